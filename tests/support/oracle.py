@@ -1,0 +1,73 @@
+"""The oracle of the per-example engine: an ordinary gradient of a batch of one, example by example."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.per_example import ENGINES
+
+
+def batch_of_one_gradients(model, x, y, sample_weight, views):
+    """[B, P] float64: each example's flat gradient, the mean of ordinary ones over its K rows."""
+    rows = len(tf.nest.flatten(y)[0])
+    gradients = []
+    for i in range(rows):
+        one = tf.nest.map_structure(lambda t: t if t is None else t[i : i + 1], (x, y, sample_weight))
+        with tf.GradientTape() as tape:
+            y_pred = keras_hook.call_model(model, one[0])
+            with keras_hook.without_weight_regularizers(model.trainable_variables):
+                loss = model.compute_loss(one[0], one[1], y_pred, one[2], training=True)
+        gradients.append(flatten(model, tape.gradient(loss, values(model))))
+    return np.mean(np.reshape(gradients, [rows // views, views, -1]), axis=1)
+
+
+def values(model):
+    """The `tf.Variable`s that are trained."""
+    return [v.value for v in model.trainable_variables]
+
+
+def flatten(model, gradients):
+    """One float64 vector of a list of gradients, zeros where there is none."""
+    parts = []
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        gradient = tf.zeros(variable.shape) if gradient is None else tf.convert_to_tensor(gradient)
+        parts.append(np.asarray(tf.cast(gradient, "float64")).ravel())
+    return np.concatenate(parts)
+
+
+def run_engine(model, x, y, sample_weight=None, views=1, engine="layerwise", jit_compile=False):
+    """Norms [B] and the function of factors that gives the weighted sum, as numpy."""
+    model(x)
+    made = ENGINES[engine](model, x, views)
+
+    @tf.function(jit_compile=jit_compile)
+    def norms_and_sums(factors):
+        result = made(x, y, sample_weight)
+        return tf.sqrt(result.squared_norms), result.weighted_sums(factors)
+
+    def weighted(factors):
+        return flatten(model, norms_and_sums(tf.constant(factors, "float32"))[1])
+
+    rows = len(tf.nest.flatten(y)[0]) // views
+    return np.asarray(norms_and_sums(tf.ones([rows]))[0], "float64"), weighted
+
+
+def assert_matches_batches_of_one(
+    model, x, y, sample_weight=None, views=1, engine="layerwise", jit_compile=False, tolerance=1e-5
+):
+    """Fails unless norms and weighted sums equal those of batches of one, relative to the largest."""
+    x, y, sample_weight = tf.nest.map_structure(
+        lambda t: t if t is None else tf.convert_to_tensor(t), (x, y, sample_weight)
+    )
+    if not model.compiled:
+        model.compile(loss=keras.losses.MeanSquaredError())
+    norms, weighted = run_engine(model, x, y, sample_weight, views, engine, jit_compile)
+    wanted = batch_of_one_gradients(model, x, y, sample_weight, views)
+    wanted_norms = np.linalg.norm(wanted, axis=1)
+    np.testing.assert_allclose(norms, wanted_norms, rtol=tolerance, atol=tolerance * 1e-2)
+    factors = np.random.default_rng(0).uniform(0.0, 1.0, len(wanted))
+    factors[0] = 0.0
+    wanted_sum = factors @ wanted
+    scale = np.abs(wanted).max() * len(wanted)
+    np.testing.assert_allclose(weighted(factors), wanted_sum, rtol=tolerance, atol=tolerance * scale)

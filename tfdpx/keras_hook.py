@@ -1,0 +1,222 @@
+"""The only file that touches Keras internals.
+
+Keras hands an optimizer finished gradients and shows it neither the model nor the batch, so private
+training needs two doors that Keras does not have:
+
+- `keras.Model.train_step` is wrapped: an optimizer that defines `private_train_step(model, data)`
+  drives the step, any other trains as before. A model's own `train_step` still wins by the method
+  resolution order; the optimizer then refuses its gradients.
+- `keras.Operation.__call__` is wrapped: while a recorder is active in this thread it sees every
+  call of every layer. Without one, the wrapper adds a single attribute look-up.
+
+`install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes both away again.
+"""
+
+import contextlib
+import functools
+import threading
+
+import keras
+import tensorflow as tf
+
+_active = threading.local()
+_originals = {}
+
+
+def install():
+    """Wraps `keras.Model.train_step` and `keras.Operation.__call__`. Idempotent."""
+    if _originals:
+        return
+    _originals["train_step"] = keras.Model.train_step
+    _originals["call"] = keras.Operation.__call__
+
+    @functools.wraps(_originals["train_step"])
+    def train_step(self, data):
+        private_step = getattr(innermost(self.optimizer), "private_train_step", None)
+        if private_step is None:
+            return _originals["train_step"](self, data)
+        return private_step(self, data)
+
+    @functools.wraps(_originals["call"])
+    def call(self, *args, **kwargs):
+        recorder = getattr(_active, "recorder", None)
+        if recorder is None:
+            return _originals["call"](self, *args, **kwargs)
+        return recorder.observe(self, args, kwargs)
+
+    keras.Model.train_step = train_step
+    keras.Operation.__call__ = call
+
+
+def uninstall():
+    """Gives Keras its own `train_step` and `__call__` back. Does nothing if not installed."""
+    if not _originals:
+        return
+    # The original `train_step` is inherited: taking ours off the class uncovers it.
+    del keras.Model.train_step
+    keras.Operation.__call__ = _originals["call"]
+    _originals.clear()
+
+
+def is_installed():
+    """Whether the wrappers are in place."""
+    return bool(_originals)
+
+
+def innermost(optimizer):
+    """The optimizer inside any number of wrappers such as `LossScaleOptimizer`."""
+    while isinstance(getattr(optimizer, "inner_optimizer", None), keras.optimizers.Optimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+@contextlib.contextmanager
+def recording(recorder):
+    """Shows every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
+
+    `recording(None)` hides them from an outer recorder.
+    """
+    previous = getattr(_active, "recorder", None)
+    _active.recorder = recorder
+    try:
+        yield recorder
+    finally:
+        _active.recorder = previous
+
+
+def call_operation(operation, args, kwargs):
+    """What `keras.Operation.__call__` does by itself, unseen by a recorder."""
+    original = _originals.get("call", keras.Operation.__call__)
+    return original(operation, *args, **kwargs)
+
+
+def without(layer, **attributes):
+    """A shallow copy of `layer` that shares its variables, with `attributes` replaced.
+
+    Keras' own `__setattr__` is bypassed, so nothing is tracked twice and the layer stays untouched.
+    """
+    twin = object.__new__(type(layer))
+    twin.__dict__.update(layer.__dict__)
+    twin.__dict__.update(attributes)
+    return twin
+
+
+def own_trainable_variables(layer):
+    """Trainable variables that `layer` holds itself, not through a sublayer."""
+    if not layer.trainable:
+        return []
+    return [v for v in layer._trainable_variables if v.trainable]
+
+
+def flatten_layers(layer):
+    """`layer` and all layers below it."""
+    return list(layer._flatten_layers())
+
+
+def seed_generators(layer):
+    """Every `keras.random.SeedGenerator` of `layer` and its sublayers."""
+    found = []
+    for part in flatten_layers(layer):
+        found.extend(part._seed_generators)
+    return list({id(g): g for g in found}.values())
+
+
+def added_losses(model):
+    """`{layer: losses}` that calls have put there by `add_loss` or an activity regulariser."""
+    return {part: own for part in flatten_layers(model) if (own := part._get_own_losses())}
+
+
+def clear_added_losses(model):
+    """Forgets what `added_losses` lists, as Keras does at the start of a call."""
+    model._clear_losses()
+
+
+def output_loss_trackers(model):
+    """The means that Keras keeps for each output's loss; empty for a model of one output."""
+    return [] if model._compile_loss is None else list(model._compile_loss.metrics)
+
+
+@contextlib.contextmanager
+def without_weight_regularizers(variables):
+    """Takes the weight regularisers off `variables` for a while.
+
+    They read no data: the private step adds their gradient after the noise, so the per-example loss
+    must not hold them.
+    """
+    kept = [(v, v.regularizer) for v in variables if v.regularizer is not None]
+    for variable, _ in kept:
+        variable.regularizer = None
+    try:
+        yield
+    finally:
+        for variable, regularizer in kept:
+            variable.regularizer = regularizer
+
+
+def update_loss_tracker(model, loss, count):
+    """Adds a batch of `count` examples of mean `loss` to what Keras shows as `loss`."""
+    model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+def compute_metrics(model, x, y, y_pred, sample_weight, present):
+    """`model.compute_metrics`, counting only the rows where `present` [rows] is true.
+
+    Keras gives `sample_weight` to `weighted_metrics` alone; an absent row (padding) must not count
+    in the unweighted ones either.
+    """
+    compiled = model._compile_metrics
+    own_method = type(model).compute_metrics is not keras.Model.compute_metrics
+    if compiled is None or present is None or own_method:
+        return model.compute_metrics(x, y, y_pred, sample_weight)
+    if not compiled.built:
+        with recording(None):
+            compiled.build(y, y_pred)
+    y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
+    weights = compiled._flatten_y(sample_weight)
+    if len(weights) < len(y_true):
+        weights = [weights[0]] * len(y_true)
+    present = tf.cast(present, "float32")
+    for metric, true, predicted in zip(compiled._flat_metrics, y_true, y_pred, strict=True):
+        if metric:
+            metric.update_state(true, predicted, sample_weight=present)
+    for metric, true, predicted, weight in zip(
+        compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=True
+    ):
+        if metric:
+            metric.update_state(true, predicted, sample_weight=weight)
+    return model.get_metrics_result()
+
+
+def side_channels(tensor):
+    """The attributes by which Keras passes more than the value: `_keras_mask`, `_keras_logits`."""
+    return (getattr(tensor, "_keras_mask", None), getattr(tensor, "_keras_logits", None))
+
+
+def set_side_channels(tensor, mask, logits):
+    """Attaches a mask and logits as Keras does; `None` attaches nothing."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    if logits is not None:
+        tensor._keras_logits = logits
+
+
+def unscale_loss(loss):
+    """Undoes the division by the number of replicas that Keras builds into its mean losses."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return loss * replicas if replicas > 1 else loss
+
+
+def build(model, data):
+    """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables."""
+    with recording(None), tf.init_scope():
+        model._symbolic_build(data_batch=data)
+
+
+def call_model(model, x):
+    """The training-mode forward pass, as Keras' own `train_step` makes it."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
+
+
+def compute_loss(model, x, y, y_pred, sample_weight):
+    """`model.compute_loss` in training mode, also where it is overridden without `training`."""
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)

@@ -1,0 +1,69 @@
+"""Gaussian noise that every replica draws alike and that (seed, step) replays.
+
+The normals are Box-Muller transforms of Philox bits: `tf.random.stateless_normal` gives other values
+under XLA than outside for one seed, the 32-bit integers of `stateless_uniform` do not. Seeds are
+128 bits and secret: whoever knows them can take the noise away.
+"""
+
+import hashlib
+import math
+import secrets
+
+import tensorflow as tf
+
+
+def make_seed(seed=None):
+    """An int64 array-like of shape [2]: 128 bits for `tf.random.stateless_*`.
+
+    Args:
+        seed: Optional int. `None` asks the operating system, which is what private training needs.
+            An int is stretched by SHA-256, for experiments that must be repeatable.
+
+    Returns:
+        List of two ints in [-2**63, 2**63).
+
+    Raises:
+        ValueError: If `seed` is neither `None` nor an int.
+    """
+    if seed is None:
+        bits = secrets.token_bytes(16)
+    elif isinstance(seed, int) and not isinstance(seed, bool):
+        bits = hashlib.sha256(f"tfdpx seed {seed}".encode()).digest()[:16]
+    else:
+        raise ValueError(
+            f"Argument `seed` must be an int or None. Received: seed={seed!r}. Leave it out for a "
+            "seed from the operating system."
+        )
+    return [int.from_bytes(bits[i : i + 8], "big", signed=True) for i in (0, 8)]
+
+
+def fold_in(seed, *numbers):
+    """A seed of shape [2], int64, that depends on `seed` and on each of `numbers` in order."""
+    for number in numbers:
+        # stateless_fold_in hashes by Philox; integers agree in and outside XLA.
+        seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(number, "int64"), alg="philox")
+    return seed
+
+
+def standard_normal(shape, seed):
+    """Independent N(0, 1) float32 values, a pure function of `shape` and `seed`.
+
+    Args:
+        shape: Static shape, a sequence of ints.
+        seed: int64 tensor of shape [2].
+
+    Returns:
+        float32 tensor of `shape`. The radius uses 32 bits, so no |value| exceeds 6.8; a standard
+        normal does so with probability 1e-11.
+    """
+    size = math.prod(shape)
+    pairs = (size + 1) // 2
+    bits = tf.random.stateless_uniform(
+        [2, pairs], seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    )
+    # Half a step up: log(0) cannot occur.
+    uniform = (tf.cast(bits, "float32") + 0.5) * 2.0**-32
+    radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
+    angle = (2.0 * math.pi) * uniform[1]
+    normal = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+    return tf.reshape(normal[:size], shape)

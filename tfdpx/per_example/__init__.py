@@ -1,0 +1,26 @@
+"""Per-example gradient norms and clipped sums for any Keras model.
+
+`register` makes a rule known for a layer class; `Rule` is what it derives from, and `GenericRule`
+what serves every layer without one.
+"""
+
+from tfdpx.per_example.capture import UnexplainedVariables
+from tfdpx.per_example.layerwise import LayerwiseEngine
+from tfdpx.per_example.registry import register
+from tfdpx.per_example.result import PerExample
+from tfdpx.per_example.rules import Conv2DRule, GenericRule, Rule
+from tfdpx.per_example.vmap import VmapEngine
+
+ENGINES = {"layerwise": LayerwiseEngine, "vmap": VmapEngine}
+
+__all__ = [
+    "Conv2DRule",
+    "ENGINES",
+    "GenericRule",
+    "LayerwiseEngine",
+    "PerExample",
+    "Rule",
+    "UnexplainedVariables",
+    "VmapEngine",
+    "register",
+]

@@ -1,0 +1,222 @@
+"""What each trainable layer saw and produced in one forward pass.
+
+A *unit* is the outermost layer that owns trainable variables itself (or whose class is registered),
+with its subtree. While a `Recorder` is active, each call of a unit is kept with its inputs, and its
+outputs are watched by the recorder's tape, so that one backward pass over activations alone gives
+the gradient at every unit's output for every example.
+"""
+
+import contextlib
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.per_example import registry
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.randomness import Draws
+from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rules.generic import GenericRule
+
+
+class UnexplainedVariables(ValueError):
+    """Trainable variables whose per-example gradient no captured call explains."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallLayout:
+    """What a call looks like whatever the batch size, found by `probe.find_layout`.
+
+    Attributes:
+        name: The layer's name.
+        batched: A flag for each leaf of the call's (args, kwargs): has it a batch axis?
+        draws: Whether the call draws random numbers.
+    """
+
+    name: str
+    batched: tuple
+    draws: bool
+
+
+class Call:
+    """One call of one unit.
+
+    Attributes:
+        layer: The `keras.Layer`.
+        rule: The `Rule` class that serves it.
+        args, kwargs: What the layer's `call` received, cast to its compute dtype.
+        outputs: The watched output tensors, in the order in which `run` returns them.
+    """
+
+    def __init__(self, layer, rule, args, kwargs, layout, views):
+        self.layer = layer
+        self.rule = rule
+        self.args = args
+        self.kwargs = kwargs
+        self.outputs = []
+        self._rows = Rows((args, kwargs), layout.batched)
+        self._views = views
+        self._draws = Draws(layer) if layout.draws else None
+
+    def forward(self, tape):
+        """Makes the call and watches its outputs; returns them as the layer would."""
+        if self._draws is not None:
+            outputs, tensors = self._forward_by_example()
+        else:
+            # An activation that the rule wants outside is applied to the watched tensor.
+            split = self.rule.splits_activation and self.layer.activation is not None
+            layer = keras_hook.without(self.layer, activation=None) if split else self.layer
+            outputs = Outputs(keras_hook.call_operation(layer, self.args, self.kwargs))
+            tensors = outputs.tensors
+        # An identity parts what the loss does to a tensor from what the layer's inside does to it.
+        tensors = [tf.identity(t) for t in tensors]
+        self.outputs = outputs.select(tensors)
+        for tensor in self.outputs:
+            tape.watch(tensor)
+        if self._draws is None and split:
+            return self.layer.activation(tensors[0])
+        return outputs.rebuild(tensors)
+
+    def examples(self):
+        """The batched arguments, each [B, views, ...]."""
+        return [self._by_example(tensor) for tensor in self._rows.tensors]
+
+    def run(self, rows, index):
+        """Makes the call again on the `rows` of example `index`, with the same random draws.
+
+        Returns:
+            A list of tensors [views, ...] like `outputs`.
+        """
+        outputs = self._run(rows, index)
+        return outputs.select(outputs.tensors)
+
+    def _run(self, rows, index):
+        args, kwargs = self._rows.pack(rows)
+        draws = self._draws.of_example(index) if self._draws else contextlib.nullcontext()
+        with keras_hook.recording(None), draws:
+            return Outputs(self.layer(*args, **kwargs))
+
+    def _forward_by_example(self):
+        made = []
+
+        def one(inputs):
+            made.append(self._run(inputs[1], inputs[0]))
+            return made[-1].tensors
+
+        examples = self.examples()
+        tensors = tf.vectorized_map(one, (tf.range(tf.shape(examples[0])[0]), examples))
+        return made[-1], [tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in tensors]
+
+    def _by_example(self, tensor):
+        split = tf.reshape(tensor, tf.concat([[-1, self._views], tf.shape(tensor)[1:]], axis=0))
+        split.set_shape([None, self._views, *tensor.shape[1:]])
+        return split
+
+
+def unit_rule(operation, trainable, args, kwargs):
+    """The rule class for `operation` if it is a unit, else None.
+
+    Args:
+        operation: Any `keras.Operation`.
+        trainable: Set of ids of the model's trainable variables.
+        args, kwargs: What it is called with; symbolic calls are never captured.
+    """
+    if not isinstance(operation, keras.Layer) or any(
+        isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
+    ):
+        return None
+    if not any(id(v) in trainable for v in operation.trainable_variables):
+        return None
+    rule, registered_class = registry.find(operation)
+    if rule is not None:
+        return rule if rule.handles(operation, registered_class) else GenericRule
+    owned = keras_hook.own_trainable_variables(operation)
+    return GenericRule if any(id(v) in trainable for v in owned) else None
+
+
+class Recorder:
+    """Captures every call of a unit of a model in one training-mode forward pass.
+
+    Args:
+        variables: The model's trainable variables.
+        layout: List of `CallLayout`, what the calls will be.
+        views: Int, rows of the batch per example.
+
+    Attributes:
+        calls: List of `Call`, in order.
+    """
+
+    def __init__(self, variables, layout, views):
+        self.calls = []
+        self._variables = list(variables)
+        self._trainable = {id(v) for v in self._variables}
+        self._layout = layout
+        self._views = views
+        self._inside = False
+        self._tape = tf.GradientTape(watch_accessed_variables=False)
+        # Watches what is read outside of captured calls: its recording stops during them.
+        self._detector = tf.GradientTape()
+        self._graph = None
+
+    @contextlib.contextmanager
+    def taping(self):
+        """Within it, operations are differentiable; it spans the forward pass and the loss."""
+        self._graph = _graph()
+        with self._tape, self._detector:
+            yield
+
+    def observe(self, operation, args, kwargs):
+        """Called by the hook in place of `operation(*args, **kwargs)`."""
+        rule = None if self._inside else unit_rule(operation, self._trainable, args, kwargs)
+        if rule is None:
+            return keras_hook.call_operation(operation, args, kwargs)
+        if _graph() is not self._graph:
+            raise UnexplainedVariables(
+                f"Layer '{operation.name}' (of type {type(operation).__name__}) is called inside a "
+                "loop, a tf.function or a vectorized_map, where its inputs cannot be captured. "
+                "Make the layer around that loop one unit with "
+                "`tfdpx.per_example.register(TheOuterLayer)(tfdpx.per_example.GenericRule)`, or "
+                'use `per_example_engine="vmap"`.'
+            )
+        call = Call(operation, rule, args, kwargs, self._layout_of(operation), self._views)
+        self.calls.append(call)
+        self._inside = True
+        try:
+            with self._detector.stop_recording():
+                return call.forward(self._tape)
+        finally:
+            self._inside = False
+
+    def gradients(self, loss):
+        """Gradients of the scalar `loss` at each call's outputs: a list of lists of tensors.
+
+        Raises:
+            UnexplainedVariables: If a trainable variable was read outside every captured call.
+        """
+        values = {id(v.value): v for v in self._variables}
+        outside = [v for v in self._detector.watched_variables() if id(v) in values]
+        if outside:
+            raise UnexplainedVariables(
+                "These trainable variables are read outside of any layer's call, so the gradient "
+                f"of a single example is not known: {[values[id(v)].path for v in outside]}. Use "
+                "them inside the `call` of the layer that owns them (a loss must not read them), "
+                'or compute gradients with `per_example_engine="vmap"`.'
+            )
+        outputs = [call.outputs for call in self.calls]
+        return self._tape.gradient(loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    def _layout_of(self, operation):
+        position = len(self.calls)
+        if position >= len(self._layout) or self._layout[position].name != operation.name:
+            known = [layout.name for layout in self._layout]
+            raise UnexplainedVariables(
+                f"The model calls its layers differently from one forward pass to the next: call "
+                f"{position} is of layer '{operation.name}', but a trial run made the calls "
+                f'{known}. Use `per_example_engine="vmap"`.'
+            )
+        return self._layout[position]
+
+
+def _graph():
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -1,0 +1,105 @@
+"""Two trial runs on made-up batches of different size, to learn what has a batch axis."""
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, unit_rule
+from tfdpx.per_example.rows import synthetic
+
+
+def find_layout(model, x):
+    """The `CallLayout` of every unit call that the training-mode forward pass makes.
+
+    A length that merely equals the batch size cannot be told from a batch axis within one run, so
+    the model is run, outside of any graph, on two and on three rows.
+
+    Args:
+        model: A built `keras.Model`.
+        x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+
+    Raises:
+        UnexplainedVariables: If a unit's output has no batch axis, or the two runs make other calls.
+    """
+    with tf.init_scope(), restored(model.non_trainable_variables):
+        two, three = (_record(model, synthetic(x, rows, seed=rows)) for rows in (2, 3))
+    if [c.layer.name for c in two] != [c.layer.name for c in three]:
+        raise UnexplainedVariables(
+            "The model calls other layers for another batch size: "
+            f"{[c.layer.name for c in two]} for 2 rows, {[c.layer.name for c in three]} for 3. Use "
+            '`per_example_engine="vmap"`.'
+        )
+    return [_compare(*pair) for pair in zip(two, three, strict=True)]
+
+
+@contextlib.contextmanager
+def restored(variables):
+    """Gives `variables` their values back afterwards, in eager mode."""
+    kept = [(v, v.numpy()) for v in variables]
+    try:
+        yield
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+
+
+class _Sighting:
+    """Shapes of one unit call's arguments and outputs, and whether it drew random numbers."""
+
+    def __init__(self, layer, args, kwargs):
+        generators = keras_hook.seed_generators(layer)
+        before = [g.state.numpy() for g in generators]
+        self.layer = layer
+        self.result = keras_hook.call_operation(layer, args, kwargs)
+        self.arguments = _shapes((args, kwargs))
+        self.outputs = _shapes(self.result)
+        after = [g.state.numpy() for g in generators]
+        self.draws = any((a != b).any() for a, b in zip(before, after, strict=True))
+
+
+class _Observer:
+    """A recorder that only looks at shapes."""
+
+    def __init__(self, variables):
+        self.seen = []
+        self._trainable = {id(v) for v in variables}
+        self._inside = False
+
+    def observe(self, operation, args, kwargs):
+        if self._inside or unit_rule(operation, self._trainable, args, kwargs) is None:
+            return keras_hook.call_operation(operation, args, kwargs)
+        self._inside = True
+        try:
+            self.seen.append(_Sighting(operation, args, kwargs))
+        finally:
+            self._inside = False
+        return self.seen[-1].result
+
+
+def _record(model, x):
+    with keras_hook.recording(_Observer(model.trainable_variables)) as observer:
+        keras_hook.call_model(model, x)
+    return observer.seen
+
+
+def _compare(two, three):
+    grows = [_grows(a, b) for a, b in zip(two.outputs, three.outputs, strict=True)]
+    if not all(grows):
+        raise UnexplainedVariables(
+            f"Layer '{two.layer.name}' (of type {type(two.layer).__name__}) owns trainable "
+            "variables but returns an output without a batch axis, of shape "
+            f"{two.outputs[grows.index(False)]}: the gradient of a single example cannot be seen "
+            "there. Give the layer an input with a batch axis (for positions: tile them to "
+            '[batch, length]), or use `per_example_engine="vmap"`.'
+        )
+    batched = tuple(_grows(a, b) for a, b in zip(two.arguments, three.arguments, strict=True))
+    return CallLayout(two.layer.name, batched, two.draws or three.draws)
+
+
+def _shapes(nest):
+    return [tuple(t.shape) if tf.is_tensor(t) else None for t in tf.nest.flatten(nest)]
+
+
+def _grows(shape_of_two, shape_of_three):
+    return bool(shape_of_two) and (shape_of_two[0], shape_of_three[0]) == (2, 3)

@@ -1,0 +1,31 @@
+"""Random layers inside a recomputed unit: the same draws again, other ones for each example."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfdpx import keras_hook
+
+
+class Draws:
+    """The states that a layer's seed generators have as it is called; then they move on.
+
+    Args:
+        layer: The layer about to be called.
+    """
+
+    def __init__(self, layer):
+        self._generators = keras_hook.seed_generators(layer)
+        self._states = [generator.next() for generator in self._generators]
+
+    @contextlib.contextmanager
+    def of_example(self, index):
+        """Within it, the generators start from a state of example `index`'s own, and stay put."""
+        offset = tf.cast((tf.cast(index, "int64") + 1) * 0x9E3779B9 % 2**32, "uint32")
+        mapping = [
+            (g.state, tf.stack([tf.bitwise.bitwise_xor(state[0], offset), state[1]]))
+            for g, state in zip(self._generators, self._states, strict=True)
+        ]
+        with keras.StatelessScope(state_mapping=mapping):
+            yield

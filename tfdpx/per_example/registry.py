@@ -1,0 +1,45 @@
+"""Which per-example rule serves which layer class."""
+
+import keras
+
+_RULES = {}
+
+
+def register(*layer_classes):
+    """Class decorator: the rule that gives per-example gradients for `layer_classes`.
+
+    Registering a class also makes its layers atomic: such a layer is captured as a whole, with its
+    sublayers. A layer that calls sublayers inside a loop, a `tf.function` or `vectorized_map` needs
+    that; `register(MyLayer)(tfdpx.per_example.GenericRule)` is enough for it.
+
+    Args:
+        *layer_classes: Subclasses of `keras.Layer`. A subclass of a registered class uses the same
+            rule if the rule's `handles(layer)` says so, and the generic rule otherwise.
+
+    Returns:
+        The decorator, which takes and returns a subclass of `tfdpx.per_example.Rule`.
+
+    Raises:
+        TypeError: If one of `layer_classes` is no layer class.
+    """
+    for layer_class in layer_classes:
+        if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
+            raise TypeError(
+                "`register` takes subclasses of keras.Layer. "
+                f"Received: {layer_class!r} (of type {type(layer_class)})"
+            )
+
+    def decorate(rule):
+        for layer_class in layer_classes:
+            _RULES[layer_class] = rule
+        return rule
+
+    return decorate
+
+
+def find(layer):
+    """The rule class registered nearest to the class of `layer`, and that class, or two `None`."""
+    for ancestor in type(layer).__mro__:
+        if ancestor in _RULES:
+            return _RULES[ancestor], ancestor
+    return None, None

@@ -1,0 +1,29 @@
+"""What an engine gives for one pass."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class PerExample:
+    """Per-example quantities of B examples with K views each.
+
+    Attributes:
+        losses: float32 [B * K], the loss of each row.
+        output_losses: List of float32 [B * K], one a tracked output.
+        y_pred: The model's output, a nest of tensors [B * K, ...].
+        squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
+            views and over all trainable variables.
+        weighted_sums: Function of factors, float32 [B], that gives the sum over examples of factor
+            times gradient, a list of float32 tensors in the order of `model.trainable_variables`.
+            An example of factor zero contributes exactly zero.
+    """
+
+    losses: tf.Tensor
+    output_losses: list
+    y_pred: Any
+    squared_norms: tf.Tensor
+    weighted_sums: Callable

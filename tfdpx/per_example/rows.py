@@ -1,0 +1,59 @@
+"""Nests of tensors whose first axis is the batch: taking them apart, row by row, and together."""
+
+import tensorflow as tf
+
+
+class Rows:
+    """The tensors of a nest that have a batch axis, and the way back to the nest.
+
+    Args:
+        nest: Any nest of tensors, `None` and other values.
+        batched: Optional flags, one a leaf of `tf.nest.flatten(nest)`; by default every tensor is.
+    """
+
+    def __init__(self, nest, batched=None):
+        self._nest = nest
+        self._leaves = tf.nest.flatten(nest)
+        if batched is None:
+            batched = [tf.is_tensor(leaf) for leaf in self._leaves]
+        self._batched = batched
+        self.tensors = [leaf for leaf, flag in zip(self._leaves, batched, strict=True) if flag]
+
+    def pack(self, tensors):
+        """The nest with its batched tensors replaced by `tensors`, in order."""
+        new = iter(tensors)
+        leaves = [
+            next(new) if flag else leaf
+            for leaf, flag in zip(self._leaves, self._batched, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self._nest, leaves)
+
+    def map(self, function):
+        """The nest with `function` applied to its batched tensors."""
+        return self.pack([function(tensor) for tensor in self.tensors])
+
+    @property
+    def count(self):
+        """The length of the batch axis: an int where it is static, else a scalar int32 tensor."""
+        static = self.tensors[0].shape[0]
+        return tf.shape(self.tensors[0])[0] if static is None else static
+
+
+def synthetic(nest, rows, seed):
+    """A made-up batch with the shapes and dtypes of `nest` and `rows` rows; no data is read.
+
+    Floats are uniform in [0, 1], integers 0 or 1 (a valid class and a valid token nearly
+    everywhere), strings "a" or "b"; axes of unknown length get 32.
+    """
+    generator = tf.random.Generator.from_seed(seed, alg="philox")
+
+    def make(leaf):
+        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
+        if leaf.dtype == tf.string:
+            bits = generator.uniform(shape, 0, 2, tf.int32)
+            return tf.gather(tf.constant(["a", "b"]), bits)
+        if leaf.dtype.is_floating:
+            return tf.cast(generator.uniform(shape), leaf.dtype)
+        return tf.cast(generator.uniform(shape, 0, 2, tf.int32), leaf.dtype)
+
+    return Rows(nest).map(make)

@@ -1,0 +1,122 @@
+"""What every per-example rule offers."""
+
+import math
+
+import tensorflow as tf
+
+
+class Rule:
+    """Per-example gradients of one call of one layer.
+
+    The batch that a layer sees holds `views` rows for each example, one after the other. The
+    gradient of an example is the sum over its rows and positions: the factor 1/K of augmentation
+    multiplicity (De et al. 2022, Eq. 4) is already in the output gradients.
+
+    A subclass gives `per_example_gradients`; it may replace `squared_norms` and `clipped_sum` by
+    something cheaper with the same result. All arithmetic is float32, and the norm is taken of the
+    very numbers that are added up, so what is clipped is what is released.
+
+    Attributes:
+        call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`.
+        gradients: Gradients at the call's outputs, a list of tensors [B * views, ...]. One is
+            zero where the loss does not depend on that output.
+        views: Int, K.
+        variables: The trainable `keras.Variable`s that this call explains.
+    """
+
+    # Whether the gradient is wanted before the layer's `activation`, which is then applied outside.
+    splits_activation = False
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """Whether this rule is right for `layer`, whose class derives from `registered_class`."""
+        del cls
+        return type(layer).call is registered_class.call
+
+    def __init__(self, call, gradients, views, variables):
+        self.call = call
+        self.layer = call.layer
+        self.gradients = gradients
+        self.views = views
+        self.variables = variables
+
+    def per_example_gradients(self):
+        """A list of float32 tensors [B, *variable.shape], in the order of `variables`."""
+        raise NotImplementedError
+
+    def squared_norms(self):
+        """float32 [B]: squared l2 norm of each example's gradient over all of `variables`."""
+        return squared_norms(self._instantiated())
+
+    def clipped_sum(self, factors):
+        """The sum over examples of `factors[i]` times gradient i.
+
+        Args:
+            factors: float32 [B]. Where it is zero the example contributes exactly zero, also if
+                its gradient is not finite.
+
+        Returns:
+            List of float32 tensors of the shapes of `variables`.
+        """
+        return weighted_sums(self._instantiated(), factors)
+
+    def _instantiated(self):
+        # Norm and sum share one computation.
+        if not hasattr(self, "_instances"):
+            self._instances = self.per_example_gradients()
+        return self._instances
+
+    def explains(self, variable):
+        """Whether `variable` (which may be None) is trained through this call."""
+        return any(variable is v for v in self.variables)
+
+    def in_order(self, by_variable):
+        """Sorts `[(variable, value), ...]` as `variables`, dropping what is not trained."""
+        return [next(value for w, value in by_variable if w is v) for v in self.variables]
+
+
+def by_example(tensor, views):
+    """[B * K, ...] in any float dtype as float32 [B, K, ...]."""
+    tensor = tf.cast(tensor, "float32")
+    shape = tf.shape(tensor)
+    split = tf.reshape(tensor, tf.concat([[shape[0] // views, views], shape[1:]], axis=0))
+    rows = tensor.shape[0]
+    split.set_shape([None if rows is None else rows // views, views, *tensor.shape[1:]])
+    return split
+
+
+def positions(tensor, views):
+    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in a row."""
+    split = by_example(tensor, views)
+    shape, static = tf.shape(split), split.shape
+    count = None if None in static[1:-1].as_list() else math.prod(static[1:-1])
+    rows = tf.reshape(split, [shape[0], -1 if count is None else count, static[-1]])
+    rows.set_shape([static[0], count, static[-1]])
+    return rows
+
+
+def sum_to_shape(tensor, shape):
+    """[B, ..., s] summed per example to [B, *shape], undoing the broadcast of a bias."""
+    extra = tensor.shape.rank - 1 - len(shape)
+    if extra:
+        tensor = tf.reduce_sum(tensor, axis=list(range(1, 1 + extra)))
+    ones = [1 + i for i, size in enumerate(shape) if size == 1]
+    return tf.reduce_sum(tensor, axis=ones, keepdims=True) if ones else tensor
+
+
+def squared_norms(gradients):
+    """float32 [B]: squared l2 norms over a list of tensors [B, ...]."""
+    return tf.add_n(
+        [tf.reduce_sum(tf.square(g), axis=list(range(1, g.shape.rank))) for g in gradients]
+    )
+
+
+def weighted_sums(gradients, factors):
+    """Each of a list of [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
+    return [tf.reduce_sum(weigh(g, factors), axis=0) for g in gradients]
+
+
+def weigh(tensor, factors):
+    """`tensor` [B, ...] times `factors` [B], exactly zero where the factor is."""
+    factors = tf.reshape(factors, [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.math.multiply_no_nan(tensor, factors)

@@ -1,0 +1,45 @@
+"""The rule for every layer without one of its own: the layer's VJP, vectorised over examples."""
+
+import keras
+import tensorflow as tf
+
+from tfdpx.per_example.registry import register
+from tfdpx.per_example.rules.base import Rule, by_example
+
+
+# These call sublayers inside loops, where their inputs cannot be captured one by one.
+@register(keras.layers.RNN, keras.layers.Bidirectional, keras.layers.TimeDistributed)
+class GenericRule(Rule):
+    """Runs the layer again, one example (with its K views) at a time, and differentiates that.
+
+    Right for any layer whose examples do not mix. Costs a forward and a backward pass of the layer
+    and the memory of one gradient an example.
+    """
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """True: nothing about the layer is assumed."""
+        del layer, registered_class
+        return True
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        targets = [v.value for v in self.variables]
+
+        def gradient_of_one(inputs):
+            index, rows, cotangents = inputs
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(targets)
+                outputs = self.call.run(rows, index)
+            gradients = tape.gradient(
+                outputs,
+                targets,
+                output_gradients=[tf.cast(c, o.dtype) for c, o in zip(cotangents, outputs)],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            return [tf.convert_to_tensor(g) for g in gradients]
+
+        cotangents = [by_example(g, self.views) for g in self.gradients]
+        index = tf.range(tf.shape(cotangents[0])[0])
+        instances = tf.vectorized_map(gradient_of_one, (index, self.call.examples(), cotangents))
+        return [tf.cast(g, "float32") for g in instances]

@@ -1,0 +1,58 @@
+"""`keras.layers.LayerNormalization` and `GroupNormalization`: scale and offset per channel."""
+
+import keras
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.per_example.registry import register
+from tfdpx.per_example.rules.base import Rule, by_example
+
+
+@register(keras.layers.GroupNormalization)
+class GroupNormalizationRule(Rule):
+    """With y = gamma * z + beta: gradients sum(G * z) and sum(G) over all but the feature axes."""
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        layer, outputs = self.layer, tf.cast(self.gradients[0], "float32")
+        pairs = []
+        if self.explains(layer.beta):
+            pairs.append((layer.beta, self._over_features(outputs)))
+        if self.explains(layer.gamma):
+            pairs.append((layer.gamma, self._over_features(outputs * self._normalized())))
+        return self.in_order(pairs)
+
+    def _normalized(self):
+        # In float32 also where the layer computes in bfloat16.
+        plain = keras_hook.without(self.layer, **self.identity_weights())
+        return plain.call(tf.cast(self.call.args[0], "float32"))
+
+    def identity_weights(self):
+        """The attributes of a copy of the layer that only normalises."""
+        float32 = keras.DTypePolicy("float32")
+        return {"scale": False, "center": False, "_dtype_policy": float32}
+
+    def _over_features(self, tensor):
+        axes = self.layer.axis
+        axes = [axes] if isinstance(axes, int) else list(axes)
+        rank = tensor.shape.rank
+        kept = {axis % rank + 1 for axis in axes}
+        summed = [axis for axis in range(1, rank + 1) if axis not in kept]
+        return tf.reduce_sum(by_example(tensor, self.views), axis=summed)
+
+
+@register(keras.layers.LayerNormalization)
+class LayerNormalizationRule(GroupNormalizationRule):
+    """The same for layer normalization, RMS scaling included."""
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """Feature axes in rising order: the weights' axes then follow the input's."""
+        axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+        same_sign = all(a < 0 for a in axes) or all(a >= 0 for a in axes)
+        rising = list(axes) == sorted(axes)
+        return same_sign and rising and super().handles(layer, registered_class)
+
+    def identity_weights(self):
+        """The attributes of a copy of the layer that only normalises."""
+        return {**super().identity_weights(), "gamma": None, "beta": None}

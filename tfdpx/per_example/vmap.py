@@ -1,0 +1,68 @@
+"""The oracle engine: the whole model differentiated one example at a time, by `vectorized_map`."""
+
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.randomness import Draws
+from tfdpx.per_example.result import PerExample
+from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rules.base import squared_norms, weighted_sums
+
+
+class VmapEngine:
+    """Instantiates every example's whole gradient. Slow and large, and right for any model.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        x: Not read; engines share one signature.
+        views: Int K, rows of the batch per example.
+    """
+
+    def __init__(self, model, x, views):
+        del x
+        self._model = model
+        self._views = views
+
+    def __call__(self, x, y, sample_weight):
+        """A `PerExample` for rows [B * views, ...] of `x`, `y` and `sample_weight`."""
+        model, views = self._model, self._views
+        batch = Rows((x, y, sample_weight))
+        draws = Draws(model)
+        made = []
+
+        def one(inputs):
+            index, rows = inputs
+            x, y, sample_weight = batch.pack(rows)
+            with tf.GradientTape() as tape, keras_hook.recording(None), draws.of_example(index):
+                y_pred = keras_hook.call_model(model, x)
+                made.append(Outputs(y_pred))
+                losses, each = row_losses(model, x, y, y_pred, sample_weight)
+                mean = tf.reduce_mean(losses)
+            gradients = tape.gradient(
+                mean,
+                [v.value for v in model.trainable_variables],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            gradients = [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
+            return losses, each, made[-1].tensors, gradients
+
+        examples = [
+            tf.reshape(t, tf.concat([[-1, views], tf.shape(t)[1:]], axis=0)) for t in batch.tensors
+        ]
+        index = tf.range(tf.shape(examples[0])[0])
+        losses, each, tensors, gradients = tf.vectorized_map(one, (index, examples))
+        flat = [_rows(t) for t in tensors]
+        return PerExample(
+            _rows(losses),
+            [_rows(t) for t in each],
+            made[-1].rebuild(flat),
+            squared_norms(gradients),
+            lambda factors: weighted_sums(gradients, factors),
+        )
+
+
+def _rows(tensor):
+    """[B, K, ...] as [B * K, ...]."""
+    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
