@@ -12,6 +12,7 @@ training needs two doors that Keras does not have:
 `install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes both away again.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import threading
@@ -41,7 +42,7 @@ def install():
     def call(self, *args, **kwargs):
         recorder = getattr(_active, "recorder", None)
         if recorder is None:
-            return _originals["call"](self, *args, **kwargs)
+            return call_operation(self, args, kwargs)
         return recorder.observe(self, args, kwargs)
 
     keras.Model.train_step = train_step
@@ -84,8 +85,23 @@ def recording(recorder):
         _active.recorder = previous
 
 
+@contextlib.contextmanager
+def still():
+    """Within it, layers that hold a seed generator (dropout and its kin) run in inference mode.
+
+    For comparing one forward pass with another.
+    """
+    previous, _active.still = getattr(_active, "still", False), True
+    try:
+        yield
+    finally:
+        _active.still = previous
+
+
 def call_operation(operation, args, kwargs):
     """What `keras.Operation.__call__` does by itself, unseen by a recorder."""
+    if getattr(_active, "still", False) and getattr(operation, "_seed_generators", None):
+        kwargs = {**kwargs, "training": False} if "training" in kwargs else kwargs
     original = _originals.get("call", keras.Operation.__call__)
     return original(operation, *args, **kwargs)
 
@@ -159,7 +175,7 @@ def update_loss_tracker(model, loss, count):
 
 
 def compute_metrics(model, x, y, y_pred, sample_weight, present):
-    """`model.compute_metrics`, counting only the rows where `present` [rows] is true.
+    """`model.compute_metrics`, counting only the rows where `present` [rows] is true, if given.
 
     Keras gives `sample_weight` to `weighted_metrics` alone; an absent row (padding) must not count
     in the unweighted ones either.
@@ -172,9 +188,11 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
         with recording(None):
             compiled.build(y, y_pred)
     y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
-    weights = compiled._flatten_y(sample_weight)
-    if len(weights) < len(y_true):
-        weights = [weights[0]] * len(y_true)
+    if sample_weight is None:
+        weights = [tf.cast(present, "float32")] * len(y_true)
+    else:
+        weights = compiled._flatten_y(sample_weight)
+        weights = weights * len(y_true) if len(weights) == 1 else weights
     present = tf.cast(present, "float32")
     for metric, true, predicted in zip(compiled._flat_metrics, y_true, y_pred, strict=True):
         if metric:
@@ -204,6 +222,16 @@ def unscale_loss(loss):
     """Undoes the division by the number of replicas that Keras builds into its mean losses."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     return loss * replicas if replicas > 1 else loss
+
+
+def eagerly(function, *args):
+    """`function(*args)` in eager mode, also while a graph is being traced.
+
+    In a thread of its own: `tf.init_scope` would leave the graph too, but it stops every tape in
+    the thread, and gradients taken in it are silently zero.
+    """
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(function, *args).result()
 
 
 def build(model, data):

@@ -22,8 +22,7 @@ def find_layout(model, x):
     Raises:
         UnexplainedVariables: If a unit's output has no batch axis, or the two runs make other calls.
     """
-    with tf.init_scope(), restored(model.non_trainable_variables):
-        two, three = (_record(model, synthetic(x, rows, seed=rows)) for rows in (2, 3))
+    two, three = keras_hook.eagerly(_two_runs, model, x)
     if [c.layer.name for c in two] != [c.layer.name for c in three]:
         raise UnexplainedVariables(
             "The model calls other layers for another batch size: "
@@ -31,6 +30,11 @@ def find_layout(model, x):
             '`per_example_engine="vmap"`.'
         )
     return [_compare(*pair) for pair in zip(two, three, strict=True)]
+
+
+def _two_runs(model, x):
+    with restored(model.non_trainable_variables):
+        return [_record(model, synthetic(x, rows, seed=rows)) for rows in (2, 3)]
 
 
 @contextlib.contextmanager

@@ -22,9 +22,10 @@ class Draws:
     @contextlib.contextmanager
     def of_example(self, index):
         """Within it, the generators start from a state of example `index`'s own, and stay put."""
-        offset = tf.cast((tf.cast(index, "int64") + 1) * 0x9E3779B9 % 2**32, "uint32")
+        # The golden ratio spreads consecutive examples over 31 bits, whatever the state's dtype.
+        offset = (tf.cast(index, "int64") + 1) * 0x9E3779B9 % 2**31
         mapping = [
-            (g.state, tf.stack([tf.bitwise.bitwise_xor(state[0], offset), state[1]]))
+            (g.state, tf.stack([tf.bitwise.bitwise_xor(state[0], tf.cast(offset, state.dtype)), state[1]]))
             for g, state in zip(self._generators, self._states, strict=True)
         ]
         with keras.StatelessScope(state_mapping=mapping):

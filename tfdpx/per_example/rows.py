@@ -1,5 +1,6 @@
 """Nests of tensors whose first axis is the batch: taking them apart, row by row, and together."""
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -45,15 +46,14 @@ def synthetic(nest, rows, seed):
     Floats are uniform in [0, 1], integers 0 or 1 (a valid class and a valid token nearly
     everywhere), strings "a" or "b"; axes of unknown length get 32.
     """
-    generator = tf.random.Generator.from_seed(seed, alg="philox")
+    generator = np.random.default_rng(seed)
 
     def make(leaf):
         shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
         if leaf.dtype == tf.string:
-            bits = generator.uniform(shape, 0, 2, tf.int32)
-            return tf.gather(tf.constant(["a", "b"]), bits)
+            return tf.constant(generator.choice(["a", "b"], shape))
         if leaf.dtype.is_floating:
-            return tf.cast(generator.uniform(shape), leaf.dtype)
-        return tf.cast(generator.uniform(shape, 0, 2, tf.int32), leaf.dtype)
+            return tf.constant(generator.uniform(size=shape), leaf.dtype)
+        return tf.cast(tf.constant(generator.integers(0, 2, shape)), leaf.dtype)
 
     return Rows(nest).map(make)

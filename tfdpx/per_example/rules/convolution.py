@@ -16,6 +16,7 @@ class Conv2DRule(Rule):
     """
 
     splits_activation = True
+    assumes = ("call", "convolution_op", "kernel")
 
     @classmethod
     def handles(cls, layer, registered_class):

@@ -17,6 +17,7 @@ class DenseRule(Rule):
     """
 
     splits_activation = True
+    assumes = ("call", "kernel")
 
     @classmethod
     def handles(cls, layer, registered_class):

@@ -14,6 +14,7 @@ class EinsumDenseRule(Rule):
     """The kernel's gradient is itself an einsum of inputs and output gradients."""
 
     splits_activation = True
+    assumes = ("call", "kernel")
 
     @classmethod
     def handles(cls, layer, registered_class):

@@ -11,6 +11,8 @@ from tfdpx.per_example.rules.base import Rule, positions, weigh
 class EmbeddingRule(Rule):
     """Sparse: norms from pairs of equal tokens, sums by scattering; no [B, vocabulary, d] array."""
 
+    assumes = ("call", "embeddings")
+
     @classmethod
     def handles(cls, layer, registered_class):
         """Embedding as Keras made it: no LoRA, no quantization, no `call` of its own."""

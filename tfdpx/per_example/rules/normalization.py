@@ -12,6 +12,8 @@ from tfdpx.per_example.rules.base import Rule, by_example
 class GroupNormalizationRule(Rule):
     """With y = gamma * z + beta: gradients sum(G * z) and sum(G) over all but the feature axes."""
 
+    assumes = ("call", "_reshape_into_groups", "_apply_normalization")
+
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
         layer, outputs = self.layer, tf.cast(self.gradients[0], "float32")

@@ -1,0 +1,293 @@
+"""Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
+
+Views, microbatches, per-example clipping, one all-reduce, noise once, and the update of Eq. 4:
+
+    g = 1/B * sum_i clip_C(1/K * sum_j grad l_ij) / C + sigma/B * xi,    xi ~ N(0, I)
+
+Guarantee: adding or removing one example changes the sum before the noise by at most 1 in l2 norm
+(each term is `clip_C(.)/C`), while B is the declared batch size, a constant. So the update is one
+application of the Gaussian mechanism of noise multiplier sigma.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfdpx import checks, keras_hook, noise
+from tfdpx.per_example import ENGINES
+from tfdpx.per_example.rows import Rows, synthetic
+
+# Independent streams of one step's seed.
+_NOISE, _VIEWS = 0, 1
+
+
+class PrivateGradient:
+    """One variable's gradient after clipping, summing and noise: all that an optimizer accepts.
+
+    A type and not a flag, since replicas run in threads. Only this module makes one.
+    """
+
+    def __init__(self, tensor, key):
+        if key is not _KEY:
+            raise TypeError(
+                "PrivateGradient is made by the private training step alone: call "
+                "`model.fit` or `model.train_step` with a tfdpx optimizer."
+            )
+        self.tensor = tensor
+        # Set by the optimizer's override of Keras' all-reduce, and looked for at the update.
+        self.all_reduce_passed = False
+
+
+_KEY = object()
+
+
+@dataclasses.dataclass
+class _Totals:
+    """What the passes add up; every field a tensor or a list of tensors."""
+
+    sums: list  # clipped sums, one float32 a variable
+    loss: tf.Tensor  # of the present rows
+    output_losses: list
+    examples: tf.Tensor  # present
+    nonfinite: tf.Tensor  # present examples whose gradient is not finite
+
+
+def private_train_step(optimizer, model, data):
+    """What `keras.Model.train_step` does, privately.
+
+    Args:
+        optimizer: The tfdpx optimizer that `model` is compiled with.
+        model: A compiled `keras.Model`.
+        data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
+            sample weight is zero is absent: it contributes exactly zero.
+
+    Returns:
+        Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
+        data that the guarantee does not cover.
+    """
+    keras_hook.build(model, data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    variables = model.trainable_variables
+    views = _Views(optimizer, x)
+    engine = _engine(optimizer, model, views.example_rows(x), y, sample_weight, views.count)
+    seed = noise.fold_in(optimizer.noise_seed, optimizer.iterations.value)
+    choices = views.draw(Rows(x).count, noise.fold_in(seed, _VIEWS))
+    one_pass = _Pass(optimizer, model, engine, views)
+    present = _present(sample_weight, Rows(x).count)
+    totals, logs = _run_passes(one_pass, (x, y, sample_weight, choices, present))
+
+    context = tf.distribute.get_replica_context()
+    if context is not None and context.num_replicas_in_sync > 1:
+        totals.sums = context.all_reduce(tf.distribute.ReduceOp.SUM, totals.sums)
+    gradients = privatize(totals.sums, optimizer, noise.fold_in(seed, _NOISE))
+    optimizer.record(tf.linalg.global_norm(gradients), totals.nonfinite)
+    penalty, penalty_gradients = _regularization(variables)
+    gradients = [g if p is None else g + p for g, p in zip(gradients, penalty_gradients, strict=True)]
+    optimizer.apply([PrivateGradient(g, _KEY) for g in gradients], variables)
+
+    count = tf.maximum(totals.examples, 1.0)
+    keras_hook.update_loss_tracker(model, totals.loss / count + penalty, totals.examples)
+    for tracker, loss in zip(
+        keras_hook.output_loss_trackers(model), totals.output_losses, strict=True
+    ):
+        tracker.update_state(loss / count, sample_weight=totals.examples)
+    return model.get_metrics_result() if logs is None else {**logs, **model.get_metrics_result()}
+
+
+def privatize(sums, optimizer, seed):
+    """`sum / B + sigma / B * xi` for each of `sums`, with noise keyed by (seed, position).
+
+    Args:
+        sums: Clipped sums over the whole logical batch, in units of `l2_norm_clip`.
+        optimizer: Gives `noise_multiplier` (sigma) and `batch_size` (B).
+        seed: int64 tensor [2], of this step.
+
+    Returns:
+        List of float32 tensors.
+    """
+    sigma, batch_size = optimizer.noise_multiplier, float(optimizer.batch_size)
+    if sigma:
+        sums = [
+            s + sigma * noise.standard_normal(s.shape, noise.fold_in(seed, position))
+            for position, s in enumerate(sums)
+        ]
+    return [s / batch_size for s in sums]
+
+
+def clip_factors(squared_norms, l2_norm_clip, present):
+    """float32 [B]: `1/C * min(1, C/norm)`, and 0 for absent or non-finite examples.
+
+    Args:
+        squared_norms: float32 [B].
+        l2_norm_clip: Float, C.
+        present: bool [B].
+    """
+    factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
+    return tf.where(tf.math.is_finite(squared_norms) & present, factors, 0.0)
+
+
+class _Views:
+    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one as it is."""
+
+    def __init__(self, optimizer, x):
+        self._augment = optimizer.augment if optimizer.augmult else None
+        self.count = optimizer.augmult or 1
+        self._given = bool(optimizer.augmult) and self._augment is None
+        if self._augment is not None and len(tf.nest.flatten(x)) != 1:
+            raise ValueError(
+                "`augment` works on models of a single input. Received inputs: "
+                f"{tf.nest.map_structure(lambda t: t.shape, x)}. Put the views into the data, of "
+                "shape [batch, augmult, ...], and leave `augment` out."
+            )
+        if self._given:
+            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[1:2] != [self.count]]
+            if wrong:
+                raise ValueError(
+                    f"With `augmult={self.count}` and no `augment`, inputs must have shape "
+                    f"[batch, {self.count}, ...]. Received: shape={wrong[0]}. Give the optimizer "
+                    "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
+                )
+
+    def draw(self, batch_size, seed):
+        """The random choices for the whole batch, or None."""
+        if self._augment is None:
+            return None
+        return self._augment.draw(batch_size, self.count, seed)
+
+    def rows(self, x, choices):
+        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]."""
+        if self._augment is not None:
+            x = tf.nest.map_structure(lambda t: self._augment.apply(t, choices), x)
+        elif not self._given:
+            return x
+        return tf.nest.map_structure(
+            lambda t: tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)), x
+        )
+
+    def example_rows(self, x):
+        """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
+        return keras_hook.eagerly(self._example_rows, x)
+
+    def _example_rows(self, x):
+        return self.rows(synthetic(x, rows=1, seed=0), self.draw(1, tf.zeros([2], tf.int64)))
+
+    def repeat(self, nest):
+        """`nest` [B, ...] repeated for each view, [B * K, ...]."""
+        if self.count == 1:
+            return nest
+        return Rows(nest).map(lambda t: tf.repeat(t, self.count, axis=0))
+
+
+class _Pass:
+    """One microbatch: views, gradients, clipping, metrics."""
+
+    def __init__(self, optimizer, model, engine, views):
+        self.microbatch_size = optimizer.microbatch_size
+        self._optimizer = optimizer
+        self._model = model
+        self._engine = engine
+        self._views = views
+
+    def __call__(self, x, y, sample_weight, choices, present):
+        """A `_Totals` of this pass, and Keras' metric logs."""
+        model, views = self._model, self._views
+        x = views.rows(x, choices)
+        y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
+        result = self._engine(x, y, sample_weight)
+        factors = clip_factors(result.squared_norms, self._optimizer.l2_norm_clip, present)
+        # Without weights and padding every row is present, and Keras counts as it always does.
+        all_present = sample_weight is None and self.microbatch_size is None
+        counted = None if all_present else rows_present
+        logs = keras_hook.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
+
+        def total(losses):
+            return tf.reduce_sum(tf.where(rows_present, losses, 0.0)) / views.count
+
+        bad = present & ~tf.math.is_finite(result.squared_norms)
+        return (
+            _Totals(
+                sums=result.weighted_sums(factors),
+                loss=total(result.losses),
+                output_losses=[total(losses) for losses in result.output_losses],
+                examples=tf.reduce_sum(tf.cast(present, "float32")),
+                nonfinite=tf.reduce_sum(tf.cast(bad, "int64")),
+            ),
+            logs,
+        )
+
+    def zero(self):
+        """The `_Totals` of no pass at all."""
+        return _Totals(
+            sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
+            loss=tf.zeros([]),
+            output_losses=[tf.zeros([]) for _ in keras_hook.output_loss_trackers(self._model)],
+            examples=tf.zeros([]),
+            nonfinite=tf.zeros([], "int64"),
+        )
+
+
+def _run_passes(one_pass, batch):
+    """Totals over all microbatches, and the metric logs if there was just one."""
+    rows, size = Rows(batch), one_pass.microbatch_size
+    if size is None or (isinstance(rows.count, int) and rows.count <= size):
+        return one_pass(*batch)
+    padding = -rows.count % size
+    passes = (rows.count + padding) // size
+
+    def cut(tensor):
+        # The padding's `present` is False, so it contributes exactly zero.
+        tensor = tf.pad(tensor, [[0, padding]] + [[0, 0]] * (tensor.shape.rank - 1))
+        return tf.reshape(tensor, tf.concat([[passes, size], tf.shape(tensor)[1:]], axis=0))
+
+    pieces = [cut(t) for t in rows.tensors]
+    for piece, tensor in zip(pieces, rows.tensors, strict=True):
+        piece.set_shape([None, size, *tensor.shape[1:]])
+
+    def body(index, *totals):
+        more, _ = one_pass(*rows.pack([piece[index] for piece in pieces]))
+        new = [a + b for a, b in zip(totals, tf.nest.flatten(_as_dict(more)), strict=True)]
+        return (index + 1, *new)
+
+    structure = _as_dict(one_pass.zero())
+    start = (tf.constant(0), *tf.nest.flatten(structure))
+    _, *flat = tf.while_loop(lambda i, *_: i < passes, body, start, parallel_iterations=1)
+    return _Totals(**tf.nest.pack_sequence_as(structure, flat)), None
+
+
+def _as_dict(totals):
+    return {f.name: getattr(totals, f.name) for f in dataclasses.fields(totals)}
+
+
+def _engine(optimizer, model, rows, y, sample_weight, views):
+    """The engine for this model and these shapes, made and checked once for each."""
+    key = (
+        tuple(id(v) for v in model.trainable_variables),
+        tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
+    )
+    known = optimizer.prepared.get(model)
+    if known is None or known[0] != key:
+        checks.check_step(model, optimizer, rows, y, sample_weight, views)
+        engine = ENGINES[optimizer.per_example_engine](model, rows, views)
+        known = optimizer.prepared[model] = (key, engine)
+    return known[1]
+
+
+def _present(sample_weight, count):
+    """bool [B]: which examples have any sample weight other than zero."""
+    weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
+    if not weights:
+        return tf.ones([count], tf.bool)
+    each = [tf.reduce_any(tf.reshape(w, [count, -1]) != 0, axis=1) for w in weights]
+    return tf.reduce_any(tf.stack(each), axis=0)
+
+
+def _regularization(variables):
+    """The weight regularisers' penalty and its gradients; they read no data, so need no noise."""
+    regularized = [v for v in variables if v.regularizer is not None]
+    if not regularized:
+        return 0.0, [None] * len(variables)
+    with tf.GradientTape() as tape:
+        penalty = tf.add_n([tf.cast(v.regularizer(v), "float32") for v in regularized])
+    gradients = tape.gradient(penalty, [v.value for v in variables])
+    return penalty, [None if g is None else tf.cast(g, "float32") for g in gradients]
