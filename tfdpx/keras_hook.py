@@ -235,9 +235,21 @@ def eagerly(function, *args):
 
 
 def build(model, data):
-    """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables."""
+    """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables.
+
+    Args:
+        model: A compiled `keras.Model`.
+        data: `(x, y, sample_weight)`; only dtypes and the shapes behind the batch axis are read.
+    """
+
+    def symbolic(leaf):
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        return keras.KerasTensor([None, *leaf.shape[1:]], dtype)
+
     with recording(None), tf.init_scope():
-        model._symbolic_build(data_batch=data)
+        model._symbolic_build(
+            data_batch=tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
+        )
 
 
 def call_model(model, x):

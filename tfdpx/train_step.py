@@ -66,11 +66,12 @@ def private_train_step(optimizer, model, data):
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
         data that the guarantee does not cover.
     """
-    keras_hook.build(model, data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    variables = model.trainable_variables
     views = _Views(optimizer, x)
-    engine = _engine(optimizer, model, views.example_rows(x), y, sample_weight, views.count)
+    example_rows = views.example_rows(x)
+    keras_hook.build(model, (example_rows, y, sample_weight))
+    variables = model.trainable_variables
+    engine = _engine(optimizer, model, example_rows, y, sample_weight, views.count)
     seed = noise.fold_in(optimizer.noise_seed, optimizer.iterations.value)
     choices = views.draw(Rows(x).count, noise.fold_in(seed, _VIEWS))
     one_pass = _Pass(optimizer, model, engine, views)

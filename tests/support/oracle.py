@@ -41,7 +41,7 @@ def run_engine(model, x, y, sample_weight=None, views=1, engine="layerwise", jit
     model(x)
     made = ENGINES[engine](model, x, views)
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=jit_compile, autograph=False)
     def norms_and_sums(factors):
         result = made(x, y, sample_weight)
         return tf.sqrt(result.squared_norms), result.weighted_sums(factors)

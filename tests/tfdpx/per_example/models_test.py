@@ -1,0 +1,314 @@
+"""Whole models against batches of one, and what the engine must refuse."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import assert_matches_batches_of_one, run_engine
+
+from tfdpx.layers import GroupNorm, WSConv2D
+from tfdpx.models import WideResNet
+from tfdpx.per_example import GenericRule, UnexplainedVariables, register
+
+layers = keras.layers
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def tokens_and_targets(rng, rows=4, length=5):
+    return rng.integers(0, 7, size=(rows, length)), rng.normal(size=(rows, 2)).astype("float32")
+
+
+def vectors_and_targets(rng, rows=4):
+    return (
+        rng.normal(size=(rows, 4)).astype("float32"),
+        rng.normal(size=(rows, 2)).astype("float32"),
+    )
+
+
+def transformer():
+    inputs = keras.Input((5,))
+    x = layers.Embedding(7, 8)(inputs)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
+    x = layers.LayerNormalization()(x + layers.Dense(8)(layers.Dense(12, "gelu")(x)))
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+
+def grouped_attention():
+    inputs = keras.Input((5,))
+    x = layers.Embedding(7, 8)(inputs)
+    x = layers.GroupQueryAttention(4, 4, 2)(x, x)
+    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+
+
+def masked_gru():
+    return keras.Sequential(
+        [layers.Embedding(7, 4, mask_zero=True), layers.GRU(3), layers.Dense(2)]
+    )
+
+
+def bidirectional_lstm():
+    return keras.Sequential(
+        [layers.Embedding(7, 4), layers.Bidirectional(layers.LSTM(2)), layers.Dense(2)]
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [transformer, grouped_attention, masked_gru, bidirectional_lstm], ids=lambda f: f.__name__
+)
+def test_sequence_models(make, rng):
+    assert_matches_batches_of_one(make(), *tokens_and_targets(rng))
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("engine", ["layerwise", "vmap"])
+def test_a_wide_resnet(views, engine, rng):
+    x = rng.normal(size=(2 * views, 8, 8, 3)).astype("float32")
+    y = rng.integers(0, 4, size=2 * views)
+    model = WideResNet(10, 1, 4, input_shape=(8, 8, 3))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert_matches_batches_of_one(model, x, y, views=views, engine=engine, tolerance=3e-5)
+
+
+def test_a_nested_model_and_a_frozen_layer(rng):
+    inner = keras.Sequential([layers.Dense(3, "relu"), layers.Dense(3)])
+    frozen = layers.Dense(3)
+    model = keras.Sequential([layers.Input((4,)), frozen, inner, layers.Dense(2)])
+    frozen.trainable = False
+    assert_matches_batches_of_one(model, *vectors_and_targets(rng))
+
+
+@pytest.mark.parametrize("make", [lambda: layers.Dense(4, "tanh"), lambda: WSConv2D(1, (1, 2), padding="same")])
+def test_a_shared_layer(make, rng):
+    inputs = keras.Input((4,))
+    shared = make()
+    if isinstance(shared, WSConv2D):
+        x = layers.Reshape((2, 2, 1))(inputs)
+        x = layers.Flatten()(shared(layers.Activation("tanh")(shared(x))))
+    else:
+        x = shared(shared(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    assert_matches_batches_of_one(model, *vectors_and_targets(rng))
+
+
+class Tied(keras.Model):
+    """An embedding that is also the output layer: two units that share a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(7, 3)
+        self.head = Transposed(self.embedding)
+
+    def call(self, x, training=None):
+        return self.head(tf.reduce_mean(self.embedding(x), axis=1))[:, :2]
+
+
+class Transposed(layers.Layer):
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        return self.scale * tf.matmul(x, self.embedding.embeddings, transpose_b=True)
+
+
+def test_tied_weights(rng):
+    assert_matches_batches_of_one(Tied(), *tokens_and_targets(rng))
+
+
+class OwnsAVariable(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def build(self, shape):
+        self.offset = self.add_weight(shape=(4,), initializer="ones")
+        self.dense.build(shape)
+
+    def call(self, x, training=None):
+        return self.dense(x * self.offset)
+
+
+def test_a_subclassed_model_that_owns_a_variable(rng):
+    assert_matches_batches_of_one(OwnsAVariable(), *vectors_and_targets(rng))
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_losses_that_reach_round_the_last_activation(activation, rng):
+    x, _ = vectors_and_targets(rng)
+    model = keras.Sequential([layers.Dense(3), layers.Dense(2, activation)])
+    loss = keras.losses.CategoricalCrossentropy()
+    if activation == "sigmoid":
+        loss = keras.losses.BinaryCrossentropy()
+    model.compile(loss=loss)
+    assert_matches_batches_of_one(model, x, np.eye(2, dtype="float32")[[0, 1, 1, 0]])
+
+
+class SoftmaxInside(layers.Layer):
+    """Its logits are made inside a unit with the generic rule."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 2))
+
+    def call(self, x):
+        return keras.activations.softmax(tf.matmul(x, self.w))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_logits_made_inside_a_unit(first, rng):
+    x, _ = vectors_and_targets(rng)
+    model = keras.Sequential([SoftmaxInside()] if first else [layers.Dense(3), SoftmaxInside()])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy())
+    assert_matches_batches_of_one(model, x, np.array([0, 1, 1, 0]))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+def test_reductions_and_weights_mean_what_they_mean_in_keras(reduction, rng):
+    x, y = vectors_and_targets(rng)
+    model = keras.Sequential([layers.Dense(2)])
+    model.compile(loss=keras.losses.MeanSquaredError(reduction=reduction))
+    weight = rng.uniform(0.5, 2.0, size=4).astype("float32")
+    assert_matches_batches_of_one(model, x, y, sample_weight=weight)
+
+
+def test_several_inputs_and_outputs(rng):
+    a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    hidden = layers.Dense(4)(layers.Concatenate()([a, b]))
+    model = keras.Model({"a": a, "b": b}, {"c": layers.Dense(1)(hidden), "d": layers.Dense(2)(a)})
+    model.compile(loss={"c": "mse", "d": "mae"}, loss_weights={"c": 2.0, "d": 1.0})
+    x = {k: rng.normal(size=(4, n)).astype("float32") for k, n in (("a", 3), ("b", 2))}
+    y = {k: rng.normal(size=(4, n)).astype("float32") for k, n in (("c", 1), ("d", 2))}
+    assert_matches_batches_of_one(model, x, y)
+
+
+def test_weight_regularisers_are_left_out(rng):
+    x, y = vectors_and_targets(rng)
+    model = keras.Sequential([layers.Dense(2, kernel_regularizer=keras.regularizers.L2(10.0))])
+    assert_matches_batches_of_one(model, x, y)
+
+
+def test_dropout_between_layers_draws_for_each_example(rng):
+    # With dropout inside a recurrent unit the forward pass and the recomputed one must agree:
+    # a loss linear in the outputs gives gradients that are zero exactly where the mask is.
+    x = np.ones([6, 1, 3], "float32")
+    model = keras.Sequential([layers.Input((1, 3)), layers.SimpleRNN(1, dropout=0.5, activation=None)])
+    model.compile(loss=lambda y, y_pred: keras.ops.mean(y_pred, axis=-1))
+    seen = set()
+    engine_norms, weighted = run_engine(model, tf.constant(x), tf.zeros([6, 1]))
+    for i in range(6):
+        kernel = weighted(np.eye(6)[i])[:3]
+        assert set(np.round(kernel, 5)) <= {0.0, 2.0}
+        seen.add(tuple(np.round(kernel, 5)))
+    assert len(seen) > 1, "every example drew the same mask"
+    assert np.isfinite(engine_norms).all()
+
+
+class Positions(keras.Model):
+    """Adds an embedding of constant positions to every example: no batch axis there."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = layers.Embedding(4, 1)
+        self.dense = layers.Dense(2)
+
+    def call(self, x, training=None):
+        return self.dense(x + self.positions(tf.range(4))[:, 0])
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_an_output_without_a_batch_axis_is_refused_also_when_the_batch_is_as_long(rows, rng):
+    with pytest.raises(UnexplainedVariables, match="without a batch axis"):
+        assert_matches_batches_of_one(Positions(), *vectors_and_targets(rng, rows))
+
+
+def test_the_vmap_engine_takes_positions(rng):
+    assert_matches_batches_of_one(Positions(), *vectors_and_targets(rng), engine="vmap")
+
+
+class ReadsOutside(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(5, 2)
+        self.dense = layers.Dense(2)
+
+    def build(self, shape):
+        self.embedding.build(None)
+        self.dense.build(shape)
+
+    def call(self, x, training=None):
+        return self.dense(x) @ self.embedding.embeddings[:2]
+
+
+def test_a_variable_read_outside_of_any_layer_is_refused(rng):
+    with pytest.raises(UnexplainedVariables, match="embeddings"):
+        assert_matches_batches_of_one(ReadsOutside(), *vectors_and_targets(rng))
+    assert_matches_batches_of_one(ReadsOutside(), *vectors_and_targets(rng), engine="vmap")
+
+
+def test_a_loss_that_reads_a_variable_is_refused(rng):
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
+    model.compile(loss=lambda y, p: tf.reduce_sum(model.layers[0].kernel ** 2) + (y - p) ** 2)
+    with pytest.raises(UnexplainedVariables, match="kernel"):
+        assert_matches_batches_of_one(model, *vectors_and_targets(rng))
+
+
+class Loop(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.cell = layers.Dense(4)
+
+    def build(self, shape):
+        self.cell.build(shape)
+
+    def call(self, x):
+        return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, self.cell(h)), (0, x))[1]
+
+
+class AtomicLoop(Loop):
+    pass
+
+
+def test_a_layer_called_in_a_loop_is_refused_until_registered(rng):
+    with pytest.raises(UnexplainedVariables, match="register"):
+        assert_matches_batches_of_one(
+            keras.Sequential([Loop(), layers.Dense(2)]), *vectors_and_targets(rng)
+        )
+    register(AtomicLoop)(GenericRule)
+    model = keras.Sequential([AtomicLoop(), layers.Dense(2)])
+    assert_matches_batches_of_one(model, *vectors_and_targets(rng))
+
+
+def test_a_dropped_layer_is_caught(monkeypatch, rng):
+    from tfdpx.per_example import layerwise
+
+    model = keras.Sequential([layers.Dense(3), layers.Dense(2)])
+    original = layerwise._groups
+    monkeypatch.setattr(layerwise, "_groups", lambda rules: original(rules)[1:])
+    with pytest.raises(AssertionError, match="Not equal"):
+        assert_matches_batches_of_one(model, *vectors_and_targets(rng))
+
+
+def test_an_example_that_is_not_finite_contributes_exactly_zero(rng):
+    x, y = vectors_and_targets(rng)
+    x[1] = np.inf
+    model = keras.Sequential([layers.Dense(3, "relu"), layers.LayerNormalization(), layers.Dense(2)])
+    model.compile(loss="mse")
+    _, weighted = run_engine(model, tf.constant(x), tf.constant(y))
+    assert np.isfinite(weighted([1.0, 0.0, 1.0, 1.0])).all()
+
+
+def test_mixed_bfloat16(rng):
+    x, y = vectors_and_targets(rng)
+    policy = "mixed_bfloat16"
+    model = keras.Sequential(
+        [layers.Dense(8, "relu", dtype=policy), GroupNorm(2, dtype=policy), layers.Dense(2, dtype=policy)]
+    )
+    assert_matches_batches_of_one(model, x, y, tolerance=0.05)
+
+

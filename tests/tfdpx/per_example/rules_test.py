@@ -1,0 +1,215 @@
+"""Every rule against batches of one, over random shapes, and planted bugs that must be caught."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import assert_matches_batches_of_one
+
+from tfdpx.layers import GroupNorm, WSConv2D
+from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
+from tfdpx.per_example import registry
+from tfdpx.per_example.rules import base, convolution, dense, einsum_dense, embedding
+
+layers = keras.layers
+few = settings(max_examples=4)
+views = st.integers(1, 3)
+
+
+def batch(rng, shape, outputs, rows):
+    return (
+        rng.normal(size=(rows, *shape)).astype("float32"),
+        rng.normal(size=(rows, outputs)).astype("float32"),
+    )
+
+
+def check_layer(layer, shape, views, seed=0, tokens=None, **kwargs):
+    """The layer inside a model, so that its input has a gradient and its output a loss."""
+    rng = np.random.default_rng(seed)
+    x, y = batch(rng, shape, 2, 3 * views)
+    inputs = keras.Input(shape)
+    hidden = layers.Rescaling(0.9, 0.1)(inputs)
+    if tokens:
+        x = rng.integers(0, tokens, size=x.shape)
+        hidden = inputs
+    outputs = layers.Flatten()(layer(hidden))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Activation("tanh")(outputs)))
+    # Biases that start at zero would hide some mistakes.
+    for variable in model.trainable_variables:
+        variable.assign(variable + rng.normal(scale=0.1, size=variable.shape))
+    assert_matches_batches_of_one(model, x, y, views=views, **kwargs)
+
+
+@few
+@given(st.integers(1, 9), st.integers(1, 9), st.lists(st.integers(1, 5), max_size=2), views)
+def test_dense(fan_in, fan_out, positions, views):
+    layer = layers.Dense(fan_out, activation="sigmoid")
+    check_layer(layer, (*positions, fan_in), views)
+
+
+@st.composite
+def convolutions(draw, grouped=True):
+    strides = draw(st.sampled_from([1, 2, (2, 1)]))
+    return dict(
+        kernel_size=draw(st.sampled_from([1, 2, 3, (3, 1)])),
+        strides=strides,
+        padding=draw(st.sampled_from(["same", "valid"])),
+        dilation_rate=draw(st.sampled_from([1, 2])) if strides == 1 else 1,
+        groups=draw(st.sampled_from([1, 2])) if grouped else 1,
+        use_bias=draw(st.booleans()),
+        activation=draw(st.sampled_from([None, "relu"])),
+    )
+
+
+@few
+@given(convolutions(), st.integers(5, 8), st.integers(5, 8), views)
+def test_conv2d(arguments, height, width, views):
+    check_layer(layers.Conv2D(4, **arguments), (height, width, 2), views)
+
+
+@few
+@given(convolutions(), st.booleans(), views)
+def test_ws_conv2d(arguments, use_gain, views):
+    check_layer(WSConv2D(4, use_gain=use_gain, **arguments), (6, 7, 4), views)
+
+
+def test_ws_conv2d_whose_filters_are_nearly_constant():
+    # epsilon then holds the scale constant, and one term of the gradient goes away.
+    layer = WSConv2D(2, 2, epsilon=1e6)
+    check_layer(layer, (4, 4, 2), 1)
+
+
+@few
+@given(st.sampled_from(["same", "valid"]), st.integers(1, 2), st.integers(1, 3), views)
+def test_depthwise(padding, strides, multiplier, views):
+    layer = layers.DepthwiseConv2D(
+        3, strides, padding=padding, depth_multiplier=multiplier, activation="relu"
+    )
+    check_layer(layer, (5, 6, 3), views)
+
+
+@few
+@given(st.sampled_from([1, 2, 4, -1]), st.booleans(), st.booleans(), views)
+def test_group_norm(groups, scale, center, views):
+    check_layer(GroupNorm(groups, scale=scale, center=center), (3, 4, 4), views)
+
+
+@few
+@given(st.sampled_from([-1, [-1], [-2, -1], [1, 2]]), st.booleans(), views)
+def test_layer_normalization(axis, scale, views):
+    check_layer(layers.LayerNormalization(axis=axis, scale=scale), (4, 3), views)
+
+
+@few
+@given(st.integers(1, 9), st.integers(1, 5), views)
+def test_embedding(length, width, views):
+    check_layer(layers.Embedding(4, width), (length,), views, tokens=4)
+
+
+EINSUMS = [
+    ("abc,cde->abde", (3, 2, 3), "de"),
+    ("abde,dec->abc", (3, 5), "c"),
+    ("ab,bc->ac", (4,), None),
+    ("abc,bcd->abd", (3, 4), "bd"),
+    ("abc,cd->abd", (3, 4), "bd"),
+    ("...x,xy->...y", (4,), "y"),
+]
+
+
+@pytest.mark.parametrize("equation, output_shape, bias_axes", EINSUMS)
+@pytest.mark.parametrize("views", [1, 2])
+def test_einsum_dense(equation, output_shape, bias_axes, views):
+    shape = {"abde": (3, 2, 4), "ab": (5,), "...x": (5,)}.get(equation.split(",")[0], (3, 4))
+    layer = layers.EinsumDense(equation, output_shape, bias_axes=bias_axes, activation="tanh")
+    check_layer(layer, shape, views)
+
+
+GENERIC = [
+    (lambda: layers.Conv1D(3, 2, padding="causal"), (6, 2)),
+    (lambda: layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
+    (lambda: layers.SeparableConv2D(3, 2), (4, 4, 2)),
+    (lambda: layers.Conv3D(2, 2), (3, 3, 3, 2)),
+    (lambda: layers.PReLU(), (4, 3)),
+    (lambda: layers.TimeDistributed(layers.Dense(3)), (4, 3)),
+    (lambda: layers.SimpleRNN(3), (4, 2)),
+    (lambda: layers.UnitNormalization(), (4, 3)),
+]
+
+
+@pytest.mark.parametrize("make, shape", GENERIC)
+@pytest.mark.parametrize("views", [1, 2])
+def test_layers_without_a_rule_of_their_own(make, shape, views):
+    check_layer(make(), shape, views)
+
+
+def test_both_norms_of_dense_agree():
+    # Many positions against few weights, and few against many: one instantiates, one does not.
+    for positions, width in [(40, 2), (2, 40)]:
+        check_layer(layers.Dense(width), (positions, width), 1)
+
+
+def test_xla():
+    check_layer(WSConv2D(4, 3, activation="relu"), (6, 6, 2), 2, jit_compile=True)
+    check_layer(layers.Embedding(4, 3), (5,), 2, tokens=4, jit_compile=True)
+
+
+def _half_bias(self):
+    return 0.5 * tf.reduce_sum(self._outputs, axis=1)
+
+
+def _forgets_repeats(self):
+    return base.squared_norms([self._outputs])
+
+
+def _last_view_only(self):
+    views = base.by_example(self.gradients[0], self.views)
+    return tf.concat([0.0 * views[:, :-1], views[:, -1:]], axis=1)
+
+
+PLANTED = [
+    (dense.DenseRule, "_bias", _half_bias, lambda: layers.Dense(3), (3, 2), None),
+    (convolution.Conv2DRule, "clipped_sum", lambda s, f: base.Rule.clipped_sum(s, f * 0 + 1),
+     lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
+    (WSConv2DRule, "kernel_squared_norms", convolution.Conv2DRule.kernel_squared_norms,
+     lambda: WSConv2D(2, 2), (4, 4, 2), None),
+    (WSConv2DRule, "effective_kernel", convolution.Conv2DRule.effective_kernel,
+     lambda: WSConv2D(2, 2), (4, 4, 2), None),
+    (embedding.EmbeddingRule, "squared_norms", _forgets_repeats,
+     lambda: layers.Embedding(2, 3), (6,), 2),
+    (einsum_dense.EinsumDenseRule, "_outputs", _last_view_only,
+     lambda: layers.EinsumDense("abc,cd->abd", (None, 3)), (4, 2), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule, name, bug, make, shape, tokens", PLANTED)
+def test_the_oracle_rejects_planted_bugs(monkeypatch, rule, name, bug, make, shape, tokens):
+    monkeypatch.setattr(rule, name, bug)
+    with pytest.raises(AssertionError, match="Not equal"):
+        check_layer(make(), shape, 2, tokens=tokens)
+
+
+def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
+    class Scaled(layers.Dense):
+        def call(self, inputs, training=None):
+            return 2.0 * super().call(inputs)
+
+    class ScaledConv(layers.Conv2D):
+        def convolution_op(self, inputs, kernel):
+            return super().convolution_op(inputs, kernel * kernel)
+
+    check_layer(Scaled(3), (4,), 2)
+    check_layer(ScaledConv(3, 2), (4, 4, 2), 2)
+
+
+def test_lora_gets_the_generic_rule():
+    layer = layers.Dense(3)
+    layer.build((None, 4))
+    layer.enable_lora(2)
+    check_layer(layer, (4,), 2)
+
+
+def test_register_refuses_what_is_no_layer():
+    with pytest.raises(TypeError, match="subclasses of keras.Layer"):
+        registry.register(int)

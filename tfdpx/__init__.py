@@ -1,0 +1,85 @@
+"""Differentially private training for Keras 3 on TensorFlow.
+
+`import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget` and the
+modules `accounting`, `augment`, `callbacks`, `checks` and `per_example`. It also installs the hook
+by which `keras.Model.fit` lets a DP optimizer drive the training step. `tfdpx.layers` and
+`tfdpx.models` load on first use.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+
+__version__ = "0.1.0"
+
+# Loaded on first attribute use: the core depends on neither.
+_LAZY_SUBMODULES = ("layers", "models")
+
+
+def _check_backend(name):
+    """Raises ImportError unless `name` is the TensorFlow backend of Keras."""
+    if name != "tensorflow":
+        raise ImportError(
+            f"tfdpx needs the TensorFlow backend of Keras. Received: backend={name!r}. "
+            "Set the environment variable KERAS_BACKEND=tensorflow before importing keras."
+        )
+
+
+def _check_installation():
+    """Raises ImportError unless the folders beside the core are found, and belong to this core."""
+    core = os.path.dirname(os.path.realpath(__file__))
+    for name in _LAZY_SUBMODULES:
+        spec = importlib.util.find_spec(f"{__name__}.{name}")
+        found = spec.origin and os.path.dirname(os.path.realpath(spec.origin)) if spec else None
+        # They stand beside the core in a checkout and inside it when installed from a wheel.
+        if not found or os.path.dirname(found) not in (core, os.path.dirname(core)):
+            raise ImportError(
+                f"tfdpx was imported from the folder {core!r}, and its part `tfdpx.{name}` was "
+                f"{f'found in {found!r}, which is another copy' if found else 'not found'}. A "
+                "checkout that is not installed shadows any installed tfdpx: run "
+                "`pip install -e .` in the checkout, or change to another folder to use the "
+                "installed tfdpx."
+            )
+
+
+if "keras" not in sys.modules:  # Importing keras with, say, a missing jax would hide the cause.
+    _check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
+
+import keras
+
+_check_backend(keras.backend.backend())
+_check_installation()
+
+from tfdpx import accounting, augment, callbacks, checks, keras_hook, per_example
+from tfdpx.accounting import PrivacyPlan
+from tfdpx.callbacks import PrivacyBudget
+from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
+
+keras_hook.install()
+
+__all__ = [
+    "DPAdam",
+    "DPAdamW",
+    "DPSGD",
+    "PrivacyBudget",
+    "PrivacyPlan",
+    "accounting",
+    "augment",
+    "callbacks",
+    "checks",
+    "layers",
+    "make_private",
+    "models",
+    "per_example",
+]
+
+
+def __getattr__(name):
+    if name in _LAZY_SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *_LAZY_SUBMODULES})

@@ -1,0 +1,152 @@
+"""Epsilon of Poisson-sampled Gaussian steps, by the accountants of dp_accounting."""
+
+import functools
+import math
+import numbers
+
+import dp_accounting
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+
+_ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+ACCOUNTANTS = ("pld", "rdp")
+
+_COARSEST_GRID, _FINEST_GRID = 1e-4, 1e-8
+
+
+def epsilon(noise_multiplier, sampling_probability, steps, delta, accountant="pld"):
+    """The epsilon of `steps` updates of DP-SGD at `delta`.
+
+    Guarantee: the outputs of all steps together are (epsilon, delta)-differentially private when
+    data sets that differ by adding or removing one example are neighbours, each step draws every
+    example independently with `sampling_probability` (Poisson sampling), no example changes the sum
+    of a step by more than `l2_norm_clip` in L2 norm, and Gaussian noise of standard deviation
+    `noise_multiplier * l2_norm_clip` is added to that sum.
+
+    The mathematics is `dp_accounting`'s. "pld" composes privacy loss distributions (Doroshenko et
+    al. 2022, "Connect the Dots") and is the tighter. "rdp" composes Renyi divergences (Mironov et
+    al. 2019, "Renyi Differential Privacy of the Sampled Gaussian Mechanism") and converts them by
+    Canonne et al. 2020, Proposition 12: the accountant of De et al. 2022.
+
+    Args:
+        noise_multiplier: Float >= 0. Standard deviation of the noise over the sensitivity.
+        sampling_probability: Float in (0, 1].
+        steps: Int >= 0. Number of updates.
+        delta: Float in (0, 1).
+        accountant: "pld" or "rdp".
+
+    Returns:
+        Float. 0.0 when `steps` is 0, else infinity when `noise_multiplier` is 0.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    return composed_epsilon(((noise_multiplier, sampling_probability, steps),), delta, accountant)
+
+
+@functools.lru_cache(maxsize=4096)
+def composed_epsilon(runs, delta, accountant="pld"):
+    """The epsilon at `delta` of several runs of DP-SGD on the same data, one after another.
+
+    Args:
+        runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`.
+        delta: Float in (0, 1).
+        accountant: "pld" or "rdp".
+
+    Returns:
+        Float, as `epsilon` returns for a single run and under the same neighbouring relation.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    check_delta(delta)
+    check_accountant(accountant)
+    for run in runs:
+        check_run(*run)
+    runs = [run for run in runs if run[2] > 0]
+    if not runs:
+        return 0.0
+    if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
+        return math.inf
+    if accountant == "pld":
+        judge = pld_privacy_accountant.PLDAccountant(
+            _ADD_OR_REMOVE_ONE, value_discretization_interval=_grid(runs)
+        )
+    else:
+        judge = rdp_privacy_accountant.RdpAccountant(neighboring_relation=_ADD_OR_REMOVE_ONE)
+    for run in runs:
+        judge.compose(_event(*run))
+    try:
+        return float(judge.get_epsilon(delta))
+    except ValueError as error:
+        # Rounding can make an immeasurably small Renyi divergence negative, which is refused.
+        raise ValueError(
+            f"The accountant {accountant!r} cannot resolve so small a privacy loss. Received: runs="
+            f"{runs} of (noise_multiplier, sampling_probability, steps). Use accountant='pld', or "
+            "less noise."
+        ) from error
+
+
+def _event(noise_multiplier, sampling_probability, steps):
+    """What `steps` updates did, in the terms of dp_accounting."""
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if sampling_probability < 1:
+        event = dp_accounting.PoissonSampledDpEvent(sampling_probability, event)
+    return dp_accounting.SelfComposedDpEvent(event, steps)
+
+
+def _grid(runs):
+    """The spacing of the privacy loss distribution's grid.
+
+    Any spacing gives a valid epsilon: losses are rounded such that none is underestimated. But one
+    far above the loss of a typical step overestimates it, by 8% at 10 and threefold at 100 times.
+    A fifth of it overestimates by less than 0.5%. dp_accounting's default is the coarsest used.
+    """
+    loss, square = 0.0, 0.0
+    for noise_multiplier, sampling_probability, steps in runs:
+        # The root of the chi-squared divergence of one step.
+        typical = sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
+        loss += steps * typical
+        square += steps * typical**2
+    return min(max(0.2 * square / loss, _FINEST_GRID), _COARSEST_GRID)
+
+
+def check_accountant(accountant):
+    """Raises ValueError unless `accountant` names an accountant."""
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(
+            f"Argument `accountant` must be one of {list(ACCOUNTANTS)}. "
+            f"Received: accountant={accountant!r}."
+        )
+
+
+def check_delta(delta):
+    """Raises ValueError unless 0 < `delta` < 1."""
+    if not isinstance(delta, numbers.Real) or not 0 < delta < 1:
+        raise ValueError(
+            "Argument `delta` must lie strictly between 0 and 1. "
+            f"Received: delta={delta!r}. Use something well below 1/num_examples, e.g. 1e-5."
+        )
+
+
+def check_noise_multiplier(noise_multiplier):
+    """Raises ValueError unless `noise_multiplier` is a finite number >= 0."""
+    if not isinstance(noise_multiplier, numbers.Real) or not 0 <= noise_multiplier < math.inf:
+        raise ValueError(
+            "Argument `noise_multiplier` must be a finite number >= 0. "
+            f"Received: noise_multiplier={noise_multiplier!r}. 0 trains without privacy."
+        )
+
+
+def check_run(noise_multiplier, sampling_probability, steps):
+    """Raises ValueError unless the three numbers describe a run of DP-SGD."""
+    check_noise_multiplier(noise_multiplier)
+    if not isinstance(sampling_probability, numbers.Real) or not 0 < sampling_probability <= 1:
+        raise ValueError(
+            "Argument `sampling_probability` must lie in (0, 1]. "
+            f"Received: sampling_probability={sampling_probability!r}. "
+            "It is batch_size / num_examples."
+        )
+    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
+        raise ValueError(f"Argument `steps` must be an integer >= 0. Received: steps={steps!r}.")

@@ -1,0 +1,241 @@
+"""A privacy budget and the training run that spends it."""
+
+import dataclasses
+import functools
+import math
+import numbers
+
+import keras
+import scipy.stats
+
+from tfdpx import sampling
+from tfdpx.accounting import accountants, calibration
+
+SAMPLINGS = ("poisson", "shuffle")
+
+_OVERFLOW_PROBABILITY = 1e-10
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """How many noisy steps on how many examples a privacy budget pays for.
+
+    Exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon` is left out, and solved:
+    the least noise, the most steps or the largest batch that keeps within `epsilon`, or the epsilon
+    itself. The solution never overshoots: `epsilon_at(steps) <= epsilon`. A plan is immutable.
+
+    Guarantee: `steps` updates of a tfdpx optimizer on `plan.batches(...)` are (epsilon, delta)-
+    differentially private under adding or removing one example; `tfdpx.accounting.epsilon` gives
+    the conditions. With `sampling="shuffle"` batches are cut from a permutation of the data, while
+    epsilon is that of Poisson sampling: an approximation, as in De et al. 2022 ("Unlocking
+    High-Accuracy Differentially Private Image Classification through Scale").
+
+    Args:
+        num_examples: Int. Number of examples of the private data set.
+        batch_size: Int. Expected number of examples of a step, over all devices.
+        steps: Int. Number of model updates (never microbatches).
+        noise_multiplier: Float >= 0. Standard deviation of the noise on the clipped sum, over
+            `l2_norm_clip`. 0 trains without privacy: epsilon is infinite.
+        epsilon: Float > 0.
+        delta: Float in (0, 1), well below 1/num_examples.
+        sampling: "poisson" or "shuffle".
+        accountant: "pld" (the tighter) or "rdp".
+
+    Raises:
+        ValueError: If an argument is out of its range, if not exactly one of the four is left out,
+            or if nothing meets the target.
+
+    Example:
+    >>> plan = PrivacyPlan(50_000, batch_size=4096, steps=2468, epsilon=8.0, delta=1e-5)
+    >>> round(plan.noise_multiplier, 2)
+    2.56
+    """
+
+    num_examples: int
+    batch_size: int | None = None
+    steps: int | None = None
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    sampling: str = "poisson"
+    accountant: str = "pld"
+
+    def __post_init__(self):
+        solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
+        unknown = [name for name in solvable if getattr(self, name) is None]
+        if len(unknown) != 1:
+            found = ", ".join(f"`{name}`" for name in unknown) or "none"
+            raise ValueError(
+                "Exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon` must be "
+                f"left out of a PrivacyPlan, which solves for it. Left out: {found}."
+            )
+        self._check()
+        object.__setattr__(self, unknown[0], self._solve(unknown[0]))
+
+    def _check(self):
+        """Raises ValueError unless what is given is in range."""
+        for name in ("num_examples", "batch_size", "steps"):
+            value = getattr(self, name)
+            if value is not None or name == "num_examples":
+                _check_positive_integer(name, value)
+                # NumPy's integers do not go into a config.
+                object.__setattr__(self, name, int(value))
+        if self.batch_size is not None and self.batch_size > self.num_examples:
+            raise ValueError(
+                "Argument `batch_size` must not exceed `num_examples`. Received: "
+                f"batch_size={self.batch_size}, num_examples={self.num_examples}."
+            )
+        if self.noise_multiplier is not None:
+            accountants.check_noise_multiplier(self.noise_multiplier)
+        accountants.check_delta(self.delta)
+        accountants.check_accountant(self.accountant)
+        if self.sampling not in SAMPLINGS:
+            raise ValueError(
+                f"Argument `sampling` must be one of {list(SAMPLINGS)}. "
+                f"Received: sampling={self.sampling!r}."
+            )
+
+    def _solve(self, unknown):
+        """The value of the argument that was left out."""
+        if unknown == "epsilon":
+            return self.epsilon_at(self.steps)
+        if not (isinstance(self.epsilon, numbers.Real) and 0 < self.epsilon < math.inf):
+            raise ValueError(
+                "Argument `epsilon` must be a positive, finite number. "
+                f"Received: epsilon={self.epsilon!r}. Values from 1 to 10 are common."
+            )
+        rest = (self.delta, self.accountant)
+        if unknown == "noise_multiplier":
+            return calibration.least_noise_multiplier(
+                self.epsilon, self.sampling_probability, self.steps, *rest
+            )
+        if unknown == "steps":
+            return calibration.most_steps(
+                self.epsilon, self.noise_multiplier, self.sampling_probability, *rest
+            )
+        return calibration.largest_batch_size(
+            self.epsilon, self.num_examples, self.noise_multiplier, self.steps, *rest
+        )
+
+    @property
+    def sampling_probability(self):
+        """Probability that a step draws a given example: batch_size / num_examples."""
+        return self.batch_size / self.num_examples
+
+    @property
+    def is_approximate(self):
+        """Whether epsilon is that of a sampling other than the one that is done."""
+        return self.sampling != "poisson"
+
+    @functools.cached_property
+    def capacity(self):
+        """Number of rows of every batch, an int.
+
+        With Poisson sampling the number of examples drawn varies, and batches are padded to the
+        least number of rows that any of the plan's steps exceeds with probability at most 1e-10
+        (binomial tail, union bound over the steps).
+        """
+        if self.sampling == "shuffle":
+            return self.batch_size
+        tail = _OVERFLOW_PROBABILITY / self.steps
+        rows = scipy.stats.binom.isf(tail, self.num_examples, self.sampling_probability)
+        return min(int(rows), self.num_examples)
+
+    def epsilon_at(self, steps):
+        """Epsilon spent by `steps` updates, at the plan's `delta`.
+
+        Args:
+            steps: Int >= 0. May exceed the plan's steps.
+
+        Returns:
+            Float. 0.0 at step 0; later infinity if `noise_multiplier` is 0.
+
+        Raises:
+            ValueError: If `steps` is negative or no integer.
+        """
+        return accountants.epsilon(
+            self.noise_multiplier, self.sampling_probability, steps, self.delta, self.accountant
+        )
+
+    def batches(
+        self,
+        x,
+        y=None,
+        sample_weight=None,
+        *,
+        class_weight=None,
+        seed=None,
+        start=0,
+        pad_to_multiple_of=1,
+    ):
+        """The data of the plan's steps, as a dataset for `model.fit`.
+
+        Args:
+            x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`.
+            y: Like `x`, or None.
+            sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
+                weight 0 is absent.
+            class_weight: Optional dict from class to weight, instead of `sample_weight`.
+            seed: Optional int. None takes one from the operating system, as private training needs:
+                see `tfdpx.sampling`.
+            start: Int or scalar variable: the step to begin at. Pass `model.optimizer.iterations`
+                to resume, or to go over the dataset more than once.
+            pad_to_multiple_of: Int. Pads further, such that `tf.distribute` can split a batch
+                evenly: a multiple of the number of replicas.
+
+        Returns:
+            A `tf.data.Dataset` of `(x, y, sample_weight)` of fixed shapes `[rows, ...]` that ends
+            after the plan's steps, with `rows` the `capacity` rounded up to `pad_to_multiple_of`.
+            Padding is zero, and its sample_weight (float32) is 0.
+
+        Raises:
+            ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
+        """
+        _check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
+        examples = sampling.Examples(x, y, sample_weight, class_weight=class_weight)
+        if examples.count != self.num_examples:
+            raise ValueError(
+                "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
+                f"depends. Received: {examples.count} examples, num_examples={self.num_examples}."
+            )
+        run = {
+            "capacity": math.ceil(self.capacity / pad_to_multiple_of) * pad_to_multiple_of,
+            "steps": self.steps,
+            "seed": seed,
+            "start": start,
+        }
+        if self.sampling == "shuffle":
+            return sampling.shuffled_batches(examples, batch_size=self.batch_size, **run)
+        return sampling.poisson_batches(
+            examples, sampling_probability=self.sampling_probability, **run
+        )
+
+    def summary(self):
+        """The plan in a line of prose."""
+        about = "about " if self.is_approximate else ""
+        return (
+            f"{about}({self.epsilon:.4g}, {self.delta:.3g})-DP for {self.steps} steps of "
+            f"{self.batch_size} out of {self.num_examples} examples ({self.sampling} sampling, "
+            f"{self.accountant} accountant) at noise_multiplier={self.noise_multiplier:.5g}"
+        )
+
+    def get_config(self):
+        """All arguments, the solved one among them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config):
+        """The plan of `get_config`, without solving again."""
+        plan = object.__new__(cls)
+        for field in dataclasses.fields(cls):
+            object.__setattr__(plan, field.name, config[field.name])
+        plan._check()
+        return plan
+
+
+def _check_positive_integer(name, value):
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
+        )
