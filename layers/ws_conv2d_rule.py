@@ -13,7 +13,7 @@ class WSConv2DRule(Conv2DRule):
     For one filter with raw weights w, let c = w - mean(w), s = 1/sqrt(max(|c|^2, epsilon)) and
     u = c s, so that the convolution uses gain * u. From the gradient G of the standardized kernel
     follow `gain s (G - mean(G) - u <u, G>)` for w (the last term only where epsilon does not hold s
-    constant) and `<u, G>` for the gain. As u is a centred unit vector, the squared norm of the first
+    constant) and `<u, G>` for the gain. As u is a centred unit vector, the first squared norm
     is `(gain s)^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`, and with patches a_t and output
     gradients g_t both inner products are sums over positions, `sum_t (1^T a_t) g_t` and
     `sum_t (u^T a_t) g_t`: no kernel-sized array is needed for them.

@@ -58,6 +58,9 @@ from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
 keras_hook.install()
 
+# Makes Keras know our layers, so that `load_model` works after a plain `import tfdpx`.
+importlib.import_module("tfdpx.layers")
+
 __all__ = [
     "DPAdam",
     "DPAdamW",

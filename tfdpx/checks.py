@@ -31,7 +31,8 @@ def check_step(model, optimizer, rows, y, sample_weight, views):
         model: A compiled, built `keras.Model`.
         optimizer: The tfdpx optimizer.
         rows: Nest of tensors [rows, ...], the model's input; only shapes and dtypes are read.
-        y, sample_weight: Nests of tensors [B, ...]; only shapes and dtypes are read.
+        y: Nest of tensors [B, ...]; only shapes and dtypes are read.
+        sample_weight: As `y`, or None.
         views: Int K.
 
     Raises:
@@ -49,7 +50,8 @@ def check_step(model, optimizer, rows, y, sample_weight, views):
 
 
 def _check_runs(model, optimizer, rows, y, sample_weight, views):
-    with restored(model.non_trainable_variables):
+    # Losses of several outputs update metrics as they are computed.
+    with restored([*model.non_trainable_variables, *model.metrics_variables]):
         x = synthetic(rows, _EXAMPLES * views, seed=0)
         y, sample_weight = synthetic((y, sample_weight), _EXAMPLES * views, seed=1)
         check_state(model, x)
@@ -65,8 +67,8 @@ def check_precision(model):
     """Refuses float16's dynamic loss scaling."""
     if model.optimizer is not keras_hook.innermost(model.optimizer):
         raise UnfitForPrivacy(
-            f"The optimizer is wrapped in {type(model.optimizer).__name__}. Scaling the loss by what "
-            "the gradients look like is a function of the data that the guarantee does not cover. "
+            f"The optimizer is wrapped in {type(model.optimizer).__name__}. Scaling the loss by "
+            "what the gradients look like uses the data beyond what the guarantee covers. "
             'Use the "mixed_bfloat16" policy in place of "mixed_float16" (or no wrapper).'
         )
 
@@ -77,8 +79,8 @@ def check_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise UnfitForPrivacy(
                 f"Layer '{layer.name}' is a trainable BatchNormalization, which mixes the examples "
-                "of a batch. Train `tfdpx.layers.replace_batch_norm(model)`, a clone with GroupNorm "
-                "in its place, or freeze the layer with `trainable = False`."
+                "of a batch. Train `tfdpx.layers.replace_batch_norm(model)`, a clone with "
+                "GroupNorm in its place, or freeze the layer with `trainable = False`."
             )
         if getattr(layer, "activity_regularizer", None) is not None:
             raise UnfitForPrivacy(
@@ -106,16 +108,16 @@ def check_state(model, x):
     ]
     if changed:
         raise UnfitForPrivacy(
-            f"The training pass changes non-trainable variables: {changed}. What they take from the "
-            "data would leave the model without noise. Freeze the layers that own them with "
+            f"The training pass changes non-trainable variables: {changed}. What they take from "
+            "the data would leave the model without noise. Freeze the layers that own them with "
             "`trainable = False`, or replace them (BatchNormalization: "
             "`tfdpx.layers.replace_batch_norm(model)`)."
         )
     if added:
         names = [layer.name for layer in added]
         raise UnfitForPrivacy(
-            f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put a loss "
-            "on weights into a `kernel_regularizer`, and a loss on data into `compile(loss=...)`."
+            f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put a "
+            "loss on weights into a `kernel_regularizer`, and a loss on data into `compile(loss=...)`."
         )
 
 
@@ -147,7 +149,9 @@ def check_loss(model, x, y, sample_weight):
 
     Args:
         model: A compiled, built `keras.Model`.
-        x, y, sample_weight: Nests of eager tensors [rows, ...].
+        x: Nest of eager tensors [rows, ...].
+        y: As `x`.
+        sample_weight: As `x`, or None.
     """
     predictions = Outputs(keras_hook.call_model(model, x))
     # A shift keeps equal predictions apart, as a head that starts at zero gives.
@@ -170,7 +174,9 @@ def check_gradients(model, optimizer, x, y, sample_weight, views):
     Args:
         model: A compiled, built `keras.Model`.
         optimizer: The tfdpx optimizer, which names the engine.
-        x, y, sample_weight: Nests of eager tensors [rows, ...], `views` rows an example.
+        x: Nest of eager tensors [rows, ...], `views` rows an example.
+        y: As `x`.
+        sample_weight: As `x`, or None.
         views: Int.
     """
     engine = ENGINES[optimizer.per_example_engine](model, x, views)
@@ -204,8 +210,9 @@ def check_gradients(model, optimizer, x, y, sample_weight, views):
 
 def _ordinary_norm(model, views_of_one):
     values = [v.value for v in model.trainable_variables]
-    with tf.GradientTape() as tape, keras_hook.without_weight_regularizers(
-        model.trainable_variables
+    with (
+        tf.GradientTape() as tape,
+        keras_hook.without_weight_regularizers(model.trainable_variables),
     ):
         losses = []
         for x, y, sample_weight in views_of_one:
@@ -214,7 +221,9 @@ def _ordinary_norm(model, views_of_one):
             losses.append(tf.cast(tf.reduce_sum(loss), "float32"))
         mean = tf.reduce_mean(losses)
     gradients = [g for g in tape.gradient(mean, values) if g is not None]
-    return float(tf.linalg.global_norm([tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]))
+    return float(
+        tf.linalg.global_norm([tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients])
+    )
 
 
 def _loss_gradient(model, x, y, predictions, tensors, sample_weight):
@@ -260,4 +269,6 @@ def _close(a, b):
     a, b = np.asarray(tf.cast(a, "float64")), np.asarray(tf.cast(b, "float64"))
     if a.shape != b.shape:
         return False
-    return np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0.0) + 1e-6), equal_nan=True)
+    return np.allclose(
+        a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0.0) + 1e-6), equal_nan=True
+    )

@@ -1,7 +1,7 @@
 """Gaussian noise that every replica draws alike and that (seed, step) replays.
 
 The normals are Box-Muller transforms of Philox bits: `tf.random.stateless_normal` gives other values
-under XLA than outside for one seed, the 32-bit integers of `stateless_uniform` do not. Seeds are
+under XLA than outside for one seed; the 32-bit integers of `stateless_uniform` do not. Seeds are
 128 bits and secret: whoever knows them can take the noise away.
 """
 
@@ -41,7 +41,9 @@ def fold_in(seed, *numbers):
     """A seed of shape [2], int64, that depends on `seed` and on each of `numbers` in order."""
     for number in numbers:
         # stateless_fold_in hashes by Philox; integers agree in and outside XLA.
-        seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(number, "int64"), alg="philox")
+        seed = tf.random.experimental.stateless_fold_in(
+            seed, tf.cast(number, "int64"), alg="philox"
+        )
     return seed
 
 

@@ -18,7 +18,7 @@ _REFUSED = {
     "clipnorm": "use `l2_norm_clip`, which bounds each example",
     "clipvalue": "use `l2_norm_clip`, which bounds each example",
     "global_clipnorm": "use `l2_norm_clip`, which bounds each example",
-    "gradient_accumulation_steps": "use `microbatch_size`: one step is one update of the whole batch",
+    "gradient_accumulation_steps": "use `microbatch_size`: a step is one update of the whole batch",
     "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
 }
 
@@ -36,7 +36,8 @@ _DOC = """{name} with per-example clipping and Gaussian noise (DP-SGD and its ki
     under adding or removing one example. What a run of updates costs depends on how batches are
     drawn: see `tfdpx.PrivacyPlan`. It holds for the weights; the training loss and metrics that
     Keras shows are functions of the private data, and the seed in the optimizer's state must stay
-    secret (release a model with `model.save(path, include_optimizer=False)`).
+    secret: release `keras.Model(model.inputs, model.outputs)`, which has no optimizer, since a
+    `.keras` file of the trained model holds that seed.
 
     Args:
         *args: Arguments of `keras.optimizers.{name}`, `learning_rate` first.
@@ -130,7 +131,7 @@ class _PrivateOptimizer:
         self.seed = seed
         self.per_example_engine = per_example_engine
         self.prepared = weakref.WeakKeyDictionary()
-        # Part of the state: a run resumed from a checkpoint goes on with the noise it would have had.
+        # Part of the state: a run resumed from a checkpoint goes on with the noise it would have.
         self._noise_seed = self.add_variable(
             [2], initializer=_Constant(noise.make_seed(seed)), dtype="int64", name="noise_seed"
         )
@@ -261,7 +262,9 @@ def make_private(optimizer_class):
     if not (
         isinstance(optimizer_class, type)
         and issubclass(optimizer_class, keras.optimizers.Optimizer)
-        and not issubclass(optimizer_class, (_PrivateOptimizer, keras.optimizers.LossScaleOptimizer))
+        and not issubclass(
+            optimizer_class, (_PrivateOptimizer, keras.optimizers.LossScaleOptimizer)
+        )
     ):
         raise TypeError(
             "`make_private` takes an optimizer class of Keras that wraps no other, such as "

@@ -111,8 +111,9 @@ def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=Non
         capacity: Int. Number of rows of every batch; a step that draws more is an error.
         steps: Int. Number of steps of the whole training; the dataset ends there.
         seed: Optional int; None takes 128 bits from the operating system.
-        start: Int or scalar variable, such as `optimizer.iterations`, which is read each time that
-            an iterator starts.
+        start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
+            batch of an iterator is. A step must count itself only when it has read its batch, as
+            those of tfdpx's optimizers do; Keras's own may do it before.
 
     Returns:
         A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`; padding
@@ -243,7 +244,7 @@ class _Passes:
     def __call__(self):
         first = int(self._start) if self._is_fixed else int(keras.ops.convert_to_numpy(self._start))
         # Looks are let through; all of a short run is no mere look.
-        looked_at = min(_MAX_LOOKED_AT, self._stop - first - 1)
+        looked_at = min(_MAX_LOOKED_AT, max(self._stop - first - 1, 0))
         if self._is_fixed and self._given_out > looked_at:
             raise RuntimeError(
                 f"Another pass over these batches would replay the draws from step {first} on, "

@@ -66,6 +66,8 @@ def private_train_step(optimizer, model, data):
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
         data that the guarantee does not cover.
     """
+    # In eager mode Keras hands over numpy arrays.
+    data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     views = _Views(optimizer, x)
     example_rows = views.example_rows(x)
@@ -84,7 +86,9 @@ def private_train_step(optimizer, model, data):
     gradients = privatize(totals.sums, optimizer, noise.fold_in(seed, _NOISE))
     optimizer.record(tf.linalg.global_norm(gradients), totals.nonfinite)
     penalty, penalty_gradients = _regularization(variables)
-    gradients = [g if p is None else g + p for g, p in zip(gradients, penalty_gradients, strict=True)]
+    gradients = [
+        g if p is None else g + p for g, p in zip(gradients, penalty_gradients, strict=True)
+    ]
     optimizer.apply([PrivateGradient(g, _KEY) for g in gradients], variables)
 
     count = tf.maximum(totals.examples, 1.0)
@@ -275,7 +279,7 @@ def _engine(optimizer, model, rows, y, sample_weight, views):
 
 
 def _present(sample_weight, count):
-    """bool [B]: which examples have any sample weight other than zero."""
+    """Which examples, bool [B], have any sample weight other than zero."""
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
     if not weights:
         return tf.ones([count], tf.bool)

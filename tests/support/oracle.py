@@ -1,4 +1,4 @@
-"""The oracle of the per-example engine: an ordinary gradient of a batch of one, example by example."""
+"""The oracle of the per-example engine: ordinary gradients of batches of one example."""
 
 import keras
 import numpy as np
@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdpx import keras_hook
 from tfdpx.per_example import ENGINES
+from tfdpx.per_example.rows import Rows
 
 
 def batch_of_one_gradients(model, x, y, sample_weight, views):
@@ -13,7 +14,7 @@ def batch_of_one_gradients(model, x, y, sample_weight, views):
     rows = len(tf.nest.flatten(y)[0])
     gradients = []
     for i in range(rows):
-        one = tf.nest.map_structure(lambda t: t if t is None else t[i : i + 1], (x, y, sample_weight))
+        one = Rows((x, y, sample_weight)).map(lambda t, i=i: t[i : i + 1])
         with tf.GradientTape() as tape:
             y_pred = keras_hook.call_model(model, one[0])
             with keras_hook.without_weight_regularizers(model.trainable_variables):
@@ -56,7 +57,7 @@ def run_engine(model, x, y, sample_weight=None, views=1, engine="layerwise", jit
 def assert_matches_batches_of_one(
     model, x, y, sample_weight=None, views=1, engine="layerwise", jit_compile=False, tolerance=1e-5
 ):
-    """Fails unless norms and weighted sums equal those of batches of one, relative to the largest."""
+    """Fails unless norms and weighted sums equal those of batches of one, to `tolerance`."""
     x, y, sample_weight = tf.nest.map_structure(
         lambda t: t if t is None else tf.convert_to_tensor(t), (x, y, sample_weight)
     )
@@ -70,4 +71,6 @@ def assert_matches_batches_of_one(
     factors[0] = 0.0
     wanted_sum = factors @ wanted
     scale = np.abs(wanted).max() * len(wanted)
-    np.testing.assert_allclose(weighted(factors), wanted_sum, rtol=tolerance, atol=tolerance * scale)
+    np.testing.assert_allclose(
+        weighted(factors), wanted_sum, rtol=tolerance, atol=tolerance * scale
+    )

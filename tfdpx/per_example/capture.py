@@ -120,7 +120,8 @@ def unit_rule(operation, trainable, args, kwargs):
     Args:
         operation: Any `keras.Operation`.
         trainable: Set of ids of the model's trainable variables.
-        args, kwargs: What it is called with; symbolic calls are never captured.
+        args: What it is called with; symbolic calls are never captured.
+        kwargs: As `args`, by name.
     """
     if not isinstance(operation, keras.Layer) or any(
         isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
@@ -204,7 +205,9 @@ class Recorder:
                 'or compute gradients with `per_example_engine="vmap"`.'
             )
         outputs = [call.outputs for call in self.calls]
-        return self._tape.gradient(loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return self._tape.gradient(
+            loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
 
     def _layout_of(self, operation):
         position = len(self.calls)

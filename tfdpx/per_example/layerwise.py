@@ -52,9 +52,7 @@ class LayerwiseEngine:
         def weighted(factors):
             sums = {id(v): tf.zeros(v.shape, "float32") for v in self._variables}
             for group in groups:
-                sums.update(
-                    zip(map(id, group.variables), group.clipped_sum(factors), strict=True)
-                )
+                sums.update(zip(map(id, group.variables), group.clipped_sum(factors), strict=True))
             return [sums[id(v)] for v in self._variables]
 
         return PerExample(losses, output_losses, y_pred, tf.add_n(norms), weighted)

@@ -11,14 +11,16 @@ from tfdpx.per_example.rows import Rows
 def row_losses(model, x, y, y_pred, sample_weight):
     """`model.compute_loss` vectorised over batches of one row.
 
-    Any loss, weighting and reduction so means what it means in Keras; the batch loss times the batch
-    size does not (it is wrong for `sum` and `mean_with_sample_weight`). Weight regularisers read no
+    Any loss, weighting and reduction so means what it means in Keras; the batch loss times the
+    batch size does not (it is wrong for `sum` and `mean_with_sample_weight`). Weight regularisers read no
     data and are left out.
 
     Args:
         model: A compiled, built `keras.Model`.
-        x, y, sample_weight: Nests of tensors [rows, ...] or None.
+        x: Nest of tensors [rows, ...].
+        y: As `x`, or None.
         y_pred: The model's output, a nest of tensors [rows, ...].
+        sample_weight: As `x`, or None.
 
     Returns:
         float32 [rows], and a list of float32 [rows], the unweighted loss of each output for the
@@ -39,8 +41,9 @@ def row_losses(model, x, y, y_pred, sample_weight):
         # A loss with reduction="none" still means the sum of what it returns.
         return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]
 
-    with keras_hook.recording(None), keras_hook.without_weight_regularizers(
-        model.trainable_variables
+    with (
+        keras_hook.recording(None),
+        keras_hook.without_weight_regularizers(model.trainable_variables),
     ):
         total, *each = tf.vectorized_map(loss_of_one, (targets.tensors, predictions.tensors))
     return keras_hook.unscale_loss(total), each

@@ -20,7 +20,7 @@ def find_layout(model, x):
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
 
     Raises:
-        UnexplainedVariables: If a unit's output has no batch axis, or the two runs make other calls.
+        UnexplainedVariables: If a unit's output has no batch axis, or the runs make other calls.
     """
     two, three = keras_hook.eagerly(_two_runs, model, x)
     if [c.layer.name for c in two] != [c.layer.name for c in three]:

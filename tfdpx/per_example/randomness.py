@@ -25,7 +25,12 @@ class Draws:
         # The golden ratio spreads consecutive examples over 31 bits, whatever the state's dtype.
         offset = (tf.cast(index, "int64") + 1) * 0x9E3779B9 % 2**31
         mapping = [
-            (g.state, tf.stack([tf.bitwise.bitwise_xor(state[0], tf.cast(offset, state.dtype)), state[1]]))
+            (
+                g.state,
+                tf.stack(
+                    [tf.bitwise.bitwise_xor(state[0], tf.cast(offset, state.dtype)), state[1]]
+                ),
+            )
             for g, state in zip(self._generators, self._states, strict=True)
         ]
         with keras.StatelessScope(state_mapping=mapping):

@@ -57,7 +57,9 @@ def bidirectional_lstm():
 
 
 @pytest.mark.parametrize(
-    "make", [transformer, grouped_attention, masked_gru, bidirectional_lstm], ids=lambda f: f.__name__
+    "make",
+    [transformer, grouped_attention, masked_gru, bidirectional_lstm],
+    ids=lambda f: f.__name__,
 )
 def test_sequence_models(make, rng):
     assert_matches_batches_of_one(make(), *tokens_and_targets(rng))
@@ -81,7 +83,9 @@ def test_a_nested_model_and_a_frozen_layer(rng):
     assert_matches_batches_of_one(model, *vectors_and_targets(rng))
 
 
-@pytest.mark.parametrize("make", [lambda: layers.Dense(4, "tanh"), lambda: WSConv2D(1, (1, 2), padding="same")])
+@pytest.mark.parametrize(
+    "make", [lambda: layers.Dense(4, "tanh"), lambda: WSConv2D(1, (1, 2), padding="same")]
+)
 def test_a_shared_layer(make, rng):
     inputs = keras.Input((4,))
     shared = make()
@@ -197,7 +201,9 @@ def test_dropout_between_layers_draws_for_each_example(rng):
     # With dropout inside a recurrent unit the forward pass and the recomputed one must agree:
     # a loss linear in the outputs gives gradients that are zero exactly where the mask is.
     x = np.ones([6, 1, 3], "float32")
-    model = keras.Sequential([layers.Input((1, 3)), layers.SimpleRNN(1, dropout=0.5, activation=None)])
+    model = keras.Sequential(
+        [layers.Input((1, 3)), layers.SimpleRNN(1, dropout=0.5, activation=None)]
+    )
     model.compile(loss=lambda y, y_pred: keras.ops.mean(y_pred, axis=-1))
     seen = set()
     engine_norms, weighted = run_engine(model, tf.constant(x), tf.zeros([6, 1]))
@@ -297,7 +303,9 @@ def test_a_dropped_layer_is_caught(monkeypatch, rng):
 def test_an_example_that_is_not_finite_contributes_exactly_zero(rng):
     x, y = vectors_and_targets(rng)
     x[1] = np.inf
-    model = keras.Sequential([layers.Dense(3, "relu"), layers.LayerNormalization(), layers.Dense(2)])
+    model = keras.Sequential(
+        [layers.Dense(3, "relu"), layers.LayerNormalization(), layers.Dense(2)]
+    )
     model.compile(loss="mse")
     _, weighted = run_engine(model, tf.constant(x), tf.constant(y))
     assert np.isfinite(weighted([1.0, 0.0, 1.0, 1.0])).all()
@@ -307,8 +315,10 @@ def test_mixed_bfloat16(rng):
     x, y = vectors_and_targets(rng)
     policy = "mixed_bfloat16"
     model = keras.Sequential(
-        [layers.Dense(8, "relu", dtype=policy), GroupNorm(2, dtype=policy), layers.Dense(2, dtype=policy)]
+        [
+            layers.Dense(8, "relu", dtype=policy),
+            GroupNorm(2, dtype=policy),
+            layers.Dense(2, dtype=policy),
+        ]
     )
     assert_matches_batches_of_one(model, x, y, tolerance=0.05)
-
-

@@ -34,7 +34,9 @@ class Rule:
     def handles(cls, layer, registered_class):
         """Whether this rule is right for `layer`, whose class derives from `registered_class`."""
         mine = type(layer)
-        return all(getattr(mine, a, None) is getattr(registered_class, a, None) for a in cls.assumes)
+        return all(
+            getattr(mine, a, None) is getattr(registered_class, a, None) for a in cls.assumes
+        )
 
     def __init__(self, call, gradients, views, variables):
         self.call = call

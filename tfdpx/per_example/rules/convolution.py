@@ -134,7 +134,9 @@ class Conv2DRule(Rule):
         return tf.reshape(rows, [-1, self.views * height * width, groups, channels])
 
     def _bias(self):
-        return tf.reduce_sum(by_example(self._channels_last(self._gradients), self.views), [1, 2, 3])
+        return tf.reduce_sum(
+            by_example(self._channels_last(self._gradients), self.views), [1, 2, 3]
+        )
 
     @property
     def _taps(self):

@@ -36,9 +36,7 @@ class EinsumDenseRule(Rule):
         axes, view = _axes(self.layer), self._unused_axis()
         inputs, outputs = self._inputs(), self._outputs()
         batch = axes[0][0]
-        equation = (
-            f"{batch}{view}{axes[0][1:]},{batch}{view}{axes[2][1:]}->{batch}{axes[1]}"
-        )
+        equation = f"{batch}{view}{axes[0][1:]},{batch}{view}{axes[2][1:]}->{batch}{axes[1]}"
         return self._pairs(tf.einsum(equation, inputs, outputs), outputs)
 
     def clipped_sum(self, factors):

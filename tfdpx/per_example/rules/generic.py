@@ -34,7 +34,9 @@ class GenericRule(Rule):
             gradients = tape.gradient(
                 outputs,
                 targets,
-                output_gradients=[tf.cast(c, o.dtype) for c, o in zip(cotangents, outputs)],
+                output_gradients=[
+                    tf.cast(c, o.dtype) for c, o in zip(cotangents, outputs, strict=True)
+                ],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             return [tf.convert_to_tensor(g) for g in gradients]

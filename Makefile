@@ -1,0 +1,69 @@
+# Every target that needs Python makes .venv on its first run and starts at once afterwards.
+#
+#   make train ARGS="--preset=digits --epsilon=3"   train; WORKDIR=folder says where to write
+#   make test          lint, then the tests but for the slow ones
+#   make test-slow     the slow tests
+#   make lint          ruff's checks and formatting, changing nothing
+#   make format        mend what ruff can mend
+#   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
+#   make clean         remove what the targets above made, but for training runs
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+# Workers of pytest-xdist. Each imports TensorFlow (about 1 GB) and computes in one thread.
+TEST_WORKERS ?= 2
+PYTEST := $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist worksteal
+
+ARGS ?=
+WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
+  runs/$(shell date +%Y%m%d-%H%M%S))
+
+.PHONY: train test test-slow lint format bazel-check clean
+
+train: $(INSTALLED)
+	$(PYTHON) -m tfdpx.train.classify --workdir=$(WORKDIR) $(ARGS)
+	@{ echo "Written:"; find $(WORKDIR) -type f | sort | sed 's/^/  /'; } >&2
+
+test: lint
+	$(PYTEST) -m "not slow"
+
+test-slow: $(INSTALLED)
+	$(PYTEST) -m slow
+
+lint: $(INSTALLED)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+format: $(INSTALLED)
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+# An interpreter on the PATH may be a shim that does not run, or lack the module venv.
+$(INSTALLED): setup.py
+	for python in python3.11 python3.10 python3; do \
+	  if "$$python" -c 'import ensurepip, sys, venv; \
+	      sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; then \
+	    "$$python" -m venv --clear $(VENV); \
+	    $(PYTHON) -m pip install --quiet -e '.[test]'; \
+	    touch $@; \
+	    exit; \
+	  fi; \
+	done; \
+	echo "Found no working python3.11, python3.10 or python3 of these versions (with venv)." \
+	  "Install Python 3.11, on Debian or Ubuntu: apt-get install python3.11 python3.11-venv" >&2; \
+	exit 1
+
+bazel-check:
+	@command -v bazel >/dev/null || \
+	  { run=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	    $$run apt-get -qq update && $$run apt-get -qq install -y bazel-bootstrap; }
+	python3 tools/check_bazel_targets.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,8 @@
+"""Layers that train well under differential privacy, beyond those of Keras."""
+
+from tfdpx.layers.group_norm import GroupNorm
+from tfdpx.layers.replace_batch_norm import replace_batch_norm
+from tfdpx.layers.ws_conv2d import WSConv2D
+from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
+
+__all__ = ["GroupNorm", "WSConv2D", "WSConv2DRule", "replace_batch_norm"]

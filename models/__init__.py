@@ -1,0 +1,7 @@
+"""Models that train well under differential privacy."""
+
+from tfdpx.models.lenet import LeNet
+from tfdpx.models.small_cnn import SmallCNN
+from tfdpx.models.wide_resnet import WideResNet
+
+__all__ = ["LeNet", "SmallCNN", "WideResNet"]

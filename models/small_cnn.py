@@ -1,0 +1,59 @@
+"""A small convolutional network for small images and small data sets."""
+
+import keras
+
+from tfdpx.layers import GroupNorm, WSConv2D
+from tfdpx.models.arguments import check_image_shape, check_positive_integer
+
+
+def SmallCNN(num_classes, input_shape, filters=(16, 32, 64), groups=8, name="small_cnn"):
+    """Builds a plain stack of 3x3 convolutions with what De et al. (2022) found to help DP-SGD.
+
+    Each convolution is weight-standardized and followed by group normalization and ReLU; every
+    convolution after the first halves the resolution. A dense layer reads the flattened rest. Few
+    weights suffer little noise: the added noise has as many dimensions as the model has weights.
+
+    Args:
+        num_classes: Positive integer, number of outputs.
+        input_shape: `(height, width, channels)` of one image, each known.
+        filters: Channels of each convolution, positive multiples of `groups`.
+        groups: Positive integer, groups of each normalization.
+        name: String, name of the model.
+
+    Returns:
+        A functional `keras.Model` from images `[batch, height, width, channels]` to logits
+        `[batch, num_classes]`, without softmax and in float32 under mixed precision.
+
+    Raises:
+        ValueError: If `filters` is empty or holds anything but positive multiples of `groups`, if
+            `num_classes` or `groups` is not a positive integer, or if `input_shape` is not
+            `(height, width, channels)` with known sizes.
+
+    References:
+        - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1.
+    """
+    check_positive_integer("num_classes", num_classes)
+    check_positive_integer("groups", groups)
+    check_image_shape(input_shape)
+    if None in input_shape:
+        raise ValueError(
+            "Argument `input_shape` must give the height and width, which the dense layer depends "
+            f"on. Received: input_shape={input_shape}. Use, e.g., (28, 28, 1)."
+        )
+    if not filters or any(channels < 1 or channels % groups for channels in filters):
+        raise ValueError(
+            "Argument `filters` must hold a positive multiple of `groups` for each convolution. "
+            f"Received: filters={filters}, groups={groups}. Use, e.g., filters=(16, 32, 64)."
+        )
+    inputs = x = keras.Input(input_shape)
+    for index, channels in enumerate(filters, start=1):
+        x = WSConv2D(
+            channels, 3, strides=1 if index == 1 else 2, padding="same", name=f"conv{index}"
+        )(x)
+        x = GroupNorm(groups, name=f"norm{index}")(x)
+        x = keras.layers.ReLU(name=f"relu{index}")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    outputs = keras.layers.Dense(
+        num_classes, dtype=keras.config.dtype_policy().variable_dtype, name="logits"
+    )(x)
+    return keras.Model(inputs, outputs, name=name)

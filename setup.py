@@ -1,0 +1,73 @@
+"""Installs the four folders of this repository as one package, `tfdpx`."""
+
+import pathlib
+import re
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).parent
+
+# Import name -> folder. A folder's sub-packages are found below it; nothing else needs listing.
+PACKAGE_DIR = {
+    "tfdpx": "tfdpx",
+    "tfdpx.layers": "layers",
+    "tfdpx.models": "models",
+    "tfdpx.train": "train",
+}
+
+
+def find_packages():
+    """Returns the import names of every package of the four folders."""
+    names = []
+    for name, folder in PACKAGE_DIR.items():
+        names.append(name)
+        names.extend(f"{name}.{sub}" for sub in setuptools.find_packages(str(ROOT / folder)))
+    return names
+
+
+def read_version():
+    """Reads `__version__` as text, since importing tfdpx would need TensorFlow."""
+    source = (ROOT / "tfdpx" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "([^"]+)"', source, re.MULTILINE).group(1)
+
+
+def read_readme():
+    """Returns the text for the package index; a checkout without README still installs."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+setuptools.setup(
+    name="tfdpx",
+    version=read_version(),
+    description="Differentially private training for Keras 3 on TensorFlow",
+    long_description=read_readme(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    package_dir=PACKAGE_DIR,
+    packages=find_packages(),
+    install_requires=[
+        # Keras's train_step, which tfdpx/keras_hook.py wraps, is tested on these ranges.
+        "tensorflow>=2.16.2,<2.22",
+        "keras>=3.8,<3.16",
+        # 0.6.0 overestimates RDP epsilon at fractional orders for large sampling probabilities.
+        "dp-accounting>=0.4.3,<0.5",
+        # Its metadata refuses Python 3.12 and later; tfdpx works there without it.
+        "tensorflow-privacy==0.9.0; python_version < '3.12'",
+        "keras-cv==0.9.0",
+        "tensorflow-datasets>=4.9.4",
+        # tensorflow-datasets needs it to write data sets and does not declare it.
+        "importlib_resources",
+        "absl-py>=1.0",
+        "numpy>=1.26",
+        "tensorboard>=2.16",
+        "scipy>=1.11",
+        "scikit-learn>=1.3",
+        "matplotlib>=3.8",
+        "rich>=13",
+    ],
+    extras_require={
+        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9"],
+    },
+)

@@ -1,0 +1,74 @@
+"""GroupNorm against a numpy computation, and its errors."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdpx.layers import GroupNorm
+
+
+def normalize_by_hand(images, groups, epsilon):
+    """Standardizes each example's groups of channels, one by one, in float64."""
+    images = np.asarray(images, "float64")
+    result = np.empty_like(images)
+    width = images.shape[-1] // groups
+    for i in range(len(images)):
+        for g in range(groups):
+            group = images[i, ..., g * width : (g + 1) * width]
+            result[i, ..., g * width : (g + 1) * width] = (group - group.mean()) / np.sqrt(
+                group.var() + epsilon
+            )
+    return result
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([1e-5, 1e-3, 0.1]))
+def test_equals_the_definition(groups, width, epsilon):
+    images = np.random.default_rng(0).normal(2.0, 3.0, size=(3, 4, 5, groups * width))
+    outputs = GroupNorm(groups, epsilon=epsilon, dtype="float64")(images)
+    np.testing.assert_allclose(outputs, normalize_by_hand(images, groups, epsilon), atol=1e-10)
+
+
+def test_sixteen_groups_by_default():
+    images = np.random.default_rng(1).normal(size=(2, 3, 3, 64))
+    layer = GroupNorm(dtype="float64")
+    assert layer.groups == 16
+    np.testing.assert_allclose(layer(images), normalize_by_hand(images, 16, 1e-3), atol=1e-10)
+
+
+def test_examples_do_not_mix():
+    rng = np.random.default_rng(2)
+    images = rng.normal(size=(4, 3, 3, 16)).astype("float32")
+    layer = GroupNorm(4)
+    before = layer(images, training=True).numpy()
+    images[1:] = rng.normal(5.0, 2.0, size=images[1:].shape)
+    after = layer(images, training=True).numpy()
+    np.testing.assert_array_equal(before[0], after[0])
+    assert np.abs(before[1] - after[1]).max() > 0.1
+
+
+def test_config_round_trip():
+    layer = GroupNorm(8, epsilon=1e-5, center=False, name="norm")
+    config = layer.get_config()
+    assert config["groups"] == 8
+    assert GroupNorm.from_config(config).get_config() == config
+    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert isinstance(restored, GroupNorm)
+
+
+@pytest.mark.parametrize("channels", [24, 8])
+def test_error_names_the_layer_the_channels_and_fitting_groups(channels):
+    fitting = {24: "1, 2, 3, 4, 6, 8, 12, 24", 8: "1, 2, 4, 8"}[channels]
+    with pytest.raises(ValueError) as raised:
+        GroupNorm(name="first_norm").build((None, 4, 4, channels))
+    message = str(raised.value)
+    assert "'first_norm'" in message
+    assert f"groups=16, {channels} channels" in message
+    assert f"Use one of groups=[{fitting}]" in message
+
+
+def test_instance_normalization():
+    images = np.random.default_rng(3).normal(size=(2, 5, 5, 6))
+    outputs = GroupNorm(-1, dtype="float64")(images)
+    np.testing.assert_allclose(outputs, normalize_by_hand(images, 6, 1e-3), atol=1e-10)

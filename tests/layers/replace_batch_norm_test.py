@@ -1,0 +1,145 @@
+"""replace_batch_norm on functional, Sequential, nested and unfit models."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdpx.layers import GroupNorm, replace_batch_norm
+
+
+def layers_of(model, layer_class):
+    return [layer for layer in model._flatten_layers() if isinstance(layer, layer_class)]
+
+
+def randomize(model):
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(rng.uniform(0.5, 1.5, size=weight.shape))
+
+
+def small_functional():
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(12, 3, name="conv")(inputs)
+    x = keras.layers.BatchNormalization(
+        axis=3, epsilon=0.01, center=False, gamma_regularizer="l2", name="norm"
+    )(x)
+    x = keras.ops.relu(x)
+    x = keras.layers.BatchNormalization(scale=False, trainable=False, name="frozen_norm")(x)
+    x = keras.layers.Dropout(0.5)(x)
+    return keras.Model(inputs, keras.layers.Dense(2, name="dense")(x), name="small")
+
+
+def test_resnet50_loses_every_batch_norm_and_runs():
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=5)
+    replaced = replace_batch_norm(model)
+    norms = layers_of(model, keras.layers.BatchNormalization)
+    assert len(norms) == 53
+    assert layers_of(replaced, keras.layers.BatchNormalization) == []
+    assert [layer.name for layer in layers_of(replaced, GroupNorm)] == [n.name for n in norms]
+    assert {layer.groups for layer in layers_of(replaced, GroupNorm)} == {16}
+    images = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype("float32")
+    outputs = replaced(images, training=True).numpy()
+    np.testing.assert_allclose(outputs.sum(-1), 1.0, rtol=1e-5)
+    images[1] += 1.0
+    np.testing.assert_allclose(replaced(images, training=True)[0], outputs[0], rtol=1e-5)
+
+
+def test_keeps_arguments_and_weights_and_the_original():
+    model = small_functional()
+    randomize(model)
+    before = [np.array(weight) for weight in model.weights]
+    replaced = replace_batch_norm(model, groups=8)
+    norm, frozen = replaced.get_layer("norm"), replaced.get_layer("frozen_norm")
+    assert (norm.groups, norm.axis, norm.epsilon, norm.center, norm.scale) == (6, 3, 0.01, False, 1)
+    assert isinstance(norm.gamma_regularizer, keras.regularizers.L2)
+    assert (frozen.scale, frozen.trainable) == (False, False)
+    for path in ("conv.kernel", "conv.bias", "dense.kernel", "dense.bias", "norm.gamma"):
+        layer, weight = path.split(".")
+        np.testing.assert_array_equal(
+            getattr(replaced.get_layer(layer), weight), getattr(model.get_layer(layer), weight)
+        )
+    np.testing.assert_array_equal(frozen.beta, model.get_layer("frozen_norm").beta)
+    assert layers_of(model, GroupNorm) == []
+    replaced.get_layer("conv").kernel.assign_add(replaced.get_layer("conv").kernel)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_groups_are_the_largest_fitting_divisor(channels, groups):
+    model = keras.Sequential([keras.Input((channels,)), keras.layers.BatchNormalization()])
+    chosen = replace_batch_norm(model, groups).layers[0].groups
+    assert chosen <= groups
+    assert channels % chosen == 0
+    assert not any(channels % larger == 0 for larger in range(chosen + 1, groups + 1))
+
+
+def test_nested_models_and_channels_first():
+    nested = keras.Sequential(
+        [
+            keras.Input((4, 6, 6)),
+            keras.layers.BatchNormalization(axis=1, name="norm"),
+            keras.layers.ReLU(),
+        ],
+        name="nested",
+    )
+    inner_input = keras.Input((4, 6, 6))
+    inner = keras.Model(inner_input, keras.layers.BatchNormalization(axis=1)(inner_input))
+    inputs = keras.Input((4, 6, 6))
+    model = keras.Model(inputs, inner(nested(inputs)))
+    randomize(model)
+    replaced = replace_batch_norm(model, groups=2)
+    norms = layers_of(replaced, GroupNorm)
+    assert [(norm.groups, norm.axis) for norm in norms] == [(2, 1), (2, 1)]
+    assert layers_of(replaced, keras.layers.BatchNormalization) == []
+    np.testing.assert_array_equal(
+        replaced.get_layer("nested").get_layer("norm").gamma, nested.get_layer("norm").gamma
+    )
+    assert replaced(np.ones((2, 4, 6, 6))).shape == (2, 4, 6, 6)
+
+
+def test_sequential_built_by_a_call():
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    model(np.ones((2, 3)))
+    replaced = replace_batch_norm(model)
+    assert [type(layer) for layer in replaced.layers] == [keras.layers.Dense, GroupNorm]
+    np.testing.assert_array_equal(replaced.layers[0].kernel, model.layers[0].kernel)
+
+
+def test_refuses_a_subclassed_model():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = keras.layers.BatchNormalization()
+
+        def call(self, inputs):
+            return self.norm(inputs)
+
+    with pytest.raises(ValueError, match=r"Functional or Sequential(?s:.)*functional API"):
+        replace_batch_norm(Subclassed())
+
+
+def test_refuses_an_unbuilt_model():
+    model = keras.Sequential([keras.layers.BatchNormalization(name="norm")])
+    with pytest.raises(ValueError, match="`model` must be built.*'norm'.*keras.Input"):
+        replace_batch_norm(model)
+
+
+def test_refuses_a_batch_norm_inside_another_layer():
+    model = keras.Sequential(
+        [
+            keras.Input((5, 3)),
+            keras.layers.TimeDistributed(keras.layers.BatchNormalization(name="norm"), name="each"),
+        ]
+    )
+    with pytest.raises(ValueError, match="Layer 'each' of class TimeDistributed holds .*'norm'"):
+        replace_batch_norm(model)
+
+
+@pytest.mark.parametrize("groups", [0, -1, 2.5])
+def test_refuses_other_groups(groups):
+    with pytest.raises(ValueError, match="`groups` must be a positive integer. Received: groups="):
+        replace_batch_norm(small_functional(), groups)

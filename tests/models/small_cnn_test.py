@@ -1,0 +1,67 @@
+"""SmallCNN: shapes, size, what it is made of and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdpx.layers import GroupNorm, WSConv2D
+from tfdpx.models.small_cnn import SmallCNN
+
+
+@pytest.mark.parametrize("input_shape", [(8, 8, 1), (28, 28, 1), (33, 17, 3)])
+def test_maps_images_to_float32_logits(input_shape):
+    model = SmallCNN(7, input_shape)
+    logits = model(np.random.default_rng(0).normal(size=(3, *input_shape)).astype("float32"))
+    assert logits.shape == (3, 7)
+    assert keras.backend.standardize_dtype(logits.dtype) == "float32"
+
+
+def test_number_of_parameters():
+    convolutions = (9 * 1 * 16 + 16) + (9 * 16 * 32 + 32) + (9 * 32 * 64 + 64)
+    norms = 2 * (16 + 32 + 64)
+    dense = 2 * 2 * 64 * 10 + 10  # 8x8 halved twice
+    assert SmallCNN(10, (8, 8, 1)).count_params() == convolutions + norms + dense
+
+
+def test_one_normalised_standardised_convolution_for_each_entry_of_filters():
+    model = SmallCNN(10, (8, 8, 1), filters=(8, 24), groups=4)
+    convolutions = [layer for layer in model.layers if isinstance(layer, WSConv2D)]
+    assert [layer.filters for layer in convolutions] == [8, 24]
+    assert [layer.strides for layer in convolutions] == [(1, 1), (2, 2)]
+    norms = [layer for layer in model.layers if isinstance(layer, GroupNorm)]
+    assert [layer.groups for layer in norms] == [4, 4]
+
+
+def test_examples_do_not_mix():
+    model = SmallCNN(10, (8, 8, 1))
+    images = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype("float32")
+    apart = np.concatenate([model(images[i : i + 1]) for i in range(4)])
+    np.testing.assert_allclose(model(images), apart, atol=1e-5)
+
+
+def test_logits_stay_float32_under_mixed_precision():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = SmallCNN(10, (8, 8, 1))
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert model.get_layer("conv1").compute_dtype == "bfloat16"
+    assert model.output.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (dict(num_classes=0), "`num_classes`"),
+        (dict(filters=()), "`filters`"),
+        (dict(filters=(16, 20)), "`filters`"),
+        (dict(filters=(0,)), "`filters`"),
+        (dict(groups=0), "`groups`"),
+        (dict(input_shape=(8, 8)), "`input_shape`"),
+        (dict(input_shape=(None, 8, 1)), "`input_shape`"),
+    ],
+)
+def test_refuses_by_name(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        SmallCNN(**{"num_classes": 10, "input_shape": (8, 8, 1), **arguments})

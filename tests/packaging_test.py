@@ -1,0 +1,152 @@
+"""What `import tfdpx` checks, exports and loads, and what an installed copy holds."""
+
+import ast
+import importlib.metadata
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import tfdpx
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CORE = pathlib.Path(tfdpx.__file__).parent
+FOLDERS = {"tfdpx": "tfdpx", "layers": "tfdpx.layers", "models": "tfdpx.models"}
+FOLDERS["train"] = "tfdpx.train"
+
+# An editable installation would lend its `tfdpx.layers` to any `tfdpx`; a wheel does not.
+FORGET_EDITABLE = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in getattr(f, "__module__", "")]
+"""
+
+
+def python(code, folder, **environment):
+    """Runs `code` in a new interpreter whose current folder comes first on its path."""
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def last_error(completed):
+    assert completed.returncode != 0, completed.stdout
+    return completed.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("forget_editable", [False, True])
+def test_shadowing_checkout_is_named_with_its_mend(tmp_path, forget_editable):
+    shutil.copytree(CORE, tmp_path / "tfdpx", ignore=shutil.ignore_patterns("layers", "models"))
+    code = (FORGET_EDITABLE if forget_editable else "") + "import tfdpx"
+    message = last_error(python(code, tmp_path))
+    assert message.startswith("ImportError: tfdpx was imported from the folder")
+    assert str(tmp_path / "tfdpx") in message
+    assert "`tfdpx.layers`" in message
+    assert "`pip install -e .`" in message
+
+
+PRETEND_JAX = "import keras; keras.backend.backend = lambda: 'jax'; "
+
+
+@pytest.mark.parametrize(
+    ("code", "environment"),
+    [
+        ("import tfdpx", {"KERAS_BACKEND": "jax"}),  # Keras alone would fail for want of jax.
+        (PRETEND_JAX + "import tfdpx", {"KERAS_BACKEND": "tensorflow"}),
+    ],
+)
+def test_other_backends_are_refused_by_name(tmp_path, code, environment):
+    message = last_error(python(code, tmp_path, **environment))
+    assert message.startswith("ImportError: tfdpx needs the TensorFlow backend")
+    assert "Received: backend='jax'" in message
+    assert "KERAS_BACKEND=tensorflow before importing keras" in message
+
+
+def test_layers_and_models_load_on_first_use(tmp_path):
+    code = """
+import sys
+import tfdpx
+for name in ("tfdpx.layers", "tfdpx.models", "tfdpx.train"):
+    assert name not in sys.modules, name
+assert {"layers", "models", "PrivacyPlan"} <= set(dir(tfdpx))
+assert tfdpx.models.WideResNet.__name__ == "WideResNet"
+assert tfdpx.layers.WSConv2D.__name__ == "WSConv2D"
+import tfdpx.train
+"""
+    completed = python(code, tmp_path)
+    assert completed.returncode == 0, completed.stderr
+
+
+def test_public_names_resolve():
+    for name in tfdpx.__all__:
+        assert getattr(tfdpx, name) is not None
+    with pytest.raises(AttributeError, match="'tfdpx' has no attribute 'optimiser'"):
+        _ = tfdpx.optimiser
+
+
+def test_version_is_that_of_the_installed_package():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", tfdpx.__version__)
+    assert importlib.metadata.version("tfdpx") == tfdpx.__version__
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_dependencies_point_one_way(folder):
+    order = list(FOLDERS)
+    forbidden = tuple(FOLDERS[later] for later in order[order.index(folder) + 1 :])
+    paths = list((ROOT / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
+        for module in imported_modules(path):
+            for name in forbidden:
+                assert module != name and not module.startswith(f"{name}."), (path, module)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
+def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
+    checkout, installed = tmp_path / "checkout", tmp_path / "installed"
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, checkout / folder)
+    for file in ("setup.py", "pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / file, checkout)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, checkout], check=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, package in FOLDERS.items():
+        for path in (checkout / folder).rglob("*.py"):
+            inside = package.replace(".", "/") / path.relative_to(checkout / folder)
+            assert inside.as_posix() in names
+    assert not any(name.startswith(("layers/", "models/", "train/", "tests/")) for name in names)
+
+    subprocess.run([*pip, "install", "--no-deps", "--target", installed, wheel], check=True)
+    code = FORGET_EDITABLE + (
+        "import tfdpx, tfdpx.layers, tfdpx.models, tfdpx.train\n"
+        "print(tfdpx.models.LeNet().count_params(), tfdpx.__file__)"
+    )
+    completed = python(code, tmp_path, PYTHONPATH=str(installed))
+    assert completed.stdout.split() == ["61706", str(installed / "tfdpx" / "__init__.py")]
+    # In the folder of a checkout the wheel is shadowed, which must not pass in silence.
+    assert "`pip install -e .`" in last_error(python(code, checkout, PYTHONPATH=str(installed)))

@@ -1,0 +1,149 @@
+import csv
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+
+from tfdpx.accounting import accountants, epsilon
+
+GOLDENS = pathlib.Path(__file__).parent / "accounting_goldens.csv"
+TOLERANCE = {"rdp": 1e-4, "pld": 2e-3}
+
+
+def read_goldens():
+    with open(GOLDENS, encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def matches(found, printed, accountant):
+    """Whether `found` is the golden, which was printed to four significant digits."""
+    half_unit = 0.5 * 10.0 ** (math.floor(math.log10(float(printed))) - 3)
+    error = abs(found - float(printed))
+    return error <= TOLERANCE[accountant] * float(printed) + half_unit
+
+
+def run_of(row):
+    return float(row["sigma"]), float(row["q"]), int(row["steps"]), float(row["delta"])
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("row", read_goldens(), ids=lambda row: f"sigma{row['sigma']}-q{row['q']}")
+def test_goldens(row, accountant):
+    golden = row[f"eps_{accountant}"]
+    assert matches(epsilon(*run_of(row), accountant), golden, accountant)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_goldens_reject_another_mechanism(accountant):
+    row = read_goldens()[6]
+    noise, probability, steps, delta = run_of(row)
+    golden = row[f"eps_{accountant}"]
+    for wrong in [
+        (noise * 1.01, probability, steps, delta),
+        (noise, probability * 1.01, steps, delta),
+        (noise, probability, round(steps * 1.02), delta),
+        (noise, probability, steps, delta * 1.1),
+    ]:
+        assert not matches(epsilon(*wrong, accountant), golden, accountant)
+
+
+def test_goldens_reject_the_conversion_of_mironov():
+    # epsilon = rdp + log(1/delta) / (order - 1), here for the Gaussian, whose rdp is known.
+    noise, probability, steps, delta = run_of(read_goldens()[9])
+    assert probability == 1
+    orders = np.linspace(1.01, 100, 10_000)
+    old = np.min(steps * orders / (2 * noise**2) + np.log(1 / delta) / (orders - 1))
+    assert not matches(old, read_goldens()[9]["eps_rdp"], "rdp")
+
+
+@pytest.mark.parametrize("noise, steps", [(0.85, 1), (20.0, 206), (6.0, 3)])
+def test_pld_without_sampling_is_the_exact_gaussian(noise, steps):
+    delta, mu = 1e-5, math.sqrt(steps) / noise
+
+    def excess(epsilon):  # Balle and Wang 2018, Theorem 8.
+        cdf = scipy.stats.norm.cdf
+        return cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * cdf(-mu / 2 - epsilon / mu) - delta
+
+    exact = scipy.optimize.brentq(excess, 0, 50)
+    assert epsilon(noise, 1.0, steps, delta, "pld") == pytest.approx(exact, rel=1e-4)
+    assert epsilon(noise, 1.0, steps, delta, "rdp") > exact
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_edges(accountant):
+    assert epsilon(1.0, 0.1, 0, 1e-5, accountant) == 0.0
+    assert epsilon(0.0, 0.1, 0, 1e-5, accountant) == 0.0
+    assert epsilon(0.0, 0.1, 1, 1e-5, accountant) == math.inf
+    assert epsilon(0.0, 1.0, 1, 1e-5, accountant) == math.inf
+    nearly_all = epsilon(2.0, 1 - 1e-9, 5, 1e-5, accountant)
+    assert epsilon(2.0, 1.0, 5, 1e-5, accountant) == pytest.approx(nearly_all, rel=1e-3)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_composition_of_unlike_runs(accountant):
+    # Without sampling Gaussians compose exactly: the inverse variances add up.
+    together = accountants.composed_epsilon(((2.0, 1.0, 3), (4.0, 1.0, 8)), 1e-5, accountant)
+    alike = 1 / math.sqrt(3 / 2.0**2 + 8 / 4.0**2)
+    assert together == pytest.approx(epsilon(alike, 1.0, 1, 1e-5, accountant), rel=1e-3)
+    assert accountants.composed_epsilon((), 1e-5, accountant) == 0.0
+
+
+def test_repeated_calls_are_cached():
+    epsilon(1.5, 0.01, 100, 1e-5)
+    hits = accountants.composed_epsilon.cache_info().hits
+    epsilon(1.5, 0.01, 100, 1e-5)
+    assert accountants.composed_epsilon.cache_info().hits == hits + 1
+
+
+@pytest.mark.parametrize("noise, probability", [(1e4, 1e-6), (5e5, 0.05)])
+def test_a_loss_too_small_for_rdp_is_an_error(noise, probability):
+    # dp_accounting refuses the first as negative, and finds epsilon 0 for the second.
+    with pytest.raises(ValueError, match="'rdp' cannot resolve so small a privacy loss"):
+        epsilon(noise, probability, 1000, 1e-5, "rdp")
+
+
+def test_rdp_is_exact_down_to_the_least_loss_it_accepts():
+    probability, noise, steps, delta = 1e-3, 90.0, 10_000_000, 1e-5
+    # So small a loss is that of a Gaussian with mu = sqrt(steps) * probability / noise.
+    gaussian = epsilon(noise / probability, 1.0, steps, delta, "rdp")
+    assert epsilon(noise, probability, steps, delta, "rdp") == pytest.approx(gaussian, rel=1e-3)
+
+
+def test_pld_grid_follows_the_loss():
+    # 100,000 steps with a loss of 1e-4 each, where a grid of 1e-4 gives 0.1058, 8% too much.
+    probability, noise, steps, delta = 1e-3, 10.0, 100_000, 1e-5
+    # So small a loss is that of a Gaussian of the same chi-squared divergence.
+    loss = probability * math.sqrt(math.expm1(1 / noise**2))
+    gaussian = epsilon(1 / loss, 1.0, steps, delta, "pld")
+    found = epsilon(noise, probability, steps, delta, "pld")
+    assert gaussian * 0.999 < found < gaussian * 1.006 < 0.1
+    # A few steps of large loss beside them keep the grid coarse, and the cost low.
+    together = accountants.composed_epsilon(
+        ((noise, probability, steps), (1.0, 1.0, 4)), delta, "pld"
+    )
+    alone = epsilon(1.0, 1.0, 4, delta, "pld")
+    assert alone < together < alone * 1.01
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ((-1.0, 0.1, 1, 1e-5), "noise_multiplier"),
+        ((math.nan, 0.1, 1, 1e-5), "noise_multiplier"),
+        ((math.inf, 0.1, 1, 1e-5), "noise_multiplier"),
+        ((1.0, 0.0, 1, 1e-5), "sampling_probability"),
+        ((1.0, 1.1, 1, 1e-5), "sampling_probability"),
+        ((1.0, 0.1, -1, 1e-5), "steps"),
+        ((1.0, 0.1, 1.5, 1e-5), "steps"),
+        ((1.0, 0.1, 1, 0.0), "delta"),
+        ((1.0, 0.1, 1, 2), "delta"),
+        ((1.0, 0.1, 1, None), "delta"),
+        ((1.0, 0.1, 1, 1e-5, "gdp"), "accountant"),
+    ],
+)
+def test_errors_name_argument_and_value(arguments, name):
+    with pytest.raises(ValueError, match=f"Argument `{name}` .*Received: {name}="):
+        epsilon(*arguments)

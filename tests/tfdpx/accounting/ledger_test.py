@@ -1,0 +1,155 @@
+import json
+import math
+import os
+import types
+
+import keras
+import numpy as np
+import pytest
+
+from tfdpx.accounting import Ledger, epsilon
+from tfdpx.accounting.ledger import Entry
+
+
+def optimizer_after(steps, noise_multiplier=1.5, batch_size=50):
+    iterations = keras.Variable(steps, dtype="int64", trainable=False)
+    return types.SimpleNamespace(
+        iterations=iterations, noise_multiplier=noise_multiplier, batch_size=batch_size
+    )
+
+
+@pytest.fixture
+def ledger():
+    return Ledger((Entry(1.5, 0.05, 10), Entry(2.0, 0.1, 3)))
+
+
+def test_from_optimizer_reads_what_happened():
+    found = Ledger.from_optimizer(optimizer_after(7), num_examples=1000)
+    assert found == Ledger((Entry(1.5, 0.05, 7),))
+    assert found.steps == 7
+    assert Ledger.from_optimizer(optimizer_after(0), num_examples=1000) == Ledger()
+    with pytest.raises(ValueError, match="num_examples=49, batch_size=50"):
+        Ledger.from_optimizer(optimizer_after(7), num_examples=49)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_epsilon(ledger, accountant):
+    assert Ledger().epsilon(1e-5, accountant) == 0.0
+    single = Ledger((Entry(1.5, 0.05, 100),))
+    assert single.epsilon(1e-5, accountant) == epsilon(1.5, 0.05, 100, 1e-5, accountant)
+    parts = [Ledger((entry,)).epsilon(1e-5, accountant) for entry in ledger.entries]
+    assert max(parts) < ledger.epsilon(1e-5, accountant) < sum(parts)
+    noiseless = ledger + Ledger((Entry(0.0, 0.1, 1),))
+    assert noiseless.epsilon(1e-5, accountant) == math.inf
+
+
+def test_epsilon_of_unlike_full_batches_is_that_of_one_gaussian():
+    # Inverse variances of Gaussians add up.
+    ledger = Ledger((Entry(3.0, 1.0, 2), Entry(6.0, 1.0, 4)))
+    noise_multiplier = 1 / math.sqrt(2 / 9 + 4 / 36)
+    exact = epsilon(noise_multiplier, 1.0, 1, 1e-5, "pld")
+    assert ledger.epsilon(1e-5) == pytest.approx(exact, rel=1e-3)
+
+
+def test_resumed_runs_cost_what_one_run_does():
+    first = Ledger.from_optimizer(optimizer_after(40), num_examples=1000)
+    second = Ledger.from_optimizer(optimizer_after(60), num_examples=1000)
+    whole = Ledger.from_optimizer(optimizer_after(100), num_examples=1000)
+    joined = first + second
+    assert joined.entries == (*first.entries, *second.entries)
+    assert joined.steps == 100
+    assert joined.epsilon(1e-5) == whole.epsilon(1e-5)
+    # Neither the larger of the two, nor their sum.
+    assert first.epsilon(1e-5) < second.epsilon(1e-5) < joined.epsilon(1e-5)
+    assert joined.epsilon(1e-5) < first.epsilon(1e-5) + second.epsilon(1e-5)
+
+
+def test_order_of_runs_does_not_matter(ledger):
+    assert Ledger(ledger.entries[::-1]).epsilon(1e-5) == ledger.epsilon(1e-5)
+
+
+def test_entries_do_not_change(ledger):
+    with pytest.raises(AttributeError):
+        ledger.entries = ()
+    with pytest.raises(AttributeError):
+        ledger.entries[0].steps = 1
+    with pytest.raises(TypeError, match="must hold ledger entries"):
+        Ledger(((1.5, 0.05, 10),))
+    with pytest.raises(TypeError):
+        ledger + 3
+
+
+@pytest.mark.parametrize(
+    "entry, name",
+    [
+        ((-1.0, 0.1, 1), "noise_multiplier"),
+        ((1.0, 0.0, 1), "sampling_probability"),
+        ((1.0, 1.5, 1), "sampling_probability"),
+        ((1.0, 0.1, 0), "steps"),
+        ((1.0, 0.1, 2.5), "steps"),
+    ],
+)
+def test_entries_are_checked(entry, name):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        Entry(*entry)
+
+
+def test_json_round_trip(ledger):
+    assert Ledger.from_json(ledger.to_json()) == ledger
+    assert Ledger.from_json(Ledger().to_json()) == Ledger()
+    numpy_entry = Ledger((Entry(np.float32(1.5), np.float64(0.05), np.int64(10)),))
+    assert Ledger.from_json(numpy_entry.to_json()) == numpy_entry
+
+
+def test_save_and_load(ledger, tmp_path):
+    path = tmp_path / "ledger.json"
+    Ledger().save(path)
+    ledger.save(path)
+    assert Ledger.load(path) == Ledger.load(str(path)) == ledger
+    assert os.listdir(tmp_path) == ["ledger.json"]
+
+
+def damages():
+    whole = Ledger((Entry(1.5, 0.05, 10),)).to_json()
+    content = json.loads(whole)
+    yield "empty", ""
+    yield "not text", b"\xff\xfe\x00"
+    for length in range(1, len(whole), 7):
+        yield f"cut at {length}", whole[:length]
+    yield "no entries", json.dumps({"format": content["format"]})
+    yield "no format", json.dumps({"entries": content["entries"]})
+    yield "other format", json.dumps(content | {"format": "tfdpx.Ledger/9"})
+    yield "a list", "[]"
+    yield "unknown field", whole.replace('"steps"', '"epochs"')
+    yield "negative steps", whole.replace("10", "-10")
+    yield "steps as text", whole.replace("10", '"10"')
+    yield "not a number", whole.replace("1.5", "NaN")
+
+
+@pytest.mark.parametrize("damage, content", damages())
+def test_a_damaged_file_is_an_error_that_names_it(damage, content, tmp_path):
+    path = tmp_path / "spent.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=r"Damaged ledger file .*spent\.json"):
+        Ledger.load(path)
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Ledger.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_save_that_fails_leaves_the_old_file(ledger, tmp_path, monkeypatch, failing):
+    path = tmp_path / "ledger.json"
+    ledger.save(path)
+
+    def fail(*arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(OSError, match="disk full"):
+        (ledger + ledger).save(path)
+    monkeypatch.undo()
+    assert Ledger.load(path) == ledger
+    assert os.listdir(tmp_path) == ["ledger.json"]

@@ -1,0 +1,283 @@
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdpx.accounting import PrivacyPlan, accountants, epsilon
+
+GIVEN = {"num_examples": 1000, "batch_size": 50, "steps": 100, "delta": 1e-5}
+
+
+def check_solution(unknown, solution, plan):
+    """Fails unless `solution` keeps within the plan's epsilon, and but just."""
+
+    def spent(value):
+        known = {name: getattr(plan, name) for name in ("noise_multiplier", "steps", "batch_size")}
+        known[unknown] = value
+        probability = known["batch_size"] / plan.num_examples
+        return epsilon(
+            known["noise_multiplier"], probability, known["steps"], plan.delta, plan.accountant
+        )
+
+    assert spent(solution) <= plan.epsilon
+    if unknown == "noise_multiplier":
+        assert spent(solution * 0.99) > plan.epsilon
+        assert spent(solution * (1 - 2e-4)) > plan.epsilon
+    elif not (unknown == "batch_size" and solution == plan.num_examples):
+        assert isinstance(solution, int)
+        assert spent(solution + 1) > plan.epsilon
+
+
+def check_plan(unknown, **arguments):
+    plan = PrivacyPlan(**arguments)
+    assert plan.epsilon == arguments["epsilon"]
+    assert plan.epsilon_at(plan.steps) <= plan.epsilon
+    check_solution(unknown, getattr(plan, unknown), plan)
+    return plan
+
+
+epsilons = st.floats(0.1, 20)
+deltas = st.floats(1e-8, 1e-4)
+batch_sizes = st.integers(10, 4000)
+
+
+@settings(max_examples=15, deadline=None)
+@given(epsilons, deltas, batch_sizes, st.integers(1, 20_000))
+def test_noise_is_within_budget_and_tight(epsilon, delta, batch_size, steps):
+    check_plan(
+        "noise_multiplier",
+        num_examples=10_000,
+        batch_size=batch_size,
+        steps=steps,
+        epsilon=epsilon,
+        delta=delta,
+        accountant="rdp",
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(1.0, 20), deltas, batch_sizes, st.floats(3.0, 30.0))
+def test_steps_are_within_budget_and_tight(epsilon, delta, batch_size, noise_multiplier):
+    check_plan(
+        "steps",
+        num_examples=10_000,
+        batch_size=batch_size,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+        accountant="rdp",
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(2.0, 20), deltas, st.integers(1, 1000), st.floats(3.0, 20.0))
+def test_batch_is_within_budget_and_tight(epsilon, delta, steps, noise_multiplier):
+    check_plan(
+        "batch_size",
+        num_examples=4_999,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+        accountant="rdp",
+    )
+
+
+@pytest.mark.parametrize("unknown", ["noise_multiplier", "steps", "batch_size"])
+def test_pld_solutions_are_within_budget_and_tight(unknown):
+    arguments = {"batch_size": 4096, "steps": 2468, "noise_multiplier": 3.0}
+    del arguments[unknown]
+    tight = check_plan(unknown, num_examples=50_000, epsilon=8.0, delta=1e-5, **arguments)
+    loose = PrivacyPlan(num_examples=50_000, epsilon=8.0, delta=1e-5, accountant="rdp", **arguments)
+    assert tight.accountant == "pld"  # The default.
+    if unknown == "noise_multiplier":
+        assert tight.noise_multiplier < 0.97 * loose.noise_multiplier
+    else:
+        assert getattr(tight, unknown) > 1.03 * getattr(loose, unknown)
+
+
+@pytest.mark.parametrize(
+    "unknown, change",
+    [("noise_multiplier", 1.001), ("noise_multiplier", 0.999), ("steps", -1), ("steps", 1)],
+)
+def test_the_check_rejects_loose_and_overshooting_solutions(unknown, change):
+    arguments = {"batch_size": 50, "steps": 100, "noise_multiplier": 3.0}
+    del arguments[unknown]
+    plan = PrivacyPlan(num_examples=1000, epsilon=2.0, delta=1e-5, accountant="rdp", **arguments)
+    right = getattr(plan, unknown)
+    wrong = right + change if unknown == "steps" else right * change
+    check_solution(unknown, right, plan)
+    with pytest.raises(AssertionError):
+        check_solution(unknown, wrong, plan)
+
+
+def test_full_batch_steps_of_adamix():
+    # Amid et al. 2022 (AdaMix), with its misprint mended: T = 2 sigma^2 rho.
+    for target, steps in [(1.0, 28), (3.0, 206)]:
+        plan = PrivacyPlan(100, batch_size=100, noise_multiplier=20.0, epsilon=target, delta=1e-5)
+        assert plan.steps == steps
+
+
+def test_noise_of_full_batch_steps():
+    # The exact Gaussian (GDP) conversion at epsilon 1, delta 1e-5.
+    plan = PrivacyPlan(100, batch_size=100, steps=100, epsilon=1.0, delta=1e-5)
+    assert plan.noise_multiplier == pytest.approx(37.31, rel=1e-3)
+
+
+def test_epsilon_left_out():
+    plan = PrivacyPlan(**GIVEN, noise_multiplier=1.5, accountant="rdp")
+    assert plan.epsilon == epsilon(1.5, 0.05, 100, 1e-5, "rdp") == plan.epsilon_at(100)
+    assert 0 == plan.epsilon_at(0) < plan.epsilon_at(50) < plan.epsilon < plan.epsilon_at(101)
+    assert PrivacyPlan(**GIVEN, noise_multiplier=0).epsilon == math.inf
+
+
+def test_whole_data_set_when_the_budget_allows_it():
+    plan = PrivacyPlan(100, steps=10, noise_multiplier=50.0, epsilon=8.0, delta=1e-5)
+    assert plan.batch_size == 100
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_examples": 0}, "`num_examples` must be a positive integer.*num_examples=0"),
+        ({"num_examples": None}, "`num_examples` must be a positive integer"),
+        ({"batch_size": 1001}, "`batch_size` must not exceed `num_examples`.*1001.*1000"),
+        ({"batch_size": 50.0}, r"`batch_size` must be a positive integer.*batch_size=50\.0"),
+        ({"batch_size": -1}, "`batch_size` must be a positive integer"),
+        ({"steps": 0}, "`steps` must be a positive integer.*steps=0"),
+        ({"steps": True}, "`steps` must be a positive integer"),
+        ({"epsilon": 0.0}, r"`epsilon` must be a positive, finite number.*epsilon=0\.0"),
+        ({"epsilon": -1}, "`epsilon` must be a positive, finite number"),
+        ({"epsilon": math.inf}, "`epsilon` must be a positive, finite number"),
+        ({"epsilon": "8"}, "`epsilon` must be a positive, finite number"),
+        ({"delta": 0}, "`delta` must lie strictly between 0 and 1.*delta=0"),
+        ({"delta": 1.0}, "`delta` must lie strictly between 0 and 1"),
+        ({"delta": None}, "`delta` must lie strictly between 0 and 1.*delta=None"),
+        ({"epsilon": None, "noise_multiplier": -1.0}, "`noise_multiplier` must be a finite"),
+        ({"sampling": "cyclic"}, "`sampling` must be one of.*sampling='cyclic'"),
+        ({"accountant": "zcdp"}, "`accountant` must be one of.*accountant='zcdp'"),
+        ({"noise_multiplier": 1.0}, "Exactly one of .* Left out: none"),
+        ({"epsilon": None}, "Exactly one of .* Left out: `noise_multiplier`, `epsilon`"),
+        ({"steps": None}, "Exactly one of .* Left out: `noise_multiplier`, `steps`"),
+    ],
+)
+def test_errors(changes, message):
+    with pytest.raises(ValueError, match=message):
+        PrivacyPlan(**(GIVEN | {"epsilon": 1.0, "accountant": "rdp"} | changes))
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"steps": None, "noise_multiplier": 0.5}, "No `steps`.*even steps=1 gives epsilon="),
+        ({"steps": None, "noise_multiplier": 0}, "No `steps`.*gives epsilon=inf"),
+        ({"batch_size": None, "noise_multiplier": 0.3}, "No `batch_size`.*even batch_size=1 "),
+    ],
+)
+def test_target_out_of_reach(changes, message, accountant):
+    arguments = GIVEN | {"epsilon": 0.02, "accountant": accountant} | changes
+    with pytest.raises(ValueError, match=message):
+        PrivacyPlan(**arguments)
+
+
+def test_target_that_any_noise_or_number_of_steps_meets():
+    with pytest.raises(ValueError, match="does not bound `noise_multiplier`: already .*=0.1 "):
+        PrivacyPlan(**GIVEN, epsilon=1e9, accountant="rdp")
+    with pytest.raises(ValueError, match="does not bound `steps`: already steps=1.09951e\\+12"):
+        PrivacyPlan(1000, 900, noise_multiplier=8e4, epsilon=1e6, delta=1e-5, accountant="rdp")
+
+
+@pytest.mark.parametrize(
+    "num_examples, batch_size, steps",
+    [(50_000, 4096, 2468), (60_000, 256, 10_000), (1_271_167, 16_384, 71_589), (1000, 1, 1)],
+)
+def test_capacity_is_the_least_that_overflows_practically_never(num_examples, batch_size, steps):
+    plan = PrivacyPlan(num_examples, batch_size, steps, noise_multiplier=0.0, delta=1e-5)
+
+    def overflow(rows):
+        return steps * scipy.stats.binom.sf(rows, num_examples, batch_size / num_examples)
+
+    assert overflow(plan.capacity) <= 1e-10 < overflow(plan.capacity - 1)
+    assert isinstance(plan.capacity, int)
+
+
+def test_capacity_edges():
+    assert PrivacyPlan(100, 100, 5, noise_multiplier=0.0, delta=1e-5).capacity == 100
+    assert PrivacyPlan(100, 99, 5, noise_multiplier=0.0, delta=1e-5).capacity == 100
+    shuffled = PrivacyPlan(100, 30, 5, noise_multiplier=0.0, delta=1e-5, sampling="shuffle")
+    assert shuffled.capacity == 30
+
+
+@pytest.mark.parametrize("noise_multiplier", [None, 0.0])
+def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
+    target = 1.0 if noise_multiplier is None else None
+    plan = PrivacyPlan(**GIVEN, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp")
+
+    def fail(*arguments, **keywords):
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr(accountants, "composed_epsilon", fail)
+    assert PrivacyPlan.from_config(plan.get_config()) == plan
+    text = json.dumps(keras.saving.serialize_keras_object(plan))
+    assert keras.saving.deserialize_keras_object(json.loads(text)) == plan
+
+
+def test_config_of_numpy_numbers_is_json():
+    plan = PrivacyPlan(
+        np.int64(1000), np.int32(50), np.int64(100), np.float64(1.0), delta=1e-5, accountant="rdp"
+    )
+    assert json.loads(json.dumps(plan.get_config())) == plan.get_config()
+
+
+def test_config_is_checked():
+    config = PrivacyPlan(**GIVEN, noise_multiplier=1.0, accountant="rdp").get_config()
+    with pytest.raises(ValueError, match="`delta`"):
+        PrivacyPlan.from_config(config | {"delta": 2.0})
+
+
+def test_plans_do_not_change():
+    plan = PrivacyPlan(**GIVEN, noise_multiplier=1.0, accountant="rdp")
+    with pytest.raises(AttributeError):
+        plan.steps = 1000
+
+
+def test_text_is_a_line():
+    plan = PrivacyPlan(**GIVEN, epsilon=2.0, accountant="rdp")
+    assert plan.summary().startswith("(2, 1e-05)-DP for 100 steps of 50 out of 1000 examples")
+    assert "\n" not in plan.summary() + repr(plan)
+    assert "noise_multiplier=" in plan.summary() and "epsilon=2.0" in repr(plan)
+    shuffled = PrivacyPlan(**GIVEN, epsilon=2.0, accountant="rdp", sampling="shuffle")
+    assert shuffled.summary().startswith("about (2, 1e-05)-DP")
+    assert shuffled.is_approximate and not plan.is_approximate
+    assert plan.sampling_probability == 0.05
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_batches(sampling):
+    plan = PrivacyPlan(**GIVEN, noise_multiplier=1.0, accountant="rdp", sampling=sampling)
+    x, y = np.zeros([1000, 8, 8, 3], "uint8"), np.arange(1000)
+    dataset = plan.batches(x, y, seed=0)
+    assert dataset.cardinality() == plan.steps
+    assert [spec.shape[0] for spec in dataset.element_spec] == [plan.capacity] * 3
+    padded = plan.batches(x, y, seed=0, pad_to_multiple_of=16)
+    rows = math.ceil(plan.capacity / 16) * 16
+    assert plan.capacity % 16 and [spec.shape[0] for spec in padded.element_spec] == [rows] * 3
+    for (_, labels, weights), (_, more_labels, more_weights) in zip(
+        dataset.take(3), padded.take(3), strict=True
+    ):
+        np.testing.assert_array_equal(labels[weights > 0], more_labels[more_weights > 0])
+        assert np.all(more_weights[plan.capacity :] == 0)
+
+
+def test_batches_of_another_data_set():
+    plan = PrivacyPlan(**GIVEN, noise_multiplier=1.0, accountant="rdp")
+    with pytest.raises(ValueError, match="999 examples, num_examples=1000"):
+        plan.batches(np.zeros([999, 2]))
+    with pytest.raises(ValueError, match="`pad_to_multiple_of` must be a positive integer"):
+        plan.batches(np.zeros([1000, 2]), pad_to_multiple_of=0)

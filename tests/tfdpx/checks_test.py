@@ -1,0 +1,188 @@
+"""What cannot be trained privately is refused before the first step, and what can is not."""
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import checks
+from tfdpx.per_example import GenericRule, register
+
+layers = keras.layers
+
+
+class Centred(layers.Layer):
+    """Mixes examples under no name that anybody knows."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(x, axis=0, keepdims=True)
+
+
+class AddsALoss(layers.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(x**2))
+        return x
+
+
+class Counts(layers.Layer):
+    def build(self, shape):
+        self.count = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x, training=None):
+        if training:
+            self.count.assign_add(1.0)
+        return x
+
+
+def with_batch_norm():
+    return [layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)]
+
+
+UNFIT = [
+    (with_batch_norm, "batch_normalization.*replace_batch_norm"),
+    (lambda: [Centred(name="centred"), layers.Dense(3)], "Layer 'centred'.*other examples"),
+    (lambda: [layers.Dense(3, activity_regularizer="l2")], "activity_regularizer"),
+    (lambda: [AddsALoss(name="adds"), layers.Dense(3)], "add_loss.*adds"),
+    (lambda: [Counts(), layers.Dense(3)], "non-trainable.*counts"),
+    (lambda: [layers.SpectralNormalization(layers.Dense(3))], "non-trainable.*vector_u"),
+    (lambda: [layers.Dense(3, trainable=False)], "no trainable variables"),
+]
+
+
+@pytest.mark.parametrize("make, message", UNFIT)
+def test_unfit_models_are_refused_before_the_first_step(make, message):
+    x, y = small.data()
+    model = small.model(layers=make())
+    with pytest.raises(checks.UnfitForPrivacy, match=message):
+        model.fit(x, y, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_the_mixing_operation_is_named_also_where_it_is_no_layer():
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(4)(inputs)
+    hidden = hidden - keras.ops.mean(hidden, axis=0, keepdims=True)
+    model = keras.Model(inputs, layers.Dense(3)(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), loss=loss)
+    with pytest.raises(checks.UnfitForPrivacy, match="'mean'"):
+        model.fit(*small.data(), verbose=0)
+
+
+def crossentropy(y, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+
+
+MIXING_LOSSES = {
+    "centres predictions": lambda y, p: crossentropy(y, p - tf.reduce_mean(p, axis=0)),
+    "divides by the largest": lambda y, p: (
+        crossentropy(y, p) / tf.stop_gradient(tf.reduce_max(crossentropy(y, p)))
+    ),
+    "counts labels": lambda y, p: crossentropy(y, p) * tf.reduce_sum(tf.cast(y, "float32")),
+    "contrastive": lambda y, p: -tf.linalg.diag_part(tf.nn.log_softmax(p @ tf.transpose(p))),
+}
+
+
+@pytest.mark.parametrize("name", MIXING_LOSSES)
+def test_losses_that_mix_examples_are_refused(name):
+    model = small.model(loss=MIXING_LOSSES[name])
+    with pytest.raises(checks.UnfitForPrivacy, match="loss of one example depends"):
+        model.fit(*small.data(), verbose=0)
+
+
+def test_a_mixing_loss_is_refused_also_when_all_predictions_start_equal():
+    head = [layers.Dense(3, kernel_initializer="zeros")]
+    model = small.model(layers=head, loss=MIXING_LOSSES["centres predictions"])
+    with pytest.raises(checks.UnfitForPrivacy, match="loss of one example depends"):
+        model.fit(*small.data(), verbose=0)
+
+
+def test_float16_is_refused():
+    x, y = small.data()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = small.model()
+        with pytest.raises(checks.UnfitForPrivacy, match="mixed_bfloat16"):
+            model.fit(x, y, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+class Wrong(layers.Dense):
+    pass
+
+
+@register(Wrong)
+class HalfTheGradient(GenericRule):
+    def per_example_gradients(self):
+        return [0.5 * g for g in super().per_example_gradients()]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_a_wrong_rule_is_found_out(arguments):
+    # Gradients taken while a graph is traced can be silently zero on both sides of a comparison.
+    model = small.model(layers=[Wrong(3)], compile_arguments=arguments)
+    with pytest.raises(checks.UnfitForPrivacy, match="disagree with those of batches of one"):
+        model.fit(*small.data(), verbose=0)
+
+
+FIT = [
+    lambda: [layers.Dense(4), layers.BatchNormalization(trainable=False), layers.Dense(3)],
+    lambda: [layers.Dense(4), layers.Dropout(0.5), layers.GaussianNoise(0.1), layers.Dense(3)],
+    lambda: [layers.Dense(4, kernel_regularizer="l2", kernel_constraint="max_norm"), layers.Dense(3)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", FIT)
+def test_fit_models_train(make):
+    model = small.model(layers=make())
+    model.fit(*small.data(), verbose=0)
+    assert int(model.optimizer.iterations) == 1
+    assert np.isfinite(small.weights(model)).all()
+
+
+def test_attention_with_dropout_trains():
+    inputs = keras.Input((6,))
+    x = layers.Reshape((6, 1))(inputs)
+    x = layers.MultiHeadAttention(2, 2, dropout=0.5)(x, x)
+    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), loss=loss)
+    model.fit(*small.data(), verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_random_numbers_of_no_seed_generator_warn():
+    noisy = layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)))
+    model = small.model(layers=[noisy, layers.Dense(3)])
+    with pytest.warns(UserWarning, match="SeedGenerator"):
+        model.fit(*small.data(), verbose=0)
+
+
+def test_the_checks_leave_no_trace():
+    model = small.model(layers=[layers.Dense(4), layers.Dropout(0.5), layers.Dense(3)])
+    x, y = small.data()
+    model.build(x.shape)
+    before = [v.numpy() for v in model.variables]
+    rows = tf.constant(x)
+    checks.check_step(model, model.optimizer, rows, tf.constant(y), None, 1)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_a_stock_backbone_becomes_trainable_in_a_line():
+    backbone = keras.applications.MobileNetV2(
+        weights=None, input_shape=(32, 32, 3), alpha=0.35, classes=3, classifier_activation=None
+    )
+    x = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype("float32")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0)
+    backbone.compile(optimizer=optimizer, loss=loss)
+    with pytest.raises(checks.UnfitForPrivacy, match="replace_batch_norm"):
+        backbone.train_on_batch(x, np.array([0, 1, 2, 0]))
+    model = tfdpx.layers.replace_batch_norm(backbone)
+    model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=loss)
+    model.train_on_batch(x, np.array([0, 1, 2, 0]))
+    assert int(model.optimizer.iterations) == 1

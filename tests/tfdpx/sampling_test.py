@@ -1,0 +1,449 @@
+import math
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from tfdpx import sampling
+
+NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
+
+
+def make(num_examples=20, probability=0.3, steps=12, capacity=None, **arguments):
+    examples = sampling.Examples(np.arange(num_examples), np.arange(num_examples) % 3)
+    return sampling.poisson_batches(
+        examples,
+        sampling_probability=probability,
+        capacity=capacity or num_examples,
+        steps=steps,
+        **{"seed": 0, **arguments},
+    )
+
+
+def make_shuffled(num_examples=20, batch_size=6, steps=12, capacity=None, **arguments):
+    examples = sampling.Examples(np.arange(num_examples), np.arange(num_examples) % 3)
+    return sampling.shuffled_batches(
+        examples,
+        batch_size=batch_size,
+        capacity=capacity or batch_size,
+        steps=steps,
+        **{"seed": 0, **arguments},
+    )
+
+
+BOTH = pytest.mark.parametrize("make", [make, make_shuffled], ids=["poisson", "shuffle"])
+
+
+def read(dataset):
+    return [tuple(array.numpy() for array in batch) for batch in dataset]
+
+
+def assert_same(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others, strict=True):
+        for array, same in zip(batch, other, strict=True):
+            np.testing.assert_array_equal(array, same)
+
+
+def participation(dataset, num_examples):
+    """Bool array [steps, num_examples]: which examples each step holds."""
+    drawn = [np.zeros(num_examples, bool) for _ in range(STEPS)]
+    for row, (x, _, weight) in zip(drawn, dataset.as_numpy_iterator(), strict=True):
+        row[x[weight > 0]] = True
+    return np.stack(drawn)
+
+
+def p_values(drawn, probability):
+    """P-values of what Poisson sampling makes of a bool array [steps, examples]."""
+
+    def binomial(counts, trials):
+        """Chi-square against Binomial(trials, probability), in cells of at least ten."""
+        edges = scipy.stats.binom.ppf(np.linspace(0, 1, len(counts) // 20), trials, probability)
+        edges = np.unique(edges[1:-1])
+        cells = np.diff(
+            np.concatenate([[0], scipy.stats.binom.cdf(edges, trials, probability), [1]])
+        )
+        found = np.bincount(np.searchsorted(edges, counts), minlength=len(cells))
+        return scipy.stats.chisquare(found, cells * len(counts)).pvalue
+
+    def independent(one, other):
+        table = [[np.sum(one & other), np.sum(one & ~other)]]
+        table += [[np.sum(~one & other), np.sum(~one & ~other)]]
+        return scipy.stats.chi2_contingency(table).pvalue
+
+    steps, examples = drawn.shape
+    return {
+        "total": scipy.stats.binomtest(int(drawn.sum()), drawn.size, probability).pvalue,
+        "participations": binomial(drawn.sum(axis=0), steps),
+        "batch sizes": binomial(drawn.sum(axis=1), examples),
+        "two examples": independent(drawn[:, ::2], drawn[:, 1::2]),
+        "two steps": independent(drawn[::2], drawn[1::2]),
+    }
+
+
+def is_poisson(drawn, probability=PROBABILITY):
+    return min(p_values(drawn, probability).values()) > 1e-4
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return participation(make(NUM_EXAMPLES, PROBABILITY, STEPS, seed=1), NUM_EXAMPLES)
+
+
+def test_draws_are_independent_of_the_right_probability(drawn):
+    assert is_poisson(drawn), p_values(drawn, PROBABILITY)
+
+
+def test_the_check_rejects_a_probability_off_by_five_per_cent(drawn):
+    assert not is_poisson(drawn, PROBABILITY * 1.05)
+    assert not is_poisson(drawn, PROBABILITY / 1.05)
+
+
+def test_the_check_rejects_shuffled_batches():
+    batch_size = round(NUM_EXAMPLES * PROBABILITY)
+    shuffled = make_shuffled(NUM_EXAMPLES, batch_size, STEPS)
+    assert not is_poisson(participation(shuffled, NUM_EXAMPLES))
+
+
+def test_the_check_rejects_fixed_sizes_without_replacement():
+    generator = np.random.default_rng(0)
+    ranks = generator.random([STEPS, NUM_EXAMPLES]).argsort(axis=1)
+    drawn = ranks < round(NUM_EXAMPLES * PROBABILITY)
+    found = p_values(drawn, PROBABILITY)
+    assert not is_poisson(drawn)
+    assert found["batch sizes"] < 1e-4 < found["participations"]
+
+
+def test_the_check_rejects_dependence(drawn):
+    pairs, repeated, constant = drawn.copy(), drawn.copy(), drawn.copy()
+    pairs[: STEPS // 25, 1::2] = pairs[: STEPS // 25, ::2]
+    repeated[1 : STEPS // 25 : 2] = repeated[: STEPS // 25 : 2]
+    constant[:, : NUM_EXAMPLES // 10] = constant[0, : NUM_EXAMPLES // 10]
+    assert p_values(pairs, PROBABILITY)["two examples"] < 1e-4
+    assert p_values(repeated, PROBABILITY)["two steps"] < 1e-4
+    assert p_values(constant, PROBABILITY)["participations"] < 1e-4
+
+
+def test_probability_one_draws_everything():
+    for x, _, weight in read(make(probability=1.0)):
+        np.testing.assert_array_equal(x, np.arange(20))
+        np.testing.assert_array_equal(weight, 1.0)
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.999_999, 1 - 2**-40])
+def test_probabilities_near_one(probability):
+    sizes = [weight.sum() for _, _, weight in read(make(1000, probability, 20))]
+    assert abs(np.mean(sizes) - 1000 * probability) < 5 * math.sqrt(1000 * 0.25 / 20)
+
+
+@BOTH
+@pytest.mark.parametrize("start", [1, 3, 7, 11, 12])
+def test_any_step_can_be_resumed_from(make, start):
+    whole = read(make())
+    assert_same(read(make(start=start)), whole[start:])
+    variable = keras.Variable(start, dtype="int64", trainable=False)
+    assert_same(read(make(start=variable)), whole[start:])
+
+
+@BOTH
+def test_a_variable_start_is_read_at_every_pass(make):
+    variable = tf.Variable(0)
+    dataset, whole = make(start=variable), read(make())
+    assert_same(read(dataset), whole)
+    variable.assign(5)
+    assert_same(read(dataset), whole[5:])
+
+
+@BOTH
+def test_seeds(make):
+    assert_same(read(make(seed=3)), read(make(seed=3)))
+    for one, other in [(3, 4), (None, None), (None, 0)]:
+        with pytest.raises(AssertionError):
+            assert_same(read(make(seed=one)), read(make(seed=other)))
+
+
+@BOTH
+def test_steps_differ(make):
+    batches = [tuple(x[weight > 0]) for x, _, weight in read(make(num_examples=60))]
+    assert len(set(batches)) == len(batches) == 12
+
+
+def test_epochs_are_permutations():
+    batches = [x for x, _, _ in read(make_shuffled(num_examples=20, batch_size=6, steps=12))]
+    epochs = [np.concatenate(batches[i : i + 3]) for i in range(0, 12, 3)]
+    assert all(len(set(epoch)) == 18 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    # The two that are left out change too.
+    assert len({frozenset(range(20)) - set(epoch) for epoch in epochs}) > 1
+
+
+def test_permutations_are_uniform():
+    batches = read(make_shuffled(num_examples=4, batch_size=4, steps=1000))
+    orders = np.stack([x for x, _, _ in batches])
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == math.factorial(4)
+    assert scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+@BOTH
+def test_shapes_are_fixed_and_padding_is_empty(make):
+    dataset = make(num_examples=30, capacity=25)
+    assert [spec.shape for spec in dataset.element_spec] == [[25], [25], [25]]
+    for x, y, weight in read(dataset):
+        drawn = int(weight.sum())
+        assert 0 < drawn < 25
+        np.testing.assert_array_equal(weight, np.arange(25) < drawn)
+        np.testing.assert_array_equal(y[:drawn], x[:drawn] % 3)
+        assert len(set(x[:drawn])) == drawn
+        assert not x[drawn:].any() and not y[drawn:].any()
+
+
+def test_nests_and_dtypes():
+    x = {
+        "image": np.arange(20, dtype="uint8")[:, None, None] * np.ones([20, 4, 3], "uint8"),
+        "meta": (np.arange(20.0), np.arange(20, dtype="float16")),
+    }
+    y = (np.arange(20) % 2 == 0, [f"label {i}" for i in range(20)])
+    examples = sampling.Examples(x, y)
+    dataset = sampling.poisson_batches(
+        examples, sampling_probability=0.5, capacity=16, steps=2, seed=0
+    )
+    spec_x, spec_y, spec_weight = dataset.element_spec
+    assert (spec_x["image"].dtype, spec_x["image"].shape) == (tf.uint8, [16, 4, 3])
+    assert [spec.dtype for spec in spec_x["meta"]] == [tf.float32, tf.float16]
+    assert [spec.dtype for spec in spec_y] == [tf.bool, tf.string]
+    assert spec_weight == tf.TensorSpec([16], tf.float32)
+    x, y, weight = next(iter(dataset))
+    for row in range(int(tf.reduce_sum(weight))):
+        number = int(x["meta"][0][row])
+        assert int(x["image"][row, 3, 2]) == number == int(x["meta"][1][row])
+        assert y[0][row] == (number % 2 == 0) and y[1][row] == f"label {number}"
+
+
+def weights_by_example(examples, count):
+    dataset = sampling.poisson_batches(
+        examples, sampling_probability=1.0, capacity=count, steps=1, seed=0
+    )
+    return next(iter(dataset))[2].numpy()
+
+
+def test_sample_weights():
+    weights = np.array([0.0, 0.5, 2.0, 1.0])
+    examples = sampling.Examples(np.zeros([4, 2]), np.zeros(4), weights)
+    np.testing.assert_array_equal(weights_by_example(examples, 4), weights)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.array([0, 1, 2, 1]),
+        np.array([[0], [1], [2], [1]]),
+        np.eye(3)[[0, 1, 2, 1]],
+        np.array([0.0, 1.0, 2.0, 1.0]),
+    ],
+)
+def test_class_weights(y):
+    examples = sampling.Examples(np.zeros([4, 2]), y, class_weight={0: 0.25, 1: 3.0})
+    np.testing.assert_array_equal(weights_by_example(examples, 4), [0.25, 3.0, 1.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"sample_weight": [1.0, -1.0, 1.0, 1.0]}, "finite and >= 0.*from -1.0 to 1.0"),
+        ({"sample_weight": [1.0, math.nan, 1.0, 1.0]}, "finite and >= 0"),
+        ({"sample_weight": [1.0, math.inf, 1.0, 1.0]}, "finite and >= 0"),
+        ({"sample_weight": np.ones([4, 2])}, r"`sample_weight` must have shape \(4,\).*\(4, 2\)"),
+        ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\).*\(3,\)"),
+        ({"class_weight": {0: -1.0}}, "finite and >= 0"),
+        ({"class_weight": {0: 1.0}, "sample_weight": np.ones(4)}, "exclude each other"),
+        ({"class_weight": {0: 1.0}, "y": None}, "`class_weight` needs a single array `y`"),
+        ({"class_weight": {0: 1.0}, "y": {"a": np.zeros(4)}}, "needs a single array `y`"),
+        ({"class_weight": {0: 1.0}, "y": np.zeros([4, 2, 2])}, r"Received: shape \(4, 2, 2\)"),
+        ({"y": np.zeros(5)}, r"arrays of one length, at least 1. Received: lengths \[4, 5\]"),
+        ({"x": np.zeros([0, 2]), "y": None}, r"Received: lengths \[0\]"),
+        ({"x": 3.0, "y": None}, r"Received: lengths \[0\]"),
+    ],
+)
+def test_unfit_examples(arguments, message):
+    arguments = {"x": np.zeros([4, 2]), "y": np.zeros(4, int)} | arguments
+    with pytest.raises(ValueError, match=message):
+        sampling.Examples(**arguments)
+
+
+@pytest.mark.parametrize(
+    "make, arguments, message",
+    [
+        (make, {"probability": 0.0}, r"`sampling_probability` must lie in \(0, 1\]"),
+        (make, {"probability": 1.5}, r"`sampling_probability` must lie in \(0, 1\]"),
+        (make_shuffled, {"batch_size": 21}, "`batch_size` must lie between 1 and.*=21, for 20"),
+        (make, {"start": -1}, "`start` must lie between 0 and `steps`.*start=-1, steps=12"),
+        (make, {"start": 13}, "`start` must lie between 0 and `steps`"),
+        (make, {"start": 0.5}, "`start` must be an int or a scalar integer variable"),
+        (make, {"seed": "0"}, "`seed` must be"),
+    ],
+)
+def test_unfit_arguments(make, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
+
+
+class OrderedModel(keras.Sequential):
+    """Reads a batch before it counts the step, as tfdpx's optimizers do.
+
+    Keras alone leaves the order open: at the end of the data it counts a step too many.
+    """
+
+    def train_step(self, data):
+        with tf.control_dependencies(tf.nest.flatten(data)):
+            return super().train_step(data)
+
+
+def make_model(*layers):
+    model = OrderedModel(
+        [keras.Input([]), *layers, keras.layers.Reshape([1]), keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-3), loss)
+    return model
+
+
+OVERFLOW = "more examples than the batch has rows for"
+REPLAY = "start=model.optimizer.iterations"
+
+
+def test_overflow_is_an_error():
+    with pytest.raises(tf.errors.InvalidArgumentError, match=OVERFLOW):
+        read(make(capacity=6))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=OVERFLOW):
+        make_model().fit(make(capacity=6), verbose=0)
+
+
+@BOTH
+def test_fit(make):
+    model = make_model()
+    model.fit(make(), verbose=0)
+    assert model.optimizer.iterations == 12
+
+
+@BOTH
+def test_fit_goes_on_over_epochs_of_steps(make):
+    model = make_model()
+    model.fit(make(), epochs=3, steps_per_epoch=4, verbose=0)
+    assert model.optimizer.iterations == 12
+
+
+@BOTH
+def test_fit_again_goes_on_from_a_variable(make):
+    seen = []
+
+    class Record(keras.layers.Layer):
+        def call(self, inputs):
+            tf.py_function(lambda x: seen.append(x.numpy()), [inputs], [])
+            return inputs
+
+    model = make_model(Record())
+    dataset = make(start=model.optimizer.iterations)
+    model.fit(dataset, epochs=2, steps_per_epoch=3, verbose=0)
+    model.fit(dataset, epochs=3, steps_per_epoch=2, verbose=0)
+    assert model.optimizer.iterations == 12
+    assert_same([(x,) for x in seen], [(x,) for x, _, _ in read(make())])
+
+
+@BOTH
+@pytest.mark.parametrize("arguments", [{}, {"steps_per_epoch": 6}], ids=["epochs", "too many"])
+def test_a_second_pass_is_an_error(make, arguments):
+    model = make_model()
+    with pytest.raises(tf.errors.UnknownError, match=REPLAY):
+        model.fit(make(), epochs=3, verbose=0, **arguments)
+    assert model.optimizer.iterations == 12
+
+
+def test_a_second_pass_over_a_few_steps_is_an_error():
+    dataset = make(steps=3)
+    read(dataset)
+    with pytest.raises(tf.errors.UnknownError, match=REPLAY):
+        read(dataset)
+
+
+def test_looking_at_a_batch_is_no_pass():
+    dataset = make()
+    next(iter(dataset))
+    assert len(read(dataset)) == 12
+
+
+def test_many_looks_are_a_replay():
+    dataset = make()
+    with pytest.raises(tf.errors.UnknownError, match=REPLAY):
+        for _ in range(12):
+            next(iter(dataset))
+
+
+def test_cardinality():
+    assert make().cardinality() == 12
+    assert make(start=5).cardinality() == 7
+    assert make(start=tf.Variable(5)).cardinality() == tf.data.UNKNOWN_CARDINALITY
+
+
+def test_fit_without_targets():
+    class Autoencoder(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            assert y is None and sample_weight.shape == [10]
+            return tf.reduce_sum(tf.reduce_sum((y_pred - x) ** 2, axis=1) * sample_weight)
+
+    examples = sampling.Examples(np.ones([10, 2], "float32"))
+    dataset = sampling.poisson_batches(
+        examples, sampling_probability=0.5, capacity=10, steps=3, seed=0
+    )
+    model = Autoencoder()
+    model.compile("sgd")
+    model.fit(dataset, verbose=0)
+    assert model.optimizer.iterations == 3
+
+
+def test_replicas_share_a_draw():
+    # In a process of its own, since the number of devices is fixed at the start.
+    script = """
+        import keras, numpy as np, tensorflow as tf
+        from tfdpx import sampling
+
+        device = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(
+            device, [tf.config.LogicalDeviceConfiguration()] * 2
+        )
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        def make(**arguments):
+            return sampling.poisson_batches(
+                sampling.Examples(np.arange(20.0), np.ones(20)),
+                sampling_probability=0.5, capacity=20, steps=9, seed=0, **arguments,
+            )
+
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Reshape([1]), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(make(), epochs=3, steps_per_epoch=3, verbose=0)
+        assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 9
+        split = strategy.experimental_distribute_dataset(make())
+        for (whole, _, _), (parts, _, _) in zip(make(), split):
+            parts = strategy.experimental_local_results(parts)
+            assert [part.shape[0] for part in parts] == [10, 10]
+            np.testing.assert_array_equal(tf.concat(parts, 0), whole)
+        print("done")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
+    )
+    assert done.stdout.endswith("done\n"), done.stderr[-3000:]

@@ -1,0 +1,284 @@
+"""The update is Eq. 4 of De et al. 2022: sensitivity, noise, masks, microbatches, views."""
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+from oracle import batch_of_one_gradients
+from scipy import stats
+
+import tfdpx
+from tfdpx import train_step
+from tfdpx.models import WideResNet
+
+NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
+
+
+@NO_NOISE
+@pytest.mark.parametrize("l2_norm_clip", [0.1, 1.0, 100.0])
+def test_the_update_is_the_papers_formula(l2_norm_clip):
+    x, y = small.data()
+    model = small.model(noise_multiplier=0.0, l2_norm_clip=l2_norm_clip, batch_size=40)
+    model.build(x.shape)
+    gradients = batch_of_one_gradients(model, tf.constant(x), tf.constant(y), None, 1)
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    clipped = gradients * np.minimum(1.0, l2_norm_clip / norms) / l2_norm_clip
+    np.testing.assert_allclose(small.step(model, x, y), -clipped.sum(0) / 40, atol=1e-6)
+
+
+def sensitivity(x, y, worst):
+    """The change of the update, in units of 1/B, when one example is added."""
+    x_more = np.concatenate([x, worst[0][None]])
+    y_more = np.append(y, worst[1])
+    one = small.step(small.model(noise_multiplier=0.0, batch_size=1), x, y)
+    other = small.step(small.model(noise_multiplier=0.0, batch_size=1), x_more, y_more)
+    return np.linalg.norm(one - other)
+
+
+def largest_change(x, y):
+    """`sensitivity` to a huge example, under the label that hurts most."""
+    huge = 1e4 * np.ones(6, "float32")
+    return max(sensitivity(x, y, (huge, label)) for label in range(3))
+
+
+@NO_NOISE
+def test_one_example_moves_the_update_by_at_most_one():
+    assert 0.1 < largest_change(*small.data()) <= 1.0 + 1e-5
+
+
+@NO_NOISE
+def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
+    monkeypatch.setattr(
+        train_step, "clip_factors", lambda squared, clip, present: tf.cast(present, "float32")
+    )
+    assert largest_change(*small.data()) > 2.0
+
+
+@NO_NOISE
+def test_examples_of_weight_zero_are_absent():
+    x, y = small.data()
+    padded_x = np.concatenate([x, np.full((4, 6), np.nan, "float32")])
+    padded_y = np.append(y, [0, 1, 2, 0])
+    weight = np.append(np.ones(16), np.zeros(4)).astype("float32")
+    arguments = dict(noise_multiplier=0.0, compile_arguments={"metrics": ["accuracy"]})
+    plain, padded = small.model(**arguments), small.model(**arguments)
+    np.testing.assert_allclose(
+        small.step(padded, padded_x, padded_y, weight), small.step(plain, x, y), atol=1e-7
+    )
+    np.testing.assert_allclose(
+        padded.evaluate(x, y, verbose=0), plain.evaluate(x, y, verbose=0), atol=1e-6
+    )
+
+
+@NO_NOISE
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_absent_rows_count_in_no_metric(microbatch_size):
+    x, y = small.data(8)
+    weight = np.array([1, 1, 1, 1, 1, 0, 0, 0], "float32")
+    arguments = dict(
+        noise_multiplier=0.0, microbatch_size=microbatch_size, learning_rate=1e-9,
+        compile_arguments={"metrics": ["accuracy"], "weighted_metrics": ["sparse_categorical_accuracy"]},
+    )  # fmt: skip
+    model = small.model(**arguments)
+    logs = model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
+    other = small.model(**arguments)
+    wanted = other.train_on_batch(x[:5], y[:5], sample_weight=weight[:5], return_dict=True)
+    assert logs["accuracy"] == pytest.approx(wanted["accuracy"])
+    assert logs["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    assert logs["sparse_categorical_accuracy"] == wanted["sparse_categorical_accuracy"]
+
+
+@pytest.mark.parametrize("compile_arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_microbatches_change_nothing(compile_arguments):
+    x, y = small.data()
+    updates = [
+        small.step(small.model(microbatch_size=m, compile_arguments=compile_arguments), x, y)
+        for m in (None, 1, 5, 16, 99)
+    ]
+    for update in updates[1:]:
+        np.testing.assert_allclose(update, updates[0], atol=1e-6)
+
+
+def test_a_wide_resnet_updates_alike_for_any_microbatch_size():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, size=(4, 32, 32, 3)).astype("uint8")
+    y = rng.integers(0, 10, size=4)
+    updates = []
+    for microbatch_size in (1, 4, None):
+        keras.utils.set_random_seed(3)
+        model = WideResNet(16, 4, 10)
+        optimizer = tfdpx.DPSGD(
+            1.0, batch_size=4, noise_multiplier=1.0, microbatch_size=microbatch_size, seed=5
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=optimizer, loss=loss)
+        updates.append(small.step(model, x, y))
+    for update in updates[1:]:
+        np.testing.assert_allclose(update, updates[0], atol=2e-5)
+
+
+def noise_of_steps(count=2, sigma=2.0, **arguments):
+    """The noise in `count` updates, in units of 1: a batch that is absent leaves nothing else."""
+    x, y = small.data(4, features=40)
+    model = small.model(noise_multiplier=sigma, batch_size=1, **arguments)
+    absent = np.zeros(4, "float32")
+    return [-small.step(model, x, y, absent) for _ in range(count)]
+
+
+def is_noise_of(sample, sigma):
+    return stats.kstest(sample / sigma, "norm").pvalue > 1e-3
+
+
+def test_noise_has_the_standard_deviation_sigma():
+    sample = np.concatenate(noise_of_steps(20, sigma=2.0))
+    assert is_noise_of(sample, 2.0)
+    assert not is_noise_of(sample, 2.0 * 2 / 3)
+    assert not is_noise_of(sample, 2.0 * 3 / 2)
+
+
+def test_the_noise_test_rejects_a_step_with_two_thirds_of_it(monkeypatch):
+    original = train_step.noise.standard_normal
+    monkeypatch.setattr(
+        train_step.noise, "standard_normal", lambda *a: original(*a) * np.float32(2 / 3)
+    )
+    assert not is_noise_of(np.concatenate(noise_of_steps(20, sigma=2.0)), 2.0)
+
+
+def test_the_noise_does_not_grow_with_microbatches_or_views():
+    x, y = small.data(8, features=40)
+    model = small.model(noise_multiplier=2.0, batch_size=1, microbatch_size=1, augmult=2)
+    views = np.repeat(x[:, None], 2, axis=1)
+    model.build((None, 40))
+    before, sample = small.weights(model), []
+    for _ in range(20):
+        model.train_on_batch(views, y, sample_weight=np.zeros(8, "float32"))
+        after = small.weights(model)
+        sample.append(before - after)
+        before = after
+    assert is_noise_of(np.concatenate(sample), 2.0)
+
+
+def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise():
+    first, second = noise_of_steps(2, seed=3)
+    again, _ = noise_of_steps(2, seed=3)
+    other, _ = noise_of_steps(2, seed=4)
+    np.testing.assert_array_equal(first, again)
+    assert abs(stats.pearsonr(first, second).statistic) < 0.25
+    assert abs(stats.pearsonr(first, other).statistic) < 0.25
+    assert np.abs(first - second).max() > 0.1
+
+
+def test_the_operating_system_gives_the_seed():
+    one, _ = noise_of_steps(2, seed=None)
+    other, _ = noise_of_steps(2, seed=None)
+    assert np.abs(one - other).max() > 0.1
+
+
+def test_xla_and_eager_updates_agree():
+    x, y = small.data()
+    updates = [
+        small.step(small.model(compile_arguments=arguments), x, y)
+        for arguments in ({}, {"jit_compile": True}, {"run_eagerly": True})
+    ]
+    np.testing.assert_allclose(updates[1], updates[0], atol=1e-6)
+    np.testing.assert_allclose(updates[2], updates[0], atol=1e-6)
+
+
+@NO_NOISE
+def test_given_views_are_averaged_before_clipping():
+    x, y = small.data(8)
+    views = np.stack([x, -x], axis=1)
+    model = small.model(noise_multiplier=0.0, augmult=2, batch_size=8)
+    model.build((None, 6))
+    rows, labels = tf.constant(views.reshape(16, 6)), tf.constant(np.repeat(y, 2))
+    gradients = batch_of_one_gradients(model, rows, labels, None, 2)
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    wanted = -(gradients / np.maximum(norms, 1.0)).sum(0) / 8
+    np.testing.assert_allclose(small.step_views(model, views, y), wanted, atol=1e-6)
+
+
+@NO_NOISE
+def test_augmented_views_do_not_depend_on_microbatches():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, size=(8, 5, 5, 1)).astype("uint8"), rng.integers(0, 3, size=8)
+    updates = [
+        small.step(
+            small.model(
+                layers=lambda: [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)],
+                noise_multiplier=0.0, augmult=3, microbatch_size=m,
+                augment=tfdpx.augment.RandomCropFlip(2),
+            ), x, y,
+        )
+        for m in (None, 3)
+    ]  # fmt: skip
+    np.testing.assert_allclose(updates[1], updates[0], atol=1e-6)
+
+
+@NO_NOISE
+def test_a_weight_regulariser_is_added_after_the_noise_and_not_clipped():
+    x, y = small.data()
+    dense = [keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(50.0), use_bias=False)]
+    model = small.model(layers=dense, noise_multiplier=0.0, learning_rate=1e-3)
+    model.build(x.shape)
+    kernel = small.weights(model)
+    update = small.step(model, x, y, np.zeros(16, "float32"))
+    np.testing.assert_allclose(update, -1e-3 * 100.0 * kernel, rtol=1e-4, atol=1e-6)
+
+
+@NO_NOISE
+def test_an_example_that_is_not_finite_counts_as_zero_and_is_counted():
+    x, y = small.data()
+    model, other = small.model(noise_multiplier=0.0), small.model(noise_multiplier=0.0)
+    bad = x.copy()
+    bad[3] = np.nan
+    weight = np.ones(16, "float32")
+    weight[3] = 0.0
+    np.testing.assert_allclose(
+        small.step(model, bad, y), small.step(other, x, y, weight), atol=1e-7
+    )
+    assert model.optimizer.nonfinite_examples == 1
+    assert other.optimizer.nonfinite_examples == 0
+
+
+@NO_NOISE
+def test_class_weight_and_sample_weight_through_fit():
+    x, y = small.data()
+    weight = np.random.default_rng(1).uniform(0.5, 2.0, 3).astype("float32")
+    by_class, by_sample = small.model(noise_multiplier=0.0), small.model(noise_multiplier=0.0)
+    fit = dict(batch_size=16, shuffle=False, verbose=0)
+    by_class.fit(x, y, class_weight=dict(enumerate(weight.tolist())), **fit)
+    by_sample.fit(x, y, sample_weight=weight[y], **fit)
+    np.testing.assert_allclose(small.weights(by_class), small.weights(by_sample), atol=1e-6)
+
+
+@NO_NOISE
+def test_several_outputs_with_their_own_losses_are_reported():
+    x, y = small.data()
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(4)(inputs)
+    outputs = {
+        "a": keras.layers.Dense(3, name="a")(hidden),
+        "b": keras.layers.Dense(1, name="b")(hidden),
+    }
+    model = keras.Model(inputs, outputs)
+    losses = {"a": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"}
+    optimizer = tfdpx.DPSGD(1e-9, batch_size=16, noise_multiplier=0.0)
+    model.compile(optimizer=optimizer, loss=losses, metrics={"a": "accuracy"})
+    targets = {"a": y, "b": y.astype("float32")}
+    logs = model.train_on_batch(x, targets, return_dict=True)
+    wanted = model.evaluate(x, targets, verbose=0, return_dict=True)
+    assert logs.keys() == wanted.keys()
+    for name in wanted:
+        assert logs[name] == pytest.approx(wanted[name], rel=1e-4), name
+
+
+def test_wrong_views_are_refused():
+    x, y = small.data()
+    with pytest.raises(ValueError, match=r"\[batch, 4, ...\]"):
+        small.step(small.model(augmult=4), x, y)
+
+
+def test_private_gradients_cannot_be_forged():
+    with pytest.raises(TypeError, match="private training step"):
+        train_step.PrivateGradient(tf.zeros([2]), object())

@@ -1,0 +1,248 @@
+"""The binary from end to end: what it writes, resumes, releases and refuses."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from tensorboard.backend.event_processing import event_accumulator
+
+import tfdpx
+from tfdpx.train import classify, config, curve, input_pipeline
+
+SHORT = dict(steps=6, report_every=4, batch_size=64, augmult=2, seed=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["classify"])
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("data"))
+
+
+def run(data_dir, workdir, **given):
+    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(workdir), **given):
+        classify.main(["classify"])
+
+
+@pytest.fixture(scope="module")
+def finished(data_dir, tmp_path_factory):
+    """A finished run: its folder, its standard output and its weights before averaging."""
+    workdir, output, raw = tmp_path_factory.mktemp("run"), io.StringIO(), []
+    record_row = curve.Curve.on_epoch_end
+
+    def spy(self, epoch, logs=None):
+        raw[:] = self.model.get_weights()
+        record_row(self, epoch, logs)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.setattr(curve.Curve, "on_epoch_end", spy)
+        run(data_dir, workdir, **SHORT)
+    return workdir, output.getvalue(), raw
+
+
+def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
+    workdir, output, _ = finished
+    refuse = pytest.fail  # JSON has no NaN and no Infinity, though Python reads them.
+    record = json.loads(output.splitlines()[-1], parse_constant=refuse)
+    assert record == json.loads((workdir / "report.json").read_text(), parse_constant=refuse)
+    assert record["workdir"] == str(workdir)
+    assert (record["steps"], record["batch_size"], record["seed"]) == (6, 64, 3)
+    assert 0 <= record["test_accuracy"] <= 1 and record["validation_accuracy"] is None
+    assert record["parameters"] == 26_090
+    assert record["seconds"] > 0
+
+
+def test_epsilon_is_that_of_the_accountant_for_the_noise_that_was_used(finished):
+    record = json.loads((finished[0] / "report.json").read_text())
+    assert record["num_examples"] == 1437
+    assert record["sampling_probability"] == pytest.approx(64 / 1437)
+    assert record["epsilon"] == pytest.approx(
+        tfdpx.accounting.epsilon(
+            record["noise_multiplier"], 64 / 1437, 6, record["delta"], record["accountant"]
+        )
+    )
+    assert 7.9 < record["epsilon"] <= 8.0
+
+
+def test_curve_counts_updates_and_ends_at_the_report(finished):
+    workdir, _, _ = finished
+    record = json.loads((workdir / "report.json").read_text())
+    rows = [json.loads(line) for line in (workdir / "curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [4, 6]
+    assert rows[0]["epsilon"] < rows[1]["epsilon"] == record["epsilon"]
+    assert rows[1]["accuracy"] == pytest.approx(record["test_accuracy"])
+
+
+def test_saved_model_is_the_averaged_one_that_was_measured(finished, data_dir):
+    workdir, _, raw = finished
+    model = keras.saving.load_model(workdir / "model.keras")
+    data = input_pipeline.load("digits", data_dir)
+    predictions = np.argmax(model.predict(data.eval_x, verbose=0), axis=-1)
+    record = json.loads((workdir / "report.json").read_text())
+    assert np.mean(predictions == data.eval_y) == record["test_accuracy"]
+    assert not any(np.array_equal(a, b) for a, b in zip(model.get_weights(), raw, strict=True))
+
+
+def test_saved_model_holds_no_optimizer_and_nothing_secret_remains(finished):
+    workdir, _, _ = finished
+    with zipfile.ZipFile(workdir / "model.keras") as archive:
+        assert not json.loads(archive.read("config.json")).get("compile_config")
+        with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as weights:
+            assert "optimizer" not in weights
+    assert not (workdir / "checkpoint").exists()
+
+
+def test_saved_model_predicts_in_a_fresh_process(finished):
+    code = (
+        "import sys, numpy, keras, tfdpx.layers\n"
+        "model = keras.saving.load_model(sys.argv[1])\n"
+        "print(model(numpy.zeros((2, 8, 8, 1), 'uint8')).shape)\n"
+    )
+    command = [sys.executable, "-c", code, str(finished[0] / "model.keras")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(2, 10)"
+
+
+def test_pictures_and_statement_are_written(finished):
+    workdir, output, _ = finished
+    for name in ("learning_curve.png", "confusion_matrix.png"):
+        content = (workdir / name).read_bytes()
+        assert content.startswith(b"\x89PNG") and len(content) > 10_000
+    statement = (workdir / "privacy_statement.txt").read_text()
+    assert "6 updates" in statement and statement in output
+
+
+def test_tensorboard_shows_what_the_guarantee_covers_and_no_more(finished):
+    tags = {}
+    for folder in (finished[0] / "tensorboard").iterdir():
+        events = event_accumulator.EventAccumulator(str(folder)).Reload()
+        tags[folder.name] = set(events.Tags()["tensors"])
+    assert {
+        "epoch_epsilon",
+        "epoch_noise_multiplier",
+        "epoch_learning_rate",
+        "epoch_privatized_gradient_norm",
+    } <= tags["train"]
+    assert not {"epoch_loss", "epoch_accuracy"} & tags["train"]
+    assert "not_private" not in tags
+    assert "epoch_accuracy" in tags["validation"]
+    assert tags["pictures"] == {"learning_curve", "confusion_matrix"}
+
+
+def test_finished_run_is_not_overwritten(finished, data_dir):
+    before = (finished[0] / "model.keras").read_bytes()
+    with pytest.raises(SystemExit, match="finished run"):
+        run(data_dir, finished[0], **SHORT)
+    assert (finished[0] / "model.keras").read_bytes() == before
+
+
+def test_interrupted_and_resumed_run_equals_the_uninterrupted_one(finished, data_dir, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill_in_the_second_epoch(self, batch, logs=None):
+        del batch, logs
+        if int(self.model.optimizer.iterations) == 5:
+            raise Killed
+
+    workdir = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill_in_the_second_epoch)
+        run(data_dir, workdir, **SHORT)
+    with pytest.raises(SystemExit, match="--resume"):
+        run(data_dir, workdir, **SHORT)
+    with pytest.raises(SystemExit, match="l2_norm_clip"):
+        run(data_dir, workdir, resume=True, l2_norm_clip=0.5, **SHORT)
+    run(data_dir, workdir, resume=True, **SHORT)
+
+    whole, resumed = (
+        keras.saving.load_model(folder / "model.keras").get_weights()
+        for folder in (finished[0], workdir)
+    )
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (workdir / "curve.jsonl").read_text() == (finished[0] / "curve.jsonl").read_text()
+    records = [json.loads((f / "report.json").read_text()) for f in (finished[0], workdir)]
+    assert records[0]["epsilon"] == records[1]["epsilon"]
+
+
+def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    short = dict(steps=1, batch_size=16, augmult=0, augment_padding=0, ema_momentum=0.0)
+    given = dict(noise_multiplier=0.0, validation=0.2, optimizer="dpadam", log_private_metrics=True)
+    with pytest.warns(UserWarning, match="no noise"):
+        run(data_dir, workdir, **given, **short)
+    record = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
+    assert record["epsilon"] == "inf"
+    assert record["test_accuracy"] is None and 0 <= record["validation_accuracy"] <= 1
+    assert record["num_examples"] == 1149
+    assert (workdir / "tensorboard" / "not_private").is_dir()
+    assert (workdir / "learning_curve.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(epsilon=-1.0), "--epsilon=-1.0"),
+        (dict(epsilon=0.0), "--epsilon=0.0"),
+        (dict(delta=2.0), "--delta=2.0"),
+        (dict(preset="mnits"), "no preset 'mnits'.*digits"),
+        (dict(dataset="mnits"), "no data set 'mnits'.*digits, mnist"),
+        (dict(dataset="mnist"), "not prepared.*--download"),
+        (dict(model="resnet"), "no model 'resnet'.*small_cnn"),
+        (dict(model="wrn_17_4"), "Argument `depth`"),
+        (dict(model="lenet"), "Argument `input_shape`"),
+        (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
+        (dict(augment_padding=8), "smaller than the images.*--augment_padding=8"),
+        (dict(augmult=0), "--augmult"),
+        (dict(validation=0.0001), "--validation=0.0001"),
+        (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "exactly three"),
+    ],
+)
+def test_errors_of_the_user_are_one_line(given, message, data_dir, tmp_path):
+    with pytest.raises(SystemExit, match=message) as error:
+        run(data_dir, tmp_path / "run", **given)
+    assert "\n" not in error.value.code
+    assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
+
+
+def test_workdir_that_cannot_be_written(data_dir, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="Cannot write to --workdir=.*file/run"):
+        run(data_dir, tmp_path / "file" / "run")
+
+
+def test_arguments_that_are_no_flags(data_dir):
+    with pytest.raises(SystemExit, match="Only flags.*epsilon=3"):
+        classify.main(["classify", "epsilon=3"])
+
+
+def test_every_setting_has_a_flag_that_is_unset_by_default():
+    for field in dataclasses.fields(config.Config):
+        assert flags.FLAGS[field.name].default is None
+
+
+def test_the_command_fails_with_one_line_and_without_a_stack_trace(tmp_path):
+    command = [sys.executable, "-m", "tfdpx.train.classify", "--epsilon=-1"]
+    done = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("tfdpx.train.classify: Flag --epsilon must")

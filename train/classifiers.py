@@ -1,0 +1,55 @@
+"""Image classifiers by name, fed with uint8 images."""
+
+import re
+
+import keras
+
+from tfdpx.models import LeNet, WideResNet
+from tfdpx.models.small_cnn import SmallCNN
+from tfdpx.train.errors import UserError, checking_flags
+
+NAMES = "small_cnn, lenet, wrn_<depth>_<width> such as wrn_16_4"
+_WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
+
+
+def build(name, image_shape, num_classes, centre):
+    """Returns a model from uint8 images to logits.
+
+    Its first layer maps a grey level x to `x / centre - 1`: normalising in the model lets images
+    travel to the device as bytes, and a saved model needs no preprocessing.
+
+    Args:
+        name: `"small_cnn"`, `"lenet"` or `"wrn_<depth>_<width>"`.
+        image_shape: `(height, width, channels)`.
+        num_classes: Number of logits.
+        centre: Grey level that becomes 0.
+
+    Returns:
+        A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
+
+    Raises:
+        UserError: If there is no model of that name, or it does not fit images of that shape.
+    """
+    check_name(name)
+    with checking_flags():
+        body = _body(name, tuple(image_shape), num_classes)
+    images = keras.Input(image_shape, dtype="uint8", name="image")
+    normalised = keras.layers.Rescaling(1.0 / centre, offset=-1.0, name="normalise")(images)
+    return keras.Model(images, body(normalised), name=name)
+
+
+def check_name(name):
+    """Raises UserError unless there is a model of that name, before any data is read."""
+    if name not in ("small_cnn", "lenet") and not _WIDE_RESNET.fullmatch(name):
+        raise UserError(
+            f"There is no model {name!r}. Received: --model={name}. Use one of: {NAMES}."
+        )
+
+
+def _body(name, input_shape, num_classes):
+    if name == "small_cnn":
+        return SmallCNN(num_classes=num_classes, input_shape=input_shape)
+    if name == "lenet":
+        return LeNet(num_classes=num_classes, input_shape=input_shape)
+    depth, width = map(int, _WIDE_RESNET.fullmatch(name).groups())
+    return WideResNet(depth=depth, width=width, num_classes=num_classes, input_shape=input_shape)

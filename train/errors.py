@@ -1,0 +1,20 @@
+"""The one exception that the binaries show to their user as a line of text."""
+
+import contextlib
+
+
+class UserError(Exception):
+    """Something that the user of a binary can mend: a flag, a path, data that is not there.
+
+    The binaries print it as one line and exit with a status other than zero; any other exception is
+    a defect and keeps its stack trace.
+    """
+
+
+@contextlib.contextmanager
+def checking_flags():
+    """Turns the ValueErrors of a block into UserErrors, where values come straight from flags."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
