@@ -22,8 +22,8 @@ class PrivacyBudget(keras.callbacks.Callback):
     that might, so up to `steps_per_execution - 1` steps can remain unused.
 
     At the end of an epoch `logs["epsilon"]` is the epsilon of the updates made so far, at the
-    plan's delta; it is called "epsilon_approximate" where the plan's sampling makes it an
-    approximation. Callbacks after this one see it, and so do the progress bar and `History`.
+    plan's delta; it is called "epsilon_approximate" where the plan's sampling, or batches that are
+    not from `plan.batches`, make it an approximation. Callbacks after this one see it, and so do the progress bar and `History`.
 
     Args:
         plan: A `PrivacyPlan`.
@@ -61,7 +61,7 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
         if logs is not None:
-            logs.update(_epsilon_log(self.plan, self._steps_taken()))
+            logs.update(_epsilon_log(self.plan, self.model.optimizer))
 
     def _steps_taken(self):
         return _scalar(self.model.optimizer.iterations, int)
@@ -135,7 +135,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         covered = {name: value for name, value in logs.items() if _is_covered(name)}
         optimizer = self.model.optimizer
         if self.plan is not None:
-            covered.update(_epsilon_log(self.plan, _scalar(optimizer.iterations, int)))
+            covered.update(_epsilon_log(self.plan, optimizer))
         if hasattr(optimizer, "noise_multiplier"):
             covered["noise_multiplier"] = optimizer.noise_multiplier
         covered.update(self._gradient_norm())
@@ -166,9 +166,10 @@ def _is_covered(name):
     return name in ("epsilon", "epsilon_approximate", "learning_rate") or name.startswith("val_")
 
 
-def _epsilon_log(plan, steps):
-    name = "epsilon_approximate" if plan.is_approximate else "epsilon"
-    return {name: plan.epsilon_at(steps)}
+def _epsilon_log(plan, optimizer):
+    approximate = plan.is_approximate or getattr(optimizer, "epsilon_is_approximate", False)
+    name = "epsilon_approximate" if approximate else "epsilon"
+    return {name: plan.epsilon_at(_scalar(optimizer.iterations, int))}
 
 
 def _scalar(value, number):

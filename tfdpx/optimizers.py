@@ -130,6 +130,7 @@ class _PrivateOptimizer:
         self.augmult = augmult
         self.seed = seed
         self.per_example_engine = per_example_engine
+        self.epsilon_is_approximate = False
         self.prepared = weakref.WeakKeyDictionary()
         # Part of the state: a run resumed from a checkpoint goes on with the noise it would have.
         self._noise_seed = self.add_variable(
@@ -156,6 +157,22 @@ class _PrivateOptimizer:
     def nonfinite_examples(self):
         """Int: examples so far whose gradient was not finite and counted as zero. Not private."""
         return int(self._nonfinite)
+
+    def note_sampling(self, may_be_planned):
+        """Called by the private step: whether a batch looks like one of `plan.batches`.
+
+        Those have a fixed number of rows and sample weights. Epsilon on others is an approximation,
+        since it counts on Poisson sampling.
+        """
+        if may_be_planned or self.epsilon_is_approximate:
+            return
+        self.epsilon_is_approximate = True
+        if self.plan is not None and not self.plan.is_approximate:
+            warnings.warn(
+                "The plan counts on Poisson sampling, but these batches are not from "
+                "`plan.batches(x, y)`: its epsilon is only an approximation for them.",
+                stacklevel=2,
+            )
 
     def record(self, gradient_norm, nonfinite):
         """Keeps what the step measured; called by the private step."""

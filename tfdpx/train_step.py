@@ -69,6 +69,7 @@ def private_train_step(optimizer, model, data):
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    optimizer.note_sampling(sample_weight is not None and isinstance(Rows(x).count, int))
     views = _Views(optimizer, x)
     example_rows = views.example_rows(x)
     keras_hook.build(model, (example_rows, y, sample_weight))
