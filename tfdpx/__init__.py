@@ -2,8 +2,8 @@
 
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget` and the
 modules `accounting`, `augment`, `callbacks`, `checks` and `per_example`. It also installs the hook
-by which `keras.Model.fit` lets a DP optimizer drive the training step. `tfdpx.layers` and
-`tfdpx.models` load on first use.
+by which `keras.Model.fit` lets a DP optimizer drive the training step, and registers the layers of
+`tfdpx.layers` with Keras. `tfdpx.models` loads on first use.
 """
 
 import importlib
@@ -13,8 +13,8 @@ import sys
 
 __version__ = "0.1.0"
 
-# Loaded on first attribute use: the core depends on neither.
-_LAZY_SUBMODULES = ("layers", "models")
+# Folders beside the core, on which it does not depend.
+_PARTS = ("layers", "models")
 
 
 def _check_backend(name):
@@ -29,7 +29,7 @@ def _check_backend(name):
 def _check_installation():
     """Raises ImportError unless the folders beside the core are found, and belong to this core."""
     core = os.path.dirname(os.path.realpath(__file__))
-    for name in _LAZY_SUBMODULES:
+    for name in _PARTS:
         spec = importlib.util.find_spec(f"{__name__}.{name}")
         found = spec.origin and os.path.dirname(os.path.realpath(spec.origin)) if spec else None
         # They stand beside the core in a checkout and inside it when installed from a wheel.
@@ -79,10 +79,10 @@ __all__ = [
 
 
 def __getattr__(name):
-    if name in _LAZY_SUBMODULES:
+    if name in _PARTS:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted({*globals(), *_LAZY_SUBMODULES})
+    return sorted({*globals(), *_PARTS})

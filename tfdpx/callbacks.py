@@ -23,7 +23,8 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     At the end of an epoch `logs["epsilon"]` is the epsilon of the updates made so far, at the
     plan's delta; it is called "epsilon_approximate" where the plan's sampling, or batches that are
-    not from `plan.batches`, make it an approximation. Callbacks after this one see it, and so do the progress bar and `History`.
+    not from `plan.batches`, make it an approximation. Callbacks after this one see it, and so do
+    the progress bar and `History`.
 
     Args:
         plan: A `PrivacyPlan`.
@@ -167,6 +168,8 @@ def _is_covered(name):
 
 
 def _epsilon_log(plan, optimizer):
+    """The epsilon that the optimizer has spent, by its name in the logs."""
+    # An optimizer knows when it was given other batches than the plan's.
     approximate = plan.is_approximate or getattr(optimizer, "epsilon_is_approximate", False)
     name = "epsilon_approximate" if approximate else "epsilon"
     return {name: plan.epsilon_at(_scalar(optimizer.iterations, int))}

@@ -117,7 +117,7 @@ def check_state(model, x):
         names = [layer.name for layer in added]
         raise UnfitForPrivacy(
             f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put a "
-            "loss on weights into a `kernel_regularizer`, and a loss on data into `compile(loss=...)`."
+            "loss on weights into a `kernel_regularizer`, one on data into `compile(loss=...)`."
         )
 
 

@@ -1,8 +1,8 @@
 """Gaussian noise that every replica draws alike and that (seed, step) replays.
 
-The normals are Box-Muller transforms of Philox bits: `tf.random.stateless_normal` gives other values
-under XLA than outside for one seed; the 32-bit integers of `stateless_uniform` do not. Seeds are
-128 bits and secret: whoever knows them can take the noise away.
+The normals are Box-Muller transforms of Philox bits: `tf.random.stateless_normal` gives other
+values under XLA than outside for one seed; the 32-bit integers of `stateless_uniform` do not. Seeds
+are 128 bits and secret: whoever knows them can take the noise away.
 """
 
 import hashlib

@@ -131,8 +131,8 @@ def test_a_wrong_rule_is_found_out(arguments):
 FIT = [
     lambda: [layers.Dense(4), layers.BatchNormalization(trainable=False), layers.Dense(3)],
     lambda: [layers.Dense(4), layers.Dropout(0.5), layers.GaussianNoise(0.1), layers.Dense(3)],
-    lambda: [layers.Dense(4, kernel_regularizer="l2", kernel_constraint="max_norm"), layers.Dense(3)],
-]  # fmt: skip
+    lambda: [layers.Dense(3, kernel_regularizer="l2", kernel_constraint="max_norm")],
+]
 
 
 @pytest.mark.parametrize("make", FIT)

@@ -1,7 +1,4 @@
 import math
-import subprocess
-import sys
-import textwrap
 
 import keras
 import numpy as np
@@ -37,6 +34,9 @@ def make_shuffled(num_examples=20, batch_size=6, steps=12, capacity=None, **argu
 
 
 BOTH = pytest.mark.parametrize("make", [make, make_shuffled], ids=["poisson", "shuffle"])
+
+
+REPLAY = "start=model.optimizer.iterations"
 
 
 def read(dataset):
@@ -291,3 +291,34 @@ def test_unfit_examples(arguments, message):
 def test_unfit_arguments(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_overflow_is_an_error():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more examples than the batch has"):
+        read(make(capacity=6))
+
+
+def test_a_second_pass_over_a_few_steps_is_an_error():
+    dataset = make(steps=3)
+    read(dataset)
+    with pytest.raises(tf.errors.UnknownError, match=REPLAY):
+        read(dataset)
+
+
+def test_looking_at_a_batch_is_no_pass():
+    dataset = make()
+    next(iter(dataset))
+    assert len(read(dataset)) == 12
+
+
+def test_many_looks_are_a_replay():
+    dataset = make()
+    with pytest.raises(tf.errors.UnknownError, match=REPLAY):
+        for _ in range(12):
+            next(iter(dataset))
+
+
+def test_cardinality():
+    assert make().cardinality() == 12
+    assert make(start=5).cardinality() == 7
+    assert make(start=tf.Variable(5)).cardinality() == tf.data.UNKNOWN_CARDINALITY

@@ -78,7 +78,9 @@ def test_absent_rows_count_in_no_metric(microbatch_size):
     weight = np.array([1, 1, 1, 1, 1, 0, 0, 0], "float32")
     arguments = dict(
         noise_multiplier=0.0, microbatch_size=microbatch_size, learning_rate=1e-9,
-        compile_arguments={"metrics": ["accuracy"], "weighted_metrics": ["sparse_categorical_accuracy"]},
+        compile_arguments={
+            "metrics": ["accuracy"], "weighted_metrics": ["sparse_categorical_accuracy"],
+        },
     )  # fmt: skip
     model = small.model(**arguments)
     logs = model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
@@ -205,7 +207,9 @@ def test_augmented_views_do_not_depend_on_microbatches():
     updates = [
         small.step(
             small.model(
-                layers=lambda: [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)],
+                layers=lambda: [
+                    keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3),
+                ],
                 noise_multiplier=0.0, augmult=3, microbatch_size=m,
                 augment=tfdpx.augment.RandomCropFlip(2),
             ), x, y,

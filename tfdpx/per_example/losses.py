@@ -12,8 +12,8 @@ def row_losses(model, x, y, y_pred, sample_weight):
     """`model.compute_loss` vectorised over batches of one row.
 
     Any loss, weighting and reduction so means what it means in Keras; the batch loss times the
-    batch size does not (it is wrong for `sum` and `mean_with_sample_weight`). Weight regularisers read no
-    data and are left out.
+    batch size does not (it is wrong for `sum` and `mean_with_sample_weight`). Weight
+    regularisers read no data and are left out.
 
     Args:
         model: A compiled, built `keras.Model`.

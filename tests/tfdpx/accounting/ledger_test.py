@@ -126,7 +126,7 @@ def damages():
     yield "not a number", whole.replace("1.5", "NaN")
 
 
-@pytest.mark.parametrize("damage, content", damages())
+@pytest.mark.parametrize("damage, content", list(damages()))
 def test_a_damaged_file_is_an_error_that_names_it(damage, content, tmp_path):
     path = tmp_path / "spent.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

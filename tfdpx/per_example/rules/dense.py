@@ -12,8 +12,8 @@ class DenseRule(Rule):
     """Kernel gradient A^T G and bias gradient 1^T G, with A [T, in] and G [T, out] of an example.
 
     The squared norm of A^T G is `<A A^T, G G^T>` (Goodfellow 2015, arXiv:1510.01799; Li et al.
-    2021, arXiv:2110.05679), which needs no kernel-sized memory an example: used when the T positions are
-    few against the kernel.
+    2021, arXiv:2110.05679), which needs no kernel-sized memory an example: used when the
+    T positions are few against the kernel.
     """
 
     splits_activation = True
