@@ -126,9 +126,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.update_freq == "epoch":
             super().on_train_batch_end(batch, {})
             return
+        # Keras has set tf.summary to record every `update_freq` batches.
         super().on_train_batch_end(batch, self._gradient_norm())
-        if self._batches_seen % self.update_freq == 0:
-            self._write_private("batch_", logs, self._batches_seen)
+        self._write_private("batch_", logs, self._batches_seen)
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's numbers."""

@@ -39,6 +39,7 @@ def check_step(model, optimizer, rows, y, sample_weight, views):
         UnfitForPrivacy: With the reason and the mend.
     """
     check_precision(model)
+    check_train_step(model)
     check_layers(model)
     if not model.trainable_variables:
         raise UnfitForPrivacy(
@@ -70,6 +71,51 @@ def check_precision(model):
             f"The optimizer is wrapped in {type(model.optimizer).__name__}. Scaling the loss by "
             "what the gradients look like uses the data beyond what the guarantee covers. "
             'Use the "mixed_bfloat16" policy in place of "mixed_float16" (or no wrapper).'
+        )
+
+
+def check_train_step(model):
+    """Refuses a `train_step` of the model's own that calls Keras' with data it may have mixed."""
+    if type(model).train_step is not keras.Model.train_step:
+        raise UnfitForPrivacy(
+            f"Model '{model.name}' (of type {type(model).__name__}) has a `train_step` of its own. "
+            "What it does to the batch (mixing examples, for one) cannot be checked. Remove it; "
+            "change data in the input pipeline or by `augment`, and the loss by `compute_loss`."
+        )
+
+
+def check_augment(augment, x):
+    """Refuses an augmentation that mixes examples.
+
+    Args:
+        augment: An object with `draw` and `apply`.
+        x: Nest of one tensor [B, ...]; only shape and dtype are read.
+    """
+    keras_hook.eagerly(_check_augment, augment, x)
+
+
+def _check_augment(augment, x):
+    [images] = tf.nest.flatten(synthetic(x, _EXAMPLES, seed=0))
+    [others] = tf.nest.flatten(synthetic(x, _EXAMPLES, seed=1))
+    changed = tf.concat([others[:1], images[1:]], axis=0)
+    choices = augment.draw(_EXAMPLES, 2, tf.zeros([2], tf.int64))
+    variables = getattr(getattr(augment, "layer", None), "variables", [])
+    made = []
+    for batch in (images, images, changed):
+        # The same random draws each time.
+        with restored(variables):
+            made.append(augment.apply(batch, choices)[1:])
+    if not _close(made[0], made[1]):
+        warnings.warn(
+            "The augmentation draws random numbers outside of any keras.random.SeedGenerator, so "
+            "it could not be checked that it keeps examples apart.",
+            stacklevel=2,
+        )
+    elif not _close(made[0], made[2]):
+        raise UnfitForPrivacy(
+            f"The augmentation {augment.get_config()} makes the view of one example depend on "
+            "another (as MixUp and CutMix do), so clipping each example bounds nothing. Use one "
+            "that treats images one by one."
         )
 
 

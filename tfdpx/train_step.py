@@ -14,9 +14,9 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, keras_hook, noise
+from tfdpx import augment, checks, keras_hook, noise
 from tfdpx.per_example import ENGINES
-from tfdpx.per_example.rows import Rows, synthetic
+from tfdpx.per_example.rows import Rows
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
@@ -70,11 +70,10 @@ def private_train_step(optimizer, model, data):
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer.note_sampling(sample_weight is not None and isinstance(Rows(x).count, int))
-    views = _Views(optimizer, x)
-    example_rows = views.example_rows(x)
-    keras_hook.build(model, (example_rows, y, sample_weight))
+    views = augment.Views(optimizer.augment, optimizer.augmult, x)
+    keras_hook.build(model, (views.example_rows(x), y, sample_weight))
     variables = model.trainable_variables
-    engine = _engine(optimizer, model, example_rows, y, sample_weight, views.count)
+    engine = _engine(optimizer, model, views, x, y, sample_weight)
     seed = noise.fold_in(optimizer.noise_seed, optimizer.iterations.value)
     choices = views.draw(Rows(x).count, noise.fold_in(seed, _VIEWS))
     one_pass = _Pass(optimizer, model, engine, views)
@@ -131,58 +130,6 @@ def clip_factors(squared_norms, l2_norm_clip, present):
     """
     factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
     return tf.where(tf.math.is_finite(squared_norms) & present, factors, 0.0)
-
-
-class _Views:
-    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one as it is."""
-
-    def __init__(self, optimizer, x):
-        self._augment = optimizer.augment if optimizer.augmult else None
-        self.count = optimizer.augmult or 1
-        self._given = bool(optimizer.augmult) and self._augment is None
-        if self._augment is not None and len(tf.nest.flatten(x)) != 1:
-            raise ValueError(
-                "`augment` works on models of a single input. Received inputs: "
-                f"{tf.nest.map_structure(lambda t: t.shape, x)}. Put the views into the data, of "
-                "shape [batch, augmult, ...], and leave `augment` out."
-            )
-        if self._given:
-            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[1:2] != [self.count]]
-            if wrong:
-                raise ValueError(
-                    f"With `augmult={self.count}` and no `augment`, inputs must have shape "
-                    f"[batch, {self.count}, ...]. Received: shape={wrong[0]}. Give the optimizer "
-                    "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
-                )
-
-    def draw(self, batch_size, seed):
-        """The random choices for the whole batch, or None."""
-        if self._augment is None:
-            return None
-        return self._augment.draw(batch_size, self.count, seed)
-
-    def rows(self, x, choices):
-        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]."""
-        if self._augment is not None:
-            x = tf.nest.map_structure(lambda t: self._augment.apply(t, choices), x)
-        elif not self._given:
-            return x
-        return tf.nest.map_structure(
-            lambda t: tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)), x
-        )
-
-    def example_rows(self, x):
-        """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
-        return keras_hook.eagerly(self._example_rows, x)
-
-    def _example_rows(self, x):
-        return self.rows(synthetic(x, rows=1, seed=0), self.draw(1, tf.zeros([2], tf.int64)))
-
-    def repeat(self, nest):
-        """`nest` [B, ...] repeated for each view, [B * K, ...]."""
-        if self.count == 1:
-            return nest
-        return Rows(nest).map(lambda t: tf.repeat(t, self.count, axis=0))
 
 
 class _Pass:
@@ -265,16 +212,19 @@ def _as_dict(totals):
     return {f.name: getattr(totals, f.name) for f in dataclasses.fields(totals)}
 
 
-def _engine(optimizer, model, rows, y, sample_weight, views):
+def _engine(optimizer, model, views, x, y, sample_weight):
     """The engine for this model and these shapes, made and checked once for each."""
+    rows = views.example_rows(x)
     key = (
         tuple(id(v) for v in model.trainable_variables),
         tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
     )
     known = optimizer.prepared.get(model)
     if known is None or known[0] != key:
-        checks.check_step(model, optimizer, rows, y, sample_weight, views)
-        engine = ENGINES[optimizer.per_example_engine](model, rows, views)
+        if views.augment is not None:
+            checks.check_augment(views.augment, x)
+        checks.check_step(model, optimizer, rows, y, sample_weight, views.count)
+        engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
         known = optimizer.prepared[model] = (key, engine)
     return known[1]
 

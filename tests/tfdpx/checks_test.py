@@ -110,6 +110,37 @@ def test_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
+class MixesUp(keras.Sequential):
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        return super().train_step((0.5 * (x + tf.reverse(x, [0])), y, weight))
+
+
+def test_a_train_step_that_mixes_the_batch_first_is_refused():
+    model = MixesUp([layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), loss=loss)
+    with pytest.raises(checks.UnfitForPrivacy, match="train_step. of its own"):
+        model.fit(*small.data(), verbose=0)
+
+
+def flips_and_mixes():
+    return keras.Sequential([layers.RandomFlip("horizontal", seed=1), Centred()])
+
+
+@pytest.mark.parametrize("make, mixes", [(flips_and_mixes, True), (layers.RandomFlip, False)])
+def test_an_augmentation_that_mixes_examples_is_refused(make, mixes):
+    x = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32")
+    model = small.model(
+        layers=[layers.Flatten(), layers.Dense(3)], augment=make(), augmult=2, batch_size=8
+    )
+    if not mixes:
+        model.train_on_batch(x, np.arange(8) % 3)
+        return
+    with pytest.raises(checks.UnfitForPrivacy, match="depend on another"):
+        model.train_on_batch(x, np.arange(8) % 3)
+
+
 class Wrong(layers.Dense):
     pass
 

@@ -179,7 +179,7 @@ PLANTED = [
     (embedding.EmbeddingRule, "squared_norms", _forgets_repeats,
      lambda: layers.Embedding(2, 3), (6,), 2),
     (einsum_dense.EinsumDenseRule, "_outputs", _last_view_only,
-     lambda: layers.EinsumDense("abc,cd->abd", (None, 3)), (4, 2), None),
+     lambda: layers.EinsumDense("abc,cd->abd", (4, 3)), (4, 2), None),
 ]  # fmt: skip
 
 

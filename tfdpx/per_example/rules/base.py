@@ -32,10 +32,16 @@ class Rule:
 
     @classmethod
     def handles(cls, layer, registered_class):
-        """Whether this rule is right for `layer`, whose class derives from `registered_class`."""
+        """Whether this rule is right for `layer`, whose class derives from `registered_class`.
+
+        It is if the subclass overrides nothing that `assumes` lists, and has neither LoRA nor
+        quantization.
+        """
         mine = type(layer)
-        return all(
-            getattr(mine, a, None) is getattr(registered_class, a, None) for a in cls.assumes
+        changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
+        return not changed and all(
+            getattr(mine, name, None) is getattr(registered_class, name, None)
+            for name in cls.assumes
         )
 
     def __init__(self, call, gradients, views, variables):

@@ -22,12 +22,6 @@ class Conv2DRule(Rule):
     splits_activation = True
     assumes = ("call", "convolution_op", "kernel")
 
-    @classmethod
-    def handles(cls, layer, registered_class):
-        """Conv2D as Keras made it: no LoRA, no quantization, no `call` of its own."""
-        plain = not layer.lora_enabled and getattr(layer, "quantization_mode", None) is None
-        return plain and super().handles(layer, registered_class)
-
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
         self._inputs = tf.cast(call.args[0], "float32")

@@ -19,12 +19,6 @@ class DenseRule(Rule):
     splits_activation = True
     assumes = ("call", "kernel")
 
-    @classmethod
-    def handles(cls, layer, registered_class):
-        """Dense as Keras made it: no LoRA, no quantization, no `call` of its own."""
-        plain = not layer.lora_enabled and layer.quantization_mode is None
-        return plain and super().handles(layer, registered_class)
-
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
         self._inputs = positions(call.args[0], views)

@@ -19,7 +19,6 @@ class EinsumDenseRule(Rule):
     @classmethod
     def handles(cls, layer, registered_class):
         """Equations whose first axis is the batch, without ellipsis, repeats or lone axes."""
-        plain = not layer.lora_enabled and layer.quantization_mode is None
         inputs, kernel, outputs = _axes(layer)
         fits = (
             "." not in layer.equation
@@ -29,7 +28,7 @@ class EinsumDenseRule(Rule):
             and set(kernel) <= set(inputs) | set(outputs)
             and set(inputs) <= set(kernel) | set(outputs)
         )
-        return plain and fits and super().handles(layer, registered_class)
+        return fits and super().handles(layer, registered_class)
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""

@@ -13,12 +13,6 @@ class EmbeddingRule(Rule):
 
     assumes = ("call", "embeddings")
 
-    @classmethod
-    def handles(cls, layer, registered_class):
-        """Embedding as Keras made it: no LoRA, no quantization, no `call` of its own."""
-        plain = not layer.lora_enabled and layer.quantization_mode is None
-        return plain and super().handles(layer, registered_class)
-
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
         self._outputs = positions(gradients[0], views)
