@@ -57,8 +57,7 @@ def _check_runs(model, optimizer, rows, y, sample_weight, views):
         y, sample_weight = synthetic((y, sample_weight), _EXAMPLES * views, seed=1)
         check_state(model, x)
         with keras_hook.still():
-            if not _is_repeatable(model, x):
-                return
+            check_repeatable(model, x)
             check_rows_do_not_mix(model, x)
             check_loss(model, x, y, sample_weight)
             check_gradients(model, optimizer, x, y, sample_weight, views)
@@ -164,6 +163,23 @@ def check_state(model, x):
         raise UnfitForPrivacy(
             f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put a "
             "loss on weights into a `kernel_regularizer`, one on data into `compile(loss=...)`."
+        )
+
+
+def check_repeatable(model, x):
+    """Refuses a model that draws random numbers where tfdpx cannot hold them still.
+
+    Args:
+        model: A built `keras.Model`.
+        x: Nest of eager tensors [rows, ...].
+    """
+    first, second = (Outputs(keras_hook.call_model(model, x)).tensors for _ in range(2))
+    if not all(_close(a, b) for a, b in zip(first, second, strict=True)):
+        raise UnfitForPrivacy(
+            f"Model '{model.name}' draws random numbers outside of any keras.random.SeedGenerator, "
+            "so it cannot be checked that its examples do not mix. Give its random layers an "
+            "attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' own have, and "
+            "draw from that."
         )
 
 
@@ -287,19 +303,6 @@ def _change_first(tensor):
         return tensor
     first = tf.reverse(tensor[:1], axis=[-1]) if tensor.shape.rank > 1 else tensor[:1]
     return tf.concat([first * 0.9 + 0.05, tensor[1:]], axis=0)
-
-
-def _is_repeatable(model, x):
-    first, second = (Outputs(keras_hook.call_model(model, x)).tensors for _ in range(2))
-    same = all(_close(a, b) for a, b in zip(first, second, strict=True))
-    if not same:
-        warnings.warn(
-            f"Model '{model.name}' draws random numbers outside of any keras.random.SeedGenerator, "
-            "so it could not be checked that its examples do not mix. Give its random layers a "
-            "SeedGenerator, as Keras' own have.",
-            stacklevel=2,
-        )
-    return same
 
 
 def _is_full_precision(model):

@@ -32,7 +32,7 @@ class Examples:
 
     Args:
         x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. float64 becomes
-            Keras's `floatx`, as in `fit`; any other dtype is kept.
+            `keras.config.floatx()`; any other dtype is kept.
         y: Like `x`, or None.
         sample_weight: Optional array of shape `[num_examples]`, finite and >= 0.
         class_weight: Optional dict from class (int) to weight, finite and >= 0, for a single `y` of
@@ -110,7 +110,7 @@ def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=Non
         sampling_probability: Float in (0, 1].
         capacity: Int. Number of rows of every batch; a step that draws more is an error.
         steps: Int. Number of steps of the whole training; the dataset ends there.
-        seed: Optional int; None takes 128 bits from the operating system.
+        seed: Optional int; None takes a seed from the operating system.
         start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
             batch of an iterator is. A step must count itself only when it has read its batch, as
             those of tfdpx's optimizers do; Keras's own may do it before.
@@ -118,7 +118,7 @@ def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=Non
     Returns:
         A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`; padding
         is zero and has sample_weight 0. Iterating raises `tf.errors.InvalidArgumentError` when a
-        step exceeds `capacity`, and when an int `start` would replay steps: see `start` above.
+        step exceeds `capacity`, `tf.errors.UnknownError` when an int `start` would replay steps.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -142,10 +142,8 @@ def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=Non
             return examples.batch(tf.identity(rows), capacity)
 
     passes = _Passes(start, steps)
-    numbers_of_steps = tf.data.Dataset.from_generator(
-        passes, output_signature=tf.TensorSpec([], tf.int64)
-    )
-    return passes.finish(numbers_of_steps.map(draw))
+    indices = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec([], tf.int64))
+    return passes.finish(indices.map(draw))
 
 
 def shuffled_batches(examples, *, batch_size, capacity, steps, seed=None, start=0):

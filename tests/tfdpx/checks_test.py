@@ -185,10 +185,10 @@ def test_attention_with_dropout_trains():
     assert int(model.optimizer.iterations) == 1
 
 
-def test_random_numbers_of_no_seed_generator_warn():
+def test_random_numbers_of_no_seed_generator_are_refused():
     noisy = layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)))
     model = small.model(layers=[noisy, layers.Dense(3)])
-    with pytest.warns(UserWarning, match="SeedGenerator"):
+    with pytest.raises(checks.UnfitForPrivacy, match="SeedGenerator"):
         model.fit(*small.data(), verbose=0)
 
 

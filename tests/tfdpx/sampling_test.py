@@ -12,26 +12,16 @@ from tfdpx import sampling
 NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
 
 
-def make(num_examples=20, probability=0.3, steps=12, capacity=None, **arguments):
+def make(num_examples=20, probability=0.3, capacity=None, **arguments):
     examples = sampling.Examples(np.arange(num_examples), np.arange(num_examples) % 3)
-    return sampling.poisson_batches(
-        examples,
-        sampling_probability=probability,
-        capacity=capacity or num_examples,
-        steps=steps,
-        **{"seed": 0, **arguments},
-    )
+    arguments = {"steps": 12, "seed": 0, "capacity": capacity or num_examples} | arguments
+    return sampling.poisson_batches(examples, sampling_probability=probability, **arguments)
 
 
-def make_shuffled(num_examples=20, batch_size=6, steps=12, capacity=None, **arguments):
+def make_shuffled(num_examples=20, batch_size=6, **arguments):
     examples = sampling.Examples(np.arange(num_examples), np.arange(num_examples) % 3)
-    return sampling.shuffled_batches(
-        examples,
-        batch_size=batch_size,
-        capacity=capacity or batch_size,
-        steps=steps,
-        **{"seed": 0, **arguments},
-    )
+    arguments = {"steps": 12, "seed": 0, "capacity": batch_size} | arguments
+    return sampling.shuffled_batches(examples, batch_size=batch_size, **arguments)
 
 
 BOTH = pytest.mark.parametrize("make", [make, make_shuffled], ids=["poisson", "shuffle"])
@@ -93,7 +83,7 @@ def is_poisson(drawn, probability=PROBABILITY):
 
 @pytest.fixture(scope="module")
 def drawn():
-    return participation(make(NUM_EXAMPLES, PROBABILITY, STEPS, seed=1), NUM_EXAMPLES)
+    return participation(make(NUM_EXAMPLES, PROBABILITY, steps=STEPS, seed=1), NUM_EXAMPLES)
 
 
 def test_draws_are_independent_of_the_right_probability(drawn):
@@ -107,7 +97,7 @@ def test_the_check_rejects_a_probability_off_by_five_per_cent(drawn):
 
 def test_the_check_rejects_shuffled_batches():
     batch_size = round(NUM_EXAMPLES * PROBABILITY)
-    shuffled = make_shuffled(NUM_EXAMPLES, batch_size, STEPS)
+    shuffled = make_shuffled(NUM_EXAMPLES, batch_size, steps=STEPS)
     assert not is_poisson(participation(shuffled, NUM_EXAMPLES))
 
 
@@ -138,7 +128,7 @@ def test_probability_one_draws_everything():
 
 @pytest.mark.parametrize("probability", [0.5, 0.999_999, 1 - 2**-40])
 def test_probabilities_near_one(probability):
-    sizes = [weight.sum() for _, _, weight in read(make(1000, probability, 20))]
+    sizes = [weight.sum() for _, _, weight in read(make(1000, probability, steps=20))]
     assert abs(np.mean(sizes) - 1000 * probability) < 5 * math.sqrt(1000 * 0.25 / 20)
 
 
@@ -202,79 +192,6 @@ def test_shapes_are_fixed_and_padding_is_empty(make):
         np.testing.assert_array_equal(y[:drawn], x[:drawn] % 3)
         assert len(set(x[:drawn])) == drawn
         assert not x[drawn:].any() and not y[drawn:].any()
-
-
-def test_nests_and_dtypes():
-    x = {
-        "image": np.arange(20, dtype="uint8")[:, None, None] * np.ones([20, 4, 3], "uint8"),
-        "meta": (np.arange(20.0), np.arange(20, dtype="float16")),
-    }
-    y = (np.arange(20) % 2 == 0, [f"label {i}" for i in range(20)])
-    examples = sampling.Examples(x, y)
-    dataset = sampling.poisson_batches(
-        examples, sampling_probability=0.5, capacity=16, steps=2, seed=0
-    )
-    spec_x, spec_y, spec_weight = dataset.element_spec
-    assert (spec_x["image"].dtype, spec_x["image"].shape) == (tf.uint8, [16, 4, 3])
-    assert [spec.dtype for spec in spec_x["meta"]] == [tf.float32, tf.float16]
-    assert [spec.dtype for spec in spec_y] == [tf.bool, tf.string]
-    assert spec_weight == tf.TensorSpec([16], tf.float32)
-    x, y, weight = next(iter(dataset))
-    for row in range(int(tf.reduce_sum(weight))):
-        number = int(x["meta"][0][row])
-        assert int(x["image"][row, 3, 2]) == number == int(x["meta"][1][row])
-        assert y[0][row] == (number % 2 == 0) and y[1][row] == f"label {number}"
-
-
-def weights_by_example(examples, count):
-    dataset = sampling.poisson_batches(
-        examples, sampling_probability=1.0, capacity=count, steps=1, seed=0
-    )
-    return next(iter(dataset))[2].numpy()
-
-
-def test_sample_weights():
-    weights = np.array([0.0, 0.5, 2.0, 1.0])
-    examples = sampling.Examples(np.zeros([4, 2]), np.zeros(4), weights)
-    np.testing.assert_array_equal(weights_by_example(examples, 4), weights)
-
-
-@pytest.mark.parametrize(
-    "y",
-    [
-        np.array([0, 1, 2, 1]),
-        np.array([[0], [1], [2], [1]]),
-        np.eye(3)[[0, 1, 2, 1]],
-        np.array([0.0, 1.0, 2.0, 1.0]),
-    ],
-)
-def test_class_weights(y):
-    examples = sampling.Examples(np.zeros([4, 2]), y, class_weight={0: 0.25, 1: 3.0})
-    np.testing.assert_array_equal(weights_by_example(examples, 4), [0.25, 3.0, 1.0, 3.0])
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"sample_weight": [1.0, -1.0, 1.0, 1.0]}, "finite and >= 0.*from -1.0 to 1.0"),
-        ({"sample_weight": [1.0, math.nan, 1.0, 1.0]}, "finite and >= 0"),
-        ({"sample_weight": [1.0, math.inf, 1.0, 1.0]}, "finite and >= 0"),
-        ({"sample_weight": np.ones([4, 2])}, r"`sample_weight` must have shape \(4,\).*\(4, 2\)"),
-        ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\).*\(3,\)"),
-        ({"class_weight": {0: -1.0}}, "finite and >= 0"),
-        ({"class_weight": {0: 1.0}, "sample_weight": np.ones(4)}, "exclude each other"),
-        ({"class_weight": {0: 1.0}, "y": None}, "`class_weight` needs a single array `y`"),
-        ({"class_weight": {0: 1.0}, "y": {"a": np.zeros(4)}}, "needs a single array `y`"),
-        ({"class_weight": {0: 1.0}, "y": np.zeros([4, 2, 2])}, r"Received: shape \(4, 2, 2\)"),
-        ({"y": np.zeros(5)}, r"arrays of one length, at least 1. Received: lengths \[4, 5\]"),
-        ({"x": np.zeros([0, 2]), "y": None}, r"Received: lengths \[0\]"),
-        ({"x": 3.0, "y": None}, r"Received: lengths \[0\]"),
-    ],
-)
-def test_unfit_examples(arguments, message):
-    arguments = {"x": np.zeros([4, 2]), "y": np.zeros(4, int)} | arguments
-    with pytest.raises(ValueError, match=message):
-        sampling.Examples(**arguments)
 
 
 @pytest.mark.parametrize(
