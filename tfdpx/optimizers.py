@@ -151,12 +151,12 @@ class _PrivateOptimizer:
     @property
     def privatized_gradient_norm(self):
         """Float: l2 norm of the last noisy gradient, which the guarantee covers."""
-        return float(self._gradient_norm)
+        return float(keras.ops.convert_to_numpy(self._gradient_norm))
 
     @property
     def nonfinite_examples(self):
         """Int: examples so far whose gradient was not finite and counted as zero. Not private."""
-        return int(self._nonfinite)
+        return int(keras.ops.convert_to_numpy(self._nonfinite))
 
     def note_sampling(self, may_be_planned):
         """Called by the private step: whether a batch looks like one of `plan.batches`.

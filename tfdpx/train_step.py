@@ -68,6 +68,12 @@ def private_train_step(optimizer, model, data):
     """
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
+    # Batches may be keyed by `iterations`: it must not advance before the batch was read.
+    with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
+        return _step(optimizer, model, data)
+
+
+def _step(optimizer, model, data):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer.note_sampling(sample_weight is not None and isinstance(Rows(x).count, int))
     views = augment.Views(optimizer.augment, optimizer.augmult, x)

@@ -192,6 +192,21 @@ def test_a_keras_that_reduces_gradients_itself_is_refused(monkeypatch):
         small.step(small.model(), *small.data())
 
 
+@pytest.mark.parametrize("compile_arguments", [{}, {"steps_per_execution": 2}])
+def test_batches_keyed_by_iterations_are_those_of_one_pass(compile_arguments):
+    x, y = small.data(40)
+    plan = tfdpx.PrivacyPlan(40, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)
+
+    def train(epochs):
+        model = small.model(tfdpx.DPSGD(1.0, plan=plan, seed=1), compile_arguments=compile_arguments)
+        for _ in range(epochs):
+            batches = plan.batches(x, y, seed=2, start=model.optimizer.iterations)
+            model.fit(batches, steps_per_epoch=6 // epochs, verbose=0)
+        return small.weights(model)
+
+    np.testing.assert_array_equal(train(3), train(1))
+
+
 @NO_NOISE
 def test_fit_on_arrays_datasets_and_several_steps_per_execution():
     x, y = small.data()
