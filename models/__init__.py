@@ -1,7 +1,8 @@
 """Models that train well under differential privacy."""
 
+from tfdpx.models.edge_linear import EdgeLinear
 from tfdpx.models.lenet import LeNet
 from tfdpx.models.small_cnn import SmallCNN
 from tfdpx.models.wide_resnet import WideResNet
 
-__all__ = ["LeNet", "SmallCNN", "WideResNet"]
+__all__ = ["EdgeLinear", "LeNet", "SmallCNN", "WideResNet"]

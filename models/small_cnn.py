@@ -6,7 +6,7 @@ from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models.arguments import check_image_shape, check_positive_integer
 
 
-def SmallCNN(num_classes, input_shape, filters=(16, 32, 64), groups=8, name="small_cnn"):
+def SmallCNN(num_classes, input_shape, filters=(16, 32, 64), groups=4, name="small_cnn"):
     """Builds a plain stack of 3x3 convolutions with what De et al. (2022) found to help DP-SGD.
 
     Each convolution is weight-standardized and followed by group normalization and ReLU; every
@@ -34,12 +34,7 @@ def SmallCNN(num_classes, input_shape, filters=(16, 32, 64), groups=8, name="sma
     """
     check_positive_integer("num_classes", num_classes)
     check_positive_integer("groups", groups)
-    check_image_shape(input_shape)
-    if None in input_shape:
-        raise ValueError(
-            "Argument `input_shape` must give the height and width, which the dense layer depends "
-            f"on. Received: input_shape={input_shape}. Use, e.g., (28, 28, 1)."
-        )
+    check_image_shape(input_shape, known=True)
     if not filters or any(channels < 1 or channels % groups for channels in filters):
         raise ValueError(
             "Argument `filters` must hold a positive multiple of `groups` for each convolution. "

@@ -198,7 +198,9 @@ def test_batches_keyed_by_iterations_are_those_of_one_pass(compile_arguments):
     plan = tfdpx.PrivacyPlan(40, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)
 
     def train(epochs):
-        model = small.model(tfdpx.DPSGD(1.0, plan=plan, seed=1), compile_arguments=compile_arguments)
+        model = small.model(
+            tfdpx.DPSGD(1.0, plan=plan, seed=1), compile_arguments=compile_arguments
+        )
         for _ in range(epochs):
             batches = plan.batches(x, y, seed=2, start=model.optimizer.iterations)
             model.fit(batches, steps_per_epoch=6 // epochs, verbose=0)

@@ -8,7 +8,13 @@ from tfdpx.train.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("small_cnn", (8, 8, 1)), ("lenet", (28, 28, 1)), ("wrn_10_1", (32, 32, 3))]
+    ("name", "shape"),
+    [
+        ("small_cnn", (8, 8, 1)),
+        ("edge_linear", (8, 8, 1)),
+        ("lenet", (28, 28, 1)),
+        ("wrn_10_1", (32, 32, 3)),
+    ],
 )
 def test_bytes_become_logits(name, shape):
     model = classifiers.build(name, shape, num_classes=7, centre=127.5)
@@ -26,7 +32,7 @@ def test_images_are_normalised_around_the_centre():
 
 @pytest.mark.parametrize("name", ["resnet", "", "wrn", "wrn_16", "wrn_16_4x", "WRN_16_4"])
 def test_unknown_model_lists_the_known_ones(name):
-    with pytest.raises(UserError, match="small_cnn, lenet, wrn_"):
+    with pytest.raises(UserError, match="small_cnn, edge_linear, lenet, wrn_"):
         classifiers.build(name, (8, 8, 1), 10, 120.0)
 
 
