@@ -221,7 +221,9 @@ def _as_dict(totals):
 def _engine(optimizer, model, views, x, y, sample_weight):
     """The engine for this model and these shapes, made and checked once for each."""
     rows = views.example_rows(x)
+    # The loss too: a model may be compiled again with the same optimizer.
     key = (
+        model.loss,
         tuple(id(v) for v in model.trainable_variables),
         tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
     )

@@ -99,6 +99,15 @@ def test_a_mixing_loss_is_refused_also_when_all_predictions_start_equal():
         model.fit(*small.data(), verbose=0)
 
 
+def test_a_new_loss_is_checked_again():
+    x, y = small.data()
+    model = small.model()
+    model.fit(x, y, verbose=0)
+    model.compile(optimizer=model.optimizer, loss=MIXING_LOSSES["contrastive"])
+    with pytest.raises(checks.UnfitForPrivacy, match="loss of one example depends"):
+        model.fit(x, y, verbose=0)
+
+
 def test_float16_is_refused():
     x, y = small.data()
     keras.config.set_dtype_policy("mixed_float16")
