@@ -6,10 +6,10 @@ from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models.arguments import check_image_shape, check_positive_integer
 
 
-def SmallCNN(num_classes, input_shape, filters=(16, 32, 64), groups=4, name="small_cnn"):
+def SmallCNN(num_classes, input_shape, filters=(32, 32, 64), groups=4, name="small_cnn"):
     """Builds a plain stack of 3x3 convolutions with what De et al. (2022) found to help DP-SGD.
 
-    Each convolution is weight-standardized and followed by group normalization and ReLU; every
+    Each convolution is weight-standardized and followed by group normalization and GELU; every
     convolution after the first halves the resolution. A dense layer reads the flattened rest. Few
     weights suffer little noise: the added noise has as many dimensions as the model has weights.
 
@@ -38,7 +38,7 @@ def SmallCNN(num_classes, input_shape, filters=(16, 32, 64), groups=4, name="sma
     if not filters or any(channels < 1 or channels % groups for channels in filters):
         raise ValueError(
             "Argument `filters` must hold a positive multiple of `groups` for each convolution. "
-            f"Received: filters={filters}, groups={groups}. Use, e.g., filters=(16, 32, 64)."
+            f"Received: filters={filters}, groups={groups}. Use, e.g., filters=(32, 32, 64)."
         )
     inputs = x = keras.Input(input_shape)
     for index, channels in enumerate(filters, start=1):
@@ -46,7 +46,7 @@ def SmallCNN(num_classes, input_shape, filters=(16, 32, 64), groups=4, name="sma
             channels, 3, strides=1 if index == 1 else 2, padding="same", name=f"conv{index}"
         )(x)
         x = GroupNorm(groups, name=f"norm{index}")(x)
-        x = keras.layers.ReLU(name=f"relu{index}")(x)
+        x = keras.layers.Activation("gelu", name=f"gelu{index}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     outputs = keras.layers.Dense(
         num_classes, dtype=keras.config.dtype_policy().variable_dtype, name="logits"

@@ -17,8 +17,8 @@ def test_maps_images_to_float32_logits(input_shape):
 
 
 def test_number_of_parameters():
-    convolutions = (9 * 1 * 16 + 16) + (9 * 16 * 32 + 32) + (9 * 32 * 64 + 64)
-    norms = 2 * (16 + 32 + 64)
+    convolutions = (9 * 1 * 32 + 32) + (9 * 32 * 32 + 32) + (9 * 32 * 64 + 64)
+    norms = 2 * (32 + 32 + 64)
     dense = 2 * 2 * 64 * 10 + 10  # 8x8 halved twice
     assert SmallCNN(10, (8, 8, 1)).count_params() == convolutions + norms + dense
 

@@ -19,7 +19,9 @@ from tensorboard.backend.event_processing import event_accumulator
 import tfdpx
 from tfdpx.train import classify, config, curve, input_pipeline
 
-SHORT = dict(steps=6, report_every=4, batch_size=64, augmult=2, seed=3)
+SHORT = dict(
+    steps=6, report_every=4, batch_size=64, augmult=2, augment_padding=1, augment_flip=False, seed=3
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -209,7 +211,7 @@ def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
         (dict(model="lenet"), "Argument `input_shape`"),
         (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
         (dict(augment_padding=8), "smaller than the images.*--augment_padding=8"),
-        (dict(augmult=0), "--augmult"),
+        (dict(augment_padding=1), "--augmult"),
         (dict(validation=0.0001), "--validation=0.0001"),
         (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "exactly three"),
     ],
