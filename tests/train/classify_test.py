@@ -64,7 +64,7 @@ def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
     assert record["workdir"] == str(workdir)
     assert (record["steps"], record["batch_size"], record["seed"]) == (6, 64, 3)
     assert 0 <= record["test_accuracy"] <= 1 and record["validation_accuracy"] is None
-    assert record["parameters"] == 26_090
+    assert record["parameters"] == 30_890
     assert record["seconds"] > 0
 
 
@@ -210,7 +210,7 @@ def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
         (dict(model="wrn_17_4"), "Argument `depth`"),
         (dict(model="lenet"), "Argument `input_shape`"),
         (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
-        (dict(augment_padding=8), "smaller than the images.*--augment_padding=8"),
+        (dict(augmult=2, augment_padding=8), "smaller than the images.*--augment_padding=8"),
         (dict(augment_padding=1), "--augmult"),
         (dict(validation=0.0001), "--validation=0.0001"),
         (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "exactly three"),
