@@ -18,6 +18,8 @@ from tfdpx.per_example.probe import restored
 from tfdpx.per_example.rows import Rows, synthetic
 
 _EXAMPLES = 3
+# Random layers may mix other rows, or by little, in any one draw.
+_DRAWS = 6
 
 
 class UnfitForPrivacy(ValueError):
@@ -61,6 +63,7 @@ def _check_runs(model, optimizer, rows, y, sample_weight, views):
             check_rows_do_not_mix(model, x)
             check_loss(model, x, y, sample_weight)
             check_gradients(model, optimizer, x, y, sample_weight, views)
+        check_random_layers(model, x)
 
 
 def check_precision(model):
@@ -99,18 +102,20 @@ def _check_augment(augment, x):
     changed = tf.concat([others[:1], images[1:]], axis=0)
     choices = augment.draw(_EXAMPLES, 2, tf.zeros([2], tf.int64))
     variables = getattr(getattr(augment, "layer", None), "variables", [])
-    made = []
-    for batch in (images, images, changed):
-        # The same random draws each time.
-        with restored(variables):
-            made.append(augment.apply(batch, choices)[1:])
-    if not _close(made[0], made[1]):
+
+    def others(batch):
+        return [augment.apply(batch, choices)[1:]]
+
+    with restored(variables):
+        unrepeatable = _depends_on_first(others, images, images, variables)
+        mixes = not unrepeatable and _depends_on_first(others, images, changed, variables)
+    if unrepeatable:
         warnings.warn(
             "The augmentation draws random numbers outside of any keras.random.SeedGenerator, so "
             "it could not be checked that it keeps examples apart.",
             stacklevel=2,
         )
-    elif not _close(made[0], made[2]):
+    if mixes:
         raise UnfitForPrivacy(
             f"The augmentation {augment.get_config()} makes the view of one example depend on "
             "another (as MixUp and CutMix do), so clipping each example bounds nothing. Use one "
@@ -201,6 +206,44 @@ def check_rows_do_not_mix(model, x):
                 "batch, so clipping each example bounds nothing. Use a layer that treats examples "
                 "one by one (GroupNorm or LayerNormalization in place of batch statistics)."
             )
+
+
+def check_random_layers(model, x):
+    """Refuses random layers that mix examples in training, as MixUp inside a model does.
+
+    The other checks hold random layers still. This one lets them draw, the same numbers twice.
+
+    Args:
+        model: A built `keras.Model`.
+        x: Nest of eager tensors [rows, ...].
+    """
+    if not keras_hook.seed_generators(model):
+        return
+    changed = Rows(x).map(lambda t: tf.concat([t[-1:], t[1:]], axis=0))
+
+    def others(inputs):
+        outputs = Outputs(keras_hook.call_model(model, inputs))
+        return [t[1:] for t in outputs.select(outputs.tensors)]
+
+    if _depends_on_first(others, x, changed, model.non_trainable_variables):
+        raise UnfitForPrivacy(
+            f"A random layer of model '{model.name}' makes the output for one example depend on "
+            "the other examples of the batch in training (as MixUp and CutMix do), so clipping "
+            "each example bounds nothing. Remove it."
+        )
+
+
+def _depends_on_first(function, batch, changed, variables):
+    """Whether `function` tells `batch` from `changed` at the same state of `variables`."""
+    for _ in range(_DRAWS):
+        made = []
+        for inputs in (batch, changed):
+            with restored(variables):
+                made.append(function(inputs))
+        if not all(_close(a, b) for a, b in zip(*made, strict=True)):
+            return True
+        function(batch)  # The generators move on.
+    return False
 
 
 def check_loss(model, x, y, sample_weight):

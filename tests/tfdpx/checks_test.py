@@ -150,6 +150,26 @@ def test_an_augmentation_that_mixes_examples_is_refused(make, mixes):
         model.train_on_batch(x, np.arange(8) % 3)
 
 
+class MixesAtRandom(layers.Layer):
+    """Like MixUp inside a model: its randomness is Keras', so other checks hold it still."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        weight = keras.random.uniform((), seed=self.seed_generator)
+        return x + weight * keras.ops.roll(x, 1, axis=0)
+
+
+def test_a_random_layer_that_mixes_examples_in_training_is_refused():
+    model = small.model(layers=[MixesAtRandom(), layers.Dense(3)])
+    with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
+        model.fit(*small.data(), verbose=0)
+
+
 class Wrong(layers.Dense):
     pass
 
