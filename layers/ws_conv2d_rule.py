@@ -1,9 +1,17 @@
 """The per-example gradient rule of `WSConv2D`."""
 
+import functools
+
 import tensorflow as tf
 
+from tfdpx import keras_hook
 from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.per_example import Conv2DRule, register
+from tfdpx.per_example.rules.base import by_example
+from tfdpx.per_example.rules.convolution import channels_last
+
+# What rounding may hide of a norm that is left when large parts are taken away.
+_ROUNDING = 2.0**-22
 
 
 @register(WSConv2D)
@@ -11,61 +19,104 @@ class WSConv2DRule(Conv2DRule):
     """The convolution's rule on the standardized kernel, carried back to the raw one.
 
     For one filter with raw weights w, let c = w - mean(w), s = 1/sqrt(max(|c|^2, epsilon)) and
-    u = c s, so that the convolution uses gain * u. From the gradient G of the standardized kernel
-    follow `gain s (G - mean(G) - u <u, G>)` for w (the last term only where epsilon does not hold s
-    constant) and `<u, G>` for the gain. As u is a centred unit vector, the first squared norm
-    is `(gain s)^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`, and with patches a_t and output
-    gradients g_t both inner products are sums over positions, `sum_t (1^T a_t) g_t` and
-    `sum_t (u^T a_t) g_t`: no kernel-sized array is needed for them.
+    u = c s. The layer is run in parts: the convolution with u, then gain and bias. From the
+    gradient G at u follows `s (G - mean(G) - u <u, G>)` for w, the last term only where epsilon
+    does not hold s constant. As u is a centred unit vector, its squared norm is
+    `s^2 (|G|^2 - (1^T G)^2 / fan_in - <u, G>^2)`, and with patches a_t and output gradients g_t
+    both inner products are sums over positions, `sum_t (1^T a_t) g_t` and `sum_t (u^T a_t) g_t`,
+    the latter of what the convolution gave: no kernel-sized array is needed for them.
     """
+
+    assumes = ("call", "convolution_op", "kernel", "_standardize", "standardized_kernel")
+
+    @classmethod
+    def forward(cls, call, watch):
+        """See `Rule.forward`."""
+        layer = call.layer
+        plain = keras_hook.without(layer, activation=None, use_bias=False, use_gain=False)
+        outputs = watch(keras_hook.call_operation(plain, call.args, call.kwargs))
+        call.kept["convolved"] = outputs
+        if layer.use_gain:
+            outputs = watch(outputs * _by_channel(layer, layer.gain, outputs))
+        if layer.use_bias:
+            outputs = outputs + _by_channel(layer, layer.bias, outputs)
+        return outputs if layer.activation is None else layer.activation(outputs)
 
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
-        layer = self.layer
-        kernel = tf.cast(layer.kernel.value, "float32")
+        kernel = tf.cast(self.layer.kernel.value, "float32")
         centered = kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
         squares = tf.reduce_sum(tf.square(centered), axis=[0, 1, 2])
-        scale = tf.math.rsqrt(tf.maximum(squares, layer.epsilon))
+        scale = tf.math.rsqrt(tf.maximum(squares, self.layer.epsilon))
         self._unit = centered * scale
-        self._free = tf.cast(squares > layer.epsilon, "float32")
-        self._scale = scale * tf.cast(layer.gain.value, "float32") if layer.use_gain else scale
+        self._free = tf.cast(squares > self.layer.epsilon, "float32")
+        # From here on G stands for s G.
+        self._unscaled, self.outputs = self.outputs, self.outputs * scale
 
-    def effective_kernel(self):
-        """The standardized kernel, float32."""
-        return tf.cast(self.layer.standardized_kernel(), "float32")
+    def to_kernel(self, gradients):
+        """See `Conv2DRule.to_kernel`."""
+        along = tf.reduce_sum(gradients * self._unit, axis=[-4, -3, -2], keepdims=True)
+        mean = tf.reduce_mean(gradients, axis=[-4, -3, -2], keepdims=True)
+        return gradients - mean - self._free * self._unit * along
 
-    def from_effective(self, gradients):
-        """See `Conv2DRule.from_effective`."""
-        layer = self.layer
-        along = tf.reduce_sum(gradients * self._unit, axis=[1, 2, 3], keepdims=True)
-        mean = tf.reduce_mean(gradients, axis=[1, 2, 3], keepdims=True)
-        raw = self._scale * (gradients - mean - self._free * self._unit * along)
-        return [(layer.kernel, raw), (layer.gain, tf.reshape(along, [-1, layer.filters]))]
-
-    def kernel_squared_norms(self):
+    def kernel_squared_norms(self, squares):
         """See `Conv2DRule.kernel_squared_norms`."""
+        fan_in = self._unit.shape.num_elements() // self.layer.filters
+        mean = tf.square(self._sum_positions(self._patch_sums() * self.outputs)) / fan_in
+        along = tf.square(self._sum_positions(self._convolved() * self.outputs)) * self._free
+        left = squares - tf.reduce_sum(mean + along, axis=1)
+        return tf.maximum(left, 0.0) + _ROUNDING * squares
+
+    @functools.cached_property
+    def small_gradients(self):
+        """See `Conv2DRule.small_gradients`."""
         layer = self.layer
-        gradients = self.grouped(self._gradients)
-        along = self._sum_positions(self.convolve(self._inputs, self._unit), gradients)
-        norms = []
+        last = channels_last(tf.cast(self.gradients[-1], "float32"), layer)
+        pairs = []
+        if self.explains(layer.bias):
+            pairs.append((layer.bias, self._sum_positions(last)))
         if layer.use_gain and self.explains(layer.gain):
-            norms.append(tf.reduce_sum(tf.square(along), axis=[1, 2]))
-        if self.explains(layer.kernel):
-            by_group = [layer.groups, layer.filters // layer.groups]
-            scale = tf.reshape(self._scale, by_group)
-            free = tf.reshape(self._free, by_group)
-            whole = self.product_squared_norms(gradients * scale)
-            fan_in = self._unit.shape.num_elements() // layer.filters
-            sums = tf.reduce_sum(self._patch_sums() * gradients, axis=1)
-            removed = tf.square(scale) * (tf.square(sums) / fan_in + free * tf.square(along))
-            # Rounding may leave a zero norm slightly negative.
-            norms.append(tf.maximum(whole - tf.reduce_sum(removed, axis=[1, 2]), 0.0))
-        return norms
+            pairs.append((layer.gain, self._sum_positions(last * self._convolved())))
+        return pairs
+
+    def _convolved(self):
+        """What the convolution with u gave, float32 [B * K, H', W', filters]."""
+        convolved = self.call.kept["convolved"]
+        if convolved.dtype == tf.float32:
+            return channels_last(convolved, self.layer)
+        return tf.nn.conv2d(
+            self.inputs,
+            self._unit,
+            strides=self.window.strides,
+            padding=self.window.padding.upper(),
+            dilations=self.window.dilation,
+        )
 
     def _patch_sums(self):
-        """float32 [B, T, groups, 1]: the sum of each patch."""
-        return tf.reduce_sum(self.patches(), axis=-1, keepdims=True)
+        """The sum of each patch, float32 [B * K, H', W', 1 or filters]."""
+        images = self.inputs
+        if self.groups == 1:
+            images = tf.reduce_sum(images, axis=-1, keepdims=True)
+            sums = self.window.patches(images, contiguous=True)
+            return tf.reduce_sum(sums, axis=-1, keepdims=True)
+        shape, fan = tf.shape(images), self.kernel_shape[2]
+        images = tf.reduce_sum(tf.reshape(images, [*_leading(shape), self.groups, fan]), axis=-1)
+        images.set_shape([*self.inputs.shape[:3], self.groups])
+        sums = self.window.patches(images, contiguous=True)
+        by_tap = [*_leading(tf.shape(sums)), self.window.taps, self.groups]
+        sums = tf.reduce_sum(tf.reshape(sums, by_tap), axis=-2)
+        return tf.repeat(sums, self.layer.filters // self.groups, axis=-1)
 
-    def _sum_positions(self, convolved, gradients):
-        """float32 [B, groups, out / groups]: the sum over positions of the product."""
-        return tf.reduce_sum(self.grouped(convolved) * gradients, axis=1)
+    def _sum_positions(self, products):
+        """[B * K, H', W', filters] summed over views and positions."""
+        return tf.reduce_sum(by_example(products, self.views), axis=[1, 2, 3])
+
+
+def _by_channel(layer, variable, outputs):
+    """A variable [filters] as it multiplies or shifts `outputs`, in their dtype."""
+    value = tf.cast(variable.value, outputs.dtype)
+    return value if layer.data_format == "channels_last" else tf.reshape(value, [1, -1, 1, 1])
+
+
+def _leading(shape):
+    return [shape[0], shape[1], shape[2]]

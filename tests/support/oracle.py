@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_hook
-from tfdpx.per_example import ENGINES
+from tfdpx.per_example import ENGINES, forced_norms
 from tfdpx.per_example.rows import Rows
 
 
@@ -55,22 +55,36 @@ def run_engine(model, x, y, sample_weight=None, views=1, engine="layerwise", jit
 
 
 def assert_matches_batches_of_one(
-    model, x, y, sample_weight=None, views=1, engine="layerwise", jit_compile=False, tolerance=1e-5
+    model,
+    x,
+    y,
+    sample_weight=None,
+    views=1,
+    engine="layerwise",
+    jit_compile=False,
+    tolerance=1e-5,
+    norms=("auto", "instantiate", "ghost"),
 ):
-    """Fails unless norms and weighted sums equal those of batches of one, to `tolerance`."""
+    """Fails unless norms and weighted sums equal those of batches of one, to `tolerance`.
+
+    They are computed once for each kind of `norms`, forced.
+    """
     x, y, sample_weight = tf.nest.map_structure(
         lambda t: t if t is None else tf.convert_to_tensor(t), (x, y, sample_weight)
     )
     if not model.compiled:
         model.compile(loss=keras.losses.MeanSquaredError())
-    norms, weighted = run_engine(model, x, y, sample_weight, views, engine, jit_compile)
     wanted = batch_of_one_gradients(model, x, y, sample_weight, views)
-    wanted_norms = np.linalg.norm(wanted, axis=1)
-    np.testing.assert_allclose(norms, wanted_norms, rtol=tolerance, atol=tolerance * 1e-2)
     factors = np.random.default_rng(0).uniform(0.0, 1.0, len(wanted))
     factors[0] = 0.0
-    wanted_sum = factors @ wanted
-    scale = np.abs(wanted).max() * len(wanted)
-    np.testing.assert_allclose(
-        weighted(factors), wanted_sum, rtol=tolerance, atol=tolerance * scale
-    )
+    for kind in norms if engine == "layerwise" else ("auto",):
+        with forced_norms(kind):
+            got, weighted = run_engine(model, x, y, sample_weight, views, engine, jit_compile)
+            got_sum = weighted(factors)
+        np.testing.assert_allclose(
+            got, np.linalg.norm(wanted, axis=1), rtol=tolerance, atol=tolerance * 1e-2
+        )
+        scale = np.abs(wanted).max() * len(wanted)
+        np.testing.assert_allclose(
+            got_sum, factors @ wanted, rtol=tolerance, atol=tolerance * scale
+        )

@@ -5,7 +5,8 @@ what serves every layer without one.
 """
 
 from tfdpx.per_example.capture import UnexplainedVariables
-from tfdpx.per_example.layerwise import LayerwiseEngine
+from tfdpx.per_example.choice import Cost, LayerChoice, forced_norms
+from tfdpx.per_example.layerwise import LayerwiseEngine, explain
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rules import Conv2DRule, GenericRule, Rule
@@ -15,12 +16,16 @@ ENGINES = {"layerwise": LayerwiseEngine, "vmap": VmapEngine}
 
 __all__ = [
     "Conv2DRule",
+    "Cost",
     "ENGINES",
     "GenericRule",
+    "LayerChoice",
     "LayerwiseEngine",
     "PerExample",
     "Rule",
     "UnexplainedVariables",
     "VmapEngine",
+    "explain",
+    "forced_norms",
     "register",
 ]

@@ -45,38 +45,42 @@ class Call:
     Attributes:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves it.
-        args, kwargs: What the layer's `call` received, cast to its compute dtype.
-        outputs: The watched output tensors, in the order in which `run` returns them.
+        args, kwargs: What the layer was called with.
+        outputs: The watched tensors, in order; those that `run` returns, unless the rule has a
+            `forward` of its own.
+        kept: Dict, for what a rule's `forward` saves for later.
+        jit_compile: Whether the step is compiled by XLA.
     """
 
-    def __init__(self, layer, rule, args, kwargs, layout, views):
+    def __init__(self, layer, rule, args, kwargs, layout, views, jit_compile=False):
         self.layer = layer
-        self.rule = rule
+        # Only the generic rule makes the same random draws again.
+        self.rule = GenericRule if layout.draws else rule
         self.args = args
         self.kwargs = kwargs
         self.outputs = []
+        self.kept = {}
+        self.jit_compile = jit_compile
         self._rows = Rows((args, kwargs), layout.batched)
         self._views = views
         self._draws = Draws(layer) if layout.draws else None
 
     def forward(self, tape):
         """Makes the call and watches its outputs; returns them as the layer would."""
+
+        def watch(nest):
+            outputs = Outputs(nest)
+            # An identity parts what the loss does to a tensor from what the layer does inside.
+            tensors = [tf.identity(t) for t in outputs.tensors]
+            watched = outputs.select(tensors)
+            for tensor in watched:
+                tape.watch(tensor)
+            self.outputs.extend(watched)
+            return outputs.rebuild(tensors)
+
         if self._draws is not None:
-            outputs, tensors = self._forward_by_example()
-        else:
-            # An activation that the rule wants outside is applied to the watched tensor.
-            split = self.rule.splits_activation and self.layer.activation is not None
-            layer = keras_hook.without(self.layer, activation=None) if split else self.layer
-            outputs = Outputs(keras_hook.call_operation(layer, self.args, self.kwargs))
-            tensors = outputs.tensors
-        # An identity parts what the loss does to a tensor from what the layer's inside does to it.
-        tensors = [tf.identity(t) for t in tensors]
-        self.outputs = outputs.select(tensors)
-        for tensor in self.outputs:
-            tape.watch(tensor)
-        if self._draws is None and split:
-            return self.layer.activation(tensors[0])
-        return outputs.rebuild(tensors)
+            return watch(self._forward_by_example())
+        return self.rule.forward(self, watch)
 
     def examples(self):
         """The batched arguments, each [B, views, ...]."""
@@ -106,7 +110,9 @@ class Call:
 
         examples = self.examples()
         tensors = tf.vectorized_map(one, (tf.range(tf.shape(examples[0])[0]), examples))
-        return made[-1], [tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in tensors]
+        return made[-1].rebuild(
+            [tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)) for t in tensors]
+        )
 
     def _by_example(self, tensor):
         split = tf.reshape(tensor, tf.concat([[-1, self._views], tf.shape(tensor)[1:]], axis=0))
@@ -143,17 +149,19 @@ class Recorder:
         variables: The model's trainable variables.
         layout: List of `CallLayout`, what the calls will be.
         views: Int, rows of the batch per example.
+        jit_compile: Whether the step is compiled by XLA.
 
     Attributes:
         calls: List of `Call`, in order.
     """
 
-    def __init__(self, variables, layout, views):
+    def __init__(self, variables, layout, views, jit_compile=False):
         self.calls = []
         self._variables = list(variables)
         self._trainable = {id(v) for v in self._variables}
         self._layout = layout
         self._views = views
+        self._jit_compile = jit_compile
         self._inside = False
         self._tape = tf.GradientTape(watch_accessed_variables=False)
         # Watches what is read outside of captured calls: its recording stops during them.
@@ -180,7 +188,8 @@ class Recorder:
                 "`tfdpx.per_example.register(TheOuterLayer)(tfdpx.per_example.GenericRule)`, or "
                 'use `per_example_engine="vmap"`.'
             )
-        call = Call(operation, rule, args, kwargs, self._layout_of(operation), self._views)
+        layout = self._layout_of(operation)
+        call = Call(operation, rule, args, kwargs, layout, self._views, self._jit_compile)
         self.calls.append(call)
         self._inside = True
         try:

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdpx import keras_hook
 from tfdpx.per_example.capture import Recorder
+from tfdpx.per_example.choice import Cost, choose
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.probe import find_layout
 from tfdpx.per_example.result import PerExample
@@ -18,6 +19,9 @@ class LayerwiseEngine:
         x: Nest of tensors [rows, ...] like those to come; only shapes and dtypes are read.
         views: Int K, rows of the batch per example.
 
+    Attributes:
+        choices: The `LayerChoice` of each layer, from the last call.
+
     Raises:
         UnexplainedVariables: If the gradient of a trainable variable cannot be told by example.
     """
@@ -27,39 +31,82 @@ class LayerwiseEngine:
         self._views = views
         self._variables = model.trainable_variables
         self._layout = find_layout(model, x)
+        self.choices = []
 
     def __call__(self, x, y, sample_weight):
         """A `PerExample` for rows [B * views, ...] of `x`, `y` and `sample_weight`."""
         model = self._model
-        recorder = Recorder(self._variables, self._layout, self._views)
+        recorder = self.recorder()
         with recorder.taping():
             with keras_hook.recording(recorder):
                 y_pred = keras_hook.call_model(model, x)
             losses, output_losses = row_losses(model, x, y, y_pred, sample_weight)
             # 1/K: the gradient of an example is the mean over its views.
             total = tf.reduce_sum(losses) / self._views
+        groups = self.rules(recorder, total)
+        norms = [group.squared_norms() for group in groups]
+        if not norms:
+            norms = [tf.zeros_like(losses[:: self._views])]
+        norms = tf.add_n(norms)
+        self.choices = [choice for group in groups for choice in group.choices]
+
+        def weighted(factors):
+            finite = tf.reduce_all(tf.math.is_finite(norms))
+            sums = {id(v): tf.zeros(v.shape, "float32") for v in self._variables}
+            for group in groups:
+                group.finite = finite
+                sums.update(zip(map(id, group.variables), group.clipped_sum(factors), strict=True))
+            return [sums[id(v)] for v in self._variables]
+
+        return PerExample(losses, output_losses, y_pred, norms, weighted)
+
+    def recorder(self):
+        """A `Recorder` for one forward pass."""
+        return Recorder(
+            self._variables, self._layout, self._views, jit_compile=bool(self._model.jit_compile)
+        )
+
+    def rules(self, recorder, total):
+        """The rules, grouped, for the calls that `recorder` saw and the scalar loss `total`."""
         gradients = recorder.gradients(total)
-        groups = _groups(
+        return _groups(
             [
                 call.rule(call, outputs, self._views, self._trained_by(call))
                 for call, outputs in zip(recorder.calls, gradients, strict=True)
             ]
         )
-        norms = [group.squared_norms() for group in groups]
-        if not norms:
-            norms = [tf.zeros_like(losses[:: self._views])]
-
-        def weighted(factors):
-            sums = {id(v): tf.zeros(v.shape, "float32") for v in self._variables}
-            for group in groups:
-                sums.update(zip(map(id, group.variables), group.clipped_sum(factors), strict=True))
-            return [sums[id(v)] for v in self._variables]
-
-        return PerExample(losses, output_losses, y_pred, tf.add_n(norms), weighted)
 
     def _trained_by(self, call):
         wanted = {id(v) for v in self._variables}
         return [v for v in call.layer.trainable_variables if id(v) in wanted]
+
+
+def explain(model, x, views=1):
+    """How the private step would clip each layer of `model`, without running it.
+
+    Args:
+        model: A built, compiled `keras.Model`.
+        x: Nest of arrays or tensors [B * views, ...] like one pass; only shapes and dtypes matter.
+        views: Int, K, rows of the batch per example.
+
+    Returns:
+        List of `LayerChoice`, one for each call of a trainable layer.
+    """
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    engine = LayerwiseEngine(model, x, views)
+
+    def outputs_and_rules(x):
+        recorder = engine.recorder()
+        with recorder.taping():
+            with keras_hook.recording(recorder):
+                y_pred = keras_hook.call_model(model, x)
+            total = tf.add_n([tf.reduce_sum(t) for t in tf.nest.flatten(y_pred)])
+        engine.choices = [c for group in engine.rules(recorder, total) for c in group.choices]
+        return total
+
+    with keras_hook.recording(None):
+        tf.function(outputs_and_rules, autograph=False).get_concrete_function(x)
+    return engine.choices
 
 
 class _Joint:
@@ -68,6 +115,12 @@ class _Joint:
     def __init__(self, rules):
         self._rules = rules
         self.variables = list({id(v): v for rule in rules for v in rule.variables}.values())
+
+    @property
+    def choices(self):
+        """One a call: all are instantiated."""
+        only = {"instantiate": Cost(), "contract": Cost()}
+        return [choose(rule.layer.name, type(rule).__name__, only) for rule in self._rules]
 
     def squared_norms(self):
         totals = {}

@@ -11,7 +11,15 @@ from oracle import assert_matches_batches_of_one
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
 from tfdpx.per_example import registry
-from tfdpx.per_example.rules import base, convolution, dense, einsum_dense, embedding
+from tfdpx.per_example.rules import (
+    base,
+    convolution,
+    dense,
+    depthwise,
+    einsum_dense,
+    embedding,
+    normalization,
+)
 
 layers = keras.layers
 few = settings(max_examples=4)
@@ -144,19 +152,13 @@ def test_layers_without_a_rule_of_their_own(make, shape, views):
     check_layer(make(), shape, views)
 
 
-def test_both_norms_of_dense_agree():
-    # Many positions against few weights, and few against many: one instantiates, one does not.
-    for positions, width in [(40, 2), (2, 40)]:
-        check_layer(layers.Dense(width), (positions, width), 1)
-
-
 def test_xla():
     check_layer(WSConv2D(4, 3, activation="relu"), (6, 6, 2), 2, jit_compile=True)
     check_layer(layers.Embedding(4, 3), (5,), 2, tokens=4, jit_compile=True)
 
 
 def _half_bias(self):
-    return 0.5 * tf.reduce_sum(self._outputs, axis=1)
+    return 0.5 * tf.reduce_sum(self.outputs_by_position, axis=[1, 2])
 
 
 def _forgets_repeats(self):
@@ -165,20 +167,38 @@ def _forgets_repeats(self):
 
 def _last_view_only(self):
     views = base.by_example(self.gradients[0], self.views)
-    return tf.concat([0.0 * views[:, :-1], views[:, -1:]], axis=1)
+    views = tf.concat([0.0 * views[:, :-1], views[:, -1:]], axis=1)
+    return tf.reshape(views, [views.shape[0], 1, -1, views.shape[-1]])
 
+
+def _without_diagonal(inputs, outputs):
+    kept = 1.0 - tf.eye(inputs.shape[-1])
+    return tf.reduce_sum(inputs * outputs * kept, axis=[1, 2, 3])
+
+
+side_by_side = depthwise._side_by_side
 
 PLANTED = [
-    (dense.DenseRule, "_bias", _half_bias, lambda: layers.Dense(3), (3, 2), None),
+    (dense.DenseRule, "bias_gradients", _half_bias, lambda: layers.Dense(3), (3, 2), None),
     (convolution.Conv2DRule, "clipped_sum", lambda s, f: base.Rule.clipped_sum(s, f * 0 + 1),
+     lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
+    (convolution, "product_of_grams", _without_diagonal,
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
     (WSConv2DRule, "kernel_squared_norms", convolution.Conv2DRule.kernel_squared_norms,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
-    (WSConv2DRule, "effective_kernel", convolution.Conv2DRule.effective_kernel,
+    (WSConv2DRule, "to_kernel", convolution.Conv2DRule.to_kernel,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
-    (embedding.EmbeddingRule, "squared_norms", _forgets_repeats,
+    (depthwise, "_side_by_side", lambda images, views: tf.reverse(side_by_side(images, views), [-1]),
+     lambda: layers.DepthwiseConv2D(2), (4, 4, 2), None),
+    (normalization.GroupNormalizationRule, "normalized", lambda s: s.call.args[0],
+     lambda: GroupNorm(2), (4, 4, 2), None),
+    (normalization.LayerNormalizationRule, "normalized", lambda s: s.call.args[0],
+     lambda: layers.LayerNormalization(), (4, 2), None),
+    (embedding.EmbeddingRule, "ghost_squared_norms", _forgets_repeats,
      lambda: layers.Embedding(2, 3), (6,), 2),
-    (einsum_dense.EinsumDenseRule, "_outputs", _last_view_only,
+    (embedding.EmbeddingRule, "instantiated_squared_norms", _forgets_repeats,
+     lambda: layers.Embedding(2, 3), (6,), 2),
+    (einsum_dense.EinsumDenseRule, "outputs_by_position", property(_last_view_only),
      lambda: layers.EinsumDense("abc,cd->abd", (4, 3)), (4, 2), None),
 ]  # fmt: skip
 

@@ -4,6 +4,9 @@ import math
 
 import tensorflow as tf
 
+from tfdpx import keras_hook
+from tfdpx.per_example.choice import Cost, choose
+
 
 class Rule:
     """Per-example gradients of one call of one layer.
@@ -12,23 +15,24 @@ class Rule:
     gradient of an example is the sum over its rows and positions: the factor 1/K of augmentation
     multiplicity (De et al. 2022, Eq. 4) is already in the output gradients.
 
-    A subclass gives `per_example_gradients`; it may replace `squared_norms` and `clipped_sum` by
-    something cheaper with the same result. All arithmetic is float32, and the norm is taken of the
-    very numbers that are added up, so what is clipped is what is released.
+    A subclass gives `per_example_gradients`: that is enough. It may add `ghost_squared_norms` and
+    `ordinary_sum`, which do without an array of one gradient an example, and `costs`, by which the
+    cheaper way is taken. All arithmetic is float32.
 
     Attributes:
-        call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`.
-        gradients: Gradients at the call's outputs, a list of tensors [B * views, ...]. One is
-            zero where the loss does not depend on that output.
+        call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
+        gradients: Gradients at what `forward` watched, a list of tensors [B * views, ...]. One is
+            zero where the loss does not depend on that tensor.
         views: Int, K.
         variables: The trainable `keras.Variable`s that this call explains.
+        finite: Scalar bool tensor, set by the engine before `clipped_sum`: whether every norm of
+            the batch is finite, and so everything that enters the sums.
     """
-
-    # Whether the gradient is wanted before the layer's `activation`, which is then applied outside.
-    splits_activation = False
 
     # What a subclass of the registered layer must not have overridden for the rule to hold.
     assumes = ("call",)
+
+    finite = None
 
     @classmethod
     def handles(cls, layer, registered_class):
@@ -44,20 +48,65 @@ class Rule:
             for name in cls.assumes
         )
 
+    @classmethod
+    def forward(cls, call, watch):
+        """Makes the layer's call during the captured forward pass.
+
+        Args:
+            call: The `Call`.
+            watch: Function from a nest of outputs to an equal nest, whose differentiable tensors
+                join `call.outputs`: the rule gets the gradients at these.
+
+        Returns:
+            What the layer returns.
+        """
+        return watch(keras_hook.call_operation(call.layer, call.args, call.kwargs))
+
     def __init__(self, call, gradients, views, variables):
         self.call = call
         self.layer = call.layer
         self.gradients = gradients
         self.views = views
         self.variables = variables
+        self._choice = None
+        self._instances = None
 
     def per_example_gradients(self):
         """A list of float32 tensors [B, *variable.shape], in the order of `variables`."""
         raise NotImplementedError
 
+    def ghost_squared_norms(self):
+        """`squared_norms` without any per-example gradient; only where `costs` has "ghost"."""
+        raise NotImplementedError
+
+    def ordinary_sum(self, factors):
+        """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary"."""
+        raise NotImplementedError
+
+    def costs(self):
+        """What the rule can do: `{method: Cost}`, of "instantiate", "ghost", "contract", "ordinary".
+
+        Only ratios matter, and only where there is a choice.
+        """
+        return {"instantiate": Cost(), "contract": Cost()}
+
+    @property
+    def choice(self):
+        """The `LayerChoice` that `squared_norms` and `clipped_sum` follow."""
+        if self._choice is None:
+            self._choice = choose(self.layer.name, type(self).__name__, self.costs())
+        return self._choice
+
+    @property
+    def choices(self):
+        """`choice`, as a list."""
+        return [self.choice]
+
     def squared_norms(self):
         """float32 [B]: squared l2 norm of each example's gradient over all of `variables`."""
-        return squared_norms(self._instantiated())
+        if self.choice.norm == "ghost":
+            return self.ghost_squared_norms()
+        return self.instantiated_squared_norms()
 
     def clipped_sum(self, factors):
         """The sum over examples of `factors[i]` times gradient i.
@@ -69,11 +118,21 @@ class Rule:
         Returns:
             List of float32 tensors of the shapes of `variables`.
         """
-        return weighted_sums(self._instantiated(), factors)
+        if self.choice.sum == "ordinary":
+            return self.ordinary_sum(factors)
+        return self.contract(factors)
 
-    def _instantiated(self):
-        # Norm and sum share one computation.
-        if not hasattr(self, "_instances"):
+    def instantiated_squared_norms(self):
+        """`squared_norms` from `instances`."""
+        return squared_norms(self.instances())
+
+    def contract(self, factors):
+        """`clipped_sum` from `instances`."""
+        return weighted_sums(self.instances(), factors)
+
+    def instances(self):
+        """`per_example_gradients`, computed once for norm and sum."""
+        if self._instances is None:
             self._instances = self.per_example_gradients()
         return self._instances
 
@@ -84,6 +143,34 @@ class Rule:
     def in_order(self, by_variable):
         """Sorts `[(variable, value), ...]` as `variables`, dropping what is not trained."""
         return [next(value for w, value in by_variable if w is v) for v in self.variables]
+
+    def kept_rows(self, tensor, factors):
+        """`tensor` [B, ...], with zeros for rows of factor zero if anything is not finite.
+
+        Rescaled output gradients are zero there, but 0 * inf is not.
+        """
+        if self.finite is None:
+            return weigh(tensor, tf.cast(factors > 0, "float32"))
+        kept = tf.cond(
+            self.finite,
+            lambda: tensor,
+            lambda: weigh(tensor, tf.cast(factors > 0, "float32")),
+        )
+        kept.set_shape(tensor.shape)
+        return kept
+
+
+class BeforeActivation(Rule):
+    """A rule that wants the gradient before the layer's `activation`, which is applied outside."""
+
+    @classmethod
+    def forward(cls, call, watch):
+        """See `Rule.forward`."""
+        if call.layer.activation is None:
+            return super().forward(call, watch)
+        linear = keras_hook.without(call.layer, activation=None)
+        outputs = watch(keras_hook.call_operation(linear, call.args, call.kwargs))
+        return call.layer.activation(outputs)
 
 
 def by_example(tensor, views):

@@ -1,144 +1,221 @@
 """`keras.layers.Conv2D`."""
 
+import functools
+import math
+
 import keras
 import tensorflow as tf
 
+from tfdpx.per_example.choice import Cost, cheapest
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, by_example, weigh
+from tfdpx.per_example.rules.base import (
+    BeforeActivation,
+    by_example,
+    positions,
+    squared_norms,
+    weigh,
+)
+from tfdpx.per_example.rules.products import FLOAT, gram, product_of_grams
+from tfdpx.per_example.rules.window import Window
+
+# Up to here one graph node an example; beyond, a loop keeps the graph small.
+_UNROLLED = 64
 
 
 @register(keras.layers.Conv2D)
-class Conv2DRule(Rule):
-    """Kernel gradients from image patches; any stride, padding, dilation, groups and data format.
+class Conv2DRule(BeforeActivation):
+    """Any stride, padding, dilation, groups and data format.
 
     With the patches A [T, fan_in] and output gradients G [T, out] of an example's T positions, the
-    kernel gradient is A^T G. Its norm needs only `<A A^T, G G^T>`, which is cheaper where positions
-    are few against weights (late layers); the sum over examples is one ordinary weight gradient.
+    kernel gradient is A^T G. It is formed as that product, or by an ordinary weight gradient of the
+    example's images alone. Its norm needs only `<A A^T, G G^T>`, cheaper where positions are few
+    (late layers).
 
-    A subclass whose effective kernel is a function of the trained one (weight standardization)
-    replaces `effective_kernel`, `from_effective` and `kernel_squared_norms`.
+    A subclass whose convolution uses a function of the trained kernel (weight standardization)
+    replaces `to_kernel`, `kernel_squared_norms` and `small_gradients`.
     """
 
-    splits_activation = True
     assumes = ("call", "convolution_op", "kernel")
 
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
-        self._inputs = tf.cast(call.args[0], "float32")
-        self._gradients = tf.cast(gradients[0], "float32")
+        layer = self.layer
+        self.window = Window(layer)
+        self.inputs = channels_last(tf.cast(call.args[0], "float32"), layer)
+        self.outputs = channels_last(tf.cast(gradients[0], "float32"), layer)
+        self.groups = self.inputs.shape[-1] // self.kernel_shape[2]
 
-    def effective_kernel(self):
-        """The float32 kernel [kh, kw, in / groups, out] that the convolution uses."""
-        return tf.cast(self.layer.kernel.value, "float32")
+    @property
+    def kernel_shape(self):
+        """[height, width, in / groups, out] of the convolution's kernel."""
+        return list(self.layer.kernel.shape)
 
-    def from_effective(self, gradients):
-        """Pairs (variable, [B, *shape]) from effective-kernel gradients [B, kh, kw, in, out]."""
-        return [(self.layer.kernel, gradients)]
+    def to_kernel(self, gradients):
+        """Carries gradients at the convolution's kernel to the trained kernel; linear.
 
-    def kernel_squared_norms(self):
-        """A list of float32 [B]: squared norms for each trained variable but the bias."""
-        if not self.explains(self.layer.kernel):
+        Args:
+            gradients: float32 [..., *kernel_shape].
+        """
+        return gradients
+
+    def kernel_squared_norms(self, squares):
+        """float32 [B]: squared norms of the gradients at the trained kernel.
+
+        Args:
+            squares: float32 [B], the same at the convolution's kernel.
+        """
+        return squares
+
+    @functools.cached_property
+    def small_gradients(self):
+        """Pairs (variable, float32 [B, ...]) for what is trained besides the kernel."""
+        if not self.explains(self.layer.bias):
             return []
-        return [self.product_squared_norms(self.grouped(self._gradients))]
+        outputs = by_example(self.outputs, self.views)
+        return [(self.layer.bias, tf.reduce_sum(outputs, axis=[1, 2, 3]))]
+
+    def weight_gradient(self, inputs, outputs):
+        """The gradient at the convolution's kernel, summed over all rows: [*kernel_shape].
+
+        Args:
+            inputs: float32 [N, H, W, C].
+            outputs: float32 [N, H', W', out], gradients.
+        """
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=inputs,
+            filter_sizes=self.kernel_shape,
+            out_backprop=outputs,
+            strides=[1, *self.window.strides, 1],
+            padding=self.window.padding.upper(),
+            dilations=[1, *self.window.dilation, 1],
+        )
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        layer = self.layer
-        gradients = self.grouped(self._gradients)
-        kernel = tf.einsum("npgf,npgo->nfgo", self.patches(), gradients)
-        fan_in = kernel.shape[1] // self._taps
-        kernel = tf.reshape(kernel, [-1, *layer.kernel_size, fan_in, layer.filters])
-        return self.in_order([*self.from_effective(kernel), (layer.bias, self._bias())])
+        pairs = list(self.small_gradients)
+        if self.explains(self.layer.kernel):
+            pairs.append((self.layer.kernel, self.to_kernel(self.kernel_instances)))
+        return self.in_order(pairs)
 
-    def squared_norms(self):
-        """See `Rule.squared_norms`."""
-        norms = self.kernel_squared_norms()
-        if self.explains(self.layer.bias):
-            norms.append(tf.reduce_sum(tf.square(self._bias()), axis=1))
+    def instantiated_squared_norms(self):
+        """See `Rule.instantiated_squared_norms`."""
+        return self._all_norms(lambda: squared_norms([self.kernel_instances]))
+
+    def ghost_squared_norms(self):
+        """See `Rule.ghost_squared_norms`."""
+        return self._all_norms(
+            lambda: product_of_grams(self._input_gram(), gram(self._by_group(self.outputs)))
+        )
+
+    def contract(self, factors):
+        """See `Rule.contract`."""
+        return self._all_sums(
+            factors,
+            lambda: tf.tensordot(factors, self.kept_rows(self.kernel_instances, factors), axes=1),
+        )
+
+    def ordinary_sum(self, factors):
+        """See `Rule.ordinary_sum`."""
+        rows = tf.repeat(factors, self.views)
+        return self._all_sums(
+            factors,
+            lambda: self.weight_gradient(
+                self.kept_rows(self.inputs, rows), weigh(self.outputs, rows)
+            ),
+        )
+
+    @functools.cached_property
+    def kernel_instances(self):
+        """float32 [B, *kernel_shape]: each example's gradient at the convolution's kernel."""
+        by_calls, by_patches = self._instance_costs()
+        return self._by_calls() if cheapest(by_calls, by_patches) is by_calls else self._by_matmul()
+
+    def costs(self):
+        """See `Rule.costs`."""
+        count, positions, fan_in, fan_out = self._sizes()
+        multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
+        instances = FLOAT * count * self.groups * fan_in * fan_out
+        pairs = count * self.groups * positions**2
+        costs = {
+            "instantiate": cheapest(*self._instance_costs()) + Cost(bytes=3 * instances),
+            "contract": Cost(bytes=instances),
+            "ordinary": Cost(multiply, bytes=FLOAT * count * positions * self.groups * fan_out),
+        }
+        if None not in (*self.inputs.shape[1:3], *self.outputs.shape[1:3]):
+            pixels = self.views * self.window.padded_pixels(*self.inputs.shape[1:3])
+            shifts = sum(self.window.size)
+            costs["ghost"] = Cost(
+                2.0 * (pairs * fan_out + count * pixels**2 * self.inputs.shape[-1]),
+                FLOAT * (count * self.groups * pixels**2 + (3 + shifts) * pairs),
+            )
+        return costs
+
+    def _instance_costs(self):
+        """Of one weight gradient an example, and of one product of patches for all."""
+        count, positions, fan_in, fan_out = self._sizes()
+        multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
+        patches = FLOAT * count * positions * self.groups * fan_in
+        by_calls = Cost(multiply, calls=math.inf if self.call.jit_compile else count)
+        return by_calls, Cost(multiply, bytes=4 * patches)
+
+    def _sizes(self):
+        """Examples, positions of all views, fan-in and out of a group; nominal if unknown."""
+        rows, height, width, out = self.outputs.shape
+        fan_in = self.window.taps * self.kernel_shape[2]
+        area = 1024 if None in (height, width) else height * width
+        count = 32 if rows is None else rows // self.views
+        return count, area * self.views, fan_in, out // self.groups
+
+    def _by_calls(self):
+        inputs, outputs = by_example(self.inputs, self.views), by_example(self.outputs, self.views)
+        count = inputs.shape[0]
+        if count is not None and count <= _UNROLLED:
+            return tf.stack([self.weight_gradient(inputs[i], outputs[i]) for i in range(count)])
+        return tf.map_fn(
+            lambda i: self.weight_gradient(inputs[i], outputs[i]),
+            tf.range(tf.shape(inputs)[0]),
+            fn_output_signature=tf.TensorSpec(self.kernel_shape, "float32"),
+            parallel_iterations=2,
+        )
+
+    def _by_matmul(self):
+        # Slices put together are the fastest patches, but not with strides outside of XLA.
+        contiguous = self.call.jit_compile or max(self.window.strides) == 1
+        patches = self.window.patches(self.inputs, contiguous)
+        # Channels run over (tap, group, channel in the group).
+        patches = self._by_group(patches, self.window.taps)
+        products = tf.matmul(patches, self._by_group(self.outputs), transpose_a=True)
+        if self.groups > 1:
+            products = tf.transpose(products, [0, 2, 1, 3])
+        return tf.reshape(products, [-1, *self.kernel_shape])
+
+    def _input_gram(self):
+        """A A^T of each group: [B, groups, T, T]."""
+        images = by_example(self.inputs, self.views)
+        parts = tf.split(images, self.groups, axis=-1)
+        return tf.stack([self.window.gram(part) for part in parts], axis=1)
+
+    def _by_group(self, rows, taps=1):
+        """[B * K, H', W', taps * groups * c] as [B, groups, T, taps * c]."""
+        rows = positions(rows, self.views)
+        channels = rows.shape[-1] // self.groups
+        if self.groups == 1:
+            return rows[:, tf.newaxis]
+        split = [tf.shape(rows)[0], tf.shape(rows)[1], taps, self.groups, channels // taps]
+        rows = tf.transpose(tf.reshape(rows, split), [0, 3, 1, 2, 4])
+        return tf.reshape(rows, [split[0], self.groups, split[1], channels])
+
+    def _all_norms(self, kernel_squares):
+        norms = [squared_norms([g]) for _, g in list(self.small_gradients)]
+        if self.explains(self.layer.kernel):
+            norms.append(self.kernel_squared_norms(kernel_squares()))
         return tf.add_n(norms)
 
-    def clipped_sum(self, factors):
-        """See `Rule.clipped_sum`: the ordinary gradient of the whole batch, once rescaled."""
-        layer = self.layer
-        factors = tf.repeat(factors, self.views)
-        gradients = weigh(self._gradients, factors)
-        inputs = weigh(self._inputs, tf.cast(factors > 0, "float32"))
-        targets = [v.value for v in self.variables if v is not layer.bias]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(targets)
-            convolved = self.convolve(inputs, self.effective_kernel())
-        sums = tape.gradient(convolved, targets, output_gradients=gradients)
-        sums = {id(t): tf.cast(s, "float32") for t, s in zip(targets, sums, strict=True)}
-        bias = tf.reduce_sum(self._channels_last(gradients), axis=[0, 1, 2])
-        return [bias if v is layer.bias else sums[id(v.value)] for v in self.variables]
-
-    def product_squared_norms(self, gradients):
-        """float32 [B]: |A^T G|^2, by instantiating it or from inner products of positions.
-
-        Args:
-            gradients: G, float32 [B, T, groups, out / groups].
-        """
-        patches = self.patches()
-        (positions, _, fan_in), fan_out = patches.shape[1:], gradients.shape[-1]
-        if positions is not None and positions * (fan_in + fan_out) < fan_in * fan_out:
-            inputs = tf.einsum("npgf,nqgf->ngpq", patches, patches)
-            outputs = tf.einsum("npgo,nqgo->ngpq", gradients, gradients)
-            # Rounding may leave a zero norm slightly negative.
-            return tf.maximum(tf.reduce_sum(inputs * outputs, axis=[1, 2, 3]), 0.0)
-        products = tf.einsum("npgf,npgo->ngfo", patches, gradients)
-        return tf.reduce_sum(tf.square(products), axis=[1, 2, 3])
-
-    def convolve(self, inputs, kernel):
-        """The layer's convolution of float32 `inputs` with `kernel`, without bias."""
-        layer = self.layer
-        return keras.ops.conv(
-            inputs,
-            kernel,
-            strides=list(layer.strides),
-            padding=layer.padding,
-            dilation_rate=layer.dilation_rate,
-            data_format=layer.data_format,
-        )
-
-    def grouped(self, outputs):
-        """Something of the shape of the layer's output as [B, T, groups, out / groups]."""
-        groups = self.layer.groups
-        outputs = self._channels_last(tf.cast(outputs, "float32"))
-        return self._by_position(outputs, groups, self.layer.filters // groups)
-
-    def patches(self):
-        """A, float32 [B, T, groups, fan_in]."""
-        groups = self.layer.groups
-        images = self._channels_last(self._inputs)
-        patches = extract_patches(images, self.layer)
-        if groups > 1:
-            # Channels run over (kernel row, kernel column, group, channel in the group).
-            shape, fan_in = tf.shape(patches), images.shape[-1] // groups
-            patches = tf.reshape(patches, [shape[0], -1, self._taps, groups, fan_in])
-            patches = tf.transpose(patches, [0, 1, 3, 2, 4])
-        else:
-            fan_in = images.shape[-1]
-        return self._by_position(patches, groups, self._taps * fan_in)
-
-    def _by_position(self, rows, groups, channels):
-        """[B * K, ...] as [B, T, groups, channels], with T static if the output's size is."""
-        height, width = self._channels_last(self._gradients).shape[1:3]
-        if height is None or width is None:
-            return tf.reshape(rows, [tf.shape(rows)[0] // self.views, -1, groups, channels])
-        return tf.reshape(rows, [-1, self.views * height * width, groups, channels])
-
-    def _bias(self):
-        return tf.reduce_sum(
-            by_example(self._channels_last(self._gradients), self.views), [1, 2, 3]
-        )
-
-    @property
-    def _taps(self):
-        height, width = self.layer.kernel_size
-        return height * width
-
-    def _channels_last(self, images):
-        return channels_last(images, self.layer)
+    def _all_sums(self, factors, kernel_sum):
+        pairs = [(v, tf.reduce_sum(weigh(g, factors), 0)) for v, g in list(self.small_gradients)]
+        if self.explains(self.layer.kernel):
+            pairs.append((self.layer.kernel, self.to_kernel(kernel_sum())))
+        return self.in_order(pairs)
 
 
 def channels_last(images, layer):
@@ -146,14 +223,3 @@ def channels_last(images, layer):
     if layer.data_format == "channels_last":
         return images
     return tf.transpose(images, [0, 2, 3, 1])
-
-
-def extract_patches(images, layer):
-    """The patches of `images` [N, H, W, C] under the layer's kernel: [N, H', W', kh * kw * C]."""
-    return tf.image.extract_patches(
-        images,
-        sizes=[1, *layer.kernel_size, 1],
-        strides=[1, *layer.strides, 1],
-        rates=[1, *layer.dilation_rate, 1],
-        padding=layer.padding.upper(),
-    )

@@ -1,32 +1,75 @@
 """`keras.layers.DepthwiseConv2D`."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, by_example
-from tfdpx.per_example.rules.convolution import channels_last, extract_patches
+from tfdpx.per_example.rules.base import by_example
+from tfdpx.per_example.rules.convolution import Conv2DRule
 
 
 @register(keras.layers.DepthwiseConv2D)
-class DepthwiseConv2DRule(Rule):
-    """Kernel gradients from image patches, channel by channel; the kernel is small."""
+class DepthwiseConv2DRule(Conv2DRule):
+    """A convolution with a group for each channel.
 
-    splits_activation = True
+    As no channel sees another, images may be put side by side as channels: one ordinary weight
+    gradient then gives that of every example.
+    """
 
-    def per_example_gradients(self):
-        """See `Rule.per_example_gradients`."""
-        layer = self.layer
-        images = channels_last(tf.cast(self.call.args[0], "float32"), layer)
-        outputs = channels_last(tf.cast(self.gradients[0], "float32"), layer)
-        patches = by_example(extract_patches(images, layer), self.views)
-        outputs = by_example(outputs, self.views)
-        height, width = layer.kernel_size
-        channels, multiplier = images.shape[-1], layer.depth_multiplier
-        count = tf.shape(outputs)[0]
-        patches = tf.reshape(patches, [count, -1, height * width, channels])
-        outputs = tf.reshape(outputs, [count, -1, channels, multiplier])
-        kernel = tf.einsum("npkc,npcm->nkcm", patches, outputs)
-        kernel = tf.reshape(kernel, [count, height, width, channels, multiplier])
-        bias = tf.reshape(tf.reduce_sum(outputs, axis=1), [count, channels * multiplier])
-        return self.in_order([(layer.kernel, kernel), (layer.bias, bias)])
+    assumes = ("call", "kernel")
+
+    @property
+    def kernel_shape(self):
+        """See `Conv2DRule.kernel_shape`."""
+        height, width, channels, multiplier = self.layer.kernel.shape
+        return [height, width, 1, channels * multiplier]
+
+    def to_kernel(self, gradients):
+        """See `Conv2DRule.to_kernel`."""
+        lead = tf.shape(gradients)[:-4]
+        return tf.reshape(gradients, tf.concat([lead, self.layer.kernel.shape], axis=0))
+
+    def weight_gradient(self, inputs, outputs):
+        """See `Conv2DRule.weight_gradient`."""
+        channels, multiplier = inputs.shape[-1], self.layer.depth_multiplier
+        gradient = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+            input=inputs,
+            filter_sizes=[*self.window.size, tf.shape(inputs)[-1], multiplier],
+            out_backprop=outputs,
+            strides=[1, *self.window.strides, 1],
+            padding=self.window.padding.upper(),
+        )
+        shape = [*self.window.size, 1, -1 if channels is None else channels * multiplier]
+        return tf.reshape(gradient, shape)
+
+    @functools.cached_property
+    def kernel_instances(self):
+        """See `Conv2DRule.kernel_instances`."""
+        if not self._is_plain:
+            return self._by_matmul()
+        gradients = self.weight_gradient(
+            _side_by_side(self.inputs, self.views), _side_by_side(self.outputs, self.views)
+        )
+        height, width, _, out = self.kernel_shape
+        gradients = tf.reshape(gradients, [height, width, 1, -1, out])
+        return tf.transpose(gradients, [3, 0, 1, 2, 4])
+
+    def costs(self):
+        """See `Rule.costs`."""
+        costs = super().costs()
+        if not self._is_plain:
+            del costs["ordinary"]  # And with it the ghost norm.
+        return costs
+
+    @property
+    def _is_plain(self):
+        """Whether TensorFlow's own gradient serves: no dilation, one stride."""
+        return max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
+
+
+def _side_by_side(images, views):
+    """[B * K, H, W, C] as [K, H, W, B * C]."""
+    joined = tf.transpose(by_example(images, views), [1, 2, 3, 0, 4])
+    return tf.reshape(joined, tf.concat([tf.shape(joined)[:3], [-1]], axis=0))

@@ -1,25 +1,29 @@
 """`keras.layers.EinsumDense`, of which attention layers are made."""
 
+import functools
+import math
 import string
 
 import keras
 import tensorflow as tf
 
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, by_example, sum_to_shape, weigh
+from tfdpx.per_example.rules.base import by_example, sum_to_shape
+from tfdpx.per_example.rules.products import ProductRule
 
 
 @register(keras.layers.EinsumDense)
-class EinsumDenseRule(Rule):
-    """The kernel's gradient is itself an einsum of inputs and output gradients."""
+class EinsumDenseRule(ProductRule):
+    """The equation as products: axes of the kernel and of positions, each put in one.
 
-    splits_activation = True
-    assumes = ("call", "kernel")
+    An axis of inputs and kernel is summed over (in), one of kernel and outputs is new (out), one
+    of all three is a group, and one of inputs and outputs alone is a position.
+    """
 
     @classmethod
     def handles(cls, layer, registered_class):
         """Equations whose first axis is the batch, without ellipsis, repeats or lone axes."""
-        inputs, kernel, outputs = _axes(layer)
+        inputs, kernel, outputs = _split(layer)
         fits = (
             "." not in layer.equation
             and inputs[:1] == outputs[:1]
@@ -27,48 +31,74 @@ class EinsumDenseRule(Rule):
             and all(len(set(axes)) == len(axes) for axes in (inputs, kernel, outputs))
             and set(kernel) <= set(inputs) | set(outputs)
             and set(inputs) <= set(kernel) | set(outputs)
+            and set(outputs) <= set(kernel) | set(inputs)
         )
         return fits and super().handles(layer, registered_class)
 
-    def per_example_gradients(self):
-        """See `Rule.per_example_gradients`."""
-        axes, view = _axes(self.layer), self._unused_axis()
-        inputs, outputs = self._inputs(), self._outputs()
-        batch = axes[0][0]
-        equation = f"{batch}{view}{axes[0][1:]},{batch}{view}{axes[2][1:]}->{batch}{axes[1]}"
-        return self._pairs(tf.einsum(equation, inputs, outputs), outputs)
+    @functools.cached_property
+    def inputs_by_position(self):
+        """See `ProductRule`."""
+        return self._by_position(self.call.args[0], _split(self.layer)[0], self._axes()[2])
 
-    def clipped_sum(self, factors):
-        """See `Rule.clipped_sum`."""
-        axes, view = _axes(self.layer), self._unused_axis()
-        inputs = weigh(self._inputs(), tf.cast(factors > 0, "float32"))
-        outputs = weigh(self._outputs(), factors)
-        batch = axes[0][0]
-        equation = f"{batch}{view}{axes[0][1:]},{batch}{view}{axes[2][1:]}->{axes[1]}"
-        kernel = tf.einsum(equation, inputs, outputs)
-        sums = self._pairs(kernel, tf.reduce_sum(outputs, axis=0, keepdims=True))
-        return [tf.reshape(s, v.shape) for s, v in zip(sums, self.variables, strict=True)]
+    @functools.cached_property
+    def outputs_by_position(self):
+        """See `ProductRule`."""
+        return self._by_position(self.gradients[0], _split(self.layer)[2], self._axes()[3])
 
-    def _pairs(self, kernel, outputs):
-        layer = self.layer
-        pairs = [(layer.kernel, kernel)]
-        if self.explains(layer.bias):
-            # Views are one more axis to sum over.
-            bias = sum_to_shape(tf.reduce_sum(outputs, axis=1), layer.bias.shape)
-            pairs.append((layer.bias, bias))
-        return self.in_order(pairs)
+    def to_kernel(self, products):
+        """See `ProductRule`."""
+        _, groups, fan_in, fan_out = self._axes()
+        kernel = _split(self.layer)[1]
+        sizes = dict(zip(kernel, self.layer.kernel.shape, strict=True))
+        order = groups + fan_in + fan_out
+        lead = products.shape.rank - 3
+        split = tf.reshape(
+            products, tf.concat([tf.shape(products)[:lead], [sizes[a] for a in order]], axis=0)
+        )
+        return tf.transpose(split, [*range(lead), *(lead + order.index(axis) for axis in kernel)])
 
-    def _inputs(self):
-        return by_example(self.call.args[0], self.views)
+    def bias_gradients(self):
+        """See `ProductRule`."""
+        # Views are one more axis to sum over.
+        outputs = tf.reduce_sum(by_example(self.gradients[0], self.views), axis=1)
+        return sum_to_shape(outputs, self.layer.bias.shape)
 
-    def _outputs(self):
-        return by_example(self.gradients[0], self.views)
+    def _axes(self):
+        """The letters of positions, groups, in and out."""
+        inputs, kernel, outputs = _split(self.layer)
+        return (
+            "".join(a for a in inputs[1:] if a not in kernel),
+            "".join(a for a in kernel if a in inputs and a in outputs),
+            "".join(a for a in kernel if a in inputs and a not in outputs),
+            "".join(a for a in kernel if a not in inputs),
+        )
 
-    def _unused_axis(self):
-        return next(a for a in string.ascii_letters if a not in self.layer.equation)
+    def _by_position(self, tensor, axes, features):
+        """[B * K, ...] with `axes` as float32 [B, groups, T, features]."""
+        positions, groups, _, _ = self._axes()
+        tensor = by_example(tensor, self.views)
+        view = next(a for a in string.ascii_letters if a not in self.layer.equation)
+        axes = axes[0] + view + axes[1:]
+        wanted = axes[0] + groups + view + positions + features
+        tensor = tf.transpose(tensor, [axes.index(a) for a in wanted])
+        sizes = dict(zip(wanted, tensor.shape, strict=True))
+
+        def product(names):
+            known = [sizes[a] for a in names]
+            return -1 if None in known else math.prod(known)
+
+        return _reshape(tensor, [product(groups), product(view + positions), product(features)])
 
 
-def _axes(layer):
+def _reshape(tensor, sizes):
+    """[B, ...] as [B, *sizes], of which at most one is -1."""
+    count = tensor.shape[0]
+    if count is None and -1 in sizes:
+        return tf.reshape(tensor, [tf.shape(tensor)[0], *sizes])
+    return tf.reshape(tensor, [-1 if count is None else count, *sizes])
+
+
+def _split(layer):
     left, outputs = layer.equation.replace(" ", "").split("->")
     inputs, kernel = left.split(",")
     return inputs, kernel, outputs

@@ -3,13 +3,19 @@
 import keras
 import tensorflow as tf
 
+from tfdpx.per_example.choice import Cost
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import Rule, positions, weigh
+from tfdpx.per_example.rules.products import FLOAT
 
 
 @register(keras.layers.Embedding)
 class EmbeddingRule(Rule):
-    """Sparse: norms from pairs of equal tokens, sums by scattering; no [B, vocabulary, d] array."""
+    """Sparse: no [B, vocabulary, d] array.
+
+    Norms come from the rows of the table that an example touches, one for each distinct token, or
+    from pairs of positions with equal tokens; sums by scattering.
+    """
 
     assumes = ("call", "embeddings")
 
@@ -25,16 +31,42 @@ class EmbeddingRule(Rule):
         one_hot = tf.one_hot(self._tokens, self.layer.input_dim)
         return [tf.matmul(one_hot, self._outputs, transpose_a=True)]
 
-    def squared_norms(self):
-        """See `Rule.squared_norms`: the sum of <g_s, g_t> over pairs of positions of one token."""
+    def instantiated_squared_norms(self):
+        """See `Rule.instantiated_squared_norms`: the squares of the touched rows."""
+        count, length = tf.unstack(tf.shape(self._tokens))
+        order = tf.argsort(self._tokens, axis=1)
+        tokens = tf.gather(self._tokens, order, batch_dims=1)
+        fresh = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
+        rows = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
+        rows += length * tf.range(count)[:, tf.newaxis]
+        touched = tf.math.unsorted_segment_sum(
+            tf.gather(self._outputs, order, batch_dims=1), rows, count * length
+        )
+        squares = tf.reduce_sum(tf.square(touched), axis=-1)
+        return tf.reduce_sum(tf.reshape(squares, [count, length]), axis=1)
+
+    def ghost_squared_norms(self):
+        """See `Rule.ghost_squared_norms`: the sum of <g_s, g_t> over positions of one token."""
         same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
         products = tf.matmul(self._outputs, self._outputs, transpose_b=True)
         total = tf.reduce_sum(tf.where(same, products, 0.0), axis=[1, 2])
         return tf.maximum(total, 0.0)
 
-    def clipped_sum(self, factors):
-        """See `Rule.clipped_sum`."""
+    def ordinary_sum(self, factors):
+        """See `Rule.ordinary_sum`."""
         outputs = weigh(self._outputs, factors)
         rows = tf.reshape(outputs, [-1, outputs.shape[-1]])
         tokens = tf.reshape(self._tokens, [-1])
         return [tf.math.unsorted_segment_sum(rows, tokens, self.layer.input_dim)]
+
+    def costs(self):
+        """See `Rule.costs`: sorting and scattering against all pairs."""
+        count, length, width = self._outputs.shape
+        count, length = count or 32, length or 1024
+        touched = FLOAT * count * length * width
+        pairs = count * length**2
+        return {
+            "instantiate": Cost(bytes=4 * touched + 16 * FLOAT * count * length, calls=1),
+            "ghost": Cost(2.0 * pairs * width, bytes=3 * FLOAT * pairs),
+            "ordinary": Cost(bytes=2 * touched),
+        }

@@ -8,11 +8,12 @@ from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import Rule, by_example
 
 
-@register(keras.layers.GroupNormalization)
-class GroupNormalizationRule(Rule):
+class ScaleAndOffsetRule(Rule):
     """With y = gamma * z + beta: gradients sum(G * z) and sum(G) over all but the feature axes."""
 
-    assumes = ("call", "_reshape_into_groups", "_apply_normalization")
+    def normalized(self):
+        """z, float32 of the shape of the layer's input."""
+        raise NotImplementedError
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
@@ -21,18 +22,14 @@ class GroupNormalizationRule(Rule):
         if self.explains(layer.beta):
             pairs.append((layer.beta, self._over_features(outputs)))
         if self.explains(layer.gamma):
-            pairs.append((layer.gamma, self._over_features(outputs * self._normalized())))
+            pairs.append((layer.gamma, self._over_features(outputs * self.normalized())))
         return self.in_order(pairs)
 
-    def _normalized(self):
-        # In float32 also where the layer computes in bfloat16.
-        plain = keras_hook.without(self.layer, **self.identity_weights())
-        return plain.call(tf.cast(self.call.args[0], "float32"))
-
-    def identity_weights(self):
-        """The attributes of a copy of the layer that only normalises."""
+    def plain(self, **attributes):
+        """The layer without scale and offset, on float32, also where it computes in bfloat16."""
         float32 = keras.DTypePolicy("float32")
-        return {"scale": False, "center": False, "_dtype_policy": float32}
+        layer = keras_hook.without(self.layer, _dtype_policy=float32, **attributes)
+        return layer.call(tf.cast(self.call.args[0], "float32"))
 
     def _over_features(self, tensor):
         axes = self.layer.axis
@@ -43,9 +40,20 @@ class GroupNormalizationRule(Rule):
         return tf.reduce_sum(by_example(tensor, self.views), axis=summed)
 
 
+@register(keras.layers.GroupNormalization)
+class GroupNormalizationRule(ScaleAndOffsetRule):
+    """Group normalization."""
+
+    assumes = ("call", "_reshape_into_groups", "_apply_normalization")
+
+    def normalized(self):
+        """See `ScaleAndOffsetRule`."""
+        return self.plain(scale=False, center=False)
+
+
 @register(keras.layers.LayerNormalization)
-class LayerNormalizationRule(GroupNormalizationRule):
-    """The same for layer normalization, RMS scaling included."""
+class LayerNormalizationRule(ScaleAndOffsetRule):
+    """Layer normalization, RMS scaling included."""
 
     @classmethod
     def handles(cls, layer, registered_class):
@@ -55,6 +63,6 @@ class LayerNormalizationRule(GroupNormalizationRule):
         rising = list(axes) == sorted(axes)
         return same_sign and rising and super().handles(layer, registered_class)
 
-    def identity_weights(self):
-        """The attributes of a copy of the layer that only normalises."""
-        return {**super().identity_weights(), "gamma": None, "beta": None}
+    def normalized(self):
+        """See `ScaleAndOffsetRule`."""
+        return self.plain(gamma=None, beta=None)

@@ -1,0 +1,130 @@
+"""Which of two norms and of two sums each layer uses: the one predicted to be cheaper."""
+
+import contextlib
+import dataclasses
+import threading
+
+import tensorflow as tf
+
+NORMS = ("instantiate", "ghost")
+SUMS = ("contract", "ordinary")
+
+_forced = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Work beyond the forward pass and the backward pass over activations.
+
+    Attributes:
+        flops: Floating point operations, two for each multiplication with addition.
+        bytes: Bytes read and written, as far as memory and not arithmetic is the limit.
+        calls: Separate kernel launches.
+    """
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    calls: float = 0.0
+
+    def __add__(self, other):
+        return Cost(self.flops + other.flops, self.bytes + other.bytes, self.calls + other.calls)
+
+    def seconds(self, device):
+        """Predicted time on `device`, "cpu" or "accelerator"."""
+        flops, bytes_per_second, call = _RATES[device]
+        return self.flops / flops + self.bytes / bytes_per_second + self.calls * call
+
+
+# Flops a second, bytes a second, seconds a call. Only ratios matter: how much arithmetic a byte of
+# traffic or a launch is worth. Measured on two CPU cores; the other row is a data-centre GPU.
+_RATES = {"cpu": (2e11, 1.5e10, 1e-4), "accelerator": (4e13, 1e12, 1e-5)}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerChoice:
+    """How one layer's per-example gradients are clipped, and what that is predicted to cost.
+
+    Attributes:
+        layer: Name of the layer.
+        rule: Name of the rule's class.
+        norm: "instantiate" (every example's gradient is formed) or "ghost" (only its norm).
+        sum: "contract" (the instantiated gradients are weighted and added) or "ordinary" (one
+            weight gradient of the rescaled output gradients).
+        flops: Predicted floating point operations of norm and sum, for the whole batch.
+        bytes: Predicted bytes of memory traffic.
+        alternatives: `{"norm/sum": predicted seconds}` of everything that the rule can do.
+    """
+
+    layer: str
+    rule: str
+    norm: str
+    sum: str
+    flops: float
+    bytes: float
+    alternatives: dict
+
+
+@contextlib.contextmanager
+def forced_norms(norm):
+    """Within it, steps are traced with one kind of norm wherever a rule has it.
+
+    For tests and benchmarks; results do not depend on it but for rounding.
+
+    Args:
+        norm: "instantiate", "ghost", or "auto" for what is predicted to be cheaper.
+
+    Raises:
+        ValueError: If `norm` is none of these.
+    """
+    if norm not in (*NORMS, "auto"):
+        raise ValueError(
+            f"Argument `norm` must be one of {(*NORMS, 'auto')}. Received: norm={norm!r}."
+        )
+    previous = getattr(_forced, "norm", "auto")
+    _forced.norm = norm
+    try:
+        yield
+    finally:
+        _forced.norm = previous
+
+
+def choose(layer, rule, costs):
+    """The cheapest `LayerChoice` for a rule.
+
+    Args:
+        layer: Name of the layer.
+        rule: Name of the rule's class.
+        costs: `{method: Cost}` of what the rule has among the names of `NORMS` and `SUMS`.
+    """
+    device = device_kind()
+    combined = {
+        (norm, total): costs[norm] + costs[total]
+        for norm in NORMS
+        for total in SUMS
+        # Only instantiated gradients can be contracted.
+        if norm in costs and total in costs and (norm, total) != ("ghost", "contract")
+    }
+    forced = getattr(_forced, "norm", "auto")
+    allowed = {k: v for k, v in combined.items() if k[0] == forced} or combined
+    best = min(allowed, key=lambda k: allowed[k].seconds(device))
+    return LayerChoice(
+        layer=layer,
+        rule=rule,
+        norm=best[0],
+        sum=best[1],
+        flops=combined[best].flops,
+        bytes=combined[best].bytes,
+        alternatives={f"{n}/{s}": cost.seconds(device) for (n, s), cost in combined.items()},
+    )
+
+
+def cheapest(*costs):
+    """The one of `costs` that is predicted to take the least time here."""
+    device = device_kind()
+    return min(costs, key=lambda cost: cost.seconds(device))
+
+
+def device_kind():
+    """ "accelerator" where TensorFlow sees a GPU or a TPU, else "cpu"."""
+    kinds = {device.device_type for device in tf.config.list_logical_devices()}
+    return "accelerator" if kinds & {"GPU", "TPU"} else "cpu"

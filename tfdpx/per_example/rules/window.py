@@ -1,0 +1,100 @@
+"""The patches that a convolution's kernel sees, and their inner products without forming them."""
+
+import itertools
+
+import tensorflow as tf
+
+
+class Window:
+    """A kernel's window and how it moves.
+
+    Args:
+        layer: A two-dimensional convolution layer.
+    """
+
+    def __init__(self, layer):
+        self.size = layer.kernel_size
+        self.strides = layer.strides
+        self.dilation = layer.dilation_rate
+        self.padding = layer.padding
+
+    @property
+    def taps(self):
+        """Int: kernel height times kernel width."""
+        return self.size[0] * self.size[1]
+
+    def patches(self, images, contiguous):
+        """The patches of `images` [N, H, W, C]: [N, H', W', kh * kw * C].
+
+        Args:
+            images: float32.
+            contiguous: Whether to put them together from slices; that is fastest at stride one and
+                under XLA, and needs H and W to be known.
+        """
+        if not contiguous or None in images.shape[1:3]:
+            return tf.image.extract_patches(
+                images,
+                sizes=[1, *self.size, 1],
+                strides=[1, *self.strides, 1],
+                rates=[1, *self.dilation, 1],
+                padding=self.padding.upper(),
+            )
+        edges = self._edges(images.shape[1:3])
+        padded = tf.pad(images, [[0, 0], *edges, [0, 0]])
+        rows, columns = self._slices(images.shape[1:3])
+        return tf.concat([padded[:, r, c] for r, c in itertools.product(rows, columns)], axis=-1)
+
+    def gram(self, images):
+        """Inner products of patches: [B, T, T] with T = K H' W'.
+
+        The patches' products are sums of the pixels' over the kernel's taps, so the pixels' are
+        formed once, then shifted and added, along rows and then along columns.
+
+        Args:
+            images: float32 [B, K, H, W, C], with known K, H and W.
+        """
+        views, height, width, channels = images.shape[1:]
+        (top, bottom), (left, right) = self._edges((height, width))
+        padded = tf.pad(images, [[0, 0], [0, 0], [top, bottom], [left, right], [0, 0]])
+        size = [views, height + top + bottom, width + left + right]
+        pixels = tf.reshape(padded, [-1, size[0] * size[1] * size[2], channels])
+        products = tf.matmul(pixels, pixels, transpose_b=True)
+        products = tf.reshape(products, [-1, *size, *size])
+        rows, columns = self._slices((height, width))
+        products = tf.add_n([products[:, :, s, :, :, s] for s in rows])
+        products = tf.add_n([products[:, :, :, s, :, :, s] for s in columns])
+        count = views * products.shape[2] * products.shape[3]
+        return tf.reshape(products, [-1, count, count])
+
+    def padded_pixels(self, height, width):
+        """Int: how many pixels one padded image has."""
+        (top, bottom), (left, right) = self._edges((height, width))
+        return (height + top + bottom) * (width + left + right)
+
+    def _edges(self, size):
+        """Rows and columns of zeros before and after, as TensorFlow pads."""
+        if self.padding == "valid":
+            return [(0, 0), (0, 0)]
+        edges = []
+        for axis, length in enumerate(size):
+            needed = (self._count(axis, length) - 1) * self.strides[axis] + self._extent(axis)
+            missing = max(needed - length, 0)
+            edges.append((missing // 2, missing - missing // 2))
+        return edges
+
+    def _slices(self, size):
+        """For each axis the slice that each tap takes of the padded image."""
+        taken = []
+        for axis, length in enumerate(size):
+            stride, last = self.strides[axis], self._count(axis, length) - 1
+            starts = [tap * self.dilation[axis] for tap in range(self.size[axis])]
+            taken.append([slice(s, s + stride * last + 1, stride) for s in starts])
+        return taken
+
+    def _extent(self, axis):
+        return (self.size[axis] - 1) * self.dilation[axis] + 1
+
+    def _count(self, axis, length):
+        if self.padding == "same":
+            return -(-length // self.strides[axis])
+        return (length - self._extent(axis)) // self.strides[axis] + 1
