@@ -125,6 +125,6 @@ def cheapest(*costs):
 
 
 def device_kind():
-    """ "accelerator" where TensorFlow sees a GPU or a TPU, else "cpu"."""
+    """Where steps run: "accelerator" if TensorFlow sees a GPU or a TPU, else "cpu"."""
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     return "accelerator" if kinds & {"GPU", "TPU"} else "cpu"

@@ -10,7 +10,7 @@ from oracle import assert_matches_batches_of_one
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
-from tfdpx.per_example import registry
+from tfdpx.per_example import choice, explain, forced_norms, registry
 from tfdpx.per_example.rules import (
     base,
     convolution,
@@ -19,6 +19,7 @@ from tfdpx.per_example.rules import (
     einsum_dense,
     embedding,
     normalization,
+    window,
 )
 
 layers = keras.layers
@@ -152,6 +153,66 @@ def test_layers_without_a_rule_of_their_own(make, shape, views):
     check_layer(make(), shape, views)
 
 
+@pytest.mark.parametrize("unrolled", [64, 1])
+@pytest.mark.parametrize("groups, strides, views", [(1, 2, 1), (2, 1, 3)])
+def test_convolutions_by_one_call_an_example(monkeypatch, unrolled, groups, strides, views):
+    # Free launches and slow memory make it the cheapest way, which it is not for small images.
+    monkeypatch.setitem(choice._RATES, "cpu", (2e11, 1.0, 0.0))
+    monkeypatch.setattr(convolution, "_UNROLLED", unrolled)
+    calls = []
+    by_calls = convolution.Conv2DRule._by_calls
+    monkeypatch.setattr(
+        convolution.Conv2DRule, "_by_calls", lambda self: calls.append(1) or by_calls(self)
+    )
+    layer = WSConv2D(4, 3, strides, groups=groups, padding="same")
+    check_layer(layer, (6, 5, 4), views, norms=["instantiate"])
+    assert calls
+
+
+@given(
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["same", "valid"]),
+    st.booleans(),
+    st.integers(1, 3),
+)
+@settings(max_examples=20)
+def test_the_gram_of_patches(size, strides, dilation, padding, contiguous, views):
+    if dilation > 1 and strides > 1:
+        strides = 1
+    layer = layers.Conv2D(1, size, strides, padding, dilation_rate=dilation)
+    images = np.random.default_rng(0).normal(size=(2 * views, 6, 7, 3)).astype("float32")
+    seen = window.Window(layer)
+    patches = tf.reshape(seen.patches(tf.constant(images), contiguous), [2, -1, size * size * 3])
+    wanted = tf.matmul(patches, patches, transpose_b=True)
+    found = seen.gram(tf.reshape(images, [2, views, 6, 7, 3]))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cheaper_norm_is_chosen():
+    def chosen(layer, shape, views=1):
+        model = keras.Sequential([keras.Input(shape), layer])
+        model.compile(loss="mse")
+        (found,) = explain(model, np.zeros([4 * views, *shape], "float32"), views)
+        alternatives = found.alternatives
+        assert alternatives[f"{found.norm}/{found.sum}"] == min(alternatives.values())
+        return found.norm
+
+    assert chosen(layers.Dense(512), (512,)) == "ghost"
+    assert chosen(layers.Dense(8), (512, 8)) == "instantiate"
+    assert chosen(layers.Conv2D(256, 3), (8, 8, 256)) == "ghost"
+    # As many views are as many positions, of one kernel.
+    assert chosen(layers.Conv2D(256, 3), (8, 8, 256), views=16) == "instantiate"
+    assert chosen(layers.Conv2D(16, 3), (32, 32, 3)) == "instantiate"
+    assert chosen(layers.EinsumDense("abc,cde->abde", (None, 8, 64)), (16, 512)) == "ghost"
+
+
+def test_forced_norms_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="`norm` must be one of"), forced_norms("cheap"):
+        pass
+
+
 def test_xla():
     check_layer(WSConv2D(4, 3, activation="relu"), (6, 6, 2), 2, jit_compile=True)
     check_layer(layers.Embedding(4, 3), (5,), 2, tokens=4, jit_compile=True)
@@ -188,7 +249,7 @@ PLANTED = [
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
     (WSConv2DRule, "to_kernel", convolution.Conv2DRule.to_kernel,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
-    (depthwise, "_side_by_side", lambda images, views: tf.reverse(side_by_side(images, views), [-1]),
+    (depthwise, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]),
      lambda: layers.DepthwiseConv2D(2), (4, 4, 2), None),
     (normalization.GroupNormalizationRule, "normalized", lambda s: s.call.args[0],
      lambda: GroupNorm(2), (4, 4, 2), None),

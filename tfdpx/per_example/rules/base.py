@@ -84,7 +84,7 @@ class Rule:
         raise NotImplementedError
 
     def costs(self):
-        """What the rule can do: `{method: Cost}`, of "instantiate", "ghost", "contract", "ordinary".
+        """`{method: Cost}` of those of `choice.NORMS` and `choice.SUMS` that the rule has.
 
         Only ratios matter, and only where there is a choice.
         """

@@ -12,7 +12,7 @@ from tfdpx.per_example.rules.products import ProductRule
 
 @register(keras.layers.Dense)
 class DenseRule(ProductRule):
-    """Kernel gradient A^T G and bias gradient 1^T G, with A [T, in] and G [T, out] of an example."""
+    """Kernel gradient A^T G and bias gradient 1^T G."""
 
     @functools.cached_property
     def inputs_by_position(self):

@@ -118,7 +118,7 @@ def gram(rows):
 def product_of_grams(inputs, outputs):
     """float32 [B]: <A A^T, G G^T>, never less than |A^T G|^2.
 
-    Where large terms cancel, rounding could hide a part of the norm: an allowance for that is added.
+    Where large terms cancel, rounding could hide a part of the norm: an allowance is added.
 
     Args:
         inputs: A A^T, float32 [B, groups, T, T].
