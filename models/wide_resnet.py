@@ -6,6 +6,7 @@ import keras
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models.arguments import check_image_shape, check_positive_integer
+from tfdpx.models.head import gaussian, pooled_logits
 
 STEM_CHANNELS = 16
 
@@ -88,7 +89,7 @@ def WideResNet(
         else keras.layers.Conv2D
     )
     conv = functools.partial(
-        conv_class, padding="same", use_bias=use_bias, kernel_initializer=_gaussian()
+        conv_class, padding="same", use_bias=use_bias, kernel_initializer=gaussian()
     )
 
     inputs = keras.Input(input_shape)
@@ -98,14 +99,7 @@ def WideResNet(
             strides = 2 if stage > 1 and block == 1 else 1
             x = _block(x, conv, channels, strides, groups, name=f"stage{stage}_block{block}")
     x = _norm_relu(x, groups, name="head")
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    outputs = keras.layers.Dense(
-        num_classes,
-        kernel_initializer=_gaussian(),
-        # Logits keep the precision of the weights: the loss loses digits on 16-bit ones.
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name="logits",
-    )(x)
+    outputs = pooled_logits(x, num_classes)
     return keras.Model(inputs, outputs, name=name or f"wide_resnet_{depth}_{width}")
 
 
@@ -124,11 +118,6 @@ def _block(x, conv, channels, strides, groups, name):
 def _norm_relu(x, groups, name):
     x = GroupNorm(groups, name=f"{name}_norm")(x)
     return keras.layers.ReLU(name=f"{name}_relu")(x)
-
-
-def _gaussian():
-    """Returns a Gaussian initializer of variance 1/fan_in, a new one for each call."""
-    return keras.initializers.VarianceScaling(1.0, "fan_in", "untruncated_normal")
 
 
 def _check_depth(depth):

@@ -4,12 +4,16 @@ import re
 
 import keras
 
-from tfdpx.models import EdgeLinear, LeNet, SmallCNN, WideResNet
+from tfdpx.models import EdgeLinear, LeNet, NFResNet, SmallCNN, WideResNet
 from tfdpx.train.errors import UserError, checking_flags
 
-NAMES = "small_cnn, edge_linear, lenet, wrn_<depth>_<width> such as wrn_16_4"
+NAMES = (
+    "small_cnn, edge_linear, lenet, wrn_<depth>_<width> such as wrn_16_4, "
+    "nf_resnet_<depth> such as nf_resnet_50"
+)
 _BY_NAME = {"small_cnn": SmallCNN, "edge_linear": EdgeLinear, "lenet": LeNet}
 _WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
+_NF_RESNET = re.compile(r"nf_resnet_(\d+)")
 
 
 def build(name, image_shape, num_classes, centre):
@@ -19,7 +23,8 @@ def build(name, image_shape, num_classes, centre):
     travel to the device as bytes, and a saved model needs no preprocessing.
 
     Args:
-        name: `"small_cnn"`, `"edge_linear"`, `"lenet"` or `"wrn_<depth>_<width>"`.
+        name: `"small_cnn"`, `"edge_linear"`, `"lenet"`, `"wrn_<depth>_<width>"` or
+            `"nf_resnet_<depth>"`.
         image_shape: `(height, width, channels)`.
         num_classes: Number of logits.
         centre: Grey level that becomes 0.
@@ -40,7 +45,7 @@ def build(name, image_shape, num_classes, centre):
 
 def check_name(name):
     """Raises UserError unless there is a model of that name, before any data is read."""
-    if name not in _BY_NAME and not _WIDE_RESNET.fullmatch(name):
+    if name not in _BY_NAME and not (_WIDE_RESNET.fullmatch(name) or _NF_RESNET.fullmatch(name)):
         raise UserError(
             f"There is no model {name!r}. Received: --model={name}. Use one of: {NAMES}."
         )
@@ -49,5 +54,7 @@ def check_name(name):
 def _body(name, input_shape, num_classes):
     if name in _BY_NAME:
         return _BY_NAME[name](num_classes=num_classes, input_shape=input_shape)
+    if nf_resnet := _NF_RESNET.fullmatch(name):
+        return NFResNet(int(nf_resnet[1]), num_classes=num_classes, input_shape=input_shape)
     depth, width = map(int, _WIDE_RESNET.fullmatch(name).groups())
     return WideResNet(depth=depth, width=width, num_classes=num_classes, input_shape=input_shape)

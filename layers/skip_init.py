@@ -1,0 +1,65 @@
+"""The trainable scalar at the end of a residual branch."""
+
+import keras
+import tensorflow as tf
+
+from tfdpx.per_example import Rule, register
+from tfdpx.per_example.rules.base import by_example
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class SkipInit(keras.layers.Layer):
+    """Multiplies a residual branch by one trainable scalar: `scale * gain * inputs`.
+
+    De & Smith (2020) start the scalar at zero, so that a residual network is the identity at
+    initialisation and trains without normalization. It treats every example alone.
+
+    Args:
+        scale: Float, a constant factor beside the trainable one, such as the `alpha` of Brock et
+            al. (2021a).
+        initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) start
+            NF-ResNets that are trained privately from scratch at one.
+        **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
+
+    Input and output shape: any, the same.
+
+    References:
+        - [De & Smith, 2020](https://arxiv.org/abs/2002.10444).
+    """
+
+    def __init__(self, scale=1.0, initializer="zeros", **kwargs):
+        super().__init__(**kwargs)
+        self.scale = scale
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, input_shape):
+        """Creates `gain`."""
+        del input_shape
+        self.gain = self.add_weight(name="gain", shape=(), initializer=self.initializer)
+
+    def call(self, inputs):
+        """Scales `inputs` by the constant and the trainable factor."""
+        return inputs * (self.scale * self.gain)
+
+    def compute_output_shape(self, input_shape):
+        """The shape of the input."""
+        return input_shape
+
+    def get_config(self):
+        """Returns the arguments of the layer, as for any Keras layer."""
+        initializer = keras.initializers.serialize(self.initializer)
+        return {**super().get_config(), "scale": self.scale, "initializer": initializer}
+
+
+@register(SkipInit)
+class SkipInitRule(Rule):
+    """The gain's gradient is `scale` times the inner product of inputs and output gradients."""
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        inputs, gradients = self.call.args[0], self.gradients[0]
+        products = by_example(
+            tf.cast(inputs, "float32") * tf.cast(gradients, "float32"), self.views
+        )
+        summed = tf.reduce_sum(products, axis=list(range(1, products.shape.rank)))
+        return [self.layer.scale * summed]

@@ -1,0 +1,249 @@
+"""NFResNet: size, a second construction, propagation of the signal, private gradients, errors."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import assert_matches_batches_of_one, batch_of_one_gradients
+from reference_ops import assert_close, convolve, randomized_weights, relu, standardized
+
+import tfdpx
+from tfdpx.layers import SkipInit, WSConv2D
+from tfdpx.models import NFResNet, nf_resnet
+
+# Parameters of the ResNets with batch normalization for 1000 classes, as published with weights.
+RESNET = {50: 25_557_032, 101: 44_549_160, 152: 60_192_808, 200: 64_673_832}
+BLOCKS = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3], 200: [3, 24, 36, 3]}
+
+
+def count_by_hand(blocks, width, num_classes):
+    """Adds up kernels, gains and biases from the description of the network alone."""
+
+    def conv(size, inputs, outputs):
+        return (size * size * inputs + 2) * outputs
+
+    total, channels = conv(7, 3, width), width
+    for stage, count in enumerate(blocks):
+        inner, outer = width * 2**stage, 4 * width * 2**stage
+        total += conv(1, channels, outer)  # projection
+        for _ in range(count):
+            total += conv(1, channels, inner) + conv(3, inner, inner) + conv(1, inner, outer) + 1
+            channels = outer
+    return total + (channels + 1) * num_classes
+
+
+@pytest.mark.parametrize("depth", BLOCKS)
+def test_number_of_parameters(depth):
+    model = NFResNet(depth, num_classes=1000)
+    assert model.count_params() == count_by_hand(BLOCKS[depth], 64, 1000)
+    # Gain and bias of a filter replace scale and offset of its normalization.
+    assert model.count_params() == RESNET[depth] + sum(BLOCKS[depth])
+    longest = [w for w in model.weights if w.name == "kernel" and "_skip" not in w.path]
+    assert len(longest) == depth
+    assert not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers)
+    assert not any(isinstance(layer, keras.layers.Dropout) for layer in model.layers)
+    assert not model.non_trainable_weights
+
+
+def nf_resnet_by_hand(weights, images, blocks):
+    """Brock et al. (2021a) from named weights: x + alpha gain f(x / beta)."""
+    gamma = 1 / np.sqrt((1 - 1 / np.pi) / 2)
+
+    def conv(x, name, strides=1):
+        kernel = standardized(weights[f"{name}/kernel"]) * weights[f"{name}/gain"]
+        return convolve(x, kernel, strides) + weights[f"{name}/bias"]
+
+    def max_pool(x):
+        padded = np.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)], constant_values=-np.inf)
+        size = x.shape[1]
+        shifted = [
+            padded[:, i : i + size : 2, j : j + size : 2] for i in range(3) for j in range(3)
+        ]
+        return np.max(shifted, axis=0)
+
+    x = max_pool(conv(images, "stem", 2))
+    squared_beta = 1.0
+    for stage, count in enumerate(blocks, start=1):
+        for block in range(1, count + 1):
+            name = f"stage{stage}_block{block}"
+            strides = 2 if stage > 1 and block == 1 else 1
+            scaled = gamma * relu(x / np.sqrt(squared_beta))
+            branch = gamma * relu(conv(scaled, f"{name}_conv1"))
+            branch = gamma * relu(conv(branch, f"{name}_conv2", strides))
+            branch = conv(branch, f"{name}_conv3")
+            if block == 1:
+                x, squared_beta = conv(scaled, f"{name}_skip", strides), 1.0
+            x = x + 0.2 * weights[f"{name}_skip_init/gain"] * branch
+            squared_beta += 0.2**2
+    features = gamma * relu(x).mean(axis=(1, 2))
+    return features @ weights["logits/kernel"] + weights["logits/bias"]
+
+
+@pytest.mark.parametrize(("depth", "blocks"), [(26, [2, 2, 2, 2]), (50, BLOCKS[50])])
+def test_same_logits_from_a_second_construction(depth, blocks):
+    model = NFResNet(depth, 10, input_shape=(32, 32, 3), width=16)
+    weights = randomized_weights(model)
+    images = np.random.default_rng(1).normal(size=(2, 32, 32, 3))
+    assert_close(model(images), nf_resnet_by_hand(weights, images, blocks))
+    gain = model.get_layer("stage4_block2_skip_init").gain
+    gain.assign(1.1 * gain)
+    with pytest.raises(AssertionError):
+        assert_close(model(images), nf_resnet_by_hand(weights, images, blocks))
+
+
+def channel_variances(model, suffix):
+    """{layer name: variance over images and positions, averaged over channels} on white noise."""
+    names = [layer.name for layer in model.layers if layer.name.endswith(suffix)]
+    probe = keras.Model(model.input, [model.get_layer(name).output for name in names])
+    images = np.random.default_rng(0).normal(size=(4, *model.input_shape[1:])).astype("float32")
+    outputs = probe.predict(images, batch_size=2, verbose=0)
+    return {
+        name: output.var(axis=(0, 1, 2)).mean() for name, output in zip(names, outputs, strict=True)
+    }
+
+
+def assert_signal_propagates(model, depth):
+    """The variance is reset by each stage's first block and grows by alpha^2 in every block."""
+    for name, variance in channel_variances(model, "_skip").items():
+        assert abs(variance - 1.0) < 0.1, f"{name}: {variance}"
+    for name, variance in channel_variances(model, "_conv3").items():
+        # Zero padding takes the more away the smaller the image is: a third of it in stage 4.
+        assert 0.65 < variance < 1.15, f"{name}: {variance}"
+    sums = channel_variances(model, "_add")
+    for stage, count in enumerate(BLOCKS[depth], start=1):
+        growths = []
+        for block in range(1, count + 1):
+            variance = sums[f"stage{stage}_block{block}_add"]
+            expected = 1.0 + 0.04 * block
+            assert abs(variance / expected - 1.0) < 0.1, f"stage{stage}_block{block}: {variance}"
+            growths.append(variance)
+        growth = np.mean(np.diff(growths))
+        assert 0.65 <= growth / 0.04 <= 1.2, f"growth in stage{stage}: {growth}"
+
+
+def initialized(depth):
+    return NFResNet(depth, 10, input_shape=(160, 160, 3), width=32)
+
+
+@pytest.mark.parametrize("depth", [50, 101])
+def test_signal_propagation_at_initialization(depth):
+    assert_signal_propagates(initialized(depth), depth)
+
+
+@pytest.mark.parametrize(
+    ("constant", "wrong"), [("RELU_GAIN", 1.0), ("RELU_GAIN", np.sqrt(2.0)), ("ALPHA", 0.3)]
+)
+def test_other_constants_do_not_propagate_the_signal(constant, wrong, monkeypatch):
+    monkeypatch.setattr(nf_resnet, constant, wrong)
+    with pytest.raises(AssertionError, match="stage"):
+        assert_signal_propagates(initialized(50), 50)
+
+
+def test_a_variance_that_is_not_reset_is_noticed():
+    model = initialized(50)
+    for layer in model.layers:  # beta = 1 everywhere: each block sees what the last one left
+        if layer.name.endswith("_scale"):
+            layer.scale = nf_resnet.RELU_GAIN
+    with pytest.raises(AssertionError, match="stage"):
+        assert_signal_propagates(model, 50)
+
+
+def test_weights_at_initialization():
+    model = NFResNet(26, 1000, width=32)
+    for weight in model.trainable_weights:
+        value = np.asarray(weight)
+        if weight.name == "kernel":
+            scaled = value.ravel() * np.sqrt(np.prod(value.shape[:-1]))
+            assert abs(scaled.var() - 1.0) < 8 / np.sqrt(scaled.size), weight.path
+        else:
+            assert np.all(value == (1.0 if weight.name == "gain" else 0.0)), weight.path
+    silent = NFResNet(26, 10, width=4, skip_init=0.0)
+    gains = [layer.gain for layer in silent.layers if isinstance(layer, SkipInit)]
+    assert len(gains) == 8 and not np.any(gains)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A network of two stages, which show what four do, with images and labels."""
+    monkeypatch.setitem(nf_resnet.BLOCKS, 8, (2, 1))
+    model = NFResNet(8, 4, input_shape=(32, 32, 3), width=4)
+    randomized_weights(model)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rng = np.random.default_rng(0)
+    return model, rng.normal(size=(4, 32, 32, 3)).astype("float32"), rng.integers(0, 4, size=4)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_private_gradients_are_those_of_batches_of_one(tiny, views):
+    assert_matches_batches_of_one(*tiny, views=views, tolerance=2e-5)
+
+
+def test_a_private_step_takes_the_mean_of_clipped_gradients(tiny):
+    model, images, labels = tiny
+    wanted = batch_of_one_gradients(model, tf.constant(images), tf.constant(labels), None, 1)
+    norms = np.linalg.norm(wanted, axis=1)
+    clip = float(np.median(norms))  # clips some and not others
+    with pytest.warns(UserWarning, match="noise_multiplier=0"):
+        optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=0.0, l2_norm_clip=clip)
+    model.compile(optimizer, model.loss)
+    before = np.concatenate([np.ravel(weight) for weight in model.trainable_weights])
+    model.train_on_batch(images, labels)
+    after = np.concatenate([np.ravel(weight) for weight in model.trainable_weights])
+    clipped = np.sum(wanted / np.maximum(norms, clip)[:, None], axis=0)
+    assert_close(after - before, -0.1 / 4 * clipped)
+
+
+def test_logits_keep_float32_under_mixed_precision():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = NFResNet(26, 10, input_shape=(32, 32, 3), width=4)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert model.get_layer("stage1_block1_skip_init").compute_dtype == "bfloat16"
+    assert model(np.zeros((1, 32, 32, 3))).dtype == "float32"
+
+
+def test_any_image_size_and_saving(tmp_path):
+    model = NFResNet(26, 7, input_shape=(None, None, 1), width=4, name="small")
+    assert model.name == "small"
+    assert NFResNet(26, 7, width=2).name == "nf_resnet_26"
+    assert all(layer.use_gain for layer in model.layers if isinstance(layer, WSConv2D))
+    randomized_weights(model)
+    images = np.random.default_rng(2).normal(size=(2, 40, 56, 1))
+    model.save(tmp_path / "model.keras")
+    restored = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(restored(images), model(images))
+
+
+@pytest.mark.slow
+def test_one_private_update_at_full_size():
+    model = NFResNet(50, 1000)
+    optimizer = tfdpx.DPSGD(
+        4.0, batch_size=2, noise_multiplier=1.0, l2_norm_clip=1.0, microbatch_size=1, seed=0
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    images = np.random.default_rng(0).normal(size=(2, 224, 224, 3)).astype("float32")
+    before = [np.array(weight) for weight in model.trainable_weights]
+    logs = model.train_on_batch(images, np.array([3, 999]), return_dict=True)
+    assert np.isfinite(logs["loss"])
+    for weight, old in zip(model.trainable_weights, before, strict=True):
+        change = np.asarray(weight) - old
+        assert np.isfinite(change).all() and change.any(), weight.path
+    assert int(optimizer.nonfinite_examples) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"depth": 34}, r"`depth` must be one of \[26, 50, 101, 152, 200\]. Received: depth=34"),
+        ({"depth": "50"}, "`depth` must be a positive integer. Received: depth=50"),
+        ({"num_classes": 0}, "`num_classes` must be a positive integer"),
+        ({"width": 0.25}, "`width` must be a positive integer. Received: width=0.25"),
+        ({"width": 1}, "`width` must be at least 2.*Received: width=1"),
+        ({"input_shape": (224, 224)}, r"Received: input_shape=\(224, 224\)"),
+    ],
+)
+def test_errors_name_argument_value_and_mend(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NFResNet(**{"depth": 50, "num_classes": 10, **arguments})
