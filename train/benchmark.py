@@ -1,0 +1,284 @@
+r"""Measures what privacy costs: time and memory of a training step against an ordinary Keras step.
+
+    python -m tfdpx.train.benchmark --model=wrn_16_4 --images=32 --augmult=1
+
+Three steps are timed in turn, in one process and in a random order each time:
+
+    ordinary    keras.optimizers.SGD; with --augmult=K it sees the K * images rows
+    private     tfdpx.DPSGD, noise_multiplier=1, on the same rows
+    vmap        the same with per_example_engine="vmap": the whole model differentiated one example
+                at a time, as other libraries do
+
+A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
+in memory already. Ratios are of medians, to the ordinary step. Peak memory is that of a process of
+its own for each step; `memory_ratio` compares what the steps need beyond the imported libraries,
+and the raw peaks stand beside it (tfdpx.train.benchmark_memory says exactly what is counted).
+These processes come first, so a step that is too large for the machine is killed there and not
+timed here.
+
+The last line of the standard output is one JSON object: `step_ratio` (private / ordinary),
+`vmap_ratio` (vmap / ordinary), `memory_ratio`, medians in seconds, peaks in MiB, and every flag. A
+value that could not be measured is null, and `failures` says why.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import statistics
+import sys
+import traceback
+
+import keras
+import tensorflow as tf
+from absl import app, flags
+from rich import console
+
+import tfdpx
+from tfdpx.train import (
+    benchmark_memory,
+    benchmark_phases,
+    benchmark_steps,
+    benchmark_sweep,
+    benchmark_tables,
+    report,
+)
+from tfdpx.train.errors import UserError
+
+# Keeps the standard output for results.
+_PROGRESS = console.Console(stderr=True)
+
+
+def define_flags(values):
+    """Defines the flags in `values`, an `absl.flags.FlagValues`.
+
+    A function, since other binaries of this package have flags of the same names.
+    """
+    common = {"flag_values": values}
+    flags.DEFINE_string(
+        "model",
+        "wrn_16_4",
+        "wrn_<depth>_<width>, lenet, small_cnn, edge_linear; dense_head: one layer, 2048 -> 1000; "
+        "transformer: 4 encoder blocks of width 256 on 64 tokens.",
+        **common,
+    )
+    flags.DEFINE_integer("images", 32, "Examples a step.", **common)
+    flags.DEFINE_integer("augmult", 1, "Views of each example.", **common)
+    flags.DEFINE_integer(
+        "image_size",
+        None,
+        "Height and width of an image. Default: 32 for models of images.",
+        **common,
+    )
+    flags.DEFINE_string(
+        "microbatch_size", None, "Examples a pass of the private steps. Default: all.", **common
+    )
+    flags.DEFINE_bool("jit", False, "Compile the steps with XLA.", **common)
+    flags.DEFINE_enum(
+        "norms", "auto", benchmark_steps.NORMS, "How tfdpx forms per-example norms.", **common
+    )
+    flags.DEFINE_integer("repeats", 10, "Runs of each step; medians are over them.", **common)
+    flags.DEFINE_bool("memory", True, "Measure peak memory.", **common)
+    flags.DEFINE_bool("vmap", True, "Measure the whole-model vmap engine too.", **common)
+    flags.DEFINE_bool(
+        "explain", False, "Print which rule, norm and sum each layer uses, and why.", **common
+    )
+    flags.DEFINE_bool("profile", False, "Print where the private step's time goes.", **common)
+    sizes = ", ".join(map(str, benchmark_sweep.SIZES))
+    flags.DEFINE_bool(
+        "sweep", False, f"Also time {sizes} views, and batches of {sizes}, and draw it.", **common
+    )
+    flags.DEFINE_string(
+        "plot",
+        None,
+        "PNG file for --sweep. Default: benchmark.png in --workdir, or here.",
+        **common,
+    )
+    flags.DEFINE_string("workdir", None, "Folder that receives report.json, if given.", **common)
+
+
+def main(argv, values=flags.FLAGS):
+    """Measures what the flags ask for; errors of the user become one line."""
+    try:
+        if len(argv) > 1:
+            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+        settings = read_settings(values)
+        plot = prepare_output(values)
+        record = benchmark(settings, values, plot)
+    except UserError as error:
+        sys.exit(f"tfdpx.train.benchmark: {' '.join(str(error).split())}")
+    text = report.to_json(record)
+    if values.workdir is not None:
+        (pathlib.Path(values.workdir) / "benchmark.json").write_text(text + "\n")
+    print(text, flush=True)
+    if record["step_ratio"] is None:
+        sys.exit(1)
+
+
+def read_settings(values):
+    """The `benchmark_steps.Settings` of the flags, checked as far as it goes without measuring."""
+    size = values.microbatch_size
+    if size is not None and size != "auto":
+        if not size.isdecimal() or int(size) < 1:
+            raise UserError(
+                "Flag --microbatch_size must be an integer of at least 1, or auto. Received: "
+                f"--microbatch_size={size}."
+            )
+        size = int(size)
+    if values.repeats < 1:
+        raise UserError(f"Flag --repeats must be at least 1. Received: --repeats={values.repeats}.")
+    if values.profile and size is not None:
+        raise UserError(
+            "Flag --profile takes a step of one pass apart. Received: "
+            f"--profile --microbatch_size={size}. Leave --microbatch_size out."
+        )
+    if values.plot is not None and not values.sweep:
+        raise UserError(f"Flag --plot belongs to --sweep. Received: --plot={values.plot}.")
+    if values.memory:
+        benchmark_memory.check_platform()
+    names = {field.name for field in dataclasses.fields(benchmark_steps.Settings)}
+    given = {name: getattr(values, name) for name in names}
+    settings = benchmark_steps.Settings(**{**given, "microbatch_size": size})
+    benchmark_steps.make_model("private", settings)  # Model and optimizer check their arguments.
+    return settings
+
+
+def prepare_output(values):
+    """Makes --workdir and returns where the sweep is to be drawn."""
+    folder = pathlib.Path(values.workdir or ".")
+    plot = folder / "benchmark.png" if values.plot is None else pathlib.Path(values.plot)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plot.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write to --workdir or --plot: {error}.") from error
+    return plot
+
+
+def benchmark(settings, values, plot):
+    """Measures, prints tables, and returns what the last line of output says.
+
+    Args:
+        settings: `benchmark_steps.Settings`.
+        values: The parsed flags.
+        plot: PNG file for the sweep.
+    """
+    kinds = [kind for kind in benchmark_steps.KINDS if values.vmap or kind != "vmap"]
+    failures, extras = {}, {}
+
+    peaks = measure_memory(kinds, settings, failures) if values.memory else {}
+    # A step that was killed there would kill this process.
+    kinds = [kind for kind in kinds if kind not in failures]
+    medians = measure_time(kinds, settings, values.repeats, failures)
+    benchmark_tables.results(medians, peaks, failures, _title(settings))
+
+    if values.explain:
+        with _noting(failures, "explain"):
+            choices = benchmark_steps.layer_choices(settings)
+            benchmark_tables.layers(choices)
+            extras["layers"] = [dataclasses.asdict(choice) for choice in choices]
+    if values.profile:
+        _PROGRESS.print("profile")
+        with _noting(failures, "profile"):
+            phases, ordinary = benchmark_phases.measure(settings, values.repeats)
+            benchmark_tables.phases(phases, ordinary)
+            extras["phases"] = phases
+    if values.sweep:
+        with _noting(failures, "sweep"):
+            points = benchmark_sweep.measure(settings, values.repeats, _PROGRESS.print)
+            benchmark_sweep.draw(points, plot, f"{settings.model}{', XLA' if settings.jit else ''}")
+            extras["sweep_points"] = points
+            print(f"The sweep is drawn in {plot}.")
+
+    own_flags = flags.FlagValues()
+    define_flags(own_flags)
+    return {
+        **{name: getattr(values, name) for name in own_flags},
+        "microbatch_size": settings.microbatch_size,  # As a number.
+        **summary(medians, peaks),
+        **extras,
+        "failures": failures,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "tfdpx": tfdpx.__version__,
+        "cpus": os.cpu_count(),
+    }
+
+
+def measure_memory(kinds, settings, failures):
+    """`{kind: benchmark_memory.Peak}`; a kind that fails is noted in the dict `failures`."""
+    peaks = {}
+    for kind in kinds:
+        _PROGRESS.print(f"memory: {benchmark_steps.KINDS[kind]}")
+        try:
+            peaks[kind] = benchmark_memory.measure(kind, settings)
+        except benchmark_memory.StepFailed as failure:
+            failures[kind] = str(failure)
+    return peaks
+
+
+def measure_time(kinds, settings, repeats, failures):
+    """`{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
+    steps = {}
+    for kind in kinds:
+        _PROGRESS.print(f"tracing: {benchmark_steps.KINDS[kind]}")
+        with _noting(failures, kind):
+            steps[kind] = benchmark_steps.make_step(kind, settings)
+    _PROGRESS.print(f"timing {repeats} times")
+    seconds = benchmark_steps.interleaved(steps, repeats)
+    return {kind: statistics.median(found) for kind, found in seconds.items()}
+
+
+def summary(medians, peaks):
+    """Medians, peaks and their ratios, None for what was not measured.
+
+    Args:
+        medians: `{kind: seconds}`.
+        peaks: `{kind: benchmark_memory.Peak}`.
+    """
+    record = {}
+    needs = {kind: peak.step_mib for kind, peak in peaks.items()}
+    ratio = benchmark_tables.ratio
+    for kind in benchmark_steps.KINDS:
+        record[f"{kind}_seconds"] = medians.get(kind)
+        for name in ("peak_mib", "baseline_mib", "traced_mib"):
+            record[f"{kind}_{name}"] = getattr(peaks[kind], name) if kind in peaks else None
+        record[f"{kind}_step_mib"] = needs.get(kind)
+    return {
+        "step_ratio": ratio(medians, "private"),
+        "memory_ratio": ratio(needs, "private"),
+        "vmap_ratio": ratio(medians, "vmap"),
+        "vmap_memory_ratio": ratio(needs, "vmap"),
+        **record,
+    }
+
+
+@contextlib.contextmanager
+def _noting(failures, part):
+    """Notes why `part` could not be measured: the others are still worth it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        first = (str(error).strip() or "no message").splitlines()[0]
+        failures[part] = f"{type(error).__name__}: {first}"
+        _PROGRESS.print(f"[red]{part} failed[/red]")
+
+
+def _title(settings):
+    size = "" if settings.image_size is None else f" of {settings.image_size} pixels squared"
+    given = f"{settings.model}, {settings.images} examples{size}, augmult {settings.augmult}"
+    passes = settings.microbatch_size and f", microbatch_size {settings.microbatch_size}"
+    return f"{given}{passes or ''}{', XLA' if settings.jit else ''}, norms {settings.norms}"
+
+
+def run():
+    """Entry point for a console script."""
+    define_flags(flags.FLAGS)
+    app.run(main)
+
+
+if __name__ == "__main__":
+    run()
