@@ -1,6 +1,7 @@
 """The per-example gradient rule of `WSConv2D`."""
 
 import functools
+import math
 
 import tensorflow as tf
 
@@ -44,28 +45,44 @@ class WSConv2DRule(Conv2DRule):
 
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
-        kernel = tf.cast(self.layer.kernel.value, "float32")
-        centered = kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
-        squares = tf.reduce_sum(tf.square(centered), axis=[0, 1, 2])
-        scale = tf.math.rsqrt(tf.maximum(squares, self.layer.epsilon))
-        self._unit = centered * scale
+        squares = tf.reduce_sum(tf.square(self._centered()), axis=[0, 1, 2])
+        self._scale = tf.math.rsqrt(tf.maximum(squares, self.layer.epsilon))
         self._free = tf.cast(squares > self.layer.epsilon, "float32")
         # From here on G stands for s G.
-        self._unscaled, self.outputs = self.outputs, self.outputs * scale
+        self.outputs = self.outputs * self._scale
 
     def to_kernel(self, gradients):
         """See `Conv2DRule.to_kernel`."""
-        along = tf.reduce_sum(gradients * self._unit, axis=[-4, -3, -2], keepdims=True)
+        unit = self._unit()
+        along = tf.reduce_sum(gradients * unit, axis=[-4, -3, -2], keepdims=True)
         mean = tf.reduce_mean(gradients, axis=[-4, -3, -2], keepdims=True)
-        return gradients - mean - self._free * self._unit * along
+        return gradients - mean - self._free * unit * along
 
     def kernel_squared_norms(self, squares):
         """See `Conv2DRule.kernel_squared_norms`."""
-        fan_in = self._unit.shape.num_elements() // self.layer.filters
-        mean = tf.square(self._sum_positions(self._patch_sums() * self.outputs)) / fan_in
-        along = tf.square(self._sum_positions(self._convolved() * self.outputs)) * self._free
-        left = squares - tf.reduce_sum(mean + along, axis=1)
+        if self._kernels_are_small():
+            sums = tf.reduce_sum(self.kernel_instances, axis=[1, 2, 3])
+            along = tf.reduce_sum(self.kernel_instances * self._unit(), axis=[1, 2, 3])
+        else:
+            sums = self._sum_positions(self._patch_sums() * self.outputs)
+            along = self._sum_positions(self._convolved() * self.outputs)
+        fan_in = math.prod(self.kernel_shape[:3])
+        removed = tf.square(sums) / fan_in + self._free * tf.square(along)
+        left = squares - tf.reduce_sum(removed, axis=1)
         return tf.maximum(left, 0.0) + _ROUNDING * squares
+
+    def _kernels_are_small(self):
+        """Whether kernel-sized gradients are at hand and smaller than what the layer gave."""
+        _, positions, fan_in, _ = self.sizes()
+        return self.choice.norm == "instantiate" and fan_in < positions
+
+    def _centered(self):
+        kernel = tf.cast(self.layer.kernel.value, "float32")
+        return kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
+
+    def _unit(self):
+        # Made anew where it is needed, so that it is not kept in between.
+        return self._centered() * self._scale
 
     @functools.cached_property
     def small_gradients(self):
@@ -86,7 +103,7 @@ class WSConv2DRule(Conv2DRule):
             return channels_last(convolved, self.layer)
         return tf.nn.conv2d(
             self.inputs,
-            self._unit,
+            self._unit(),
             strides=self.window.strides,
             padding=self.window.padding.upper(),
             dilations=self.window.dilation,
@@ -94,18 +111,21 @@ class WSConv2DRule(Conv2DRule):
 
     def _patch_sums(self):
         """The sum of each patch, float32 [B * K, H', W', 1 or filters]."""
-        images = self.inputs
-        if self.groups == 1:
-            images = tf.reduce_sum(images, axis=-1, keepdims=True)
-            sums = self.window.patches(images, contiguous=True)
-            return tf.reduce_sum(sums, axis=-1, keepdims=True)
-        shape, fan = tf.shape(images), self.kernel_shape[2]
-        images = tf.reduce_sum(tf.reshape(images, [*_leading(shape), self.groups, fan]), axis=-1)
-        images.set_shape([*self.inputs.shape[:3], self.groups])
-        sums = self.window.patches(images, contiguous=True)
-        by_tap = [*_leading(tf.shape(sums)), self.window.taps, self.groups]
-        sums = tf.reduce_sum(tf.reshape(sums, by_tap), axis=-2)
-        return tf.repeat(sums, self.layer.filters // self.groups, axis=-1)
+        window = self.window
+        shape, groups = self.inputs.shape, self.groups
+        by_group = tf.reshape(
+            self.inputs, tf.concat([tf.shape(self.inputs)[:3], [groups, -1]], axis=0)
+        )
+        images = tf.reduce_sum(by_group, axis=-1)
+        images.set_shape([*shape[:3], groups])
+        sums = tf.nn.conv2d(
+            images,
+            tf.ones([*window.size, 1, groups]),
+            strides=window.strides,
+            padding=window.padding.upper(),
+            dilations=window.dilation,
+        )
+        return sums if groups == 1 else tf.repeat(sums, self.layer.filters // groups, axis=-1)
 
     def _sum_positions(self, products):
         """[B * K, H', W', filters] summed over views and positions."""
@@ -116,7 +136,3 @@ def _by_channel(layer, variable, outputs):
     """A variable [filters] as it multiplies or shifts `outputs`, in their dtype."""
     value = tf.cast(variable.value, outputs.dtype)
     return value if layer.data_format == "channels_last" else tf.reshape(value, [1, -1, 1, 1])
-
-
-def _leading(shape):
-    return [shape[0], shape[1], shape[2]]

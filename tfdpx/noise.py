@@ -37,6 +37,11 @@ def make_seed(seed=None):
     return [int.from_bytes(bits[i : i + 8], "big", signed=True) for i in (0, 8)]
 
 
+# Values drawn at a time: bounds the memory of the steps in between.
+_CHUNK = 2**20
+_UNLIKELY = 0x5DEECE66D
+
+
 def fold_in(seed, *numbers):
     """A seed of shape [2], int64, that depends on `seed` and on each of `numbers` in order.
 
@@ -63,6 +68,29 @@ def standard_normal(shape, seed):
         normal does so with probability 1e-11.
     """
     size = math.prod(shape)
+    if size <= _CHUNK:
+        return tf.reshape(_drawn_once(size, seed), shape)
+    sizes = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
+    chunks = [_drawn_once(n, fold_in(seed, index)) for index, n in enumerate(sizes)]
+    return tf.reshape(tf.concat(chunks, axis=0), shape)
+
+
+def _drawn_once(size, seed):
+    """`_box_muller`, in a loop of one turn, which keeps XLA from fusing it into what reads it.
+
+    XLA would draw the bits again for every element of every reader, many times over.
+    """
+    # One, but no compiler can know: a second turn would give the same.
+    turns = 1 + tf.cast(tf.reduce_all(seed == _UNLIKELY), "int32")
+    _, values = tf.while_loop(
+        lambda turn, _: turn < turns,
+        lambda turn, _: (turn + 1, _box_muller(size, seed)),
+        (tf.constant(0), tf.zeros([size])),
+    )
+    return values
+
+
+def _box_muller(size, seed):
     pairs = (size + 1) // 2
     bits = tf.random.stateless_uniform(
         [2, pairs], seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
@@ -71,5 +99,4 @@ def standard_normal(shape, seed):
     uniform = (tf.cast(bits, "float32") + 0.5) * 2.0**-32
     radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
     angle = (2.0 * math.pi) * uniform[1]
-    normal = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return tf.reshape(normal[:size], shape)
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:size]

@@ -62,16 +62,16 @@ def _prefixes(settings):
         with recorder.taping():
             with keras_hook.recording(recorder):
                 y_pred = keras_hook.call_model(model, x)
-            losses, _ = row_losses(model, x, y, y_pred, None)
-            return recorder, losses, tf.reduce_sum(losses) / views
+            return recorder, row_losses(model, x, y, y_pred, None)
 
     def forward(x, y):
-        return recorded(x, y)[1]
+        return recorded(x, y)[1].losses
 
     def backward(x, y):
-        recorder, _, total = recorded(x, y)
+        recorder, rows = recorded(x, y)
+        gradients = recorder.gradients(rows.predictions, rows.cotangents)
         # One number of each keeps all of it alive, at no cost in time or memory.
-        return [tf.reshape(g, [-1])[0] for g in tf.nest.flatten(recorder.gradients(total))]
+        return [tf.reshape(g, [-1])[0] for g in tf.nest.flatten(gradients)]
 
     def norms(x, y):
         return engine(x, y, None).squared_norms

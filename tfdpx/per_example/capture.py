@@ -198,8 +198,12 @@ class Recorder:
         finally:
             self._inside = False
 
-    def gradients(self, loss):
-        """Gradients of the scalar `loss` at each call's outputs: a list of lists of tensors.
+    def gradients(self, targets, cotangents):
+        """Gradients at each call's outputs: a list of lists of tensors.
+
+        Args:
+            targets: List of tensors, what the forward pass gave.
+            cotangents: List of tensors, the gradients at `targets`.
 
         Raises:
             UnexplainedVariables: If a trainable variable was read outside every captured call.
@@ -215,7 +219,7 @@ class Recorder:
             )
         outputs = [call.outputs for call in self.calls]
         return self._tape.gradient(
-            loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            targets, outputs, cotangents, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
 
     def _layout_of(self, operation):

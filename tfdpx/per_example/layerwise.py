@@ -40,25 +40,32 @@ class LayerwiseEngine:
         with recorder.taping():
             with keras_hook.recording(recorder):
                 y_pred = keras_hook.call_model(model, x)
-            losses, output_losses = row_losses(model, x, y, y_pred, sample_weight)
-            # 1/K: the gradient of an example is the mean over its views.
-            total = tf.reduce_sum(losses) / self._views
-        groups = self.rules(recorder, total)
-        norms = [group.squared_norms() for group in groups]
+            rows = row_losses(model, x, y, y_pred, sample_weight)
+        # 1/K: the gradient of an example is the mean over its views.
+        cotangents = [c / self._views for c in rows.cotangents]
+        groups = self.rules(recorder, rows.predictions, cotangents)
+        norms = []
+        for group in groups:
+            # Not before the gradients are there: what follows from the layers' inputs alone would
+            # be computed in the forward pass, and kept.
+            with tf.control_dependencies(group.gradients):
+                norms.append(group.squared_norms())
         if not norms:
-            norms = [tf.zeros_like(losses[:: self._views])]
+            norms = [tf.zeros_like(rows.losses[:: self._views])]
         norms = tf.add_n(norms)
         self.choices = [choice for group in groups for choice in group.choices]
 
         def weighted(factors):
-            finite = tf.reduce_all(tf.math.is_finite(norms))
             sums = {id(v): tf.zeros(v.shape, "float32") for v in self._variables}
-            for group in groups:
-                group.finite = finite
-                sums.update(zip(map(id, group.variables), group.clipped_sum(factors), strict=True))
+            with tf.control_dependencies([factors]):
+                finite = tf.reduce_all(tf.math.is_finite(norms))
+                for group in groups:
+                    group.finite = finite
+                    each = group.clipped_sum(factors)
+                    sums.update(zip(map(id, group.variables), each, strict=True))
             return [sums[id(v)] for v in self._variables]
 
-        return PerExample(losses, output_losses, y_pred, norms, weighted)
+        return PerExample(rows.losses, rows.output_losses, y_pred, norms, weighted)
 
     def recorder(self):
         """A `Recorder` for one forward pass."""
@@ -66,9 +73,15 @@ class LayerwiseEngine:
             self._variables, self._layout, self._views, jit_compile=bool(self._model.jit_compile)
         )
 
-    def rules(self, recorder, total):
-        """The rules, grouped, for the calls that `recorder` saw and the scalar loss `total`."""
-        gradients = recorder.gradients(total)
+    def rules(self, recorder, predictions, cotangents):
+        """The rules, grouped, for the calls that `recorder` saw.
+
+        Args:
+            recorder: The `Recorder` of a forward pass.
+            predictions: List of tensors, what it gave.
+            cotangents: List of tensors, the gradients at `predictions`.
+        """
+        gradients = recorder.gradients(predictions, cotangents)
         return _groups(
             [
                 call.rule(call, outputs, self._views, self._trained_by(call))
@@ -99,10 +112,11 @@ def explain(model, x, views=1):
         recorder = engine.recorder()
         with recorder.taping():
             with keras_hook.recording(recorder):
-                y_pred = keras_hook.call_model(model, x)
-            total = tf.add_n([tf.reduce_sum(t) for t in tf.nest.flatten(y_pred)])
-        engine.choices = [c for group in engine.rules(recorder, total) for c in group.choices]
-        return total
+                y_pred = tf.nest.flatten(keras_hook.call_model(model, x))
+        y_pred = [t for t in y_pred if t.dtype.is_floating]
+        groups = engine.rules(recorder, y_pred, [tf.ones_like(t) for t in y_pred])
+        engine.choices = [choice for group in groups for choice in group.choices]
+        return y_pred
 
     with keras_hook.recording(None):
         tf.function(outputs_and_rules, autograph=False).get_concrete_function(x)
@@ -115,6 +129,7 @@ class _Joint:
     def __init__(self, rules):
         self._rules = rules
         self.variables = list({id(v): v for rule in rules for v in rule.variables}.values())
+        self.gradients = [g for rule in rules for g in rule.gradients]
 
     @property
     def choices(self):

@@ -1,11 +1,68 @@
 """The loss of each row as Keras computes it on a batch of one, for the whole batch at once."""
 
+import dataclasses
+
 import keras
 import tensorflow as tf
 
 from tfdpx import keras_hook
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLosses:
+    """The losses of B * K rows and their gradients.
+
+    Attributes:
+        losses: float32 [rows].
+        output_losses: List of float32 [rows], the unweighted loss of each output for the trackers
+            of `keras_hook.output_loss_trackers(model)`.
+        predictions: List of the tensors [rows, ...] of the model's output that a loss can be
+            differentiated by; among them the logits that Keras' cross-entropies reach for.
+        cotangents: List of tensors, the gradient of the sum of `losses` at each of `predictions`.
+    """
+
+    losses: tf.Tensor
+    output_losses: list
+    predictions: list
+    cotangents: list
+
+
+def loss_of_one(model, x, y, y_pred, sample_weight):
+    """What Keras computes on a batch of one row, as a function of that row.
+
+    Args:
+        model: As for `row_losses`, like what follows; only the structures of the nests matter.
+        x: Nest of tensors.
+        y: As `x`, or None.
+        y_pred: Nest of tensors.
+        sample_weight: As `x`, or None.
+
+    Returns:
+        Function of the tensors of `Rows((x, y, sample_weight))` and of `Outputs(y_pred)`, each
+        without batch axis, to a list of float32 scalars: the loss and each output's loss.
+    """
+    predictions = Outputs(y_pred)
+    targets = Rows((x, y, sample_weight))
+    trackers = keras_hook.output_loss_trackers(model)
+    fresh = [(v, tf.zeros(v.shape, v.dtype)) for tracker in trackers for v in tracker.variables]
+
+    def of_one(inputs, outputs):
+        x, y, sample_weight = targets.pack([t[tf.newaxis] for t in inputs])
+        y_pred = predictions.rebuild([t[tf.newaxis] for t in outputs])
+        with (
+            keras_hook.recording(None),
+            keras_hook.without_weight_regularizers(model.trainable_variables),
+            # Keras' loss trackers are to count once, later: here their updates go into the scope.
+            keras.StatelessScope(state_mapping=fresh) as scope,
+        ):
+            loss = keras_hook.compute_loss(model, x, y, y_pred, sample_weight)
+            each = [scope.get_current_value(tracker.total) for tracker in trackers]
+        # A loss with reduction="none" still means the sum of what it returns.
+        return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]
+
+    return of_one
 
 
 def row_losses(model, x, y, y_pred, sample_weight):
@@ -23,27 +80,22 @@ def row_losses(model, x, y, y_pred, sample_weight):
         sample_weight: As `x`, or None.
 
     Returns:
-        float32 [rows], and a list of float32 [rows], the unweighted loss of each output for the
-        trackers of `keras_hook.output_loss_trackers(model)`.
+        `RowLosses`.
     """
     predictions = Outputs(y_pred)
-    targets = Rows((x, y, sample_weight))
-    trackers = keras_hook.output_loss_trackers(model)
-    fresh = [(v, tf.zeros(v.shape, v.dtype)) for tracker in trackers for v in tracker.variables]
+    of_one = loss_of_one(model, x, y, y_pred, sample_weight)
 
-    def loss_of_one(inputs):
-        rows, outputs = [[t[tf.newaxis] for t in group] for group in inputs]
-        x, y, sample_weight = targets.pack(rows)
-        # Keras' loss trackers are to count once, later: here their updates go into the scope.
-        with keras.StatelessScope(state_mapping=fresh) as scope:
-            loss = keras_hook.compute_loss(model, x, y, predictions.rebuild(outputs), sample_weight)
-            each = [scope.get_current_value(tracker.total) for tracker in trackers]
-        # A loss with reduction="none" still means the sum of what it returns.
-        return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]
+    def with_gradients(row):
+        inputs, outputs = row
+        # The tape stands inside: differentiating across the function that `vectorized_map` makes
+        # under XLA would turn every input of the step into a compile-time constant.
+        wanted = predictions.select(outputs)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(wanted)
+            values = of_one(inputs, outputs)
+        zero = tf.UnconnectedGradients.ZERO
+        return values, tape.gradient(values[0], wanted, unconnected_gradients=zero)
 
-    with (
-        keras_hook.recording(None),
-        keras_hook.without_weight_regularizers(model.trainable_variables),
-    ):
-        total, *each = tf.vectorized_map(loss_of_one, (targets.tensors, predictions.tensors))
-    return total, each
+    inputs = Rows((x, y, sample_weight)).tensors
+    (losses, *each), cotangents = tf.vectorized_map(with_gradients, (inputs, predictions.tensors))
+    return RowLosses(losses, each, predictions.select(predictions.tensors), cotangents)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdpx import keras_hook
-from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
 from tfdpx.per_example.result import PerExample
@@ -38,7 +38,12 @@ class VmapEngine:
             with tf.GradientTape() as tape, keras_hook.recording(None), draws.of_example(index):
                 y_pred = keras_hook.call_model(model, x)
                 made.append(Outputs(y_pred))
-                losses, each = row_losses(model, x, y, y_pred, sample_weight)
+                of_one = loss_of_one(model, x, y, y_pred, sample_weight)
+                values = [
+                    of_one([t[k] for t in rows], [t[k] for t in made[-1].tensors])
+                    for k in range(views)
+                ]
+                losses, *each = [tf.stack(of_all) for of_all in zip(*values, strict=True)]
                 mean = tf.reduce_mean(losses)
             gradients = tape.gradient(
                 mean,

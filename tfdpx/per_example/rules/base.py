@@ -176,21 +176,24 @@ class BeforeActivation(Rule):
 def by_example(tensor, views):
     """[B * K, ...] in any float dtype as float32 [B, K, ...]."""
     tensor = tf.cast(tensor, "float32")
+    rows, *rest = tensor.shape
+    static = [None if rows is None else rows // views, views, *rest]
+    if static.count(None) <= 1:
+        return tf.reshape(tensor, [-1 if size is None else size for size in static])
     shape = tf.shape(tensor)
     split = tf.reshape(tensor, tf.concat([[shape[0] // views, views], shape[1:]], axis=0))
-    rows = tensor.shape[0]
-    split.set_shape([None if rows is None else rows // views, views, *tensor.shape[1:]])
+    split.set_shape(static)
     return split
 
 
 def positions(tensor, views):
     """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in a row."""
     split = by_example(tensor, views)
-    shape, static = tf.shape(split), split.shape
-    count = None if None in static[1:-1].as_list() else math.prod(static[1:-1])
-    rows = tf.reshape(split, [shape[0], -1 if count is None else count, static[-1]])
-    rows.set_shape([static[0], count, static[-1]])
-    return rows
+    examples, *middle, last = split.shape
+    count = None if None in middle else math.prod(middle)
+    if examples is None and count is None:
+        examples = tf.shape(split)[0]
+    return tf.reshape(split, [-1 if size is None else size for size in (examples, count, last)])
 
 
 def sum_to_shape(tensor, shape):

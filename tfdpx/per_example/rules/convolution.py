@@ -132,7 +132,7 @@ class Conv2DRule(BeforeActivation):
 
     def costs(self):
         """See `Rule.costs`."""
-        count, positions, fan_in, fan_out = self._sizes()
+        count, positions, fan_in, fan_out = self.sizes()
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
         instances = FLOAT * count * self.groups * fan_in * fan_out
         pairs = count * self.groups * positions**2
@@ -152,13 +152,13 @@ class Conv2DRule(BeforeActivation):
 
     def _instance_costs(self):
         """Of one weight gradient an example, and of one product of patches for all."""
-        count, positions, fan_in, fan_out = self._sizes()
+        count, positions, fan_in, fan_out = self.sizes()
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
         patches = FLOAT * count * positions * self.groups * fan_in
         by_calls = Cost(multiply, calls=math.inf if self.call.jit_compile else count)
         return by_calls, Cost(multiply, bytes=4 * patches)
 
-    def _sizes(self):
+    def sizes(self):
         """Examples, positions of all views, fan-in and out of a group; nominal if unknown."""
         rows, height, width, out = self.outputs.shape
         fan_in = self.window.taps * self.kernel_shape[2]
@@ -170,7 +170,8 @@ class Conv2DRule(BeforeActivation):
         inputs, outputs = by_example(self.inputs, self.views), by_example(self.outputs, self.views)
         count = inputs.shape[0]
         if count is not None and count <= _UNROLLED:
-            return tf.stack([self.weight_gradient(inputs[i], outputs[i]) for i in range(count)])
+            each = zip(tf.unstack(inputs), tf.unstack(outputs), strict=True)
+            return tf.stack([self.weight_gradient(*one) for one in each])
         return tf.map_fn(
             lambda i: self.weight_gradient(inputs[i], outputs[i]),
             tf.range(tf.shape(inputs)[0]),
