@@ -6,6 +6,7 @@
 #   make lint          ruff's checks and formatting, changing nothing
 #   make format        mend what ruff can mend
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
+#   make tpu-check     compile the training step for a TPU, without one; ARGS="--augmult=4"
 #   make clean         remove what the targets above made, but for training runs
 
 SHELL := /bin/bash
@@ -15,6 +16,10 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
+# The compiler of TPUs, apart: its packages and TensorFlow's exclude each other.
+TPU_VENV := .venv-tpu
+TPU_COMPILER := jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.51
+
 # Workers of pytest-xdist. Each imports TensorFlow (about 1 GB) and computes in one thread.
 TEST_WORKERS ?= 2
 PYTEST := $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist worksteal
@@ -23,7 +28,7 @@ ARGS ?=
 WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
   runs/$(shell date +%Y%m%d-%H%M%S))
 
-.PHONY: train test test-slow lint format bazel-check clean
+.PHONY: train test test-slow lint format bazel-check tpu-check clean
 
 train: $(INSTALLED)
 	$(PYTHON) -m tfdpx.train.classify --workdir=$(WORKDIR) $(ARGS)
@@ -64,6 +69,14 @@ bazel-check:
 	    $$run apt-get -qq update && $$run apt-get -qq install -y bazel-bootstrap; }
 	python3 tools/check_bazel_targets.py
 
+tpu-check: $(INSTALLED) $(TPU_VENV)/.installed
+	TF_CPP_MIN_LOG_LEVEL=3 $(PYTHON) tools/tpu_check.py --python=$(TPU_VENV)/bin/python $(ARGS)
+
+$(TPU_VENV)/.installed: $(INSTALLED) Makefile
+	$(PYTHON) -m venv --clear $(TPU_VENV)
+	$(TPU_VENV)/bin/python -m pip install --quiet $(TPU_COMPILER)
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TPU_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,194 @@
+"""Traces a training step as one core of a TPU would run it, and exports it for a compiler.
+
+`tf.distribute.TPUStrategy` needs a TPU to exist. `CompileOnlyTPUStrategy` stands for it while a
+step is traced on a machine without one: the step meets a replica context as there, and what it sums
+over the replicas becomes an all-reduce of XLA, as a TPU's cross-replica sum does.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.compiler.xla.service import hlo_pb2
+from tensorflow.python.distribute import one_device_strategy
+
+import tfdpx
+from tfdpx import keras_hook, noise
+from tfdpx.train import classifiers
+
+NUM_CLASSES = 10
+_CENTRE = 127.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What is exported: one core's part of a training step.
+
+    Attributes:
+        model: Name of a model as `tfdpx.train.classifiers` knows it.
+        image_shape: `(height, width, channels)`.
+        batch_per_core: Examples that a core gets.
+        cores: Replicas.
+        private: Whether `tfdpx.DPSGD` trains, or `keras.optimizers.SGD`.
+        augmult: Views of each example, 0 for none. The ordinary step trains on that many times the
+            examples, so that both differentiate the same number of images.
+        microbatch_size: Examples a pass of the private step, or None for one pass.
+        noise_multiplier: Of the private step.
+    """
+
+    model: str
+    image_shape: tuple
+    batch_per_core: int
+    cores: int
+    private: bool
+    augmult: int = 0
+    microbatch_size: int | None = None
+    noise_multiplier: float = 1.0
+
+
+class CompileOnlyTPUStrategy(tf.distribute.TPUStrategy):
+    """A `TPUStrategy` of `cores` that traces functions and runs none.
+
+    Variables have one copy, that of the core whose program is traced.
+
+    Args:
+        cores: Int, the number of replicas.
+    """
+
+    def __init__(self, cores):
+        # TPUStrategy's own constructor looks for a TPU.
+        tf.distribute.Strategy.__init__(self, _Extended(self, cores))
+
+    def trace(self, fn, args, replica):
+        """Traces `fn(*args)` in the replica context of the core number `replica`.
+
+        Args:
+            fn: Function.
+            args: Its arguments.
+            replica: Scalar int32 tensor; one program serves all cores, as on a TPU.
+        """
+        with self.scope(), tf.distribute.ReplicaContext(self, replica):
+            return fn(*args)
+
+
+class _Extended(one_device_strategy.OneDeviceExtended):
+    num_hosts = 1
+
+    def __init__(self, strategy, cores):
+        super().__init__(strategy, "/cpu:0")
+        self._cores = cores
+
+    @property
+    def _num_replicas_in_sync(self):
+        return self._cores
+
+    def _use_merge_call(self):
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        if reduce_op != tf.distribute.ReduceOp.SUM:
+            raise NotImplementedError(f"Only sums are reduced. Received: reduce_op={reduce_op}")
+        group = [list(range(self._cores))]
+        return tf.nest.map_structure(
+            lambda tensor: gen_xla_ops.xla_all_reduce(tensor, group, "Add", "CrossReplica"), value
+        )
+
+
+def export(step, steps_through=None):
+    """Traces one training step and lowers it for a compiler.
+
+    Args:
+        step: A `Step`.
+        steps_through: Function that takes a model and its data and trains it on them, in place of
+            `model.train_step(data)`; for tests.
+
+    Returns:
+        Bytes of a serialized `xla.HloModuleProto`, and the number of trainable parameters.
+
+    Raises:
+        RuntimeError: If the module does not read every tensor of the batch and every variable: XLA
+            took some for compile-time constants and would compile again at every update.
+    """
+    strategy = CompileOnlyTPUStrategy(step.cores)
+    with strategy.scope():
+        model = classifiers.build(step.model, step.image_shape, NUM_CLASSES, _CENTRE)
+        model.compile(
+            optimizer=_optimizer(step),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=["accuracy"],
+            jit_compile=True,
+        )
+        data = _batch(step)
+        # Keras makes metrics and slots on a first batch, which must not happen inside the trace.
+        keras_hook.build(model, data)
+        model.optimizer.build(model.trainable_variables)
+    train = steps_through or (lambda model, data: model.train_step(data))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(replica, *data):
+        return strategy.trace(train, (model, data), replica)
+
+    arguments = (tf.constant(0), *data)
+    with keras_hook.driving(model, "tfdpx"):
+        inputs = run.get_concrete_function(*arguments).inputs
+        module = run.experimental_get_compiler_ir(*arguments)(stage="hlo_serialized")
+    _check_parameters(module, inputs)
+    return module, sum(v.value.shape.num_elements() for v in model.trainable_variables)
+
+
+def export_noise(parameters):
+    """The noise of one update alone: its cost is the same on every core, however many there are.
+
+    Args:
+        parameters: Int, the number of trainable parameters.
+
+    Returns:
+        Bytes of a serialized `xla.HloModuleProto` of (seed, sums) -> noisy sums.
+    """
+
+    @tf.function(jit_compile=True, autograph=False)
+    def add_noise(seed, sums):
+        return sums + noise.standard_normal([parameters], seed)
+
+    inputs = (tf.zeros([2], "int64"), tf.zeros([parameters]))
+    return add_noise.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized")
+
+
+def _optimizer(step):
+    momentum = dict(learning_rate=1.0, momentum=0.9, use_ema=True)
+    if not step.private:
+        return keras.optimizers.SGD(**momentum)
+    return tfdpx.DPSGD(
+        **momentum,
+        batch_size=step.batch_per_core * step.cores,
+        noise_multiplier=step.noise_multiplier,
+        microbatch_size=step.microbatch_size,
+        augment=tfdpx.augment.RandomCropFlip(padding=1) if step.augmult else None,
+        augmult=step.augmult,
+    )
+
+
+def _batch(step):
+    """Tensors like those of `plan.batches`; only their shapes and dtypes matter."""
+    rows = step.batch_per_core * (1 if step.private else max(step.augmult, 1))
+    arrays = (
+        np.zeros((rows, *step.image_shape), "uint8"),
+        np.zeros(rows, "int64"),
+        np.ones(rows, "float32"),
+    )
+    return tuple(map(tf.constant, arrays))
+
+
+def _check_parameters(module, inputs):
+    proto = hlo_pb2.HloModuleProto.FromString(module)
+    count = len(proto.host_program_shape.parameters)
+    if count != len(inputs):
+        raise RuntimeError(
+            f"The exported step has {count} parameters for {len(inputs)} inputs: XLA needs the "
+            "others as compile-time constants and would compile the step anew for every batch."
+        )
