@@ -159,4 +159,10 @@ def _groups(rules):
         sharing = [g for g in groups if any(mine & {id(v) for v in r.variables} for r in g)]
         groups = [g for g in groups if g not in sharing]
         groups.append([r for g in sharing for r in g] + [rule])
-    return [group[0] if len(group) == 1 else _Joint(group) for group in groups]
+    return [group[0] if len(group) == 1 else _join(group) for group in groups]
+
+
+def _join(rules):
+    first = rules[0]
+    alike = all(type(r) is type(first) and r.layer is first.layer for r in rules)
+    return (first.joined(rules) if alike else None) or _Joint(rules)

@@ -8,7 +8,13 @@ from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models import WideResNet
-from tfdpx.per_example import GenericRule, UnexplainedVariables, register
+from tfdpx.per_example import (
+    GenericRule,
+    LayerwiseEngine,
+    UnexplainedVariables,
+    forced_norms,
+    register,
+)
 
 layers = keras.layers
 
@@ -96,6 +102,32 @@ def test_a_shared_layer(make, rng):
         x = shared(shared(inputs))
     model = keras.Model(inputs, layers.Dense(2)(x))
     assert_matches_batches_of_one(model, *vectors_and_targets(rng))
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_an_embedding_never_makes_a_table_for_each_example(calls, rng):
+    inputs = keras.Input((5,), dtype="int32")
+    table = layers.Embedding(977, 8)
+    x = table(inputs)
+    if calls == 2:
+        x = x + table(977 - 1 - inputs)
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+    x, y = tokens_and_targets(rng)
+    assert_matches_batches_of_one(model, x, y)
+
+    def shapes(norms):
+        engine = LayerwiseEngine(model, tf.constant(x), 1)
+
+        def step():
+            with forced_norms(norms):
+                result = engine(tf.constant(x), tf.constant(y), None)
+                return result.weighted_sums(result.squared_norms)
+
+        graph = tf.function(step, autograph=False).get_concrete_function().graph
+        return {tuple(t.shape) for op in graph.get_operations() for t in op.outputs if t.shape.rank}
+
+    for norms in ("instantiate", "ghost"):
+        assert not any(977 in shape and len(shape) == 3 for shape in shapes(norms))
 
 
 class Tied(keras.Model):

@@ -62,6 +62,16 @@ class Rule:
         """
         return watch(keras_hook.call_operation(call.layer, call.args, call.kwargs))
 
+    @classmethod
+    def joined(cls, rules):
+        """One rule for several calls of one layer, or None where their gradients are just added.
+
+        Args:
+            rules: List of rules of this class, with the same layer and variables.
+        """
+        del rules
+        return None
+
     def __init__(self, call, gradients, views, variables):
         self.call = call
         self.layer = call.layer

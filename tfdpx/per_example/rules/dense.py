@@ -1,5 +1,6 @@
 """`keras.layers.Dense`."""
 
+import copy
 import functools
 
 import keras
@@ -13,6 +14,15 @@ from tfdpx.per_example.rules.products import ProductRule
 @register(keras.layers.Dense)
 class DenseRule(ProductRule):
     """Kernel gradient A^T G and bias gradient 1^T G."""
+
+    @classmethod
+    def joined(cls, rules):
+        """See `Rule.joined`: the calls' positions in a row."""
+        joined = copy.copy(rules[0])
+        joined.gradients = [g for rule in rules for g in rule.gradients]
+        joined.inputs_by_position = tf.concat([r.inputs_by_position for r in rules], axis=2)
+        joined.outputs_by_position = tf.concat([r.outputs_by_position for r in rules], axis=2)
+        return joined
 
     @functools.cached_property
     def inputs_by_position(self):

@@ -1,5 +1,7 @@
 """`keras.layers.Embedding`."""
 
+import copy
+
 import keras
 import tensorflow as tf
 
@@ -19,6 +21,15 @@ class EmbeddingRule(Rule):
 
     assumes = ("call", "embeddings")
 
+    @classmethod
+    def joined(cls, rules):
+        """See `Rule.joined`: the calls' tokens in a row."""
+        joined = copy.copy(rules[0])
+        joined.gradients = [g for rule in rules for g in rule.gradients]
+        joined._outputs = tf.concat([rule._outputs for rule in rules], axis=1)
+        joined._tokens = tf.concat([rule._tokens for rule in rules], axis=1)
+        return joined
+
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
         self._outputs = positions(gradients[0], views)
@@ -27,7 +38,7 @@ class EmbeddingRule(Rule):
         self._tokens = tf.reshape(tokens, tf.shape(self._outputs)[:2])
 
     def per_example_gradients(self):
-        """See `Rule.per_example_gradients`; dense, used only where calls share the table."""
+        """See `Rule.per_example_gradients`; dense, used only where other layers share the table."""
         one_hot = tf.one_hot(self._tokens, self.layer.input_dim)
         return [tf.matmul(one_hot, self._outputs, transpose_a=True)]
 
