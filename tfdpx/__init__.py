@@ -1,9 +1,9 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget` and the
-modules `accounting`, `augment`, `callbacks`, `checks` and `per_example`. It also installs the hook
-by which `keras.Model.fit` lets a DP optimizer drive the training step, and registers the layers of
-`tfdpx.layers` with Keras. `tfdpx.models` loads on first use.
+modules `accounting`, `augment`, `callbacks`, `checks`, `distributed` and `per_example`. It also
+installs the hook by which `keras.Model.fit` lets a DP optimizer drive the training step, and
+registers the layers of `tfdpx.layers` with Keras. `tfdpx.models` loads on first use.
 """
 
 import importlib
@@ -51,7 +51,7 @@ import keras
 _check_backend(keras.backend.backend())
 _check_installation()
 
-from tfdpx import accounting, augment, callbacks, checks, keras_hook, per_example
+from tfdpx import accounting, augment, callbacks, checks, distributed, keras_hook, per_example
 from tfdpx.accounting import PrivacyPlan
 from tfdpx.callbacks import PrivacyBudget
 from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
@@ -71,6 +71,7 @@ __all__ = [
     "augment",
     "callbacks",
     "checks",
+    "distributed",
     "layers",
     "make_private",
     "models",

@@ -6,11 +6,10 @@ part of it. So the views do not depend on `microbatch_size`, and (seed, step) re
 Reference: De et al. 2022 (arXiv:2204.13650), section 3.1 and appendix C.2.
 """
 
+import math
+
 import keras
 import tensorflow as tf
-
-from tfdpx import keras_hook
-from tfdpx.per_example.rows import Rows, synthetic
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -45,15 +44,9 @@ class RandomCropFlip:
         Returns:
             int32 tensor [batch_size, K, 3]: row offset, column offset, flip.
         """
-        bits = tf.random.stateless_uniform(
-            tf.stack([batch_size, augmult, 3]),
-            seed,
-            minval=0,
-            maxval=2**31 - 1,
-            dtype=tf.int32,
-            alg="philox",
+        return _draw_below(
+            [2 * self.padding + 1, 2 * self.padding + 1, 2], batch_size, augmult, seed
         )
-        return bits % tf.constant([2 * self.padding + 1, 2 * self.padding + 1, 2])
 
     def apply(self, images, choices):
         """The views of `images` that `choices` describe.
@@ -65,11 +58,7 @@ class RandomCropFlip:
         Returns:
             Tensor [B, K, H, W, C] of the dtype of `images`.
         """
-        if images.shape.rank != 4:
-            raise ValueError(
-                "RandomCropFlip needs images of shape [batch, height, width, channels]. Received: "
-                f"shape={tuple(images.shape)}"
-            )
+        _check_images(self, images)
         height, width = images.shape[1:3]
         if self.padding >= min(height, width):
             raise ValueError(
@@ -78,10 +67,7 @@ class RandomCropFlip:
             )
         rows = _reflect(choices[..., 0:1] - self.padding + tf.range(height), height)
         columns = _reflect(choices[..., 1:2] - self.padding + tf.range(width), width)
-        if self.flip:
-            columns = tf.where(choices[..., 2:3] == 1, tf.reverse(columns, [-1]), columns)
-        views = tf.gather(images, rows, axis=1, batch_dims=1)
-        return tf.gather(views, columns, axis=3, batch_dims=2)
+        return _take(images, rows, columns, choices[..., 2:3] if self.flip else 0)
 
     def get_config(self):
         """Returns the configuration as a JSON-serialisable dict."""
@@ -94,11 +80,97 @@ class RandomCropFlip:
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
+class ResizeCropFlip:
+    """Random crops of the resized image, and random horizontal flips, for photographs.
+
+    An image of any fixed size is resized to `scale` times the wanted height and width, once for all
+    of its views; each view is a random crop of that, flipped left to right with probability one
+    half: the ImageNet and Places-365 augmentation of De et al. 2022, appendix C.2. Train a model
+    built for images of `height` x `width`, and evaluate it on images resized to that.
+
+    The resize is `tf.image.resize(antialias=True)`, bilinear, in a form that XLA compiles. Images
+    that have the larger size already are left as they are: storing them so saves the work.
+
+    Args:
+        height: Int. Height of a view in pixels, such as 224.
+        width: Optional int. Width of a view; `height` if left out.
+        scale: Float >= 1. Size of the resized image over that of a view, rounded to pixels.
+        flip: Bool. Whether to flip.
+    """
+
+    def __init__(self, height, width=None, scale=1.2, flip=True):
+        width = height if width is None else width
+        for name, value in (("height", height), ("width", width)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(
+                    f"Argument `{name}` must be an int >= 1 (pixels). Received: {name}={value!r}"
+                )
+        if not isinstance(scale, (int, float)) or not 1 <= scale < math.inf:
+            raise ValueError(
+                "Argument `scale` must be a finite float >= 1: views are cut from the resized "
+                f"image. Received: scale={scale!r}"
+            )
+        self.height, self.width = height, width
+        self.scale = float(scale)
+        self.flip = bool(flip)
+
+    def draw(self, batch_size, augmult, seed):
+        """Random choices for `augmult` views of each of `batch_size` examples.
+
+        Args:
+            batch_size: Int or int tensor.
+            augmult: Int, K.
+            seed: int64 tensor of shape [2].
+
+        Returns:
+            int32 tensor [batch_size, K, 3]: row offset, column offset, flip.
+        """
+        height, width = self._resized()
+        counts = [height - self.height + 1, width - self.width + 1, 2]
+        return _draw_below(counts, batch_size, augmult, seed)
+
+    def apply(self, images, choices):
+        """The views of `images` that `choices` describe.
+
+        Args:
+            images: Tensor [B, H, W, C], H and W static; 8-bit images stay 8-bit, rounded.
+            choices: int32 tensor [B, K, 3] from `draw`.
+
+        Returns:
+            Tensor [B, K, height, width, C] of the dtype of `images`.
+        """
+        _check_images(self, images)
+        rows = choices[..., 0:1] + tf.range(self.height)
+        columns = choices[..., 1:2] + tf.range(self.width)
+        images = _resize(images, *self._resized())
+        return _take(images, rows, columns, choices[..., 2:3] if self.flip else 0)
+
+    def get_config(self):
+        """Returns the configuration as a JSON-serialisable dict."""
+        return {
+            "height": self.height,
+            "width": self.width,
+            "scale": self.scale,
+            "flip": self.flip,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """Builds the augmentation from `get_config()`."""
+        return cls(**config)
+
+    def _resized(self):
+        return round(self.scale * self.height), round(self.scale * self.width)
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
 class LayerViews:
     """Views from any Keras or keras_cv augmentation layer.
 
-    The layer draws from its own seed generator for all views at once, so unlike `RandomCropFlip`
-    the views depend on how the batch is cut into microbatches.
+    The layer draws from its own seed generator for all views at once, so unlike those of
+    `RandomCropFlip` the views depend on how the batch is cut into microbatches. It receives 8-bit
+    images as float32, in [0, 255]: some layers take no other. Keras' and keras_cv's layers that
+    interpolate (translation, rotation, zoom) need `jit_compile=False`, the rest compile under XLA.
 
     Args:
         layer: A `keras.Layer` that maps images [N, ...] to images [N, ...] independently.
@@ -120,6 +192,8 @@ class LayerViews:
     def apply(self, images, choices):
         """Tensor [B, K, ...]: the layer's output on K copies of each of `images` [B, ...]."""
         augmult = choices.shape[1]
+        if images.dtype == tf.uint8:
+            images = tf.cast(images, "float32")
         views = self.layer(tf.repeat(images, augmult, axis=0), training=True)
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
 
@@ -133,76 +207,57 @@ class LayerViews:
         return cls(keras.saving.deserialize_keras_object(config["layer"]))
 
 
-class Views:
-    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one as it is.
-
-    Args:
-        augment: An augmentation, or None.
-        augmult: Int. 0: the examples as they are.
-        x: Nest of tensors [B, ...]; only shapes are read.
-
-    Attributes:
-        augment: The augmentation, None if there is none to do.
-        count: Int, rows an example.
-
-    Raises:
-        ValueError: If `x` has not the shape that the first two need.
-    """
-
-    def __init__(self, augment, augmult, x):
-        self.augment = augment if augmult else None
-        self.count = augmult or 1
-        self._given = bool(augmult) and augment is None
-        if self.augment is not None and len(tf.nest.flatten(x)) != 1:
-            raise ValueError(
-                "`augment` works on models of a single input. Received inputs: "
-                f"{tf.nest.map_structure(lambda t: t.shape, x)}. Put the views into the data, of "
-                "shape [batch, augmult, ...], and leave `augment` out."
-            )
-        if self._given:
-            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[1:2] != [self.count]]
-            if wrong:
-                raise ValueError(
-                    f"With `augmult={self.count}` and no `augment`, inputs must have shape "
-                    f"[batch, {self.count}, ...]. Received: shape={wrong[0]}. Give the optimizer "
-                    "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
-                )
-
-    def draw(self, batch_size, seed):
-        """The random choices for the whole batch, or None."""
-        if self.augment is None:
-            return None
-        return self.augment.draw(batch_size, self.count, seed)
-
-    def rows(self, x, choices):
-        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]."""
-        if self.augment is not None:
-            x = tf.nest.map_structure(lambda t: self.augment.apply(t, choices), x)
-        elif not self._given:
-            return x
-        return tf.nest.map_structure(
-            lambda t: tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)), x
-        )
-
-    def example_rows(self, x):
-        """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
-        return keras_hook.eagerly(self._example_rows, x)
-
-    def _example_rows(self, x):
-        return self.rows(synthetic(x, rows=1, seed=0), self.draw(1, tf.zeros([2], tf.int64)))
-
-    def repeat(self, nest):
-        """`nest` [B, ...] repeated for each view, [B * K, ...]."""
-        if self.count == 1:
-            return nest
-        return Rows(nest).map(lambda t: tf.repeat(t, self.count, axis=0))
-
-
 def get(augment):
     """`augment` as an object with `draw` and `apply`; a `keras.Layer` is wrapped."""
     if augment is None or (hasattr(augment, "draw") and hasattr(augment, "apply")):
         return augment
     return LayerViews(augment)
+
+
+def _check_images(augment, images):
+    if images.shape.rank != 4 or not images.shape[1:3].is_fully_defined():
+        raise ValueError(
+            f"{type(augment).__name__} needs images of shape [batch, height, width, channels] and "
+            f"of one size. Received: shape={tuple(images.shape)}"
+        )
+
+
+def _draw_below(counts, batch_size, augmult, seed):
+    """int32 [batch_size, augmult, len(counts)], uniform in [0, counts) along the last axis."""
+    bits = tf.random.stateless_uniform(
+        tf.stack([batch_size, augmult, len(counts)]),
+        seed,
+        minval=0,
+        maxval=2**31 - 1,
+        dtype=tf.int32,
+        alg="philox",
+    )
+    return bits % tf.constant(counts)
+
+
+def _take(images, rows, columns, flipped):
+    """[B, K, h, w, C]: `rows` [B, K, h] and `columns` [B, K, w] of each image, mirrored or not."""
+    columns = tf.where(tf.equal(flipped, 1), tf.reverse(columns, [-1]), columns)
+    views = tf.gather(images, rows, axis=1, batch_dims=1)
+    return tf.gather(views, columns, axis=3, batch_dims=2)
+
+
+def _resize(images, height, width):
+    """`images` [B, H, W, C] as [B, height, width, C] of the same dtype."""
+    if images.shape[1:3] == [height, width]:
+        return images
+
+    # XLA does not compile the antialiased resize. It is linear and separable, so what it makes of
+    # the unit vectors tells its two matrices.
+    def matrix(old, new):
+        units = tf.eye(old)[:, :, tf.newaxis]
+        return tf.image.resize(units, [new, old], antialias=True)[..., 0].numpy()
+
+    with tf.init_scope():
+        down, across = matrix(images.shape[1], height), matrix(images.shape[2], width)
+    made = tf.einsum("ih,bhwc->biwc", down, tf.cast(images, "float32"))
+    made = tf.einsum("jw,biwc->bijc", across, made)
+    return tf.cast(tf.round(made) if images.dtype.is_integer else made, images.dtype)
 
 
 def _reflect(index, size):

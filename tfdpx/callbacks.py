@@ -6,6 +6,8 @@ import os
 import keras
 import tensorflow as tf
 
+from tfdpx import keras_hook
+
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "private_train_step")
 
 
@@ -18,8 +20,8 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     Training stops before the step that would take the model's updates past the plan's steps:
     `model.optimizer.iterations` never exceeds `plan.steps`, over any number of calls of `fit` and
-    restarts from checkpoints. With `steps_per_execution` above 1 it stops before the execution
-    that might, so up to `steps_per_execution - 1` steps can remain unused.
+    restarts from checkpoints. With `steps_per_execution` above 1 it stops Keras's `fit` before the
+    execution that might, so up to `steps_per_execution - 1` steps can remain unused there.
 
     At the end of an epoch `logs["epsilon"]` is the epsilon of the updates made so far, at the
     plan's delta; it is called "epsilon_approximate" where the plan's sampling, or batches that are
@@ -41,8 +43,8 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Checks the optimizer against the plan, and that there is budget left."""
-        self._check_optimizer()
-        taken, execution = self._steps_taken(), self.model.steps_per_execution
+        check_optimizer(self.model.optimizer, self.plan)
+        taken, execution = steps_taken(self.model.optimizer), self._execution()
         if taken >= self.plan.steps:
             raise BudgetExceeded(
                 f"The privacy budget is used up: {taken} of {self.plan.steps} steps were taken, at "
@@ -56,7 +58,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Stops the training when the next execution might exceed the budget."""
-        if self._steps_taken() + self.model.steps_per_execution > self.plan.steps:
+        if steps_taken(self.model.optimizer) + self._execution() > self.plan.steps:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
@@ -64,26 +66,10 @@ class PrivacyBudget(keras.callbacks.Callback):
         if logs is not None:
             logs.update(_epsilon_log(self.plan, self.model.optimizer))
 
-    def _steps_taken(self):
-        return _scalar(self.model.optimizer.iterations, int)
-
-    def _check_optimizer(self):
-        optimizer = self.model.optimizer
-        missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
-        if missing:
-            raise TypeError(
-                "PrivacyBudget needs a model compiled with a private optimizer. Received: "
-                f"optimizer of type {type(optimizer).__name__}, without {', '.join(missing)}. "
-                "Compile with optimizer=tfdpx.DPSGD(...)."
-            )
-        for name in ("batch_size", "noise_multiplier"):
-            planned, actual = getattr(self.plan, name), getattr(optimizer, name)
-            # Not ==, since a checkpoint or a config may have kept float32.
-            if not math.isclose(planned, actual, rel_tol=1e-6):
-                raise ValueError(
-                    f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="
-                    f"{planned}, optimizer.{name}={actual}. Pass `plan=plan` to the optimizer."
-                )
+    def _execution(self):
+        # Our own loop ends with a shorter execution.
+        ours = keras_hook.driver(self.model) == "tfdpx"
+        return 1 if ours else self.model.steps_per_execution
 
 
 class TensorBoard(keras.callbacks.TensorBoard):
@@ -162,6 +148,39 @@ class TensorBoard(keras.callbacks.TensorBoard):
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
 
 
+def check_optimizer(optimizer, plan):
+    """Raises unless `optimizer` spends what `plan` counts.
+
+    Args:
+        optimizer: The optimizer that a model is compiled with.
+        plan: A `PrivacyPlan`.
+
+    Raises:
+        TypeError: If `optimizer` is none of tfdpx.
+        ValueError: If its batch_size or noise_multiplier is not the plan's.
+    """
+    missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
+    if missing:
+        raise TypeError(
+            "A PrivacyPlan needs a model compiled with a private optimizer. Received: "
+            f"optimizer of type {type(optimizer).__name__}, without {', '.join(missing)}. "
+            "Compile with optimizer=tfdpx.DPSGD(...)."
+        )
+    for name in ("batch_size", "noise_multiplier"):
+        planned, actual = getattr(plan, name), getattr(optimizer, name)
+        # Not ==, since a checkpoint or a config may have kept float32.
+        if not math.isclose(planned, actual, rel_tol=1e-6):
+            raise ValueError(
+                f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="
+                f"{planned}, optimizer.{name}={actual}. Pass `plan=plan` to the optimizer."
+            )
+
+
+def steps_taken(optimizer):
+    """The number of updates that a Keras optimizer has made, an int, also under a strategy."""
+    return _scalar(optimizer.iterations, int)
+
+
 def _is_covered(name):
     """Whether the guarantee covers a number of the logs, or it is not of the private data."""
     return name in ("epsilon", "epsilon_approximate", "learning_rate") or name.startswith("val_")
@@ -172,7 +191,7 @@ def _epsilon_log(plan, optimizer):
     # An optimizer knows when it was given other batches than the plan's.
     approximate = plan.is_approximate or getattr(optimizer, "epsilon_is_approximate", False)
     name = "epsilon_approximate" if approximate else "epsilon"
-    return {name: plan.epsilon_at(_scalar(optimizer.iterations, int))}
+    return {name: plan.epsilon_at(steps_taken(optimizer))}
 
 
 def _scalar(value, number):

@@ -1,11 +1,14 @@
 """The only file that touches Keras internals.
 
 Keras hands an optimizer finished gradients and shows it neither the model nor the batch, so private
-training needs two doors that Keras does not have:
+training needs doors that Keras does not have:
 
 - `keras.Model.train_step` is wrapped: an optimizer that defines `private_train_step(model, data)`
   drives the step, any other trains as before. A model's own `train_step` still wins by the method
   resolution order; the optimizer then refuses its gradients.
+- `keras.Model.fit` is wrapped: an optimizer that defines `check_fit(model, x)` may refuse first,
+  and the step can tell that Keras has split the batch over replicas.
+- Keras's mean losses divide by the number of replicas; `compute_loss` here turns that off.
 - `keras.Operation.__call__` is wrapped: while a recorder is active in this thread it sees every
   call of every layer. Without one, the wrapper adds a single attribute look-up.
 
@@ -16,20 +19,26 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
+import weakref
 
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 
 _active = threading.local()
 _originals = {}
+_drivers = weakref.WeakKeyDictionary()
+_SCALINGS = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 
 
 def install():
-    """Wraps `keras.Model.train_step` and `keras.Operation.__call__`. Idempotent."""
+    """Wraps Keras's `train_step`, `fit`, `__call__` and scaling of losses. Idempotent."""
     if _originals:
         return
     _originals["train_step"] = keras.Model.train_step
+    _originals["fit"] = keras.Model.fit
     _originals["call"] = keras.Operation.__call__
+    _originals.update({name: getattr(keras_loss, name) for name in _SCALINGS})
 
     @functools.wraps(_originals["train_step"])
     def train_step(self, data):
@@ -37,6 +46,15 @@ def install():
         if private_step is None:
             return _originals["train_step"](self, data)
         return private_step(self, data)
+
+    @functools.wraps(_originals["fit"])
+    def fit(self, x=None, *args, **kwargs):
+        check = getattr(innermost(getattr(self, "optimizer", None)), "check_fit", None)
+        if check is None:
+            return _originals["fit"](self, x, *args, **kwargs)
+        check(self, x)
+        with driving(self, "keras"):
+            return _originals["fit"](self, x, *args, **kwargs)
 
     @functools.wraps(_originals["call"])
     def call(self, *args, **kwargs):
@@ -46,16 +64,22 @@ def install():
         return recorder.observe(self, args, kwargs)
 
     keras.Model.train_step = train_step
+    keras.Model.fit = fit
     keras.Operation.__call__ = call
+    for name in _SCALINGS:
+        setattr(keras_loss, name, _unless_unscaled(_originals[name]))
 
 
 def uninstall():
-    """Gives Keras its own `train_step` and `__call__` back. Does nothing if not installed."""
+    """Gives Keras its own methods and functions back. Does nothing if not installed."""
     if not _originals:
         return
-    # The original `train_step` is inherited: taking ours off the class uncovers it.
+    # The originals are inherited: taking ours off the class uncovers them.
     del keras.Model.train_step
+    del keras.Model.fit
     keras.Operation.__call__ = _originals["call"]
+    for name in _SCALINGS:
+        setattr(keras_loss, name, _originals[name])
     _originals.clear()
 
 
@@ -218,10 +242,28 @@ def set_side_channels(tensor, mask, logits):
         tensor._keras_logits = logits
 
 
-def unscale_loss(loss):
-    """Undoes the division by the number of replicas that Keras builds into its mean losses."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return loss * replicas if replicas > 1 else loss
+@contextlib.contextmanager
+def driving(model, name):
+    """Within it, `driver(model)` is `name`: who splits batches over replicas and runs the step."""
+    previous = _drivers.get(model)
+    _drivers[model] = name
+    try:
+        yield
+    finally:
+        _drivers[model] = previous
+
+
+def driver(model):
+    """Whose `fit` is running: "keras" or "tfdpx", None outside of both."""
+    return _drivers.get(model)
+
+
+def _unless_unscaled(scaling):
+    @functools.wraps(scaling)
+    def scaled(value):
+        return value if getattr(_active, "unscaled", False) else scaling(value)
+
+    return scaled
 
 
 def eagerly(function, *args):
@@ -258,5 +300,14 @@ def call_model(model, x):
 
 
 def compute_loss(model, x, y, y_pred, sample_weight):
-    """`model.compute_loss` in training mode, also where it is overridden without `training`."""
-    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+    """`model.compute_loss` in training mode, as if there were one replica.
+
+    Also where it is overridden without `training`.
+    """
+    _active.unscaled = True
+    try:
+        return model._compute_loss(
+            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+        )
+    finally:
+        _active.unscaled = False

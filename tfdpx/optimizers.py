@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import augment as augment_module
-from tfdpx import noise
+from tfdpx import microbatch, noise, replicas
 from tfdpx.per_example import ENGINES
 from tfdpx.train_step import PrivateGradient, private_train_step
 
@@ -46,8 +46,11 @@ _DOC = """{name} with per-example clipping and Gaussian noise (DP-SGD and its ki
         noise_multiplier: Float sigma, noise standard deviation in units of `l2_norm_clip`. Needed
             without a plan. 0 clips without noise: epsilon is infinite.
         l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient.
-        microbatch_size: Optional int. Examples per pass; a memory knob that changes neither the
-            update nor its sensitivity. `None` takes the whole batch at once.
+        microbatch_size: Optional int, or `"auto"`. Examples per pass; a memory knob that changes
+            neither the update (but for rounding) nor its sensitivity. `None` takes the whole batch
+            at once; `"auto"` the largest pass that is predicted to fit in the memory that is free
+            at the first step, and prints which. It may differ from run to run, so give an int
+            where a resumed run must equal an uninterrupted one to the last bit.
         augment: A `tfdpx.augment` object or a Keras augmentation layer, run on the device.
         augmult: Int K, views of each example. 0 means no augmentation. With `augment=None`, K > 0
             expects inputs of shape [batch, K, ...].
@@ -93,8 +96,8 @@ class _PrivateOptimizer:
         batch_size = _agree("batch_size", batch_size, plan)
         noise_multiplier = _agree("noise_multiplier", noise_multiplier, plan)
         _check_count("batch_size", batch_size)
-        if microbatch_size is not None:
-            _check_count("microbatch_size", microbatch_size)
+        if microbatch_size not in (None, microbatch.AUTO):
+            _check_count("microbatch_size", microbatch_size, instead=', None or "auto"')
         if not _is_number(noise_multiplier) or not 0 <= noise_multiplier < math.inf:
             raise ValueError(
                 "Argument `noise_multiplier` must be a finite float >= 0. Received: "
@@ -143,6 +146,10 @@ class _PrivateOptimizer:
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
         return private_train_step(self, model, data)
 
+    def check_fit(self, model, data):
+        """Called before `model.fit`: refuses what it would do wrong under `tf.distribute`."""
+        replicas.check_keras_fit(model, data)
+
     @property
     def noise_seed(self):
         """int64 tensor [2]: the secret seed of this run's noise and views."""
@@ -177,7 +184,7 @@ class _PrivateOptimizer:
     def record(self, gradient_norm, nonfinite):
         """Keeps what the step measured; called by the private step."""
         self._gradient_norm.assign(gradient_norm)
-        self._nonfinite.assign_add(nonfinite)
+        self._nonfinite.assign_add(tf.cast(nonfinite, "int64"))
 
     def apply(self, grads, trainable_variables=None):
         """Applies gradients from the private step; refuses any other with a ValueError."""
@@ -336,6 +343,8 @@ def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _check_count(name, value):
+def _check_count(name, value, instead=""):
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"Argument `{name}` must be an int >= 1. Received: {name}={value!r}")
+        raise ValueError(
+            f"Argument `{name}` must be an int >= 1{instead}. Received: {name}={value!r}"
+        )

@@ -10,21 +10,18 @@ absent: tfdpx's optimizers let it contribute exactly zero.
 """
 
 import math
-import numbers
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdpx import noise
+from tfdpx.passes import Passes
+from tfdpx.shares import Shares
 
 # Set the draws apart from whatever else is keyed by the same seed.
 _POISSON_KEY = int.from_bytes(b"poisson", "big")
 _SHUFFLE_KEY = int.from_bytes(b"shuffle", "big")
-
-# What a look at the first batch takes from a pass, read-ahead included: 2 steps, and 5 under
-# tf.distribute, where Keras looks itself to build the model.
-_MAX_LOOKED_AT = 8
 
 
 class Examples:
@@ -99,7 +96,9 @@ class Examples:
         return tf.nest.map_structure(take, self._arrays)
 
 
-def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=None, start=0):
+def poisson_batches(
+    examples, *, sampling_probability, capacity, steps, seed=None, start=0, input_context=None
+):
     """Batches that hold each example with `sampling_probability`, independently.
 
     Step t is a function of (seed, t) alone, so that it can be replayed without those before it. The
@@ -114,11 +113,16 @@ def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=Non
         start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
             batch of an iterator is. A step must count itself only when it has read its batch, as
             those of tfdpx's optimizers do; Keras's own may do it before.
+        input_context: Optional `tf.distribute.InputContext`, for one pass by
+            `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
+            replica of this host in turn (see `tfdpx.shares`). All hosts need the same examples,
+            `seed` and `start`, an int.
 
     Returns:
-        A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`; padding
-        is zero and has sample_weight 0. Iterating raises `tf.errors.InvalidArgumentError` when a
-        step exceeds `capacity`, `tf.errors.UnknownError` when an int `start` would replay steps.
+        A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`, or
+        `[capacity / replicas, ...]` with an `input_context`; padding is zero and has sample_weight
+        0. Iterating raises `tf.errors.InvalidArgumentError` when a step exceeds `capacity`,
+        `tf.errors.UnknownError` when an int `start` would replay steps.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -128,9 +132,11 @@ def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=Non
             "Argument `sampling_probability` must lie in (0, 1]. "
             f"Received: sampling_probability={sampling_probability!r}."
         )
-    key = noise.fold_in(noise.make_seed(seed), _POISSON_KEY)
+    shares = Shares(capacity, input_context)
+    passes = Passes(start, steps, shares)
+    key = noise.fold_in(_seed(seed, shares), _POISSON_KEY)
 
-    def draw(step):
+    def draw(step, replica):
         rows = poisson_rows(key, step, examples.count, sampling_probability)
         fits = tf.debugging.assert_less_equal(
             tf.shape(rows)[0],
@@ -139,14 +145,14 @@ def poisson_batches(examples, *, sampling_probability, capacity, steps, seed=Non
             "not be left out: raise the capacity.",
         )
         with tf.control_dependencies([fits]):
-            return examples.batch(tf.identity(rows), capacity)
+            return examples.batch(shares.cut(tf.identity(rows), replica), shares.rows)
 
-    passes = _Passes(start, steps)
-    indices = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec([], tf.int64))
-    return passes.finish(indices.map(draw))
+    return passes.finish(passes.steps().map(draw))
 
 
-def shuffled_batches(examples, *, batch_size, capacity, steps, seed=None, start=0):
+def shuffled_batches(
+    examples, *, batch_size, capacity, steps, seed=None, start=0, input_context=None
+):
     """Batches of `batch_size` cut from a permutation of the examples, a new one every epoch.
 
     An epoch is `num_examples // batch_size` steps; what is left over is dropped. The permutation is
@@ -160,6 +166,7 @@ def shuffled_batches(examples, *, batch_size, capacity, steps, seed=None, start=
         steps: Int. Number of steps of the whole training; the dataset ends there.
         seed: As in `poisson_batches`.
         start: As in `poisson_batches`.
+        input_context: As in `poisson_batches`.
 
     Returns:
         A `tf.data.Dataset` like that of `poisson_batches`.
@@ -172,23 +179,46 @@ def shuffled_batches(examples, *, batch_size, capacity, steps, seed=None, start=
             "Argument `batch_size` must lie between 1 and the number of examples. "
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
-    key = noise.fold_in(noise.make_seed(seed), _SHUFFLE_KEY)
+    shares = Shares(capacity, input_context)
+    passes = Passes(start, steps, shares)
+    key = noise.fold_in(_seed(seed, shares), _SHUFFLE_KEY)
     per_epoch = examples.count // batch_size
-    passes = _Passes(start, steps)
+    known = {}
 
-    def rows_of_steps():
-        epoch, order = None, None
-        for step in passes():
-            if step // per_epoch != epoch:
-                epoch = step // per_epoch
-                order = _permutation(key, epoch, examples.count)
-            first = step % per_epoch * batch_size
-            yield order[first : first + batch_size]
+    def rows_of_step(step):
+        epoch, place = divmod(int(step), per_epoch)
+        if epoch not in known:
+            known.clear()
+            known[epoch] = _permutation(key, epoch, examples.count)
+        return known[epoch][place * batch_size : (place + 1) * batch_size]
 
-    rows = tf.data.Dataset.from_generator(
-        rows_of_steps, output_signature=tf.TensorSpec([batch_size], tf.int64)
-    )
-    return passes.finish(rows.map(lambda rows: examples.batch(rows, capacity)))
+    def draw(step, replica):
+        rows = tf.numpy_function(rows_of_step, [step], tf.int64)
+        rows = shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
+        return examples.batch(rows, shares.rows)
+
+    return passes.finish(passes.steps().map(draw))
+
+
+def batches_in_order(examples, *, capacity, input_context):
+    """All examples once, in order, for measuring: the shares of this host's replicas.
+
+    Args:
+        examples: `Examples`.
+        capacity: Int, rows of a global batch.
+        input_context: As in `poisson_batches`.
+
+    Returns:
+        A `tf.data.Dataset` like that of `poisson_batches`.
+    """
+    shares = Shares(capacity, input_context)
+    passes = Passes(0, math.ceil(examples.count / capacity), shares)
+
+    def take(step, replica):
+        rows = tf.range(step * capacity, tf.minimum((step + 1) * capacity, examples.count))
+        return examples.batch(shares.cut(rows, replica), shares.rows)
+
+    return passes.finish(passes.steps().map(take))
 
 
 def poisson_rows(key, step, num_examples, sampling_probability):
@@ -210,6 +240,15 @@ def poisson_rows(key, step, num_examples, sampling_probability):
     return tf.where(bits < threshold)[:, 0]
 
 
+def _seed(seed, shares):
+    if seed is None and shares.is_split:
+        raise ValueError(
+            "Argument `seed` must be given with an `input_context`: hosts that draw with different "
+            "seeds would take examples twice. Received: seed=None."
+        )
+    return noise.make_seed(seed)
+
+
 def _permutation(key, epoch, num_examples):
     # 64 bits: ties, which the sort would resolve by position, practically never occur.
     bits = _bits(noise.fold_in(key, epoch), num_examples, tf.uint64)
@@ -220,51 +259,6 @@ def _bits(key, count, dtype):
     return tf.random.stateless_uniform(
         [count], key, minval=None, maxval=None, dtype=dtype, alg="philox"
     )
-
-
-class _Passes:
-    """Gives out the numbers of the steps to take, each time that a dataset is iterated over."""
-
-    def __init__(self, start, stop):
-        self._start, self._stop, self._given_out = start, stop, 0
-        self._is_fixed = isinstance(start, numbers.Integral)
-        if not self._is_fixed and not isinstance(start, (tf.Variable, keras.Variable)):
-            raise ValueError(
-                "Argument `start` must be an int or a scalar integer variable, such as "
-                f"`model.optimizer.iterations`. Received: start={start!r}."
-            )
-        if self._is_fixed and not 0 <= start <= stop:
-            raise ValueError(
-                f"Argument `start` must lie between 0 and `steps`. Received: start={start}, "
-                f"steps={stop}."
-            )
-
-    def __call__(self):
-        first = int(self._start) if self._is_fixed else int(keras.ops.convert_to_numpy(self._start))
-        # Looks are let through; all of a short run is no mere look.
-        looked_at = min(_MAX_LOOKED_AT, max(self._stop - first - 1, 0))
-        if self._is_fixed and self._given_out > looked_at:
-            raise RuntimeError(
-                f"Another pass over these batches would replay the draws from step {first} on, "
-                "which voids the accounting. Pass `start=model.optimizer.iterations` to "
-                "`batches`, or `steps_per_epoch` to `fit`, which then goes on with one pass."
-            )
-        for step in range(first, self._stop):
-            self._given_out += 1
-            yield step
-
-    def finish(self, dataset):
-        """What every dataset of steps ends with."""
-        if self._is_fixed:
-            remaining = self._stop - int(self._start)
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(remaining))
-        options = tf.data.Options()
-        options.autotune.enabled = False  # It reads ahead, which _Passes would count.
-        # Sharding by elements would mix the draws of several steps. By file, it is an error here.
-        options.experimental_distribute.auto_shard_policy = (
-            tf.data.experimental.AutoShardPolicy.FILE
-        )
-        return dataset.prefetch(1).with_options(options)
 
 
 def _tensors(arrays):

@@ -10,13 +10,16 @@ application of the Gaussian mechanism of noise multiplier sigma.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tfdpx import augment, checks, keras_hook, noise
+from tfdpx import checks, keras_hook, microbatch, noise, replicas
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
+from tfdpx.views import Views
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
@@ -50,7 +53,7 @@ class _Totals:
     loss: tf.Tensor  # of the present rows
     output_losses: list
     examples: tf.Tensor  # present
-    nonfinite: tf.Tensor  # present examples whose gradient is not finite
+    nonfinite: tf.Tensor  # float32 count of present examples whose gradient is not finite
 
 
 def private_train_step(optimizer, model, data):
@@ -74,40 +77,62 @@ def private_train_step(optimizer, model, data):
 
 
 def _step(optimizer, model, data):
+    context = replicas.check_context(model)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer.note_sampling(sample_weight is not None and isinstance(Rows(x).count, int))
-    views = augment.Views(optimizer.augment, optimizer.augmult, x)
+    views = Views(optimizer.augment, optimizer.augmult, x)
     keras_hook.build(model, (views.example_rows(x), y, sample_weight))
     variables = model.trainable_variables
-    engine = _engine(optimizer, model, views, x, y, sample_weight)
+    prepared = _prepare(optimizer, model, views, x, y, sample_weight)
     seed = noise.fold_in(optimizer.noise_seed, optimizer.iterations.value)
-    choices = views.draw(Rows(x).count, noise.fold_in(seed, _VIEWS))
-    one_pass = _Pass(optimizer, model, engine, views)
-    present = _present(sample_weight, Rows(x).count)
-    totals, logs = _run_passes(one_pass, (x, y, sample_weight, choices, present))
+    # Drawn for the rows of all replicas: which of them has a row does not change its views.
+    count = Rows(x).count
+    choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
+    choices = replicas.own_rows(choices, count, context)
+    present = _present(sample_weight, count)
+    batch = (x, y, sample_weight, choices, present)
+    one_pass = _Pass(optimizer, model, prepared.engine, views)
+    size = optimizer.microbatch_size
+    if size == microbatch.AUTO:
+        size = prepared.fitting(one_pass.traced, batch, optimizer.batch_size, variables)
+    if replicas.compile_apart(model):
+        totals, logs = _compiled_passes(one_pass, batch, size)
+    else:
+        totals, logs = _run_passes(one_pass, batch, size)
 
-    context = tf.distribute.get_replica_context()
-    if context is not None and context.num_replicas_in_sync > 1:
-        totals.sums = context.all_reduce(tf.distribute.ReduceOp.SUM, totals.sums)
+    *totals.sums, totals.nonfinite = replicas.sum_over_replicas(
+        [*totals.sums, totals.nonfinite], context
+    )
     gradients = privatize(totals.sums, optimizer, noise.fold_in(seed, _NOISE))
     optimizer.record(tf.linalg.global_norm(gradients), totals.nonfinite)
-    penalty, penalty_gradients = _regularization(variables)
+    penalty, penalty_gradients = regularization(variables)
     gradients = [
         g if p is None else g + p for g, p in zip(gradients, penalty_gradients, strict=True)
     ]
     optimizer.apply([PrivateGradient(g, _KEY) for g in gradients], variables)
 
-    count = tf.maximum(totals.examples, 1.0)
-    keras_hook.update_loss_tracker(model, totals.loss / count + penalty, totals.examples)
-    for tracker, loss in zip(
-        keras_hook.output_loss_trackers(model), totals.output_losses, strict=True
-    ):
-        tracker.update_state(loss / count, sample_weight=totals.examples)
+    show_losses(model, totals.loss, totals.output_losses, totals.examples, penalty)
     return model.get_metrics_result() if logs is None else {**logs, **model.get_metrics_result()}
 
 
+def show_losses(model, loss, output_losses, examples, penalty):
+    """Adds the losses of a batch to what Keras shows.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        loss: Float32 scalar, the sum over the examples that are present.
+        output_losses: List of float32 scalars, such sums for each tracked output.
+        examples: Float32 scalar, how many are present.
+        penalty: Float32 scalar, of the weight regularisers.
+    """
+    count = tf.maximum(examples, 1.0)
+    keras_hook.update_loss_tracker(model, loss / count + penalty, examples)
+    for tracker, each in zip(keras_hook.output_loss_trackers(model), output_losses, strict=True):
+        tracker.update_state(each / count, sample_weight=examples)
+
+
 def privatize(sums, optimizer, seed):
-    """`sum / B + sigma / B * xi` for each of `sums`, with noise keyed by (seed, position).
+    """`sum / B + sigma / B * xi` for each of `sums`, with one draw of noise for all.
 
     Args:
         sums: Clipped sums over the whole logical batch, in units of `l2_norm_clip`.
@@ -119,10 +144,9 @@ def privatize(sums, optimizer, seed):
     """
     sigma, batch_size = optimizer.noise_multiplier, float(optimizer.batch_size)
     if sigma:
-        sums = [
-            s + sigma * noise.standard_normal(s.shape, noise.fold_in(seed, position))
-            for position, s in enumerate(sums)
-        ]
+        sizes = [math.prod(s.shape) for s in sums]
+        drawn = tf.split(noise.standard_normal([sum(sizes)], seed), sizes)
+        sums = [s + sigma * tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
     return [s / batch_size for s in sums]
 
 
@@ -142,7 +166,6 @@ class _Pass:
     """One microbatch: views, gradients, clipping, metrics."""
 
     def __init__(self, optimizer, model, engine, views):
-        self.microbatch_size = optimizer.microbatch_size
         self._optimizer = optimizer
         self._model = model
         self._engine = engine
@@ -156,7 +179,7 @@ class _Pass:
         result = self._engine(x, y, sample_weight)
         factors = clip_factors(result.squared_norms, self._optimizer.l2_norm_clip, present)
         # Without weights and padding every row is present, and Keras counts as it always does.
-        all_present = sample_weight is None and self.microbatch_size is None
+        all_present = sample_weight is None and self._optimizer.microbatch_size is None
         counted = None if all_present else rows_present
         logs = keras_hook.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
 
@@ -170,10 +193,14 @@ class _Pass:
                 loss=total(result.losses),
                 output_losses=[total(losses) for losses in result.output_losses],
                 examples=tf.reduce_sum(tf.cast(present, "float32")),
-                nonfinite=tf.reduce_sum(tf.cast(bad, "int64")),
+                nonfinite=tf.reduce_sum(tf.cast(bad, "float32")),
             ),
             logs,
         )
+
+    def traced(self, *part):
+        """The call as TensorFlow traces it: a nest of tensors."""
+        return _as_dict(self(*part)[0])
 
     def zero(self):
         """The `_Totals` of no pass at all."""
@@ -182,13 +209,13 @@ class _Pass:
             loss=tf.zeros([]),
             output_losses=[tf.zeros([]) for _ in keras_hook.output_loss_trackers(self._model)],
             examples=tf.zeros([]),
-            nonfinite=tf.zeros([], "int64"),
+            nonfinite=tf.zeros([]),
         )
 
 
-def _run_passes(one_pass, batch):
+def _run_passes(one_pass, batch, size):
     """Totals over all microbatches, and the metric logs if there was just one."""
-    rows, size = Rows(batch), one_pass.microbatch_size
+    rows = Rows(batch)
     if size is None or (isinstance(rows.count, int) and rows.count <= size):
         return one_pass(*batch)
     padding = -rows.count % size
@@ -214,12 +241,33 @@ def _run_passes(one_pass, batch):
     return _Totals(**tf.nest.pack_sequence_as(structure, flat)), None
 
 
+def _compiled_passes(one_pass, batch, size):
+    """`_run_passes` under XLA, which cannot compile what replicas on CPUs say to each other."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(batch):
+        totals, logs = _run_passes(one_pass, batch, size)
+        return _as_dict(totals), logs
+
+    totals, logs = compiled(batch)
+    return _Totals(**totals), logs
+
+
 def _as_dict(totals):
     return {f.name: getattr(totals, f.name) for f in dataclasses.fields(totals)}
 
 
-def _engine(optimizer, model, views, x, y, sample_weight):
-    """The engine for this model and these shapes, made and checked once for each."""
+@dataclasses.dataclass
+class _Prepared:
+    """What is found out once for a model and the shapes of its batches."""
+
+    key: tuple
+    engine: Callable
+    fitting: microbatch.Fitting = dataclasses.field(default_factory=microbatch.Fitting)
+
+
+def _prepare(optimizer, model, views, x, y, sample_weight):
+    """The `_Prepared` for this model and these shapes, made and checked once for each."""
     rows = views.example_rows(x)
     # The loss too: a model may be compiled again with the same optimizer.
     key = (
@@ -228,13 +276,13 @@ def _engine(optimizer, model, views, x, y, sample_weight):
         tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
     )
     known = optimizer.prepared.get(model)
-    if known is None or known[0] != key:
+    if known is None or known.key != key:
         if views.augment is not None:
             checks.check_augment(views.augment, x)
         checks.check_step(model, optimizer, rows, y, sample_weight, views.count)
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
-        known = optimizer.prepared[model] = (key, engine)
-    return known[1]
+        known = optimizer.prepared[model] = _Prepared(key, engine)
+    return known
 
 
 def _present(sample_weight, count):
@@ -246,7 +294,7 @@ def _present(sample_weight, count):
     return tf.reduce_any(tf.stack(each), axis=0)
 
 
-def _regularization(variables):
+def regularization(variables):
     """The weight regularisers' penalty and its gradients; they read no data, so need no noise."""
     regularized = [v for v in variables if v.regularizer is not None]
     if not regularized:

@@ -9,6 +9,7 @@ import shutil
 import keras
 import numpy as np
 
+from tfdpx.callbacks import steps_taken
 from tfdpx.train.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
@@ -29,6 +30,8 @@ class Checkpoint(keras.callbacks.Callback):
         settings: Dict of JSON values that determine the run. A resume with others is refused: the
             epsilon that follows from the number of updates would be wrong.
         resume: Whether to go on with what the folder holds.
+        entropy: Int from which seeds are drawn that `settings` does not give; the same on every
+            host. None asks the operating system.
 
     Attributes:
         seeds: Dict of the seeds of the run, the same after a resume.
@@ -38,7 +41,7 @@ class Checkpoint(keras.callbacks.Callback):
             settings.
     """
 
-    def __init__(self, workdir, steps, settings, resume):
+    def __init__(self, workdir, steps, settings, resume, entropy=None):
         super().__init__()
         self._steps = steps
         self._folder = pathlib.Path(workdir) / "checkpoint"
@@ -48,7 +51,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._run.exists():
             self.seeds = self._read(resume)
         else:
-            self.seeds = _draw_seeds(settings["seed"])
+            self.seeds = _draw_seeds(entropy if settings["seed"] is None else settings["seed"])
 
     def _read(self, resume):
         if not resume:
@@ -87,7 +90,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Saves beside the last save and then replaces it, so that a whole one always exists."""
         del epoch, logs
-        if int(self.model.optimizer.iterations) >= self._steps:
+        if steps_taken(self.model.optimizer) >= self._steps:
             return
         fresh = self._folder / "next.weights.h5"
         self.model.save_weights(fresh, overwrite=True)

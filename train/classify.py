@@ -13,8 +13,10 @@ The preset gives every setting; flags win over it. Of --epsilon, --noise_multipl
     privacy_statement.txt   the guarantee in words
     tensorboard/            event files
 
-An interrupted run goes on with --resume. Losses and accuracies on the training images, which
-Keras's progress bar shows, are not covered by the privacy guarantee: do not publish the log.
+On several devices or hosts: --strategy; the chief alone writes. An interrupted run goes on with
+--resume, on several hosts once it is started again on all. Losses and accuracies on the training
+images, which Keras's progress bar shows, are not covered by the privacy guarantee: do not publish
+the log.
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import app, flags
 
 import tfdpx
@@ -37,6 +40,7 @@ from tfdpx.train import (
     pictures,
     privacy_statement,
     report,
+    strategy,
 )
 from tfdpx.train.errors import UserError, checking_flags
 
@@ -75,7 +79,12 @@ flags.DEFINE_float("learning_rate", None, "Learning rate, independent of l2_norm
 flags.DEFINE_float("momentum", None, "Momentum of dpsgd.")
 flags.DEFINE_float("weight_decay", None, "Weight decay of dpadamw; default 0.004.")
 flags.DEFINE_float("l2_norm_clip", None, "Bound on the norm of each example's gradient.")
-flags.DEFINE_integer("microbatch_size", None, "Examples a pass; bounds memory, changes no result.")
+flags.DEFINE(
+    config.MicrobatchSizeParser(),
+    "microbatch_size",
+    None,
+    "Examples a pass, or auto for what fits in memory; bounds memory, changes no result.",
+)
 flags.DEFINE_integer("augmult", None, "Augmented views of each example; 0: none.")
 flags.DEFINE_integer("augment_padding", None, "Views are shifted by up to this many pixels.")
 flags.DEFINE_bool("augment_flip", None, "Whether views are flipped left to right at random.")
@@ -97,22 +106,34 @@ def main(argv):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         names = [field.name for field in dataclasses.fields(config.Config)]
         settings = config.resolve(_PRESET.value, {name: flags.FLAGS[name].value for name in names})
+        devices = strategy.from_flags()
         workdir = _make_workdir(
-            _WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S")
+            _WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S"),
+            strategy.is_chief(devices),
         )
-        record = train(settings, workdir)
+        record = train(settings, workdir, devices)
     except UserError as error:
         sys.exit(f"tfdpx.train.classify: {' '.join(str(error).split())}")
-    print(report.to_json(record), flush=True)
+    except tf.errors.UnavailableError as error:
+        sys.exit(f"tfdpx.train.classify: another worker is gone; start all with --resume: {error}")
+    if strategy.is_chief(devices):
+        print(report.to_json(record), flush=True)
 
 
-def train(settings, workdir):
-    """Trains, measures and writes everything to `workdir`; returns the report as a dict."""
+def train(settings, workdir, devices):
+    """Trains and measures, on every host of the strategy `devices`; the chief writes to `workdir`.
+
+    Returns:
+        The report, a dict; None on a host that is not the chief.
+    """
+    is_chief = strategy.is_chief(devices)
+
     # The data: bytes in memory. They are normalised in the model.
     classifiers.check_name(settings.model)
-    data = input_pipeline.load(
-        settings.dataset, _DATA_DIR.value, settings.validation, _DOWNLOAD.value
-    )
+    with strategy.chief_first(devices, dataclasses.asdict(settings)) as entropy:
+        data = input_pipeline.load(
+            settings.dataset, _DATA_DIR.value, settings.validation, _DOWNLOAD.value
+        )
 
     if settings.augment_padding >= min(data.image_shape[:2]):
         raise UserError(
@@ -132,26 +153,30 @@ def train(settings, workdir):
             sampling=settings.sampling,
             accountant=settings.accountant,
         )
+    strategy.check_batch_size(devices, plan.batch_size)
 
     # The model, as an earlier run left it or new.
-    saved = checkpoint.Checkpoint(workdir, plan.steps, dataclasses.asdict(settings), _RESUME.value)
+    saved = checkpoint.Checkpoint(
+        workdir, plan.steps, dataclasses.asdict(settings), _RESUME.value, entropy()
+    )
     keras.utils.set_random_seed(saved.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    model = classifiers.build(settings.model, data.image_shape, data.num_classes, data.centre)
-    model.compile(
-        optimizer=make_optimizer(settings, plan, saved.seeds["noise"]),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        weighted_metrics=["accuracy"],
-        jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
-    )
-    saved.restore(model)
-    start = int(model.optimizer.iterations)
-    print(f"{plan.summary()}; {start} steps are done.")
+    with devices.scope():
+        model = classifiers.build(settings.model, data.image_shape, data.num_classes, data.centre)
+        model.compile(
+            optimizer=make_optimizer(settings, plan, saved.seeds["noise"]),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=["accuracy"],
+            jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
+        )
+        saved.restore(model)
+    start = tfdpx.callbacks.steps_taken(model.optimizer)
+    if is_chief:
+        print(f"{plan.summary()}; {start} steps are done.")
 
     # Training. A Keras epoch is `report_every` updates; evaluation reads the averaged weights.
     learning_curve = curve.Curve(workdir / "curve.jsonl", plan, start)
-    callbacks = [
-        tfdpx.PrivacyBudget(plan),
+    writers = [
         tfdpx.callbacks.TensorBoard(
             str(workdir / "tensorboard"),
             plan=plan,
@@ -160,25 +185,34 @@ def train(settings, workdir):
         learning_curve,
         saved,
     ]
-    if settings.ema_momentum:
-        callbacks.insert(0, keras.callbacks.SwapEMAWeights())
+    averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
     epoch = min(settings.report_every, plan.steps)
-    began = time.perf_counter()
-    model.fit(
-        plan.batches(data.train_x, data.train_y, seed=saved.seeds["sampling"], start=start),
+    run = dict(
         initial_epoch=start // epoch,
         epochs=math.ceil(plan.steps / epoch),
         steps_per_epoch=epoch,
         validation_data=(data.eval_x, data.eval_y),
         validation_batch_size=EVAL_BATCH_SIZE,
-        callbacks=callbacks,
-        shuffle=False,  # `batches` draws at random already.
-        verbose=1 if sys.stdout.isatty() else 2,
+        callbacks=[*averaging, tfdpx.PrivacyBudget(plan), *(writers if is_chief else [])],
+        verbose=0 if not is_chief else 1 if sys.stdout.isatty() else 2,
     )
+    began = time.perf_counter()
+    if devices.num_replicas_in_sync > 1:
+        tfdpx.distributed.fit(
+            model, plan, data.train_x, data.train_y, seed=saved.seeds["sampling"], **run
+        )
+    else:
+        batches = plan.batches(
+            data.train_x, data.train_y, seed=saved.seeds["sampling"], start=start
+        )
+        model.fit(batches, shuffle=False, **run)  # `batches` draws at random already.
     seconds = time.perf_counter() - began
 
     # The result. `fit` has left the averaged weights in the model.
-    steps = int(model.optimizer.iterations)
+    if not is_chief:
+        return None
+    steps = tfdpx.callbacks.steps_taken(model.optimizer)
+    model = strategy.on_one_device(model)
     logits = model.predict(data.eval_x, batch_size=EVAL_BATCH_SIZE, verbose=0)
     predictions = np.argmax(logits, axis=-1)
     accuracy = np.mean(predictions == data.eval_y)
@@ -199,6 +233,7 @@ def train(settings, workdir):
         "dataset": data.name,
         "model": settings.model,
         "parameters": model.count_params(),
+        "replicas": devices.num_replicas_in_sync,
         "seed": settings.seed,
         "workdir": str(workdir),
     }
@@ -233,9 +268,9 @@ def make_optimizer(settings, plan, seed):
 
 def write_results(record, model, plan, data, predictions, rows, workdir):
     """Writes the model, the pictures, the statement and the report; prints the table."""
-    # A .keras file holds the optimizer of a compiled model, whatever `include_optimizer` says, and
-    # with it the seed of the noise. This copy shares the weights and was never compiled.
-    keras.Model(model.inputs, model.outputs, name=model.name).save(workdir / "model.keras")
+    # `model` is a copy that was never compiled: a .keras file of a compiled model holds the
+    # optimizer, whatever `include_optimizer` says, and with it the seed of the noise.
+    model.save(workdir / "model.keras")
 
     names = ("learning_curve.png", "confusion_matrix.png")
     pictures.learning_curve(rows, workdir / names[0], data.eval_split)
@@ -251,12 +286,13 @@ def write_results(record, model, plan, data, predictions, rows, workdir):
     (workdir / "report.json").write_text(report.to_json(record) + "\n")
 
 
-def _make_workdir(path):
+def _make_workdir(path, is_chief):
     workdir = pathlib.Path(path)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / ".writable").touch()
-        (workdir / ".writable").unlink()
+        if is_chief:
+            workdir.mkdir(parents=True, exist_ok=True)
+            (workdir / ".writable").touch()
+            (workdir / ".writable").unlink()
     except OSError as error:
         raise UserError(f"Cannot write to --workdir={path}: {error}.") from error
     if (workdir / "report.json").exists():

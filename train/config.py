@@ -5,6 +5,8 @@ import importlib
 import math
 import pkgutil
 
+from absl import flags
+
 from tfdpx.train import presets
 from tfdpx.train.errors import UserError
 
@@ -35,7 +37,7 @@ class Config:
     momentum: float = 0.0
     weight_decay: float | None = None
     l2_norm_clip: float = 1.0
-    microbatch_size: int | None = None
+    microbatch_size: int | str | None = None
     augmult: int = 0
     augment_padding: int = 0
     augment_flip: bool = False
@@ -79,12 +81,32 @@ class Config:
             )
 
 
+class MicrobatchSizeParser(flags.ArgumentParser):
+    """Parser of a flag that is an integer or `auto`."""
+
+    syntactic_help = "an integer or auto"
+
+    def parse(self, argument):
+        """Returns the int, or the string `auto`."""
+        if argument == "auto":
+            return argument
+        try:
+            return int(argument)
+        except ValueError:
+            raise ValueError("give an integer or auto") from None
+
+    def flag_type(self):
+        """What `--help` calls values of this flag."""
+        return "integer or auto"
+
+
 _RULES = (
     (("learning_rate", "l2_norm_clip"), lambda v: 0 < v < math.inf, "be positive and finite"),
     (("noise_multiplier", "weight_decay"), lambda v: 0 <= v < math.inf, "be at least 0 and finite"),
     (("delta",), lambda v: 0 < v < 1, "lie strictly between 0 and 1"),
     (("momentum", "ema_momentum", "validation"), lambda v: 0 <= v < 1, "lie in [0, 1)"),
-    (("steps", "batch_size", "microbatch_size", "report_every"), lambda v: v >= 1, "be at least 1"),
+    (("steps", "batch_size", "report_every"), lambda v: v >= 1, "be at least 1"),
+    (("microbatch_size",), lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
     (("augmult", "augment_padding", "seed"), lambda v: v >= 0, "not be negative"),
 )
 

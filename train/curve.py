@@ -5,6 +5,7 @@ import pathlib
 
 import keras
 
+from tfdpx.callbacks import steps_taken
 from tfdpx.train import report
 
 
@@ -32,7 +33,7 @@ class Curve(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Appends a row; `logs` must hold `val_accuracy`."""
         del epoch
-        steps = int(self.model.optimizer.iterations)
+        steps = steps_taken(self.model.optimizer)
         self.rows.append(
             {
                 "step": steps,

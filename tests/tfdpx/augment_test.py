@@ -28,6 +28,64 @@ def test_views_are_crops_of_the_mirror_padded_image(padding, height, width, flip
         np.testing.assert_array_equal(views[i, j], crop[:, ::-1] if flip and flipped else crop)
 
 
+@given(
+    st.tuples(st.integers(4, 12), st.integers(4, 12)),
+    st.tuples(st.integers(3, 8), st.integers(3, 8)),
+    st.sampled_from([1.0, 1.2, 1.5]),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_views_are_crops_of_the_resized_image(stored, wanted, scale, flip, augmult):
+    images = np.random.default_rng(0).integers(0, 256, (3, *stored, 2)).astype("uint8")
+    made = augment.ResizeCropFlip(*wanted, scale, flip)
+    choices = made.draw(3, augmult, SEED)
+    views = made.apply(tf.constant(images), choices)
+    assert views.dtype == tf.uint8
+    assert views.shape == (3, augmult, *wanted, 2)
+    larger = [round(scale * size) for size in wanted]
+    resized = tf.image.resize(images, larger, antialias=True).numpy()
+    for i, j in np.ndindex(3, augmult):
+        row, column, flipped = choices[i, j].numpy()
+        crop = resized[i, row : row + wanted[0], column : column + wanted[1]]
+        crop = crop[:, ::-1] if flip and flipped else crop
+        assert crop.shape == (*wanted, 2)
+        assert np.abs(views[i, j].numpy() - crop).max() <= 0.5 + 1e-3  # Rounded.
+
+
+def test_a_resize_happens_once_for_all_views(monkeypatch):
+    resized = []
+    resize = augment._resize
+    monkeypatch.setattr(
+        augment,
+        "_resize",
+        lambda images, *size: resized.append(images.shape) or resize(images, *size),
+    )
+    made = augment.ResizeCropFlip(5)
+    made.apply(tf.zeros([3, 9, 9, 1], tf.uint8), made.draw(3, 16, SEED))
+    assert resized == [(3, 9, 9, 1)]
+
+
+def test_images_of_the_larger_size_are_left_as_they_are():
+    images = tf.random.uniform([2, 6, 6, 3])
+    made = augment.ResizeCropFlip(5)
+    views = made.apply(images, tf.constant([[[1, 0, 0]], [[0, 1, 1]]]))
+    np.testing.assert_array_equal(views[0, 0], images[0, 1:, :5])
+    np.testing.assert_array_equal(views[1, 0], images[1, :5, :0:-1])
+
+
+@pytest.mark.parametrize("made", [augment.RandomCropFlip(2), augment.ResizeCropFlip(6, 5)])
+def test_xla_makes_the_same_views(made):
+    images = tf.constant(np.random.default_rng(0).integers(0, 256, (4, 9, 8, 3)), "uint8")
+
+    def views(images, seed):
+        return made.apply(images, made.draw(4, 3, seed))
+
+    compiled = tf.function(views, jit_compile=True, autograph=False)(images, SEED)
+    difference = np.asarray(compiled, "int32") - np.asarray(views(images, SEED), "int32")
+    assert np.abs(difference).max() <= 1  # Where rounding is at the edge.
+    assert (difference != 0).mean() < 0.01
+
+
 def test_every_offset_and_flip_occurs():
     choices = augment.RandomCropFlip(1).draw(400, 4, SEED).numpy().reshape(-1, 3)
     counts = np.unique(choices, axis=0, return_counts=True)[1]
@@ -35,8 +93,15 @@ def test_every_offset_and_flip_occurs():
     assert counts.min() > 0.5 * counts.mean()
 
 
-def test_seeds_replay_and_part_views():
-    made = augment.RandomCropFlip(4)
+def test_every_crop_of_the_resized_image_occurs():
+    choices = augment.ResizeCropFlip(10, 5).draw(400, 4, SEED).numpy().reshape(-1, 3)
+    counts = np.unique(choices, axis=0, return_counts=True)[1]
+    assert len(counts) == 3 * 2 * 2
+    assert counts.min() > 0.5 * counts.mean()
+
+
+@pytest.mark.parametrize("made", [augment.RandomCropFlip(4), augment.ResizeCropFlip(20)])
+def test_seeds_replay_and_part_views(made):
     first = made.draw(8, 4, SEED).numpy()
     np.testing.assert_array_equal(first, made.draw(8, 4, SEED))
     assert (first != made.draw(8, 4, SEED + 1).numpy()).any()
@@ -55,7 +120,12 @@ def test_a_keras_layer_makes_independent_views():
 
 
 @pytest.mark.parametrize(
-    "made", [augment.RandomCropFlip(2, False), augment.get(keras.layers.RandomFlip())]
+    "made",
+    [
+        augment.RandomCropFlip(2, False),
+        augment.ResizeCropFlip(6, 5, 1.5, False),
+        augment.get(keras.layers.RandomFlip()),
+    ],
 )
 def test_config(made):
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made))
@@ -67,6 +137,15 @@ def test_config(made):
 def test_bad_padding(padding):
     with pytest.raises(ValueError, match="padding"):
         augment.RandomCropFlip(padding)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"height": 0}, {"height": 4, "width": 2.5}, {"height": 4, "scale": 0.9}]
+)
+def test_bad_sizes(arguments):
+    name = list(arguments)[-1]
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        augment.ResizeCropFlip(**arguments)
 
 
 def test_bad_images():

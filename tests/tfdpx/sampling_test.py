@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tfdpx import sampling
+from tfdpx import passes, sampling, shares
 
 NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
 
@@ -230,12 +230,11 @@ def test_looking_at_a_batch_is_no_pass():
 
 
 def test_little_is_read_ahead():
-    passes = sampling._Passes(0, 100)
-    dataset = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec([], tf.int64))
-    steps = iter(passes.finish(dataset.map(lambda step: step)))
-    assert next(steps) == 0
+    counted = passes.Passes(0, 100, shares.Shares(1))
+    steps = iter(counted.finish(counted.steps()))
+    assert next(steps)[0] == 0
     time.sleep(0.2)  # For whatever reads ahead in the background.
-    assert passes._given_out <= 2
+    assert counted._given_out <= 2
 
 
 def test_many_looks_are_a_replay():

@@ -122,3 +122,13 @@ def test_cifar10_follows_table_12(epsilon, steps, learning_rate):
     settings = config.resolve("cifar10_wrn_16_4", {"epsilon": epsilon})
     assert (settings.steps, settings.learning_rate) == (steps, learning_rate)
     assert (settings.batch_size, settings.augmult, settings.l2_norm_clip) == (4096, 16, 1.0)
+
+
+def test_a_microbatch_size_is_a_number_or_auto():
+    parser = config.MicrobatchSizeParser()
+    assert parser.parse("32") == 32
+    assert parser.parse("auto") == "auto"
+    for wrong in ("Auto", "1.5", ""):
+        with pytest.raises(ValueError, match="integer or auto"):
+            parser.parse(wrong)
+    assert config.resolve("digits", {"microbatch_size": "auto"}).microbatch_size == "auto"

@@ -168,6 +168,7 @@ class PrivacyPlan:
         seed=None,
         start=0,
         pad_to_multiple_of=1,
+        input_context=None,
     ):
         """The data of the plan's steps, as a dataset for `model.fit`.
 
@@ -183,6 +184,9 @@ class PrivacyPlan:
                 to resume, or to go over the dataset more than once.
             pad_to_multiple_of: Int. Pads further, such that `tf.distribute` can split a batch
                 evenly: a multiple of the number of replicas.
+            input_context: Optional `tf.distribute.InputContext` of a host of several, for
+                `tfdpx.distributed.fit`: the shares of this host's replicas, see
+                `tfdpx.sampling.poisson_batches`.
 
         Returns:
             A `tf.data.Dataset` of `(x, y, sample_weight)` of fixed shapes `[rows, ...]` that ends
@@ -204,6 +208,7 @@ class PrivacyPlan:
             "steps": self.steps,
             "seed": seed,
             "start": start,
+            "input_context": input_context,
         }
         if self.sampling == "shuffle":
             return sampling.shuffled_batches(examples, batch_size=self.batch_size, **run)

@@ -1,0 +1,53 @@
+"""Processes of their own for tests on replicas: TensorFlow fixes its devices at the start."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+
+def run_alone(case, devices=2):
+    """Runs `case`, "module.function" of this folder, in a process with logical CPU devices.
+
+    Fails with its stack trace.
+    """
+    _finish([_start(case, {"LOGICAL_CPUS": str(devices)})])
+
+
+def run_workers(case, count=2):
+    """Runs `case` in `count` processes that form a cluster."""
+    _finish([_start(case, {"TF_CONFIG": config}) for config in cluster(count)])
+
+
+def cluster(count):
+    """The TF_CONFIG of each of `count` workers on free ports of loopback."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    for each in sockets:
+        each.close()
+    return [
+        json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+        for index in range(count)
+    ]
+
+
+def _start(case, environment):
+    module, function = case.split(".")
+    return subprocess.Popen(
+        [sys.executable, os.path.join(os.path.dirname(__file__), f"{module}.py"), function],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _finish(processes):
+    try:
+        results = [p.communicate(timeout=300) for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (output, errors) in zip(processes, results, strict=True):
+        assert process.returncode == 0 and output.endswith("done\n"), errors[-5000:]

@@ -1,0 +1,265 @@
+"""What tests on replicas run in processes of their own, by `processes.run_alone` or `run_workers`.
+
+Each function without arguments is a case: it trains the same on one device and on replicas.
+"""
+
+import contextlib
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import distributed
+from tfdpx.checks import UnfitForPrivacy
+
+NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
+
+
+def strategies():
+    """None, and the strategy on all devices and hosts; one a process, or their messages mix."""
+    if "TF_CONFIG" in os.environ:
+        return None, tf.distribute.MultiWorkerMirroredStrategy()
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    return None, tf.distribute.MirroredStrategy(devices)
+
+
+def data():
+    """Vectors [60, 6] and labels [60]."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_EXAMPLES, FEATURES)).astype("float32")
+    return x, rng.integers(0, 3, NUM_EXAMPLES)
+
+
+def make_plan(steps=STEPS, sigma=1.0, batch_size=20):
+    return tfdpx.PrivacyPlan(
+        NUM_EXAMPLES, batch_size=batch_size, steps=steps, noise_multiplier=sigma, delta=1e-3
+    )
+
+
+def make_model(strategy, optimizer, loss=None, units=5, **compile_arguments):
+    """A compiled model under `strategy`, whose weights are the same each time."""
+    keras.utils.set_random_seed(7)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = keras.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                keras.layers.Dense(units, "relu", kernel_regularizer="l2"),
+                keras.layers.Dense(3),
+            ]
+        )
+        loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(), loss, weighted_metrics=["accuracy"], **compile_arguments)
+    return model
+
+
+def train(strategy, optimizer, plan, seed=3, x=None, callbacks=(), **compile_arguments):
+    """Trains with `tfdpx.distributed.fit`; returns model and history."""
+    model = make_model(strategy, lambda: optimizer(plan=plan, seed=1), **compile_arguments)
+    own_x, y = data()
+    history = tfdpx.distributed.fit(
+        model, plan, own_x if x is None else x, y, seed=seed, epochs=2, steps_per_epoch=2,
+        validation_data=(own_x[:50], y[:50]), validation_batch_size=16, verbose=0,
+        callbacks=[tfdpx.PrivacyBudget(plan), *callbacks],
+    )  # fmt: skip
+    return model, history.history
+
+
+def weights(model):
+    """All trainable weights as one vector."""
+    return np.concatenate(
+        [keras.ops.convert_to_numpy(v).ravel() for v in model.trainable_variables]
+    )
+
+
+def assert_close(found, wanted, tolerance=1e-6):
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * abs(wanted).max())
+
+
+OPTIMIZERS = {
+    "momentum and EMA": lambda **k: tfdpx.DPSGD(
+        0.5, momentum=0.9, use_ema=True, ema_momentum=0.5, **k
+    ),
+    "Adam": lambda **k: tfdpx.DPAdam(0.05, **k),
+}
+
+
+@contextlib.contextmanager
+def counting_all_reduces(found):
+    """Appends to `found` the numbers of values in each collective of the graph of an update."""
+    original = distributed._execution
+
+    def spy(model, strategy):
+        function = original(model, strategy)
+
+        def execute(batches, count):
+            graph = function.get_concrete_function(batches, count).graph
+            found.append([node for node in _nodes(graph) if "Collective" in node.op])
+            return function(batches, count)
+
+        return execute
+
+    distributed._execution = spy
+    try:
+        yield
+    finally:
+        distributed._execution = original
+
+
+def _nodes(graph):
+    definition = graph.as_graph_def()
+    return [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+
+
+def updates_agree(jit_compile):
+    both, plan = strategies(), make_plan()
+    for name, optimizer in OPTIMIZERS.items():
+        wanted = None
+        for strategy in both:
+            found = []
+            with counting_all_reduces(found):
+                model, history = train(strategy, optimizer, plan, jit_compile=jit_compile)
+            # One for each replica of this host: of one all-reduce.
+            expected = len(strategy.extended.worker_devices) if strategy else 0
+            assert [len(nodes) for nodes in found] == [expected] * STEPS, (name, found)
+            if wanted is None:
+                wanted, wanted_history = weights(model), history
+                continue
+            assert_close(weights(model), wanted)
+            assert set(history) == set(wanted_history) == {
+                "loss", "accuracy", "val_loss", "val_accuracy", "epsilon",
+            }  # fmt: skip
+            for key, values in history.items():
+                np.testing.assert_allclose(values, wanted_history[key], rtol=1e-5, err_msg=key)
+
+
+def updates_agree_without_jit():
+    updates_agree(jit_compile=False)
+
+
+def updates_agree_with_jit():
+    updates_agree(jit_compile=True)
+
+
+def augmented_updates_agree():
+    """Views are those of the example's row in the global batch, whoever has it."""
+    plan = tfdpx.PrivacyPlan(30, batch_size=20, steps=2, noise_multiplier=1.0, delta=1e-3)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 30)
+    wanted = None
+    for strategy in strategies():
+        keras.utils.set_random_seed(7)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = keras.Sequential(
+                [keras.Input((6, 6, 1)), keras.layers.Conv2D(2, 3), keras.layers.Flatten(),
+                 keras.layers.Dense(3)]
+            )  # fmt: skip
+            model.compile(
+                tfdpx.DPSGD(
+                    1.0, plan=plan, seed=1, l2_norm_clip=50.0, microbatch_size=3, augmult=2,
+                    augment=tfdpx.augment.RandomCropFlip(2),
+                ),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"),
+            )  # fmt: skip
+        tfdpx.distributed.fit(model, plan, x, y, seed=3, verbose=0)
+        wanted = weights(model) if wanted is None else wanted
+        assert_close(weights(model), wanted)
+
+
+def keras_fit_agrees_with_ours():
+    plan, (x, y) = make_plan(), data()
+    optimizer = OPTIMIZERS["momentum and EMA"]
+    wanted = None
+    for strategy in strategies():
+        model = make_model(strategy, lambda: optimizer(plan=plan, seed=1))
+        batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, start=model.optimizer.iterations)
+        history = model.fit(batches, callbacks=[tfdpx.PrivacyBudget(plan)], verbose=0).history
+        assert "epsilon" in history, history  # And not epsilon_approximate.
+        if wanted is None:
+            wanted = weights(model)
+            ours = make_model(None, lambda: optimizer(plan=plan, seed=1))
+            tfdpx.distributed.fit(ours, plan, x, y, seed=3, verbose=0)
+            np.testing.assert_array_equal(weights(ours), wanted)
+        assert_close(weights(model), wanted)
+
+
+def refused(error, match, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except error as found:
+        assert match in str(found), found
+    else:
+        raise AssertionError(f"nothing raised: {match}")
+
+
+def what_would_void_the_guarantee_is_refused():
+    plan, (x, y) = make_plan(), data()
+    two = strategies()[1]
+
+    def make(strategy=two, **arguments):
+        return make_model(strategy, lambda: tfdpx.DPSGD(1.0, plan=plan, seed=1), **arguments)
+
+    model = make()
+    batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, start=model.optimizer.iterations)
+    model.fit(batches, verbose=0)
+    # Also once the step has been traced for `fit`.
+    for each in (model, make()):
+        refused(UnfitForPrivacy, "count an example more than once", each.train_on_batch, x, y)
+    by_hand = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
+    refused(UnfitForPrivacy, "tfdpx.distributed.fit", by_hand)
+    of_steps = two.distribute_datasets_from_function(lambda _: plan.batches(x, y))
+    refused(UnfitForPrivacy, "different steps", make().fit, of_steps)
+    refused(UnfitForPrivacy, "jit_compile=True", make(jit_compile=True).fit, batches)
+    refused(UnfitForPrivacy, "steps_per_execution=2", make(steps_per_execution=2).fit, batches)
+    odd = plan.batches(x, y).map(lambda *b: tf.nest.map_structure(lambda t: t[:21], b))
+    refused(ValueError, "Use 20 or 22", make().fit, odd)
+    odd = tfdpx.PrivacyPlan(60, batch_size=7, steps=2, noise_multiplier=1.0, delta=1e-3)
+    model = make_model(two, lambda: tfdpx.DPSGD(1.0, plan=odd))
+    refused(ValueError, "Use 6 or 8", tfdpx.distributed.fit, model, odd, x, y)
+    model = make_model(two, lambda: tfdpx.DPSGD(1.0, plan=plan))
+    refused(
+        ValueError, "`batch_size`", tfdpx.distributed.fit, model, make_plan(batch_size=10), x, y
+    )
+
+
+def hosts_must_hold_the_same():
+    strategy, worker = strategies()[1], tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    plan, (x, y), worker = make_plan(), data(), worker.task_id
+
+    def make(**arguments):
+        return make_model(strategy, lambda: tfdpx.DPSGD(1.0, plan=plan, seed=1), **arguments)
+
+    model = make()
+    refused(
+        UnfitForPrivacy, "one Poisson sample over 2 hosts", model.fit, plan.batches(x, y, seed=3)
+    )
+    fit = tfdpx.distributed.fit
+    refused(ValueError, "different data", fit, model, plan, x if worker else x[::-1], y, seed=3)
+    refused(ValueError, "arguments of `fit`", fit, model, plan, x, y, epochs=1 + worker)
+    # As if one host had not found the checkpoint.
+    model.optimizer.noise_seed  # noqa: B018
+    if worker:
+        model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
+    refused(ValueError, "different weights", fit, model, plan, x, y)
+    # The chief's seed counts.
+    optimizer = OPTIMIZERS["Adam"]
+    found, _ = train(strategy, optimizer, plan, seed=3 if worker == 0 else 4)
+    wanted, _ = train(None, optimizer, plan, seed=3)
+    assert_close(weights(found), weights(wanted))
+
+
+def main(cases):
+    """Runs the case that the command line names, of a dict of functions."""
+    if "TF_CONFIG" not in os.environ:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * int(os.environ["LOGICAL_CPUS"]),
+        )
+    cases[sys.argv[1]]()
+    print("done")
+
+
+if __name__ == "__main__":
+    main(globals())

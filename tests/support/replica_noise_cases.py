@@ -1,0 +1,90 @@
+"""Cases like those of `replica_cases`: the noise of an update is that of one draw."""
+
+import contextlib
+import types
+
+import numpy as np
+import tensorflow as tf
+from replica_cases import NUM_EXAMPLES, data, main, make_model, make_plan, strategies, weights
+from scipy import stats
+
+import tfdpx
+from tfdpx import noise, replicas, train_step
+
+
+def noise_problems(strategy, steps=3):
+    """What is wrong with the noise of updates on `strategy`: a batch that is absent leaves it."""
+    plan = make_plan(steps, sigma=2.0)
+    model = make_model(strategy, lambda: tfdpx.DPSGD(20.0, plan=plan, seed=1), units=400)
+    for layer in model.layers:
+        layer.kernel_regularizer = layer.kernel.regularizer = None
+    x, y = data()
+    before = weights(model)
+    tfdpx.distributed.fit(
+        model, plan, x, y, sample_weight=np.zeros(NUM_EXAMPLES), seed=3, verbose=0
+    )
+    # Learning rate and batch size are both 20: the sum over the steps of the noise on the sum.
+    sample = (before - weights(model)) / (2.0 * np.sqrt(steps))
+    problems = []
+    if stats.kstest(sample, "norm").pvalue < 1e-3:
+        problems.append(f"variance {np.var(sample):.2f}")
+    for variable in model.trainable_variables:
+        copies = [np.asarray(v) for v in _copies(strategy, variable.value)]
+        if not all(np.array_equal(copies[0], other) for other in copies):
+            problems.append("copies differ")
+            break
+    return problems
+
+
+def _copies(strategy, value):
+    return strategy.experimental_local_results(value) if strategy else [value]
+
+
+def noise_is_drawn_once():
+    for strategy in strategies():
+        assert noise_problems(strategy) == []
+
+
+@contextlib.contextmanager
+def replaced(module, name, function):
+    original = getattr(module, name)
+    setattr(module, name, lambda *args: function(original, *args))
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def planted_bugs_in_the_noise_are_found():
+    def its_own(original, shape, seed):
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return original(shape, noise.fold_in(seed, replica))
+
+    def its_own_before_the_sum(original, tensors, context):
+        seed = tf.stack([tf.cast(context.replica_id_in_sync_group, "int64"), 5])
+        noisy = [t + 2.0 * noise.standard_normal(t.shape, seed) for t in tensors]
+        return original(noisy, context)
+
+    def summed(original, sums, optimizer, seed):
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce("sum", original(sums, optimizer, seed))
+
+    def sums_and_privatize(original, sums, optimizer, seed):
+        optimizer = types.SimpleNamespace(noise_multiplier=0.0, batch_size=optimizer.batch_size)
+        return original(sums, optimizer, seed)
+
+    one, two = strategies()
+    with replaced(noise, "standard_normal", its_own):
+        assert noise_problems(one) == []
+        assert "copies differ" in noise_problems(two)
+    with (
+        replaced(replicas, "sum_over_replicas", its_own_before_the_sum),
+        replaced(train_step, "privatize", sums_and_privatize),
+    ):
+        assert any("variance" in problem for problem in noise_problems(two))
+    with replaced(train_step, "privatize", summed):
+        assert any("variance" in problem for problem in noise_problems(two))
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,78 @@
+"""Keras' rematerialisation in a private step: the same result or an error, never a wrong one."""
+
+import keras
+import numpy as np
+import oracle
+import pytest
+import small
+
+import tfdpx
+from tfdpx.per_example import GenericRule, UnexplainedVariables, register
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(keras, "RematScope"), reason="this Keras has no rematerialisation"
+)
+
+
+class Block(keras.layers.Layer):
+    """Two dense layers whose activations are kept or recomputed."""
+
+    def __init__(self, recompute):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(8, "relu"), keras.layers.Dense(8)
+        self.recompute = recompute
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build((None, 8))
+
+    def call(self, x):
+        def both(x):
+            return self.second(self.first(x))
+
+        return (keras.remat(both) if self.recompute else both)(x)
+
+
+class UnitBlock(Block):
+    """A `Block` that is captured as a whole."""
+
+
+register(UnitBlock)(GenericRule)
+
+
+def change(block, recompute, **arguments):
+    def layers():
+        return [keras.layers.Dense(8), block(recompute), keras.layers.Dense(3)]
+
+    return small.step(small.model(layers=layers, **arguments), *small.data())
+
+
+def test_a_recomputed_unit_trains_alike():
+    np.testing.assert_allclose(change(UnitBlock, True), change(UnitBlock, False), rtol=1e-5)
+
+
+def test_recomputed_layers_train_alike_with_the_vmap_engine():
+    kept, recomputed = (change(Block, r, per_example_engine="vmap") for r in (False, True))
+    np.testing.assert_allclose(recomputed, kept, rtol=1e-5)
+
+
+def test_layers_that_cannot_be_seen_for_recomputation_are_refused():
+    with pytest.raises(UnexplainedVariables, match="outside of any layer's call.*vmap"):
+        change(Block, True)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_scope_over_normalization_layers(jit_compile):
+    def model():
+        return tfdpx.models.WideResNet(10, 1, 3, input_shape=(8, 8, 3), groups=4)
+
+    keras.utils.set_random_seed(0)
+    names = [layer.name for layer in model().layers if layer.name.endswith("norm")]
+    keras.utils.set_random_seed(0)
+    with keras.RematScope(mode="list_of_layers", layer_names=names):
+        recomputing = model()
+    assert recomputing.get_layer(names[0])._remat_mode.mode == "list_of_layers"
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 8, 8, 3)).astype("float32"), np.array([0, 1, 2])
+    recomputing.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    oracle.assert_matches_batches_of_one(recomputing, x, y, jit_compile=jit_compile, tolerance=1e-4)

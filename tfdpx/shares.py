@@ -1,0 +1,93 @@
+"""Which rows of a global batch each replica takes: every host knows its own without talking.
+
+Replica p of R takes the rows [p * n, (p + 1) * n) of a batch of R * n rows, which is how
+`tf.distribute` splits a batch by itself. All hosts work out the same global batch from (seed, step)
+and cut out their own rows: none is taken twice and none is lost. Padding stands at the end, so a
+replica may find no example in its rows; it takes part all the same.
+"""
+
+import tensorflow as tf
+
+
+class Shares:
+    """The shares of this host's replicas.
+
+    Args:
+        capacity: Int, rows of a global batch.
+        input_context: `tf.distribute.InputContext` of this host, or None for whole batches.
+
+    Attributes:
+        rows: Int, rows of one share.
+        replicas: Range, the numbers of this host's replicas.
+        is_split: Bool, whether there is an `input_context`.
+
+    Raises:
+        ValueError: If the replicas do not divide `capacity`, or the hosts the replicas.
+    """
+
+    def __init__(self, capacity, input_context=None):
+        self.is_split = input_context is not None
+        replicas = hosts = 1
+        host = 0
+        if self.is_split:
+            replicas = input_context.num_replicas_in_sync
+            hosts, host = input_context.num_input_pipelines, input_context.input_pipeline_id
+        if replicas % hosts:
+            raise ValueError(
+                "Every host must have the same number of replicas. Received: "
+                f"{replicas} replicas on {hosts} hosts."
+            )
+        check_divides(replicas, capacity, "rows a batch")
+        self.rows = capacity // replicas
+        each = replicas // hosts
+        self.replicas = range(host * each, (host + 1) * each)
+
+    def steps(self, first, last):
+        """Pairs (step, replica) of int64 for the steps [first, last) and this host's replicas.
+
+        Made without Python, since a TPU's hosts do not share this process.
+        """
+        each = len(self.replicas)
+        return tf.data.Dataset.range(first * each, last * each).map(
+            lambda index: (index // each, self.replicas.start + index % each)
+        )
+
+    def endless(self, dataset):
+        """`dataset`, and after its end batches of nobody: zeros, of sample_weight 0.
+
+        So `tf.distribute` need not ask all hosts at every step who has data left.
+        """
+
+        def zeros(spec):
+            return tf.zeros(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else None
+
+        nobody = tf.nest.map_structure(zeros, dataset.element_spec)
+        return dataset.concatenate(tf.data.Dataset.from_tensors(nobody).repeat())
+
+    def cut(self, tensor, replica):
+        """The rows of `tensor` [n, ...] in the share of `replica`, which may be fewer than `rows`.
+
+        Args:
+            tensor: Tensor of at most `capacity` rows, the padding left out.
+            replica: Scalar int64 tensor, a number of `replicas`.
+        """
+        if not self.is_split:
+            return tensor
+        return tensor[replica * self.rows : (replica + 1) * self.rows]
+
+
+def check_divides(replicas, rows, what):
+    """Raises ValueError, with numbers that would do, unless `replicas` divides `rows`.
+
+    Args:
+        replicas: Int.
+        rows: Int.
+        what: String, what `rows` counts, for the message.
+    """
+    if rows % replicas:
+        below = rows // replicas * replicas
+        fits = f"{below} or {below + replicas}" if below else str(replicas)
+        raise ValueError(
+            f"{replicas} replicas cannot share {rows} {what} evenly. Use {fits}, or a number of "
+            f"replicas that divides {rows}."
+        )

@@ -1,0 +1,71 @@
+"""The K rows of each example, one for each view, as the private step feeds them to the model."""
+
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.per_example.rows import Rows, synthetic
+
+
+class Views:
+    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one as it is.
+
+    Args:
+        augment: An augmentation, or None.
+        augmult: Int. 0: the examples as they are.
+        x: Nest of tensors [B, ...]; only shapes are read.
+
+    Attributes:
+        augment: The augmentation, None if there is none to do.
+        count: Int, rows an example.
+
+    Raises:
+        ValueError: If `x` has not the shape that the first two need.
+    """
+
+    def __init__(self, augment, augmult, x):
+        self.augment = augment if augmult else None
+        self.count = augmult or 1
+        self._given = bool(augmult) and augment is None
+        if self.augment is not None and len(tf.nest.flatten(x)) != 1:
+            raise ValueError(
+                "`augment` works on models of a single input. Received inputs: "
+                f"{tf.nest.map_structure(lambda t: t.shape, x)}. Put the views into the data, of "
+                "shape [batch, augmult, ...], and leave `augment` out."
+            )
+        if self._given:
+            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[1:2] != [self.count]]
+            if wrong:
+                raise ValueError(
+                    f"With `augmult={self.count}` and no `augment`, inputs must have shape "
+                    f"[batch, {self.count}, ...]. Received: shape={wrong[0]}. Give the optimizer "
+                    "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
+                )
+
+    def draw(self, batch_size, seed):
+        """The random choices for the whole batch, or None."""
+        if self.augment is None:
+            return None
+        return self.augment.draw(batch_size, self.count, seed)
+
+    def rows(self, x, choices):
+        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]."""
+        if self.augment is not None:
+            x = tf.nest.map_structure(lambda t: self.augment.apply(t, choices), x)
+        elif not self._given:
+            return x
+        return tf.nest.map_structure(
+            lambda t: tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)), x
+        )
+
+    def example_rows(self, x):
+        """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
+        return keras_hook.eagerly(self._example_rows, x)
+
+    def _example_rows(self, x):
+        return self.rows(synthetic(x, rows=1, seed=0), self.draw(1, tf.zeros([2], tf.int64)))
+
+    def repeat(self, nest):
+        """`nest` [B, ...] repeated for each view, [B * K, ...]."""
+        if self.count == 1:
+            return nest
+        return Rows(nest).map(lambda t: tf.repeat(t, self.count, axis=0))
