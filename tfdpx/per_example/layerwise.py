@@ -69,9 +69,9 @@ class LayerwiseEngine:
 
     def recorder(self):
         """A `Recorder` for one forward pass."""
-        return Recorder(
-            self._variables, self._layout, self._views, jit_compile=bool(self._model.jit_compile)
-        )
+        # Whatever runs on a TPU is compiled.
+        compiled = self._model.jit_compile or bool(tf.config.list_logical_devices("TPU"))
+        return Recorder(self._variables, self._layout, self._views, jit_compile=compiled)
 
     def rules(self, recorder, predictions, cotangents):
         """The rules, grouped, for the calls that `recorder` saw.
