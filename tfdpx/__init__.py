@@ -1,9 +1,10 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
-`import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget` and the
-modules `accounting`, `augment`, `callbacks`, `checks`, `distributed` and `per_example`. It also
-installs the hook by which `keras.Model.fit` lets a DP optimizer drive the training step, and
-registers the layers of `tfdpx.layers` with Keras. `tfdpx.models` loads on first use.
+`import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
+`RandomAccess` and the modules `accounting`, `augment`, `callbacks`, `checks`, `distributed` and
+`per_example`. It also installs the hook by which `keras.Model.fit` lets a DP optimizer drive the
+training step, and registers the layers of `tfdpx.layers` with Keras. `tfdpx.models` loads on first
+use.
 """
 
 import importlib
@@ -55,6 +56,7 @@ from tfdpx import accounting, augment, callbacks, checks, distributed, keras_hoo
 from tfdpx.accounting import PrivacyPlan
 from tfdpx.callbacks import PrivacyBudget
 from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
+from tfdpx.random_access import RandomAccess
 
 keras_hook.install()
 
@@ -67,6 +69,7 @@ __all__ = [
     "DPSGD",
     "PrivacyBudget",
     "PrivacyPlan",
+    "RandomAccess",
     "accounting",
     "augment",
     "callbacks",

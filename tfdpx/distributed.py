@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tfdpx import agreement, keras_hook, sampling, shares, train_step
 from tfdpx.callbacks import check_optimizer, steps_taken
+from tfdpx.examples import as_examples
 from tfdpx.per_example.losses import row_losses
 
 
@@ -73,8 +74,8 @@ def fit(
         epochs: Int, the number of the last epoch.
         steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
         initial_epoch: Int, the number of the first epoch.
-        validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, to measure on after
-            each epoch.
+        validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, or `(x,)` of a
+            `tfdpx.RandomAccess`, to measure on after each epoch.
         validation_batch_size: Int. Examples a step of measuring, over all replicas.
         callbacks: List of `keras.callbacks.Callback`.
         verbose: As for `keras.Model.fit`.
@@ -96,7 +97,7 @@ def fit(
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
         steps=steps_per_epoch or plan.steps - steps_taken(optimizer),
     )  # fmt: skip
-    examples = sampling.Examples(x, y, sample_weight, class_weight=class_weight)
+    examples = as_examples(x, y, sample_weight, class_weight=class_weight)
     with strategy.scope():
         keras_hook.build(model, examples.batch(tf.range(1), 1))
     with keras_hook.driving(model, "tfdpx"):
@@ -108,7 +109,10 @@ def fit(
         seed = agreement.agree(
             strategy, seed,
             {
-                "data": (x, y, sample_weight, class_weight and sorted(class_weight.items())),
+                "data": (
+                    x.fingerprint() if examples is x else x,
+                    y, sample_weight, class_weight and sorted(class_weight.items()),
+                ),
                 "plans": plan.get_config(),
                 "optimizers": keras.saving.serialize_keras_object(optimizer),
                 "weights or optimizer states": [*model.weights, *optimizer.variables],
@@ -190,7 +194,7 @@ class _Measuring:
 
     def __init__(self, model, strategy, data, batch_size):
         self._model, self._strategy = model, strategy
-        self._examples, replicas = sampling.Examples(*data), strategy.num_replicas_in_sync
+        self._examples, replicas = as_examples(*data), strategy.num_replicas_in_sync
         self._capacity = math.ceil(min(batch_size, self._examples.count) / replicas) * replicas
 
         @tf.function(autograph=False)

@@ -45,7 +45,9 @@ _DOC = """{name} with per-example clipping and Gaussian noise (DP-SGD and its ki
         batch_size: Int, the expected batch size B. Needed without a plan.
         noise_multiplier: Float sigma, noise standard deviation in units of `l2_norm_clip`. Needed
             without a plan. 0 clips without noise: epsilon is infinite.
-        l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient.
+        l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient. With
+            `noise_multiplier=0` also infinity: gradients are then averaged, neither clipped nor
+            divided by C, in what is otherwise the same step. That is training without privacy.
         microbatch_size: Optional int, or `"auto"`. Examples per pass; a memory knob that changes
             neither the update (but for rounding) nor its sensitivity. `None` takes the whole batch
             at once; `"auto"` the largest pass that is predicted to fit in the memory that is free
@@ -103,10 +105,16 @@ class _PrivateOptimizer:
                 "Argument `noise_multiplier` must be a finite float >= 0. Received: "
                 f"noise_multiplier={noise_multiplier!r}"
             )
-        if not _is_number(l2_norm_clip) or not 0 < l2_norm_clip < math.inf:
+        if not _is_number(l2_norm_clip) or not 0 < l2_norm_clip <= math.inf:
             raise ValueError(
-                "Argument `l2_norm_clip` must be a finite float > 0. Received: "
+                "Argument `l2_norm_clip` must be a float > 0. Received: "
                 f"l2_norm_clip={l2_norm_clip!r}"
+            )
+        if l2_norm_clip == math.inf and noise_multiplier:
+            raise ValueError(
+                "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
+                f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
+                "takes noise_multiplier=0."
             )
         if not isinstance(augmult, int) or isinstance(augmult, bool) or augmult < 0:
             raise ValueError(
@@ -120,8 +128,8 @@ class _PrivateOptimizer:
             )
         if noise_multiplier == 0:
             warnings.warn(
-                "`noise_multiplier=0`: gradients are clipped but no noise is added. There is no "
-                "privacy guarantee; epsilon is infinite.",
+                f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={l2_norm_clip}`). There "
+                "is no privacy guarantee; epsilon is infinite.",
                 stacklevel=3,
             )
         self.plan = plan

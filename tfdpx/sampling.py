@@ -6,12 +6,11 @@ knows the seed can replay every draw and meets the loss of an unsampled Gaussian
 from the operating system unless given; give one for experiments, and keep it as secret as the data.
 
 Both samplings give `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0 is
-absent: tfdpx's optimizers let it contribute exactly zero.
+absent: tfdpx's optimizers let it contribute exactly zero. What they draw from: `tfdpx.examples`.
 """
 
 import math
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -24,76 +23,29 @@ _POISSON_KEY = int.from_bytes(b"poisson", "big")
 _SHUFFLE_KEY = int.from_bytes(b"shuffle", "big")
 
 
-class Examples:
-    """Examples held in memory, as tensors that share their first axis.
+def in_order(examples, batch_size):
+    """All examples once, in order, for measuring on one device, as often as it is iterated over.
 
     Args:
-        x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. float64 becomes
-            `keras.config.floatx()`; any other dtype is kept.
-        y: Like `x`, or None.
-        sample_weight: Optional array of shape `[num_examples]`, finite and >= 0.
-        class_weight: Optional dict from class (int) to weight, finite and >= 0, for a single `y` of
-            class indices `[num_examples]` or `[num_examples, 1]`, or one-hot
-            `[num_examples, num_classes]`. Classes not in it weigh 1.
+        examples: `Examples` or `RandomAccess`.
+        batch_size: Int.
 
-    Attributes:
-        count: Int. Number of examples.
-
-    Raises:
-        ValueError: If the arrays differ in length, are empty, or a weight is unfit.
+    Returns:
+        A `tf.data.Dataset` of `(x, y, sample_weight)` of shapes `[batch_size, ...]`, the last
+        shorter if need be.
     """
 
-    def __init__(self, x, y=None, sample_weight=None, *, class_weight=None):
-        with tf.device("CPU:0"):  # The draws run there; a data set may not fit an accelerator.
-            x, y = _tensors(x), None if y is None else _tensors(y)
-        arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
-        counts = {array.shape[0] if array.shape.rank else 0 for array in arrays}
-        if len(counts) != 1 or 0 in counts:
-            raise ValueError(
-                "Arguments `x` and `y` must hold arrays of one length, at least 1. "
-                f"Received: lengths {sorted(counts)}. Pass several inputs as a tuple or dict."
-            )
-        self.count = counts.pop()
-        if class_weight is not None:
-            if sample_weight is not None:
-                raise ValueError(
-                    "Arguments `sample_weight` and `class_weight` exclude each other. "
-                    "Received both. Multiply them into one `sample_weight`."
-                )
-            sample_weight = _class_weights(y, class_weight)
-        weights = np.ones(self.count) if sample_weight is None else np.asarray(sample_weight)
-        if weights.shape != (self.count,):
-            raise ValueError(
-                f"Argument `sample_weight` must have shape ({self.count},), a weight an example. "
-                f"Received: shape {weights.shape}."
-            )
-        if not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise ValueError(
-                "Weights must be finite and >= 0, since an example of weight 0 is absent. "
-                f"Received: weights from {weights.min()} to {weights.max()}."
-            )
-        with tf.device("CPU:0"):
-            self._arrays = (x, y, tf.constant(weights, tf.float32))
+    def cut(first, size, count):
+        starts = tf.data.Dataset.range(first, first + size * count, size)
+        return starts.map(lambda start: examples.batch(tf.range(start, start + size), size))
 
-    def batch(self, rows, capacity):
-        """The examples `rows`, padded with zeros.
-
-        Args:
-            rows: int64 tensor of shape `[n]`, n <= capacity.
-            capacity: Int.
-
-        Returns:
-            Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`.
-        """
-
-        def take(array):
-            if array is None:
-                return None
-            padding = tf.zeros([capacity - tf.shape(rows)[0], *array.shape[1:]], array.dtype)
-            batch = tf.concat([tf.gather(array, rows), padding], axis=0)
-            return tf.ensure_shape(batch, [capacity, *array.shape[1:]])
-
-        return tf.nest.map_structure(take, self._arrays)
+    whole, rest = divmod(examples.count, batch_size)
+    dataset = cut(0, batch_size, whole)
+    if rest:
+        dataset = (
+            dataset.concatenate(cut(whole * batch_size, rest, 1)) if whole else cut(0, rest, 1)
+        )
+    return dataset.prefetch(1)
 
 
 def poisson_batches(
@@ -105,7 +57,7 @@ def poisson_batches(
     probability is rounded down to a multiple of 2**-32.
 
     Args:
-        examples: `Examples`.
+        examples: `Examples` or `RandomAccess`.
         sampling_probability: Float in (0, 1].
         capacity: Int. Number of rows of every batch; a step that draws more is an error.
         steps: Int. Number of steps of the whole training; the dataset ends there.
@@ -160,7 +112,7 @@ def shuffled_batches(
     approximation here.
 
     Args:
-        examples: `Examples`.
+        examples: `Examples` or `RandomAccess`.
         batch_size: Int in [1, number of examples].
         capacity: Int >= batch_size. Number of rows of every batch.
         steps: Int. Number of steps of the whole training; the dataset ends there.
@@ -204,7 +156,7 @@ def batches_in_order(examples, *, capacity, input_context):
     """All examples once, in order, for measuring: the shares of this host's replicas.
 
     Args:
-        examples: `Examples`.
+        examples: `Examples` or `RandomAccess`.
         capacity: Int, rows of a global batch.
         input_context: As in `poisson_batches`.
 
@@ -259,35 +211,3 @@ def _bits(key, count, dtype):
     return tf.random.stateless_uniform(
         [count], key, minval=None, maxval=None, dtype=dtype, alg="philox"
     )
-
-
-def _tensors(arrays):
-    """The nest `arrays`, each array as a tensor."""
-    if isinstance(arrays, dict):
-        return {name: _tensors(array) for name, array in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(_tensors(array) for array in arrays)
-    if not tf.is_tensor(arrays):
-        arrays = np.asarray(arrays)
-        if arrays.dtype == np.float64:
-            arrays = arrays.astype(keras.config.floatx())
-    return tf.convert_to_tensor(arrays)
-
-
-def _class_weights(y, class_weight):
-    """The weight of each example, by its class."""
-    if not tf.is_tensor(y):
-        raise ValueError(
-            "Argument `class_weight` needs a single array `y` of classes. "
-            f"Received: y of type {type(y).__name__}. Pass `sample_weight` instead."
-        )
-    classes = y.numpy()
-    if classes.ndim == 2:
-        classes = classes.argmax(axis=1) if classes.shape[1] > 1 else classes[:, 0]
-    if classes.ndim != 1:
-        raise ValueError(
-            "Argument `class_weight` needs `y` of shape [num_examples], [num_examples, 1] or "
-            f"[num_examples, num_classes]. Received: shape {tuple(y.shape)}."
-        )
-    values, places = np.unique(classes, return_inverse=True)
-    return np.array([class_weight.get(int(value), 1.0) for value in values])[places]

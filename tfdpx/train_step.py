@@ -155,10 +155,13 @@ def clip_factors(squared_norms, l2_norm_clip, present):
 
     Args:
         squared_norms: float32 [B].
-        l2_norm_clip: Float, C.
+        l2_norm_clip: Float, C; infinity for a factor of 1, without privacy.
         present: bool [B].
     """
-    factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
+    if l2_norm_clip == math.inf:
+        factors = tf.ones_like(squared_norms)
+    else:
+        factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
     return tf.where(tf.math.is_finite(squared_norms) & present, factors, 0.0)
 
 

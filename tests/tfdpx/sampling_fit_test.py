@@ -10,10 +10,11 @@ import pytest
 import tensorflow as tf
 
 from tfdpx import sampling
+from tfdpx.examples import Examples
 
 
 def make(kind, capacity=20, **arguments):
-    examples = sampling.Examples(np.arange(20), np.arange(20) % 3)
+    examples = Examples(np.arange(20), np.arange(20) % 3)
     arguments = {"capacity": capacity, "steps": 12, "seed": 0} | arguments
     if kind == "shuffle":
         return sampling.shuffled_batches(examples, batch_size=6, **arguments)
@@ -99,7 +100,7 @@ def test_fit_without_targets():
             assert y is None and sample_weight.shape == [10]
             return tf.reduce_sum(tf.reduce_sum((y_pred - x) ** 2, axis=1) * sample_weight)
 
-    examples = sampling.Examples(np.ones([10, 2], "float32"))
+    examples = Examples(np.ones([10, 2], "float32"))
     dataset = sampling.poisson_batches(
         examples, sampling_probability=0.5, capacity=10, steps=3, seed=0
     )
@@ -114,6 +115,7 @@ def test_replicas_share_a_draw():
     script = """
         import keras, numpy as np, tensorflow as tf
         from tfdpx import sampling
+        from tfdpx.examples import Examples
 
         device = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(
@@ -123,7 +125,7 @@ def test_replicas_share_a_draw():
 
         def make(**arguments):
             return sampling.poisson_batches(
-                sampling.Examples(np.arange(20.0), np.ones(20)),
+                Examples(np.arange(20.0), np.ones(20)),
                 sampling_probability=0.5, capacity=20, steps=9, seed=0, **arguments,
             )
 

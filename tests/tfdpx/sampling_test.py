@@ -8,18 +8,19 @@ import scipy.stats
 import tensorflow as tf
 
 from tfdpx import passes, sampling, shares
+from tfdpx.examples import Examples
 
 NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
 
 
 def make(num_examples=20, probability=0.3, capacity=None, **arguments):
-    examples = sampling.Examples(np.arange(num_examples), np.arange(num_examples) % 3)
+    examples = Examples(np.arange(num_examples), np.arange(num_examples) % 3)
     arguments = {"steps": 12, "seed": 0, "capacity": capacity or num_examples} | arguments
     return sampling.poisson_batches(examples, sampling_probability=probability, **arguments)
 
 
 def make_shuffled(num_examples=20, batch_size=6, **arguments):
-    examples = sampling.Examples(np.arange(num_examples), np.arange(num_examples) % 3)
+    examples = Examples(np.arange(num_examples), np.arange(num_examples) % 3)
     arguments = {"steps": 12, "seed": 0, "capacity": batch_size} | arguments
     return sampling.shuffled_batches(examples, batch_size=batch_size, **arguments)
 

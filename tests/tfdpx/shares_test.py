@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import sampling
+from tfdpx.examples import Examples
 
 STEPS, NUM_EXAMPLES = 8, 40
 CLUSTERS = [(1, 1), (1, 2), (2, 2), (2, 4), (4, 8), (8, 8)]  # hosts, replicas
@@ -101,7 +102,7 @@ def test_poisson_shares_need_no_python():
     @tf.function
     def count(start):
         dataset = sampling.poisson_batches(
-            sampling.Examples(np.arange(9.0)), sampling_probability=0.5, capacity=9, steps=3,
+            Examples(np.arange(9.0)), sampling_probability=0.5, capacity=9, steps=3,
             seed=1, start=0, input_context=context(1, 1),
         )  # fmt: skip
         return dataset.take(2).reduce(start, lambda total, batch: total + 1)
@@ -111,7 +112,7 @@ def test_poisson_shares_need_no_python():
 
 
 def test_examples_in_order_come_once():
-    examples = sampling.Examples(np.arange(10) + 1, np.arange(10))
+    examples = Examples(np.arange(10) + 1, np.arange(10))
     parts = [
         batch
         for host in range(2)
@@ -136,7 +137,7 @@ def test_examples_in_order_come_once():
     ],
 )
 def test_unfit_arguments(arguments, message):
-    examples = sampling.Examples(np.arange(20))
+    examples = Examples(np.arange(20))
     with pytest.raises(ValueError, match=message):
         sampling.poisson_batches(
             examples, sampling_probability=0.5, capacity=20, steps=3, **arguments

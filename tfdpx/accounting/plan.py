@@ -10,6 +10,7 @@ import scipy.stats
 
 from tfdpx import sampling
 from tfdpx.accounting import accountants, calibration
+from tfdpx.examples import as_examples
 
 SAMPLINGS = ("poisson", "shuffle")
 
@@ -173,7 +174,8 @@ class PrivacyPlan:
         """The data of the plan's steps, as a dataset for `model.fit`.
 
         Args:
-            x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`.
+            x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. Or a
+                `tfdpx.RandomAccess`, for examples read as they are drawn, which goes alone.
             y: Like `x`, or None.
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
@@ -197,7 +199,7 @@ class PrivacyPlan:
             ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
         """
         _check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
-        examples = sampling.Examples(x, y, sample_weight, class_weight=class_weight)
+        examples = as_examples(x, y, sample_weight, class_weight=class_weight)
         if examples.count != self.num_examples:
             raise ValueError(
                 "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpx import sampling
+from tfdpx.examples import Examples
 
 
 def test_nests_and_dtypes():
@@ -15,7 +16,7 @@ def test_nests_and_dtypes():
         "meta": (np.arange(20.0), np.arange(20, dtype="float16")),
     }
     y = (np.arange(20) % 2 == 0, [f"label {i}" for i in range(20)])
-    examples = sampling.Examples(x, y)
+    examples = Examples(x, y)
     dataset = sampling.poisson_batches(
         examples, sampling_probability=0.5, capacity=16, steps=2, seed=0
     )
@@ -40,7 +41,7 @@ def weights_by_example(examples, count):
 
 def test_sample_weights():
     weights = np.array([0.0, 0.5, 2.0, 1.0])
-    examples = sampling.Examples(np.zeros([4, 2]), np.zeros(4), weights)
+    examples = Examples(np.zeros([4, 2]), np.zeros(4), weights)
     np.testing.assert_array_equal(weights_by_example(examples, 4), weights)
 
 
@@ -54,7 +55,7 @@ def test_sample_weights():
     ],
 )
 def test_class_weights(y):
-    examples = sampling.Examples(np.zeros([4, 2]), y, class_weight={0: 0.25, 1: 3.0})
+    examples = Examples(np.zeros([4, 2]), y, class_weight={0: 0.25, 1: 3.0})
     np.testing.assert_array_equal(weights_by_example(examples, 4), [0.25, 3.0, 1.0, 3.0])
 
 
@@ -79,4 +80,4 @@ def test_class_weights(y):
 def test_unfit_examples(arguments, message):
     arguments = {"x": np.zeros([4, 2]), "y": np.zeros(4, int)} | arguments
     with pytest.raises(ValueError, match=message):
-        sampling.Examples(**arguments)
+        Examples(**arguments)
