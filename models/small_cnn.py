@@ -6,7 +6,14 @@ from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models.arguments import check_image_shape, check_positive_integer
 
 
-def SmallCNN(num_classes, input_shape, filters=(32, 32, 64), groups=4, name="small_cnn"):
+def SmallCNN(
+    num_classes,
+    input_shape,
+    filters=(32, 32, 64),
+    groups=4,
+    weight_standardization=True,
+    name="small_cnn",
+):
     """Builds a plain stack of 3x3 convolutions with what De et al. (2022) found to help DP-SGD.
 
     Each convolution is weight-standardized and followed by group normalization and GELU; every
@@ -17,7 +24,10 @@ def SmallCNN(num_classes, input_shape, filters=(32, 32, 64), groups=4, name="sma
         num_classes: Positive integer, number of outputs.
         input_shape: `(height, width, channels)` of one image, each known.
         filters: Channels of each convolution, positive multiples of `groups`.
-        groups: Positive integer, groups of each normalization.
+        groups: Positive integer, groups of each normalization; or None to leave the normalizations
+            out.
+        weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
+            `keras.layers.Conv2D`.
         name: String, name of the model.
 
     Returns:
@@ -33,19 +43,22 @@ def SmallCNN(num_classes, input_shape, filters=(32, 32, 64), groups=4, name="sma
         - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1.
     """
     check_positive_integer("num_classes", num_classes)
-    check_positive_integer("groups", groups)
+    if groups is not None:
+        check_positive_integer("groups", groups)
     check_image_shape(input_shape, known=True)
-    if not filters or any(channels < 1 or channels % groups for channels in filters):
+    if not filters or any(channels < 1 or channels % (groups or 1) for channels in filters):
         raise ValueError(
             "Argument `filters` must hold a positive multiple of `groups` for each convolution. "
             f"Received: filters={filters}, groups={groups}. Use, e.g., filters=(32, 32, 64)."
         )
+    conv_class = WSConv2D if weight_standardization else keras.layers.Conv2D
     inputs = x = keras.Input(input_shape)
     for index, channels in enumerate(filters, start=1):
-        x = WSConv2D(
+        x = conv_class(
             channels, 3, strides=1 if index == 1 else 2, padding="same", name=f"conv{index}"
         )(x)
-        x = GroupNorm(groups, name=f"norm{index}")(x)
+        if groups is not None:
+            x = GroupNorm(groups, name=f"norm{index}")(x)
         x = keras.layers.Activation("gelu", name=f"gelu{index}")(x)
     x = keras.layers.Flatten(name="flatten")(x)
     outputs = keras.layers.Dense(

@@ -46,7 +46,8 @@ def WideResNet(
         width: Positive integer, the factor by which the stages are wider than 16, 32 and 64.
         num_classes: Positive integer, number of outputs.
         input_shape: `(height, width, channels)` of one image; height and width may be None.
-        groups: Integer, groups of each normalization; a divisor of 16.
+        groups: Integer, groups of each normalization, a divisor of 16; or None to leave the
+            normalizations out.
         weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
             `keras.layers.Conv2D`.
         use_gain: Boolean, whether each filter has a learnable scale. Needs
@@ -72,11 +73,12 @@ def WideResNet(
     check_positive_integer("width", width)
     check_positive_integer("num_classes", num_classes)
     check_image_shape(input_shape)
-    check_positive_integer("groups", groups)
-    if STEM_CHANNELS % groups:
+    if groups is not None:
+        check_positive_integer("groups", groups)
+    if groups is not None and STEM_CHANNELS % groups:
         raise ValueError(
             f"Argument `groups` must divide {STEM_CHANNELS}, the channels of the first "
-            f"normalization. Received: groups={groups}. Use 1, 2, 4, 8 or 16."
+            f"normalization. Received: groups={groups}. Use 1, 2, 4, 8 or 16, or None."
         )
     if use_gain and not weight_standardization:
         raise ValueError(
@@ -116,7 +118,8 @@ def _block(x, conv, channels, strides, groups, name):
 
 
 def _norm_relu(x, groups, name):
-    x = GroupNorm(groups, name=f"{name}_norm")(x)
+    if groups is not None:
+        x = GroupNorm(groups, name=f"{name}_norm")(x)
     return keras.layers.ReLU(name=f"{name}_relu")(x)
 
 

@@ -3,15 +3,20 @@ r"""Trains an image classifier with differential privacy and reports accuracy an
     python -m tfdpx.train.classify --preset=digits --epsilon=3 --workdir=/tmp/digits
 
 The preset gives every setting; flags win over it. Of --epsilon, --noise_multiplier, --steps and
---batch_size the missing one is solved for. The working directory receives:
+--batch_size the missing one is solved for. With --dry_run nothing is read, written or trained: the
+last line says how large the run is and what epsilon it spends. The working directory receives:
 
     model.keras             the trained model, without the optimizer; `import tfdpx.layers` and
                             keras.saving.load_model read it
-    report.json             what the last line of the standard output says
+    report.json             what the last line of the standard output says: accuracy is that of the
+                            averaged weights, raw_accuracy that of the last ones
     curve.jsonl             accuracy and epsilon spent after every report
     learning_curve.png, confusion_matrix.png
     privacy_statement.txt   the guarantee in words
     tensorboard/            event files
+
+With --init_from the run starts from a trained model, and with --trainable=last it trains the last
+layer alone. --private=false is the same run without clipping, noise and any guarantee.
 
 On several devices or hosts: --strategy; the chief alone writes. An interrupted run goes on with
 --resume, on several hosts once it is started again on all. Losses and accuracies on the training
@@ -21,12 +26,10 @@ the log.
 
 import dataclasses
 import math
-import pathlib
 import sys
 import time
 
 import keras
-import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
@@ -35,67 +38,27 @@ from tfdpx.train import (
     checkpoint,
     classifiers,
     config,
+    config_flags,
     curve,
+    dry_run,
+    evaluation,
+    finetuning,
     input_pipeline,
-    pictures,
-    privacy_statement,
+    learning,
     report,
+    results,
+    run_flags,
     strategy,
 )
-from tfdpx.train.errors import UserError, checking_flags
-
-EVAL_BATCH_SIZE = 500
+from tfdpx.train.errors import UserError
 
 _PRESET = flags.DEFINE_string(
-    "preset", "digits", f"Settings to start from, one of: {', '.join(config.preset_names())}."
+    "preset", "digits", f"Settings to start from, one of: {config.preset_summary()}."
 )
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
-)
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder with TensorFlow Datasets. Default: that library's own."
-)
-_DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if --data_dir has it not.")
-_RESUME = flags.DEFINE_bool("resume", False, "Go on with the unfinished run in --workdir, if any.")
 _LOG_PRIVATE_METRICS = flags.DEFINE_bool(
     "log_private_metrics",
     False,
     "Also write training loss and the like, which no guarantee covers, to TensorBoard.",
-)
-
-# The settings of a run, one flag for each field of config.Config. Unset means: as the preset says.
-flags.DEFINE_string("dataset", None, "digits, or an image data set of TensorFlow Datasets.")
-flags.DEFINE_float("validation", None, "Hold out this fraction of the training images to measure.")
-flags.DEFINE_string("model", None, f"One of: {classifiers.NAMES}.")
-flags.DEFINE_float("epsilon", None, "Privacy budget.")
-flags.DEFINE_float("delta", None, "The delta of (epsilon, delta)-differential privacy.")
-flags.DEFINE_float("noise_multiplier", None, "Noise deviation over l2_norm_clip; 0: no privacy.")
-flags.DEFINE_integer("steps", None, "Model updates.")
-flags.DEFINE_integer("batch_size", None, "Expected examples a model update.")
-flags.DEFINE_enum("sampling", None, ["poisson", "shuffle"], "How batches are drawn.")
-flags.DEFINE_enum("accountant", None, ["pld", "rdp"], "Who computes epsilon.")
-flags.DEFINE_enum("optimizer", None, ["dpsgd", "dpadam", "dpadamw"], "Optimizer.")
-flags.DEFINE_float("learning_rate", None, "Learning rate, independent of l2_norm_clip.")
-flags.DEFINE_float("momentum", None, "Momentum of dpsgd.")
-flags.DEFINE_float("weight_decay", None, "Weight decay of dpadamw; default 0.004.")
-flags.DEFINE_float("l2_norm_clip", None, "Bound on the norm of each example's gradient.")
-flags.DEFINE(
-    config.MicrobatchSizeParser(),
-    "microbatch_size",
-    None,
-    "Examples a pass, or auto for what fits in memory; bounds memory, changes no result.",
-)
-flags.DEFINE_integer("augmult", None, "Augmented views of each example; 0: none.")
-flags.DEFINE_integer("augment_padding", None, "Views are shifted by up to this many pixels.")
-flags.DEFINE_bool("augment_flip", None, "Whether views are flipped left to right at random.")
-flags.DEFINE_float("ema_momentum", None, "Decay of the average of the weights; 0: no average.")
-flags.DEFINE_enum("precision", None, ["float32", "mixed_bfloat16"], "Keras dtype policy.")
-flags.DEFINE_enum("jit_compile", None, ["auto", "true", "false"], "Compile with XLA.")
-flags.DEFINE_integer("report_every", None, "Updates between reports: the length of a Keras epoch.")
-flags.DEFINE_integer(
-    "seed",
-    None,
-    "For repeatable experiments. Who knows it can remove the noise: never for release.",
 )
 
 
@@ -104,11 +67,14 @@ def main(argv):
     try:
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        names = [field.name for field in dataclasses.fields(config.Config)]
-        settings = config.resolve(_PRESET.value, {name: flags.FLAGS[name].value for name in names})
+        settings = config.resolve(_PRESET.value, config_flags.given())
+        if record := dry_run.from_flags(settings):
+            report.print_table(record, title=f"{_PRESET.value}: nothing was trained")
+            print(report.to_json(record), flush=True)
+            return
         devices = strategy.from_flags()
-        workdir = _make_workdir(
-            _WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S"),
+        workdir = run_flags.make_workdir(
+            run_flags.WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S"),
             strategy.is_chief(devices),
         )
         record = train(settings, workdir, devices)
@@ -128,11 +94,18 @@ def train(settings, workdir, devices):
     """
     is_chief = strategy.is_chief(devices)
 
-    # The data: bytes in memory. They are normalised in the model.
+    # The data: bytes, in memory or read as they are drawn. They are normalised in the model.
     classifiers.check_name(settings.model)
+    finetuning.check(settings)
     with strategy.chief_first(devices, dataclasses.asdict(settings)) as entropy:
         data = input_pipeline.load(
-            settings.dataset, _DATA_DIR.value, settings.validation, _DOWNLOAD.value
+            settings.dataset,
+            run_flags.DATA_DIR.value,
+            settings.validation,
+            run_flags.DOWNLOAD.value,
+            eval_split=settings.eval_split,
+            image_size=settings.image_size,
+            train_scale=settings.augment_resize,
         )
 
     if settings.augment_padding >= min(data.image_shape[:2]):
@@ -142,40 +115,31 @@ def train(settings, workdir, devices):
         )
 
     # The privacy plan: what the budget allows.
-    with checking_flags():
-        plan = tfdpx.PrivacyPlan(
-            num_examples=len(data.train_x),
-            batch_size=settings.batch_size,
-            steps=settings.steps,
-            noise_multiplier=settings.noise_multiplier,
-            epsilon=settings.epsilon,
-            delta=settings.delta,
-            sampling=settings.sampling,
-            accountant=settings.accountant,
-        )
+    plan = settings.privacy_plan(data.num_train)
     strategy.check_batch_size(devices, plan.batch_size)
 
     # The model, as an earlier run left it or new.
     saved = checkpoint.Checkpoint(
-        workdir, plan.steps, dataclasses.asdict(settings), _RESUME.value, entropy()
+        workdir, plan.steps, dataclasses.asdict(settings), run_flags.RESUME.value, entropy()
     )
     keras.utils.set_random_seed(saved.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     with devices.scope():
-        model = classifiers.build(settings.model, data.image_shape, data.num_classes, data.centre)
+        model = finetuning.build(settings, data)
         model.compile(
-            optimizer=make_optimizer(settings, plan, saved.seeds["noise"]),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            optimizer=learning.private_optimizer(settings, plan, saved.seeds["noise"]),
+            loss=learning.crossentropy(settings.label_smoothing),
             weighted_metrics=["accuracy"],
             jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
         )
         saved.restore(model)
     start = tfdpx.callbacks.steps_taken(model.optimizer)
     if is_chief:
-        print(f"{plan.summary()}; {start} steps are done.")
+        print(f"{_describe(settings, plan)}; {start} steps are done.")
 
     # Training. A Keras epoch is `report_every` updates; evaluation reads the averaged weights.
     learning_curve = curve.Curve(workdir / "curve.jsonl", plan, start)
+    raw = evaluation.RawWeights(plan.steps)
     writers = [
         tfdpx.callbacks.TensorBoard(
             str(workdir / "tensorboard"),
@@ -184,6 +148,7 @@ def train(settings, workdir, devices):
         ),
         learning_curve,
         saved,
+        raw,
     ]
     averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
     epoch = min(settings.report_every, plan.steps)
@@ -191,36 +156,46 @@ def train(settings, workdir, devices):
         initial_epoch=start // epoch,
         epochs=math.ceil(plan.steps / epoch),
         steps_per_epoch=epoch,
-        validation_data=(data.eval_x, data.eval_y),
-        validation_batch_size=EVAL_BATCH_SIZE,
         callbacks=[*averaging, tfdpx.PrivacyBudget(plan), *(writers if is_chief else [])],
         verbose=0 if not is_chief else 1 if sys.stdout.isatty() else 2,
     )
     began = time.perf_counter()
     if devices.num_replicas_in_sync > 1:
         tfdpx.distributed.fit(
-            model, plan, data.train_x, data.train_y, seed=saved.seeds["sampling"], **run
+            model,
+            plan,
+            data.train_x,
+            data.train_y,
+            seed=saved.seeds["sampling"],
+            validation_data=data.eval_examples,
+            validation_batch_size=evaluation.BATCH_SIZE,
+            **run,
         )
     else:
         batches = plan.batches(
             data.train_x, data.train_y, seed=saved.seeds["sampling"], start=start
         )
-        model.fit(batches, shuffle=False, **run)  # `batches` draws at random already.
+        # `batches` draws at random already.
+        model.fit(batches, shuffle=False, validation_data=evaluation.batches(data), **run)
     seconds = time.perf_counter() - began
 
     # The result. `fit` has left the averaged weights in the model.
     if not is_chief:
         return None
     steps = tfdpx.callbacks.steps_taken(model.optimizer)
+    trained = model.trainable_variables
     model = strategy.on_one_device(model)
-    logits = model.predict(data.eval_x, batch_size=EVAL_BATCH_SIZE, verbose=0)
-    predictions = np.argmax(logits, axis=-1)
-    accuracy = np.mean(predictions == data.eval_y)
+    measured = evaluation.measure(model, data)
+    raw_measured = evaluation.measure(_with_weights(model, raw.values), data)
     record = {
-        "test_accuracy": accuracy if data.eval_split == "test" else None,
-        "validation_accuracy": accuracy if data.eval_split == "validation" else None,
+        "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
+        "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
+        "top5_accuracy": measured.top5_accuracy,
+        "raw_accuracy": raw_measured.accuracy,
+        "raw_top5_accuracy": raw_measured.top5_accuracy,
+        "private": plan.noise_multiplier > 0,
         "epsilon": plan.epsilon_at(steps),
-        "delta": plan.delta,
+        "delta": plan.delta if settings.private else None,
         "noise_multiplier": plan.noise_multiplier,
         "steps": steps,
         "seconds": seconds,
@@ -232,74 +207,32 @@ def train(settings, workdir, devices):
         "num_examples": plan.num_examples,
         "dataset": data.name,
         "model": settings.model,
+        "init_from": settings.init_from,
+        "trainable": settings.trainable,
         "parameters": model.count_params(),
+        "trained_parameters": sum(math.prod(v.shape) for v in trained),
         "replicas": devices.num_replicas_in_sync,
         "seed": settings.seed,
         "workdir": str(workdir),
     }
-    write_results(record, model, plan, data, predictions, learning_curve.rows, workdir)
+    results.write(record, model, plan, data, measured, learning_curve.rows, workdir)
     saved.remove()
     return record
 
 
-def make_optimizer(settings, plan, seed):
-    """Returns the private optimizer that the settings name."""
-    augment = None
-    if settings.augmult:
-        augment = tfdpx.augment.RandomCropFlip(settings.augment_padding, settings.augment_flip)
-    common = dict(
-        plan=plan,
-        l2_norm_clip=settings.l2_norm_clip,
-        microbatch_size=settings.microbatch_size,
-        augment=augment,
-        augmult=settings.augmult,
-        seed=seed,
-        use_ema=settings.ema_momentum > 0,
-        ema_momentum=settings.ema_momentum,
-    )
-    with checking_flags():
-        if settings.optimizer == "dpsgd":
-            return tfdpx.DPSGD(settings.learning_rate, momentum=settings.momentum, **common)
-        if settings.optimizer == "dpadam":
-            return tfdpx.DPAdam(settings.learning_rate, **common)
-        decay = 0.004 if settings.weight_decay is None else settings.weight_decay
-        return tfdpx.DPAdamW(settings.learning_rate, weight_decay=decay, **common)
-
-
-def write_results(record, model, plan, data, predictions, rows, workdir):
-    """Writes the model, the pictures, the statement and the report; prints the table."""
-    # `model` is a copy that was never compiled: a .keras file of a compiled model holds the
-    # optimizer, whatever `include_optimizer` says, and with it the seed of the noise.
-    model.save(workdir / "model.keras")
-
-    names = ("learning_curve.png", "confusion_matrix.png")
-    pictures.learning_curve(rows, workdir / names[0], data.eval_split)
-    pictures.confusion_matrix(data.eval_y, predictions, data.class_names, workdir / names[1])
-    pictures.write_to_tensorboard(
-        [workdir / name for name in names], workdir / "tensorboard" / "pictures", record["steps"]
+def _describe(settings, plan):
+    if settings.private:
+        return plan.summary()
+    return (
+        f"NOT PRIVATE (--private=false): {plan.steps} steps of {plan.batch_size} out of "
+        f"{plan.num_examples} examples without clipping and noise; epsilon is infinite"
     )
 
-    text = privacy_statement.statement(plan, record["steps"], record["seed"])
-    (workdir / "privacy_statement.txt").write_text(text)
-    print(text)
-    report.print_table(record, title=f"{record['model']} on {record['dataset']}")
-    (workdir / "report.json").write_text(report.to_json(record) + "\n")
 
-
-def _make_workdir(path, is_chief):
-    workdir = pathlib.Path(path)
-    try:
-        if is_chief:
-            workdir.mkdir(parents=True, exist_ok=True)
-            (workdir / ".writable").touch()
-            (workdir / ".writable").unlink()
-    except OSError as error:
-        raise UserError(f"Cannot write to --workdir={path}: {error}.") from error
-    if (workdir / "report.json").exists():
-        raise UserError(
-            f"The folder --workdir={path} holds a finished run. Choose another, or delete it."
-        )
-    return workdir
+def _with_weights(model, values):
+    other = keras.models.clone_model(model)
+    other.set_weights(values)
+    return other
 
 
 def run():

@@ -5,10 +5,9 @@ import importlib
 import math
 import pkgutil
 
-from absl import flags
-
+import tfdpx
 from tfdpx.train import presets
-from tfdpx.train.errors import UserError
+from tfdpx.train.errors import UserError, checking_flags
 
 # The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
 # The order is that in which values of the preset are dropped when the flags overdetermine them.
@@ -18,6 +17,20 @@ PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that determines a run; each field is the flag of that name.
+
+    Attributes that are not plain from their name:
+        private: False neither clips nor adds noise, in the same step: then noise_multiplier is 0,
+            epsilon is None, and l2_norm_clip infinite.
+        validation: Training images to hold out: a fraction below 1, or a number.
+        eval_split: Where accuracy is measured, `"validation"` (the images held out) or `"test"`.
+            None: on those held out, if there are any.
+        image_size: Pixels of height and width that images are resized to; None leaves them.
+        augment_resize: Views are crops of images this many times as high and wide.
+        init_from: Path of a saved model whose weights the run starts with, but for a last layer
+            that has another number of classes.
+        pretrained_on: What that model is to have been trained on. It only says what a preset needs.
+        trainable: `"all"`, or `"last"` for the last layer alone.
+        group_norm, weight_standardization: False leaves them out of a WRN.
 
     Raises:
         UserError: If a value is out of its range.
@@ -31,6 +44,7 @@ class Config:
     epsilon: float | None = None
     steps: int | None = None
     batch_size: int | None = None
+    private: bool = True
     sampling: str = "poisson"
     accountant: str = "pld"
     optimizer: str = "dpsgd"
@@ -41,10 +55,19 @@ class Config:
     augmult: int = 0
     augment_padding: int = 0
     augment_flip: bool = False
+    augment_resize: float = 1.0
+    image_size: int | None = None
+    group_norm: bool = True
+    weight_standardization: bool = True
+    init_from: str | None = None
+    pretrained_on: str | None = None
+    trainable: str = "all"
+    label_smoothing: float = 0.0
     ema_momentum: float = 0.9999
     precision: str = "float32"
     jit_compile: str = "auto"
     validation: float = 0.0
+    eval_split: str | None = None
     report_every: int = 100
     seed: int | None = None
 
@@ -71,49 +94,107 @@ class Config:
                 "Flag --weight_decay belongs to --optimizer=dpadamw. Received: "
                 f"--optimizer={self.optimizer} --weight_decay={self.weight_decay}."
             )
-        augments = bool(self.augment_padding or self.augment_flip)
-        if augments != bool(self.augmult):
+        self._check_privacy()
+        self._check_images()
+        if self.trainable == "last" and not (self.init_from or self.pretrained_on):
+            raise UserError(
+                "Flag --trainable=last keeps all other layers as they are and needs a trained "
+                "model: give --init_from. Received: --trainable=last."
+            )
+
+    def _check_privacy(self):
+        if self.private and self.l2_norm_clip == math.inf:
+            raise UserError(
+                "Flag --l2_norm_clip must be finite for a private run. Received: "
+                "--l2_norm_clip=inf. For a run without privacy use --private=false."
+            )
+        if not self.private and not (
+            self.noise_multiplier == 0 and self.epsilon is None and self.l2_norm_clip == math.inf
+        ):
+            raise UserError(
+                "Flag --private=false means no noise, no clipping and no epsilon: leave out "
+                "--noise_multiplier, --l2_norm_clip and --epsilon. Received: "
+                f"--noise_multiplier={self.noise_multiplier} --l2_norm_clip={self.l2_norm_clip} "
+                f"--epsilon={self.epsilon}."
+            )
+
+    def _check_images(self):
+        augments = self.augment_padding or self.augment_flip or self.augment_resize > 1
+        if bool(augments) != bool(self.augmult):
             raise UserError(
                 "Flag --augmult is the number of augmented views of each example and needs "
-                "--augment_padding or --augment_flip, which need it. Received: "
+                "--augment_padding, --augment_resize or --augment_flip, which need it. Received: "
                 f"--augmult={self.augmult} --augment_padding={self.augment_padding} "
-                f"--augment_flip={self.augment_flip}."
+                f"--augment_resize={self.augment_resize} --augment_flip={self.augment_flip}."
+            )
+        if self.augment_resize > 1 and (self.augment_padding or not self.image_size):
+            raise UserError(
+                "Flag --augment_resize cuts views of --image_size out of larger images: it needs "
+                "--image_size, and takes the place of --augment_padding. Received: "
+                f"--augment_resize={self.augment_resize} --image_size={self.image_size} "
+                f"--augment_padding={self.augment_padding}."
+            )
+        if self.eval_split == "validation" and not self.validation:
+            raise UserError(
+                "Flag --eval_split=validation measures on the images that --validation holds out. "
+                f"Received: --validation={self.validation}."
+            )
+
+    def privacy_plan(self, num_examples):
+        """Returns the `tfdpx.PrivacyPlan` of the run on so many training images.
+
+        Raises:
+            UserError: If the values do not go together.
+        """
+        with checking_flags():
+            return tfdpx.PrivacyPlan(
+                num_examples=num_examples,
+                batch_size=self.batch_size,
+                steps=self.steps,
+                noise_multiplier=self.noise_multiplier,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                sampling=self.sampling,
+                accountant=self.accountant,
             )
 
 
-class MicrobatchSizeParser(flags.ArgumentParser):
-    """Parser of a flag that is an integer or `auto`."""
-
-    syntactic_help = "an integer or auto"
-
-    def parse(self, argument):
-        """Returns the int, or the string `auto`."""
-        if argument == "auto":
-            return argument
-        try:
-            return int(argument)
-        except ValueError:
-            raise ValueError("give an integer or auto") from None
-
-    def flag_type(self):
-        """What `--help` calls values of this flag."""
-        return "integer or auto"
-
-
 _RULES = (
-    (("learning_rate", "l2_norm_clip"), lambda v: 0 < v < math.inf, "be positive and finite"),
+    (("learning_rate",), lambda v: 0 < v < math.inf, "be positive and finite"),
+    (("l2_norm_clip",), lambda v: v > 0, "be positive"),
     (("noise_multiplier", "weight_decay"), lambda v: 0 <= v < math.inf, "be at least 0 and finite"),
     (("delta",), lambda v: 0 < v < 1, "lie strictly between 0 and 1"),
-    (("momentum", "ema_momentum", "validation"), lambda v: 0 <= v < 1, "lie in [0, 1)"),
-    (("steps", "batch_size", "report_every"), lambda v: v >= 1, "be at least 1"),
+    (("momentum", "ema_momentum", "label_smoothing"), lambda v: 0 <= v < 1, "lie in [0, 1)"),
+    (
+        ("validation",),
+        lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
+        "be a fraction in [0, 1), or a number of images from 2 on",
+    ),
+    (("trainable",), lambda v: v in ("all", "last"), "be all or last"),
+    (("eval_split",), lambda v: v in ("validation", "test"), "be validation or test"),
+    (("augment_resize",), lambda v: 1 <= v < math.inf, "be at least 1 and finite"),
+    (("steps", "batch_size", "report_every", "image_size"), lambda v: v >= 1, "be at least 1"),
     (("microbatch_size",), lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
     (("augmult", "augment_padding", "seed"), lambda v: v >= 0, "not be negative"),
 )
 
 
 def preset_names():
-    """Returns the names of the presets, one module of `tfdpx.train.presets` each."""
-    return sorted(module.name for module in pkgutil.iter_modules(presets.__path__))
+    """Returns the names of all presets, such as `"digits"` and `"table12/eps8"`."""
+    names = []
+    for module in _modules():
+        columns = getattr(_module(module), "COLUMNS", None)
+        names.extend([module] if columns is None else [f"{module}/{column}" for column in columns])
+    return names
+
+
+def preset_summary():
+    """Returns the names of all presets as a phrase, those of a table together."""
+    phrases = []
+    for module in _modules():
+        columns = getattr(_module(module), "COLUMNS", None)
+        phrases.append(module if columns is None else f"{module}/({'|'.join(columns)})")
+    return ", ".join(phrases)
 
 
 def resolve(preset, given):
@@ -122,7 +203,8 @@ def resolve(preset, given):
     Of noise_multiplier, epsilon, steps and batch_size exactly one is to be left open. Given values
     stay; where they and the preset's are too many, the preset's noise_multiplier goes first, then
     its epsilon, its steps, its batch_size. So `epsilon` alone chooses the noise, and
-    `noise_multiplier` alone gives the epsilon that follows from it.
+    `noise_multiplier` alone gives the epsilon that follows from it. Without privacy
+    (`private=False`) the preset's noise, clip and epsilon go.
 
     Args:
         preset: Name of a preset.
@@ -131,21 +213,45 @@ def resolve(preset, given):
     Raises:
         UserError: If there is no such preset or a value is out of its range.
     """
-    if preset not in preset_names():
-        raise UserError(
-            f"There is no preset {preset!r}. Received: --preset={preset}. "
-            f"Use one of: {', '.join(preset_names())}."
-        )
     given = {name: value for name, value in given.items() if value is not None}
-    module = importlib.import_module(f"{presets.__name__}.{preset}")
-    epsilon = given.get("epsilon", module.EPSILON)
-    if not 0 < epsilon < math.inf:  # Checked before a preset computes with it.
+    epsilon = given.get("epsilon")
+    if epsilon is not None and not 0 < epsilon < math.inf:  # Presets compute with it.
         raise UserError(
             f"Flag --epsilon must be positive and finite. Received: --epsilon={epsilon}. "
-            "For a run without privacy use --noise_multiplier=0."
+            "For a run without privacy use --private=false."
         )
-    values = {"epsilon": epsilon, **module.settings(epsilon), **given}
+    values = _values_of(preset, epsilon)
+    if given.get("private", values.get("private", True)):
+        values.update(given)
+    else:
+        values.pop("epsilon", None)
+        values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **given})
     for name in PRIVACY:
         if all(values.get(name) is not None for name in PRIVACY) and name not in given:
             del values[name]
     return Config(**values)
+
+
+def _values_of(preset, epsilon):
+    """Returns the values of a preset, at the given epsilon if it depends on that."""
+    if preset not in preset_names():
+        raise UserError(
+            f"There is no preset {preset!r}. Received: --preset={preset}. "
+            f"Use one of: {preset_summary()}."
+        )
+    name, _, column = preset.partition("/")
+    module = _module(name)
+    if column:
+        return {**module.COMMON, **module.COLUMNS[column]}
+    epsilon = module.EPSILON if epsilon is None else epsilon
+    return {"epsilon": epsilon, **module.settings(epsilon)}
+
+
+def _modules():
+    """Returns the names of the modules of presets, table 2 before table 12."""
+    names = [module.name for module in pkgutil.iter_modules(presets.__path__)]
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def _module(name):
+    return importlib.import_module(f"{presets.__name__}.{name}")

@@ -1,48 +1,50 @@
-"""Reads any image classification data set of TensorFlow Datasets as numpy arrays."""
+"""Reads the images to train on and those to measure on: from memory, or large sets from disk."""
 
 import dataclasses
+import math
 
 import numpy as np
-import tensorflow_datasets as tfds
+import tensorflow as tf
 from sklearn import model_selection
 
-from tfdpx.train import digits_builder  # Registers `sklearn_digits` with TensorFlow Datasets.
+import tfdpx
+from tfdpx.train import image_sources
+from tfdpx.train.datasets import Name, features, open_builder
 from tfdpx.train.errors import UserError
-
-DIGITS = digits_builder.SklearnDigits.name
-ALIASES = {"digits": DIGITS}
-KNOWN = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn_cropped")
-
-# Grey level that becomes 0, per data set; the first layer of the model maps x to x / centre - 1.
-# These are properties of the file format. A mean or a deviation computed from the training images,
-# such as the constants in common use for CIFAR-10, would be a release that no budget pays for.
-CENTRES = {DIGITS: 8.0 * digits_builder.PIXEL_SCALE}
-DEFAULT_CENTRE = 127.5
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageData:
-    """Images and labels in memory, and what a model needs to know of them.
+    """Images with labels, and what a model needs to know of them.
+
+    Examples are a pair of arrays, uint8 images `[count, height, width, channels]` and int64 labels
+    `[count]` in `[0, num_classes)`. Where they would fill more than
+    `image_sources.IN_MEMORY_BYTES`, the first of the pair is a `tfdpx.RandomAccess` that reads both
+    from disk, and the second is None: `plan.batches(data.train_x, data.train_y)` takes either.
 
     Attributes:
-        name: Name of the data set in TensorFlow Datasets.
-        train_x: uint8 images `[num_train, height, width, channels]`, the private data.
-        train_y: int64 labels `[num_train]` in `[0, num_classes)`.
-        eval_x: uint8 images on which accuracy is measured.
-        eval_y: Their labels.
-        eval_split: `"test"`, or `"validation"` when a part of the training images is held out.
+        name: Name of the data set.
+        train_x, train_y: The private data. Larger than `image_shape` with a `train_scale`.
+        eval_x, eval_y: Examples on which accuracy is measured.
+        num_train: Number of training examples.
+        image_shape: `(height, width, channels)` of what the model sees.
+        eval_split: `"test"`, or `"validation"` for a part of the training images held out.
         class_names: One name a class.
-        centre: Grey level that the model maps to 0; see `CENTRES`.
+        centre: Grey level that the model maps to 0, or a tuple, one for each channel.
+        deviation: Likewise, grey levels that it maps to a difference of 1.
     """
 
     name: str
-    train_x: np.ndarray
-    train_y: np.ndarray
-    eval_x: np.ndarray
-    eval_y: np.ndarray
+    train_x: np.ndarray | tfdpx.RandomAccess
+    train_y: np.ndarray | None
+    eval_x: np.ndarray | tfdpx.RandomAccess
+    eval_y: np.ndarray | None
+    num_train: int
+    image_shape: tuple
     eval_split: str
     class_names: tuple
-    centre: float
+    centre: float | tuple
+    deviation: float | tuple
 
     @property
     def num_classes(self):
@@ -50,132 +52,166 @@ class ImageData:
         return len(self.class_names)
 
     @property
-    def image_shape(self):
-        """`(height, width, channels)`."""
-        return self.train_x.shape[1:]
+    def eval_examples(self):
+        """The examples to measure on, as `Model.evaluate` and `distributed.fit` take them."""
+        return (self.eval_x,) if self.eval_y is None else (self.eval_x, self.eval_y)
 
 
-def load(name, data_dir=None, validation=0.0, download=False):
+def load(
+    name,
+    data_dir=None,
+    validation=0.0,
+    download=False,
+    *,
+    eval_split=None,
+    image_size=None,
+    train_scale=1.0,
+):
     """Reads the training images of a data set and those to measure accuracy on.
 
     Args:
-        name: `"digits"` or any image classification data set of TensorFlow Datasets.
+        name: `"digits"`, any image classification data set of TensorFlow Datasets, or
+            `"folder:PATH"` with images as `PATH/train/CLASS/NAME.jpg` and `PATH/test/...`.
+            `"NAME:FIRST-LAST"` keeps those classes only (small data sets), numbered from 0.
         data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets. The
             digits are written there on first use.
-        validation: Fraction of the training images to hold out, class by class, instead of reading
-            the test images. It is always the same part, so that runs can be compared.
+        validation: Training images to hold out: a fraction below 1, or a number. It is always the
+            same part, so that runs can be compared: class by class for data sets in memory, and of
+            those on disk, whose labels are not known without reading it all, simply at random.
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
+        eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
+            there are any.
+        image_size: Height and width in pixels to resize to; None leaves images of one size alone.
+        train_scale: Float >= 1. Training images are made this many times larger, to cut views from.
 
     Returns:
-        An `ImageData`.
+        An `ImageData`. The test images of ImageNet and Places-365 are the official validation
+        images, as in Table 11 of De et al. 2022.
 
     Raises:
         UserError: If there is no such data set, it is not prepared or cannot be, or it does not
-            consist of uint8 images of one shape, each with one label.
+            consist of uint8 images, each with one label.
     """
-    name = ALIASES.get(name, name)
-    builder = _find(name, data_dir)
-    num_classes, class_names = _classes(builder, name)
-    if not builder.is_prepared():
-        _prepare(builder, name, data_dir, download or name == DIGITS)
-    train_x, train_y = _read(builder, name, "train", num_classes)
-    if validation:
-        train_x, eval_x, train_y, eval_y = _hold_out(train_x, train_y, validation)
+    name = Name.parse(name)
+    eval_split = eval_split or ("validation" if validation else "test")
+    builder = open_builder(name, data_dir, download)
+    kind = features(builder, name.full)
+    shape = _image_shape(kind.shape, name, image_size)
+    large = (round(train_scale * shape[0]), round(train_scale * shape[1]), shape[2])
+    classes = _kept_classes(name, kind)
+
+    train = _Split(builder, "train", kind, classes, name)
+    kept, held_out = _hold_out(train, validation)
+    if eval_split == "validation":
+        measured, rows = train, held_out
     else:
-        test = "test" if "test" in builder.info.splits else "validation"
-        eval_x, eval_y = _read(builder, name, test, num_classes)
+        split = name.test_split or ("test" if "test" in builder.info.splits else "validation")
+        measured = _Split(builder, split, kind, classes, name)
+        rows = measured.rows
+    train_x, train_y = train.read(kept, large)
+    eval_x, eval_y = measured.read(rows, shape)
+    centre, deviation = name.standardization
     return ImageData(
-        name=name,
+        name=name.full,
         train_x=train_x,
         train_y=train_y,
         eval_x=eval_x,
         eval_y=eval_y,
-        eval_split="validation" if validation else "test",
-        class_names=class_names,
-        centre=CENTRES.get(name, DEFAULT_CENTRE),
+        num_train=len(kept),
+        image_shape=shape,
+        eval_split=eval_split,
+        class_names=kind.class_names[classes.start : classes.stop],
+        centre=centre,
+        deviation=deviation,
     )
 
 
-def _find(name, data_dir):
-    try:
-        return tfds.builder(name, data_dir=data_dir)
-    # ValueError: not the name of a data set; AssertionError: no such version of it.
-    except (ValueError, AssertionError) as error:
-        raise UserError(
-            f"There is no data set {name!r}. Use one of {', '.join(KNOWN)}, or the name of any "
-            "other image classification data set of TensorFlow Datasets, with --data_dir naming "
-            f"the folder that holds it. Received: --data_dir={data_dir}."
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"Cannot read the data set {name!r}: {error}. Received: --data_dir={data_dir}."
-        ) from error
+class _Split:
+    """The examples of a split that belong to some of the classes.
+
+    Attributes:
+        labels: int64 array `[num_records]`, or None for a large split of which all are taken.
+        rows: Indices of the examples, an int array.
+    """
+
+    def __init__(self, builder, split, kind, classes, name):
+        self._records = image_sources.records(builder, split, kind)
+        self._name, self._classes = name, classes
+        self.labels, count = None, len(self._records)
+        pixels = math.prod(length or 256 for length in kind.shape)
+        if count * pixels > image_sources.IN_MEMORY_BYTES and name.classes is None:
+            self.rows = np.arange(count)
+            return
+        self.labels = self._records.labels()
+        num_classes = len(kind.class_names)
+        if self.labels.min() < 0 or self.labels.max() >= num_classes:
+            raise UserError(
+                f"The labels of the {split!r} split of {name.full!r} must lie in [0, {num_classes})"
+                f". Received: labels from {self.labels.min()} to {self.labels.max()}."
+            )
+        inside = (self.labels >= classes.start) & (self.labels < classes.stop)
+        self.rows = np.flatnonzero(inside)
+        if not len(self.rows):
+            raise UserError(f"The {split!r} split of {name.full!r} holds no image.")
+
+    def read(self, rows, shape):
+        """Images and labels of the examples `rows` as arrays; or a `RandomAccess` and None."""
+        classes = self._classes
+        images = image_sources.Images(self._records, rows, shape, classes.start, len(classes))
+        try:
+            examples = tfdpx.RandomAccess(images)
+            if len(rows) * math.prod(shape) > image_sources.IN_MEMORY_BYTES:
+                return examples, None
+            x, y, _ = examples.batch(tf.range(len(rows), dtype=tf.int64), len(rows))
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise UserError(f"Cannot read --dataset={self._name.text}: {error}") from error
+        return x.numpy(), y.numpy()
 
 
-def _prepare(builder, name, data_dir, allowed):
-    root = builder.data_dir
-    if not allowed:
+def _image_shape(shape, name, image_size):
+    if image_size:
+        return (image_size, image_size, shape[2])
+    if None in shape:
         raise UserError(
-            f"The data set {name!r} is not prepared: {root} does not hold it. Add --download to "
-            "fetch it, or name the folder that has it with --data_dir, or run "
-            f"`tfds build {name}` on a machine with a network and copy the result. "
-            f"Received: --data_dir={data_dir}."
+            f"The images of {name.full!r} are of many sizes: give --image_size. Received: "
+            f"--image_size={image_size}."
         )
-    try:
-        builder.download_and_prepare()
-    # Whatever a builder raises here (no network, no space, files to be fetched by hand) means to
-    # the user that the data set could not be prepared, and why.
-    except Exception as error:
-        raise UserError(
-            f"The data set {name!r} could not be prepared under {root}: "
-            f"{type(error).__name__}: {error}. Received: --data_dir={data_dir}."
-        ) from error
+    return shape
 
 
-def _classes(builder, name):
-    """Returns the number and the names of the classes of an (image, label) data set."""
-    keys = builder.info.supervised_keys
-    if not keys or len(keys) != 2 or not all(isinstance(key, str) for key in keys):
+def _kept_classes(name, kind):
+    known = range(len(kind.class_names))
+    classes = known if name.classes is None else name.classes
+    if len(classes) < 2 or classes.stop > known.stop:
         raise UserError(
-            f"The data set {name!r} has no (image, label) pairs: its supervised_keys are {keys}. "
-            "Use an image classification data set."
+            f"The data set {name.builder!r} has the classes 0 to {known.stop - 1}, and at least "
+            f"two are needed. Received: --dataset={name.text}."
         )
-    image, label = (builder.info.features[key] for key in keys)
-    if not isinstance(label, tfds.features.ClassLabel) or not label.num_classes:
-        raise UserError(
-            f"The labels {keys[1]!r} of the data set {name!r} are not class labels: {label}. "
-            "Use an image classification data set."
-        )
-    if len(image.shape) != 3 or None in image.shape or image.np_dtype != np.uint8:
-        raise UserError(
-            f"The images of the data set {name!r} must be uint8, all of one shape (height, width, "
-            f"channels). Received: shape={image.shape}, dtype={np.dtype(image.np_dtype)}."
-        )
-    return label.num_classes, tuple(label.names)
+    return classes
 
 
-def _read(builder, name, split, num_classes):
-    if split not in builder.info.splits:
+def _hold_out(split, validation):
+    """Rows to train on, and rows held out."""
+    rows = split.rows
+    if not validation:
+        return rows, rows[:0]
+    if split.labels is not None:
+        try:
+            return model_selection.train_test_split(
+                rows,
+                test_size=validation if validation < 1 else int(validation),
+                stratify=split.labels[rows],
+                random_state=0,
+            )
+        except ValueError as error:  # Too few images for one of each class on both sides.
+            raise UserError(
+                f"Cannot hold out --validation={validation:g} of {len(rows)} training images: "
+                f"{error}"
+            ) from error
+    count = math.ceil(validation * len(rows)) if validation < 1 else int(validation)
+    if count >= len(rows):
         raise UserError(
-            f"The data set {name!r} has no {split!r} split. Received: splits="
-            f"{sorted(builder.info.splits)}. Training needs 'train', measuring needs 'test' or "
-            "'validation' (or hold out a part of 'train' with --validation)."
+            f"Cannot hold out --validation={validation:g} of {len(rows)} training images."
         )
-    images, labels = tfds.as_numpy(builder.as_dataset(split, batch_size=-1, as_supervised=True))
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise UserError(
-            f"The labels of the {split!r} split of {name!r} must lie in [0, {num_classes}). "
-            f"Received: labels from {labels.min()} to {labels.max()}."
-        )
-    return images, labels
-
-
-def _hold_out(images, labels, fraction):
-    try:
-        return model_selection.train_test_split(
-            images, labels, test_size=fraction, stratify=labels, random_state=0
-        )
-    except ValueError as error:  # Too few images for one of each class on both sides.
-        raise UserError(
-            f"Cannot hold out --validation={fraction} of {len(labels)} training images: {error}"
-        ) from error
+    shuffled = np.random.default_rng(0).permutation(rows)
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])

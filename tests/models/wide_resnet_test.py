@@ -106,6 +106,14 @@ def test_any_image_size_and_plain_convolutions():
     assert WideResNet(10, 1, 7).name == "wide_resnet_10_1"
 
 
+def test_without_normalization():
+    model = WideResNet(16, 2, 10, groups=None)
+    assert not any(isinstance(layer, GroupNorm) for layer in model.layers)
+    norms = [layer for layer in WideResNet(16, 2, 10).layers if isinstance(layer, GroupNorm)]
+    assert model.count_params() == count_by_hand(16, 2, 10) - sum(n.count_params() for n in norms)
+    assert model(np.zeros((2, 32, 32, 3))).shape == (2, 10)
+
+
 def test_gain_and_bias():
     model = WideResNet(10, 1, 10, use_gain=True, use_bias=True)
     convs = [layer for layer in model.layers if isinstance(layer, WSConv2D)]

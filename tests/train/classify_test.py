@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
-from tfdpx.train import classify, config, curve, input_pipeline
+from tfdpx.train import classify, config, config_flags, curve, input_pipeline
 
 SHORT = dict(
     steps=6, report_every=4, batch_size=64, augmult=2, augment_padding=1, augment_flip=False, seed=3
@@ -214,6 +214,17 @@ def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
         (dict(augment_padding=1), "--augmult"),
         (dict(validation=0.0001), "--validation=0.0001"),
         (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "exactly three"),
+        (dict(model="lenet", group_norm=False), "--group_norm.*--model=lenet"),
+        (dict(final=True, validation=0.1), "--final --validation=0.1"),
+        (dict(seconds_per_update=1.0), "--seconds_per_update=1.0 --dry_run=False"),
+        (dict(seconds_per_update=-1.0, dry_run=True), "--seconds_per_update=-1.0"),
+        (dict(init_from="model.keras"), "--init_from=model.keras, missing"),
+        (dict(pretrained_on="cifar100"), "trained on 'cifar100': name its file with --init_from"),
+        (dict(preset="table16/eps1"), "trained on 'imagenet32'"),
+        (dict(trainable="last"), "--trainable=last"),
+        (dict(private=False, epsilon=1.0), "--private=false means no noise"),
+        (dict(validation=1437.0), "--validation=1437"),
+        (dict(dataset="digits:3-3"), "digits:3-3"),
     ],
 )
 def test_errors_of_the_user_are_one_line(given, message, data_dir, tmp_path):
@@ -221,6 +232,20 @@ def test_errors_of_the_user_are_one_line(given, message, data_dir, tmp_path):
         run(data_dir, tmp_path / "run", **given)
     assert "\n" not in error.value.code
     assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
+
+
+def test_final_trains_on_what_the_preset_holds_out():
+    with flagsaver.flagsaver(final=True):
+        settings = config.resolve("table19/eps8", config_flags.given())
+    assert (settings.validation, settings.eval_split) == (0.0, "test")
+    assert config.resolve("table19/eps8", config_flags.given()).validation == 0.1
+
+
+def test_dry_run_prints_one_json_object_and_makes_no_folder(tmp_path, capsys):
+    run(None, tmp_path / "run", dry_run=True, seconds_per_update=36.0)
+    record = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
+    assert (record["steps"], record["estimated_hours"]) == (100, 1.0)
+    assert not any(tmp_path.iterdir())
 
 
 def test_workdir_that_cannot_be_written(data_dir, tmp_path):

@@ -4,13 +4,15 @@ import math
 
 import pytest
 
-from tfdpx.train import config
+from tfdpx.train import config, config_flags
 from tfdpx.train.errors import UserError
 
 
 def test_digits_is_a_preset_and_every_preset_resolves():
     assert "digits" in config.preset_names()
     for name in config.preset_names():
+        if config.resolve(name, {}).private is False:
+            continue
         for epsilon in (8.0, 3.0, 1.0):
             settings = config.resolve(name, {"epsilon": epsilon})
             assert settings.epsilon == epsilon and settings.noise_multiplier is None
@@ -75,6 +77,11 @@ def test_unknown_preset_lists_the_known_ones(name):
         ("ema_momentum", 1.0),
         ("weight_decay", -1.0),
         ("validation", 1.0),
+        ("validation", 2.5),
+        ("validation", math.inf),
+        ("augment_resize", 0.5),
+        ("augment_resize", math.inf),
+        ("image_size", 0),
         ("steps", 0),
         ("batch_size", 0),
         ("microbatch_size", 0),
@@ -114,18 +121,66 @@ def test_settings_that_the_optimizer_would_ignore(given):
         config.resolve("digits", given)
 
 
+def test_budget_and_steps_given_beside_a_column_of_a_table():
+    column = config.resolve("table12/eps8", {})
+    assert (column.noise_multiplier, column.steps, column.epsilon) == (3.0, 2468, None)
+    chosen = config.resolve("table12/eps8", {"epsilon": 3.0})
+    assert (chosen.noise_multiplier, chosen.steps, chosen.epsilon) == (None, 2468, 3.0)
+    assert config.resolve("table12/eps8", {"steps": 7}).noise_multiplier == 3.0
+
+
+def test_a_column_wins_over_what_its_table_shares():
+    assert config.resolve("table19/eps0.5", {}).batch_size == 1024
+    assert config.resolve("table19/eps1", {}).batch_size == 4096
+
+
+@pytest.mark.parametrize("preset", ["digits", "table12/eps8", "table2/ema", "table21/last_eps8"])
+def test_the_arm_without_privacy_keeps_everything_else(preset):
+    private, plain = config.resolve(preset, {}), config.resolve(preset, {"private": False})
+    assert (plain.noise_multiplier, plain.epsilon, plain.l2_norm_clip) == (0.0, None, math.inf)
+    changed = {name for name in vars(plain) if vars(plain)[name] != vars(private)[name]}
+    assert changed <= {"private", "noise_multiplier", "epsilon", "l2_norm_clip"}
+
+
 @pytest.mark.parametrize(
-    ("epsilon", "steps", "learning_rate"),
-    [(1.0, 875, 2.0), (3.0, 1593, 2.0), (8.0, 2468, 4.0), (0.1, 875, 2.0), (6.5, 1843, 4.0)],
+    "given", [{"epsilon": 1.0}, {"noise_multiplier": 1.0}, {"l2_norm_clip": 1.0}]
 )
-def test_cifar10_follows_table_12(epsilon, steps, learning_rate):
-    settings = config.resolve("cifar10_wrn_16_4", {"epsilon": epsilon})
-    assert (settings.steps, settings.learning_rate) == (steps, learning_rate)
-    assert (settings.batch_size, settings.augmult, settings.l2_norm_clip) == (4096, 16, 1.0)
+def test_what_the_arm_without_privacy_would_ignore(given):
+    [(name, value)] = given.items()
+    with pytest.raises(UserError, match=f"--private=false.*--{name}={value}|exactly three"):
+        config.resolve("table21/all_inf", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trainable": "last"}, "--init_from"),
+        ({"trainable": "first"}, "--trainable=first"),
+        ({"eval_split": "validation"}, "--validation=0.0"),
+        ({"eval_split": "train"}, "--eval_split=train"),
+        ({"augmult": 2, "augment_resize": 1.2}, "--image_size=None"),
+        (
+            {"augmult": 2, "augment_resize": 1.2, "image_size": 64, "augment_padding": 4},
+            "--augment_padding=4",
+        ),
+        ({"augment_resize": 1.2, "image_size": 64}, "--augmult=0"),
+    ],
+)
+def test_settings_that_do_not_go_together(given, message):
+    with pytest.raises(UserError, match=message):
+        config.resolve("digits", given)
+
+
+@pytest.mark.parametrize(
+    "preset", ["table12", "table12/", "table12/eps5", "table11/eps8", "digits/eps8"]
+)
+def test_unknown_column_lists_the_known_ones(preset):
+    with pytest.raises(UserError, match=r"table12/\(eps1\|eps2"):
+        config.resolve(preset, {})
 
 
 def test_a_microbatch_size_is_a_number_or_auto():
-    parser = config.MicrobatchSizeParser()
+    parser = config_flags.MicrobatchSizeParser()
     assert parser.parse("32") == 32
     assert parser.parse("auto") == "auto"
     for wrong in ("Auto", "1.5", ""):

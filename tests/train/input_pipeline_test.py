@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import tensorflow_datasets as tfds
-from sklearn import datasets, model_selection
+import tiny_datasets
+from PIL import Image
+from sklearn import model_selection
 
-from tfdpx.train import input_pipeline
+import tfdpx
+from tfdpx.train import datasets, image_sources, input_pipeline
 from tfdpx.train.errors import UserError
 
 
@@ -22,43 +26,9 @@ def digits_dir(tmp_path_factory):
     return folder
 
 
-def write_dataset(folder, dataset, splits, image=None, label=None):
-    """Writes a data set as TensorFlow Datasets does; only its files are known to the reader."""
-
-    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        name = dataset
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            features = {
-                "image": image or tfds.features.Image(shape=(32, 32, 3)),
-                "label": label or tfds.features.ClassLabel(names=["cat", "dog", "frog"]),
-            }
-            return tfds.core.DatasetInfo(
-                builder=self,
-                features=tfds.features.FeaturesDict(features),
-                supervised_keys=("image", "label"),
-            )
-
-        def _split_generators(self, dl_manager):
-            return {split: self._generate_examples(*pair) for split, pair in splits.items()}
-
-        def _generate_examples(self, images, labels):
-            for key, (x, y) in enumerate(zip(images, labels, strict=True)):
-                yield key, {"image": x, "label": y}
-
-    Tiny(data_dir=folder).download_and_prepare()
-
-
-def random_images(count, shape=(32, 32, 3), seed=0):
-    generator = np.random.default_rng(seed)
-    images = generator.integers(0, 256, (count, *shape)).astype("uint8")
-    return images, generator.integers(0, 3, count)
-
-
 def test_digits_are_sklearns_with_sklearns_split(digits_dir):
     data = input_pipeline.load("digits", digits_dir)
-    digits = datasets.load_digits()
+    digits = sklearn.datasets.load_digits()
     train_x, test_x, train_y, test_y = model_selection.train_test_split(
         digits.images, digits.target, test_size=360, stratify=digits.target, random_state=0
     )
@@ -102,8 +72,8 @@ def test_validation_too_small_for_every_class(digits_dir):
 
 
 def test_any_dataset_on_disk_is_read_by_the_same_path(tmp_path):
-    train, test = random_images(40), random_images(12, seed=1)
-    write_dataset(tmp_path, "tiny_cifar", {"train": train, "test": test})
+    train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
+    tiny_datasets.write(tmp_path, "tiny_cifar", {"train": train, "test": test})
     data = input_pipeline.load("tiny_cifar", tmp_path)
     assert as_set(data.train_x, data.train_y) == as_set(*train)
     assert as_set(data.eval_x, data.eval_y) == as_set(*test)
@@ -112,14 +82,16 @@ def test_any_dataset_on_disk_is_read_by_the_same_path(tmp_path):
 
 
 def test_a_validation_split_stands_in_for_a_missing_test_split(tmp_path):
-    held_out = random_images(12, seed=1)
-    write_dataset(tmp_path, "tiny_imagenet", {"train": random_images(9), "validation": held_out})
+    held_out = tiny_datasets.random_images(12, seed=1)
+    tiny_datasets.write(
+        tmp_path, "tiny_imagenet", {"train": tiny_datasets.random_images(9), "validation": held_out}
+    )
     data = input_pipeline.load("tiny_imagenet", tmp_path)
     assert as_set(data.eval_x, data.eval_y) == as_set(*held_out)
 
 
 def test_no_split_to_measure_on(tmp_path):
-    write_dataset(tmp_path, "tiny_train_only", {"train": random_images(9)})
+    tiny_datasets.write(tmp_path, "tiny_train_only", {"train": tiny_datasets.random_images(9)})
     with pytest.raises(UserError, match="no 'validation' split.*--validation"):
         input_pipeline.load("tiny_train_only", tmp_path)
 
@@ -158,9 +130,9 @@ def test_data_dir_that_cannot_be_written(tmp_path):
 
 
 def test_labels_out_of_range(tmp_path):
-    images, labels = random_images(9)
+    images, labels = tiny_datasets.random_images(9)
     labels[4] = -1
-    write_dataset(tmp_path, "tiny_unlabelled", {"train": (images, labels)})
+    tiny_datasets.write(tmp_path, "tiny_unlabelled", {"train": (images, labels)})
     with pytest.raises(UserError, match=r"must lie in \[0, 3\).*from -1"):
         input_pipeline.load("tiny_unlabelled", tmp_path, validation=0.3)
 
@@ -170,19 +142,191 @@ def test_labels_out_of_range(tmp_path):
     [
         (tfds.features.Tensor(shape=(32, 32), dtype=np.uint8), (32, 32), "uint8"),
         (tfds.features.Tensor(shape=(32, 32, 3), dtype=np.float32), (32, 32, 3), "float32"),
-        (tfds.features.Image(shape=(None, None, 3)), (32, 32, 3), "uint8"),
     ],
 )
-def test_images_that_are_not_uint8_of_one_shape(feature, shape, dtype, tmp_path):
-    images, labels = random_images(5, shape)
+def test_images_that_are_not_uint8_with_channels(feature, shape, dtype, tmp_path):
+    images, labels = tiny_datasets.random_images(5, shape)
     splits = {"train": (images.astype(dtype), labels)}
-    write_dataset(tmp_path, "tiny_odd", splits, image=feature)
-    with pytest.raises(UserError, match="must be uint8, all of one shape"):
+    tiny_datasets.write(tmp_path, "tiny_odd", splits, image=feature)
+    with pytest.raises(UserError, match="must be uint8 of shape"):
         input_pipeline.load("tiny_odd", tmp_path)
 
 
 def test_labels_that_are_not_classes(tmp_path):
     feature = tfds.features.Scalar(dtype=np.int64)
-    write_dataset(tmp_path, "tiny_regression", {"train": random_images(5)}, label=feature)
+    tiny_datasets.write(
+        tmp_path, "tiny_regression", {"train": tiny_datasets.random_images(5)}, label=feature
+    )
     with pytest.raises(UserError, match="not class labels"):
         input_pipeline.load("tiny_regression", tmp_path)
+
+
+FORMATS = pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+PHOTOGRAPHS = tfds.features.Image(shape=(None, None, 3))
+
+
+def gradients(count):
+    """Photographs of as many sizes, whose resize is known: brightness rises from left to right."""
+    images = []
+    for i in range(count):
+        ramp = np.linspace(0, 240, 40 + 3 * i)
+        images.append(np.tile(ramp[None, :, None], (30 + i, 1, 3)).astype("uint8"))
+    return images, np.arange(count) % 3
+
+
+@FORMATS
+def test_both_formats_give_the_same_arrays(file_format, tmp_path):
+    train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
+    splits = {"train": train, "test": test}
+    tiny_datasets.write(tmp_path, "tiny_cifar", splits, file_format=file_format)
+    data = input_pipeline.load("tiny_cifar", tmp_path)
+    assert as_set(data.train_x, data.train_y) == as_set(*train)
+    assert as_set(data.eval_x, data.eval_y) == as_set(*test)
+    assert data.num_train == 40 and data.train_y.dtype == np.int64
+
+
+@FORMATS
+def test_photographs_are_resized_and_training_images_larger(file_format, tmp_path):
+    splits = {"train": gradients(7), "validation": gradients(4)}
+    tiny_datasets.write(
+        tmp_path, "tiny_imagenet", splits, image=PHOTOGRAPHS, file_format=file_format
+    )
+    with pytest.raises(UserError, match="many sizes: give --image_size"):
+        input_pipeline.load("tiny_imagenet", tmp_path)
+    data = input_pipeline.load("tiny_imagenet", tmp_path, image_size=20, train_scale=1.2)
+    assert data.image_shape == (20, 20, 3)
+    assert data.train_x.shape == (7, 24, 24, 3) and data.eval_x.shape == (4, 20, 20, 3)
+    # A ramp stays a ramp, whatever its length was.
+    expected = (np.arange(20) + 0.5) / 20 * 240
+    assert np.abs(data.eval_x.mean(axis=(0, 1, 3)) - expected).max() < 4
+
+
+def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
+    train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
+    splits = {"train": train, "test": test}
+    tiny_datasets.write(tmp_path, "tiny_imagenet", splits, file_format="array_record")
+    monkeypatch.setattr(image_sources, "IN_MEMORY_BYTES", 20_000)
+    data = input_pipeline.load("tiny_imagenet", tmp_path, validation=10, eval_split="test")
+    assert isinstance(data.train_x, tfdpx.RandomAccess) and data.train_y is None
+    assert isinstance(data.eval_x, tfdpx.RandomAccess) and data.eval_examples == (data.eval_x,)
+    assert (data.num_train, data.train_x.count, data.eval_x.count) == (30, 30, 12)
+    held_out = input_pipeline.load("tiny_imagenet", tmp_path, validation=0.25)
+    assert held_out.eval_split == "validation" and held_out.eval_x.count == 10
+
+    def pairs(examples):
+        x, y, _ = examples.batch(np.arange(examples.count), examples.count)
+        return as_set(x.numpy(), y.numpy())
+
+    assert pairs(data.train_x) == pairs(held_out.train_x)  # Always the same part.
+    assert sorted(pairs(held_out.train_x) + pairs(held_out.eval_x)) == as_set(*train)
+    assert pairs(data.eval_x) == as_set(*test)
+    with pytest.raises(UserError, match="Cannot hold out --validation=40"):
+        input_pipeline.load("tiny_imagenet", tmp_path, validation=40)
+
+
+def test_large_sets_that_cannot_be_read_at_random(tmp_path, monkeypatch):
+    tiny_datasets.write(tmp_path, "tiny_imagenet", {"train": tiny_datasets.random_images(40)})
+    monkeypatch.setattr(image_sources, "IN_MEMORY_BYTES", 20_000)
+    with pytest.raises(UserError, match="tfds build tiny_imagenet --file_format=array_record"):
+        input_pipeline.load("tiny_imagenet", tmp_path, validation=10)
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    ("name", "shape", "test", "num_classes", "is_standardized"),
+    [
+        ("cifar10", (32, 32, 3), "test", 10, True),
+        ("cifar100", (32, 32, 3), "test", 100, True),
+        ("mnist", (28, 28, 1), "test", 10, False),
+        ("imagenet32", (32, 32, 3), "validation", 1000, False),
+    ],
+)
+def test_known_sets_of_one_size(
+    name, shape, test, num_classes, is_standardized, file_format, tmp_path
+):
+    train = tiny_datasets.random_images(30, shape)
+    held = tiny_datasets.random_images(9, shape, seed=1)
+    full = datasets.ALIASES.get(name, name)
+    tiny_datasets.write_known(tmp_path, full, {"train": train, test: held}, file_format)
+    data = input_pipeline.load(name, tmp_path, validation=6)
+    assert (data.num_train, len(data.eval_y), data.num_classes) == (24, 6, num_classes)
+    data = input_pipeline.load(name, tmp_path, validation=6, eval_split="test")
+    assert data.num_train == 24 and data.name == full
+    assert as_set(data.eval_x, data.eval_y) == as_set(*held)
+    assert (data.centre != 127.5) == is_standardized
+
+
+@pytest.mark.parametrize("name", ["imagenet2012", "places365_small"])
+def test_known_photographs_are_measured_where_there_are_labels(name, tmp_path):
+    def make(count):
+        all_of_one_size = name == "places365_small"
+        return (
+            tiny_datasets.random_images(count, (256, 256, 3))
+            if all_of_one_size
+            else gradients(count)
+        )
+
+    unlabelled = (make(5)[0], np.full(5, -1))
+    splits = {"train": make(6), "validation": make(4), "test": unlabelled}
+    tiny_datasets.write_known(tmp_path, name, splits, "array_record")
+    data = input_pipeline.load(name, tmp_path, image_size=16)
+    assert data.eval_split == "test" and len(data.eval_y) == 4
+    assert len(data.centre) == len(data.deviation) == 3
+
+
+def test_imagenet_without_labels_names_the_one_with(tmp_path):
+    with pytest.raises(UserError, match="imagenet32"):
+        input_pipeline.load("downsampled_imagenet/32x32", tmp_path)
+
+
+def test_some_of_the_classes(digits_dir):
+    low, high = (input_pipeline.load(f"digits:{part}", digits_dir) for part in ("0-4", "5-9"))
+    whole = input_pipeline.load("digits", digits_dir)
+    assert low.name == "sklearn_digits:0-4" and high.class_names == ("5", "6", "7", "8", "9")
+    assert high.num_classes == 5 and high.train_y.min() == 0 and high.train_y.max() == 4
+    both = as_set(low.train_x, low.train_y) + as_set(high.train_x, high.train_y + 5)
+    assert sorted(both) == as_set(whole.train_x, whole.train_y)
+    assert low.centre == 120
+    for part in ("3-3", "5-10", "7-2"):
+        with pytest.raises(UserError, match=f"classes 0 to 9.*digits:{part}"):
+            input_pipeline.load(f"digits:{part}", digits_dir)
+
+
+def test_a_folder_of_images(tmp_path):
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 5), ("test", 2)):
+        for value, name in enumerate(["a cat", "dog"]):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                height, width = generator.integers(20, 60, 2)
+                image = np.full((height, width, 3), 50 + 100 * value, "uint8")
+                image = Image.fromarray(image).convert("L" if i == 0 else "RGB")
+                image.save(folder / f"{i}.{'jpg' if i % 2 else 'PNG'}")
+    (tmp_path / "train" / "dog" / "notes.txt").touch()
+    data = input_pipeline.load(f"folder:{tmp_path}", image_size=16)
+    assert data.class_names == ("a cat", "dog")
+    assert data.train_x.shape == (10, 16, 16, 3) and data.eval_x.shape == (4, 16, 16, 3)
+    expected = 50 + 100 * data.train_y[:, None, None, None]
+    assert np.abs(data.train_x.astype(int) - expected).max() <= 2
+    held_out = input_pipeline.load(f"folder:{tmp_path}", image_size=16, validation=2)
+    assert np.bincount(held_out.eval_y).tolist() == [1, 1]
+
+
+def test_folders_that_are_none(tmp_path):
+    with pytest.raises(UserError, match="--dataset=folder:PATH"):
+        input_pipeline.load("folder")
+    with pytest.raises(UserError, match=str(tmp_path)):
+        input_pipeline.load(f"folder:{tmp_path}")
+    with pytest.raises(UserError, match="nothing_here"):
+        input_pipeline.load(f"folder:{tmp_path / 'nothing_here'}")
+
+
+def test_damaged_images_are_an_error_that_names_the_trouble(tmp_path):
+    for name in ("cat", "dog"):
+        folder = tmp_path / "train" / name
+        folder.mkdir(parents=True)
+        for i in range(4):
+            (folder / f"{i}.png").write_bytes(b"not an image")
+    with pytest.raises(UserError, match="--dataset=folder.*cannot identify"):
+        input_pipeline.load(f"folder:{tmp_path}", image_size=8, validation=4)

@@ -1,5 +1,12 @@
 """Presets: one short module each, with the flag values of an experiment.
 
-A preset defines `EPSILON`, the budget when the user names none, and `settings(epsilon)`, which
-returns the flag values to use for a budget as a dict. Flags on the command line win over it.
+A module of a table defines `COMMON`, the flag values that all of its columns share, and `COLUMNS`,
+from the name of a column to the flag values of its own: `--preset=table12/eps8`. The tables are
+those of De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification
+through Scale" (arXiv:2204.13650), whose appendix C they follow.
+
+Any other module defines `EPSILON`, the budget when the user names none, and `settings(epsilon)`,
+which returns the flag values to use for a budget: `--preset=digits`.
+
+Flags on the command line win over both.
 """

@@ -1,0 +1,109 @@
+"""Pre-training, then private fine-tuning from its file, end to end."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from tfdpx.train import checkpoint, classify, pretrain
+
+SHORT = dict(dataset="digits:0-4", steps=25, report_every=10, seed=3, warmup_steps=5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["pretrain"])
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("data"))
+
+
+def run(binary, data_dir, workdir, **given):
+    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(workdir), **given):
+        binary.main(["binary"])
+    return json.loads((workdir / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(data_dir, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("pretrained")
+    given = dict(SHORT, augment_padding=1)
+    return workdir, run(pretrain, data_dir, workdir, **given)
+
+
+def test_the_report_is_plainly_not_private(finished):
+    _, record = finished
+    assert record["private"] is False and record["epsilon"] == "inf"
+    assert (record["steps"], record["num_examples"]) == (25, 721)
+    assert record["test_accuracy"] > 0.6  # Chance is 0.2.
+
+
+def test_interrupted_and_resumed_pretraining_equals_the_uninterrupted_one(
+    finished, data_dir, tmp_path
+):
+    class Killed(Exception):
+        pass
+
+    save = checkpoint.Checkpoint.on_epoch_end
+
+    def save_and_die(self, epoch, logs=None):
+        save(self, epoch, logs)
+        if epoch == 1:
+            raise Killed
+
+    given = dict(SHORT, augment_padding=1)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoint.Checkpoint, "on_epoch_end", save_and_die)
+        run(pretrain, data_dir, tmp_path / "run", **given)
+    run(pretrain, data_dir, tmp_path / "run", resume=True, **given)
+    whole, resumed = (
+        keras.saving.load_model(folder / "model.keras").get_weights()
+        for folder in (finished[0], tmp_path / "run")
+    )
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("trainable", "count"), [("all", 29_605), ("last", 1_285)])
+def test_classify_goes_on_from_the_file(finished, data_dir, tmp_path, trainable, count):
+    record = run(
+        classify,
+        data_dir,
+        tmp_path / "run",
+        dataset="digits:5-9",
+        model="small_cnn",
+        init_from=str(finished[0] / "model.keras"),
+        trainable=trainable,
+        batch_size=256,
+        steps=3,
+        epsilon=2.0,
+    )
+    assert record["dataset"] == "sklearn_digits:5-9" and record["num_examples"] == 716
+    assert record["trained_parameters"] == count and record["parameters"] == 29_605
+    assert record["private"] is True and 1.9 < record["epsilon"] <= 2
+    fresh, tuned = (
+        keras.saving.load_model(folder / "model.keras").get_weights()
+        for folder in (finished[0], tmp_path / "run")
+    )
+    same = [np.array_equal(a, b) for a, b in zip(fresh[:-2], tuned[:-2], strict=True)]
+    assert all(same) if trainable == "last" else not any(same)
+
+
+def test_errors_of_the_user_are_one_line(data_dir, tmp_path):
+    for given, message in [
+        (dict(recipe="imagenet"), "no recipe"),
+        (dict(epsilon=2.0), "not private.*--epsilon"),
+        (dict(schedule="step", decay_steps=["a"]), "--decay_steps=a"),
+        (dict(batch_size=5000), "`batch_size` must lie"),
+        (dict(model="resnet"), "no model 'resnet'"),
+        (dict(augment_padding=8), "smaller than the image"),
+    ]:
+        with pytest.raises(SystemExit, match=message) as error:
+            run(pretrain, data_dir, tmp_path / "run", **given)
+        assert "\n" not in error.value.code

@@ -1,0 +1,187 @@
+r"""Pre-trains an image classifier on public images, without any privacy, for fine-tuning.
+
+    python -m tfdpx.train.pretrain --recipe=imagenet32 --workdir=/tmp/pretrained
+    python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
+
+The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
+which `--init_from` of `classify` reads, and `report.json`, which says what the last line of the
+standard output says. An interrupted run goes on with --resume. Training takes one device.
+"""
+
+import dataclasses
+import math
+import sys
+import time
+
+import keras
+from absl import app, flags
+
+from tfdpx import noise, sampling
+from tfdpx.callbacks import steps_taken
+from tfdpx.examples import as_examples
+from tfdpx.train import (
+    checkpoint,
+    classifiers,
+    config_flags,
+    evaluation,
+    finetuning,
+    input_pipeline,
+    learning,
+    pretraining,
+    report,
+    run_flags,
+    strategy,
+)
+from tfdpx.train.errors import UserError, checking_flags
+
+_RECIPE = flags.DEFINE_string(
+    "recipe", "digits", f"Settings to start from, one of: {', '.join(pretraining.RECIPES)}."
+)
+flags.DEFINE_enum("schedule", None, pretraining.SCHEDULES, "How the learning rate changes.")
+flags.DEFINE_integer("warmup_steps", None, "Updates of the rise before --schedule=cosine falls.")
+flags.DEFINE_list("decay_steps", None, "Updates after which --schedule=step takes a tenth.")
+
+
+def main(argv):
+    """Runs the training that the flags describe; errors of the user become one line."""
+    try:
+        if len(argv) > 1:
+            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+        settings = pretraining.resolve(_RECIPE.value, _given())
+        workdir = run_flags.make_workdir(
+            run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
+        )
+        record = train(settings, workdir)
+    except UserError as error:
+        sys.exit(f"tfdpx.train.pretrain: {' '.join(str(error).split())}")
+    print(report.to_json(record), flush=True)
+
+
+def train(settings, workdir):
+    """Trains, writes the model and returns the report, a dict.
+
+    Args:
+        settings: A `pretraining.Pretraining`.
+        workdir: `pathlib.Path`.
+    """
+    classifiers.check_name(settings.model)
+    finetuning.check(settings)
+    data = input_pipeline.load(
+        settings.dataset,
+        run_flags.DATA_DIR.value,
+        settings.validation,
+        run_flags.DOWNLOAD.value,
+        eval_split=settings.eval_split,
+        image_size=settings.image_size,
+        train_scale=settings.augment_resize,
+    )
+    saved = checkpoint.Checkpoint(
+        workdir, settings.steps, dataclasses.asdict(settings), run_flags.RESUME.value
+    )
+    keras.utils.set_random_seed(saved.seeds["initial_weights"])
+    keras.config.set_dtype_policy(settings.precision)
+    model = finetuning.build(settings, data)
+    settings.add_weight_decay(model)
+    model.compile(
+        optimizer=settings.optimizer(),
+        loss=learning.crossentropy(settings.label_smoothing),
+        weighted_metrics=["accuracy"],
+        jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
+    )
+    saved.restore(model)
+    start = steps_taken(model.optimizer)
+    epoch = min(settings.report_every, settings.steps)
+    began = time.perf_counter()
+    model.fit(
+        _batches(settings, data, saved.seeds["sampling"], start),
+        initial_epoch=start // epoch,
+        epochs=math.ceil(settings.steps / epoch),
+        steps_per_epoch=epoch,
+        validation_data=evaluation.batches(data),
+        callbacks=[saved, _StopAfter(settings.steps)],
+        shuffle=False,
+        verbose=1 if sys.stdout.isatty() else 2,
+    )
+    seconds = time.perf_counter() - began
+
+    steps = steps_taken(model.optimizer)
+    model = strategy.on_one_device(model)
+    measured = evaluation.measure(model, data)
+    record = {
+        "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
+        "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
+        "top5_accuracy": measured.top5_accuracy,
+        "private": False,
+        "epsilon": math.inf,
+        "dataset": data.name,
+        "num_examples": data.num_train,
+        "model": settings.model,
+        "parameters": model.count_params(),
+        "steps": steps,
+        "batch_size": settings.batch_size,
+        "seconds": seconds,
+        "seed": settings.seed,
+        "workdir": str(workdir),
+    }
+    model.save(workdir / "model.keras")
+    report.print_table(record, title=f"{settings.model} on {data.name}, not private")
+    (workdir / "report.json").write_text(report.to_json(record) + "\n")
+    saved.remove()
+    return record
+
+
+class _StopAfter(keras.callbacks.Callback):
+    """Ends the last epoch, which may be shorter, where the training ends."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self._steps = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        del batch, logs
+        self.model.stop_training = steps_taken(self.model.optimizer) >= self._steps
+
+
+def _batches(settings, data, seed, start):
+    """Batches of a new permutation every epoch, one random view of each image."""
+    augment, key = learning.augmentation(settings), noise.make_seed(seed)
+
+    def one_view(step, batch):
+        x, y, sample_weight = batch
+        choices = augment.draw(settings.batch_size, 1, noise.fold_in(key, step))
+        return augment.apply(x, choices)[:, 0], y, sample_weight
+
+    with checking_flags():
+        dataset = sampling.shuffled_batches(
+            as_examples(data.train_x, data.train_y),
+            batch_size=settings.batch_size,
+            capacity=settings.batch_size,
+            steps=settings.steps,
+            seed=seed,
+            start=start,
+        )
+        return dataset if augment is None else dataset.enumerate(start).map(one_view).prefetch(1)
+
+
+def _given():
+    values = config_flags.given()
+    for name in ("schedule", "warmup_steps", "decay_steps"):
+        values[name] = flags.FLAGS[name].value
+    if values["decay_steps"] is not None:
+        try:
+            values["decay_steps"] = [int(step) for step in values["decay_steps"]]
+        except ValueError:
+            raise UserError(
+                "Flag --decay_steps must be whole numbers. Received: --decay_steps="
+                f"{','.join(values['decay_steps'])}."
+            ) from None
+    return values
+
+
+def run():
+    """Entry point for a console script."""
+    app.run(main)
+
+
+if __name__ == "__main__":
+    run()
