@@ -1,0 +1,196 @@
+r"""Trains at every point of a grid at a fixed budget, and draws what came out.
+
+    python -m tfdpx.train.sweep --preset=digits --epsilon=8 --seeds=0,1,2 --workdir=runs/sweep \
+        --grid="learning_rate=1,2,4;batch_size=256,512,1024"
+
+Any setting of `tfdpx.train.classify` can be swept, and any of its flags holds for all runs. Of
+noise_multiplier, epsilon, steps and batch_size one is solved for, as there: sweeping the batch size
+at one epsilon and number of steps changes the noise. A sweep chooses, so accuracy is that on
+training images held out (a quarter, unless preset or flags say otherwise) and not on test images.
+
+The figures of De et al. (2022), with their presets of CIFAR-10:
+
+    2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
+    3      --grid="augmult=1,2,4,8,16,32;learning_rate=1,2,4"
+    6      --grid="noise_multiplier=2,2.5,3,4,5;learning_rate=1,2,4" --batch_size=4096
+    8      --grid="l2_norm_clip=0.01,0.1,1,10;learning_rate=0.5,1,2,4,8"
+    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4;epsilon=4,8,16,32,64" --noise_multiplier=2
+
+The working directory receives:
+
+    table.csv               one row a run: swept settings, seed, accuracy, and its report
+    accuracy_by_<name>.png  for each swept setting: median and range over the seeds
+    runs/                   the folder of each run, with its log
+
+A sweep that was interrupted goes on where it was when it is started again with the same --workdir,
+also with more values or seeds; runs that failed are tried again. --plot_only writes table and
+figures of what there is. The last line of the standard output is one JSON object.
+
+The guarantee that a run states is for that run alone: choosing among runs on the private data, or
+releasing several, is not covered by it.
+"""
+
+import pathlib
+import signal
+import sys
+import time
+
+from absl import app, flags
+
+from tfdpx.train import (
+    config,
+    report,
+    run_flags,
+    strategy,
+    sweep_figures,
+    sweep_grid,
+    sweep_runs,
+    sweep_table,
+)
+from tfdpx.train.errors import UserError
+
+# Where flags stand that are no settings and that every run is given too.
+_HANDED_ON = (run_flags, strategy)
+_OF_A_RUN = (run_flags.WORKDIR.name, run_flags.RESUME.name)
+
+
+def define_flags(values):
+    """Defines the flags of this binary in `values`, an `absl.flags.FlagValues`.
+
+    A function, since other binaries of this package have flags of the same names.
+    """
+    common = {"flag_values": values}
+    flags.DEFINE_string(
+        "preset", "digits", f"Settings to start from, one of: {config.preset_summary()}.", **common
+    )
+    flags.DEFINE_string(
+        "grid", None, 'What to sweep, such as "learning_rate=1,2,4;batch_size=256,512".', **common
+    )
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds; every point is run with each.", **common)
+    flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1, **common)
+    flags.DEFINE_bool(
+        "plot_only", False, "Train nothing: table and figures of --workdir.", **common
+    )
+
+
+def main(argv, values=flags.FLAGS):
+    """Runs the sweep that the flags describe; errors of the user become one line."""
+    began = time.perf_counter()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if len(argv) > 1:
+            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+        workdir = _workdir(values.plot_only)
+        failures = {} if values.plot_only else _sweep(values, workdir)
+        record = summarize(workdir)
+    except UserError as error:
+        sys.exit(f"tfdpx.train.sweep: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        sys.exit("tfdpx.train.sweep: stopped; the same command goes on where it was.")
+    record |= {"failures": failures, "seconds": time.perf_counter() - began}
+    print(report.to_json(record), flush=True)
+    if failures:
+        sys.exit(1)
+
+
+def summarize(workdir):
+    """Writes the table and the figures of all finished runs of a sweep.
+
+    Args:
+        workdir: Its folder, `pathlib.Path`.
+
+    Returns:
+        Dict, what the last line of the output says.
+
+    Raises:
+        UserError: If no run has finished.
+    """
+    results = sweep_runs.read_all(workdir)
+    if not results:
+        raise UserError(f"No run in --workdir={workdir} has finished.")
+    rows, swept = sweep_table.rows(results), sweep_table.names(results)
+    table = workdir / "table.csv"
+    sweep_table.write(rows, table)
+    points = sweep_table.summaries(rows, swept)
+    for point in sorted(points, key=lambda point: point["median"]):
+        where = " ".join(f"{name}={point[name]}" for name in swept)
+        low, high = (f"{100 * point[end]:.1f}" for end in ("lowest", "highest"))
+        print(f"{100 * point['median']:.1f}% ({low} to {high}, {point['runs']} runs)  {where}")
+    figures = sweep_figures.draw(rows, swept, workdir)
+    top = sweep_table.best(points)
+    return {
+        "runs": len(rows),
+        "points": len(points),
+        "measured_on": rows[0]["measured_on"],
+        "best": {name: top[name] for name in swept},
+        "best_median_accuracy": top["median"],
+        "best_lowest_accuracy": top["lowest"],
+        "best_highest_accuracy": top["highest"],
+        "table": str(table),
+        "figures": [str(path) for path in figures],
+        "workdir": str(workdir),
+    }
+
+
+def _sweep(values, workdir):
+    if values.grid is None:
+        raise UserError(
+            "Flag --grid says what to sweep, such as "
+            '--grid="learning_rate=1,2,4;batch_size=256,512". It is not set.'
+        )
+    given = sweep_grid.given_by_flags()
+    runs = sweep_grid.runs(
+        values.preset, given, sweep_grid.parse(values.grid), parse_seeds(values.seeds)
+    )
+    return sweep_runs.execute(
+        runs, workdir, handed_on(), values.jobs, say=lambda line: print(line, flush=True)
+    )
+
+
+def parse_seeds(texts):
+    """Returns the ints of --seeds.
+
+    Raises:
+        UserError: If there is none, or anything but different numbers from 0 on.
+    """
+    if not texts or not all(text.strip().isdecimal() for text in texts):
+        raise UserError(
+            "Flag --seeds lists numbers that are not negative, such as --seeds=0,1,2. Received: "
+            f"--seeds={','.join(texts)}."
+        )
+    seeds = [int(text) for text in texts]
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"Flag --seeds has a seed twice. Received: --seeds={','.join(texts)}.")
+    return seeds
+
+
+def handed_on():
+    """Returns the flags given to this process that every run is to be given too."""
+    defined = flags.FLAGS.flags_by_module_dict()
+    found = [flag for module in _HANDED_ON for flag in defined[module.__name__]]
+    return [
+        flag.serialize()
+        for flag in found
+        if flag.name not in _OF_A_RUN and not flag.using_default_value
+    ]
+
+
+def _workdir(must_exist):
+    if run_flags.WORKDIR.value is None:
+        raise UserError("Flag --workdir names the folder of the sweep. It is not set.")
+    workdir = pathlib.Path(run_flags.WORKDIR.value)
+    if must_exist and not workdir.is_dir():
+        raise UserError(
+            f"Flag --plot_only needs a sweep. Received: --workdir={workdir}: no folder."
+        )
+    return workdir
+
+
+def run():
+    """Entry point for a console script."""
+    define_flags(flags.FLAGS)
+    app.run(main)
+
+
+if __name__ == "__main__":
+    run()
