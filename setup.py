@@ -65,6 +65,8 @@ setuptools.setup(
         "scipy>=1.11",
         "scikit-learn>=1.3",
         "matplotlib>=3.8",
+        "pillow>=10",
+        "psutil>=5.9",
         "rich>=13",
     ],
     extras_require={
