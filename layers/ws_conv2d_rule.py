@@ -46,10 +46,8 @@ class WSConv2DRule(Conv2DRule):
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
         squares = tf.reduce_sum(tf.square(self._centered()), axis=[0, 1, 2])
-        self._scale = tf.math.rsqrt(tf.maximum(squares, self.layer.epsilon))
         self._free = tf.cast(squares > self.layer.epsilon, "float32")
-        # From here on G stands for s G.
-        self.outputs = self.outputs * self._scale
+        self.filter_scale = tf.math.rsqrt(tf.maximum(squares, self.layer.epsilon))
 
     def to_kernel(self, gradients):
         """See `Conv2DRule.to_kernel`."""
@@ -68,7 +66,7 @@ class WSConv2DRule(Conv2DRule):
             along = self._sum_positions(self._convolved() * self.outputs)
         fan_in = math.prod(self.kernel_shape[:3])
         removed = tf.square(sums) / fan_in + self._free * tf.square(along)
-        left = squares - tf.reduce_sum(removed, axis=1)
+        left = squares - tf.reduce_sum(self.scaled(self.scaled(removed)), axis=1)
         return tf.maximum(left, 0.0) + _ROUNDING * squares
 
     def _kernels_are_small(self):
@@ -82,7 +80,7 @@ class WSConv2DRule(Conv2DRule):
 
     def _unit(self):
         # Made anew where it is needed, so that it is not kept in between.
-        return self._centered() * self._scale
+        return self._centered() * self.filter_scale
 
     @functools.cached_property
     def small_gradients(self):

@@ -56,26 +56,27 @@ def fold_in(seed, *numbers):
     return seed
 
 
-def standard_normal(shape, seed):
-    """Independent N(0, 1) float32 values, a pure function of `shape` and `seed`.
+def normal(shape, seed, stddev=1.0):
+    """Independent N(0, stddev^2) float32 values, a pure function of the arguments.
 
     Args:
         shape: Static shape, a sequence of ints.
         seed: int64 tensor of shape [2].
+        stddev: Float.
 
     Returns:
-        float32 tensor of `shape`. The radius uses 32 bits, so no |value| exceeds 6.8; a standard
-        normal does so with probability 1e-11.
+        float32 tensor of `shape`. The radius uses 32 bits, so no |value| exceeds 6.8 `stddev`; a
+        normal variable does so with probability 1e-11.
     """
     size = math.prod(shape)
     if size <= _CHUNK:
-        return tf.reshape(_drawn_once(size, seed), shape)
+        return tf.reshape(_drawn_once(size, seed, stddev), shape)
     sizes = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
-    chunks = [_drawn_once(n, fold_in(seed, index)) for index, n in enumerate(sizes)]
+    chunks = [_drawn_once(n, fold_in(seed, index), stddev) for index, n in enumerate(sizes)]
     return tf.reshape(tf.concat(chunks, axis=0), shape)
 
 
-def _drawn_once(size, seed):
+def _drawn_once(size, seed, stddev):
     """`_box_muller`, in a loop of one turn, which keeps XLA from fusing it into what reads it.
 
     XLA would draw the bits again for every element of every reader, many times over.
@@ -84,19 +85,20 @@ def _drawn_once(size, seed):
     turns = 1 + tf.cast(tf.reduce_all(seed == _UNLIKELY), "int32")
     _, values = tf.while_loop(
         lambda turn, _: turn < turns,
-        lambda turn, _: (turn + 1, _box_muller(size, seed)),
+        lambda turn, _: (turn + 1, _box_muller(size, seed, stddev)),
         (tf.constant(0), tf.zeros([size])),
     )
     return values
 
 
-def _box_muller(size, seed):
+def _box_muller(size, seed, stddev):
     pairs = (size + 1) // 2
     bits = tf.random.stateless_uniform(
         [2, pairs], seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
+    bits = tf.cast(bits, "float32")
     # Half a step up: log(0) cannot occur.
-    uniform = (tf.cast(bits, "float32") + 0.5) * 2.0**-32
-    radius = tf.sqrt(-2.0 * tf.math.log(uniform[0]))
-    angle = (2.0 * math.pi) * uniform[1]
+    uniform = (bits[0] + 0.5) * 2.0**-32
+    radius = tf.sqrt((-2.0 * stddev**2) * tf.math.log(uniform))
+    angle = (2.0 * math.pi * 2.0**-32) * bits[1]
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:size]

@@ -145,8 +145,9 @@ def privatize(sums, optimizer, seed):
     sigma, batch_size = optimizer.noise_multiplier, float(optimizer.batch_size)
     if sigma:
         sizes = [math.prod(s.shape) for s in sums]
-        drawn = tf.split(noise.standard_normal([sum(sizes)], seed), sizes)
-        sums = [s + sigma * tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
+        drawn = tf.split(noise.normal([sum(sizes)], seed, sigma / batch_size), sizes)
+        drawn = [tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
+        return [s / batch_size + xi for s, xi in zip(sums, drawn, strict=True)]
     return [s / batch_size for s in sums]
 
 

@@ -153,7 +153,7 @@ def export_noise(parameters):
 
     @tf.function(jit_compile=True, autograph=False)
     def add_noise(seed, sums):
-        return sums + noise.standard_normal([parameters], seed)
+        return sums + noise.normal([parameters], seed)
 
     inputs = (tf.zeros([2], "int64"), tf.zeros([parameters]))
     return add_noise.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized")

@@ -9,7 +9,7 @@ from tfdpx import noise
 
 
 def draw(shape, seed, jit_compile=False):
-    function = tf.function(noise.standard_normal, jit_compile=jit_compile)
+    function = tf.function(noise.normal, jit_compile=jit_compile)
     return function(shape, tf.constant(seed, "int64")).numpy()
 
 

@@ -140,10 +140,8 @@ def test_noise_has_the_standard_deviation_sigma():
 
 
 def test_the_noise_test_rejects_a_step_with_two_thirds_of_it(monkeypatch):
-    original = train_step.noise.standard_normal
-    monkeypatch.setattr(
-        train_step.noise, "standard_normal", lambda *a: original(*a) * np.float32(2 / 3)
-    )
+    original = train_step.noise.normal
+    monkeypatch.setattr(train_step.noise, "normal", lambda *a: original(*a) * np.float32(2 / 3))
     assert not is_noise_of(np.concatenate(noise_of_steps(20, sigma=2.0)), 2.0)
 
 

@@ -32,10 +32,16 @@ class Conv2DRule(BeforeActivation):
     (late layers).
 
     A subclass whose convolution uses a function of the trained kernel (weight standardization)
-    replaces `to_kernel`, `kernel_squared_norms` and `small_gradients`.
+    sets `filter_scale` and replaces `to_kernel`, `kernel_squared_norms` and `small_gradients`.
+
+    Attributes:
+        filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
+            which is cheaper done to gradients of kernels than to those of outputs.
     """
 
     assumes = ("call", "convolution_op", "kernel")
+
+    filter_scale = None
 
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
@@ -43,6 +49,11 @@ class Conv2DRule(BeforeActivation):
         self.window = Window(layer)
         self.inputs = channels_last(tf.cast(call.args[0], "float32"), layer)
         self.outputs = channels_last(tf.cast(gradients[0], "float32"), layer)
+        if self.window.taps == 1 and max(self.window.strides) > 1:
+            # TensorFlow 2.21's gradient of such kernels writes beyond its memory on CPUs (oneDNN's
+            # 1x1 convolution on channels that are no multiple of 16). Without strides it is safe.
+            rows, columns = self.window.strides
+            self.inputs, self.window.strides = self.inputs[:, ::rows, ::columns], (1, 1)
         self.groups = self.inputs.shape[-1] // self.kernel_shape[2]
 
     @property
@@ -58,11 +69,15 @@ class Conv2DRule(BeforeActivation):
         """
         return gradients
 
+    def scaled(self, gradients):
+        """`gradients` [..., out] times `filter_scale`."""
+        return gradients if self.filter_scale is None else gradients * self.filter_scale
+
     def kernel_squared_norms(self, squares):
         """float32 [B]: squared norms of the gradients at the trained kernel.
 
         Args:
-            squares: float32 [B], the same at the convolution's kernel.
+            squares: float32 [B], the same at the convolution's kernel, times `filter_scale`.
         """
         return squares
 
@@ -94,17 +109,20 @@ class Conv2DRule(BeforeActivation):
         """See `Rule.per_example_gradients`."""
         pairs = list(self.small_gradients)
         if self.explains(self.layer.kernel):
-            pairs.append((self.layer.kernel, self.to_kernel(self.kernel_instances)))
+            instances = self.scaled(self.kernel_instances)
+            pairs.append((self.layer.kernel, self.to_kernel(instances)))
         return self.in_order(pairs)
 
     def instantiated_squared_norms(self):
         """See `Rule.instantiated_squared_norms`."""
-        return self._all_norms(lambda: squared_norms([self.kernel_instances]))
+        return self._all_norms(self._instance_squares)
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
         return self._all_norms(
-            lambda: product_of_grams(self._input_gram(), gram(self._by_group(self.outputs)))
+            lambda: product_of_grams(
+                self._input_gram(), gram(self._by_group(self.scaled(self.outputs)))
+            )
         )
 
     def contract(self, factors):
@@ -206,6 +224,10 @@ class Conv2DRule(BeforeActivation):
         rows = tf.transpose(tf.reshape(rows, split), [0, 3, 1, 2, 4])
         return tf.reshape(rows, [split[0], self.groups, split[1], channels])
 
+    def _instance_squares(self):
+        by_filter = tf.reduce_sum(tf.square(self.kernel_instances), axis=[1, 2, 3])
+        return tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
+
     def _all_norms(self, kernel_squares):
         norms = [squared_norms([g]) for _, g in list(self.small_gradients)]
         if self.explains(self.layer.kernel):
@@ -215,7 +237,7 @@ class Conv2DRule(BeforeActivation):
     def _all_sums(self, factors, kernel_sum):
         pairs = [(v, tf.reduce_sum(weigh(g, factors), 0)) for v, g in list(self.small_gradients)]
         if self.explains(self.layer.kernel):
-            pairs.append((self.layer.kernel, self.to_kernel(kernel_sum())))
+            pairs.append((self.layer.kernel, self.to_kernel(self.scaled(kernel_sum()))))
         return self.in_order(pairs)
 
 

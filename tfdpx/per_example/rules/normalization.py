@@ -1,7 +1,10 @@
 """`keras.layers.LayerNormalization` and `GroupNormalization`: scale and offset per channel."""
 
+import functools
+
 import keras
 import tensorflow as tf
+from keras import ops
 
 from tfdpx import keras_hook
 from tfdpx.per_example.registry import register
@@ -11,44 +14,77 @@ from tfdpx.per_example.rules.base import Rule, by_example
 class ScaleAndOffsetRule(Rule):
     """With y = gamma * z + beta: gradients sum(G * z) and sum(G) over all but the feature axes."""
 
-    def normalized(self):
-        """z, float32 of the shape of the layer's input."""
+    def __init__(self, call, gradients, views, variables):
+        super().__init__(call, gradients, views, variables)
+        self.outputs = tf.cast(self.gradients[0], "float32")
+
+    def scale_gradients(self):
+        """float32 [B, *features]: sum(G * z)."""
+        raise NotImplementedError
+
+    def offset_gradients(self):
+        """float32 [B, *features]: sum(G)."""
         raise NotImplementedError
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        layer, outputs = self.layer, tf.cast(self.gradients[0], "float32")
         pairs = []
-        if self.explains(layer.beta):
-            pairs.append((layer.beta, self._over_features(outputs)))
-        if self.explains(layer.gamma):
-            pairs.append((layer.gamma, self._over_features(outputs * self.normalized())))
+        if self.explains(self.layer.beta):
+            pairs.append((self.layer.beta, self.offset_gradients()))
+        if self.explains(self.layer.gamma):
+            pairs.append((self.layer.gamma, self.scale_gradients()))
         return self.in_order(pairs)
-
-    def plain(self, **attributes):
-        """The layer without scale and offset, on float32, also where it computes in bfloat16."""
-        float32 = keras.DTypePolicy("float32")
-        layer = keras_hook.without(self.layer, _dtype_policy=float32, **attributes)
-        return layer.call(tf.cast(self.call.args[0], "float32"))
-
-    def _over_features(self, tensor):
-        axes = self.layer.axis
-        axes = [axes] if isinstance(axes, int) else list(axes)
-        rank = tensor.shape.rank
-        kept = {axis % rank + 1 for axis in axes}
-        summed = [axis for axis in range(1, rank + 1) if axis not in kept]
-        return tf.reduce_sum(by_example(tensor, self.views), axis=summed)
 
 
 @register(keras.layers.GroupNormalization)
 class GroupNormalizationRule(ScaleAndOffsetRule):
-    """Group normalization."""
+    """Group normalization.
+
+    z is not formed: with the mean m and deviation s of an image's group, which the layer computes
+    anyway, `sum(G * z) = (sum(G * x) - m sum(G)) / s`.
+    """
 
     assumes = ("call", "_reshape_into_groups", "_apply_normalization")
 
-    def normalized(self):
+    @classmethod
+    def forward(cls, call, watch):
+        """See `Rule.forward`."""
+        outputs = super().forward(call, watch)
+        layer = call.layer
+        # As the layer does, so that the graph's common subexpressions are merged.
+        groups = layer._reshape_into_groups(ops.cast(call.args[0], layer.compute_dtype))
+        groups = ops.cast(groups, "float32")
+        axis = layer.axis % call.args[0].shape.rank  # Of the groups; behind it their channels.
+        axes = [a for a in range(1, groups.shape.rank) if a != axis]
+        call.kept["moments"] = ops.moments(groups, axes=axes, keepdims=True)
+        return outputs
+
+    def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self.plain(scale=False, center=False)
+        groups = self.layer.groups
+        mean, variance = (tf.reshape(m, [-1, groups, 1]) for m in self.call.kept["moments"])
+        products = self._over_positions(self.outputs * tf.cast(self.call.args[0], "float32"))
+        # [B * K, groups, channels of a group].
+        products, sums = (
+            tf.reshape(t, [-1, groups, t.shape[1] // groups]) for t in (products, self._sums)
+        )
+        gradients = (products - mean * sums) * tf.math.rsqrt(variance + self.layer.epsilon)
+        return self._over_views(tf.reshape(gradients, [-1, groups * gradients.shape[2]]))
+
+    def offset_gradients(self):
+        """See `ScaleAndOffsetRule`."""
+        return self._over_views(self._sums)
+
+    @functools.cached_property
+    def _sums(self):
+        return self._over_positions(self.outputs)
+
+    def _over_positions(self, tensor):
+        channels = self.layer.axis % tensor.shape.rank
+        return tf.reduce_sum(tensor, [a for a in range(1, tensor.shape.rank) if a != channels])
+
+    def _over_views(self, rows):
+        return tf.reduce_sum(by_example(rows, self.views), axis=1)
 
 
 @register(keras.layers.LayerNormalization)
@@ -63,6 +99,23 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         rising = list(axes) == sorted(axes)
         return same_sign and rising and super().handles(layer, registered_class)
 
-    def normalized(self):
+    def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self.plain(gamma=None, beta=None)
+        # In float32, also where the layer computes in bfloat16.
+        plain = {"gamma": None, "beta": None, "_dtype_policy": keras.DTypePolicy("float32")}
+        normalized = keras_hook.without(self.layer, **plain).call(
+            tf.cast(self.call.args[0], "float32")
+        )
+        return self._over_positions(self.outputs * normalized)
+
+    def offset_gradients(self):
+        """See `ScaleAndOffsetRule`."""
+        return self._over_positions(self.outputs)
+
+    def _over_positions(self, tensor):
+        axes = self.layer.axis
+        axes = [axes] if isinstance(axes, int) else list(axes)
+        rank = tensor.shape.rank
+        kept = {axis % rank + 1 for axis in axes}
+        summed = [axis for axis in range(1, rank + 1) if axis not in kept]
+        return tf.reduce_sum(by_example(tensor, self.views), axis=summed)
