@@ -18,6 +18,7 @@ from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.rules.generic import GenericRule
+from tfdpx.per_example.vectorize import vectorized_map
 
 
 class UnexplainedVariables(ValueError):
@@ -109,7 +110,7 @@ class Call:
             return made[-1].tensors
 
         examples = self.examples()
-        tensors = tf.vectorized_map(one, (tf.range(tf.shape(examples[0])[0]), examples))
+        tensors = vectorized_map(one, (tf.range(tf.shape(examples[0])[0]), examples))
         return made[-1].rebuild(
             [tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)) for t in tensors]
         )

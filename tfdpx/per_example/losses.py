@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdpx import keras_hook
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.vectorize import vectorized_map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,5 +98,5 @@ def row_losses(model, x, y, y_pred, sample_weight):
         return values, tape.gradient(values[0], wanted, unconnected_gradients=zero)
 
     inputs = Rows((x, y, sample_weight)).tensors
-    (losses, *each), cotangents = tf.vectorized_map(with_gradients, (inputs, predictions.tensors))
+    (losses, *each), cotangents = vectorized_map(with_gradients, (inputs, predictions.tensors))
     return RowLosses(losses, each, predictions.select(predictions.tensors), cotangents)

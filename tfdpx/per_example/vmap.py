@@ -9,6 +9,7 @@ from tfdpx.per_example.randomness import Draws
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.rules.base import squared_norms, weighted_sums
+from tfdpx.per_example.vectorize import vectorized_map
 
 
 class VmapEngine:
@@ -57,7 +58,7 @@ class VmapEngine:
             tf.reshape(t, tf.concat([[-1, views], tf.shape(t)[1:]], axis=0)) for t in batch.tensors
         ]
         index = tf.range(tf.shape(examples[0])[0])
-        losses, each, tensors, gradients = tf.vectorized_map(one, (index, examples))
+        losses, each, tensors, gradients = vectorized_map(one, (index, examples))
         flat = [_rows(t) for t in tensors]
         return PerExample(
             _rows(losses),

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import Rule, by_example
+from tfdpx.per_example.vectorize import vectorized_map
 
 
 # These call sublayers inside loops, where their inputs cannot be captured one by one.
@@ -43,5 +44,5 @@ class GenericRule(Rule):
 
         cotangents = [by_example(g, self.views) for g in self.gradients]
         index = tf.range(tf.shape(cotangents[0])[0])
-        instances = tf.vectorized_map(gradient_of_one, (index, self.call.examples(), cotangents))
+        instances = vectorized_map(gradient_of_one, (index, self.call.examples(), cotangents))
         return [tf.cast(g, "float32") for g in instances]
