@@ -26,8 +26,8 @@ class Config:
             None: on those held out, if there are any.
         image_size: Pixels of height and width that images are resized to; None leaves them.
         augment_resize: Views are crops of images this many times as high and wide.
-        init_from: Path of a saved model whose weights the run starts with, but for a last layer
-            that has another number of classes.
+        init_from: Path of a saved model whose weights the run starts with; the last layer starts
+            anew, unless the path is one of weights alone (`.weights.h5`).
         pretrained_on: What that model is to have been trained on. It only says what a preset needs.
         trainable: `"all"`, or `"last"` for the last layer alone.
         group_norm, weight_standardization: False leaves them out of a WRN.

@@ -29,9 +29,9 @@ def check(settings):
 def build(settings, data):
     """The classifier of a run: new, or with the weights of `--init_from`, and what it trains.
 
-    From a `.keras` file of `classify` or `pretrain` come the weights of all layers and how grey
-    levels are normalised, which those weights expect; the last layer starts anew if it had another
-    number of classes. From a `.weights.h5` file come the weights, of all layers. With
+    From a `.keras` file of `classify` or `pretrain` come the weights of all layers but the last,
+    which starts anew for the classes of this data set, and how grey levels are normalised, which
+    those weights expect. From a `.weights.h5` file come the weights of all layers. With
     `trainable="last"` all other layers are frozen: the private step runs them once for each view,
     and differentiates nothing below the last.
 
@@ -114,10 +114,8 @@ def _copy(source, model, path):
             f"shape {model.input_shape[1:]}: it is {source.name!r} for {source.input_shape[1:]}, "
             f"with {source.count_params()} parameters against {model.count_params()}."
         )
-    fits = {id(b) for a, b in zip(old, new, strict=True) if a.shape == b.shape}
-    keeps_last = last <= fits
     for a, b in zip(old, new, strict=True):
-        if keeps_last or id(b) not in last:
+        if id(b) not in last:
             b.assign(a)
 
 

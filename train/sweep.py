@@ -3,7 +3,8 @@ r"""Trains at every point of a grid at a fixed budget, and draws what came out.
     python -m tfdpx.train.sweep --preset=digits --epsilon=8 --seeds=0,1,2 --workdir=runs/sweep \
         --grid="learning_rate=1,2,4;batch_size=256,512,1024"
 
-Any setting of `tfdpx.train.classify` can be swept, and any of its flags holds for all runs. Of
+Any setting of `tfdpx.train.classify` can be swept, and so can presets (`--grid="preset=a,b"`). Any
+of its flags holds for all runs. Of
 noise_multiplier, epsilon, steps and batch_size one is solved for, as there: sweeping the batch size
 at one epsilon and number of steps changes the noise. A sweep chooses, so accuracy is that on
 training images held out (a quarter, unless preset or flags say otherwise) and not on test images.
@@ -138,10 +139,14 @@ def _sweep(values, workdir):
             "Flag --grid says what to sweep, such as "
             '--grid="learning_rate=1,2,4;batch_size=256,512". It is not set.'
         )
+    grid = sweep_grid.parse(values.grid)
+    if sweep_grid.PRESET in grid and values["preset"].present:
+        raise UserError(
+            f"The presets are swept, and one is given. Received: --preset={values.preset} "
+            f"--grid={values.grid}. Leave one of them out."
+        )
     given = sweep_grid.given_by_flags()
-    runs = sweep_grid.runs(
-        values.preset, given, sweep_grid.parse(values.grid), parse_seeds(values.seeds)
-    )
+    runs = sweep_grid.runs(values.preset, given, grid, parse_seeds(values.seeds))
     return sweep_runs.execute(
         runs, workdir, handed_on(), values.jobs, say=lambda line: print(line, flush=True)
     )

@@ -113,9 +113,13 @@ def _axis(panel, which, label, values):
         getattr(panel, f"set_{which}scale")("log")
     axis.set_major_locator(ticker.FixedLocator([_position(value, values) for value in values]))
     axis.set_major_formatter(ticker.FixedFormatter([_short(value) for value in values]))
+    if which == "x" and not _numeric(values):
+        axis.set_tick_params(rotation=20)
     axis.set_minor_locator(ticker.NullLocator())
     axis.set_label_text(label)
 
 
 def _short(value):
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).rpartition("/")[2]  # Of presets, the column.

@@ -14,6 +14,9 @@ from tfdpx.train.errors import UserError
 HELD_OUT = 0.25
 
 
+PRESET = "preset"
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One training run of a sweep.
@@ -69,8 +72,9 @@ def parse(text):
 
 
 def names():
-    """The settings that can be swept. Seeds have a flag of their own."""
-    return [field.name for field in dataclasses.fields(config.Config) if field.name != "seed"]
+    """What can be swept: presets, and settings. Seeds have a flag of their own."""
+    settings = [field.name for field in dataclasses.fields(config.Config) if field.name != "seed"]
+    return [PRESET, *settings]
 
 
 def given_by_flags():
@@ -92,7 +96,7 @@ def runs(preset, given, grid, seeds):
     """Returns the `Run`s of a grid, those of a point together.
 
     Args:
-        preset: Name of a preset.
+        preset: Name of a preset, for a grid without presets.
         given: Dict of settings that hold for all runs.
         grid: What `parse` returned.
         seeds: Ints; every point is run once with each.
@@ -106,15 +110,16 @@ def runs(preset, given, grid, seeds):
                 f"Setting {name} is swept, and given for all runs. Received: --{name}="
                 f"{given[name]}. Leave one of them out."
             )
-    given = hold_out(preset, given)
     found = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
+        preset_here = point.get(PRESET, preset)
         for seed in seeds:
-            chosen = {**given, **point, "seed": seed}
+            chosen = {**hold_out(preset_here, given), **point, "seed": seed}
+            chosen.pop(PRESET, None)
             flags_given = tuple(f"--{name}={_text(value)}" for name, value in chosen.items())
-            settings = config.resolve(preset, chosen)
-            found.append(Run(point, settings, (f"--preset={preset}", *flags_given)))
+            settings = config.resolve(preset_here, chosen)
+            found.append(Run(point, settings, (f"--preset={preset_here}", *flags_given)))
     return found
 
 
@@ -127,6 +132,8 @@ def hold_out(preset, given):
 
 
 def _parse_value(name, text):
+    if name == PRESET:
+        return text
     try:
         return flags.FLAGS[name].parser.parse(text)
     except (ValueError, TypeError) as error:

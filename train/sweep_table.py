@@ -4,7 +4,7 @@ import csv
 import os
 import statistics
 
-from tfdpx.train import sweep_runs
+from tfdpx.train import config, sweep_grid, sweep_runs
 
 # Columns that the settings of a run say and its report does not.
 _SETTINGS = (
@@ -27,7 +27,7 @@ def rows(results):
     found = []
     for result in results:
         settings, report = result["settings"], dict(result["report"])
-        row = {name: settings[name] for name in swept}
+        row = {name: result["point"].get(name, settings.get(name)) for name in swept}
         row |= {
             "seed": settings["seed"],
             "accuracy": sweep_runs.accuracy(report),
@@ -36,7 +36,7 @@ def rows(results):
         for name in ("test_accuracy", "validation_accuracy", "workdir"):
             report.pop(name)
         found.append({**row, **{name: settings[name] for name in _SETTINGS}, **report, **row})
-    order = lambda row: [_sortable(row[name]) for name in (*swept, "seed")]  # noqa: E731
+    order = lambda row: [_sortable(name, row[name]) for name in (*swept, "seed")]  # noqa: E731
     return sorted(found, key=order)
 
 
@@ -91,5 +91,7 @@ def best(points):
     return max(points, key=lambda point: (point["median"], point["lowest"]))
 
 
-def _sortable(value):
+def _sortable(name, value):
+    if name == sweep_grid.PRESET:
+        value = config.preset_names().index(value)  # Columns as in their table.
     return (value is not None, isinstance(value, str), value if value is not None else 0)
