@@ -1,0 +1,74 @@
+"""One private update of a preset's model at its full image size, in a process of its own.
+
+    python preset_update.py table12/eps8
+
+Two random images with all the preset's views, one image a pass. Prints a JSON object.
+"""
+
+import dataclasses
+import json
+import math
+import resource
+import sys
+import time
+import types
+
+import keras
+import numpy as np
+
+import tfdpx
+from tfdpx.train import config, datasets, dry_run, finetuning, learning
+
+IMAGES = 2
+
+
+def update(preset):
+    """Makes the update and returns what is known of it, a dict."""
+    settings = config.resolve(preset, {})
+    _, shape, num_classes = dry_run.DATASETS[datasets.Name.parse(settings.dataset).builder]
+    if settings.image_size:
+        shape = (settings.image_size, settings.image_size, shape[2])
+    # No file of a trained model: the weights are new, all else is as the preset says.
+    settings = dataclasses.replace(settings, microbatch_size=1)
+    centre, deviation = datasets.Name.parse(settings.dataset).standardization
+    model = finetuning.build(
+        settings,
+        types.SimpleNamespace(
+            image_shape=shape, num_classes=num_classes, centre=centre, deviation=deviation
+        ),
+    )
+    noise = settings.noise_multiplier if settings.noise_multiplier is not None else 1.0
+    plan = tfdpx.PrivacyPlan(
+        1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=settings.delta
+    )
+    model.compile(
+        learning.private_optimizer(settings, plan, seed=0),
+        learning.crossentropy(settings.label_smoothing),
+    )
+    rng = np.random.default_rng(0)
+    size = [round(settings.augment_resize * length) for length in shape[:2]]
+    x = rng.integers(0, 256, (IMAGES, *size, shape[2])).astype("uint8")
+    y = rng.integers(0, num_classes, IMAGES)
+    before = [v.numpy() for v in model.trainable_variables]
+    began = time.perf_counter()
+    loss = model.train_on_batch(x, y, sample_weight=np.ones(IMAGES, "float32"))
+    seconds = time.perf_counter() - began
+    after = [v.numpy() for v in model.trainable_variables]
+    return {
+        "model": settings.model,
+        "image_size": shape[0],
+        "views": settings.augmult,
+        "trainable": settings.trainable,
+        "parameters": model.count_params(),
+        "trained_parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
+        "seconds": seconds,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+        "loss": float(np.mean(loss)),
+        "finite": all(np.isfinite(w).all() for w in after),
+        "changed": all((a != b).any() for a, b in zip(after, before, strict=True)),
+        "keras": keras.__version__,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(update(sys.argv[1])))

@@ -1,0 +1,110 @@
+"""What --grid means, and what it may not say."""
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdpx.train import config, config_flags, sweep, sweep_grid
+from tfdpx.train.errors import UserError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["sweep"])
+
+
+values = st.lists(st.integers(1, 999), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.sampled_from(["steps", "batch_size", "augmult"]), values, min_size=1))
+def test_a_grid_is_what_its_text_says(grid):
+    text = ";".join(f"{name}={','.join(map(str, several))}" for name, several in grid.items())
+    assert sweep_grid.parse(text) == {name: tuple(several) for name, several in grid.items()}
+
+
+def test_values_have_the_types_of_their_flags():
+    grid = sweep_grid.parse(" learning_rate = 1, 2.5 ;group_norm=false,true;microbatch_size=auto,8")
+    assert grid == {
+        "learning_rate": (1.0, 2.5),
+        "group_norm": (False, True),
+        "microbatch_size": ("auto", 8),
+    }
+    assert isinstance(grid["learning_rate"][0], float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "lists settings and their values"),
+        ("learning_rate", "Received: 'learning_rate'"),
+        ("learning_rate=", "lists settings and their values"),
+        ("color=1", "can sweep .*learning_rate.*Received: --grid=color=1"),
+        ("seed=1,2", "can sweep"),
+        ("steps=1;steps=2", "names steps twice"),
+        ("steps=1,1", "a value twice"),
+        ("steps=many", "none of steps.*Received: 'many'"),
+        ("optimizer=sgd", "none of optimizer"),
+    ],
+)
+def test_errors(text, message):
+    with pytest.raises(UserError, match=message):
+        sweep_grid.parse(text)
+
+
+def runs(text, given=(), preset="digits", seeds=(0,)):
+    return sweep_grid.runs(preset, dict(given), sweep_grid.parse(text), seeds)
+
+
+def test_every_point_runs_with_every_seed_at_one_epsilon():
+    made = runs("batch_size=128,512;learning_rate=1,2", {"epsilon": 3.0}, seeds=(4, 5))
+    assert len({run.name for run in made}) == len(made) == 8
+    assert {run.settings.epsilon for run in made} == {3.0}
+    sigmas = {
+        run.settings.batch_size: run.settings.privacy_plan(1000).noise_multiplier for run in made
+    }
+    assert sigmas[512] > 1.5 * sigmas[128]  # A budget that stays fixed, and not the noise.
+    assert [run.settings.seed for run in made] == [4, 5] * 4
+
+
+def test_the_arguments_of_a_run_lead_to_its_settings():
+    for run in runs("group_norm=true,false;steps=7", {"private": True, "augmult": 0}):
+        preset, *rest = run.arguments
+        assert preset == "--preset=digits"
+        with flagsaver.flagsaver():
+            flags.FLAGS(["classify", *rest])
+            assert config.resolve("digits", config_flags.given()) == run.settings
+
+
+def test_presets_are_swept_like_settings():
+    made = runs("preset=table2/baseline,table2/ema")
+    assert [run.arguments[0] for run in made] == ["--preset=table2/baseline", "--preset=table2/ema"]
+    assert [run.settings.ema_momentum for run in made] == [0.0, 0.9999]
+    assert not any(
+        argument.startswith("--preset") for run in made for argument in run.arguments[1:]
+    )
+    with pytest.raises(UserError, match="no preset 'table2/none'"):
+        runs("preset=table2/none")
+
+
+def test_images_are_held_out_unless_preset_or_flags_say_what_to_measure_on():
+    assert runs("steps=5")[0].settings.validation == sweep_grid.HELD_OUT
+    assert runs("steps=5", {"eval_split": "test"})[0].settings.validation == 0
+    assert runs("steps=5", {"validation": 0.0})[0].settings.validation == 0
+    assert runs("learning_rate=1", preset="table2/ema")[0].settings.validation == 0.1
+
+
+def test_what_is_swept_cannot_be_given_too():
+    with pytest.raises(UserError, match="--steps=3"):
+        runs("steps=5,6", {"steps": 3})
+    with pytest.raises(UserError, match="--steps must be at least 1"):
+        runs("steps=0")
+
+
+@pytest.mark.parametrize("texts", [[], ["a"], ["-1"], ["1.5"], ["0", "0"]])
+def test_unfit_seeds(texts):
+    with pytest.raises(UserError, match="--seeds"):
+        sweep.parse_seeds(texts)

@@ -1,0 +1,99 @@
+"""A sweep goes on where it was, leaves failed runs aside, and never mixes two sweeps."""
+
+import json
+import sys
+
+import pytest
+from absl import flags
+
+from tfdpx.train import sweep_grid, sweep_runs
+from tfdpx.train.errors import UserError
+
+# Stands for `python -m tfdpx.train.classify`: writes a report, or fails where it is told to.
+FAKE = """#!/bin/sh
+for argument in "$@"; do
+  case "$argument" in --workdir=*) folder="${argument#--workdir=}" ;; esac
+done
+sweep="$folder/../.."
+echo "$folder" >> "$sweep/started"
+if [ -e "$sweep/fail" ]; then echo "no luck"; exit 1; fi
+if [ -e "$sweep/die" ]; then kill -KILL $$; fi
+echo '{"test_accuracy": null, "validation_accuracy": 0.5}' > "$folder/report.json"
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["sweep"])
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    fake = tmp_path / "python"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    (tmp_path / "sweep").mkdir()
+    return tmp_path / "sweep"
+
+
+def runs(rates="1,2", **given):
+    return sweep_grid.runs("digits", given, sweep_grid.parse(f"learning_rate={rates}"), (0, 1))
+
+
+def started(workdir):
+    path = workdir / "started"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_every_run_is_taken_once_and_later_calls_add_what_is_new(workdir):
+    lines = []
+    assert sweep_runs.execute(runs(), workdir, say=lines.append) == {}
+    assert started(workdir) == 4 and len(sweep_runs.read_all(workdir)) == 4
+    assert lines[-1].startswith("[4/4] learning_rate=2.0,seed=1: 50.0%")
+    assert sweep_runs.execute(runs(), workdir) == {} and started(workdir) == 4
+    sweep_runs.execute(runs("1,2,4"), workdir)
+    assert started(workdir) == 6
+    points = [result["point"] for result in sweep_runs.read_all(workdir)]
+    assert sorted(point["learning_rate"] for point in points) == [1, 1, 2, 2, 4, 4]
+
+
+def test_runs_side_by_side(workdir):
+    assert sweep_runs.execute(runs(), workdir, jobs=3) == {} and started(workdir) == 4
+
+
+def test_failed_runs_say_why_and_are_tried_again(workdir):
+    (workdir / "fail").touch()
+    failures = sweep_runs.execute(runs(), workdir)
+    assert len(failures) == 4 and set(failures.values()) == {"failed: no luck"}
+    assert sweep_runs.read_all(workdir) == []
+    (workdir / "fail").rename(workdir / "die")
+    assert "killed by SIGKILL" in next(iter(sweep_runs.execute(runs(), workdir).values()))
+    (workdir / "die").unlink()
+    assert sweep_runs.execute(runs(), workdir) == {} and len(sweep_runs.read_all(workdir)) == 4
+
+
+def test_a_report_that_was_cut_off_counts_as_none(workdir):
+    sweep_runs.execute(runs(), workdir)
+    report = next((workdir / "runs").glob("*/report.json"))
+    report.write_text('{"test_accu')
+    assert len(sweep_runs.read_all(workdir)) == 3
+    sweep_runs.execute(runs(), workdir)
+    assert started(workdir) == 5 and len(sweep_runs.read_all(workdir)) == 4
+
+
+def test_a_run_of_other_settings_is_not_taken_for_this_one(workdir):
+    sweep_runs.execute(runs(), workdir)
+    with pytest.raises(UserError, match="epsilon=8.0. Received: epsilon=3.0"):
+        sweep_runs.execute(runs(epsilon=3.0), workdir)
+    described = json.loads((workdir / "runs/learning_rate=1.0,seed=0/run.json").read_text())
+    assert described["settings"]["epsilon"] == 8.0
+
+
+def test_two_sweeps_cannot_write_to_one_folder(workdir):
+    with sweep_runs._locked(workdir), pytest.raises(UserError, match="Another sweep"):
+        sweep_runs.execute(runs(), workdir)
+    (workdir / "file").touch()
+    with pytest.raises(UserError, match="Cannot write to --workdir"):
+        sweep_runs.execute(runs(), workdir / "file")

@@ -1,0 +1,73 @@
+"""The binary: a short sweep of the digits, its table and figures again, and bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from tfdpx.train import sweep
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["sweep"])
+
+
+def run(*arguments, **given):
+    values = flags.FlagValues()
+    sweep.define_flags(values)
+    values(["sweep", *arguments])
+    with flagsaver.flagsaver(**given):
+        sweep.main(["sweep"], values)
+
+
+def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
+    command = [
+        sys.executable, "-m", "tfdpx.train.sweep", f"--workdir={tmp_path / 'sweep'}", "--seeds=0",
+        f"--data_dir={tmp_path}", "--model=edge_linear", "--steps=2", "--batch_size=64",
+        "--grid=l2_norm_clip=0.1", "--jobs=2", "--epsilon=2",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads(done.stdout.splitlines()[-1], parse_constant=pytest.fail)
+    assert (record["runs"], record["points"], record["failures"]) == (1, 1, {})
+    assert record["measured_on"] == "validation" and record["best"] == {"l2_norm_clip": 0.1}
+    assert 0 < record["best_median_accuracy"] <= 1
+    report = json.loads((tmp_path / "sweep/runs/l2_norm_clip=0.1,seed=0/report.json").read_text())
+    assert report["validation_accuracy"] == record["best_median_accuracy"]
+    assert 1.9 < report["epsilon"] <= 2.0
+    (tmp_path / "sweep/table.csv").unlink()
+    run("--plot_only", workdir=str(tmp_path / "sweep"))
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (tmp_path / "sweep/table.csv").exists()
+    assert again["best_median_accuracy"] == record["best_median_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "message"),
+    [
+        ([], {}, "--grid says what to sweep"),
+        (["--grid=steps=5"], dict(workdir=None), "--workdir names the folder"),
+        (["--grid=steps=5"], dict(seed=3), "Use --seeds=3"),
+        (["--grid=steps=5", "--seeds=a"], {}, "--seeds=a"),
+        (["--grid=steps=5"], dict(steps=7), "--steps=7"),
+        (["--grid=color=5"], {}, "--grid=color=5"),
+        (["--grid=preset=digits", "--preset=digits"], {}, "Leave one of them out"),
+        (["--grid=preset=none"], {}, "no preset 'none'"),
+        (["--plot_only"], {}, "--plot_only needs a sweep"),
+    ],
+)
+def test_errors_of_the_user_are_one_line(arguments, given, message, tmp_path):
+    with pytest.raises(SystemExit, match=message) as error:
+        run(*arguments, **{"workdir": str(tmp_path / "sweep"), **given})
+    assert "\n" not in error.value.code
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_folder_without_a_finished_run(tmp_path):
+    with pytest.raises(SystemExit, match="No run in --workdir"):
+        run("--plot_only", workdir=str(tmp_path))
