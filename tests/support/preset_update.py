@@ -8,7 +8,6 @@ Two random images with all the preset's views, one image a pass. Prints a JSON o
 import dataclasses
 import json
 import math
-import resource
 import sys
 import time
 import types
@@ -17,7 +16,7 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx.train import config, datasets, dry_run, finetuning, learning
+from tfdpx.train import benchmark_memory, config, datasets, dry_run, finetuning, learning
 
 IMAGES = 2
 
@@ -62,7 +61,7 @@ def update(preset):
         "parameters": model.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
         "seconds": seconds,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+        "peak_mib": benchmark_memory.resident_mib("VmHWM"),
         "loss": float(np.mean(loss)),
         "finite": all(np.isfinite(w).all() for w in after),
         "changed": all((a != b).any() for a, b in zip(after, before, strict=True)),

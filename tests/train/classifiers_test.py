@@ -14,6 +14,7 @@ from tfdpx.train.errors import UserError
         ("edge_linear", (8, 8, 1)),
         ("lenet", (28, 28, 1)),
         ("wrn_10_1", (32, 32, 3)),
+        ("nf_resnet_26", (32, 32, 3)),
     ],
 )
 def test_bytes_become_logits(name, shape):
@@ -36,7 +37,7 @@ def test_unknown_model_lists_the_known_ones(name):
         classifiers.build(name, (8, 8, 1), 10, 120.0)
 
 
-@pytest.mark.parametrize("name", ["wrn_17_4", "wrn_16_0", "lenet"])
+@pytest.mark.parametrize("name", ["wrn_17_4", "wrn_16_0", "lenet", "nf_resnet_34"])
 def test_model_that_does_not_exist_at_that_size(name):
     with pytest.raises(UserError, match="Argument `(depth|width|input_shape)`"):
         classifiers.build(name, (8, 8, 1), 10, 120.0)

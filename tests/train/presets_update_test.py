@@ -22,7 +22,7 @@ LIMITS = {
     "table16/eps8": 3_500,
     "table17/eps8": 5_000,
     "table18/eps8": 3_500,
-    "table20/eps8": 6_000,
+    "table20/eps8": 8_000,
     "table21/all_eps8": 6_000,
     "table21/last_eps8": 4_000,
 }
