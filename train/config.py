@@ -241,10 +241,11 @@ def _values_of(preset, epsilon):
         )
     name, _, column = preset.partition("/")
     module = _module(name)
-    if column:
-        return {**module.COMMON, **module.COLUMNS[column]}
-    epsilon = module.EPSILON if epsilon is None else epsilon
-    return {"epsilon": epsilon, **module.settings(epsilon)}
+    common, values = (module.COMMON, module.COLUMNS[column]) if column else ({}, module.settings)
+    if callable(values):
+        epsilon = module.EPSILON if epsilon is None else epsilon
+        values = {"epsilon": epsilon, **values(epsilon)}
+    return {**common, **values}
 
 
 def _modules():

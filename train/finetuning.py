@@ -114,6 +114,15 @@ def _copy(source, model, path):
             f"shape {model.input_shape[1:]}: it is {source.name!r} for {source.input_shape[1:]}, "
             f"with {source.count_params()} parameters against {model.count_params()}."
         )
+    kinds, expected = (
+        [type(layer) for layer in keras_hook.flatten_layers(m) if layer.weights]
+        for m in (source, model)
+    )
+    if kinds != expected:
+        raise UserError(
+            f"The model of --init_from={path} has other layers than --model={model.name} here: "
+            "give --weight_standardization as it was trained with."
+        )
     for a, b in zip(old, new, strict=True):
         if id(b) not in last:
             b.assign(a)

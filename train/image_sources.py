@@ -45,9 +45,17 @@ class Images:
         """List of pairs of an image, uint8 of `shape`, and its label, int64."""
         rows = [int(self._rows[index]) for index in indices]
         return [
-            (decode(encoded, self.shape), self._label(label, row))
+            (self._image(encoded, row), self._label(label, row))
             for row, (encoded, label) in zip(rows, self._records.__getitems__(rows), strict=True)
         ]
+
+    def _image(self, encoded, row):
+        try:
+            return decode(encoded, self.shape)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ValueError(
+                f"{self._records.name(row)} cannot be decoded: {error}. Replace or remove it."
+            ) from error
 
     def _label(self, label, row):
         label -= self._first_class
@@ -77,7 +85,7 @@ def decode(encoded, shape):
 
 
 def records(builder, split, features):
-    """The records of a split: has `__len__`, `__getitems__` (see `Images`) and `labels()`.
+    """The records of a split: has `__len__`, `__getitems__` (see `Images`), `labels`, `name`.
 
     Args:
         builder: Of TensorFlow Datasets, prepared.
@@ -127,8 +135,13 @@ class _DataSource:
         return [tuple(example[key] for key in self._keys) for example in examples]
 
     def labels(self):
-        """int64 array, by reading all of the split."""
-        return np.array([label for _, label in self.__getitems__(list(range(len(self))))])
+        """int64 array, by reading all of the split, a part at a time."""
+        parts = (range(len(self))[at : at + 1024] for at in range(0, len(self), 1024))
+        return np.array([label for part in parts for _, label in self.__getitems__(list(part))])
+
+    def name(self, row):
+        """What to call an example."""
+        return f"Example {row}"
 
 
 class _InMemory:
@@ -146,6 +159,10 @@ class _InMemory:
     def labels(self):
         """int64 array."""
         return np.array([label for _, label in self._pairs])
+
+    def name(self, row):
+        """What to call an example."""
+        return f"Example {row}"
 
 
 class _Files:
@@ -171,3 +188,7 @@ class _Files:
     def labels(self):
         """int64 array."""
         return np.array([label for _, label in self._files])
+
+    def name(self, row):
+        """What to call an example."""
+        return str(self._files[row][0])

@@ -98,6 +98,16 @@ class Pretraining:
                 "Flag --decay_steps says after which updates --schedule=step takes a tenth. "
                 f"Received: --schedule={self.schedule} --decay_steps={self.decay_steps}."
             )
+        if self.eval_split == "validation" and not self.validation:
+            raise UserError(
+                "Flag --eval_split=validation measures on the images that --validation holds out. "
+                f"Received: --validation={self.validation}."
+            )
+        if self.trainable == "last" and not self.init_from:
+            raise UserError(
+                "Flag --trainable=last keeps all other layers as they are and needs a trained "
+                "model: give --init_from. Received: --trainable=last."
+            )
         if self.augment_resize > 1 and (self.augment_padding or not self.image_size):
             raise UserError(
                 "Flag --augment_resize needs --image_size, and takes the place of "

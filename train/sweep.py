@@ -6,16 +6,18 @@ r"""Trains at every point of a grid at a fixed budget, and draws what came out.
 Any setting of `tfdpx.train.classify` can be swept, and so can presets (`--grid="preset=a,b"`). Any
 of its flags holds for all runs. Of
 noise_multiplier, epsilon, steps and batch_size one is solved for, as there: sweeping the batch size
-at one epsilon and number of steps changes the noise. A sweep chooses, so accuracy is that on
-training images held out (a quarter, unless preset or flags say otherwise) and not on test images.
+at one epsilon and number of steps changes the noise. A grid that would change epsilon unsaid is
+refused. A sweep chooses, so accuracy is that on training images held out (a quarter, unless preset
+or flags say otherwise) and not on test images, unless --final or --eval_split=test asks for them.
 
-The figures of De et al. (2022), with their presets of CIFAR-10:
+The figures of De et al. (2022), with --epsilon=8 and their presets of CIFAR-10:
 
     2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
     3      --grid="augmult=1,2,4,8,16,32;learning_rate=1,2,4"
     6      --grid="noise_multiplier=2,2.5,3,4,5;learning_rate=1,2,4" --batch_size=4096
     8      --grid="l2_norm_clip=0.01,0.1,1,10;learning_rate=0.5,1,2,4,8"
-    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4;epsilon=4,8,16,32,64" --noise_multiplier=2
+    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4;epsilon=4,8,16,32,64" --noise_multiplier=2,
+           with epsilon swept instead
 
 The working directory receives:
 

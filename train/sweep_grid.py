@@ -13,8 +13,12 @@ from tfdpx.train.errors import UserError
 # be what is reported in the end.
 HELD_OUT = 0.25
 
-
 PRESET = "preset"
+
+# What changes the epsilon of a run that leaves it open.
+_OF_THE_BUDGET = (
+    *config.PRIVACY, PRESET, "dataset", "validation", "delta", "sampling", "accountant"
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +26,17 @@ class Run:
     """One training run of a sweep.
 
     Attributes:
+        preset: Name of the preset it starts from.
         point: Dict, the values of the swept settings.
+        fixed: Dict, what holds for all runs of the sweep: the preset, unless presets are swept, and
+            the settings that the flags give.
         settings: The whole `config.Config`, seed included.
         arguments: Flags of `tfdpx.train.classify` that lead to these settings.
     """
 
+    preset: str
     point: dict
+    fixed: dict
     settings: config.Config
     arguments: tuple
 
@@ -102,7 +111,8 @@ def runs(preset, given, grid, seeds):
         seeds: Ints; every point is run once with each.
 
     Raises:
-        UserError: If a setting is both swept and given, or a point is no valid configuration.
+        UserError: If a setting is both swept and given, a point is no valid configuration, or
+            points have budgets that differ without being swept.
     """
     for name in grid:
         if name in given:
@@ -110,25 +120,43 @@ def runs(preset, given, grid, seeds):
                 f"Setting {name} is swept, and given for all runs. Received: --{name}="
                 f"{given[name]}. Leave one of them out."
             )
+    fixed = dict(given) if PRESET in grid else {PRESET: preset, **given}
     found = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
-        preset_here = point.get(PRESET, preset)
+        chosen = {**given, **point}
+        preset_here = chosen.pop(PRESET, preset)
+        chosen = hold_out(preset_here, chosen)
         for seed in seeds:
-            chosen = {**hold_out(preset_here, given), **point, "seed": seed}
-            chosen.pop(PRESET, None)
-            flags_given = tuple(f"--{name}={_text(value)}" for name, value in chosen.items())
-            settings = config.resolve(preset_here, chosen)
-            found.append(Run(point, settings, (f"--preset={preset_here}", *flags_given)))
+            settings = config.resolve(preset_here, {**chosen, "seed": seed})
+            _check_budget(settings, grid)
+            arguments = [f"--preset={preset_here}"]
+            arguments += [f"--{name}={_text(v)}" for name, v in {**chosen, "seed": seed}.items()]
+            found.append(Run(preset_here, point, fixed, settings, tuple(arguments)))
     return found
 
 
 def hold_out(preset, given):
-    """Returns `given`, with images held out for measuring unless preset or flags say otherwise."""
+    """Returns `given`, with accuracy measured on images held out unless `given` says otherwise."""
     settings = config.resolve(preset, given)
-    if settings.validation or settings.eval_split or "validation" in given:
+    if "eval_split" in given or given.get("validation") == 0:
         return given
-    return {**given, "validation": HELD_OUT}
+    return {
+        **given,
+        "validation": settings.validation or HELD_OUT,
+        "eval_split": "validation",
+    }
+
+
+def _check_budget(settings, grid):
+    """Raises UserError where each point of `grid` would have an epsilon that only follows."""
+    differing = [name for name in grid if name in _OF_THE_BUDGET]
+    if differing and settings.private and settings.epsilon is None:
+        raise UserError(
+            f"Sweeping {', '.join(differing)} changes epsilon, and accuracies at different budgets "
+            "are not to be compared: give --epsilon (the noise or the number of updates then "
+            "follows), or sweep epsilon too. Received: no --epsilon."
+        )
 
 
 def _parse_value(name, text):

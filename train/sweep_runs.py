@@ -37,10 +37,11 @@ def execute(runs, workdir, extra=(), jobs=1, say=print, on_result=lambda: None):
         Dict from the names of failed runs to a line each.
 
     Raises:
-        UserError: If the folder cannot be written, holds runs of other settings under the same
-            names, or is being written to by another sweep.
+        UserError: If the folder cannot be written, holds a sweep whose runs differ from these in
+            more than what is swept, or is being written to by another sweep.
     """
     with _locked(workdir) as lock:
+        _check_alike(runs, workdir)
         waiting = [run for run in runs if read(_claim(run, workdir)) is None]
         if done := len(runs) - len(waiting):
             say(f"{done} of {len(runs)} runs are done already.")
@@ -125,11 +126,28 @@ def _locked(workdir):
         yield lock
 
 
+def _check_alike(runs, workdir):
+    """Writes down what all runs of the folder share; raises UserError if earlier ones do not."""
+    path = workdir / "sweep.json"
+    fixed, swept = dict(runs[0].fixed), set(runs[0].point)
+    if path.exists():
+        earlier = json.loads(path.read_text())
+        swept |= set(earlier["swept"])
+        for name in sorted({*fixed, *earlier["fixed"]} - swept):
+            was, now = earlier["fixed"].get(name, "not given"), fixed.get(name, "not given")
+            if was != now:
+                raise UserError(
+                    f"The folder --workdir={workdir} holds a sweep with {name}={was}. Received: "
+                    f"{name}={now}. Choose another folder."
+                )
+    _write(path, {"fixed": fixed, "swept": sorted(swept)})
+
+
 def _claim(run, workdir):
     """Makes the folder of a run, and writes down what the run is."""
     folder = workdir / "runs" / run.name
-    described = {"point": run.point, "settings": dataclasses.asdict(run.settings)}
-    described = json.loads(json.dumps(described))
+    settings = {"preset": run.preset, **dataclasses.asdict(run.settings)}
+    described = json.loads(json.dumps({"point": run.point, "settings": settings}))
     path = folder / "run.json"
     if path.exists():
         earlier = json.loads(path.read_text())["settings"]
@@ -141,10 +159,15 @@ def _claim(run, workdir):
                 )
         return folder
     folder.mkdir(exist_ok=True)
-    fresh = folder / "run.json.new"
-    fresh.write_text(json.dumps(described))
-    os.replace(fresh, path)
+    _write(path, described)
     return folder
+
+
+def _write(path, record):
+    """Writes JSON, whole or not at all."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(record))
+    os.replace(fresh, path)
 
 
 def _start(run, workdir, extra, lock):

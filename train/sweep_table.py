@@ -92,6 +92,6 @@ def best(points):
 
 
 def _sortable(name, value):
-    if name == sweep_grid.PRESET:
+    if name == sweep_grid.PRESET and value in config.preset_names():
         value = config.preset_names().index(value)  # Columns as in their table.
     return (value is not None, isinstance(value, str), value if value is not None else 0)

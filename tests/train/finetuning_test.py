@@ -165,6 +165,8 @@ def test_files_that_do_not_fit(trained, tmp_path):
         finetuning.build(settings(init_from=path), data(shape=(8, 8, 3)))
     with pytest.raises(UserError, match="do not fit --model=small_cnn with 4 classes"):
         finetuning.build(settings(init_from=path.replace(".keras", ".weights.h5")), data())
+    with pytest.raises(UserError, match="other layers.*--weight_standardization"):
+        finetuning.build(settings(init_from=path, weight_standardization=False), data())
     (tmp_path / "junk.keras").write_bytes(b"junk")
     with pytest.raises(UserError, match="Cannot read --init_from"):
         finetuning.build(settings(init_from=str(tmp_path / "junk.keras")), data())

@@ -220,6 +220,8 @@ def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
     assert pairs(data.train_x) == pairs(held_out.train_x)  # Always the same part.
     assert sorted(pairs(held_out.train_x) + pairs(held_out.eval_x)) == as_set(*train)
     assert pairs(data.eval_x) == as_set(*test)
+    half = input_pipeline.load("tiny_imagenet:1-2", tmp_path)  # Labels are read in parts.
+    assert half.num_train == np.isin(train[1], [1, 2]).sum() > 0
     with pytest.raises(UserError, match="Cannot hold out --validation=40"):
         input_pipeline.load("tiny_imagenet", tmp_path, validation=40)
 
@@ -328,5 +330,7 @@ def test_damaged_images_are_an_error_that_names_the_trouble(tmp_path):
         folder.mkdir(parents=True)
         for i in range(4):
             (folder / f"{i}.png").write_bytes(b"not an image")
-    with pytest.raises(UserError, match="--dataset=folder.*cannot identify"):
+    with pytest.raises(
+        UserError, match=r"--dataset=folder.*/[0-3]\.png cannot be decoded: cannot id"
+    ):
         input_pipeline.load(f"folder:{tmp_path}", image_size=8, validation=4)

@@ -88,6 +88,8 @@ def test_weight_decay_is_added_to_the_gradient_before_the_momentum():
         (dict(epsilon=1.0, augmult=4), "leave out --augmult, --epsilon"),
         (dict(augment_resize=1.2), "--augment_resize needs --image_size"),
         (dict(validation=1.5), "--validation=1.5"),
+        (dict(eval_split="validation"), "--eval_split=validation measures"),
+        (dict(trainable="last"), "give --init_from"),
     ],
 )
 def test_values_out_of_range(given, message):

@@ -79,6 +79,29 @@ def test_the_arguments_of_a_run_lead_to_its_settings():
             assert config.resolve("digits", config_flags.given()) == run.settings
 
 
+def test_a_grid_may_complete_what_the_flags_begin():
+    made = runs("augmult=1,2", {"augment_padding": 1})
+    assert [run.settings.augmult for run in made] == [1, 2]
+    made = runs("optimizer=dpadamw;learning_rate=1,2", {"weight_decay": 0.01})
+    assert {run.settings.weight_decay for run in made} == {0.01}
+
+
+@pytest.mark.parametrize(
+    "text", ["batch_size=256,512", "noise_multiplier=2,3", "preset=table12/eps6,table12/eps8"]
+)
+def test_points_of_budgets_that_differ_unsaid_are_refused(text):
+    preset = "digits" if text.startswith("preset") else "table12/eps8"
+    with pytest.raises(UserError, match=f"Sweeping {text.partition('=')[0]} changes epsilon"):
+        runs(text, preset=preset)
+    assert {run.settings.epsilon for run in runs(text, {"epsilon": 2.0}, preset)} == {2.0}
+    assert {run.settings.epsilon for run in runs(f"{text};epsilon=1,2", (), preset)} == {1.0, 2.0}
+
+
+def test_a_budget_that_nothing_changes_need_not_be_known():
+    assert runs("learning_rate=1,2", preset="table12/eps8")[0].settings.epsilon is None
+    assert runs("batch_size=1,2", {"private": False}, "table12/eps8")[0].settings.epsilon is None
+
+
 def test_presets_are_swept_like_settings():
     made = runs("preset=table2/baseline,table2/ema")
     assert [run.arguments[0] for run in made] == ["--preset=table2/baseline", "--preset=table2/ema"]
@@ -95,6 +118,15 @@ def test_images_are_held_out_unless_preset_or_flags_say_what_to_measure_on():
     assert runs("steps=5", {"eval_split": "test"})[0].settings.validation == 0
     assert runs("steps=5", {"validation": 0.0})[0].settings.validation == 0
     assert runs("learning_rate=1", preset="table2/ema")[0].settings.validation == 0.1
+
+
+@pytest.mark.parametrize("preset", ["digits", "table12/eps8", "table12/eps6", "table2/ema"])
+def test_nothing_is_chosen_on_test_images_unless_the_flags_ask_for_it(preset):
+    for said in ({}, {"validation": 0.1}):
+        chosen = runs("learning_rate=1", said, preset)[0].settings
+        assert chosen.eval_split == "validation" and chosen.validation > 0
+    asked = runs("learning_rate=1", {"eval_split": "test"}, preset)[0].settings
+    assert asked.eval_split == "test"
 
 
 def test_what_is_swept_cannot_be_given_too():

@@ -6,7 +6,7 @@ import sys
 import pytest
 from absl import flags
 
-from tfdpx.train import sweep_grid, sweep_runs
+from tfdpx.train import sweep_grid, sweep_runs, sweep_table
 from tfdpx.train.errors import UserError
 
 # Stands for `python -m tfdpx.train.classify`: writes a report, or fails where it is told to.
@@ -18,7 +18,7 @@ sweep="$folder/../.."
 echo "$folder" >> "$sweep/started"
 if [ -e "$sweep/fail" ]; then echo "no luck"; exit 1; fi
 if [ -e "$sweep/die" ]; then kill -KILL $$; fi
-echo '{"test_accuracy": null, "validation_accuracy": 0.5}' > "$folder/report.json"
+echo '{"test_accuracy": null, "validation_accuracy": 0.5, "workdir": ""}' > "$folder/report.json"
 """
 
 
@@ -85,10 +85,39 @@ def test_a_report_that_was_cut_off_counts_as_none(workdir):
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(workdir):
     sweep_runs.execute(runs(), workdir)
-    with pytest.raises(UserError, match="epsilon=8.0. Received: epsilon=3.0"):
-        sweep_runs.execute(runs(epsilon=3.0), workdir)
-    described = json.loads((workdir / "runs/learning_rate=1.0,seed=0/run.json").read_text())
+    path = workdir / "runs/learning_rate=1.0,seed=0/run.json"
+    described = json.loads(path.read_text())
     assert described["settings"]["epsilon"] == 8.0
+    described["settings"]["epsilon"] = 3.0  # As if the preset had been another then.
+    path.write_text(json.dumps(described))
+    with pytest.raises(UserError, match="epsilon=3.0. Received: epsilon=8.0"):
+        sweep_runs.execute(runs(), workdir)
+
+
+@pytest.mark.parametrize("rates", ["1,2", "4"])
+def test_runs_that_differ_in_more_than_what_is_swept_do_not_share_a_folder(workdir, rates):
+    sweep_runs.execute(runs(steps=5), workdir)
+    with pytest.raises(UserError, match="with steps=5. Received: steps=not given"):
+        sweep_runs.execute(runs(rates), workdir)
+    with pytest.raises(UserError, match="with epsilon=not given. Received: epsilon=3.0"):
+        sweep_runs.execute(runs(rates, steps=5, epsilon=3.0), workdir)
+    assert started(workdir) == 4
+
+
+def test_what_was_given_may_be_swept_later(workdir):
+    sweep_runs.execute(runs("1", steps=5), workdir)
+    grid = sweep_grid.parse("learning_rate=1;steps=5,6")
+    sweep_runs.execute(sweep_grid.runs("digits", {}, grid, (0,)), workdir)
+    rows = sweep_table.rows(sweep_runs.read_all(workdir))
+    assert sorted(row["steps"] for row in rows) == [5, 5, 5, 6]
+
+
+def test_presets_may_be_swept_later(workdir):
+    sweep_runs.execute(runs("1"), workdir)
+    grid = sweep_grid.parse("preset=digits,table2/ema")
+    sweep_runs.execute(sweep_grid.runs("digits", {}, grid, (0,)), workdir)
+    rows = sweep_table.rows(sweep_runs.read_all(workdir))
+    assert [row["preset"] for row in rows] == ["digits"] * 3 + ["table2/ema"]
 
 
 def test_two_sweeps_cannot_write_to_one_folder(workdir):

@@ -25,7 +25,7 @@ def _multiply(pfor_input):
     if x_stacked and y_stacked:
         return pfor.wrap(tf.matmul(x, y, **adjoint), True)
     one_for_all = y if x_stacked else x
-    if any(size != 1 for size in one_for_all.shape[:-2]):
+    if one_for_all.shape.rank is None or any(size != 1 for size in one_for_all.shape[:-2]):
         batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
         x, y = (tf.broadcast_to(t, tf.concat([batch, tf.shape(t)[-2:]], 0)) for t in (x, y))
         return pfor.wrap(tf.matmul(x, y, **adjoint), True)

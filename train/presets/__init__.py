@@ -6,7 +6,8 @@ those of De et al. 2022, "Unlocking High-Accuracy Differentially Private Image C
 through Scale" (arXiv:2204.13650), whose appendix C they follow.
 
 Any other module defines `EPSILON`, the budget when the user names none, and `settings(epsilon)`,
-which returns the flag values to use for a budget: `--preset=digits`.
+which returns the flag values to use for a budget: `--preset=digits`. Such functions may stand in
+`COLUMNS` too.
 
 Flags on the command line win over both.
 """

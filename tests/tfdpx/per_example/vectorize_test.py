@@ -51,6 +51,15 @@ def test_products_of_examples_with_one_matrix_for_all(shapes, shared, adjoint_x,
     np.testing.assert_allclose(products(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_matrix_of_unknown_rank():
+    @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec(None)])
+    def products(x, y):
+        return vectorized_map(lambda each: tf.matmul(each, y), x)
+
+    x, y = np.random.default_rng(0).normal(size=[2, 7, 2, 3, 3]).astype("float32")
+    np.testing.assert_allclose(products(x, y[0]), np.matmul(x, y[0]), rtol=1e-5)
+
+
 def test_attention_on_more_examples_than_the_fault_needs():
     rng = np.random.default_rng(0)
     inputs = keras.Input((5, 8))
