@@ -13,7 +13,7 @@ def draw(rows, swept, folder):
     """Draws a PNG for each setting with several values.
 
     On the left of each: the median over seeds against the setting, with the range as a bar, one
-    line for each value of the next setting; of any further ones, the best. The dashed line has
+    line for each value of the next setting; of any further ones, the best. The broad grey line has
     all others tuned, as De et al. (2022) plot batch size, noise and updates (Figures 2, 3, 6).
     Beside it: the values of the others at which that best was found (their Figure 7).
 
@@ -52,7 +52,9 @@ def _accuracy(panel, points, name, others):
         for line, colour in zip(lines, colours, strict=True):
             chosen = [point for point in points if point[others[0]] == line]
             _line(panel, chosen, name, values, color=colour, label=_short(line))
-        _line(panel, points, name, values, color="black", linestyle="--", label="best of all")
+        # Underneath: it runs along the lines that it is the best of.
+        broad = dict(color="lightgrey", elinewidth=0, capsize=0, ms=0, lw=7, zorder=1)
+        _line(panel, points, name, values, **broad, label="best of all")
         panel.legend(title=others[0], fontsize="small", title_fontsize="small")
     else:
         _line(panel, points, name, values, color="black")
@@ -66,7 +68,8 @@ def _line(panel, points, name, values, **style):
     below = medians - 100 * np.array([point["lowest"] for point in found])
     above = 100 * np.array([point["highest"] for point in found]) - medians
     where = [_position(point[name], values) for point in found]
-    panel.errorbar(where, medians, [below, above], marker="o", ms=4, capsize=2, lw=1.2, **style)
+    look = {"marker": "o", "ms": 4, "capsize": 2, "lw": 1.2, **style}
+    panel.errorbar(where, medians, [below, above], **look)
 
 
 def _optimum(panel, points, name, other):
