@@ -49,7 +49,7 @@ _KEY = object()
 class _Totals:
     """What the passes add up; every field a tensor or a list of tensors."""
 
-    sums: list  # clipped sums, one float32 a variable
+    sums: list  # clipped sums over B, one float32 a variable
     loss: tf.Tensor  # of the present rows
     output_losses: list
     examples: tf.Tensor  # present
@@ -132,23 +132,21 @@ def show_losses(model, loss, output_losses, examples, penalty):
 
 
 def privatize(sums, optimizer, seed):
-    """`sum / B + sigma / B * xi` for each of `sums`, with one draw of noise for all.
+    """`sum + sigma / B * xi` for each of `sums`, with one draw of noise for all.
 
     Args:
-        sums: Clipped sums over the whole logical batch, in units of `l2_norm_clip`.
+        sums: Clipped sums over the whole logical batch, in units of `l2_norm_clip`, divided by B.
         optimizer: Gives `noise_multiplier` (sigma) and `batch_size` (B).
         seed: int64 tensor [2], of this step.
 
     Returns:
         List of float32 tensors.
     """
-    sigma, batch_size = optimizer.noise_multiplier, float(optimizer.batch_size)
-    if sigma:
-        sizes = [math.prod(s.shape) for s in sums]
-        drawn = tf.split(noise.normal([sum(sizes)], seed, sigma / batch_size), sizes)
-        drawn = [tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
-        return [s / batch_size + xi for s, xi in zip(sums, drawn, strict=True)]
-    return [s / batch_size for s in sums]
+    if not optimizer.noise_multiplier:
+        return sums
+    sizes = [math.prod(s.shape) for s in sums]
+    drawn = noise.normal([sum(sizes)], seed, optimizer.noise_multiplier / optimizer.batch_size)
+    return [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, tf.split(drawn, sizes), strict=True)]
 
 
 def clip_factors(squared_norms, l2_norm_clip, present):
@@ -182,6 +180,8 @@ class _Pass:
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
         result = self._engine(x, y, sample_weight)
         factors = clip_factors(result.squared_norms, self._optimizer.l2_norm_clip, present)
+        # Dividing the factors by B spares a pass over every weight.
+        factors /= float(self._optimizer.batch_size)
         # Without weights and padding every row is present, and Keras counts as it always does.
         all_present = sample_weight is None and self._optimizer.microbatch_size is None
         counted = None if all_present else rows_present

@@ -79,7 +79,7 @@ def _prefixes(settings):
     def sums(x, y):
         result = engine(x, y, None)
         factors = clip_factors(result.squared_norms, optimizer.l2_norm_clip, tf.constant(True))
-        return result.weighted_sums(factors)
+        return result.weighted_sums(factors / float(optimizer.batch_size))
 
     def noisy(sums):
         seed = noise.fold_in(optimizer.noise_seed, optimizer.iterations.value)
