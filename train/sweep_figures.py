@@ -89,6 +89,7 @@ def _optimum(panel, points, name, other):
     edges = [_position(value, other_values) for value in other_values]
     for edge in (edges[0], edges[-1]):
         panel.axhline(edge, color="grey", lw=0.8, ls=":")
+    panel.autoscale(axis="y")
     panel.grid(alpha=0.3)
 
 
