@@ -145,6 +145,9 @@ def privatize(sums, optimizer, seed):
     if not optimizer.noise_multiplier:
         return sums
     sizes = [math.prod(s.shape) for s in sums]
+    # Drawn at the start of the step, as it could be, it would take memory throughout.
+    with tf.control_dependencies(sums):
+        seed = tf.identity(seed)
     drawn = noise.normal([sum(sizes)], seed, optimizer.noise_multiplier / optimizer.batch_size)
     return [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, tf.split(drawn, sizes), strict=True)]
 

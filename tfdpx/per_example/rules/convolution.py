@@ -13,6 +13,7 @@ from tfdpx.per_example.rules.base import (
     by_example,
     positions,
     squared_norms,
+    sum_of_squares,
     weigh,
 )
 from tfdpx.per_example.rules.products import FLOAT, gram, product_of_grams
@@ -225,7 +226,7 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(rows, [split[0], self.groups, split[1], channels])
 
     def _instance_squares(self):
-        by_filter = tf.reduce_sum(tf.square(self.kernel_instances), axis=[1, 2, 3])
+        by_filter = sum_of_squares(self.kernel_instances, axis=[1, 2, 3])
         return tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
 
     def _all_norms(self, kernel_squares):
