@@ -181,14 +181,16 @@ def test_convolutions_by_one_call_an_example(monkeypatch, unrolled, groups, stri
     # Free launches and slow memory make it the cheapest way, which it is not for small images.
     monkeypatch.setitem(choice._RATES, "cpu", (2e11, 1.0, 0.0))
     monkeypatch.setattr(convolution, "_UNROLLED", unrolled)
-    calls = []
-    by_calls = convolution.Conv2DRule._by_calls
+    chosen, loops = [], []
+    rule = convolution.Conv2DRule
+    by_calls, in_a_loop = rule._by_calls.fget, rule._in_a_loop
     monkeypatch.setattr(
-        convolution.Conv2DRule, "_by_calls", lambda self: calls.append(1) or by_calls(self)
+        rule, "_by_calls", property(lambda self: chosen.append(by_calls(self)) or chosen[-1])
     )
+    monkeypatch.setattr(rule, "_in_a_loop", lambda self: loops.append(1) or in_a_loop(self))
     layer = WSConv2D(4, 3, strides, groups=groups, padding="same")
     check_layer(layer, (6, 5, 4), views, norms=["instantiate"])
-    assert calls
+    assert chosen and all(chosen) and bool(loops) == (unrolled == 1)
 
 
 @given(

@@ -217,12 +217,9 @@ def sum_to_shape(tensor, shape):
 
 def squared_norms(gradients):
     """float32 [B]: squared l2 norms over a list of tensors [B, ...]."""
-    return tf.add_n([sum_of_squares(g, list(range(1, g.shape.rank))) for g in gradients])
-
-
-def sum_of_squares(tensor, axis):
-    """The squares of `tensor` summed over `axis`, a list; no tensor of squares is formed."""
-    return tf.square(tf.math.reduce_euclidean_norm(tensor, axis))
+    return tf.add_n(
+        [tf.reduce_sum(tf.square(g), axis=list(range(1, g.shape.rank))) for g in gradients]
+    )
 
 
 def weighted_sums(gradients, factors):

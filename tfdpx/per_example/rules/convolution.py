@@ -13,7 +13,6 @@ from tfdpx.per_example.rules.base import (
     by_example,
     positions,
     squared_norms,
-    sum_of_squares,
     weigh,
 )
 from tfdpx.per_example.rules.products import FLOAT, gram, product_of_grams
@@ -146,8 +145,9 @@ class Conv2DRule(BeforeActivation):
     @functools.cached_property
     def kernel_instances(self):
         """float32 [B, *kernel_shape]: each example's gradient at the convolution's kernel."""
-        by_calls, by_patches = self._instance_costs()
-        return self._by_calls() if cheapest(by_calls, by_patches) is by_calls else self._by_matmul()
+        if self._instances_apart is not None:
+            return tf.stack(self._instances_apart)
+        return self._in_a_loop() if self._by_calls else self._by_matmul()
 
     def costs(self):
         """See `Rule.costs`."""
@@ -185,12 +185,23 @@ class Conv2DRule(BeforeActivation):
         count = 32 if rows is None else rows // self.views
         return count, area * self.views, fan_in, out // self.groups
 
+    @property
     def _by_calls(self):
+        by_calls, by_patches = self._instance_costs()
+        return cheapest(by_calls, by_patches) is by_calls
+
+    @functools.cached_property
+    def _instances_apart(self):
+        """List of the examples' float32 [*kernel_shape], or None where no graph holds so many."""
         inputs, outputs = by_example(self.inputs, self.views), by_example(self.outputs, self.views)
         count = inputs.shape[0]
-        if count is not None and count <= _UNROLLED:
-            each = zip(tf.unstack(inputs), tf.unstack(outputs), strict=True)
-            return tf.stack([self.weight_gradient(*one) for one in each])
+        if not self._by_calls or count is None or count > _UNROLLED:
+            return None
+        each = zip(tf.unstack(inputs), tf.unstack(outputs), strict=True)
+        return [self.weight_gradient(*one) for one in each]
+
+    def _in_a_loop(self):
+        inputs, outputs = by_example(self.inputs, self.views), by_example(self.outputs, self.views)
         return tf.map_fn(
             lambda i: self.weight_gradient(inputs[i], outputs[i]),
             tf.range(tf.shape(inputs)[0]),
@@ -226,7 +237,13 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(rows, [split[0], self.groups, split[1], channels])
 
     def _instance_squares(self):
-        by_filter = sum_of_squares(self.kernel_instances, axis=[1, 2, 3])
+        def squares(gradients):
+            return tf.reduce_sum(tf.square(gradients), axis=[-4, -3, -2])
+
+        if self._instances_apart is None:
+            by_filter = squares(self.kernel_instances)
+        else:  # Neither all squares nor a second copy of the instances need memory at once.
+            by_filter = tf.stack([squares(gradient) for gradient in self._instances_apart])
         return tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
 
     def _all_norms(self, kernel_squares):

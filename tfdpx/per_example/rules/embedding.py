@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdpx.per_example.choice import Cost
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, positions, sum_of_squares, weigh
+from tfdpx.per_example.rules.base import Rule, positions, weigh
 from tfdpx.per_example.rules.products import FLOAT
 
 
@@ -53,7 +53,7 @@ class EmbeddingRule(Rule):
         touched = tf.math.unsorted_segment_sum(
             tf.gather(self._outputs, order, batch_dims=1), rows, count * length
         )
-        squares = sum_of_squares(touched, axis=[-1])
+        squares = tf.reduce_sum(tf.square(touched), axis=-1)
         return tf.reduce_sum(tf.reshape(squares, [count, length]), axis=1)
 
     def ghost_squared_norms(self):

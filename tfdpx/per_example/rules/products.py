@@ -5,12 +5,7 @@ import functools
 import tensorflow as tf
 
 from tfdpx.per_example.choice import Cost
-from tfdpx.per_example.rules.base import (
-    BeforeActivation,
-    squared_norms,
-    sum_of_squares,
-    weigh,
-)
+from tfdpx.per_example.rules.base import BeforeActivation, weigh
 
 FLOAT = 4  # Bytes.
 _ROUNDING = 2.0**-24
@@ -57,9 +52,11 @@ class ProductRule(BeforeActivation):
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
-        norms = [squared_norms([bias]) for _, bias in self._with_bias(self.bias_gradients)]
+        norms = []
         if self.explains(self.layer.kernel):
             norms.append(ghost_product_norms(self.inputs_by_position, self.outputs_by_position))
+        for _, bias in self._with_bias(self.bias_gradients):
+            norms.append(tf.reduce_sum(tf.square(bias), axis=list(range(1, bias.shape.rank))))
         return tf.add_n(norms)
 
     def ordinary_sum(self, factors):
@@ -106,7 +103,9 @@ def ghost_product_norms(inputs, outputs):
     """
     if inputs.shape[2] == 1:
         return tf.reduce_sum(
-            sum_of_squares(inputs, axis=[2, 3]) * sum_of_squares(outputs, axis=[2, 3]), axis=1
+            tf.reduce_sum(tf.square(inputs), axis=[2, 3])
+            * tf.reduce_sum(tf.square(outputs), axis=[2, 3]),
+            axis=1,
         )
     return product_of_grams(gram(inputs), gram(outputs))
 
