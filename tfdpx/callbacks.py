@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tfdpx import keras_hook
 
+# Those of Keras's callbacks that change the training or its outcome by what they monitor.
+_ACTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "private_train_step")
 
 
@@ -173,6 +175,33 @@ def check_optimizer(optimizer, plan):
             raise ValueError(
                 f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="
                 f"{planned}, optimizer.{name}={actual}. Pass `plan=plan` to the optimizer."
+            )
+
+
+def check_callbacks(callbacks, optimizer):
+    """Raises if one of Keras's callbacks would let the training loss or metrics act on the weights.
+
+    No noise was added to those: a learning rate, an early stop or a choice of weights that follows
+    them tells of the examples more than epsilon says. What a callback of one's own does with its
+    logs cannot be seen.
+
+    Args:
+        callbacks: What `fit` was given: a callback, a list of them, a `CallbackList` or None.
+        optimizer: Gives `noise_multiplier`; without noise there is no guarantee to void.
+
+    Raises:
+        ValueError: Names the callback and what it monitors.
+    """
+    if not optimizer.noise_multiplier:
+        return
+    for callback in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks)):
+        acts = isinstance(callback, _ACTING) or getattr(callback, "save_best_only", False)
+        if acts and not _is_covered(callback.monitor):
+            raise ValueError(
+                f"{type(callback).__name__} would act on the training data without noise, which "
+                "the privacy guarantee does not cover. Received: "
+                f"monitor={callback.monitor!r}. Monitor a metric of data that need no privacy, "
+                'such as "val_loss", or leave the callback out.'
             )
 
 

@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import agreement, keras_hook, sampling, shares, train_step
-from tfdpx.callbacks import check_optimizer, steps_taken
+from tfdpx.callbacks import check_callbacks, check_optimizer, steps_taken
 from tfdpx.examples import as_examples
 from tfdpx.per_example.losses import row_losses
 
@@ -89,6 +89,7 @@ def fit(
     """
     optimizer, strategy = model.optimizer, model.distribute_strategy
     check_optimizer(optimizer, plan)
+    check_callbacks(callbacks, optimizer)
     shares.check_divides(strategy.num_replicas_in_sync, plan.batch_size, "examples of `batch_size`")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise ValueError("Argument `callbacks` must be a list. Received: a CallbackList.")

@@ -6,8 +6,8 @@ training needs doors that Keras does not have:
 - `keras.Model.train_step` is wrapped: an optimizer that defines `private_train_step(model, data)`
   drives the step, any other trains as before. A model's own `train_step` still wins by the method
   resolution order; the optimizer then refuses its gradients.
-- `keras.Model.fit` is wrapped: an optimizer that defines `check_fit(model, x)` may refuse first,
-  and the step can tell that Keras has split the batch over replicas.
+- `keras.Model.fit` is wrapped: an optimizer that defines `check_fit(model, x, callbacks)` may
+  refuse first, and the step can tell that Keras has split the batch over replicas.
 - Keras's mean losses divide by the number of replicas; `compute_loss` here turns that off.
 - `keras.Operation.__call__` is wrapped: while a recorder is active in this thread it sees every
   call of every layer. Without one, the wrapper adds a single attribute look-up.
@@ -18,6 +18,7 @@ training needs doors that Keras does not have:
 import concurrent.futures
 import contextlib
 import functools
+import inspect
 import threading
 import weakref
 
@@ -52,7 +53,8 @@ def install():
         check = getattr(innermost(getattr(self, "optimizer", None)), "check_fit", None)
         if check is None:
             return _originals["fit"](self, x, *args, **kwargs)
-        check(self, x)
+        given = inspect.signature(_originals["fit"]).bind(self, x, *args, **kwargs).arguments
+        check(self, x, given.get("callbacks"))
         with driving(self, "keras"):
             return _originals["fit"](self, x, *args, **kwargs)
 

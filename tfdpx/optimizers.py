@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdpx import augment as augment_module
 from tfdpx import microbatch, noise, replicas
+from tfdpx.callbacks import check_callbacks
 from tfdpx.per_example import ENGINES
 from tfdpx.train_step import PrivateGradient, private_train_step
 
@@ -154,8 +155,9 @@ class _PrivateOptimizer:
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
         return private_train_step(self, model, data)
 
-    def check_fit(self, model, data):
-        """Called before `model.fit`: refuses what it would do wrong under `tf.distribute`."""
+    def check_fit(self, model, data, callbacks):
+        """Called before `model.fit`: refuses callbacks and strategies that would go wrong."""
+        check_callbacks(callbacks, self)
         replicas.check_keras_fit(model, data)
 
     @property
