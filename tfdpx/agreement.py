@@ -14,30 +14,33 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import replicas
+from tfdpx.run import fresh_state
 
 
-def agree(strategy, seed, parts):
-    """The chief's seed, once all hosts hold equal `parts`.
+def agree(strategy, optimizer, parts):
+    """Raises on every host unless all hold equal `parts`, and sees to it that they share one run.
 
-    Must be called on every host. The seed travels over the hosts' network, as gradients will.
+    Must be called on every host. The seeds travel over the hosts' network, as gradients will.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        seed: Int in [0, 2**128), or None for one from the operating system of the chief.
+        optimizer: The tfdpx optimizer. A run that has made no update takes the chief's seeds.
         parts: Dict from a name (for the error) to arrays, a nest of variables or a JSON value.
-
-    Returns:
-        The seed, an int: the chief's where the hosts' own differ.
 
     Raises:
         ValueError: On every host, if two differ in a part.
     """
-    if seed is None:
-        seed = secrets.randbits(128)
     talks = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     if not talks or replicas.hosts(strategy) == 1:
-        return seed
-    words = [seed >> shift & (2**32 - 1) for shift in range(0, 128, 32)]
+        return
+    run = optimizer.run
+    is_new = run.updates == 0 and optimizer.seed is None
+    if not is_new:
+        parts = {
+            **parts,
+            "seeds of the run": {k: v for k, v in run.state().items() if k != "number"},
+        }
+    words = np.frombuffer(secrets.token_bytes(16), "uint32")
     digests = [int.from_bytes(_digest(part)[:7], "big") for part in parts.values()]
     rows = _gather(strategy, np.array([*words, *digests], "int64"))
     for name, column in zip(parts, rows[:, 4:].T, strict=True):
@@ -48,9 +51,9 @@ def agree(strategy, seed, parts):
                 " Every host must be given the same, in the same order, and restore the same "
                 "checkpoint."
             )
-    return sum(
-        int(word) << shift for word, shift in zip(rows[0, :4], range(0, 128, 32), strict=True)
-    )
+    if is_new:
+        seed = int.from_bytes(rows[0, :4].astype("uint32").tobytes(), "big")
+        optimizer.take_over(fresh_state(seed, number=run.number))
 
 
 def _gather(strategy, vector):

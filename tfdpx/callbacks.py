@@ -1,16 +1,26 @@
 """Keras callbacks: stop at the end of the budget, log what the guarantee covers."""
 
-import math
 import os
 
 import keras
 import tensorflow as tf
 
 from tfdpx import keras_hook
+from tfdpx.budget import check_optimizer, epsilon_log, steps_left, steps_taken
+from tfdpx.checkpoint import Checkpoint
+
+__all__ = [
+    "BudgetExceeded",
+    "Checkpoint",
+    "PrivacyBudget",
+    "TensorBoard",
+    "check_callbacks",
+    "check_optimizer",
+    "steps_taken",
+]
 
 # Those of Keras's callbacks that change the training or its outcome by what they monitor.
 _ACTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
-_DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "private_train_step")
 
 
 class BudgetExceeded(RuntimeError):
@@ -20,53 +30,85 @@ class BudgetExceeded(RuntimeError):
 class PrivacyBudget(keras.callbacks.Callback):
     """Keeps training within a `PrivacyPlan`, and logs the epsilon spent.
 
-    Training stops before the step that would take the model's updates past the plan's steps:
-    `model.optimizer.iterations` never exceeds `plan.steps`, over any number of calls of `fit` and
-    restarts from checkpoints. With `steps_per_execution` above 1 it stops Keras's `fit` before the
-    execution that might, so up to `steps_per_execution - 1` steps can remain unused there.
+    What was spent is the ledger of the model's weights (`model.optimizer.ledger`): the updates of
+    this optimizer, of those before it, and of the file that the weights came from. Training stops
+    before the step that would take it past the plan's steps, over any number of calls of `fit`,
+    restarts and new optimizers. Updates that the plan does not know (of other noise or another
+    sampling probability) are said, and compose with the plan's: training then stops before their
+    common epsilon exceeds the plan's. With `steps_per_execution` above 1 it stops Keras's `fit`
+    before the execution that might, so up to `steps_per_execution - 1` steps can remain unused.
 
-    At the end of an epoch `logs["epsilon"]` is the epsilon of the updates made so far, at the
-    plan's delta; it is called "epsilon_approximate" where the plan's sampling, or batches that are
-    not from `plan.batches`, make it an approximation. Callbacks after this one see it, and so do
-    the progress bar and `History`.
+    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta; it is
+    called "epsilon_approximate" where the plan's sampling, or batches that are not from
+    `plan.batches`, make it an approximation. Callbacks after this one see it, and so do the
+    progress bar and `History`.
 
     Args:
         plan: A `PrivacyPlan`.
+        allow_approximate: Bool. Whether to train on batches that are not exactly those of
+            `plan.batches`, whose epsilon is only approximated.
 
     Raises:
         TypeError: By `fit`, if the model's optimizer is none of tfdpx.
-        ValueError: By `fit`, if the optimizer's batch_size or noise_multiplier is not the plan's.
+        ValueError: By `fit`, if the optimizer or the batches are not the plan's.
         BudgetExceeded: By `fit`, if the plan has no room for another execution at the start.
     """
 
-    def __init__(self, plan):
+    def __init__(self, plan, allow_approximate=False):
         super().__init__()
         self.plan = plan
+        self.allow_approximate = allow_approximate
+        self._end = 0
 
     def on_train_begin(self, logs=None):
-        """Checks the optimizer against the plan, and that there is budget left."""
-        check_optimizer(self.model.optimizer, self.plan)
-        taken, execution = steps_taken(self.model.optimizer), self._execution()
-        if taken >= self.plan.steps:
+        """Checks optimizer and batches against the plan, and that there is budget left."""
+        optimizer, plan = self.model.optimizer, self.plan
+        check_optimizer(optimizer, plan)
+        self._check_batches(optimizer.draws)
+        left, execution = steps_left(optimizer, plan), self._execution()
+        if left < execution:
+            taken = optimizer.ledger.assuming(plan.sampling_probability)
+            counted = f"{taken.of(plan).steps} of {plan.steps} steps were taken"
+            if left <= 0:
+                spent = taken.epsilon(plan.delta, plan.accountant)
+                raise BudgetExceeded(
+                    f"The privacy budget is used up: {counted}, at epsilon={spent:.4g}, "
+                    f"delta={plan.delta}."
+                )
             raise BudgetExceeded(
-                f"The privacy budget is used up: {taken} of {self.plan.steps} steps were taken, at "
-                f"epsilon={self.plan.epsilon_at(taken):.4g}, delta={self.plan.delta}."
+                f"An execution of {execution} steps does not fit into the budget: {counted}. "
+                "Compile with a smaller `steps_per_execution`."
             )
-        if taken + execution > self.plan.steps:
-            raise BudgetExceeded(
-                f"An execution of {execution} steps does not fit into the budget: {taken} of "
-                f"{self.plan.steps} steps were taken. Compile with a smaller `steps_per_execution`."
-            )
+        self._end = optimizer.run.updates + left
 
     def on_train_batch_end(self, batch, logs=None):
         """Stops the training when the next execution might exceed the budget."""
-        if steps_taken(self.model.optimizer) + self._execution() > self.plan.steps:
+        if self.model.optimizer.run.updates + self._execution() > self._end:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
         if logs is not None:
-            logs.update(_epsilon_log(self.plan, self.model.optimizer))
+            logs.update(epsilon_log(self.plan, self.model.optimizer))
+
+    def _check_batches(self, draws):
+        if draws is None:
+            if not self.allow_approximate:
+                raise ValueError(
+                    "PrivacyBudget counts on the batches of its plan, and `fit` was given other "
+                    "data, or batches that were changed (by `take`, `cache`, `map`, `prefetch`, "
+                    "...), for which epsilon would be an approximation. Give `fit` "
+                    "`plan.batches(x, y)` as it is, or say that an approximation will do: "
+                    "`PrivacyBudget(plan, allow_approximate=True)`."
+                )
+            return
+        for name in ("num_examples", "batch_size", "sampling"):
+            planned, actual = getattr(self.plan, name), getattr(draws.plan, name)
+            if planned != actual:
+                raise ValueError(
+                    f"The batches are of another plan than the budget's. Received: plan.{name}="
+                    f"{planned}, and batches of a plan with {name}={actual}. Use one plan for both."
+                )
 
     def _execution(self):
         # Our own loop ends with a shorter execution.
@@ -123,8 +165,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         logs = dict(logs or {})
         covered = {name: value for name, value in logs.items() if _is_covered(name)}
         optimizer = self.model.optimizer
-        if self.plan is not None:
-            covered.update(_epsilon_log(self.plan, optimizer))
+        if self.plan is not None and hasattr(optimizer, "ledger"):
+            covered.update(epsilon_log(self.plan, optimizer))
         if hasattr(optimizer, "noise_multiplier"):
             covered["noise_multiplier"] = optimizer.noise_multiplier
         covered.update(self._gradient_norm())
@@ -148,34 +190,6 @@ class TensorBoard(keras.callbacks.TensorBoard):
         with self._private_writer.as_default():
             for name, value in (logs or {}).items():
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
-
-
-def check_optimizer(optimizer, plan):
-    """Raises unless `optimizer` spends what `plan` counts.
-
-    Args:
-        optimizer: The optimizer that a model is compiled with.
-        plan: A `PrivacyPlan`.
-
-    Raises:
-        TypeError: If `optimizer` is none of tfdpx.
-        ValueError: If its batch_size or noise_multiplier is not the plan's.
-    """
-    missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
-    if missing:
-        raise TypeError(
-            "A PrivacyPlan needs a model compiled with a private optimizer. Received: "
-            f"optimizer of type {type(optimizer).__name__}, without {', '.join(missing)}. "
-            "Compile with optimizer=tfdpx.DPSGD(...)."
-        )
-    for name in ("batch_size", "noise_multiplier"):
-        planned, actual = getattr(plan, name), getattr(optimizer, name)
-        # Not ==, since a checkpoint or a config may have kept float32.
-        if not math.isclose(planned, actual, rel_tol=1e-6):
-            raise ValueError(
-                f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="
-                f"{planned}, optimizer.{name}={actual}. Pass `plan=plan` to the optimizer."
-            )
 
 
 def check_callbacks(callbacks, optimizer):
@@ -205,22 +219,9 @@ def check_callbacks(callbacks, optimizer):
             )
 
 
-def steps_taken(optimizer):
-    """The number of updates that a Keras optimizer has made, an int, also under a strategy."""
-    return _scalar(optimizer.iterations, int)
-
-
 def _is_covered(name):
     """Whether the guarantee covers a number of the logs, or it is not of the private data."""
     return name in ("epsilon", "epsilon_approximate", "learning_rate") or name.startswith("val_")
-
-
-def _epsilon_log(plan, optimizer):
-    """The epsilon that the optimizer has spent, by its name in the logs."""
-    # An optimizer knows when it was given other batches than the plan's.
-    approximate = plan.is_approximate or getattr(optimizer, "epsilon_is_approximate", False)
-    name = "epsilon_approximate" if approximate else "epsilon"
-    return {name: plan.epsilon_at(steps_taken(optimizer))}
 
 
 def _scalar(value, number):

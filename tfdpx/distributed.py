@@ -27,7 +27,7 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdpx import agreement, keras_hook, sampling, shares, train_step
+from tfdpx import agreement, fit_data, keras_hook, sampling, shares, train_step, views
 from tfdpx.callbacks import check_callbacks, check_optimizer, steps_taken
 from tfdpx.examples import as_examples
 from tfdpx.per_example.losses import row_losses
@@ -54,8 +54,8 @@ def fit(
 
     On several hosts, each runs the same program with the same arguments. Every host draws its own
     share of one Poisson sample, a function of the seed and the step alone; an update makes one
-    all-reduce, of the clipped sums, and all replicas add the same noise. Begins at the step
-    `model.optimizer.iterations`, and ends at the plan's last at the latest.
+    all-reduce, of the clipped sums, and all replicas add the same noise. Goes on where the
+    optimizer's run is, and ends at the plan's last step at the latest.
 
     Callbacks run on every host. Those that only write may be given to the chief alone; those that
     stop the training must be given to all. In `logs` of a batch, metrics are means over this host's
@@ -69,8 +69,8 @@ def fit(
         y: As `x`.
         sample_weight: As for `plan.batches`.
         class_weight: As for `plan.batches`.
-        seed: Int in [0, 2**128), or None for one from the operating system, as private training
-            needs. On several hosts, the chief's counts.
+        seed: Int in [0, 2**128) for the draws, or None for that of the optimizer's run, as private
+            training needs.
         epochs: Int, the number of the last epoch.
         steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
         initial_epoch: Int, the number of the first epoch.
@@ -96,19 +96,25 @@ def fit(
     callbacks = keras.callbacks.CallbackList(
         callbacks, add_history=True, add_progbar=verbose != 0, model=model,
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
-        steps=steps_per_epoch or plan.steps - steps_taken(optimizer),
+        steps=steps_per_epoch or max(plan.steps - steps_taken(optimizer, plan), 1),
     )  # fmt: skip
     examples = as_examples(x, y, sample_weight, class_weight=class_weight)
     with strategy.scope():
-        keras_hook.build(model, examples.batch(tf.range(1), 1))
-    with keras_hook.driving(model, "tfdpx"):
+        views.build(model, *examples.batch(tf.range(1), 1))
+    planned = plan.batches(
+        x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed
+    )
+    accounted = fit_data.accounted(optimizer, model, {"x": planned, "callbacks": callbacks})
+    with keras_hook.driving(model, "tfdpx"), accounted:
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
-        first = steps_taken(optimizer)
+        initial_epoch = keras_hook.initial_epoch(model) or initial_epoch
+        taken = _Taken(optimizer, plan)
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
-        seed = agreement.agree(
-            strategy, seed,
+        agreement.agree(
+            strategy,
+            optimizer,
             {
                 "data": (
                     x.fingerprint() if examples is x else x,
@@ -117,13 +123,13 @@ def fit(
                 "plans": plan.get_config(),
                 "optimizers": keras.saving.serialize_keras_object(optimizer),
                 "weights or optimizer states": [*model.weights, *optimizer.variables],
-                "arguments of `fit` or `compile`": run,
+                "arguments of `fit` or `compile`": [*run, seed],
             },
         )  # fmt: skip
 
         def share(context):
             return plan.batches(
-                x, y, sample_weight, class_weight=class_weight, seed=seed, start=first,
+                x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
             )  # fmt: skip
 
@@ -135,22 +141,33 @@ def fit(
         logs = {}
         for epoch in range(initial_epoch, epochs):
             callbacks.on_epoch_begin(epoch)
-            end = min(steps_taken(optimizer) + (steps_per_epoch or plan.steps), plan.steps)
-            logs = _epoch(model, execute, batches, end, callbacks)
+            end = min(taken() + (steps_per_epoch or plan.steps), plan.steps)
+            logs = _epoch(model, execute, batches, taken(), end, callbacks)
             if measure:
                 logs.update({f"val_{name}": value for name, value in measure(callbacks).items()})
             callbacks.on_epoch_end(epoch, logs)
-            if model.stop_training or steps_taken(optimizer) >= plan.steps:
+            if model.stop_training or taken() >= plan.steps:
                 break
         optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
     return model.history
 
 
-def _epoch(model, execute, batches, end, callbacks):
-    """Updates until there have been `end`; the metrics of all of them."""
+class _Taken:
+    """How many of a plan's steps were taken, by the counter of the optimizer's run alone."""
+
+    def __init__(self, optimizer, plan):
+        self._run = optimizer.run
+        self._offset = steps_taken(optimizer, plan) - optimizer.run.updates
+
+    def __call__(self):
+        return self._offset + self._run.updates
+
+
+def _epoch(model, execute, batches, begin, end, callbacks):
+    """The updates numbered from `begin` to before `end`; the metrics of all of them."""
     model.reset_metrics()
-    begin, execution = steps_taken(model.optimizer), model.steps_per_execution
+    execution = model.steps_per_execution
     for step in range(begin, end, execution):
         count = min(execution, end - step)
         callbacks.on_train_batch_begin(step - begin)

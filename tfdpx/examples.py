@@ -1,5 +1,8 @@
 """Examples held in memory, and which arguments mean these or examples read from disk."""
 
+import functools
+import hashlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -77,6 +80,21 @@ class Examples:
             return tf.ensure_shape(batch, [capacity, *array.shape[1:]])
 
         return tf.nest.map_structure(take, self._arrays)
+
+    @functools.cached_property
+    def _digest(self):
+        digest = hashlib.blake2b()
+        for array in tf.nest.flatten(self._arrays):
+            if array is not None:
+                digest.update(f"{array.dtype}{array.shape}".encode())
+                values = array.numpy()
+                strings = values.dtype == object
+                digest.update(repr(values.tolist()).encode() if strings else values.tobytes())
+        return digest.hexdigest()
+
+    def fingerprint(self):
+        """String that tells these examples from others."""
+        return self._digest
 
 
 def as_examples(x, y=None, sample_weight=None, *, class_weight=None):

@@ -6,8 +6,10 @@ training needs doors that Keras does not have:
 - `keras.Model.train_step` is wrapped: an optimizer that defines `private_train_step(model, data)`
   drives the step, any other trains as before. A model's own `train_step` still wins by the method
   resolution order; the optimizer then refuses its gradients.
-- `keras.Model.fit` is wrapped: an optimizer that defines `check_fit(model, x, callbacks)` may
-  refuse first, and the step can tell that Keras has split the batch over replicas.
+- `keras.Model.fit` is wrapped: an optimizer that defines `fitting(model, arguments)`, a context
+  manager, may refuse first and learns what data are trained on; the step can tell that Keras has
+  split the batch over replicas.
+- `keras.Model.compile` is wrapped: an optimizer that defines `compiled(model)` learns the weights.
 - Keras's mean losses divide by the number of replicas; `compute_loss` here turns that off.
 - `keras.Operation.__call__` is wrapped: while a recorder is active in this thread it sees every
   call of every layer. Without one, the wrapper adds a single attribute look-up.
@@ -33,11 +35,13 @@ _SCALINGS = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 
 
 def install():
-    """Wraps Keras's `train_step`, `fit`, `__call__` and scaling of losses. Idempotent."""
+    """Wraps what the module's docstring lists. Idempotent."""
     if _originals:
         return
     _originals["train_step"] = keras.Model.train_step
     _originals["fit"] = keras.Model.fit
+    # On the class that defines it: Keras takes a model with another `compile` for a custom one.
+    _originals["compile"] = _compile_owner().compile
     _originals["call"] = keras.Operation.__call__
     _originals.update({name: getattr(keras_loss, name) for name in _SCALINGS})
 
@@ -50,13 +54,19 @@ def install():
 
     @functools.wraps(_originals["fit"])
     def fit(self, x=None, *args, **kwargs):
-        check = getattr(innermost(getattr(self, "optimizer", None)), "check_fit", None)
-        if check is None:
+        fitting = getattr(innermost(getattr(self, "optimizer", None)), "fitting", None)
+        if fitting is None:
             return _originals["fit"](self, x, *args, **kwargs)
-        given = inspect.signature(_originals["fit"]).bind(self, x, *args, **kwargs).arguments
-        check(self, x, given.get("callbacks"))
-        with driving(self, "keras"):
-            return _originals["fit"](self, x, *args, **kwargs)
+        given = inspect.signature(_originals["fit"]).bind(self, x, *args, **kwargs)
+        with driving(self, "keras"), fitting(self, given.arguments):
+            return _originals["fit"](*given.args, **given.kwargs)
+
+    @functools.wraps(_originals["compile"])
+    def compile(self, *args, **kwargs):
+        _originals["compile"](self, *args, **kwargs)
+        compiled = getattr(innermost(self.optimizer), "compiled", None)
+        if compiled is not None:
+            compiled(self)
 
     @functools.wraps(_originals["call"])
     def call(self, *args, **kwargs):
@@ -67,6 +77,7 @@ def install():
 
     keras.Model.train_step = train_step
     keras.Model.fit = fit
+    _compile_owner().compile = compile
     keras.Operation.__call__ = call
     for name in _SCALINGS:
         setattr(keras_loss, name, _unless_unscaled(_originals[name]))
@@ -79,10 +90,15 @@ def uninstall():
     # The originals are inherited: taking ours off the class uncovers them.
     del keras.Model.train_step
     del keras.Model.fit
+    _compile_owner().compile = _originals["compile"]
     keras.Operation.__call__ = _originals["call"]
     for name in _SCALINGS:
         setattr(keras_loss, name, _originals[name])
     _originals.clear()
+
+
+def _compile_owner():
+    return next(base for base in keras.Model.__mro__ if "compile" in vars(base))
 
 
 def is_installed():
@@ -229,6 +245,16 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
         if metric:
             metric.update_state(true, predicted, sample_weight=weight)
     return model.get_metrics_result()
+
+
+def initial_epoch(model):
+    """The epoch that a callback had `fit` begin at, an int or None."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model, epoch):
+    """Has `fit` begin at another epoch, as `keras.callbacks.BackupAndRestore` does; or None."""
+    model._initial_epoch = epoch
 
 
 def side_channels(tensor):

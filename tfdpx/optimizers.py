@@ -1,5 +1,7 @@
 """DP-SGD, DP-Adam and DP-AdamW: Keras optimizers whose updates are differentially private."""
 
+import collections
+import contextlib
 import functools
 import math
 import warnings
@@ -9,9 +11,11 @@ import keras
 import tensorflow as tf
 
 from tfdpx import augment as augment_module
-from tfdpx import microbatch, noise, replicas
+from tfdpx import fit_data, microbatch, replicas
+from tfdpx.account import Account
 from tfdpx.callbacks import check_callbacks
 from tfdpx.per_example import ENGINES
+from tfdpx.run import Run, fresh_state
 from tfdpx.train_step import PrivateGradient, private_train_step
 
 # Keras arguments that would change the mechanism, and what to use instead.
@@ -36,9 +40,8 @@ _DOC = """{name} with per-example clipping and Gaussian noise (DP-SGD and its ki
     Guarantee: each update is one Gaussian mechanism of sensitivity 1 and standard deviation sigma
     under adding or removing one example. What a run of updates costs depends on how batches are
     drawn: see `tfdpx.PrivacyPlan`. It holds for the weights; the training loss and metrics that
-    Keras shows are functions of the private data, and the seed in the optimizer's state must stay
-    secret: release `keras.Model(model.inputs, model.outputs)`, which has no optimizer, since a
-    `.keras` file of the trained model holds that seed.
+    Keras shows are functions of the private data. Files that Keras saves hold no seed of noise or
+    draws; a loaded or copied optimizer has fresh noise, and its `ledger` goes on.
 
     Args:
         *args: Arguments of `keras.optimizers.{name}`, `learning_rate` first.
@@ -70,8 +73,41 @@ _DOC = """{name} with per-example clipping and Gaussian noise (DP-SGD and its ki
     """
 
 
+_Mechanism = collections.namedtuple(
+    "_Mechanism",
+    "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
+    "per_example_engine",
+)
+
+
+def _read_only(name):
+    """A property without a setter: the traced step and the account hold the value."""
+
+    def get(self):
+        return getattr(self._mechanism, name)
+
+    def refuse(self, value):
+        raise AttributeError(
+            f"`{name}` of a private optimizer is read-only: the account counts on the value that "
+            f"it was made with, {get(self)!r}. Received: {name}={value!r}. Compile the model with "
+            "a new optimizer; its account goes on."
+        )
+
+    return property(get, refuse, doc=f"The argument `{name}`. Read-only.")
+
+
 class _PrivateOptimizer:
     """What makes a Keras optimizer private; stands before it in the bases."""
+
+    plan = _read_only("plan")
+    batch_size = _read_only("batch_size")
+    noise_multiplier = _read_only("noise_multiplier")
+    l2_norm_clip = _read_only("l2_norm_clip")
+    microbatch_size = _read_only("microbatch_size")
+    augment = _read_only("augment")
+    augmult = _read_only("augmult")
+    seed = _read_only("seed")
+    per_example_engine = _read_only("per_example_engine")
 
     def __init__(
         self,
@@ -96,6 +132,7 @@ class _PrivateOptimizer:
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
         super().__init__(*args, **kwargs)
+        self.first_learning_rate = super().get_config()["learning_rate"]
         batch_size = _agree("batch_size", batch_size, plan)
         noise_multiplier = _agree("noise_multiplier", noise_multiplier, plan)
         _check_count("batch_size", batch_size)
@@ -133,37 +170,51 @@ class _PrivateOptimizer:
                 "is no privacy guarantee; epsilon is infinite.",
                 stacklevel=3,
             )
-        self.plan = plan
-        self.batch_size = batch_size
-        self.noise_multiplier = float(noise_multiplier)
-        self.l2_norm_clip = float(l2_norm_clip)
-        self.microbatch_size = microbatch_size
-        self.augment = augment_module.get(augment)
-        self.augmult = augmult
-        self.seed = seed
-        self.per_example_engine = per_example_engine
-        self.epsilon_is_approximate = False
-        self.prepared = weakref.WeakKeyDictionary()
-        # Part of the state: a run resumed from a checkpoint goes on with the noise it would have.
-        self._noise_seed = self.add_variable(
-            [2], initializer=_Constant(noise.make_seed(seed)), dtype="int64", name="noise_seed"
+        self._mechanism = _Mechanism(
+            plan=plan,
+            batch_size=batch_size,
+            noise_multiplier=float(noise_multiplier),
+            l2_norm_clip=float(l2_norm_clip),
+            microbatch_size=microbatch_size,
+            augment=augment_module.get(augment),
+            augmult=augmult,
+            seed=seed,
+            per_example_engine=per_example_engine,
         )
+        self.prepared = weakref.WeakKeyDictionary()
+        self.draws = None  # Of the data set that `fit` trains on.
+        self.run = Run(seed)
+        self.account = Account(self.run, noise_multiplier)
+        # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
+        self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
+        self.account.open(plan and plan.sampling_probability, exact=False)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
-        self._nonfinite = self.add_variable([], dtype="int64", name="nonfinite_examples")
+
+    def compiled(self, model):
+        """Called after `model.compile`: what was spent on the model's weights goes on here."""
+        self.account.follow(model.variables)
 
     def private_train_step(self, model, data):
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
         return private_train_step(self, model, data)
 
-    def check_fit(self, model, data, callbacks):
-        """Called before `model.fit`: refuses callbacks and strategies that would go wrong."""
-        check_callbacks(callbacks, self)
-        replicas.check_keras_fit(model, data)
+    @contextlib.contextmanager
+    def fitting(self, model, arguments):
+        """Around `model.fit`: refuses what would go wrong, and accounts for the data.
+
+        Args:
+            model: The `keras.Model`.
+            arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
+        """
+        check_callbacks(arguments.get("callbacks"), self)
+        replicas.check_keras_fit(model, arguments.get("x"))
+        with fit_data.accounted(self, model, arguments):
+            yield
 
     @property
     def noise_seed(self):
         """int64 tensor [2]: the secret seed of this run's noise and views."""
-        return self._noise_seed.value
+        return self.run.noise_seed
 
     @property
     def privatized_gradient_norm(self):
@@ -173,28 +224,61 @@ class _PrivateOptimizer:
     @property
     def nonfinite_examples(self):
         """Int: examples so far whose gradient was not finite and counted as zero. Not private."""
-        return int(keras.ops.convert_to_numpy(self._nonfinite))
+        return self.run.nonfinite
 
-    def note_sampling(self, may_be_planned):
-        """Called by the private step: whether a batch looks like one of `plan.batches`.
+    @property
+    def ledger(self):
+        """`tfdpx.accounting.Ledger`: all that was spent on the weights that this optimizer trains.
 
-        Those have a fixed number of rows and sample weights. Epsilon on others is an approximation,
-        since it counts on Poisson sampling.
+        It holds the updates of former optimizers too, and those of the file that the weights were
+        loaded from. Nothing that is assigned lowers it.
         """
-        if may_be_planned or self.epsilon_is_approximate:
-            return
-        self.epsilon_is_approximate = True
-        if self.plan is not None and not self.plan.is_approximate:
-            warnings.warn(
-                "The plan counts on Poisson sampling, but these batches are not from "
-                "`plan.batches(x, y)`: its epsilon is only an approximation for them.",
-                stacklevel=2,
-            )
+        return self.account.ledger()
+
+    @property
+    def epsilon_is_approximate(self):
+        """Bool: whether any update was on batches that were not drawn as the accountant assumes."""
+        return self.ledger.is_approximate
 
     def record(self, gradient_norm, nonfinite):
-        """Keeps what the step measured; called by the private step."""
+        """Counts an update and keeps what it measured; called by the private step."""
         self._gradient_norm.assign(gradient_norm)
-        self._nonfinite.assign_add(tf.cast(nonfinite, "int64"))
+        self.account.count_update()
+        self.run.count_update(nonfinite, self.learning_rate)
+
+    def save_own_variables(self, store):
+        """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
+        self.account.synchronize()
+        super().save_own_variables(store)
+        for name, variable in self._ledger_variables().items():
+            store[name] = keras.ops.convert_to_numpy(variable)
+
+    def load_own_variables(self, store):
+        """Loads what Keras loads, joins the saved ledger, and begins a run with fresh noise."""
+        names = self._ledger_variables()
+        saved = {name: store[name] for name in store.keys()}
+        if all(name in saved for name in names):
+            self.account.join_saved(*(saved.pop(name) for name in names))
+        elif saved:
+            warnings.warn(
+                "The saved optimizer has no ledger: what was spent on its weights is unknown, and "
+                "not counted.",
+                stacklevel=2,
+            )
+        self.take_over(None)
+        super().load_own_variables(saved)
+
+    def take_over(self, state):
+        """Becomes a run: that of a `Run.state()`, or a fresh one if that is None."""
+        self.account.synchronize()
+        if state is None:
+            # Draws of a given seed that were used stay used.
+            state = {**fresh_state(), "used": self.run.state()["used"]}
+        self.run.restore(state)
+        self.account.move()
+
+    def _ledger_variables(self):
+        return {"ledger_facts": self._ledger_facts, "ledger_steps": self._ledger_steps}
 
     def apply(self, grads, trainable_variables=None):
         """Applies gradients from the private step; refuses any other with a ValueError."""
@@ -243,6 +327,7 @@ class _PrivateOptimizer:
         for argument in _REFUSED:
             config.pop(argument, None)
         plan, views = self.plan, self.augment
+        # Without `seed`: a file must not tell it, and a copy must have noise of its own.
         config.update(
             plan=None if plan is None else keras.saving.serialize_keras_object(plan),
             batch_size=self.batch_size,
@@ -251,7 +336,6 @@ class _PrivateOptimizer:
             microbatch_size=self.microbatch_size,
             augment=None if views is None else keras.saving.serialize_keras_object(views),
             augmult=self.augmult,
-            seed=self.seed,
             per_example_engine=self.per_example_engine,
         )
         return config
@@ -266,16 +350,6 @@ class _PrivateOptimizer:
                     config[name], custom_objects=custom_objects
                 )
         return super().from_config(config, custom_objects=custom_objects)
-
-
-class _Constant(keras.initializers.Initializer):
-    """Keras' own `Constant` goes through float32; a seed must keep all of its bits."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __call__(self, shape, dtype=None):
-        return tf.constant(self.value, dtype=dtype, shape=shape)
 
 
 @functools.cache

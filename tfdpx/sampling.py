@@ -14,8 +14,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import noise
-from tfdpx.passes import Passes
+from tfdpx import budget, noise
+from tfdpx.draws import Draws, draws_of, finished
 from tfdpx.shares import Shares
 
 # Set the draws apart from whatever else is keyed by the same seed.
@@ -48,8 +48,54 @@ def in_order(examples, batch_size):
     return dataset.prefetch(1)
 
 
+def plan_batches(plan, examples, *, optimizer, seed, start, pad_to_multiple_of, input_context):
+    """What `PrivacyPlan.batches` gives; its docstring has the arguments.
+
+    Args:
+        plan: The `PrivacyPlan`.
+        examples: `Examples` or `RandomAccess`.
+        optimizer: As there, like all that follow.
+        seed: As there.
+        start: As there.
+        pad_to_multiple_of: As there.
+        input_context: As there.
+    """
+    if examples.count != plan.num_examples:
+        raise ValueError(
+            "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
+            f"depends. Received: {examples.count} examples, num_examples={plan.num_examples}."
+        )
+    arguments = {
+        "capacity": math.ceil(plan.capacity / pad_to_multiple_of) * pad_to_multiple_of,
+        "steps": plan.steps,
+        "seed": seed,
+        "start": start,
+        "input_context": input_context,
+    }
+    if optimizer is not None:
+        budget.check_optimizer(optimizer, plan)
+        arguments["run"] = optimizer.run
+        arguments["steps"] = lambda: max(plan.steps - budget.steps_taken(optimizer, plan), 0)
+    if plan.sampling == "shuffle":
+        dataset = shuffled_batches(examples, batch_size=plan.batch_size, **arguments)
+    else:
+        probability = plan.sampling_probability
+        dataset = poisson_batches(examples, sampling_probability=probability, **arguments)
+    draws = draws_of(dataset)
+    draws.plan, draws.examples = plan, examples
+    return dataset
+
+
 def poisson_batches(
-    examples, *, sampling_probability, capacity, steps, seed=None, start=0, input_context=None
+    examples,
+    *,
+    sampling_probability,
+    capacity,
+    steps,
+    seed=None,
+    start=0,
+    run=None,
+    input_context=None,
 ):
     """Batches that hold each example with `sampling_probability`, independently.
 
@@ -60,11 +106,14 @@ def poisson_batches(
         examples: `Examples` or `RandomAccess`.
         sampling_probability: Float in (0, 1].
         capacity: Int. Number of rows of every batch; a step that draws more is an error.
-        steps: Int. Number of steps of the whole training; the dataset ends there.
-        seed: Optional int; None takes a seed from the operating system.
+        steps: Int. Number of steps of the whole training; the dataset ends there. Or a function
+            that gives how many steps are left, called when an iterator begins.
+        seed: Optional int. None takes the seed of `run`, or else a fresh one from the operating
+            system for each iterator.
         start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
             batch of an iterator is. A step must count itself only when it has read its batch, as
             those of tfdpx's optimizers do; Keras's own may do it before.
+        run: Optional `tfdpx.run.Run`: iterators begin at the first step that it has not used.
         input_context: Optional `tf.distribute.InputContext`, for one pass by
             `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
             replica of this host in turn (see `tfdpx.shares`). All hosts need the same examples,
@@ -73,8 +122,7 @@ def poisson_batches(
     Returns:
         A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`, or
         `[capacity / replicas, ...]` with an `input_context`; padding is zero and has sample_weight
-        0. Iterating raises `tf.errors.InvalidArgumentError` when a step exceeds `capacity`,
-        `tf.errors.UnknownError` when an int `start` would replay steps.
+        0. Iterating raises `tf.errors.InvalidArgumentError` when a step exceeds `capacity`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -85,10 +133,9 @@ def poisson_batches(
             f"Received: sampling_probability={sampling_probability!r}."
         )
     shares = Shares(capacity, input_context)
-    passes = Passes(start, steps, shares)
-    key = noise.fold_in(_seed(seed, shares), _POISSON_KEY)
+    draws = Draws(_POISSON_KEY, steps, shares, seed, start, run)
 
-    def draw(step, replica):
+    def draw(key, step, replica):
         rows = poisson_rows(key, step, examples.count, sampling_probability)
         fits = tf.debugging.assert_less_equal(
             tf.shape(rows)[0],
@@ -99,11 +146,11 @@ def poisson_batches(
         with tf.control_dependencies([fits]):
             return examples.batch(shares.cut(tf.identity(rows), replica), shares.rows)
 
-    return passes.finish(passes.steps().map(draw))
+    return draws.dataset(draw)
 
 
 def shuffled_batches(
-    examples, *, batch_size, capacity, steps, seed=None, start=0, input_context=None
+    examples, *, batch_size, capacity, steps, seed=None, start=0, run=None, input_context=None
 ):
     """Batches of `batch_size` cut from a permutation of the examples, a new one every epoch.
 
@@ -115,9 +162,10 @@ def shuffled_batches(
         examples: `Examples` or `RandomAccess`.
         batch_size: Int in [1, number of examples].
         capacity: Int >= batch_size. Number of rows of every batch.
-        steps: Int. Number of steps of the whole training; the dataset ends there.
+        steps: As in `poisson_batches`.
         seed: As in `poisson_batches`.
         start: As in `poisson_batches`.
+        run: As in `poisson_batches`.
         input_context: As in `poisson_batches`.
 
     Returns:
@@ -132,24 +180,24 @@ def shuffled_batches(
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
     shares = Shares(capacity, input_context)
-    passes = Passes(start, steps, shares)
-    key = noise.fold_in(_seed(seed, shares), _SHUFFLE_KEY)
+    draws = Draws(_SHUFFLE_KEY, steps, shares, seed, start, run)
     per_epoch = examples.count // batch_size
     known = {}
 
-    def rows_of_step(step):
+    def rows_of_step(key, step):
         epoch, place = divmod(int(step), per_epoch)
-        if epoch not in known:
+        name = (*key.tolist(), epoch)
+        if name not in known:
             known.clear()
-            known[epoch] = _permutation(key, epoch, examples.count)
-        return known[epoch][place * batch_size : (place + 1) * batch_size]
+            known[name] = _permutation(key, epoch, examples.count)
+        return known[name][place * batch_size : (place + 1) * batch_size]
 
-    def draw(step, replica):
-        rows = tf.numpy_function(rows_of_step, [step], tf.int64)
+    def draw(key, step, replica):
+        rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
         rows = shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
         return examples.batch(rows, shares.rows)
 
-    return passes.finish(passes.steps().map(draw))
+    return draws.dataset(draw)
 
 
 def batches_in_order(examples, *, capacity, input_context):
@@ -164,13 +212,13 @@ def batches_in_order(examples, *, capacity, input_context):
         A `tf.data.Dataset` like that of `poisson_batches`.
     """
     shares = Shares(capacity, input_context)
-    passes = Passes(0, math.ceil(examples.count / capacity), shares)
 
     def take(step, replica):
         rows = tf.range(step * capacity, tf.minimum((step + 1) * capacity, examples.count))
         return examples.batch(shares.cut(rows, replica), shares.rows)
 
-    return passes.finish(passes.steps().map(take))
+    steps = shares.steps(0, math.ceil(examples.count / capacity))
+    return finished(shares.endless(steps.map(take)))
 
 
 def poisson_rows(key, step, num_examples, sampling_probability):
@@ -190,15 +238,6 @@ def poisson_rows(key, step, num_examples, sampling_probability):
     bits = _bits(noise.fold_in(key, step), num_examples, tf.uint32)
     threshold = tf.constant(math.floor(sampling_probability * 2**32), tf.uint32)
     return tf.where(bits < threshold)[:, 0]
-
-
-def _seed(seed, shares):
-    if seed is None and shares.is_split:
-        raise ValueError(
-            "Argument `seed` must be given with an `input_context`: hosts that draw with different "
-            "seeds would take examples twice. Received: seed=None."
-        )
-    return noise.make_seed(seed)
 
 
 def _permutation(key, epoch, num_examples):

@@ -16,10 +16,10 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, keras_hook, microbatch, noise, replicas
+from tfdpx import checks, fit_data, keras_hook, microbatch, noise, replicas
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
-from tfdpx.views import Views
+from tfdpx.views import build
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
@@ -79,12 +79,12 @@ def private_train_step(optimizer, model, data):
 def _step(optimizer, model, data):
     context = replicas.check_context(model)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    optimizer.note_sampling(sample_weight is not None and isinstance(Rows(x).count, int))
-    views = Views(optimizer.augment, optimizer.augmult, x)
-    keras_hook.build(model, (views.example_rows(x), y, sample_weight))
+    fit_data.check_rows(optimizer, model, Rows(x).count, sample_weight)
+    optimizer.account.follow(model.variables)
+    views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
     prepared = _prepare(optimizer, model, views, x, y, sample_weight)
-    seed = noise.fold_in(optimizer.noise_seed, optimizer.iterations.value)
+    seed = optimizer.run.step_seed()
     # Drawn for the rows of all replicas: which of them has a row does not change its views.
     count = Rows(x).count
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))

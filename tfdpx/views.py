@@ -69,3 +69,21 @@ class Views:
         if self.count == 1:
             return nest
         return Rows(nest).map(lambda t: tf.repeat(t, self.count, axis=0))
+
+
+def build(model, x, y, sample_weight):
+    """Builds a model compiled with a tfdpx optimizer for batches like these.
+
+    Args:
+        model: A compiled `keras.Model`.
+        x: Nest of tensors [B, ...]; only shapes and dtypes are read.
+        y: As `x`, or None.
+        sample_weight: As `x`, or None.
+
+    Returns:
+        The `Views` of such batches.
+    """
+    optimizer = keras_hook.innermost(model.optimizer)
+    views = Views(optimizer.augment, optimizer.augmult, x)
+    keras_hook.build(model, (views.example_rows(x), y, sample_weight))
+    return views

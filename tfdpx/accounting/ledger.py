@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
 
-import keras
-
 from tfdpx.accounting import accountants
 
-_FORMAT = "tfdpx.Ledger/1"
+_FORMAT = "tfdpx.Ledger/2"
+_READABLE = (_FORMAT, "tfdpx.Ledger/1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,31 +18,55 @@ class Entry:
 
     Args:
         noise_multiplier: Float >= 0.
-        sampling_probability: Float in (0, 1].
+        sampling_probability: Float in (0, 1], or None where it is unknown.
         steps: Int >= 1.
+        exact: Bool. Whether the batches were drawn by Poisson sampling with that probability, as
+            the accountants assume.
+        run: Optional int that names the training run. Entries of one run at the same noise and
+            sampling are the same steps, seen earlier and later.
 
     Raises:
         ValueError: If an argument is out of its range.
     """
 
     noise_multiplier: float
-    sampling_probability: float
+    sampling_probability: float | None
     steps: int
+    exact: bool = True
+    run: int | None = None
 
     def __post_init__(self):
-        accountants.check_run(*dataclasses.astuple(self))
+        probability = self.sampling_probability
+        accountants.check_run(
+            self.noise_multiplier, 1.0 if probability is None else probability, self.steps
+        )
         if self.steps == 0:
             raise ValueError("Argument `steps` of an entry must be at least 1. Received: steps=0.")
-        for field in dataclasses.fields(self):  # NumPy's numbers do not go into JSON.
-            object.__setattr__(self, field.name, field.type(getattr(self, field.name)))
+        for name, kind in _PLAIN.items():  # NumPy's numbers do not go into JSON.
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, kind(value))
+
+    @property
+    def facts(self):
+        """What another entry must share to tell of the same steps."""
+        return self.run, self.noise_multiplier, self.sampling_probability, self.exact
+
+
+_PLAIN = {
+    "noise_multiplier": float,
+    "sampling_probability": float,
+    "steps": int,
+    "exact": bool,
+    "run": int,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
     """The runs of DP-SGD that a data set has seen. Immutable.
 
-    It says what happened; what that costs is the accountant's to say. Steps are taken to have
-    drawn their examples by Poisson sampling.
+    It says what happened; what that costs is the accountant's to say, as if all steps had drawn
+    their examples by Poisson sampling. `is_approximate` tells where they did not.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
@@ -64,34 +88,84 @@ class Ledger:
             )
 
     @classmethod
-    def from_optimizer(cls, optimizer, num_examples):
-        """The ledger of the updates that a DP optimizer has made.
+    def from_optimizer(cls, optimizer, num_examples=None):
+        """The ledger of the weights that a DP optimizer trains.
 
         Args:
-            optimizer: A tfdpx optimizer; its `iterations`, `noise_multiplier` and `batch_size`
-                are read.
-            num_examples: Int. Number of examples of its data set.
+            optimizer: A tfdpx optimizer; its `ledger` and `batch_size` are read.
+            num_examples: Optional int. Number of examples of its data set. With it, steps of an
+                unknown sampling probability count with `batch_size / num_examples`.
 
         Returns:
-            A `Ledger` of one entry, or of none before the first update.
+            A `Ledger`.
 
         Raises:
             ValueError: If `num_examples` is less than the optimizer's batch size.
         """
-        steps = int(keras.ops.convert_to_numpy(optimizer.iterations))
+        if num_examples is None:
+            return optimizer.ledger
         if num_examples < optimizer.batch_size:
             raise ValueError(
                 "Argument `num_examples` must be at least the optimizer's batch_size. Received: "
                 f"num_examples={num_examples}, batch_size={optimizer.batch_size}."
             )
-        probability = optimizer.batch_size / num_examples
-        return cls((Entry(optimizer.noise_multiplier, probability, steps),) if steps else ())
+        return optimizer.ledger.assuming(optimizer.batch_size / num_examples)
+
+    def assuming(self, sampling_probability):
+        """The ledger with an unknown sampling probability taken to be this one.
+
+        Args:
+            sampling_probability: Float in (0, 1].
+        """
+        return Ledger(
+            tuple(
+                dataclasses.replace(entry, sampling_probability=sampling_probability)
+                if entry.sampling_probability is None
+                else entry
+                for entry in self.entries
+            )
+        )
 
     def __add__(self, other):
-        """The ledger of both runs, on the same data: their losses compose."""
+        """The ledger of both, on the same data: their losses compose.
+
+        Steps of one run that both have count once.
+        """
         if not isinstance(other, Ledger):
             return NotImplemented
-        return Ledger(self.entries + other.entries)
+        entries = list(self.entries)
+        known = {entry.facts: i for i, entry in enumerate(entries) if entry.run is not None}
+        for entry in other.entries:
+            place = known.get(entry.facts)
+            if place is None:
+                entries.append(entry)
+            elif entries[place].steps < entry.steps:
+                entries[place] = entry
+        return Ledger(tuple(entries))
+
+    @property
+    def is_approximate(self):
+        """Whether any step drew its examples otherwise than the accountants assume."""
+        return any(not entry.exact for entry in self.entries)
+
+    def of(self, plan):
+        """The entries that `plan` knows: its noise and sampling probability.
+
+        Args:
+            plan: A `PrivacyPlan`.
+
+        Returns:
+            A `Ledger`.
+        """
+
+        def is_known(entry):
+            return (
+                entry.sampling_probability is not None
+                and math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
+                and math.isclose(entry.sampling_probability, plan.sampling_probability)
+            )
+
+        return Ledger(tuple(filter(is_known, self.entries)))
 
     @property
     def steps(self):
@@ -109,10 +183,16 @@ class Ledger:
             Float; 0.0 for an empty ledger, infinity if any step had no noise.
 
         Raises:
-            ValueError: If an argument is out of its range.
+            ValueError: If an argument is out of its range, or a sampling probability is unknown.
         """
         alike = {}  # Joined, so that a run resumed many times is composed at once.
         for entry in self.entries:
+            if entry.sampling_probability is None:
+                raise ValueError(
+                    f"The ledger has {entry.steps} steps whose sampling probability is unknown. "
+                    "Give the optimizer its `plan`, or say what to count them with: "
+                    "`ledger.assuming(batch_size / num_examples)`."
+                )
             key = (entry.noise_multiplier, entry.sampling_probability)
             alike[key] = alike.get(key, 0) + entry.steps
         runs = tuple((*key, steps) for key, steps in sorted(alike.items()))
@@ -135,7 +215,7 @@ class Ledger:
         """
         try:
             content = json.loads(text)
-            if content["format"] != _FORMAT:
+            if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
             return cls(tuple(Entry(**entry) for entry in content["entries"]))
         except (ValueError, TypeError, KeyError) as error:

@@ -8,9 +8,7 @@ import numbers
 import keras
 import scipy.stats
 
-from tfdpx import sampling
 from tfdpx.accounting import accountants, calibration
-from tfdpx.examples import as_examples
 
 SAMPLINGS = ("poisson", "shuffle")
 
@@ -79,7 +77,7 @@ class PrivacyPlan:
         for name in ("num_examples", "batch_size", "steps"):
             value = getattr(self, name)
             if value is not None or name == "num_examples":
-                _check_positive_integer(name, value)
+                check_positive_integer(name, value)
                 # NumPy's integers do not go into a config.
                 object.__setattr__(self, name, int(value))
         if self.batch_size is not None and self.batch_size > self.num_examples:
@@ -166,12 +164,16 @@ class PrivacyPlan:
         sample_weight=None,
         *,
         class_weight=None,
+        optimizer=None,
         seed=None,
         start=0,
         pad_to_multiple_of=1,
         input_context=None,
     ):
         """The data of the plan's steps, as a dataset for `model.fit`.
+
+        Epsilon is exact for training on this very dataset: `take`, `cache`, `map` and the like make
+        another. However often it is iterated over, `fit` uses each draw once.
 
         Args:
             x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. Or a
@@ -180,10 +182,13 @@ class PrivacyPlan:
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
             class_weight: Optional dict from class to weight, instead of `sample_weight`.
-            seed: Optional int. None takes one from the operating system, as private training needs:
-                see `tfdpx.sampling`.
-            start: Int or scalar variable: the step to begin at. Pass `model.optimizer.iterations`
-                to resume, or to go over the dataset more than once.
+            optimizer: Optional tfdpx optimizer, which then gives the seed and the step to begin at:
+                a run resumed by `tfdpx.callbacks.Checkpoint` sees the draws that it would have. The
+                dataset ends after the steps that the plan has left. Without it, draws are fresh
+                each time that the dataset is iterated over.
+            seed: Optional int, for experiments that must be repeatable: the draws of a known seed
+                give no privacy. See `tfdpx.sampling`.
+            start: Int or scalar variable: the step to begin at. Needed only with a `seed`.
             pad_to_multiple_of: Int. Pads further, such that `tf.distribute` can split a batch
                 evenly: a multiple of the number of replicas.
             input_context: Optional `tf.distribute.InputContext` of a host of several, for
@@ -198,24 +203,18 @@ class PrivacyPlan:
         Raises:
             ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
         """
-        _check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
-        examples = as_examples(x, y, sample_weight, class_weight=class_weight)
-        if examples.count != self.num_examples:
-            raise ValueError(
-                "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
-                f"depends. Received: {examples.count} examples, num_examples={self.num_examples}."
-            )
-        run = {
-            "capacity": math.ceil(self.capacity / pad_to_multiple_of) * pad_to_multiple_of,
-            "steps": self.steps,
-            "seed": seed,
-            "start": start,
-            "input_context": input_context,
-        }
-        if self.sampling == "shuffle":
-            return sampling.shuffled_batches(examples, batch_size=self.batch_size, **run)
-        return sampling.poisson_batches(
-            examples, sampling_probability=self.sampling_probability, **run
+        from tfdpx import sampling  # Here: accounting needs no TensorFlow.
+        from tfdpx.examples import as_examples
+
+        check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
+        return sampling.plan_batches(
+            self,
+            as_examples(x, y, sample_weight, class_weight=class_weight),
+            optimizer=optimizer,
+            seed=seed,
+            start=start,
+            pad_to_multiple_of=pad_to_multiple_of,
+            input_context=input_context,
         )
 
     def summary(self):
@@ -241,7 +240,8 @@ class PrivacyPlan:
         return plan
 
 
-def _check_positive_integer(name, value):
+def check_positive_integer(name, value):
+    """Raises ValueError unless the argument `name` is a positive integer."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(
             f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."

@@ -1,0 +1,96 @@
+"""What a plan still pays for, by the ledger of the weights that an optimizer trains."""
+
+import bisect
+import math
+import warnings
+
+from tfdpx.accounting.ledger import Entry, Ledger
+
+_DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
+
+
+def check_optimizer(optimizer, plan):
+    """Raises unless `optimizer` spends what `plan` counts.
+
+    Args:
+        optimizer: The optimizer that a model is compiled with.
+        plan: A `PrivacyPlan`.
+
+    Raises:
+        TypeError: If `optimizer` is none of tfdpx.
+        ValueError: If its batch_size or noise_multiplier is not the plan's.
+    """
+    missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
+    if missing:
+        raise TypeError(
+            "A PrivacyPlan needs a model compiled with a private optimizer. Received: "
+            f"optimizer of type {type(optimizer).__name__}, without {', '.join(missing)}. "
+            "Compile with optimizer=tfdpx.DPSGD(...)."
+        )
+    for name in ("batch_size", "noise_multiplier"):
+        planned, actual = getattr(plan, name), getattr(optimizer, name)
+        # Not ==, since a checkpoint or a config may have kept float32.
+        if not math.isclose(planned, actual, rel_tol=1e-6):
+            raise ValueError(
+                f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="
+                f"{planned}, optimizer.{name}={actual}. Pass `plan=plan` to the optimizer."
+            )
+    known = optimizer.plan
+    if known is not None and known.num_examples != plan.num_examples:
+        raise ValueError(
+            "The plan and the optimizer disagree on `num_examples`. Received: plan.num_examples="
+            f"{plan.num_examples}, optimizer.plan.num_examples={known.num_examples}. Pass "
+            "`plan=plan` to the optimizer."
+        )
+
+
+def steps_taken(optimizer, plan=None):
+    """The number of updates behind the weights that a tfdpx optimizer trains, an int.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: Optional `PrivacyPlan`: only updates that it knows.
+    """
+    ledger = optimizer.ledger
+    if plan is None:
+        return ledger.steps
+    return ledger.assuming(plan.sampling_probability).of(plan).steps
+
+
+def steps_left(optimizer, plan):
+    """The number of updates that a plan still pays for, an int; may be negative.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`, which counts for all that was spent on the weights.
+    """
+    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    known = ledger.of(plan).steps
+    left = plan.steps - known
+    other = ledger.steps - known
+    if not other or left <= 0:
+        return left
+    spent = ledger.epsilon(plan.delta, plan.accountant)
+    warnings.warn(
+        f"{other} updates of the model's weights are not this plan's. They count: epsilon is "
+        f"{spent:.4g} now, and composes with that of the plan's steps.",
+        stacklevel=3,
+    )
+    kind = (plan.noise_multiplier, plan.sampling_probability)
+
+    def exceeds(steps):
+        more = Ledger((Entry(*kind, steps),))
+        return (ledger + more).epsilon(plan.delta, plan.accountant) > plan.epsilon
+
+    if spent > plan.epsilon:
+        return 0
+    # How many of 1, 2, ..., left steps do not exceed.
+    return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
+
+
+def epsilon_log(plan, optimizer):
+    """The epsilon that was spent on the optimizer's weights, by its name in the logs."""
+    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    approximate = plan.is_approximate or ledger.is_approximate
+    name = "epsilon_approximate" if approximate else "epsilon"
+    return {name: ledger.epsilon(plan.delta, plan.accountant)}

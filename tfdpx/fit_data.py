@@ -1,0 +1,173 @@
+"""What `fit` was given to train on: batches that a plan drew, or something else.
+
+Epsilon is exact for the very data set that `plan.batches` made, each draw used once. Anything else
+is refused where a budget is kept, unless the user says that an approximation will do, and is
+labelled approximate everywhere.
+"""
+
+import contextlib
+import math
+import numbers
+import warnings
+
+import tensorflow as tf
+
+from tfdpx import checkpoint, keras_hook
+from tfdpx.draws import draws_of
+
+_KERAS_BATCH_SIZE = 32
+
+
+@contextlib.contextmanager
+def accounted(optimizer, model, arguments):
+    """Around Keras's `fit`: the account and the run know the data that it trains on.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        arguments: Dict of the arguments of `fit`; `x` may be replaced by an equal data set.
+
+    Raises:
+        ValueError: If the batches are another plan's, another optimizer's or of another size.
+    """
+    optimizer.account.follow(model.variables)
+    data = arguments.get("x")
+    draws = draws_of(data)
+    if draws is not None and draws.plan is None:
+        draws = None
+    if draws is None:
+        check_unplanned(optimizer, arguments)
+        probability = _guess_probability(optimizer, data)
+    else:
+        check_draws(optimizer, draws)
+        probability = draws.plan.sampling_probability
+    exact = draws is not None and not draws.plan.is_approximate
+    with training_on(optimizer, draws, probability, exact):
+        checkpoint.restore_for_fit(model, arguments.get("callbacks"), data)
+        one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
+        if draws is not None and one_pass and arguments.get("steps_per_epoch") is None:
+            # So that Keras knows how many steps there are; over several passes that changes.
+            left = tf.data.experimental.assert_cardinality(draws.count_left(optimizer.run))
+            arguments["x"] = data.apply(left)
+        yield
+
+
+@contextlib.contextmanager
+def training_on(optimizer, draws, sampling_probability, exact):
+    """Within it, updates of `optimizer` are accounted as on these data.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        draws: The `Draws` of the data set, or None where there is none.
+        sampling_probability: Float, or None where unknown.
+        exact: Bool, whether the accountant's sampling is really done.
+    """
+    account, run = optimizer.account, optimizer.run
+    before, optimizer.draws = optimizer.draws, draws
+    usual = account.open(sampling_probability, exact)
+    if draws is not None:
+        draws.bind(run)
+    try:
+        yield
+    finally:
+        run.end_pass()
+        if draws is not None:
+            draws.bind(None)
+        optimizer.draws = before
+        account.open(*usual)
+        account.synchronize()
+
+
+def check_draws(optimizer, draws):
+    """Raises ValueError unless batches of `draws` are what `optimizer` accounts for.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        draws: `Draws` with a plan.
+    """
+    plan = optimizer.plan or draws.plan
+    for name in ("num_examples", "batch_size", "sampling"):
+        theirs = getattr(draws.plan, name)
+        ours = optimizer.batch_size if name == "batch_size" else getattr(plan, name)
+        if theirs != ours:
+            raise ValueError(
+                f"These batches are of a plan with {name}={theirs}, and the optimizer counts on "
+                f"{name}={ours}: its epsilon would not be theirs. Train on `plan.batches(...)` of "
+                "the plan that the optimizer was given."
+            )
+    if draws.run is not None and draws.run is not optimizer.run:
+        raise ValueError(
+            "These batches were made for another optimizer. Make them by "
+            "`plan.batches(x, y, optimizer=model.optimizer)` after the model was compiled."
+        )
+
+
+def check_unplanned(optimizer, arguments):
+    """Refuses batches of a size that the optimizer does not count on, and warns of all others.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        arguments: Dict of the arguments of `fit`.
+    """
+    if not optimizer.noise_multiplier:
+        return
+    data, rows = arguments.get("x"), None
+    if isinstance(data, tf.data.Dataset):
+        leaves = tf.nest.flatten(data.element_spec)
+        weighted = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
+        rows = None if weighted or not leaves[0].shape.rank else leaves[0].shape[0]
+    elif (count := _length(data)) is not None:
+        share = 1 - (arguments.get("validation_split") or 0)
+        rows = min(arguments.get("batch_size") or _KERAS_BATCH_SIZE, math.floor(count * share))
+    _check_size(optimizer, rows)
+    if optimizer.plan is not None and not optimizer.plan.is_approximate:
+        warnings.warn(
+            "The plan counts on Poisson sampling, but these batches are not exactly what "
+            "`plan.batches(...)` made: its epsilon is only an approximation for them, and is "
+            "called `epsilon_approximate`. Give `fit` that data set as it is.",
+            stacklevel=6,
+        )
+
+
+def check_rows(optimizer, model, rows, sample_weight):
+    """Refuses a batch of another size, outside of any `fit`, which looks for itself.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        rows: Int, or a scalar tensor where it is not known before the step runs.
+        sample_weight: As the step was given it, or None.
+    """
+    if keras_hook.driver(model) is not None or sample_weight is not None:
+        return
+    if isinstance(rows, int) and optimizer.noise_multiplier:
+        _check_size(optimizer, rows, exactly=False)
+
+
+def _check_size(optimizer, rows, exactly=True):
+    if rows is None:
+        return
+    other = rows != optimizer.batch_size and exactly and optimizer.plan is not None
+    if other or rows > optimizer.batch_size:
+        raise ValueError(
+            f"These batches have {rows} examples, and the optimizer counts on "
+            f"batch_size={optimizer.batch_size}: epsilon would not be that of these batches. Train "
+            "on `plan.batches(x, y)`, or give both the same batch size."
+        )
+
+
+def _guess_probability(optimizer, data):
+    """The probability that an example is in a batch; None where nobody said how many there are."""
+    if optimizer.plan is not None:
+        return optimizer.plan.sampling_probability
+    count = _length(data)
+    return min(1.0, optimizer.batch_size / count) if count else None
+
+
+def _length(data):
+    """The number of examples of arrays; None for anything else."""
+    leaves = [t for t in tf.nest.flatten(data) if t is not None]
+    if not leaves or not all(hasattr(t, "shape") and len(t.shape) for t in leaves):
+        return None
+    count = leaves[0].shape[0]
+    return int(count) if isinstance(count, numbers.Integral) else None

@@ -1,0 +1,160 @@
+"""The secrets of one training run: the seeds of noise and draws, and how far they were used.
+
+Whoever knows the seeds can subtract the noise and replay the draws. So nothing here is in a
+variable that Keras or `tf.train.Checkpoint` saves, and an optimizer that is loaded, copied or
+unpickled begins a run of its own, with fresh seeds. Only `tfdpx.callbacks.Checkpoint` writes this
+state down. Numbers computed from the data without noise are kept here for the same reason.
+"""
+
+import hashlib
+import secrets
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import noise
+
+_ONCE = "only_first_replica"
+_HELD = ("noise_seed", "draw_seed", "branch", "rate", "updates", "nonfinite")
+_UNSET = -1  # The bits of a NaN, which is no learning rate.
+
+
+class Run:
+    """One run's seeds and counters.
+
+    Args:
+        seed: Optional int, from which all seeds follow. None asks the operating system, which is
+            what private training needs.
+
+    Attributes:
+        number: Int below 2**52, random: names the run in ledgers. It is no secret.
+
+    Raises:
+        ValueError: If `seed` is neither None nor an int.
+    """
+
+    def __init__(self, seed=None):
+        state = fresh_state(seed)
+        self.number = state["number"]
+        # Held by a plain object, so that no tracking of Keras or TensorFlow finds them.
+        self._held = {name: _variable(state[name]) for name in _HELD}
+        self._used, self._pass = state["used"], None
+
+    @property
+    def updates(self):
+        """Int: the updates that this run has made; nothing that a user assigns changes it."""
+        return int(self._array("updates"))
+
+    @property
+    def nonfinite(self):
+        """Int: examples so far whose gradient was not finite. Not private."""
+        return int(self._array("nonfinite"))
+
+    @property
+    def draw_seed(self):
+        """Tuple of two ints: the seed of the run's draws."""
+        return tuple(int(part) for part in self._array("draw_seed"))
+
+    @property
+    def noise_seed(self):
+        """int64 tensor [2]: the seed of the run's noise and views."""
+        return self._held["noise_seed"].value
+
+    def step_seed(self):
+        """int64 tensor [2]: the seed of the next update's noise and views, used by no other."""
+        seed = tf.bitwise.bitwise_xor(self.noise_seed, self._held["branch"].value)
+        return noise.fold_in(seed, self._held["updates"].value)
+
+    def count_update(self, nonfinite, learning_rate):
+        """Called by the private step, once an update.
+
+        Two runs from one checkpoint may differ by a callback that changes the learning rate. From
+        there on their weights do, and so must their noise: each change sets another branch.
+
+        Args:
+            nonfinite: Scalar tensor, the examples of the update whose gradient was not finite.
+            learning_rate: Scalar float tensor, that of the update.
+        """
+        rate = tf.cast(tf.bitcast(tf.cast(learning_rate, "float32"), tf.int32), "int64")
+        held = self._held
+        stays = tf.logical_or(held["rate"].value == _UNSET, held["rate"].value == rate)
+        other = noise.fold_in(held["branch"].value, rate)
+        held["branch"].assign(tf.where(stays, held["branch"].value, other))
+        held["rate"].assign(rate)
+        held["updates"].assign_add(1)
+        held["nonfinite"].assign_add(tf.cast(nonfinite, "int64"))
+
+    def first_unused(self, name):
+        """Int: the first step of the draws `name` that no update of this run has used."""
+        self._settle()
+        return self._used.get(name, 0)
+
+    def begin_pass(self, name, first):
+        """From here on every update uses one draw of `name`, from step `first` on."""
+        self._settle()
+        self._pass = (name, first, self.updates)
+
+    def end_pass(self):
+        """Updates from here on use other data."""
+        self._settle()
+        self._pass = None
+
+    def learn(self, other):
+        """Takes over which draws `other`, a run on the same weights, has used."""
+        other._settle()
+        for name, end in other._used.items():
+            self._used[name] = max(self._used.get(name, 0), end)
+
+    def state(self):
+        """All of it as a dict of JSON values. Secret."""
+        self._settle()
+        held = {name: self._array(name).tolist() for name in _HELD}
+        return {"number": self.number, "used": dict(self._used), **held}
+
+    def restore(self, state):
+        """Becomes the run whose `state()` this was: the same noise and draws from there on."""
+        self.number = state["number"]
+        for name in _HELD:
+            self._held[name].assign(np.array(state[name], "int64"))
+        self._used, self._pass = dict(state["used"]), None
+
+    def _array(self, name):
+        return keras.ops.convert_to_numpy(self._held[name])
+
+    def _settle(self):
+        """Notes what the pass under way has used; draws that were only looked at are not used."""
+        if self._pass is None:
+            return
+        name, first, updates = self._pass
+        self._used[name] = max(self._used.get(name, 0), first + self.updates - updates)
+
+
+def fresh_state(seed=None, number=None):
+    """The `Run.state()` of a run that has made no update.
+
+    Args:
+        seed: Optional int, from which all seeds follow; None asks the operating system.
+        number: Optional int, the run's; random if left out.
+    """
+    return {
+        "number": secrets.randbits(52) | 1 if number is None else number,
+        "noise_seed": noise.make_seed(seed),
+        "draw_seed": noise.make_seed(None if seed is None else _apart(seed)),
+        "branch": [0, 0],
+        "rate": _UNSET,
+        "updates": 0,
+        "nonfinite": 0,
+        "used": {},
+    }
+
+
+def _variable(value):
+    return keras.Variable(
+        np.array(value, "int64"), dtype="int64", trainable=False, aggregation=_ONCE
+    )
+
+
+def _apart(seed):
+    """An int that follows from `seed` and is unrelated to it, for the draws."""
+    return int.from_bytes(hashlib.sha256(f"tfdpx draws {seed}".encode()).digest(), "big")
