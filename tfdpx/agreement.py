@@ -14,33 +14,31 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import replicas
-from tfdpx.run import fresh_state
+from tfdpx.run import common_state
 
 
-def agree(strategy, optimizer, parts):
-    """Raises on every host unless all hold equal `parts`, and sees to it that they share one run.
+def agree(strategy, seed, parts):
+    """The chief's seed, once all hosts hold equal `parts`.
 
-    Must be called on every host. The seeds travel over the hosts' network, as gradients will.
+    Must be called on every host. The seed travels over the hosts' network, as gradients will.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        optimizer: The tfdpx optimizer. A run that has made no update takes the chief's seeds.
+        seed: Int in [0, 2**128), or None for one from the operating system of the chief.
         parts: Dict from a name (for the error) to arrays, a nest of variables or a JSON value.
+
+    Returns:
+        The seed, an int: the chief's where the hosts' own differ.
 
     Raises:
         ValueError: On every host, if two differ in a part.
     """
+    if seed is None:
+        seed = secrets.randbits(128)
     talks = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     if not talks or replicas.hosts(strategy) == 1:
-        return
-    run = optimizer.run
-    is_new = run.updates == 0 and optimizer.seed is None
-    if not is_new:
-        parts = {
-            **parts,
-            "seeds of the run": {k: v for k, v in run.state().items() if k != "number"},
-        }
-    words = np.frombuffer(secrets.token_bytes(16), "uint32")
+        return seed
+    words = [seed >> shift & (2**32 - 1) for shift in range(0, 128, 32)]
     digests = [int.from_bytes(_digest(part)[:7], "big") for part in parts.values()]
     rows = _gather(strategy, np.array([*words, *digests], "int64"))
     for name, column in zip(parts, rows[:, 4:].T, strict=True):
@@ -51,9 +49,36 @@ def agree(strategy, optimizer, parts):
                 " Every host must be given the same, in the same order, and restore the same "
                 "checkpoint."
             )
+    return sum(
+        int(word) << shift for word, shift in zip(rows[0, :4], range(0, 128, 32), strict=True)
+    )
+
+
+def agree_on_run(strategy, optimizer, seed, parts):
+    """`agree` before a training: the hosts share one run, with its seeds of noise and draws.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+        optimizer: The tfdpx optimizer. A run that has made no update takes seeds of the chief.
+        seed: Int in [0, 2**128) for the draws, or None for the run's.
+        parts: As for `agree`.
+
+    Returns:
+        The seed for the draws, the chief's if it is an int; or None.
+
+    Raises:
+        ValueError: On every host, if two differ in a part.
+    """
+    if replicas.hosts(strategy) == 1:
+        return seed
+    run = optimizer.run
+    is_new = run.updates == 0 and optimizer.seed is None
+    if not is_new:
+        parts = {**parts, "seeds of noise": {**run.state(), "number": None}}
+    chiefs = agree(strategy, seed, {**parts, "arguments `seed`": seed is None})
     if is_new:
-        seed = int.from_bytes(rows[0, :4].astype("uint32").tobytes(), "big")
-        optimizer.take_over(fresh_state(seed, number=run.number))
+        optimizer.take_over(common_state(agree(strategy, None, {})))
+    return None if seed is None else chiefs
 
 
 def _gather(strategy, vector):

@@ -90,7 +90,18 @@ def steps_left(optimizer, plan):
 
 def epsilon_log(plan, optimizer):
     """The epsilon that was spent on the optimizer's weights, by its name in the logs."""
-    ledger = optimizer.ledger.assuming(plan.sampling_probability)
-    approximate = plan.is_approximate or ledger.is_approximate
+    approximate = plan.is_approximate or optimizer.epsilon_is_approximate
     name = "epsilon_approximate" if approximate else "epsilon"
-    return {name: ledger.epsilon(plan.delta, plan.accountant)}
+    return {name: epsilon_spent(optimizer, plan)}
+
+
+def epsilon_spent(optimizer, plan):
+    """Float: the epsilon of all updates behind the weights that an optimizer trains.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`: gives delta, the accountant, and a sampling probability for updates
+            where none is known.
+    """
+    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    return ledger.epsilon(plan.delta, plan.accountant)

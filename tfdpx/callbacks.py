@@ -6,7 +6,13 @@ import keras
 import tensorflow as tf
 
 from tfdpx import keras_hook
-from tfdpx.budget import check_optimizer, epsilon_log, steps_left, steps_taken
+from tfdpx.budget import (
+    check_optimizer,
+    epsilon_log,
+    epsilon_spent,
+    steps_left,
+    steps_taken,
+)
 from tfdpx.checkpoint import Checkpoint
 
 __all__ = [
@@ -16,6 +22,7 @@ __all__ = [
     "TensorBoard",
     "check_callbacks",
     "check_optimizer",
+    "epsilon_spent",
     "steps_taken",
 ]
 
@@ -65,6 +72,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         optimizer, plan = self.model.optimizer, self.plan
         check_optimizer(optimizer, plan)
         self._check_batches(optimizer.draws)
+        if (keras_hook.initial_epoch(self.model) or 0) >= self.params["epochs"]:
+            return  # Resumed after its last epoch: no step follows.
         left, execution = steps_left(optimizer, plan), self._execution()
         if left < execution:
             taken = optimizer.ledger.assuming(plan.sampling_probability)

@@ -64,6 +64,11 @@ class Checkpoint(keras.callbacks.Callback):
         """Bool: whether the folder holds a run."""
         return self._record.exists()
 
+    @property
+    def saved_updates(self):
+        """Int: the updates of the run that the folder holds; 0 if it holds none."""
+        return self._read()["run"]["updates"] if self.exists else 0
+
     def prepare(self, model, data):
         """Called by `fit` before its first step: restores what the folder holds, if anything.
 

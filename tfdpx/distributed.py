@@ -70,7 +70,7 @@ def fit(
         sample_weight: As for `plan.batches`.
         class_weight: As for `plan.batches`.
         seed: Int in [0, 2**128) for the draws, or None for that of the optimizer's run, as private
-            training needs.
+            training needs. On several hosts, the chief's counts.
         epochs: Int, the number of the last epoch.
         steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
         initial_epoch: Int, the number of the first epoch.
@@ -112,9 +112,10 @@ def fit(
         initial_epoch = keras_hook.initial_epoch(model) or initial_epoch
         taken = _Taken(optimizer, plan)
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
-        agreement.agree(
+        seed = agreement.agree_on_run(
             strategy,
             optimizer,
+            seed,
             {
                 "data": (
                     x.fingerprint() if examples is x else x,
@@ -123,7 +124,7 @@ def fit(
                 "plans": plan.get_config(),
                 "optimizers": keras.saving.serialize_keras_object(optimizer),
                 "weights or optimizer states": [*model.weights, *optimizer.variables],
-                "arguments of `fit` or `compile`": [*run, seed],
+                "arguments of `fit` or `compile`": run,
             },
         )  # fmt: skip
 

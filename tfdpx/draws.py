@@ -35,6 +35,7 @@ class Draws:
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.
         examples: What it draws from, or None.
+        plain: The data set without an assertion of its length, which depends on what was used.
         run: The run that the data set was made for, or None.
 
     Raises:
@@ -42,7 +43,7 @@ class Draws:
     """
 
     def __init__(self, purpose, steps, shares, seed=None, start=0, run=None):
-        self.plan = self.examples = None
+        self.plan = self.examples = self.plain = None
         self.run = run
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
         self._bound = None
@@ -83,7 +84,11 @@ class Draws:
             pairs = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
             zero = tf.zeros([], tf.int64)
             dataset = pairs.map(lambda key, step: draw(key, step, zero))
-        dataset = finished(dataset)
+        self.plain = dataset = finished(dataset)
+        if isinstance(self._start, numbers.Integral) and not callable(self._steps):
+            if not self._shares.is_split:
+                count = tf.data.experimental.assert_cardinality(self._steps - int(self._start))
+                dataset = dataset.apply(count)
         _made[dataset] = self
         return dataset
 

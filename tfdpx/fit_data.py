@@ -44,11 +44,13 @@ def accounted(optimizer, model, arguments):
     exact = draws is not None and not draws.plan.is_approximate
     with training_on(optimizer, draws, probability, exact):
         checkpoint.restore_for_fit(model, arguments.get("callbacks"), data)
-        one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
-        if draws is not None and one_pass and arguments.get("steps_per_epoch") is None:
-            # So that Keras knows how many steps there are; over several passes that changes.
-            left = tf.data.experimental.assert_cardinality(draws.count_left(optimizer.run))
-            arguments["x"] = data.apply(left)
+        if draws is not None:
+            arguments["x"] = draws.plain
+            one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
+            if one_pass and arguments.get("steps_per_epoch") is None:
+                # So that Keras knows how many steps there are; over several passes that changes.
+                left = tf.data.experimental.assert_cardinality(draws.count_left(optimizer.run))
+                arguments["x"] = draws.plain.apply(left)
         yield
 
 

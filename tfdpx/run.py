@@ -130,17 +130,16 @@ class Run:
         self._used[name] = max(self._used.get(name, 0), first + self.updates - updates)
 
 
-def fresh_state(seed=None, number=None):
+def fresh_state(seed=None):
     """The `Run.state()` of a run that has made no update.
 
     Args:
         seed: Optional int, from which all seeds follow; None asks the operating system.
-        number: Optional int, the run's; random if left out.
     """
     return {
-        "number": secrets.randbits(52) | 1 if number is None else number,
+        "number": secrets.randbits(52) | 1,
         "noise_seed": noise.make_seed(seed),
-        "draw_seed": noise.make_seed(None if seed is None else _apart(seed)),
+        "draw_seed": noise.make_seed(None if seed is None else _apart("draws", seed)),
         "branch": [0, 0],
         "rate": _UNSET,
         "updates": 0,
@@ -149,12 +148,21 @@ def fresh_state(seed=None, number=None):
     }
 
 
+def common_state(entropy):
+    """`fresh_state`, the same on all hosts.
+
+    Args:
+        entropy: Int of 128 random bits that all hosts share.
+    """
+    return {**fresh_state(entropy), "number": _apart("number", entropy) % 2**52 | 1}
+
+
 def _variable(value):
     return keras.Variable(
         np.array(value, "int64"), dtype="int64", trainable=False, aggregation=_ONCE
     )
 
 
-def _apart(seed):
-    """An int that follows from `seed` and is unrelated to it, for the draws."""
-    return int.from_bytes(hashlib.sha256(f"tfdpx draws {seed}".encode()).digest(), "big")
+def _apart(use, seed):
+    """An int that follows from `seed`, and is unrelated to it and to those of other uses."""
+    return int.from_bytes(hashlib.sha256(f"tfdpx {use} {seed}".encode()).digest(), "big")

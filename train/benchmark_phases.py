@@ -4,7 +4,7 @@ import statistics
 
 import tensorflow as tf
 
-from tfdpx import keras_hook, noise
+from tfdpx import keras_hook
 from tfdpx.per_example import LayerwiseEngine
 from tfdpx.per_example.losses import row_losses
 from tfdpx.train import benchmark_steps
@@ -82,7 +82,7 @@ def _prefixes(settings):
         return result.weighted_sums(factors / float(optimizer.batch_size))
 
     def noisy(sums):
-        seed = noise.fold_in(optimizer.noise_seed, optimizer.iterations.value)
+        seed = optimizer.run.step_seed()
         return privatize(sums, optimizer, seed)
 
     prefixes = dict(zip(PHASES, (forward, backward, norms, sums), strict=False))

@@ -1,4 +1,4 @@
-"""Lets an interrupted run go on where it was, with the same result and the same epsilon."""
+"""The folder of an unfinished run: its settings and seeds, and for pre-training its last state."""
 
 import json
 import os
@@ -9,31 +9,27 @@ import shutil
 import keras
 import numpy as np
 
-from tfdpx.callbacks import steps_taken
 from tfdpx.train.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
 FREE = ("report_every",)
 
 
-class Checkpoint(keras.callbacks.Callback):
-    """Saves model and optimizer after every Keras epoch; `restore` brings the last save back.
+class RunFolder:
+    """The folder `<workdir>/checkpoint`, which an unfinished run leaves behind.
 
-    The folder `<workdir>/checkpoint` holds the seeds of the sampling and of the noise, on whose
-    secrecy the guarantee rests: who can read them can subtract the noise. So its owner alone may
-    read it, and `remove` deletes it when the run has ended.
+    It holds secrets, so its owner alone may read it, and `remove` deletes it when the run ends.
 
     Args:
         workdir: Folder of the run.
-        steps: Updates of the whole run. The state after the last one is not saved: a run that is
-            cut off between its end and its report takes its last epoch again, and reports that.
-        settings: Dict of JSON values that determine the run. A resume with others is refused: the
-            epsilon that follows from the number of updates would be wrong.
+        settings: Dict of JSON values that determine the run. A resume with others is refused: its
+            epsilon would be wrong.
         resume: Whether to go on with what the folder holds.
         entropy: Int from which seeds are drawn that `settings` does not give; the same on every
             host. None asks the operating system.
 
     Attributes:
+        path: `pathlib.Path`.
         seeds: Dict of the seeds of the run, the same after a resume.
 
     Raises:
@@ -41,33 +37,56 @@ class Checkpoint(keras.callbacks.Callback):
             settings.
     """
 
-    def __init__(self, workdir, steps, settings, resume, entropy=None):
-        super().__init__()
-        self._steps = steps
-        self._folder = pathlib.Path(workdir) / "checkpoint"
-        self._weights = self._folder / "latest.weights.h5"
-        self._run = self._folder / "run.json"
+    def __init__(self, workdir, settings, resume, entropy=None):
+        self.path = pathlib.Path(workdir) / "checkpoint"
+        self._file = self.path / "settings.json"
         self._settings = settings
-        if self._run.exists():
+        if self._file.exists():
             self.seeds = self._read(resume)
         else:
             self.seeds = _draw_seeds(entropy if settings["seed"] is None else settings["seed"])
 
+    def begin(self):
+        """Writes down what has begun; nothing is on disk before."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        fresh = self.path / "next.settings.json"
+        fresh.write_text(json.dumps({"settings": self._settings, "seeds": self.seeds}))
+        os.replace(fresh, self._file)
+
+    def remove(self):
+        """Deletes the folder with its secrets."""
+        shutil.rmtree(self.path)
+
     def _read(self, resume):
         if not resume:
             raise UserError(
-                f"The folder {self._folder.parent} holds an unfinished run. Add --resume to go on "
+                f"The folder {self.path.parent} holds an unfinished run. Add --resume to go on "
                 "with it, or choose another --workdir."
             )
-        run = json.loads(self._run.read_text())
+        run = json.loads(self._file.read_text())
         for name, value in self._settings.items():
             if name not in FREE and run["settings"].get(name) != value:
                 raise UserError(
-                    f"Cannot resume the run in {self._folder.parent} with other settings: it began "
+                    f"Cannot resume the run in {self.path.parent} with other settings: it began "
                     f"with {name}={run['settings'].get(name)}. Received: {name}={value}. Its "
                     "epsilon holds for the settings it began with; use them, or another --workdir."
                 )
         return run["seeds"]
+
+
+class LastState(keras.callbacks.Callback):
+    """Saves model and optimizer of a pre-training after every Keras epoch.
+
+    Args:
+        folder: The `RunFolder`.
+        steps: Updates of the whole run. The state after the last one is not saved: a run that is
+            cut off between its end and its report takes its last epoch again, and reports that.
+    """
+
+    def __init__(self, folder, steps):
+        super().__init__()
+        self._folder, self._steps = folder, steps
+        self._weights = folder.path / "latest.weights.h5"
 
     def restore(self, model):
         """Loads the last save, if there is one, into a compiled model.
@@ -80,25 +99,18 @@ class Checkpoint(keras.callbacks.Callback):
             model.load_weights(self._weights)
 
     def on_train_begin(self, logs=None):
-        """Writes down what has begun; nothing is on disk before."""
+        """Begins the folder."""
         del logs
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        fresh = self._folder / "next.json"
-        fresh.write_text(json.dumps({"settings": self._settings, "seeds": self.seeds}))
-        os.replace(fresh, self._run)
+        self._folder.begin()
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves beside the last save and then replaces it, so that a whole one always exists."""
         del epoch, logs
-        if steps_taken(self.model.optimizer) >= self._steps:
+        if int(self.model.optimizer.iterations) >= self._steps:
             return
-        fresh = self._folder / "next.weights.h5"
+        fresh = self._folder.path / "next.weights.h5"
         self.model.save_weights(fresh, overwrite=True)
         os.replace(fresh, self._weights)
-
-    def remove(self):
-        """Deletes the folder with its secrets."""
-        shutil.rmtree(self._folder)
 
 
 def _draw_seeds(seed):

@@ -119,22 +119,26 @@ def train(settings, workdir, devices):
     strategy.check_batch_size(devices, plan.batch_size)
 
     # The model, as an earlier run left it or new.
-    saved = checkpoint.Checkpoint(
-        workdir, plan.steps, dataclasses.asdict(settings), run_flags.RESUME.value, entropy()
+    folder = checkpoint.RunFolder(
+        workdir, dataclasses.asdict(settings), run_flags.RESUME.value, entropy()
     )
-    keras.utils.set_random_seed(saved.seeds["initial_weights"])
+    saved = tfdpx.callbacks.Checkpoint(folder.path, write=is_chief)
+    keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     with devices.scope():
         model = finetuning.build(settings, data)
         model.compile(
-            optimizer=learning.private_optimizer(settings, plan, saved.seeds["noise"]),
+            # The seeds of noise and draws are the operating system's, unless one was asked for.
+            optimizer=learning.private_optimizer(
+                settings, plan, None if settings.seed is None else folder.seeds["noise"]
+            ),
             loss=learning.crossentropy(settings.label_smoothing),
             weighted_metrics=["accuracy"],
             jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
         )
-        saved.restore(model)
-    start = tfdpx.callbacks.steps_taken(model.optimizer)
+    start = saved.saved_updates
     if is_chief:
+        folder.begin()
         print(f"{_describe(settings, plan)}; {start} steps are done.")
 
     # Training. A Keras epoch is `report_every` updates; evaluation reads the averaged weights.
@@ -147,16 +151,14 @@ def train(settings, workdir, devices):
             log_private_metrics=_LOG_PRIVATE_METRICS.value,
         ),
         learning_curve,
-        saved,
         raw,
     ]
     averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
     epoch = min(settings.report_every, plan.steps)
     run = dict(
-        initial_epoch=start // epoch,
         epochs=math.ceil(plan.steps / epoch),
         steps_per_epoch=epoch,
-        callbacks=[*averaging, tfdpx.PrivacyBudget(plan), *(writers if is_chief else [])],
+        callbacks=[*averaging, saved, tfdpx.PrivacyBudget(plan), *(writers if is_chief else [])],
         verbose=0 if not is_chief else 1 if sys.stdout.isatty() else 2,
     )
     began = time.perf_counter()
@@ -166,15 +168,12 @@ def train(settings, workdir, devices):
             plan,
             data.train_x,
             data.train_y,
-            seed=saved.seeds["sampling"],
             validation_data=data.eval_examples,
             validation_batch_size=evaluation.BATCH_SIZE,
             **run,
         )
     else:
-        batches = plan.batches(
-            data.train_x, data.train_y, seed=saved.seeds["sampling"], start=start
-        )
+        batches = plan.batches(data.train_x, data.train_y, optimizer=model.optimizer)
         # `batches` draws at random already.
         model.fit(batches, shuffle=False, validation_data=evaluation.batches(data), **run)
     seconds = time.perf_counter() - began
@@ -182,8 +181,8 @@ def train(settings, workdir, devices):
     # The result. `fit` has left the averaged weights in the model.
     if not is_chief:
         return None
-    steps = tfdpx.callbacks.steps_taken(model.optimizer)
-    trained = model.trainable_variables
+    optimizer, trained = model.optimizer, model.trainable_variables
+    steps = tfdpx.callbacks.steps_taken(optimizer)
     model = strategy.on_one_device(model)
     measured = evaluation.measure(model, data)
     raw_measured = evaluation.measure(_with_weights(model, raw.values), data)
@@ -194,7 +193,7 @@ def train(settings, workdir, devices):
         "raw_accuracy": raw_measured.accuracy,
         "raw_top5_accuracy": raw_measured.top5_accuracy,
         "private": plan.noise_multiplier > 0,
-        "epsilon": plan.epsilon_at(steps),
+        "epsilon": tfdpx.callbacks.epsilon_spent(optimizer, plan),
         "delta": plan.delta if settings.private else None,
         "noise_multiplier": plan.noise_multiplier,
         "steps": steps,
@@ -203,7 +202,7 @@ def train(settings, workdir, devices):
         "sampling_probability": plan.sampling_probability,
         "accountant": plan.accountant,
         "sampling": plan.sampling,
-        "epsilon_is_approximate": plan.is_approximate,
+        "epsilon_is_approximate": plan.is_approximate or optimizer.epsilon_is_approximate,
         "num_examples": plan.num_examples,
         "dataset": data.name,
         "model": settings.model,
@@ -216,7 +215,7 @@ def train(settings, workdir, devices):
         "workdir": str(workdir),
     }
     results.write(record, model, plan, data, measured, learning_curve.rows, workdir)
-    saved.remove()
+    folder.remove()
     return record
 
 

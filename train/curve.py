@@ -5,7 +5,7 @@ import pathlib
 
 import keras
 
-from tfdpx.callbacks import steps_taken
+from tfdpx.callbacks import epsilon_spent, steps_taken
 from tfdpx.train import report
 
 
@@ -37,7 +37,7 @@ class Curve(keras.callbacks.Callback):
         self.rows.append(
             {
                 "step": steps,
-                "epsilon": float(self._plan.epsilon_at(steps)),
+                "epsilon": epsilon_spent(self.model.optimizer, self._plan),
                 "accuracy": float(logs["val_accuracy"]),
             }
         )

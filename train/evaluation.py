@@ -79,8 +79,16 @@ class RawWeights(keras.callbacks.Callback):
         self._steps = steps
         self.values = None
 
+    def on_train_begin(self, logs=None):
+        """A run that was resumed after its last update makes no other."""
+        del logs
+        self._keep()
+
     def on_epoch_end(self, epoch, logs=None):
         """Must come while the weights of the training are in the model, as at Keras' epochs."""
         del epoch, logs
+        self._keep()
+
+    def _keep(self):
         if steps_taken(self.model.optimizer) >= self._steps:
             self.values = self.model.get_weights()

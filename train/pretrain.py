@@ -17,7 +17,6 @@ import keras
 from absl import app, flags
 
 from tfdpx import noise, sampling
-from tfdpx.callbacks import steps_taken
 from tfdpx.examples import as_examples
 from tfdpx.train import (
     checkpoint,
@@ -75,10 +74,9 @@ def train(settings, workdir):
         image_size=settings.image_size,
         train_scale=settings.augment_resize,
     )
-    saved = checkpoint.Checkpoint(
-        workdir, settings.steps, dataclasses.asdict(settings), run_flags.RESUME.value
-    )
-    keras.utils.set_random_seed(saved.seeds["initial_weights"])
+    folder = checkpoint.RunFolder(workdir, dataclasses.asdict(settings), run_flags.RESUME.value)
+    saved = checkpoint.LastState(folder, settings.steps)
+    keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     model = finetuning.build(settings, data)
     settings.add_weight_decay(model)
@@ -89,11 +87,11 @@ def train(settings, workdir):
         jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
     )
     saved.restore(model)
-    start = steps_taken(model.optimizer)
+    start = int(model.optimizer.iterations)
     epoch = min(settings.report_every, settings.steps)
     began = time.perf_counter()
     model.fit(
-        _batches(settings, data, saved.seeds["sampling"], start),
+        _batches(settings, data, folder.seeds["sampling"], start),
         initial_epoch=start // epoch,
         epochs=math.ceil(settings.steps / epoch),
         steps_per_epoch=epoch,
@@ -104,7 +102,7 @@ def train(settings, workdir):
     )
     seconds = time.perf_counter() - began
 
-    steps = steps_taken(model.optimizer)
+    steps = int(model.optimizer.iterations)
     model = strategy.on_one_device(model)
     measured = evaluation.measure(model, data)
     record = {
@@ -126,7 +124,7 @@ def train(settings, workdir):
     model.save(workdir / "model.keras")
     report.print_table(record, title=f"{settings.model} on {data.name}, not private")
     (workdir / "report.json").write_text(report.to_json(record) + "\n")
-    saved.remove()
+    folder.remove()
     return record
 
 
@@ -139,7 +137,7 @@ class _StopAfter(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         del batch, logs
-        self.model.stop_training = steps_taken(self.model.optimizer) >= self._steps
+        self.model.stop_training = int(self.model.optimizer.iterations) >= self._steps
 
 
 def _batches(settings, data, seed, start):

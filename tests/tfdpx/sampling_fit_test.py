@@ -78,15 +78,6 @@ def test_fit_again_goes_on_from_a_variable(kind):
         np.testing.assert_array_equal(found, drawn)
 
 
-@pytest.mark.parametrize("kind", ["poisson", "shuffle"])
-@pytest.mark.parametrize("arguments", [{}, {"steps_per_epoch": 6}], ids=["epochs", "too many"])
-def test_a_second_pass_is_an_error(kind, arguments):
-    model = make_model()
-    with pytest.raises(tf.errors.UnknownError, match="start=model.optimizer.iterations"):
-        model.fit(make(kind), epochs=3, verbose=0, **arguments)
-    assert model.optimizer.iterations == 12
-
-
 def test_fit_without_targets():
     class Autoencoder(keras.Model):
         def __init__(self):

@@ -3,7 +3,6 @@ import math
 import os
 import types
 
-import keras
 import numpy as np
 import pytest
 
@@ -12,10 +11,8 @@ from tfdpx.accounting.ledger import Entry
 
 
 def optimizer_after(steps, noise_multiplier=1.5, batch_size=50):
-    iterations = keras.Variable(steps, dtype="int64", trainable=False)
-    return types.SimpleNamespace(
-        iterations=iterations, noise_multiplier=noise_multiplier, batch_size=batch_size
-    )
+    entries = (Entry(noise_multiplier, None, steps, run=steps),) if steps else ()
+    return types.SimpleNamespace(ledger=Ledger(entries), batch_size=batch_size)
 
 
 @pytest.fixture
@@ -25,11 +22,33 @@ def ledger():
 
 def test_from_optimizer_reads_what_happened():
     found = Ledger.from_optimizer(optimizer_after(7), num_examples=1000)
-    assert found == Ledger((Entry(1.5, 0.05, 7),))
+    assert found == Ledger((Entry(1.5, 0.05, 7, run=7),))
     assert found.steps == 7
     assert Ledger.from_optimizer(optimizer_after(0), num_examples=1000) == Ledger()
     with pytest.raises(ValueError, match="num_examples=49, batch_size=50"):
         Ledger.from_optimizer(optimizer_after(7), num_examples=49)
+
+
+def test_steps_of_one_run_count_once():
+    earlier, later = Entry(1.5, 0.05, 7, run=1), Entry(1.5, 0.05, 10, run=1)
+    other, unnamed = Entry(1.5, 0.05, 7, run=2), Entry(1.5, 0.05, 7)
+    for first, second in [(earlier, later), (later, earlier), (later, later)]:
+        assert Ledger((first,)) + Ledger((second, other)) == Ledger((later, other))
+    assert (Ledger((unnamed,)) + Ledger((unnamed,))).steps == 14
+
+
+def test_unknown_sampling_has_no_epsilon_until_it_is_said():
+    ledger = Ledger((Entry(1.5, None, 7, exact=False),))
+    assert ledger.is_approximate
+    with pytest.raises(ValueError, match="7 steps whose sampling probability is unknown"):
+        ledger.epsilon(1e-5)
+    assert ledger.assuming(0.05).epsilon(1e-5) == epsilon(1.5, 0.05, 7, 1e-5)
+
+
+def test_ledgers_of_the_first_format_are_read():
+    old = {"noise_multiplier": 1.5, "sampling_probability": 0.05, "steps": 10}
+    text = json.dumps({"format": "tfdpx.Ledger/1", "entries": [old]})
+    assert Ledger.from_json(text) == Ledger((Entry(1.5, 0.05, 10),))
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])

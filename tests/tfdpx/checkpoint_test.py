@@ -1,0 +1,250 @@
+"""An interrupted run goes on bit by bit, and into nothing else."""
+
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+import small
+
+import tfdpx
+from tfdpx.callbacks import Checkpoint
+
+N, B, STEPS = 60, 20, 12
+PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
+X, Y = small.data(N)
+
+
+def make(plan=PLAN, optimizer=None, layers=None, loss=None, rate=0.1, **arguments):
+    optimizer = optimizer or tfdpx.DPSGD(rate, plan=plan, momentum=0.9, use_ema=True, **arguments)
+    return small.model(optimizer, layers=layers, loss=loss)
+
+
+def train(model, callbacks=(), epochs=4, plan=PLAN, x=X, y=Y, **arguments):
+    batches = plan.batches(x, y, optimizer=model.optimizer, **arguments)
+    return model.fit(
+        batches, epochs=epochs, steps_per_epoch=3, callbacks=list(callbacks), verbose=0
+    )
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAfter(keras.callbacks.Callback):
+    def __init__(self, updates):
+        super().__init__()
+        self.updates = updates
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.run.updates == self.updates:
+            raise Killed
+
+
+def raw(model):
+    """Weights, slots and averages."""
+    return [np.array(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def start_like(model, other):
+    """Gives `model` the seeds of `other`, which has made no update."""
+    model.optimizer.run.restore(other.optimizer.run.state())
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 2])
+@pytest.mark.parametrize("after", [1, 5, 9])
+def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, after, save_freq):
+    broken, whole = make(), make()
+    start_like(whole, broken)
+    train(whole, epochs=4 if save_freq == "epoch" else 1)
+    saved = Checkpoint(tmp_path, save_freq)
+    epochs = 4 if save_freq == "epoch" else 1
+    if after > 3 * epochs:
+        return
+    with pytest.raises(Killed):
+        train(broken, [saved, tfdpx.PrivacyBudget(PLAN), KillAfter(after)], epochs=epochs)
+    resumed = make()
+    if after < 3 and save_freq == "epoch":
+        start_like(resumed, broken)  # Nothing was saved: it begins anew.
+        resumed.optimizer.run.restore({**resumed.optimizer.run.state(), "updates": 0, "used": {}})
+    left = 3 * epochs - (saved.saved_updates if save_freq != "epoch" else 0)
+    batches = PLAN.batches(X, Y, optimizer=resumed.optimizer)
+    resumed.fit(
+        batches, epochs=epochs, steps_per_epoch=3 if save_freq == "epoch" else left,
+        callbacks=[Checkpoint(tmp_path, save_freq), tfdpx.PrivacyBudget(PLAN)], verbose=0,
+    )  # fmt: skip
+    if save_freq == "epoch" or saved.saved_updates:
+        for a, b in zip(raw(whole), raw(resumed), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert resumed.optimizer.ledger.steps == whole.optimizer.ledger.steps
+        assert resumed.optimizer.ledger.epsilon(1e-3) == whole.optimizer.ledger.epsilon(1e-3)
+
+
+def test_a_run_in_pieces_is_the_unbroken_one(tmp_path):
+    whole, first = make(), make()
+    start_like(whole, first)
+    train(whole)
+    train(first, [Checkpoint(tmp_path)], epochs=1)
+    for epochs in (2, 3, 4):
+        model = make()
+        train(model, [Checkpoint(tmp_path), tfdpx.PrivacyBudget(PLAN)], epochs=epochs)
+    for a, b in zip(raw(whole), raw(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert model.optimizer.ledger == whole.optimizer.ledger
+    # Resumed once more, there is nothing left to do.
+    done = make()
+    train(done, [Checkpoint(tmp_path), tfdpx.PrivacyBudget(PLAN)])
+    np.testing.assert_array_equal(small.weights(done), small.weights(model))
+
+
+def test_the_same_run_goes_on_without_going_back(tmp_path):
+    model, saved = make(), Checkpoint(tmp_path)
+    train(model, [saved], epochs=1)
+    train(model, [saved], epochs=3)
+    assert model.optimizer.ledger.steps == model.optimizer.run.updates == 9
+
+
+def test_steps_taken_again_after_a_restore_cost_nothing(tmp_path):
+    model = make()
+    train(model, [Checkpoint(tmp_path)], epochs=1)
+    again = make()
+    train(again, [Checkpoint(tmp_path)], epochs=3)
+    state = again.optimizer.run.state()
+    assert state["updates"] == again.optimizer.ledger.steps == 9
+    again.optimizer.take_over({**state, "updates": 3})
+    train(again, epochs=1)
+    assert again.optimizer.ledger.steps == 9
+    train(again, epochs=3)
+    assert again.optimizer.ledger.steps == 15
+
+
+class Other:
+    plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=1.5, delta=1e-3)
+    longer = tfdpx.PrivacyPlan(N, batch_size=B, steps=20, noise_multiplier=1.0, delta=1e-3)
+    fewer = tfdpx.PrivacyPlan(50, batch_size=B, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
+
+
+def half_loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True) / 2
+
+
+CHANGES = {
+    "plan": lambda: (make(Other.plan), dict(plan=Other.plan)),
+    "plan: batches: steps": lambda: (make(), dict(plan=Other.longer)),
+    "number of examples": lambda: (
+        make(tfdpx.PrivacyPlan(50, batch_size=B, steps=STEPS, noise_multiplier=1.0, delta=1e-3)),
+        dict(plan=Other.fewer, x=X[:50], y=Y[:50]),
+    ),
+    "data set": lambda: (make(), dict(x=X + 1)),
+    "optimizer: .*learning_rate": lambda: (make(rate=0.2), {}),
+    "optimizer: .*l2_norm_clip": lambda: (make(l2_norm_clip=0.5), {}),
+    "optimizer: class": lambda: (make(optimizer=tfdpx.DPAdam(0.1, plan=PLAN)), {}),
+    "model": lambda: (make(layers=lambda: [keras.layers.Dense(7), keras.layers.Dense(3)]), {}),
+    "model.*relu": lambda: (
+        make(layers=lambda: [keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)]), {},
+    ),
+    "loss": lambda: (make(loss=half_loss), {}),
+    "seed of the draws": lambda: (make(), dict(seed=3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_run_is_refused_by_name(tmp_path, what):
+    train(make(), [Checkpoint(tmp_path)], epochs=1)
+    model, arguments = CHANGES[what]()
+    name = what.split(":")[0].split(".")[0]
+    with pytest.raises(ValueError, match=f"(?s)another ({name}|plan|number of examples)"):
+        train(model, [Checkpoint(tmp_path)], **arguments)
+    assert model.optimizer.run.updates == 0
+
+
+def test_batches_that_are_not_of_the_run_are_refused(tmp_path):
+    """Restored noise on draws that are new: two continuations would subtract to the sums."""
+    model = make()
+    for data in (PLAN.batches(X, Y), PLAN.batches(X, Y, seed=3)):
+        with pytest.raises(ValueError, match="optimizer=model.optimizer"):
+            model.fit(data, callbacks=[Checkpoint(tmp_path)], verbose=0)
+    with pytest.raises(ValueError, match="tfdpx optimizer only"):
+        plain = small.model(keras.optimizers.SGD())
+        plain.fit(X, Y, callbacks=[Checkpoint(tmp_path)], verbose=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_loaded_after_a_restore_have_fresh_noise(tmp_path):
+    model = make()
+    train(model, [Checkpoint(tmp_path)], epochs=1)
+    model.save_weights(tmp_path / "later.weights.h5")
+    resumed = make()
+    resumed.build((None, 6))
+    train(resumed, [Checkpoint(tmp_path)], epochs=1)
+    assert resumed.optimizer.run.state() == model.optimizer.run.state()
+    resumed.load_weights(tmp_path / "later.weights.h5")
+    assert resumed.optimizer.run.state()["noise_seed"] != model.optimizer.run.state()["noise_seed"]
+
+
+DAMAGES = {
+    "torn weights": lambda folder: next(folder.glob("*.h5")).write_bytes(b"half"),
+    "no weights": lambda folder: next(folder.glob("*.h5")).unlink(),
+    "torn record": lambda folder: (folder / "run.json").write_text("{"),
+    "foreign record": lambda folder: (folder / "run.json").write_text('{"format": "x"}'),
+    "foreign weights": lambda folder: make_foreign(folder),
+}
+
+
+def make_foreign(folder):
+    model = make()
+    model.build((None, 6))
+    model.save_weights(next(folder.glob("*.h5")))
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_checkpoint_is_refused(tmp_path, what):
+    train(make(), [Checkpoint(tmp_path)], epochs=1)
+    DAMAGES[what](tmp_path)
+    model = make()
+    with pytest.raises(ValueError, match="is damaged"):
+        train(model, [Checkpoint(tmp_path)])
+    assert model.optimizer.run.updates == 0
+
+
+def test_a_save_that_fails_leaves_the_last_one_whole(tmp_path, monkeypatch):
+    model = make()
+    train(model, [Checkpoint(tmp_path)], epochs=1)
+    kept = [np.array(v) for v in model.trainable_variables]
+
+    def write_half(self, path, **kwargs):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(keras.Model, "save_weights", write_half)
+        train(model, [Checkpoint(tmp_path)], epochs=2)
+    resumed = make()
+    resumed.build((None, 6))
+    train(resumed, [Checkpoint(tmp_path)], epochs=1)
+    assert resumed.optimizer.run.updates == 3
+    assert len(kept) == len(resumed.trainable_variables)
+
+
+def test_others_cannot_read_the_folder_and_remove_deletes_it(tmp_path):
+    saved = Checkpoint(tmp_path / "secret")
+    train(make(), [saved], epochs=2)
+    folder = tmp_path / "secret"
+    assert folder.stat().st_mode & 0o077 == 0
+    assert (folder / "run.json").stat().st_mode & 0o077 == 0
+    assert len(list(folder.glob("*.h5"))) == 1
+    assert json.loads((folder / "run.json").read_text())["run"]["updates"] == saved.saved_updates
+    saved.remove()
+    assert not folder.exists() and saved.saved_updates == 0
+
+
+def test_only_the_writer_writes(tmp_path):
+    train(make(), [Checkpoint(tmp_path, write=False)], epochs=1)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("save_freq", [0, "batch", 1.5])
+def test_unfit_save_freq(tmp_path, save_freq):
+    with pytest.raises(ValueError, match="save_freq"):
+        Checkpoint(tmp_path, save_freq)

@@ -1,0 +1,204 @@
+"""Attacks by batches that are not the plan's: refused, or called approximate."""
+
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import train_step
+
+N, B, STEPS = 60, 10, 12
+PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
+X, Y = small.data(N)
+
+
+def make(plan=PLAN, **arguments):
+    model = small.model(tfdpx.DPSGD(0.1, plan=plan), **arguments)
+    model.build((None, 6))
+    return model
+
+
+def changed(how):
+    batches = PLAN.batches(X, Y)
+    return {
+        "take and cache": lambda: batches.take(5).cache(),
+        "cache": lambda: batches.cache(),
+        "mixup": lambda: batches.map(lambda x, y, w: ((x + tf.roll(x, 1, 0)) / 2, y, w)),
+        "prefetch": lambda: batches.prefetch(2),
+        "repeat": lambda: batches.repeat(2),
+        "first batch for ever": lambda: tf.data.Dataset.from_tensors(next(iter(batches))).repeat(),
+        "a fixed weighted data set": lambda: tf.data.Dataset.from_tensor_slices(
+            (X, Y, np.ones(N, "float32"))
+        ).batch(B),
+        "unweighted": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),
+    }[how]()
+
+
+CHANGED = (
+    "take and cache",
+    "cache",
+    "mixup",
+    "prefetch",
+    "repeat",
+    "first batch for ever",
+    "a fixed weighted data set",
+    "unweighted",
+)
+
+
+@pytest.mark.parametrize("how", CHANGED)
+def test_other_batches_are_refused_under_a_budget(how):
+    model = make()
+    before = small.weights(model)
+    with pytest.warns(UserWarning, match="epsilon_approximate"):
+        with pytest.raises(ValueError, match="allow_approximate=True"):
+            model.fit(changed(how), callbacks=[tfdpx.PrivacyBudget(PLAN)], verbose=0)
+    np.testing.assert_array_equal(small.weights(model), before)
+
+
+@pytest.mark.parametrize("how", CHANGED)
+@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
+def test_other_batches_are_approximate_on_an_explicit_word(how):
+    model = make()
+    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    history = model.fit(changed(how), steps_per_epoch=4, callbacks=[budget], verbose=0).history
+    assert history["epsilon_approximate"] == [PLAN.epsilon_at(4)]
+    assert "epsilon" not in history
+    # Once approximate, for good: also where the same traced step sees the plan's batches next.
+    history = model.fit(
+        PLAN.batches(X, Y), steps_per_epoch=2, callbacks=[budget], verbose=0
+    ).history
+    assert history["epsilon_approximate"] == [PLAN.epsilon_at(6)]
+    assert [entry.exact for entry in model.optimizer.ledger.entries if entry.steps == 2] == [True]
+
+
+@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
+def test_a_step_traced_for_the_plans_batches_does_not_vouch_for_others():
+    model = make()
+    batches = PLAN.batches(X, Y)
+    model.fit(batches, steps_per_epoch=2, verbose=0)
+    assert not model.optimizer.epsilon_is_approximate
+    alike = batches.take(1).cache().repeat()
+    assert alike.element_spec == batches.element_spec
+    model.fit(alike, steps_per_epoch=2, verbose=0)
+    assert model.optimizer.epsilon_is_approximate
+
+
+@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
+def test_a_loop_of_ones_own_is_approximate():
+    model = make()
+    for batch in PLAN.batches(X, Y).take(2):
+        model.train_on_batch(*batch)
+    assert [(entry.steps, entry.exact) for entry in model.optimizer.ledger.entries] == [(2, False)]
+
+
+OTHERS = {
+    "rate": tfdpx.PrivacyPlan(20, batch_size=B, steps=9, noise_multiplier=2.0, delta=1e-3),
+    "size": tfdpx.PrivacyPlan(N, batch_size=30, steps=9, noise_multiplier=2.0, delta=1e-3),
+    "sampling": tfdpx.PrivacyPlan(
+        N, batch_size=B, steps=9, noise_multiplier=2.0, delta=1e-3, sampling="shuffle"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("by", ["optimizer", "budget"])
+def test_batches_of_another_plan_are_refused(name, by):
+    other = OTHERS[name]
+    if by == "optimizer":
+        model = make()
+        message = "batches are of a plan with"
+    else:
+        model = small.model(tfdpx.DPSGD(0.1, batch_size=other.batch_size, noise_multiplier=2.0))
+        message = "batches are of another plan than the budget's|disagree on `batch_size`"
+    data = other.batches(X[: other.num_examples], Y[: other.num_examples])
+    with pytest.raises(ValueError, match=message):
+        model.fit(data, callbacks=[tfdpx.PrivacyBudget(PLAN)], verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda model: model.fit(X, Y, batch_size=50),
+        lambda model: model.fit(X, Y),  # Keras' 32.
+        lambda model: model.fit(X, Y, batch_size=5),
+        lambda model: model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(50)),
+        lambda model: model.fit(
+            tf.data.Dataset.from_tensor_slices((X, Y)).batch(50, drop_remainder=True)
+        ),
+        lambda model: model.train_on_batch(X[:50], Y[:50]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
+def test_batches_of_another_size_are_refused(fit):
+    model = make()
+    before = small.weights(model)
+    with pytest.raises(Exception, match="counts on batch_size=10|batches have 50") as error:
+        fit(model)
+    assert isinstance(error.value, (ValueError, tf.errors.InvalidArgumentError))
+    np.testing.assert_array_equal(small.weights(model), before)
+
+
+def test_batches_made_for_another_optimizer_are_refused():
+    model, other = make(), make()
+    with pytest.raises(ValueError, match="made for another optimizer"):
+        model.fit(PLAN.batches(X, Y, optimizer=other.optimizer), verbose=0)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The rows that each update was given, as a list of tuples of their numbers."""
+    seen, step = [], train_step._step
+
+    def spy(optimizer, model, data):
+        x, _, weights = data
+        seen.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
+        return step(optimizer, model, data)
+
+    monkeypatch.setattr(train_step, "_step", spy)
+    return seen
+
+
+NUMBERED = np.column_stack([np.arange(N, dtype="float32"), X[:, 1:]])
+
+
+@pytest.mark.parametrize("kind", ["fresh", "seeded", "of the run"])
+def test_no_draw_feeds_two_updates(kind, used):
+    """One data set in a loop, as epochs, looked at before: every update has a draw of its own."""
+    model = make(compile_arguments={"run_eagerly": True})
+    arguments = {
+        "fresh": {}, "seeded": {"seed": 5}, "of the run": {"optimizer": model.optimizer}
+    }[kind]  # fmt: skip
+    batches = PLAN.batches(NUMBERED, Y, **arguments)
+    for _ in range(3):
+        next(iter(batches))
+        model.fit(batches, steps_per_epoch=1, verbose=0)
+    model.fit(batches, epochs=3, steps_per_epoch=2, verbose=0)
+    model.fit(PLAN.batches(NUMBERED, Y, **arguments), steps_per_epoch=2, verbose=0)
+    assert len(used) == len(set(used)) == 11
+    assert not model.optimizer.epsilon_is_approximate
+    assert model.optimizer.ledger.steps == 11
+
+
+def test_one_seed_draws_on_over_optimizers_and_sampling_rates(used):
+    model = make(compile_arguments={"run_eagerly": True})
+    model.fit(PLAN.batches(NUMBERED, Y, seed=5), steps_per_epoch=3, verbose=0)
+    wider = tfdpx.PrivacyPlan(N, batch_size=20, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
+    model.compile(tfdpx.DPSGD(0.1, plan=wider), loss=model.loss, run_eagerly=True)
+    model.fit(wider.batches(NUMBERED, Y, seed=5), steps_per_epoch=3, verbose=0)
+    # A wider draw of a step holds the narrower one.
+    assert not [a for a in used[:3] for b in used[3:] if set(a) <= set(b)]
+
+
+def test_a_planted_replay_is_seen_by_this_test(used):
+    model = make(compile_arguments={"run_eagerly": True})
+    with pytest.warns(UserWarning, match="epsilon_approximate"):
+        model.fit(PLAN.batches(NUMBERED, Y).take(1).cache().repeat(3), steps_per_epoch=3, verbose=0)
+    assert len(set(used)) == 1 < len(used)
+
+
+def test_keras_is_told_how_many_steps_there_are(capsys):
+    make().fit(PLAN.batches(X, Y), verbose=2)
+    assert f"{STEPS}/{STEPS}" in capsys.readouterr().out
