@@ -66,16 +66,18 @@ class Account:
         Returns:
             The arguments of the last call, to go back to them; None at first.
         """
-        self._settle()
         before = self._open and (self._open.sampling_probability or None, bool(self._open.exact))
-        self._open = _Facts(
+        facts = _Facts(
             float(self._run.number),
             self._noise_multiplier,
             float(sampling_probability or 0.0),
             float(exact),
         )
-        self._own.setdefault(self._open, 0)
-        self._write()
+        if facts != self._open:
+            self._settle()
+            self._open = facts
+            self._own.setdefault(facts, 0)
+            self._write()
         return before
 
     def count_update(self):

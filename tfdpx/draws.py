@@ -35,7 +35,8 @@ class Draws:
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.
         examples: What it draws from, or None.
-        plain: The data set without an assertion of its length, which depends on what was used.
+        plain: The data set before its length was asserted, or None. What a run has used makes it
+            shorter.
         run: The run that the data set was made for, or None.
 
     Raises:
@@ -84,11 +85,11 @@ class Draws:
             pairs = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
             zero = tf.zeros([], tf.int64)
             dataset = pairs.map(lambda key, step: draw(key, step, zero))
-        self.plain = dataset = finished(dataset)
-        if isinstance(self._start, numbers.Integral) and not callable(self._steps):
-            if not self._shares.is_split:
-                count = tf.data.experimental.assert_cardinality(self._steps - int(self._start))
-                dataset = dataset.apply(count)
+        dataset = finished(dataset)
+        fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
+        if fixed and not self._shares.is_split:
+            self.plain, count = dataset, self._steps - int(self._start)
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         _made[dataset] = self
         return dataset
 

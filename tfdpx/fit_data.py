@@ -12,7 +12,7 @@ import warnings
 
 import tensorflow as tf
 
-from tfdpx import checkpoint, keras_hook
+from tfdpx import checkpoint
 from tfdpx.draws import draws_of
 
 _KERAS_BATCH_SIZE = 32
@@ -45,12 +45,12 @@ def accounted(optimizer, model, arguments):
     with training_on(optimizer, draws, probability, exact):
         checkpoint.restore_for_fit(model, arguments.get("callbacks"), data)
         if draws is not None:
-            arguments["x"] = draws.plain
+            plain = arguments["x"] = draws.plain or data
             one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
             if one_pass and arguments.get("steps_per_epoch") is None:
                 # So that Keras knows how many steps there are; over several passes that changes.
                 left = tf.data.experimental.assert_cardinality(draws.count_left(optimizer.run))
-                arguments["x"] = draws.plain.apply(left)
+                arguments["x"] = plain.apply(left)
         yield
 
 
@@ -78,6 +78,24 @@ def training_on(optimizer, draws, sampling_probability, exact):
         optimizer.draws = before
         account.open(*usual)
         account.synchronize()
+
+
+@contextlib.contextmanager
+def by_hand(optimizer, rows, sample_weight):
+    """Around `train_on_batch`, also inside of a `fit`: such a batch is none of a plan.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        rows: Int, examples of the batch, or None where unknown.
+        sample_weight: As given, or None.
+    """
+    if sample_weight is None and optimizer.noise_multiplier:
+        _check_size(optimizer, rows, exactly=False)
+    usual = optimizer.account.open(_guess_probability(optimizer, None), exact=False)
+    try:
+        yield
+    finally:
+        optimizer.account.open(*usual)
 
 
 def check_draws(optimizer, draws):
@@ -129,21 +147,6 @@ def check_unplanned(optimizer, arguments):
             "called `epsilon_approximate`. Give `fit` that data set as it is.",
             stacklevel=6,
         )
-
-
-def check_rows(optimizer, model, rows, sample_weight):
-    """Refuses a batch of another size, outside of any `fit`, which looks for itself.
-
-    Args:
-        optimizer: The tfdpx optimizer.
-        model: The `keras.Model`.
-        rows: Int, or a scalar tensor where it is not known before the step runs.
-        sample_weight: As the step was given it, or None.
-    """
-    if keras_hook.driver(model) is not None or sample_weight is not None:
-        return
-    if isinstance(rows, int) and optimizer.noise_multiplier:
-        _check_size(optimizer, rows, exactly=False)
 
 
 def _check_size(optimizer, rows, exactly=True):

@@ -9,6 +9,8 @@ training needs doors that Keras does not have:
 - `keras.Model.fit` is wrapped: an optimizer that defines `fitting(model, arguments)`, a context
   manager, may refuse first and learns what data are trained on; the step can tell that Keras has
   split the batch over replicas.
+- `keras.Model.train_on_batch` is wrapped: an optimizer that defines `by_hand(model, rows,
+  sample_weight)`, a context manager, accounts for such batches apart.
 - `keras.Model.compile` is wrapped: an optimizer that defines `compiled(model)` learns the weights.
 - Keras's mean losses divide by the number of replicas; `compute_loss` here turns that off.
 - `keras.Operation.__call__` is wrapped: while a recorder is active in this thread it sees every
@@ -40,6 +42,7 @@ def install():
         return
     _originals["train_step"] = keras.Model.train_step
     _originals["fit"] = keras.Model.fit
+    _originals["train_on_batch"] = keras.Model.train_on_batch
     # On the class that defines it: Keras takes a model with another `compile` for a custom one.
     _originals["compile"] = _compile_owner().compile
     _originals["call"] = keras.Operation.__call__
@@ -61,6 +64,16 @@ def install():
         with driving(self, "keras"), fitting(self, given.arguments):
             return _originals["fit"](*given.args, **given.kwargs)
 
+    @functools.wraps(_originals["train_on_batch"])
+    def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
+        by_hand = getattr(innermost(getattr(self, "optimizer", None)), "by_hand", None)
+        arguments = (self, x, y, sample_weight, *args)
+        if by_hand is None:
+            return _originals["train_on_batch"](*arguments, **kwargs)
+        shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
+        with by_hand(self, shape[0] if shape else None, sample_weight):
+            return _originals["train_on_batch"](*arguments, **kwargs)
+
     @functools.wraps(_originals["compile"])
     def compile(self, *args, **kwargs):
         _originals["compile"](self, *args, **kwargs)
@@ -77,6 +90,7 @@ def install():
 
     keras.Model.train_step = train_step
     keras.Model.fit = fit
+    keras.Model.train_on_batch = train_on_batch
     _compile_owner().compile = compile
     keras.Operation.__call__ = call
     for name in _SCALINGS:
@@ -90,6 +104,7 @@ def uninstall():
     # The originals are inherited: taking ours off the class uncovers them.
     del keras.Model.train_step
     del keras.Model.fit
+    del keras.Model.train_on_batch
     _compile_owner().compile = _originals["compile"]
     keras.Operation.__call__ = _originals["call"]
     for name in _SCALINGS:

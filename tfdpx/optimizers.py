@@ -190,6 +190,11 @@ class _PrivateOptimizer:
         self.account.open(plan and plan.sampling_probability, exact=False)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
+    def by_hand(self, model, rows, sample_weight):
+        """A context around `model.train_on_batch`; see `tfdpx.fit_data.by_hand`."""
+        del model
+        return fit_data.by_hand(self, rows, sample_weight)
+
     def compiled(self, model):
         """Called after `model.compile`: what was spent on the model's weights goes on here."""
         self.account.follow(model.variables)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, fit_data, keras_hook, microbatch, noise, replicas
+from tfdpx import checks, keras_hook, microbatch, noise, replicas
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
 from tfdpx.views import build
@@ -79,7 +79,6 @@ def private_train_step(optimizer, model, data):
 def _step(optimizer, model, data):
     context = replicas.check_context(model)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    fit_data.check_rows(optimizer, model, Rows(x).count, sample_weight)
     optimizer.account.follow(model.variables)
     views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
