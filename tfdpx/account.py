@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.run import variable as shared_variable
 
 _ROWS = 64
-_ONCE = "only_first_replica"
 
 # id of a keras.Variable, which cannot be hashed -> accounts of the optimizers that trained it, as
 # long as the variable lives.
@@ -37,16 +37,16 @@ class Account:
         noise_multiplier: Float, the optimizer's.
 
     Attributes:
-        facts: `keras.Variable` float64 [rows, 4]: run, noise multiplier, sampling probability (0
+        facts: `tf.Variable` float64 [rows, 4]: run, noise multiplier, sampling probability (0
             where it is unknown), and whether the sampling is the accounted one.
-        steps: `keras.Variable` int64 [rows]: updates. These two are to be saved.
+        steps: `tf.Variable` int64 [rows]: updates. These two are to be saved.
     """
 
     def __init__(self, run, noise_multiplier):
-        self.facts = _variable(np.zeros([_ROWS, 4]), "float64", "ledger_facts")
-        self.steps = _variable(np.zeros([_ROWS]), "int64", "ledger_steps")
+        self.facts = shared_variable(np.zeros([_ROWS, 4]), "float64")
+        self.steps = shared_variable(np.zeros([_ROWS]), "int64")
         # The row that updates count in; nothing to save.
-        self._row = _variable(0, "int64", "ledger_row")
+        self._row = shared_variable(0, "int64")
         self._run, self._noise_multiplier = run, float(noise_multiplier)
         self._own, self._other = {}, {}  # _Facts -> updates
         self._open = None
@@ -82,7 +82,7 @@ class Account:
 
     def count_update(self):
         """Called by the private step, once an update: keeps what is saved up to date."""
-        self.steps.assign_add(tf.one_hot(self._row.value, _ROWS, dtype=tf.int64))
+        self.steps.assign_add(tf.one_hot(self._row, _ROWS, dtype=tf.int64))
 
     def follow(self, variables):
         """Joins the accounts of all optimizers that train any of these weights, now and later.
@@ -222,9 +222,3 @@ def _table(facts, steps):
 
 def _numpy(variable):
     return keras.ops.convert_to_numpy(variable)
-
-
-def _variable(value, dtype, name):
-    return keras.Variable(
-        np.array(value, dtype), dtype=dtype, trainable=False, name=name, aggregation=_ONCE
-    )

@@ -31,6 +31,7 @@ def accounted(optimizer, model, arguments):
         ValueError: If the batches are another plan's, another optimizer's or of another size.
     """
     optimizer.account.follow(model.variables)
+    optimizer.account.synchronize()
     data = arguments.get("x")
     draws = draws_of(data)
     if draws is not None and draws.plan is None:

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfdpx import noise
 
-_ONCE = "only_first_replica"
 _HELD = ("noise_seed", "draw_seed", "branch", "rate", "updates", "nonfinite")
 _UNSET = -1  # The bits of a NaN, which is no learning rate.
 
@@ -38,7 +37,7 @@ class Run:
         state = fresh_state(seed)
         self.number = state["number"]
         # Held by a plain object, so that no tracking of Keras or TensorFlow finds them.
-        self._held = {name: _variable(state[name]) for name in _HELD}
+        self._held = {name: variable(state[name], "int64") for name in _HELD}
         self._used, self._pass = state["used"], None
 
     @property
@@ -59,12 +58,12 @@ class Run:
     @property
     def noise_seed(self):
         """int64 tensor [2]: the seed of the run's noise and views."""
-        return self._held["noise_seed"].value
+        return self._held["noise_seed"]
 
     def step_seed(self):
         """int64 tensor [2]: the seed of the next update's noise and views, used by no other."""
-        seed = tf.bitwise.bitwise_xor(self.noise_seed, self._held["branch"].value)
-        return noise.fold_in(seed, self._held["updates"].value)
+        seed = tf.bitwise.bitwise_xor(self.noise_seed, self._held["branch"])
+        return noise.fold_in(seed, self._held["updates"])
 
     def count_update(self, nonfinite, learning_rate):
         """Called by the private step, once an update.
@@ -78,9 +77,9 @@ class Run:
         """
         rate = tf.cast(tf.bitcast(tf.cast(learning_rate, "float32"), tf.int32), "int64")
         held = self._held
-        stays = tf.logical_or(held["rate"].value == _UNSET, held["rate"].value == rate)
-        other = noise.fold_in(held["branch"].value, rate)
-        held["branch"].assign(tf.where(stays, held["branch"].value, other))
+        stays = tf.logical_or(held["rate"] == _UNSET, held["rate"] == rate)
+        other = noise.fold_in(held["branch"], rate)
+        held["branch"].assign(tf.where(stays, held["branch"], other))
         held["rate"].assign(rate)
         held["updates"].assign_add(1)
         held["nonfinite"].assign_add(tf.cast(nonfinite, "int64"))
@@ -157,9 +156,12 @@ def common_state(entropy):
     return {**fresh_state(entropy), "number": _apart("number", entropy) % 2**52 | 1}
 
 
-def _variable(value):
-    return keras.Variable(
-        np.array(value, "int64"), dtype="int64", trainable=False, aggregation=_ONCE
+def variable(value, dtype):
+    """A `tf.Variable` that replicas update alike. Not Keras's, which an optimizer would track."""
+    return tf.Variable(
+        np.array(value, dtype),
+        trainable=False,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 
 

@@ -89,6 +89,8 @@ def _step(optimizer, model, data):
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
     choices = replicas.own_rows(choices, count, context)
     present = _present(sample_weight, count)
+    if sample_weight is None and not isinstance(count, int) and optimizer.noise_multiplier:
+        present = _of_declared_size(present, count, optimizer.batch_size)
     batch = (x, y, sample_weight, choices, present)
     one_pass = _Pass(optimizer, model, prepared.engine, views)
     size = optimizer.microbatch_size
@@ -289,6 +291,17 @@ def _prepare(optimizer, model, views, x, y, sample_weight):
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
         known = optimizer.prepared[model] = _Prepared(key, engine)
     return known
+
+
+def _of_declared_size(present, count, batch_size):
+    """`present`, where the batch is no larger than declared; an error where it is.
+
+    XLA leaves assertions out: there, nothing of such a batch is taken.
+    """
+    fits = count <= batch_size
+    message = f"A batch is larger than the optimizer counts on: batch_size={batch_size}."
+    with tf.control_dependencies([tf.debugging.Assert(fits, [message, count])]):
+        return present & fits
 
 
 def _present(sample_weight, count):
