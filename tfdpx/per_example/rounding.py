@@ -27,6 +27,8 @@ UNIT = 2.0**-24
 EXTRA = 8
 # Terms of a matrix product or convolution of long rows that kernels add one after the other.
 _BLOCK = 512
+# The least l2 norm that clips: its square is far above what float32 loses to underflow.
+SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
 _TINY = 2.0**-126
 
