@@ -60,27 +60,30 @@ class WSConv2DRule(Conv2DRule):
     def kernel_squared_norms(self, squares, magnitudes):
         """See `Conv2DRule.kernel_squared_norms`.
 
-        As u and the normed vector of ones have length one, both inner products, as long vectors
-        over filters, err by at most an error of inner products times M.
+        Of the two inner products, as vectors over filters, each errs by at most M times the error
+        of a sum over positions of inner products with a vector of length one.
         """
-        fan_in, height_width_in = math.prod(self.kernel_shape[:3]), sum(self.kernel_shape[:3])
+        fan_in = math.prod(self.kernel_shape[:3])
+        by_axis = sum(self.kernel_shape[:3])
         if self.choice.norm == "instantiate":
             sums = rounding.sum_by_axis(self.kernel_instances, _FILTER)
             along = rounding.sum_by_axis(self.kernel_instances * self._unit(), _FILTER)
-            error = (height_width_in + rounding.EXTRA) * rounding.UNIT
+            errors = [rounding.UNIT * (by_axis + rounding.EXTRA)] * 2
         else:
             sums = self._sum_positions(self._patch_sums() * self.outputs)
             along = self._sum_positions(self._convolved() * self.outputs)
             positions = self.sizes()[1]
-            error = rounding.dot_error(rounding.blocked(fan_in) + positions)
-        removed = tf.square(sums) / fan_in + self._free * tf.square(along)
-        removed = tf.reduce_sum(self.scaled(self.scaled(removed)), axis=1)
-        # Of both inner products, and of the projection of the released sum.
-        error *= 3.0 * magnitudes
-        slack = 2.0 * tf.sqrt(removed) * error + tf.square(error)
-        # The subtraction, and the sums of squares that go into it.
-        slack += (height_width_in + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT * squares
-        return tf.maximum(squares - removed, 0.0) + slack
+            terms = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
+            errors = [rounding.dot_error(n + positions) for n in terms]
+        removed = [
+            tf.reduce_sum(self.scaled(self.scaled(part)), axis=1)
+            for part in (tf.square(sums) / fan_in, self._free * tf.square(along))
+        ]
+        # The sums of squares, their subtraction, and the projection of the released sum.
+        slack = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT * squares
+        for part, error in zip(removed, errors, strict=True):
+            slack += 2.0 * tf.sqrt(part) * error * magnitudes + tf.square(error * magnitudes)
+        return tf.maximum(squares - tf.add_n(removed), 0.0) + slack
 
     def _centered(self):
         kernel = tf.cast(self.layer.kernel.value, "float32")
