@@ -238,14 +238,15 @@ class Conv2DRule(BeforeActivation):
         """Squared norms at the convolution's kernel [B], the M of `rounding`, and its terms."""
 
         def squares(gradients):
-            return rounding.sum_by_axis(tf.square(gradients), [-4, -3, -2])
+            # One sum, not one for each axis: there may be one of these for every example.
+            return tf.reduce_sum(tf.square(gradients), axis=[-4, -3, -2])
 
         if self._instances_apart is None:
             by_filter = squares(self.kernel_instances)
         else:  # Neither all squares nor a second copy of the instances need memory at once.
             by_filter = tf.stack([squares(gradient) for gradient in self._instances_apart])
         squares = tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
-        squares = rounding.raised(squares, self.kernel_shape)
+        squares = rounding.raised(squares, [math.prod(self.kernel_shape[:3]), self.kernel_shape[3]])
         return squares, tf.sqrt(squares), 1
 
     def _ghost_squares(self):
