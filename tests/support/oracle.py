@@ -8,7 +8,6 @@ from tfdpx import keras_hook
 from tfdpx.per_example import ENGINES, forced_norms
 from tfdpx.per_example.rows import Rows
 
-
 # How far the norms of small layers may be above the exact ones: terms of a sum times 2^-25.
 ALLOWANCE = 5e-5
 
