@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from tfdpx import keras_hook
 from tfdpx.layers.ws_conv2d import WSConv2D
-from tfdpx.per_example import Conv2DRule, register
+from tfdpx.per_example import Conv2DRule, register, rounding
 from tfdpx.per_example.rules.base import by_example
 from tfdpx.per_example.rules.convolution import channels_last
 
-# What rounding may hide of a norm that is left when large parts are taken away.
-_ROUNDING = 2.0**-22
+# Axes of one filter in a kernel.
+_FILTER = [-4, -3, -2]
 
 
 @register(WSConv2D)
@@ -52,27 +52,38 @@ class WSConv2DRule(Conv2DRule):
     def to_kernel(self, gradients):
         """See `Conv2DRule.to_kernel`."""
         unit = self._unit()
-        along = tf.reduce_sum(gradients * unit, axis=[-4, -3, -2], keepdims=True)
-        mean = tf.reduce_mean(gradients, axis=[-4, -3, -2], keepdims=True)
+        along = rounding.sum_by_axis(gradients * unit, _FILTER)
+        mean = rounding.sum_by_axis(gradients, _FILTER) / math.prod(self.kernel_shape[:3])
+        along, mean = (t[..., tf.newaxis, tf.newaxis, tf.newaxis, :] for t in (along, mean))
         return gradients - mean - self._free * unit * along
 
-    def kernel_squared_norms(self, squares):
-        """See `Conv2DRule.kernel_squared_norms`."""
-        if self._kernels_are_small():
-            sums = tf.reduce_sum(self.kernel_instances, axis=[1, 2, 3])
-            along = tf.reduce_sum(self.kernel_instances * self._unit(), axis=[1, 2, 3])
+    def kernel_squared_norms(self, squares, magnitudes):
+        """See `Conv2DRule.kernel_squared_norms`.
+
+        Of the two inner products, as vectors over filters, each errs by at most M times the error
+        of a sum over positions of inner products with a vector of length one.
+        """
+        fan_in = math.prod(self.kernel_shape[:3])
+        by_axis = sum(self.kernel_shape[:3])
+        if self.choice.norm == "instantiate":
+            sums = rounding.sum_by_axis(self.kernel_instances, _FILTER)
+            along = rounding.sum_by_axis(self.kernel_instances * self._unit(), _FILTER)
+            errors = [rounding.UNIT * (by_axis + rounding.EXTRA)] * 2
         else:
             sums = self._sum_positions(self._patch_sums() * self.outputs)
             along = self._sum_positions(self._convolved() * self.outputs)
-        fan_in = math.prod(self.kernel_shape[:3])
-        removed = tf.square(sums) / fan_in + self._free * tf.square(along)
-        left = squares - tf.reduce_sum(self.scaled(self.scaled(removed)), axis=1)
-        return tf.maximum(left, 0.0) + _ROUNDING * squares
-
-    def _kernels_are_small(self):
-        """Whether kernel-sized gradients are at hand and smaller than what the layer gave."""
-        _, positions, fan_in, _ = self.sizes()
-        return self.choice.norm == "instantiate" and fan_in < positions
+            positions = self.sizes()[1]
+            terms = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
+            errors = [rounding.dot_error(n + positions) for n in terms]
+        removed = [
+            tf.reduce_sum(self.scaled(self.scaled(part)), axis=1)
+            for part in (tf.square(sums) / fan_in, self._free * tf.square(along))
+        ]
+        # The sums of squares, their subtraction, and the projection of the released sum.
+        slack = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT * squares
+        for part, error in zip(removed, errors, strict=True):
+            slack += 2.0 * tf.sqrt(part) * error * magnitudes + tf.square(error * magnitudes)
+        return tf.maximum(squares - tf.add_n(removed), 0.0) + slack
 
     def _centered(self):
         kernel = tf.cast(self.layer.kernel.value, "float32")

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import checks, keras_hook, microbatch, noise, replicas
-from tfdpx.per_example import ENGINES
+from tfdpx.per_example import ENGINES, rounding
 from tfdpx.per_example.rows import Rows
 from tfdpx.views import build
 
@@ -160,7 +160,17 @@ def clip_factors(squared_norms, l2_norm_clip, present):
         squared_norms: float32 [B].
         l2_norm_clip: Float, C; infinity for a factor of 1, without privacy.
         present: bool [B].
+
+    Raises:
+        ValueError: If C is so small that the squares of gradients of its size are zero in float32.
     """
+    if l2_norm_clip < rounding.SMALLEST_CLIP:
+        raise ValueError(
+            f"Argument `l2_norm_clip` must be at least {rounding.SMALLEST_CLIP}: squares of "
+            "smaller gradients are lost in float32, and with them the bound on an example. "
+            f"Received: l2_norm_clip={l2_norm_clip}. Multiply the loss and `l2_norm_clip` by one "
+            "constant instead: the update stays the same."
+        )
     if l2_norm_clip == math.inf:
         factors = tf.ones_like(squared_norms)
     else:

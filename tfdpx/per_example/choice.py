@@ -101,8 +101,7 @@ def choose(layer, rule, costs):
         (norm, total): costs[norm] + costs[total]
         for norm in NORMS
         for total in SUMS
-        # Only instantiated gradients can be contracted.
-        if norm in costs and total in costs and (norm, total) != ("ghost", "contract")
+        if norm in costs and total in costs and total == _sum_after(norm, costs)
     }
     forced = getattr(_forced, "norm", "auto")
     allowed = {k: v for k, v in combined.items() if k[0] == forced} or combined
@@ -116,6 +115,14 @@ def choose(layer, rule, costs):
         bytes=combined[best].bytes,
         alternatives={f"{n}/{s}": cost.seconds(device) for (n, s), cost in combined.items()},
     )
+
+
+def _sum_after(norm, costs):
+    """The sum that goes with a norm: of the arrays whose norms were taken, if there are any.
+
+    Formed anew they would differ by rounding, which the norm had to allow for.
+    """
+    return "contract" if norm == "instantiate" and "contract" in costs else "ordinary"
 
 
 def cheapest(*costs):

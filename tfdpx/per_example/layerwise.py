@@ -8,7 +8,8 @@ from tfdpx.per_example.choice import Cost, choose
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.probe import find_layout
 from tfdpx.per_example.result import PerExample
-from tfdpx.per_example.rules.base import squared_norms, weighted_sums
+from tfdpx.per_example.rounding import squared_norms
+from tfdpx.per_example.rules.base import weighted_sums
 
 
 class LayerwiseEngine:

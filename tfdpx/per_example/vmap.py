@@ -7,8 +7,9 @@ from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
 from tfdpx.per_example.result import PerExample
+from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import Rows
-from tfdpx.per_example.rules.base import squared_norms, weighted_sums
+from tfdpx.per_example.rules.base import weighted_sums
 from tfdpx.per_example.vectorize import vectorized_map
 
 

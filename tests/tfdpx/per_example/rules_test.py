@@ -10,7 +10,7 @@ from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
-from tfdpx.per_example import choice, explain, forced_norms, registry
+from tfdpx.per_example import choice, explain, forced_norms, registry, rounding
 from tfdpx.per_example.rules import (
     base,
     convolution,
@@ -256,9 +256,9 @@ def _last_view_only(self):
     return tf.reshape(views, [views.shape[0], 1, -1, views.shape[-1]])
 
 
-def _without_diagonal(inputs, outputs):
+def _without_diagonal(inputs, outputs, *fans):
     kept = 1.0 - tf.eye(inputs.shape[-1])
-    return tf.reduce_sum(inputs * outputs * kept, axis=[1, 2, 3])
+    return tf.reduce_sum(inputs * outputs * kept, axis=[2, 3]), tf.zeros(outputs.shape[:2])
 
 
 side_by_side = depthwise._side_by_side
@@ -268,7 +268,7 @@ PLANTED = [
     (dense.DenseRule, "bias_gradients", _half_bias, lambda: layers.Dense(3), (3, 2), None),
     (convolution.Conv2DRule, "clipped_sum", lambda s, f: base.Rule.clipped_sum(s, f * 0 + 1),
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
-    (convolution, "product_of_grams", _without_diagonal,
+    (rounding, "squared_norms_of_products", _without_diagonal,
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
     (WSConv2DRule, "kernel_squared_norms", convolution.Conv2DRule.kernel_squared_norms,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),

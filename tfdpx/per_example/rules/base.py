@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdpx import keras_hook
 from tfdpx.per_example.choice import Cost, choose
+from tfdpx.per_example.rounding import squared_norms
 
 
 class Rule:
@@ -113,7 +114,11 @@ class Rule:
         return [self.choice]
 
     def squared_norms(self):
-        """float32 [B]: squared l2 norm of each example's gradient over all of `variables`."""
+        """float32 [B]: squared l2 norm of each example's gradient over all of `variables`.
+
+        Never less than that of what `clipped_sum` adds at factor one, rounding included: see
+        `tfdpx.per_example.rounding`.
+        """
         if self.choice.norm == "ghost":
             return self.ghost_squared_norms()
         return self.instantiated_squared_norms()
@@ -213,13 +218,6 @@ def sum_to_shape(tensor, shape):
         tensor = tf.reduce_sum(tensor, axis=list(range(1, 1 + extra)))
     ones = [1 + i for i, size in enumerate(shape) if size == 1]
     return tf.reduce_sum(tensor, axis=ones, keepdims=True) if ones else tensor
-
-
-def squared_norms(gradients):
-    """float32 [B]: squared l2 norms over a list of tensors [B, ...]."""
-    return tf.add_n(
-        [tf.reduce_sum(tf.square(g), axis=list(range(1, g.shape.rank))) for g in gradients]
-    )
 
 
 def weighted_sums(gradients, factors):

@@ -6,16 +6,16 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdpx.per_example import rounding
 from tfdpx.per_example.choice import Cost, cheapest
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import (
     BeforeActivation,
     by_example,
     positions,
-    squared_norms,
     weigh,
 )
-from tfdpx.per_example.rules.products import FLOAT, gram, product_of_grams
+from tfdpx.per_example.rules.products import FLOAT, gram
 from tfdpx.per_example.rules.window import Window
 
 # Up to here one graph node an example; beyond, a loop keeps the graph small.
@@ -73,12 +73,14 @@ class Conv2DRule(BeforeActivation):
         """`gradients` [..., out] times `filter_scale`."""
         return gradients if self.filter_scale is None else gradients * self.filter_scale
 
-    def kernel_squared_norms(self, squares):
-        """float32 [B]: squared norms of the gradients at the trained kernel.
+    def kernel_squared_norms(self, squares, magnitudes):
+        """float32 [B]: squared norms of the gradients at the trained kernel, never too small.
 
         Args:
             squares: float32 [B], the same at the convolution's kernel, times `filter_scale`.
+            magnitudes: float32 [B], the M of `tfdpx.per_example.rounding`, likewise.
         """
+        del magnitudes
         return squares
 
     @functools.cached_property
@@ -119,11 +121,7 @@ class Conv2DRule(BeforeActivation):
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
-        return self._all_norms(
-            lambda: product_of_grams(
-                self._input_gram(), gram(self._by_group(self.scaled(self.outputs)))
-            )
-        )
+        return self._all_norms(self._ghost_squares)
 
     def contract(self, factors):
         """See `Rule.contract`."""
@@ -237,19 +235,40 @@ class Conv2DRule(BeforeActivation):
         return tf.reshape(rows, [split[0], self.groups, split[1], channels])
 
     def _instance_squares(self):
+        """Squared norms at the convolution's kernel [B], the M of `rounding`, and its terms."""
+
         def squares(gradients):
+            # One sum, not one for each axis: there may be one of these for every example.
             return tf.reduce_sum(tf.square(gradients), axis=[-4, -3, -2])
 
         if self._instances_apart is None:
             by_filter = squares(self.kernel_instances)
         else:  # Neither all squares nor a second copy of the instances need memory at once.
             by_filter = tf.stack([squares(gradient) for gradient in self._instances_apart])
-        return tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
+        squares = tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
+        squares = rounding.raised(squares, [math.prod(self.kernel_shape[:3]), self.kernel_shape[3]])
+        return squares, tf.sqrt(squares), 1
+
+    def _ghost_squares(self):
+        """As `_instance_squares`, from inner products of positions."""
+        outputs = self._by_group(self.scaled(self.outputs))
+        squares, magnitudes = rounding.squared_norms_of_products(
+            self._input_gram(),
+            gram(outputs),
+            # Products of pixels, then as many sums as the window has rows and columns.
+            self.kernel_shape[2] + sum(self.window.size),
+            outputs.shape[-1],
+        )
+        squares = tf.reduce_sum(squares, axis=1)
+        magnitudes = tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1))
+        return squares, magnitudes, rounding.size_of(outputs, 2)
 
     def _all_norms(self, kernel_squares):
-        norms = [squared_norms([g]) for _, g in list(self.small_gradients)]
+        norms = [rounding.squared_norms([g]) for _, g in list(self.small_gradients)]
         if self.explains(self.layer.kernel):
-            norms.append(self.kernel_squared_norms(kernel_squares()))
+            squares, magnitudes, terms = kernel_squares()
+            squares = self.kernel_squared_norms(squares, magnitudes)
+            norms.append(rounding.allow(squares, magnitudes, terms))
         return tf.add_n(norms)
 
     def _all_sums(self, factors, kernel_sum):

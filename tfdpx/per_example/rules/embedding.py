@@ -5,10 +5,11 @@ import copy
 import keras
 import tensorflow as tf
 
+from tfdpx.per_example import rounding
 from tfdpx.per_example.choice import Cost
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import Rule, positions, weigh
-from tfdpx.per_example.rules.products import FLOAT
+from tfdpx.per_example.rules.products import FLOAT, gram
 
 
 @register(keras.layers.Embedding)
@@ -33,9 +34,17 @@ class EmbeddingRule(Rule):
     def __init__(self, call, gradients, views, variables):
         super().__init__(call, gradients, views, variables)
         self._outputs = positions(gradients[0], views)
+        tokens = call.args[0]
+        if tokens.dtype not in ("int32", "int64"):
+            tokens = tf.cast(tokens, "int32")  # As the layer does.
         # Token by token as the outputs are, position by position.
-        tokens = tf.cast(call.args[0], "int32")
-        self._tokens = tf.reshape(tokens, tf.shape(self._outputs)[:2])
+        tokens = tf.reshape(tokens, tf.shape(self._outputs)[:2])
+        # As the layer does: a negative token counts from the end of the table. One that is in no
+        # table is an error, but under XLA, where no row gets its gradient.
+        tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
+        known = (tokens >= 0) & (tokens < self.layer.input_dim)
+        self._outputs = tf.where(known[:, :, tf.newaxis], self._outputs, 0.0)
+        self._tokens = tf.cast(tf.where(known, tokens, 0), "int32")
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`; dense, used only where other layers share the table."""
@@ -50,18 +59,33 @@ class EmbeddingRule(Rule):
         fresh = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
         rows = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
         rows += length * tf.range(count)[:, tf.newaxis]
+        # Beside each row that is touched, the sum of the sizes of what it gets, and their number.
+        sizes = tf.sqrt(rounding.squared_lengths(self._outputs))[:, :, tf.newaxis]
+        added = tf.concat([self._outputs, sizes, tf.ones_like(sizes)], axis=-1)
         touched = tf.math.unsorted_segment_sum(
-            tf.gather(self._outputs, order, batch_dims=1), rows, count * length
+            tf.gather(added, order, batch_dims=1), rows, count * length
         )
-        squares = tf.reduce_sum(tf.square(touched), axis=-1)
-        return tf.reduce_sum(tf.reshape(squares, [count, length]), axis=1)
+        width = self._outputs.shape[-1]
+        squares = rounding.squared_lengths(touched[:, :width])
+        # Once for this sum, once for the one that is released.
+        allowed = rounding.allow(squares, touched[:, width], 2.0 * touched[:, width + 1])
+        return tf.reduce_sum(tf.reshape(allowed, [count, length]), axis=1)
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`: the sum of <g_s, g_t> over positions of one token."""
         same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
-        products = tf.matmul(self._outputs, self._outputs, transpose_b=True)
-        total = tf.reduce_sum(tf.where(same, products, 0.0), axis=[1, 2])
-        return tf.maximum(total, 0.0)
+        # To be of one token is to have equal inputs, of length one.
+        inputs = tf.cast(same, "float32")
+        squares, _ = rounding.squared_norms_of_products(
+            inputs[:, tf.newaxis],
+            gram(self._outputs)[:, tf.newaxis],
+            fan_in=1,
+            fan_out=self._outputs.shape[-1],
+        )
+        sizes = tf.sqrt(rounding.squared_lengths(self._outputs))
+        pairs = sizes[:, :, tf.newaxis] * sizes[:, tf.newaxis, :]
+        magnitudes = tf.sqrt(tf.reduce_sum(inputs * pairs, axis=[1, 2]))
+        return rounding.allow(squares[:, 0], magnitudes, rounding.size_of(same, 1))
 
     def ordinary_sum(self, factors):
         """See `Rule.ordinary_sum`."""

@@ -4,11 +4,11 @@ import functools
 
 import tensorflow as tf
 
+from tfdpx.per_example import rounding
 from tfdpx.per_example.choice import Cost
 from tfdpx.per_example.rules.base import BeforeActivation, weigh
 
 FLOAT = 4  # Bytes.
-_ROUNDING = 2.0**-24
 
 
 class ProductRule(BeforeActivation):
@@ -48,15 +48,14 @@ class ProductRule(BeforeActivation):
             inputs, outputs = self.inputs_by_position, self.outputs_by_position
             products = tf.matmul(inputs, outputs, transpose_a=True)
             pairs.append((self.layer.kernel, self.to_kernel(products)))
-        return self.in_order([*pairs, *self._with_bias(self.bias_gradients)])
+        return self.in_order([*pairs, *self._bias])
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
         norms = []
         if self.explains(self.layer.kernel):
             norms.append(ghost_product_norms(self.inputs_by_position, self.outputs_by_position))
-        for _, bias in self._with_bias(self.bias_gradients):
-            norms.append(tf.reduce_sum(tf.square(bias), axis=list(range(1, bias.shape.rank))))
+        norms += [rounding.squared_norms([bias]) for _, bias in self._bias]
         return tf.add_n(norms)
 
     def ordinary_sum(self, factors):
@@ -66,8 +65,8 @@ class ProductRule(BeforeActivation):
             inputs = self.kept_rows(self.inputs_by_position, factors)
             outputs = weigh(self.outputs_by_position, factors)
             pairs.append((self.layer.kernel, self.to_kernel(summed_products(inputs, outputs))))
-        bias = self._with_bias(lambda: tf.reduce_sum(weigh(self.bias_gradients(), factors), axis=0))
-        return self.in_order([*pairs, *bias])
+        pairs += [(v, tf.reduce_sum(weigh(g, factors), axis=0)) for v, g in self._bias]
+        return self.in_order(pairs)
 
     def costs(self):
         """See `Rule.costs`."""
@@ -75,9 +74,11 @@ class ProductRule(BeforeActivation):
         fan_out = self.outputs_by_position.shape[-1]
         return product_costs(rows, groups, count, fan_in, fan_out)
 
-    def _with_bias(self, value):
+    @functools.cached_property
+    def _bias(self):
+        """Pairs (bias, gradients), one or none; computed once, for norm and sum."""
         bias = self.layer.bias
-        return [(bias, value())] if self.explains(bias) else []
+        return [(bias, self.bias_gradients())] if self.explains(bias) else []
 
 
 def product_costs(rows, groups, count, fan_in, fan_out):
@@ -95,38 +96,28 @@ def product_costs(rows, groups, count, fan_in, fan_out):
 
 
 def ghost_product_norms(inputs, outputs):
-    """float32 [B]: |A^T G|^2 from inner products of positions, never less than it is.
+    """float32 [B]: |A^T G|^2 from inner products of positions, with what rounding may add.
 
     Args:
         inputs: A, float32 [B, groups, T, in].
         outputs: G, float32 [B, groups, T, out].
     """
+    fan_in, fan_out = inputs.shape[3], outputs.shape[3]
+    count = rounding.size_of(inputs, 2)
     if inputs.shape[2] == 1:
-        return tf.reduce_sum(
-            tf.reduce_sum(tf.square(inputs), axis=[2, 3])
-            * tf.reduce_sum(tf.square(outputs), axis=[2, 3]),
-            axis=1,
+        lengths = [rounding.squared_lengths(t[:, :, 0]) for t in (inputs, outputs)]
+        squares = lengths[0] * lengths[1]
+        magnitudes = tf.sqrt(squares)
+    else:
+        squares, magnitudes = rounding.squared_norms_of_products(
+            gram(inputs), gram(outputs), fan_in, fan_out
         )
-    return product_of_grams(gram(inputs), gram(outputs))
+    return tf.reduce_sum(rounding.allow(squares, magnitudes, count), axis=1)
 
 
 def gram(rows):
     """Inner products of positions, [..., T, T], of [..., T, d]."""
     return tf.matmul(rows, rows, transpose_b=True)
-
-
-def product_of_grams(inputs, outputs):
-    """float32 [B]: <A A^T, G G^T>, never less than |A^T G|^2.
-
-    Where large terms cancel, rounding could hide a part of the norm: an allowance is added.
-
-    Args:
-        inputs: A A^T, float32 [B, groups, T, T].
-        outputs: G G^T, likewise.
-    """
-    norm = tf.reduce_sum(inputs * outputs, axis=[2, 3])
-    largest = tf.linalg.trace(inputs) * tf.linalg.trace(outputs)
-    return tf.reduce_sum(tf.maximum(norm, 0.0) + _ROUNDING * largest, axis=1)
 
 
 def summed_products(inputs, outputs):

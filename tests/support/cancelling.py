@@ -1,0 +1,73 @@
+"""Examples whose gradient nearly cancels over positions, and what adding one changes in the sum."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import train_step
+from tfdpx.per_example import ENGINES, forced_norms
+
+PATTERNS = ("opposite outputs", "opposite inputs", "nearly equal inputs", "absorbed", "plain")
+
+
+def inner_product(cotangents, outputs):
+    """A loss whose gradient at the outputs of an example is its target."""
+    product = tf.cast(cotangents, "float32") * tf.cast(outputs, "float32")
+    return tf.reduce_sum(product, axis=list(range(1, product.shape.rank)))
+
+
+def model_of(inputs, outputs, optimizer=None, **compile_arguments):
+    """A compiled model with the loss `inner_product`."""
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer=optimizer or "sgd", loss=inner_product, **compile_arguments)
+    return model
+
+
+def worst(rng, pattern, size, positions, fan_in, fan_out):
+    """Inputs [T, fan_in] and output gradients [T, fan_out] of size `size` whose sum is small."""
+    shared = rng.normal(size=fan_in)
+    direction = rng.normal(size=fan_out)
+    signs = np.where(np.arange(positions) % 2, -1.0, 1.0)
+    if positions % 2:
+        signs[-1] = 0.0
+    remainder = rng.normal(size=(positions, fan_out)) * 10.0 ** rng.uniform(-3, 1)
+    inputs = np.tile(shared, (positions, 1))
+    outputs = size * signs[:, None] * direction + remainder
+    if pattern == "opposite inputs":
+        inputs = size * signs[:, None] * shared + rng.normal(size=inputs.shape)
+        outputs = np.tile(direction, (positions, 1))
+    elif pattern == "nearly equal inputs":
+        inputs = inputs * (1.0 + 1e-6 * rng.normal(size=inputs.shape))
+    elif pattern == "absorbed":
+        outputs = np.tile(remainder[:1], (positions, 1)) * size * 2.0**-24
+        outputs[0] += size * direction
+        outputs[-1] -= size * direction
+    elif pattern == "plain":
+        inputs, outputs = rng.normal(size=inputs.shape), remainder
+    return inputs.astype("float32"), outputs.astype("float32")
+
+
+def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, engine="layerwise"):
+    """A function of x, y and `present` that gives the clipped sums in units of `clip`, compiled."""
+    made = ENGINES[engine](model, tf.convert_to_tensor(x), views)
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def compiled(x, y, present):
+        result = made(x, y, None)
+        factors = train_step.clip_factors(result.squared_norms, clip, present)
+        return result.weighted_sums(factors)
+
+    def sums(x, y, present):
+        with forced_norms(norm):
+            found = compiled(*map(tf.convert_to_tensor, (x, y, present)))
+        return np.concatenate([np.asarray(s, "float64").ravel() for s in found])
+
+    return sums
+
+
+def sensitivity(sums, x, y, examples, index):
+    """How far the clipped sums move when example `index` is left out."""
+    present = np.ones(examples, bool)
+    others = present.copy()
+    others[index] = False
+    return np.linalg.norm(sums(x, y, present) - sums(x, y, others))

@@ -1,0 +1,258 @@
+"""Adding one example moves the clipped sum by at most C, rounding included."""
+
+import cancelling
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import train_step
+from tfdpx.layers import GroupNorm, WSConv2D
+from tfdpx.per_example import rounding
+from tfdpx.per_example.rules import products
+
+layers = keras.layers
+BOUND = 1.0 + 1e-5
+FAN_IN, FAN_OUT, EXAMPLES = 8, 8, 6
+BOTH = ("instantiate", "ghost")
+
+
+def image_model(inputs, layer):
+    images = layers.Reshape((inputs.shape[1], 1, FAN_IN))(inputs)
+    return layers.Reshape((inputs.shape[1], FAN_OUT))(layer(images))
+
+
+def einsum(inputs, equation, shape, bias_axes):
+    outputs = layers.EinsumDense(equation, shape, bias_axes=bias_axes)(inputs)
+    return layers.Reshape((inputs.shape[1], FAN_OUT))(outputs)
+
+
+def called_twice(inputs):
+    layer, half = layers.Dense(FAN_OUT), inputs.shape[1] // 2
+    return layers.Concatenate(axis=1)([layer(inputs[:, :half]), layer(inputs[:, half:])])
+
+
+class Tied(layers.Layer):
+    """Two rules for one kernel: it is joined by adding instances."""
+
+    def __init__(self, dense):
+        super().__init__()
+        self.dense = dense
+        self.offset = self.add_weight(shape=(FAN_OUT,))
+
+    def call(self, x):
+        return tf.matmul(x, self.dense.kernel) + self.offset
+
+
+def tied(inputs):
+    layer, half = layers.Dense(FAN_OUT), inputs.shape[1] // 2
+    return layers.Concatenate(axis=1)([layer(inputs[:, :half]), Tied(layer)(inputs[:, half:])])
+
+
+LAYERS = {
+    "dense": (lambda x: layers.Dense(FAN_OUT)(x), BOTH),
+    "dense called twice": (called_twice, BOTH),
+    "tied": (tied, BOTH[:1]),
+    "einsum": (lambda x: einsum(x, "abc,cd->abd", (None, FAN_OUT), "d"), BOTH),
+    "einsum with groups": (lambda x: einsum(x, "abc,cd->abcd", (None, FAN_IN, 1), "c"), BOTH),
+    "convolution": (lambda x: image_model(x, layers.Conv2D(FAN_OUT, (3, 1), padding="same")), BOTH),
+    "standardized": (lambda x: image_model(x, WSConv2D(FAN_OUT, (3, 1), padding="same")), BOTH),
+    "depthwise": (lambda x: image_model(x, layers.DepthwiseConv2D(1)), BOTH),
+    "generic": (lambda x: layers.Conv1D(FAN_OUT, 1)(x), BOTH[:1]),
+    "layer normalization": (lambda x: layers.LayerNormalization()(x), BOTH[:1]),
+    "group normalization": (lambda x: GroupNorm(2)(x), BOTH[:1]),
+    "embedding": (lambda x: layers.Embedding(3, FAN_OUT)(x), BOTH),
+}  # fmt: skip
+
+
+def largest(name, norm, jit_compile, positions=8, views=2, trials=15, policy="float32", clip=1.0):
+    """The largest sensitivity, in units of C, to an example of each pattern and to its neighbour.
+
+    The neighbour matters since the hostile example may absorb it.
+    """
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    try:
+        tokens = name == "embedding"
+        inputs = keras.Input((positions,) if tokens else (positions, FAN_IN))
+        model = cancelling.model_of(inputs, LAYERS[name][0](inputs))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    rng, sums, worst = np.random.default_rng(1), None, 0.0
+    shape = (EXAMPLES, views * positions)
+    for trial in range(trials):
+        pattern = cancelling.PATTERNS[trial % len(cancelling.PATTERNS)]
+        size = 10.0 ** rng.uniform(2, 8 if trial < trials // 2 else 18)
+        x, y = rng.normal(size=(*shape, FAN_IN)), rng.normal(size=(*shape, FAN_OUT))
+        y *= 10.0 ** rng.uniform(-3, 0)
+        hostile = rng.integers(EXAMPLES)
+        x[hostile], y[hostile] = cancelling.worst(
+            rng, pattern, size, views * positions, FAN_IN, FAN_OUT
+        )
+        x = x.reshape(-1, positions, FAN_IN).astype("float32")
+        if tokens:
+            x = rng.integers(0, 3, size=shape)
+            x[hostile] = 0
+            x = x.reshape(-1, positions)
+        y = clip * y.reshape(-1, positions, FAN_OUT).astype("float32")
+        sums = sums or cancelling.clipped_sums(model, x, views, norm, jit_compile, clip)
+        for example in hostile, (hostile + 1) % EXAMPLES:
+            worst = max(worst, cancelling.sensitivity(sums, x, y, EXAMPLES, example))
+    return worst
+
+
+CASES = [(name, norm) for name, (_, norms) in LAYERS.items() for norm in norms]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("name, norm", CASES)
+def test_gradients_that_cancel(name, norm, jit_compile):
+    # What is clipped comes near the bound: the test would see a larger allowance as well.
+    assert 0.95 < largest(name, norm, jit_compile) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["dense", "embedding"])
+@pytest.mark.parametrize("positions, views", [(2, 1), (3, 3), (64, 1)])
+def test_few_and_many_positions(name, positions, views):
+    assert largest(name, "ghost", False, positions, views) <= BOUND
+
+
+@pytest.mark.parametrize("name, norm", [("dense", "ghost"), ("standardized", "ghost")])
+def test_layers_that_compute_in_bfloat16(name, norm):
+    assert largest(name, norm, False, policy="mixed_bfloat16") <= BOUND
+
+
+@pytest.mark.parametrize("clip", [1e-9, 1e6])
+def test_small_and_large_clips(clip):
+    assert largest("dense", "ghost", False, positions=2, views=1, clip=clip) <= BOUND
+
+
+@pytest.mark.parametrize("name", ["dense", "embedding"])
+def test_norms_without_an_allowance_are_rejected(monkeypatch, name):
+    monkeypatch.setattr(rounding, "UNIT", 0.0)
+    monkeypatch.setattr(rounding, "product_error", lambda: 0.0)
+    monkeypatch.setattr(rounding, "_LARGEST_CANCELLATION", np.inf)
+    assert largest(name, "ghost", False) > 1.0 + 1e-3
+
+
+def truncate(tensor):
+    """`tensor` as TF32 has it: 10 bits of mantissa, rounded."""
+    bits = tf.bitcast(tensor, tf.int32)
+    return tf.bitcast((bits + 0x1000) & ~0x1FFF, tf.float32)
+
+
+@pytest.mark.parametrize("norm", BOTH)
+def test_matrix_products_in_tf32(monkeypatch, norm):
+    multiply = tf.matmul
+    monkeypatch.setattr(
+        products.tf, "matmul", lambda a, b, **kw: multiply(truncate(a), truncate(b), **kw)
+    )
+    if norm == "ghost":
+        assert largest("dense", norm, False) > BOUND
+    # What a GPU with TF32, TensorFlow's default, makes known.
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind=None: [kind] * (kind == "GPU")
+    )
+    assert rounding.product_error() == 2.0**-10
+    assert largest("dense", norm, False) <= BOUND
+
+
+def test_the_precision_of_products_is_that_of_the_device(monkeypatch):
+    assert rounding.product_error() == rounding.UNIT
+    present = "GPU"
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind=None: [kind] * (kind == present)
+    )
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: False)
+    assert rounding.product_error() == rounding.UNIT
+    present = "TPU"
+    assert rounding.product_error() == 2.0**-7
+
+
+@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
+@pytest.mark.parametrize("arguments", [{"run_eagerly": True}, {"jit_compile": True}])
+def test_the_whole_update(arguments):
+    rng, updates = np.random.default_rng(0), []
+    x, y = rng.normal(size=(5, 2, FAN_IN)), 0.1 * rng.normal(size=(5, 2, FAN_OUT))
+    x[3], y[3] = cancelling.worst(rng, "nearly equal inputs", 1e2, 2, FAN_IN, FAN_OUT)
+    y[3] += 5.0
+    x, y = x.astype("float32"), y.astype("float32")
+    for weights in np.ones(5), np.arange(5) != 3:
+        optimizer = tfdpx.DPSGD(1.0, batch_size=1, noise_multiplier=0.0)
+        inputs = keras.Input((2, FAN_IN))
+        # Zero weights show the update to the last bit.
+        outputs = layers.Dense(FAN_OUT, kernel_initializer="zeros")(inputs)
+        model = cancelling.model_of(inputs, outputs, optimizer, **arguments)
+        updates.append(small.step(model, x, y, weights.astype("float32")).astype("float64"))
+    assert 0.1 < np.linalg.norm(updates[0] - updates[1]) <= BOUND
+
+
+SIZES = [(1e-20, 1e19), (1e-25, 1e25), (1e30, 1e-30), (1e30, 1e30), (1e-23, 1.0), (1e-30, 1e-30)]
+
+
+@pytest.mark.parametrize("size_in, size_out", SIZES)
+@pytest.mark.parametrize("positions", [1, 2])
+def test_squares_that_overflow_or_vanish(size_in, size_out, positions):
+    inputs = keras.Input((positions, FAN_IN))
+    model = cancelling.model_of(inputs, layers.Dense(FAN_OUT, use_bias=False)(inputs))
+    rng = np.random.default_rng(0)
+    x = (size_in * rng.normal(size=(2, positions, FAN_IN))).astype("float32")
+    y = (size_out * rng.normal(size=(2, positions, FAN_OUT))).astype("float32")
+    for norm in BOTH:
+        sums = cancelling.clipped_sums(model, x, norm=norm, clip=1e-9)
+        moved = cancelling.sensitivity(sums, x, y, 2, 0)
+        assert np.isfinite(moved) and moved <= BOUND
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_many_small_entries_beside_a_large_one_count(jit_compile):
+    # Each square is below half a unit in the last place of the first one.
+    gradient = np.full((1, 1024, 1024), 2.0**-12.6, "float32")
+    gradient[0, 0, 0] = 1.0
+    norms = tf.function(lambda g: rounding.squared_norms([g]), jit_compile=jit_compile)
+    wanted = np.square(gradient.astype("float64")).sum()
+    assert wanted <= float(norms(tf.constant(gradient))[0]) <= wanted * (1 + 3e-4)
+
+
+@pytest.mark.parametrize("positions, tolerance", [(1, 1e-5), (16, 5e-5), (64, 1.5e-4)])
+def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
+    rng = np.random.default_rng(0)
+    inputs = np.maximum(rng.normal(size=(4, 1, positions, 64)), 0.0).astype("float32")
+    outputs = rng.normal(size=(4, 1, positions, 64)).astype("float32")
+    gradients = np.einsum("bgti,bgto->bgio", inputs.astype("float64"), outputs)
+    exact = np.sqrt(np.square(gradients).sum((1, 2, 3)))
+    found = np.sqrt(products.ghost_product_norms(tf.constant(inputs), tf.constant(outputs)))
+    assert (found >= exact * (1 - 1e-6)).all()
+    np.testing.assert_allclose(found, exact, rtol=tolerance)
+
+
+def test_a_clip_too_small_for_float32_is_refused():
+    with pytest.raises(ValueError, match="`l2_norm_clip` must be at least 1e-09"):
+        train_step.clip_factors(tf.ones([2]), 1e-30, tf.constant([True, True]))
+
+
+@pytest.mark.parametrize("tokens, jit_compile", [
+    ([[0, -1, 2], [-4, -2, -2]], False), ([[0, -1, 2], [-4, -2, -2]], True),
+    ([[4, 1, 1], [-5, 0, 2**31 + 1]], True), ([[2**32 + 1, 1, 3], [0, -(2**31), 2]], True),
+])  # fmt: skip
+@pytest.mark.parametrize("norm", BOTH)
+def test_tokens_that_are_negative_or_in_no_table(tokens, jit_compile, norm):
+    # XLA reads another row for a token that is in no table, and gives none the gradient.
+    inputs = keras.Input((3,), dtype="int64")
+    layer = layers.Embedding(4, 2)
+    model = cancelling.model_of(inputs, layer(inputs))
+    x = tf.constant(tokens, "int64")
+    y = tf.constant(np.random.default_rng(0).normal(size=(2, 3, 2)), "float32")
+
+    @tf.function(jit_compile=jit_compile)
+    def ordinary(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x) * y)
+        return tf.convert_to_tensor(tape.gradient(loss, layer.embeddings.value))
+
+    gradients = [ordinary(x[i : i + 1], y[i : i + 1]) for i in range(2)]
+    wanted = sum(g / tf.norm(g) for g in gradients)
+    sums = cancelling.clipped_sums(model, x, norm=norm, jit_compile=jit_compile, clip=1e-6)
+    np.testing.assert_allclose(sums(x, y, np.ones(2, bool)), np.ravel(wanted), rtol=1e-4, atol=1e-5)
