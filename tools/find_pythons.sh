@@ -4,7 +4,7 @@
 set -euo pipefail
 
 works() {
-  "$1" -c "import ensurepip, sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$2')" 2>/dev/null
+  "$1" -c "import ensurepip, sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$2')" >/dev/null 2>&1
 }
 
 pyenv_versions=${PYENV_ROOT:-$( (pyenv root || echo ~/.pyenv) 2>/dev/null)}/versions

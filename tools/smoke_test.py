@@ -1,6 +1,6 @@
 """Shows that an installed tfdpx works: what it imports, three private steps, and a dry run.
 
-    python tools/smoke_test.py
+python tools/smoke_test.py
 """
 
 import importlib
