@@ -2,11 +2,11 @@
 
 import importlib.metadata
 
-_RELEASE = tuple(int(part) for part in importlib.metadata.version("dp-accounting").split(".")[:2])
+_RELEASE = tuple(int(part) for part in importlib.metadata.version("dp-accounting").split(".")[:3])
 
-# From 0.5 on it leaves out fractional orders that do not converge: valid, never too low, and looser
-# the larger the sampling probability.
-SKIPS_ORDERS = _RELEASE >= (0, 5)
+# From 0.4.4 on it leaves out fractional orders that do not converge: valid, never too low, and
+# looser the larger the sampling probability.
+SKIPS_ORDERS = _RELEASE >= (0, 4, 4)
 
 # Relative, for sampling probabilities of up to 0.4.
 EXCESS = 5e-4 if SKIPS_ORDERS else 0.0
