@@ -60,7 +60,7 @@ $(INSTALLED): setup.py
 	  exit 1; \
 	fi; \
 	"$$python" -m venv --clear $(VENV)
-	# Older releases of pip search for hours on Python 3.10.
+	# The pip that Python 3.10 brings searched for half an hour without an answer.
 	$(PYTHON) -m pip install --quiet --upgrade pip
 	$(PYTHON) -m pip install --quiet -e '.[test]'
 	touch $@

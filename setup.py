@@ -50,7 +50,7 @@ setuptools.setup(
     install_requires=[
         # Keras's train_step, which tfdpx/keras_hook.py wraps, is tested on these ranges.
         "tensorflow>=2.16.2,<2.22",
-        # Before 3.10 Keras's metrics were wrong on several replicas.
+        # On 3.8 a metric differed between one device and two replicas; 3.10 passes, 3.9 is untried.
         "keras>=3.10,<3.16",
         # 0.4 needs NumPy 1, which has no wheel for Python 3.13. From 0.4.4 on RDP leaves out
         # fractional orders that do not converge: valid, but up to 3% higher at a large q.

@@ -114,7 +114,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.update_freq == "epoch":
             super().on_train_batch_end(batch, {})
             return
-        # Keras before 3.13 would write every batch.
+        # Some releases of Keras (3.8, 3.12) would write every batch.
         due = self._batches_seen % self.update_freq == 0
         super().on_train_batch_end(batch, self._gradient_norm() if due else {})
         if due:

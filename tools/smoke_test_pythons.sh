@@ -19,7 +19,7 @@ for version in 3.10 3.11 3.12 3.13; do
   fi
   environment=.venv-$version
   "$python" -m venv --clear "$environment"
-  # Older releases of pip search for hours on Python 3.10.
+  # The pip that Python 3.10 brings searched for half an hour without an answer.
   "$environment/bin/python" -m pip install --quiet --upgrade pip
   "$environment/bin/python" -m pip install --quiet -e .
   "$environment/bin/python" tools/smoke_test.py
