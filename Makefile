@@ -3,8 +3,9 @@
 #   make train ARGS="--preset=digits --epsilon=3"   train; WORKDIR=folder says where to write
 #   make test          lint, then the tests but for the slow ones
 #   make test-slow     the slow tests
+#   make smoke-test    install and try it on every other supported Python that this machine has
 #   make lint          ruff's checks and formatting, changing nothing
-#   make format        mend what ruff can mend
+#   make format        fix what ruff can fix
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
 #   make tpu-check     compile the training step for a TPU, without one; ARGS="--augmult=4"
 #   make clean         remove what the targets above made, but for training runs
@@ -28,7 +29,7 @@ ARGS ?=
 WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
   runs/$(shell date +%Y%m%d-%H%M%S))
 
-.PHONY: train test test-slow lint format bazel-check tpu-check clean
+.PHONY: train test test-slow smoke-test lint format bazel-check tpu-check clean
 
 train: $(INSTALLED)
 	$(PYTHON) -m tfdpx.train.classify --workdir=$(WORKDIR) $(ARGS)
@@ -40,6 +41,9 @@ test: lint
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow
 
+smoke-test: $(INSTALLED)
+	PYTHON=$(PYTHON) tools/smoke_test_pythons.sh
+
 lint: $(INSTALLED)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
@@ -48,20 +52,18 @@ format: $(INSTALLED)
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-# An interpreter on the PATH may be a shim that does not run, or lack the module venv.
 $(INSTALLED): setup.py
-	for python in python3.11 python3.10 python3; do \
-	  if "$$python" -c 'import ensurepip, sys, venv; \
-	      sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null; then \
-	    "$$python" -m venv --clear $(VENV); \
-	    $(PYTHON) -m pip install --quiet -e '.[test]'; \
-	    touch $@; \
-	    exit; \
-	  fi; \
-	done; \
-	echo "Found no working python3.11, python3.10 or python3 of these versions (with venv)." \
-	  "Install Python 3.11, on Debian or Ubuntu: apt-get install python3.11 python3.11-venv" >&2; \
-	exit 1
+	python=$$(tools/find_pythons.sh | sed -n 1p); \
+	if [ -z "$$python" ]; then \
+	  echo "Found no working Python 3.10, 3.11, 3.12 or 3.13 (with venv)." \
+	    "Install Python 3.11, on Debian or Ubuntu: apt-get install python3.11 python3.11-venv" >&2; \
+	  exit 1; \
+	fi; \
+	"$$python" -m venv --clear $(VENV)
+	# The pip that Python 3.10 brings searched for half an hour without an answer.
+	$(PYTHON) -m pip install --quiet --upgrade pip
+	$(PYTHON) -m pip install --quiet -e '.[test]'
+	touch $@
 
 bazel-check:
 	@command -v bazel >/dev/null || \
@@ -78,5 +80,5 @@ $(TPU_VENV)/.installed: $(INSTALLED) Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TPU_VENV) .venv-3.* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

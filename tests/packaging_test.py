@@ -11,6 +11,7 @@ import sys
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 import tfdpx
 
@@ -45,7 +46,7 @@ def last_error(completed):
 
 
 @pytest.mark.parametrize("forget_editable", [False, True])
-def test_shadowing_checkout_is_named_with_its_mend(tmp_path, forget_editable):
+def test_shadowing_checkout_is_named_with_its_fix(tmp_path, forget_editable):
     shutil.copytree(CORE, tmp_path / "tfdpx", ignore=shutil.ignore_patterns("layers", "models"))
     code = (FORGET_EDITABLE if forget_editable else "") + "import tfdpx"
     message = last_error(python(code, tmp_path))
@@ -149,3 +150,61 @@ def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
     assert completed.stdout.split() == ["61706", str(installed / "tfdpx" / "__init__.py")]
     # In the folder of a checkout the wheel is shadowed, which must not pass in silence.
     assert "`pip install -e .`" in last_error(python(code, checkout, PYTHONPATH=str(installed)))
+
+
+def interpreters(tmp_path, **works):
+    """A folder with interpreters that run or fail, as told, and no other program but `dirname`."""
+    for name, runs in works.items():
+        stub = tmp_path / name.replace("_", ".")
+        answer = f"echo {name.removeprefix('python').replace('_', '.')}" if runs else "exit 127"
+        stub.write_text(f"#!/bin/sh\n{answer}\n")
+        stub.chmod(0o755)
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
+    return tmp_path
+
+
+def run_tool(name, folder, **environment):
+    pyenv = {"PATH": str(folder), "PYENV_ROOT": str(folder / "pyenv"), **environment}
+    command = [shutil.which("bash"), str(ROOT / "tools" / name)]
+    return subprocess.run(command, env=pyenv, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
+def test_interpreters_are_found_on_the_path_and_in_pyenv_and_shims_that_fail_are_not(tmp_path):
+    stubs = {"python3_11": False, "python3_12": True, "python3_10": True, "python3": False}
+    folder = interpreters(tmp_path, **stubs)
+    assert run_tool("find_pythons.sh", folder).split() == [
+        str(folder / "python3.12"),
+        str(folder / "python3.10"),
+    ]
+    inside = folder / "pyenv" / "versions" / "3.11.7" / "bin" / "python"
+    inside.parent.mkdir(parents=True)
+    shutil.copy(folder / "python3.12", inside)
+    assert run_tool("find_pythons.sh", folder).split()[0] == str(inside)
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
+def test_pythons_that_the_machine_lacks_are_skipped_by_name(tmp_path):
+    folder = interpreters(tmp_path, python3_11=True, python3=False)
+    (folder / "pyenv").mkdir()
+    # The tool finds its sibling by a relative path, whose first line asks `env` for bash.
+    for program in ("env", "bash"):
+        (folder / program).symlink_to(shutil.which(program))
+    told = run_tool("smoke_test_pythons.sh", folder, PYTHON=str(folder / "python3.11"))
+    assert told.splitlines() == [
+        f"Python {version}: skipped, this machine lacks it." for version in ("3.10", "3.12", "3.13")
+    ]
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_each_python_gets_one_dp_accounting_that_installs_there(version):
+    requirements = [
+        Requirement(node.value)
+        for node in ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("dp-accounting")
+    ]
+    assert len(requirements) == 2
+    (found,) = [r for r in requirements if r.marker.evaluate({"python_version": version})]
+    assert ("0.4.3" in found.specifier) == (version != "3.13")
+    assert ("0.6.0" in found.specifier) == (version == "3.13")

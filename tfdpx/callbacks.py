@@ -165,9 +165,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.update_freq == "epoch":
             super().on_train_batch_end(batch, {})
             return
-        # Keras has set tf.summary to record every `update_freq` batches.
-        super().on_train_batch_end(batch, self._gradient_norm())
-        self._write_private("batch_", logs, self._batches_seen)
+        # Some releases of Keras (3.8, 3.12) would write every batch.
+        due = self._batches_seen % self.update_freq == 0
+        super().on_train_batch_end(batch, self._gradient_norm() if due else {})
+        if due:
+            self._write_private("batch_", logs, self._batches_seen)
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's numbers."""

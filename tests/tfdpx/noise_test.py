@@ -1,5 +1,7 @@
 """The normals are normal, the same in and outside XLA, and independent across seeds."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,10 +17,10 @@ def draw(shape, seed, jit_compile=False):
 
 def test_the_sample_is_standard_normal():
     sample = draw([200_001], [1, 2])
-    assert stats.kstest(sample, "norm").pvalue > 1e-3
+    assert stats.kstest(sample, stats.norm.cdf).pvalue > 1e-3
     # Tails too: the fourth moment of a normal is 3.
     assert np.mean(sample**4.0) == pytest.approx(3.0, abs=0.1)
-    assert not stats.kstest(sample, "norm", (0, 1.02)).pvalue > 1e-3
+    assert not stats.kstest(sample, stats.norm(0, 1.02).cdf).pvalue > 1e-3
 
 
 def test_halves_of_the_box_muller_pairs_are_independent():
@@ -31,6 +33,70 @@ def test_xla_draws_the_same():
     np.testing.assert_allclose(
         draw([7, 3], [5, 6], jit_compile=True), draw([7, 3], [5, 6]), atol=1e-5
     )
+
+
+def exact_log(word):
+    """log(u) of a word's u in (0, 1), from integers, which lose nothing."""
+    odd = 2 * (int(word) % 2**64) + 1
+    if odd < 2**64:
+        return math.log(odd) - 65 * math.log(2)
+    return math.log1p(-math.ldexp(2**65 - odd, -65))
+
+
+ENDS = [sign * (2**bits + more) for bits in range(0, 63, 3) for sign in (-1, 1) for more in (0, 1)]
+WORDS = [0, -1, 2**63 - 1, -(2**63), *ENDS, *np.random.default_rng(0).integers(-(2**63), 2**63, 99)]
+
+
+def check_log_uniform(function):
+    found = function(tf.constant(WORDS, tf.int64)).numpy()
+    expected = [exact_log(word) for word in WORDS]
+    assert np.all(found < 0) and np.all(np.isfinite(found))
+    np.testing.assert_allclose(found, expected, rtol=5e-7)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_radii_keep_their_precision_to_both_ends(jit_compile):
+    check_log_uniform(tf.function(noise._log_uniform, jit_compile=jit_compile))
+
+
+def of_the_upper_32_bits(word):
+    upper = tf.bitwise.right_shift(tf.bitcast(word, tf.uint64), tf.constant(32, tf.uint64))
+    return tf.math.log((tf.cast(upper, "float32") + 0.5) * 2.0**-32)
+
+
+def without_log1p(word):
+    return tf.math.log((tf.cast(tf.bitcast(word, tf.uint64), "float32") + 0.5) * 2.0**-64)
+
+
+@pytest.mark.parametrize("planted", [of_the_upper_32_bits, without_log1p])
+def test_a_short_tail_and_zero_radii_are_rejected(planted):
+    with pytest.raises(AssertionError):
+        check_log_uniform(planted)
+
+
+def test_the_largest_radius_is_that_of_the_least_word(monkeypatch):
+    monkeypatch.setattr(noise, "_words", lambda count, seed, dtype: tf.zeros([count], dtype))
+    largest = noise.normal([2], tf.constant([1, 2], "int64"), 3.0).numpy()
+    np.testing.assert_allclose(largest, [3.0 * noise.LARGEST_RADIUS, 0.0], rtol=1e-6)
+    assert noise.LARGEST_RADIUS == pytest.approx(9.49, abs=0.01)
+
+
+def test_radius_and_angle_of_a_chunk_come_from_keys_of_their_own():
+    seed = tf.constant([1, 2], "int64")
+    keys = [seed, noise.fold_in(seed, noise._RADIUS_KEY), noise.fold_in(seed, noise._ANGLE_KEY)]
+    assert len({tuple(key.numpy()) for key in keys}) == 3
+    # The words of `seed` itself are what `fold_in(seed, 0)` gives: other draws must not show them.
+    words = [noise._words(2, key, tf.int64).numpy().tolist() for key in keys]
+    assert words[0] == noise.fold_in(seed, 0).numpy().tolist() not in words[1:]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_chunks_differ_and_each_agrees_with_its_own_draw(monkeypatch, jit_compile):
+    monkeypatch.setattr(noise, "_CHUNK", 1000)
+    sample = draw([2501], [7, 8], jit_compile)
+    assert len(np.unique(sample)) > 2490  # A chunk drawn twice would leave 1501.
+    last = noise.normal([501], noise.fold_in(tf.constant([7, 8], "int64"), 2))
+    np.testing.assert_allclose(sample[2000:], last, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [[], [1], [3, 5]])

@@ -150,9 +150,10 @@ def test_a_layer_in_a_compiled_fit():
     assert made.optimizer.nonfinite_examples == 0
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: keras.layers.MixUp(seed=1), lambda: keras.layers.CutMix(seed=1)]
-)
-def test_layers_that_mix_examples_are_refused(make):
+@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
+def test_layers_that_mix_examples_are_refused(name):
+    if not hasattr(keras.layers, name):
+        pytest.skip(f"Keras {keras.__version__} has no {name}.")
+    make = getattr(keras.layers, name)
     with pytest.raises(ValueError, match="depend on another"):
-        model(make(), augmult=2).fit(plan().batches(*images(), seed=0), verbose=0)
+        model(make(seed=1), augmult=2).fit(plan().batches(*images(), seed=0), verbose=0)

@@ -1,5 +1,6 @@
 """A privacy budget and the training run that spends it."""
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -12,7 +13,8 @@ from tfdpx.accounting import accountants, calibration
 
 SAMPLINGS = ("poisson", "shuffle")
 
-_OVERFLOW_PROBABILITY = 1e-10
+# Half of what the accountants keep back; the noise's tail has the other half.
+_OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -26,12 +28,17 @@ class PrivacyPlan:
 
     Guarantee: `steps` updates of a tfdpx optimizer on `plan.batches(...)` are (epsilon, delta)-
     differentially private under adding or removing one example; `tfdpx.accounting.epsilon` gives
-    the conditions. With `sampling="shuffle"` batches are cut from a permutation of the data, while
+    the conditions. The plan is public, `num_examples` and `batch_size` among it: neighbours are a
+    data set of `num_examples` and the same without one example, both trained at
+    `batch_size / num_examples` and divided by `batch_size`. So what an example holds and whether
+    it was there are protected; how many examples the plan names is not. (With a null example in
+    place of the one removed these are the "zero-out" neighbours.) Delta covers the overflow of
+    `capacity`. With `sampling="shuffle"` batches are cut from a permutation of the data, while
     epsilon is that of Poisson sampling: an approximation, as in De et al. 2022 ("Unlocking
     High-Accuracy Differentially Private Image Classification through Scale").
 
     Args:
-        num_examples: Int. Number of examples of the private data set.
+        num_examples: Int. Number of examples of the private data set; public.
         batch_size: Int. Expected number of examples of a step, over all devices.
         steps: Int. Number of model updates (never microbatches).
         noise_multiplier: Float >= 0. Standard deviation of the noise on the clipped sum, over
@@ -131,15 +138,21 @@ class PrivacyPlan:
     def capacity(self):
         """Number of rows of every batch, an int.
 
-        With Poisson sampling the number of examples drawn varies, and batches are padded to the
-        least number of rows that any of the plan's steps exceeds with probability at most 1e-10
-        (binomial tail, union bound over the steps).
+        With Poisson sampling the number of examples drawn varies, and batches are padded. A step
+        that draws more than the batch has rows for raises an error, which tells of the data. Given
+        the draws of all other examples, the example that neighbours differ in can matter to that
+        only where the others fill the batch. That any of the plan's steps draws so many has a
+        probability of at most delta * 5e-5 (binomial tail, union bound over the steps), which is
+        kept back of delta. The least such number of rows, and never more than `num_examples`.
         """
         if self.sampling == "shuffle":
             return self.batch_size
-        tail = _OVERFLOW_PROBABILITY / self.steps
-        rows = scipy.stats.binom.isf(tail, self.num_examples, self.sampling_probability)
-        return min(int(rows), self.num_examples)
+        others = scipy.stats.binom(self.num_examples - 1, self.sampling_probability)
+        allowed = _OVERFLOW_SHARE * self.delta / self.steps
+        # Not the quantile of scipy, which is lost below 1e-16: it gives all rows.
+        return 1 + bisect.bisect_left(
+            range(1, self.num_examples), True, key=lambda rows: others.sf(rows - 1) <= allowed
+        )
 
     def epsilon_at(self, steps):
         """Epsilon spent by `steps` updates, at the plan's `delta`.

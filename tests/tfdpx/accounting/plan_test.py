@@ -1,10 +1,12 @@
 import json
 import math
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
 import scipy.stats
+from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -194,17 +196,81 @@ def test_target_that_any_noise_or_number_of_steps_meets():
 
 
 @pytest.mark.parametrize(
-    "num_examples, batch_size, steps",
-    [(50_000, 4096, 2468), (60_000, 256, 10_000), (1_271_167, 16_384, 71_589), (1000, 1, 1)],
+    "num_examples, batch_size, steps, delta",
+    [
+        (50_000, 4096, 2468, 1e-5),
+        (60_000, 256, 10_000, 1e-5),
+        (60_000, 256, 10_000, 1e-9),
+        (1_271_167, 16_384, 71_589, 8e-7),
+        (1_803_460, 4096, 1_374_116, 5e-7),
+        (1000, 1, 1, 1e-5),
+        (1, 1, 1, 1e-5),
+    ],
 )
-def test_capacity_is_the_least_that_overflows_practically_never(num_examples, batch_size, steps):
-    plan = PrivacyPlan(num_examples, batch_size, steps, noise_multiplier=0.0, delta=1e-5)
+def test_capacity_is_the_least_whose_overflow_is_paid_for(num_examples, batch_size, steps, delta):
+    plan = PrivacyPlan(num_examples, batch_size, steps, noise_multiplier=0.0, delta=delta)
 
-    def overflow(rows):
-        return steps * scipy.stats.binom.sf(rows, num_examples, batch_size / num_examples)
+    def filled_by_others(rows):
+        q = batch_size / num_examples
+        # Sums of the mass from the far end, where scipy's tail could lose its precision.
+        counts = np.arange(rows, min(num_examples, rows + 4000))
+        return steps * math.fsum(scipy.stats.binom.pmf(counts, num_examples - 1, q))
 
-    assert overflow(plan.capacity) <= 1e-10 < overflow(plan.capacity - 1)
+    share = accountants.RESERVED_SHARE / 2 * delta
+    assert filled_by_others(plan.capacity) <= share < filled_by_others(plan.capacity - 1)
     assert isinstance(plan.capacity, int)
+
+
+def loss(epsilon, data, neighbour):
+    """The delta of two laws of a finite number of outputs, at `epsilon`."""
+    return np.maximum(data - np.exp(epsilon) * neighbour, 0).sum()
+
+
+def losses_with_overflow(examples, q, rows, epsilon):
+    """The deltas of a step whose overflow is an error, and of the same without capacity.
+
+    A step tells how many examples it drew, blurred like a noisy sum. Exact sums over all draws.
+    """
+    values = np.arange(-40, 80)
+
+    def blurred(count):
+        density = scipy.stats.norm.pdf(values, count, 2.0)
+        return density / density.sum()
+
+    def law(count):
+        drawn = scipy.stats.binom.pmf(np.arange(count + 1), count, q)
+        outputs = sum(mass * blurred(n) for n, mass in enumerate(drawn) if n <= rows)
+        return np.append(outputs, drawn[rows + 1 :].sum())
+
+    # What an accountant judges: the draws of the others are known.
+    without, mixed = blurred(20), (1 - q) * blurred(20) + q * blurred(21)
+    ideal = max(loss(epsilon, without, mixed), loss(epsilon, mixed, without))
+    data, neighbour = law(examples), law(examples - 1)
+    return max(loss(epsilon, data, neighbour), loss(epsilon, neighbour, data)), ideal
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 30), st.floats(0.05, 0.9), st.integers(1, 30), st.floats(0.1, 3.0))
+def test_an_overflow_costs_no_more_than_is_kept_back(examples, q, rows, epsilon):
+    found, ideal = losses_with_overflow(examples, q, rows, epsilon)
+    assert found <= ideal + scipy.stats.binom.sf(rows - 1, examples - 1, q) + 1e-12
+
+
+def test_an_overflow_is_not_free():
+    found, ideal = losses_with_overflow(6, 0.5, 4, 1.0)
+    assert found > 100 * ideal
+
+
+def test_the_overflow_and_the_tail_are_kept_back_of_delta():
+    share = accountants.RESERVED_SHARE
+    plan = PrivacyPlan(**GIVEN, noise_multiplier=1.5, accountant="rdp")
+    judge = rdp_privacy_accountant.RdpAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5))
+    judge.compose(dp_accounting.SelfComposedDpEvent(event, 100))
+    assert 0 < share <= 1e-3
+    assert plan.epsilon == pytest.approx(judge.get_epsilon(1e-5 * (1 - share)), rel=1e-9)
+    # Strictly within delta, and far within what goldens allow.
+    assert judge.get_epsilon(1e-5) < plan.epsilon < judge.get_epsilon(1e-5) * (1 + 1e-5)
 
 
 def test_capacity_edges():

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Prints the path of a working interpreter of each supported Python that this machine has, the
+# preferred first. Looks on the PATH and among pyenv's versions, whose shims may not run.
+set -euo pipefail
+
+works() {
+  "$1" -c "import ensurepip, sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$2')" >/dev/null 2>&1
+}
+
+pyenv_versions=${PYENV_ROOT:-$( (pyenv root || echo ~/.pyenv) 2>/dev/null)}/versions
+for version in 3.11 3.12 3.13 3.10; do
+  for python in "python$version" python3 "$pyenv_versions/$version".*/bin/python; do
+    if works "$python" "$version"; then
+      command -v "$python"
+      break
+    fi
+  done
+done
