@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpx import augment as augment_module
 from tfdpx import microbatch, noise, replicas
-from tfdpx.callbacks import check_callbacks
+from tfdpx.callback_checks import check_callbacks
 from tfdpx.per_example import ENGINES
 from tfdpx.train_step import PrivateGradient, private_train_step
 

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import checks, keras_hook, microbatch, noise, replicas
+from tfdpx.callback_checks import check_log_names
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
 from tfdpx.views import Views
@@ -112,7 +113,9 @@ def _step(optimizer, model, data):
     optimizer.apply([PrivateGradient(g, _KEY) for g in gradients], variables)
 
     show_losses(model, totals.loss, totals.output_losses, totals.examples, penalty)
-    return model.get_metrics_result() if logs is None else {**logs, **model.get_metrics_result()}
+    logs = {**(logs or {}), **model.get_metrics_result()}
+    check_log_names(logs, optimizer)
+    return logs
 
 
 def show_losses(model, loss, output_losses, examples, penalty):
