@@ -16,7 +16,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, keras_hook, microbatch, noise, replicas
+from tfdpx import checks, inputs, keras_hook, microbatch, noise, replicas
 from tfdpx.callback_checks import check_log_names
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
@@ -70,8 +70,10 @@ def private_train_step(optimizer, model, data):
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
         data that the guarantee does not cover.
     """
+    inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
+    data = inputs.same_rows(data)
     # Batches may be keyed by `iterations`: it must not advance before the batch was read.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
         return _step(optimizer, model, data)
