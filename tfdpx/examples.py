@@ -99,8 +99,8 @@ def as_examples(x, y=None, sample_weight=None, *, class_weight=None):
     given = [f"`{name}`" for name, value in given.items() if value is not None]
     if given:
         raise ValueError(
-            "A RandomAccess gives pairs (x, y), each of weight 1, and goes alone. Received also: "
-            f"{', '.join(given)}."
+            "Argument `x`, a RandomAccess, gives pairs (x, y), each of weight 1, so no other data "
+            f"may be given. Received also: {', '.join(given)}. Leave them out."
         )
     return x
 
