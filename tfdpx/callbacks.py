@@ -20,14 +20,10 @@ __all__ = [
     "Checkpoint",
     "PrivacyBudget",
     "TensorBoard",
-    "check_callbacks",
     "check_optimizer",
     "epsilon_spent",
     "steps_taken",
 ]
-
-# Those of Keras's callbacks that change the training or its outcome by what they monitor.
-_ACTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
 class BudgetExceeded(RuntimeError):
@@ -174,7 +170,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's numbers."""
         logs = dict(logs or {})
-        covered = {name: value for name, value in logs.items() if _is_covered(name)}
+        covered = {name: value for name, value in logs.items() if is_covered(name)}
         optimizer = self.model.optimizer
         if self.plan is not None and hasattr(optimizer, "ledger"):
             covered.update(epsilon_log(self.plan, optimizer))
@@ -182,7 +178,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             covered["noise_multiplier"] = optimizer.noise_multiplier
         covered.update(self._gradient_norm())
         super().on_epoch_end(epoch, covered)
-        private = {name: value for name, value in logs.items() if not _is_covered(name)}
+        private = {name: value for name, value in logs.items() if not is_covered(name)}
         self._write_private("epoch_", private, epoch)
 
     def on_train_end(self, logs=None):
@@ -203,34 +199,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
 
 
-def check_callbacks(callbacks, optimizer):
-    """Raises if one of Keras's callbacks would let the training loss or metrics act on the weights.
-
-    No noise was added to those: a learning rate, an early stop or a choice of weights that follows
-    them tells of the examples more than epsilon says. What a callback of one's own does with its
-    logs cannot be seen.
-
-    Args:
-        callbacks: What `fit` was given: a callback, a list of them, a `CallbackList` or None.
-        optimizer: Gives `noise_multiplier`; without noise there is no guarantee to void.
-
-    Raises:
-        ValueError: Names the callback and what it monitors.
-    """
-    if not optimizer.noise_multiplier:
-        return
-    for callback in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks)):
-        acts = isinstance(callback, _ACTING) or getattr(callback, "save_best_only", False)
-        if acts and not _is_covered(callback.monitor):
-            raise ValueError(
-                f"{type(callback).__name__} would act on the training data without noise, which "
-                "the privacy guarantee does not cover. Received: "
-                f"monitor={callback.monitor!r}. Monitor a metric of data that need no privacy, "
-                'such as "val_loss", or leave the callback out.'
-            )
-
-
-def _is_covered(name):
+def is_covered(name):
     """Whether the guarantee covers a number of the logs, or it is not of the private data."""
     return name in ("epsilon", "epsilon_approximate", "learning_rate") or name.startswith("val_")
 

@@ -28,7 +28,8 @@ import keras
 import tensorflow as tf
 
 from tfdpx import agreement, fit_data, keras_hook, sampling, shares, train_step, views
-from tfdpx.callbacks import check_callbacks, check_optimizer, steps_taken
+from tfdpx.budget import check_optimizer, steps_taken
+from tfdpx.callback_checks import check_callbacks
 from tfdpx.examples import as_examples
 from tfdpx.per_example.losses import row_losses
 

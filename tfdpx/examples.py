@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdpx.inputs import check_dense
 from tfdpx.random_access import RandomAccess
 
 
@@ -26,12 +27,13 @@ class Examples:
         count: Int. Number of examples.
 
     Raises:
-        ValueError: If the arrays differ in length, are empty, or a weight is unfit.
+        ValueError: If the arrays differ in length, are empty, sparse, ragged or of objects, or a
+            weight is unfit.
     """
 
     def __init__(self, x, y=None, sample_weight=None, *, class_weight=None):
         with tf.device("CPU:0"):  # The draws run there; a data set may not fit an accelerator.
-            x, y = _tensors(x), None if y is None else _tensors(y)
+            x, y = _tensors("x", x), None if y is None else _tensors("y", y)
         arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
         counts = {array.shape[0] if array.shape.rank else 0 for array in arrays}
         if len(counts) != 1 or 0 in counts:
@@ -115,20 +117,24 @@ def as_examples(x, y=None, sample_weight=None, *, class_weight=None):
     given = [f"`{name}`" for name, value in given.items() if value is not None]
     if given:
         raise ValueError(
-            "A RandomAccess gives pairs (x, y), each of weight 1, and goes alone. Received also: "
-            f"{', '.join(given)}."
+            "Argument `x`, a RandomAccess, gives pairs (x, y), each of weight 1, so no other data "
+            f"may be given. Received also: {', '.join(given)}. Leave them out."
         )
     return x
 
 
-def _tensors(arrays):
-    """The nest `arrays`, each array as a tensor."""
+def _tensors(name, arrays):
+    """The nest `arrays` of the argument `name`, each array as a tensor."""
     if isinstance(arrays, dict):
-        return {name: _tensors(array) for name, array in arrays.items()}
+        return {key: _tensors(name, array) for key, array in arrays.items()}
     if isinstance(arrays, tuple):
-        return tuple(_tensors(array) for array in arrays)
+        return tuple(_tensors(name, array) for array in arrays)
+    # A list is an array; what else is a nest would be taken apart.
+    if not isinstance(arrays, list):
+        check_dense(name, arrays)
     if not tf.is_tensor(arrays):
         arrays = np.asarray(arrays)
+        check_dense(name, arrays)
         if arrays.dtype == np.float64:
             arrays = arrays.astype(keras.config.floatx())
     return tf.convert_to_tensor(arrays)

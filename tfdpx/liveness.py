@@ -1,4 +1,4 @@
-"""How much memory a traced function takes at its peak, told from its graph alone.
+"""How much memory a traced function takes at its peak, inferred from its graph.
 
 A tensor lives from the operation that makes it to the last one that reads it; the peak is the
 largest sum of bytes alive. TensorFlow's executor leaves the order of operations open: two are

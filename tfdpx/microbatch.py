@@ -1,7 +1,7 @@
 """`microbatch_size="auto"`: the largest pass of the private step that fits in memory.
 
 The pass is traced, not run, for two small numbers of examples. Its peak grows linearly in examples,
-so two predictions tell the rest. Which size is taken changes the memory and time of an update and
+so two predictions give all others. Which size is taken changes the memory and time of an update and
 nothing else: neither its examples nor their clipping, so not its sensitivity.
 """
 
@@ -42,7 +42,7 @@ class Fitting:
             batch: Nest of tensors [B, ...], this device's part of an update; only shapes and
                 dtypes are read.
             batch_size: Int, expected examples of an update on all devices, for where B is unknown.
-            variables: The trained `keras.Variable`s; the first tells the device.
+            variables: The trained `keras.Variable`s; the first is on the device.
 
         Raises:
             ValueError: If `batch` has an axis behind the first that has no static length, or

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdpx import augment as augment_module
 from tfdpx import fit_data, microbatch, replicas
 from tfdpx.account import Account
-from tfdpx.callbacks import check_callbacks
+from tfdpx.callback_checks import check_callbacks
 from tfdpx.per_example import ENGINES
 from tfdpx.run import Run, fresh_state
 from tfdpx.train_step import PrivateGradient, private_train_step

@@ -41,7 +41,7 @@ def check_keras_fit(model, data):
         data: The argument `x` of `fit`.
 
     Raises:
-        UnfitForPrivacy: With the mend.
+        UnfitForPrivacy: With the fix.
         ValueError: If the replicas do not divide the rows of a batch.
     """
     strategy = model.distribute_strategy
@@ -82,8 +82,8 @@ def check_context(model):
         `tf.distribute.ReplicaContext`.
 
     Raises:
-        UnfitForPrivacy: Under a strategy that is not supported, or with replicas whose rows
-            nobody has split.
+        UnfitForPrivacy: Under a strategy that is not supported, or on replicas between
+            which no `fit` has split the rows.
     """
     strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
     if context is not None and context.num_replicas_in_sync == 1 and hosts(strategy) == 1:

@@ -53,7 +53,7 @@ class Shares:
         )
 
     def endless(self, dataset):
-        """`dataset`, and after its end batches of nobody: zeros, of sample_weight 0.
+        """`dataset`, and after its end batches without examples: zeros, of sample_weight 0.
 
         So `tf.distribute` need not ask all hosts at every step who has data left.
         """
@@ -61,8 +61,8 @@ class Shares:
         def zeros(spec):
             return tf.zeros(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else None
 
-        nobody = tf.nest.map_structure(zeros, dataset.element_spec)
-        return dataset.concatenate(tf.data.Dataset.from_tensors(nobody).repeat())
+        padding = tf.nest.map_structure(zeros, dataset.element_spec)
+        return dataset.concatenate(tf.data.Dataset.from_tensors(padding).repeat())
 
     def cut(self, tensor, replica):
         """The rows of `tensor` [n, ...] in the share of `replica`, which may be fewer than `rows`.

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, keras_hook, microbatch, noise, replicas
+from tfdpx import checks, inputs, keras_hook, microbatch, noise, replicas
+from tfdpx.callback_checks import check_log_names
 from tfdpx.per_example import ENGINES, rounding
 from tfdpx.per_example.rows import Rows
 from tfdpx.views import build
@@ -69,8 +70,10 @@ def private_train_step(optimizer, model, data):
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
         data that the guarantee does not cover.
     """
+    inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
+    data = inputs.same_rows(data)
     # Batches may be keyed by `iterations`: it must not advance before the batch was read.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
         return _step(optimizer, model, data)
@@ -113,7 +116,9 @@ def _step(optimizer, model, data):
     optimizer.apply([PrivateGradient(g, _KEY) for g in gradients], variables)
 
     show_losses(model, totals.loss, totals.output_losses, totals.examples, penalty)
-    return model.get_metrics_result() if logs is None else {**logs, **model.get_metrics_result()}
+    logs = {**(logs or {}), **model.get_metrics_result()}
+    check_log_names(logs, optimizer)
+    return logs
 
 
 def show_losses(model, loss, output_losses, examples, penalty):

@@ -1,4 +1,4 @@
-"""Data sets by name: where they are, what they must be, and what is known of them by heart."""
+"""Data sets by name: where they are, what they must be, and what is known without reading them."""
 
 import dataclasses
 import pathlib

@@ -4,7 +4,7 @@ import contextlib
 
 
 class UserError(Exception):
-    """Something that the user of a binary can mend: a flag, a path, data that is not there.
+    """Something that the user of a binary can fix: a flag, a path, data that is not there.
 
     The binaries print it as one line and exit with a status other than zero; any other exception is
     a defect and keeps its stack trace.

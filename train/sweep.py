@@ -6,9 +6,10 @@ r"""Trains at every point of a grid at a fixed budget, and draws what came out.
 Any setting of `tfdpx.train.classify` can be swept, and so can presets (`--grid="preset=a,b"`). Any
 of its flags holds for all runs. Of
 noise_multiplier, epsilon, steps and batch_size one is solved for, as there: sweeping the batch size
-at one epsilon and number of steps changes the noise. A grid that would change epsilon unsaid is
-refused. A sweep chooses, so accuracy is that on training images held out (a quarter, unless preset
-or flags say otherwise) and not on test images, unless --final or --eval_split=test asks for them.
+at one epsilon and number of steps changes the noise. A grid that would change epsilon silently
+is refused. A sweep chooses, so accuracy is that on training images held out (a quarter, unless
+preset or flags say otherwise) and not on test images, unless --final or --eval_split=test asks for
+them.
 
 The figures of De et al. (2022), with --epsilon=8 and their presets of CIFAR-10:
 

@@ -5,11 +5,9 @@ import pathlib
 import keras
 import numpy as np
 import pytest
-import small
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-import tfdpx
 from tfdpx import callbacks
 from tfdpx.accounting import PrivacyPlan
 
@@ -250,43 +248,3 @@ def test_private_metrics_are_labelled(tmp_path):
     }
     assert not {"epoch_loss", "epoch_mae"} & set(scalars["train"])
     assert "epoch_epsilon" in scalars["train"]
-
-
-ACTING = [
-    lambda monitor: keras.callbacks.EarlyStopping(monitor),
-    lambda monitor: keras.callbacks.ReduceLROnPlateau(monitor),
-    lambda monitor: keras.callbacks.ModelCheckpoint(
-        "unused.weights.h5", monitor, save_best_only=True, save_weights_only=True
-    ),
-]
-
-
-@pytest.mark.parametrize("make", ACTING)
-@pytest.mark.parametrize(
-    "wrap", [lambda c: c, lambda c: [c], lambda c: keras.callbacks.CallbackList([c])]
-)
-def test_callbacks_that_act_on_the_training_data_are_refused(make, wrap):
-    model = small.model()
-    model.build((None, 6))
-    before = small.weights(model)
-    with pytest.raises(ValueError, match="monitor='loss'"):
-        model.fit(*small.data(), callbacks=wrap(make("loss")), verbose=0)
-    np.testing.assert_array_equal(small.weights(model), before)
-
-
-def test_the_loop_of_our_own_refuses_them_too():
-    x, y = small.data()
-    plan = PrivacyPlan(num_examples=16, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)
-    model = small.model(tfdpx.DPSGD(0.1, plan=plan))
-    with pytest.raises(ValueError, match="monitor='loss'"):
-        tfdpx.distributed.fit(model, plan, x, y, callbacks=ACTING[0]("loss"))
-
-
-def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    x, y = small.data()
-    chosen = [make("val_loss") for make in ACTING]
-    small.model().fit(x, y, validation_data=(x, y), callbacks=chosen, verbose=0)
-    with pytest.warns(UserWarning, match="epsilon is infinite"):
-        model = small.model(noise_multiplier=0.0)
-    model.fit(x, y, callbacks=[make("loss") for make in ACTING], verbose=0)

@@ -49,7 +49,7 @@ def test_a_backward_pass_holds_the_activations(depth):
     assert peak(tf.recompute_grad(lambda x: tf.sin(tf.sin(x)))) <= 4 * SIZE
 
 
-def test_work_that_nobody_wants_is_not_counted():
+def test_work_whose_result_is_unused_is_not_counted():
     def lazy(x):
         tf.tile(x, [100, 1])
         return tf.sin(x)

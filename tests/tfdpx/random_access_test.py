@@ -134,7 +134,9 @@ def test_unfit_sources(pairs, message):
 
 def test_goes_alone_and_must_have_the_size_that_was_planned(source):
     examples = tfdpx.RandomAccess(source)
-    with pytest.raises(ValueError, match="goes alone. Received also: `y`, `sample_weight`"):
+    with pytest.raises(
+        ValueError, match="no other data may be given. Received also: `y`, `sample_weight`"
+    ):
         as_examples(examples, LABELS, np.ones(50))
     with pytest.raises(ValueError, match="50 examples, num_examples=60"):
         plan(num_examples=60).batches(examples)

@@ -82,7 +82,7 @@ def test_resuming_goes_on_with_the_same_shares(kind):
 
 
 @BOTH
-def test_after_the_end_there_is_nobody(kind):
+def test_after_the_end_batches_hold_no_example(kind):
     x = np.arange(NUM_EXAMPLES) + 1
     dataset = plan(kind).batches(x, seed=5, input_context=context(1, 1))
     assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY

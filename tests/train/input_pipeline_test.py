@@ -1,4 +1,4 @@
-"""Data sets: what is read is what was written, and what is unfit is refused with its mend."""
+"""Data sets: what is read is what was written, and what is unfit is refused with its fix."""
 
 import numpy as np
 import pytest

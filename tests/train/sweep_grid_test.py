@@ -89,7 +89,7 @@ def test_a_grid_may_complete_what_the_flags_begin():
 @pytest.mark.parametrize(
     "text", ["batch_size=256,512", "noise_multiplier=2,3", "preset=table12/eps6,table12/eps8"]
 )
-def test_points_of_budgets_that_differ_unsaid_are_refused(text):
+def test_points_of_budgets_that_differ_silently_are_refused(text):
     preset = "digits" if text.startswith("preset") else "table12/eps8"
     with pytest.raises(UserError, match=f"Sweeping {text.partition('=')[0]} changes epsilon"):
         runs(text, preset=preset)

@@ -87,6 +87,11 @@ class Call:
         """The batched arguments, each [B, views, ...]."""
         return [self._by_example(tensor) for tensor in self._rows.tensors]
 
+    @property
+    def description(self):
+        """The layer in the words of an error."""
+        return f"Layer '{self.layer.name}' (of type {type(self.layer).__name__})"
+
     def run(self, rows, index):
         """Makes the call again on the `rows` of example `index`, with the same random draws.
 
@@ -110,7 +115,8 @@ class Call:
             return made[-1].tensors
 
         examples = self.examples()
-        tensors = vectorized_map(one, (tf.range(tf.shape(examples[0])[0]), examples))
+        index = tf.range(tf.shape(examples[0])[0])
+        tensors = vectorized_map(one, (index, examples), self.description, self.jit_compile)
         return made[-1].rebuild(
             [tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)) for t in tensors]
         )

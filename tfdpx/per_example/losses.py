@@ -98,5 +98,7 @@ def row_losses(model, x, y, y_pred, sample_weight):
         return values, tape.gradient(values[0], wanted, unconnected_gradients=zero)
 
     inputs = Rows((x, y, sample_weight)).tensors
-    (losses, *each), cotangents = vectorized_map(with_gradients, (inputs, predictions.tensors))
+    (losses, *each), cotangents = vectorized_map(
+        with_gradients, (inputs, predictions.tensors), "The loss"
+    )
     return RowLosses(losses, each, predictions.select(predictions.tensors), cotangents)

@@ -8,8 +8,8 @@ from tfdpx import keras_hook
 class Outputs:
     """Takes a nest of outputs apart into plain tensors and rebuilds it around others.
 
-    Keras' cross-entropies read `_keras_logits` off a prediction and so reach round its last
-    activation: whoever wants all gradients of a loss must watch that tensor too.
+    Keras' cross-entropies read `_keras_logits` off a prediction and so bypass its last activation:
+    whoever wants all gradients of a loss must watch that tensor too.
 
     Attributes:
         tensors: Every tensor of the nest, each followed by its mask and its logits, if any.

@@ -12,7 +12,7 @@ from tfdpx.per_example.rows import synthetic
 def find_layout(model, x):
     """The `CallLayout` of every unit call that the training-mode forward pass makes.
 
-    A length that merely equals the batch size cannot be told from a batch axis within one run, so
+    A length that merely equals the batch size looks like a batch axis within one run, so
     the model is run, outside of any graph, on two and on three rows.
 
     Args:

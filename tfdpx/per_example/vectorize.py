@@ -4,17 +4,53 @@ With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 multiply `[n, 1, a,
 `[1, 1, b, c]` for all wrongly from n = 5 on, and write beyond their memory. That is what
 vectorization makes of an example's `[1, a, b]` times a layer's weights. Here such products get a
 single batch axis first.
+
+XLA cannot compile a loop that was vectorized: that is found while tracing, before any step.
 """
 
 import tensorflow as tf
-from tensorflow.python.ops.parallel_for import pfor
+from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+
+_LOOPS = ("While", "StatelessWhile")
 
 
-def vectorized_map(function, elements):
-    """See `tf.vectorized_map`."""
+def vectorized_map(function, elements, what="The function", jit_compile=False):
+    """See `tf.vectorized_map`.
+
+    Args:
+        function: As there.
+        elements: As there.
+        what: String for the error: whose function it is.
+        jit_compile: Whether XLA is to compile it later, where it does not already.
+
+    Raises:
+        ValueError: If `function` loops and XLA is to compile it.
+    """
     # For good, and for all who vectorize: products come out as they should.
     pfor._pfor_converter_registry["BatchMatMulV2"] = _multiply
-    return tf.vectorized_map(function, elements)
+    if not jit_compile and not control_flow_ops._is_under_xla_context():
+        return tf.vectorized_map(function, elements)
+
+    def without_loops(element):
+        result = function(element)
+        # Eagerly and under XLA, pfor traces this into a graph of its own.
+        if _loops(tf.compat.v1.get_default_graph()):
+            raise ValueError(
+                f"{what} runs a loop (as recurrent layers do) under `jit_compile=True`, which "
+                'Keras may also have chosen by "auto". XLA cannot compile such a loop for each '
+                "example. Use `model.compile(..., jit_compile=False)`, or build a recurrent layer "
+                "with `unroll=True`, which compiles slowly for long sequences."
+            )
+        return result
+
+    return tf.vectorized_map(without_loops, elements)
+
+
+def _loops(graph):
+    """Whether a loop is among the operations of `graph` and of the functions that it calls."""
+    definition = graph.as_graph_def()
+    nodes = [definition.node, *(called.node_def for called in definition.library.function)]
+    return any(node.op in _LOOPS for part in nodes for node in part)
 
 
 def _multiply(pfor_input):

@@ -59,7 +59,7 @@ class VmapEngine:
             tf.reshape(t, tf.concat([[-1, views], tf.shape(t)[1:]], axis=0)) for t in batch.tensors
         ]
         index = tf.range(tf.shape(examples[0])[0])
-        losses, each, tensors, gradients = vectorized_map(one, (index, examples))
+        losses, each, tensors, gradients = vectorized_map(one, (index, examples), "The model")
         flat = [_rows(t) for t in tensors]
         return PerExample(
             _rows(losses),

@@ -119,7 +119,7 @@ def test_the_check_rejects_loose_and_overshooting_solutions(unknown, change):
 
 
 def test_full_batch_steps_of_adamix():
-    # Amid et al. 2022 (AdaMix), with its misprint mended: T = 2 sigma^2 rho.
+    # Amid et al. 2022 (AdaMix), with its misprint corrected: T = 2 sigma^2 rho.
     for target, steps in [(1.0, 28), (3.0, 206)]:
         plan = PrivacyPlan(100, batch_size=100, noise_multiplier=20.0, epsilon=target, delta=1e-5)
         assert plan.steps == steps

@@ -44,5 +44,6 @@ class GenericRule(Rule):
 
         cotangents = [by_example(g, self.views) for g in self.gradients]
         index = tf.range(tf.shape(cotangents[0])[0])
-        instances = vectorized_map(gradient_of_one, (index, self.call.examples(), cotangents))
+        examples, call = (index, self.call.examples(), cotangents), self.call
+        instances = vectorized_map(gradient_of_one, examples, call.description, call.jit_compile)
         return [tf.cast(g, "float32") for g in instances]

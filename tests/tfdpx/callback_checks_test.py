@@ -1,0 +1,244 @@
+"""Callbacks that would act on the training data without noise are refused, and writers warn."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import callback_checks
+from tfdpx.accounting import PrivacyPlan
+
+keras_callbacks = keras.callbacks
+
+
+def checkpoint(path, **arguments):
+    return keras_callbacks.ModelCheckpoint(path, save_weights_only=True, **arguments)
+
+
+def orbax(monitor, save_best_only):
+    # Its constructor needs a package that is not a dependency.
+    callback = object.__new__(keras_callbacks.OrbaxCheckpoint)
+    callback.monitor, callback.save_best_only = monitor, save_best_only
+    return callback
+
+
+class Patient(keras_callbacks.EarlyStopping):
+    """A subclass, as users write them."""
+
+
+class Monitors(keras_callbacks.Callback):
+    """Not one of Keras's, with Keras's convention of a monitored name."""
+
+    def __init__(self, monitor):
+        super().__init__()
+        self.monitor = monitor
+
+
+class Holds(keras_callbacks.Callback):
+    """Passes the events on to a callback inside it, where a list of callbacks shows only itself."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+
+MONITORING = [
+    lambda monitor: keras_callbacks.EarlyStopping(monitor),
+    lambda monitor: keras_callbacks.ReduceLROnPlateau(monitor),
+    lambda monitor: checkpoint("unused.weights.h5", monitor=monitor, save_best_only=True),
+    lambda monitor: Patient(monitor),
+    lambda monitor: Monitors(monitor),
+]
+if hasattr(keras_callbacks, "OrbaxCheckpoint"):
+    MONITORING.append(lambda monitor: orbax(monitor, save_best_only=True))
+
+WRAPS = {
+    "alone": lambda c: c,
+    "list": lambda c: [c],
+    "nested list": lambda c: [[keras_callbacks.History(), [c]]],
+    "CallbackList": lambda c: keras_callbacks.CallbackList([c]),
+    "CallbackList in a list": lambda c: [keras_callbacks.CallbackList([c])],
+    "attribute": lambda c: [Holds(c)],
+    "dict attribute": lambda c: [Holds({"stop": [Holds(c)]})],
+}
+
+
+def check(callbacks, noise_multiplier=1.0):
+    optimizer = tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0)
+    optimizer.noise_multiplier = noise_multiplier
+    callback_checks.check_callbacks(callbacks, optimizer)
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("make", MONITORING)
+def test_what_monitors_the_training_data_is_refused(make, wrap):
+    with pytest.raises(ValueError, match="monitor='loss'"):
+        check(wrap(make("loss")))
+    check(wrap(make("val_loss")))
+    check(wrap(make("epsilon")))
+    check(wrap(make("loss")), noise_multiplier=0.0)
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+def test_terminate_on_nan_is_refused(wrap):
+    with pytest.raises(ValueError, match="TerminateOnNaN.*nonfinite_examples"):
+        check(wrap(keras_callbacks.TerminateOnNaN()))
+    check(wrap(keras_callbacks.TerminateOnNaN()), noise_multiplier=0.0)
+
+
+REFUSED_NAMES = [
+    "m-{loss}",
+    "m-{accuracy:.2f}",
+    "m-{epoch:02d}-{val_loss:.2f}-{loss!r}",
+    "m-{loss.real}",
+    "m-{history[loss]}",
+    "m-{epoch:{loss}}",  # A field within a format.
+    "{loss}/m",
+]
+ALLOWED_NAMES = [
+    "m",
+    "m-{epoch}-{batch}",
+    "m-{epoch:02d}-{val_loss:.2f}-{val_accuracy}",
+    "m-{epsilon:.3f}-{epsilon_approximate}-{learning_rate}",
+    "m-{{loss}}",
+]
+
+
+@pytest.mark.parametrize("name", REFUSED_NAMES)
+def test_a_training_metric_in_a_path_is_refused(name, tmp_path):
+    with pytest.raises(ValueError, match="ModelCheckpoint.*path.*Received: filepath="):
+        check(checkpoint(f"{tmp_path}/{name}.weights.h5"))
+    with pytest.raises(ValueError, match="Received: filepath="):
+        check(checkpoint(tmp_path / f"{name}.weights.h5"))
+    backup = keras_callbacks.BackupAndRestore(tmp_path)
+    backup.backup_dir = name
+    with pytest.raises(ValueError, match="BackupAndRestore.*Received: backup_dir="):
+        check(backup)
+
+
+@pytest.mark.parametrize("name", ALLOWED_NAMES)
+def test_other_fields_in_a_path_are_allowed(name, tmp_path):
+    check(checkpoint(f"{tmp_path}/{name}.weights.h5"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: keras_callbacks.CSVLogger(folder / "log.csv"),
+        lambda folder: keras_callbacks.RemoteMonitor(),
+        lambda folder: keras_callbacks.TensorBoard(folder),
+    ],
+)
+def test_what_writes_the_training_loss_warns(make, tmp_path):
+    with pytest.warns(UserWarning, match="writes the training loss .*not cover"):
+        check([make(tmp_path)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check([make(tmp_path)], noise_multiplier=0.0)
+
+
+def test_what_sees_no_training_data_passes_silently(tmp_path):
+    plan = PrivacyPlan(64, batch_size=8, steps=7, noise_multiplier=1.0, delta=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(None)
+        check(
+            [
+                tfdpx.PrivacyBudget(plan),
+                tfdpx.callbacks.TensorBoard(tmp_path),
+                keras_callbacks.LearningRateScheduler(lambda epoch, rate: rate),
+                keras_callbacks.SwapEMAWeights(),
+                keras_callbacks.BackupAndRestore(tmp_path),
+                keras_callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+                checkpoint(f"{tmp_path}/m.weights.h5", monitor="loss"),
+            ]
+        )
+
+
+def test_a_callback_that_holds_itself_ends():
+    holder = Holds(None)
+    holder.inner = [holder]
+    check(holder)
+
+
+@pytest.mark.parametrize("wrap", [WRAPS["list"], WRAPS["CallbackList in a list"]])
+def test_fit_refuses_before_the_first_step(wrap):
+    model = small.model()
+    model.build((None, 6))
+    before = small.weights(model)
+    for callback in (keras_callbacks.TerminateOnNaN(), keras_callbacks.EarlyStopping("loss")):
+        with pytest.raises(ValueError, match="training data without noise"):
+            model.fit(*small.data(), callbacks=wrap(callback), verbose=0)
+    np.testing.assert_array_equal(small.weights(model), before)
+
+
+def test_the_loop_of_our_own_refuses_before_the_first_step(tmp_path):
+    x, y = small.data()
+    plan = PrivacyPlan(num_examples=16, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)
+    model = small.model(tfdpx.DPSGD(0.1, plan=plan))
+    for callback in (
+        keras_callbacks.TerminateOnNaN(),
+        keras_callbacks.EarlyStopping("loss"),
+        checkpoint(f"{tmp_path}/{{loss}}.weights.h5"),
+    ):
+        with pytest.raises(ValueError, match="does not cover"):
+            tfdpx.distributed.fit(model, plan, x, y, callbacks=[callback])
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x, y = small.data()
+    chosen = [make("val_loss") for make in MONITORING[:3]]
+    small.model().fit(x, y, validation_data=(x, y), callbacks=chosen, verbose=0)
+    with pytest.warns(UserWarning, match="epsilon is infinite"):
+        model = small.model(noise_multiplier=0.0)
+    chosen = [make("loss") for make in MONITORING[:3]] + [keras_callbacks.TerminateOnNaN()]
+    model.fit(x, y, callbacks=chosen, verbose=0)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_one_example_that_is_not_finite_does_not_end_a_run(jit_compile):
+    x, y = small.data()
+    x[3] = np.nan
+    dense = [keras.layers.Dense(3)]  # A relu would make a zero of it on the way to the loss.
+    model = small.model(layers=dense, compile_arguments={"jit_compile": jit_compile})
+    history = model.fit(x, y, batch_size=16, epochs=5, verbose=0)
+    assert int(model.optimizer.iterations) == 5
+    assert model.optimizer.nonfinite_examples == 5
+    assert np.isfinite(small.weights(model)).all()
+    assert np.isnan(history.history["loss"]).all()  # What TerminateOnNaN would have acted on.
+
+
+@pytest.mark.parametrize("name", ["val_loss", "val_x", "epsilon", "learning_rate"])
+def test_a_training_metric_may_not_pass_for_something_else(name):
+    x, y = small.data()
+    metric = keras.metrics.SparseCategoricalAccuracy(name=name)
+    model = small.model(compile_arguments={"metrics": [metric]})
+    stop = keras_callbacks.EarlyStopping(name)
+    with pytest.raises(ValueError, match=f"training metric.*'{name}'"):
+        model.fit(x, y, callbacks=[stop], verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_an_output_called_val_is_refused_too():
+    inputs = keras.Input([6])
+    outputs = [keras.layers.Dense(1, name="val")(inputs), keras.layers.Dense(1, name="b")(inputs)]
+    model = keras.Model(inputs, outputs)
+    x, _ = small.data()
+    y = tf.zeros([16, 1])
+    model.compile(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), ["mse", "mse"])
+    with pytest.raises(ValueError, match="training metric.*'val_loss'"):
+        model.fit(x, [y, y], verbose=0)
+
+
+def test_names_of_metrics_are_free_without_privacy():
+    x, y = small.data()
+    metric = keras.metrics.SparseCategoricalAccuracy(name="val_x")
+    with pytest.warns(UserWarning, match="epsilon is infinite"):
+        model = small.model(noise_multiplier=0.0, compile_arguments={"metrics": [metric]})
+    assert "val_x" in model.fit(x, y, verbose=0).history

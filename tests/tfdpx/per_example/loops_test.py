@@ -1,0 +1,140 @@
+"""Layers that loop: XLA cannot compile their loops by example, which is said before a step."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import assert_matches_batches_of_one
+
+import tfdpx
+from tfdpx.per_example.vectorize import vectorized_map
+
+layers = keras.layers
+LENGTH, FEATURES, ROWS = 3, 2, 4
+
+
+class Loops(layers.Layer):
+    """A loop of TensorFlow's own, in a layer that no list knows."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
+
+    def call(self, x):
+        kernel = tf.convert_to_tensor(self.kernel)
+        return tf.while_loop(
+            lambda step, _: step < 2,
+            lambda step, state: (step + 1, tf.tanh(state @ kernel)),
+            (tf.constant(0), x),
+            maximum_iterations=2,
+        )[1]
+
+
+class LoopsInAFunction(Loops):
+    """The loop stands in a function of the graph."""
+
+    def call(self, x):
+        return tf.function(super().call, autograph=False)(x)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, LENGTH, FEATURES)).astype("float32")
+    return x, rng.normal(size=(ROWS, 1)).astype("float32")
+
+
+def make_model(layer, jit_compile=True, **arguments):
+    model = keras.Sequential(
+        [keras.Input((LENGTH, FEATURES)), layer, layers.Flatten(), layers.Dense(1)]
+    )
+    optimizer = tfdpx.DPSGD(0.1, batch_size=ROWS, noise_multiplier=1.0, **arguments)
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    return model
+
+
+LOOPING = {
+    "lstm": lambda: layers.LSTM(2),
+    "gru": lambda: layers.GRU(2, return_sequences=True),
+    "dropout": lambda: layers.SimpleRNN(2, dropout=0.5),
+    "bidirectional": lambda: layers.Bidirectional(layers.SimpleRNN(2)),
+    "in time": lambda: layers.TimeDistributed(Loops()),
+    "own": Loops,
+    "own function": LoopsInAFunction,
+}
+
+
+@pytest.mark.parametrize("make", LOOPING.values(), ids=LOOPING)
+def test_loops_under_xla_are_refused_before_the_first_step(make):
+    layer = make()
+    model = make_model(layer)
+    with pytest.raises(ValueError, match=f"Layer '{layer.name}'.*jit_compile=False.*unroll=True"):
+        model.train_on_batch(*data())
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_fit_refuses_them_where_keras_chose_to_compile(monkeypatch):
+    found = tf.config.list_physical_devices()
+    accelerator = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    layer = layers.SimpleRNN(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(tf.config, "list_physical_devices", lambda kind=None: [*found, accelerator])
+        model = make_model(layer, jit_compile="auto")
+        assert model.jit_compile is True
+    with pytest.raises(ValueError, match=f"Layer '{layer.name}'.*jit_compile=False"):
+        model.fit(*data(), verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_the_other_engine_refuses_them_too():
+    model = make_model(layers.SimpleRNN(2), per_example_engine="vmap")
+    with pytest.raises(ValueError, match="The model .*jit_compile=False"):
+        model.train_on_batch(*data())
+
+
+def test_a_loss_that_loops_is_refused():
+    def loss(y, y_pred):
+        _, target = tf.while_loop(
+            lambda step, _: step < 2,
+            lambda step, target: (step + 1, target**2),
+            (tf.constant(0), y),
+            maximum_iterations=2,
+        )
+        return tf.reduce_mean((y_pred - target) ** 2)
+
+    model = make_model(layers.Dense(2))
+    model.compile(model.optimizer, loss, jit_compile=True)
+    with pytest.raises(ValueError, match="The loss .*jit_compile=False"):
+        model.train_on_batch(*data())
+
+
+def test_our_own_loop_refuses_them_too():
+    plan = tfdpx.PrivacyPlan(ROWS, batch_size=ROWS, steps=2, noise_multiplier=1.0, delta=1e-3)
+    model = make_model(layers.SimpleRNN(2))
+    with pytest.raises(ValueError, match="jit_compile=False"):
+        tfdpx.distributed.fit(model, plan, *data(), verbose=0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: layers.SimpleRNN(2, unroll=True),
+        lambda: layers.TimeDistributed(layers.Dense(2)),
+    ],
+)
+def test_without_a_loop_they_compile_and_equal_batches_of_one(layer):
+    x, y = data()
+    model = make_model(layer())
+    assert_matches_batches_of_one(model, x, y, jit_compile=True, norms=("auto",))
+    model.train_on_batch(x, y)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_a_loop_around_the_map_is_no_loop_within():
+    @tf.function(jit_compile=True, autograph=False)
+    def looped(x):
+        def body(step, x):
+            return step + 1, vectorized_map(tf.tanh, x)
+
+        return tf.while_loop(lambda step, _: step < 2, body, (0, x), maximum_iterations=2)[1]
+
+    x = tf.constant([0.5, 1.0])
+    np.testing.assert_allclose(looped(x), np.tanh(np.tanh(x)), rtol=1e-5)

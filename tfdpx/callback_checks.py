@@ -1,0 +1,131 @@
+"""Which callbacks would act on the training data without noise, or write what no noise covers.
+
+The training loss and metrics are functions of the private data that no noise was added to. A
+callback that lets them choose weights, a learning rate, the number of steps or the name of a file
+tells more of the examples than epsilon says: it is refused. One that only writes them for the user
+to read gets a warning. What a callback of one's own does with its logs cannot be seen.
+"""
+
+import os
+import re
+import string
+import warnings
+
+import keras
+
+from tfdpx.callbacks import TensorBoard, is_covered
+
+# These write every number of the logs.
+_WRITING = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+# Where callbacks keep the paths that they write to, and the fields that those may have.
+_PATHS = ("filepath", "filename", "directory", "backup_dir", "log_dir")
+_COUNTERS = ("epoch", "batch")
+
+
+def check_callbacks(callbacks, optimizer):
+    """Raises if a callback would let the training loss or metrics act on what is released.
+
+    Args:
+        callbacks: What `fit` was given: a callback, a nest of them, a `CallbackList` or None.
+            Callbacks that a callback holds in its attributes are checked too.
+        optimizer: Gives `noise_multiplier`; without noise there is no guarantee to void.
+
+    Raises:
+        ValueError: Names the callback, and what it monitors or the path that it writes to.
+    """
+    if not optimizer.noise_multiplier:
+        return
+    for callback in _callbacks_in(callbacks, set()):
+        _check_acting(callback)
+        _check_paths(callback)
+        if isinstance(callback, _WRITING) and not isinstance(callback, TensorBoard):
+            warnings.warn(
+                f"{type(callback).__name__} writes the training loss and metrics, which the "
+                "privacy guarantee does not cover. Keep what it writes as secret as the data, or "
+                "use `tfdpx.callbacks.TensorBoard`.",
+                stacklevel=2,
+            )
+
+
+def check_log_names(logs, optimizer):
+    """Raises if a training metric has a name by which it would pass for another number.
+
+    Callbacks take what begins with "val_" for a metric of validation data, and "epsilon" for what
+    `PrivacyBudget` computes.
+
+    Args:
+        logs: Dict by name, what a training step shows.
+        optimizer: As for `check_callbacks`.
+
+    Raises:
+        ValueError: Names the metric.
+    """
+    for name in logs if optimizer.noise_multiplier else ():
+        if is_covered(name):
+            raise ValueError(
+                "A training metric must not have a name that stands for validation or for the "
+                f"privacy spent, since callbacks would trust it. Received: '{name}'. Rename the "
+                "metric, or the output of the model whose loss it is."
+            )
+
+
+def _callbacks_in(value, seen):
+    """Every callback in a nest, and those that callbacks hold in their attributes."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, keras.callbacks.Callback):
+        yield value
+        value = vars(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple, set)):
+        return
+    for inner in value:
+        yield from _callbacks_in(inner, seen)
+
+
+def _check_acting(callback):
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        raise ValueError(
+            "TerminateOnNaN would act on the training data without noise, which the privacy "
+            "guarantee does not cover: one example could end the run. Leave the callback out: an "
+            "example whose gradient is not finite contributes zero, and is counted in "
+            "`optimizer.nonfinite_examples`."
+        )
+    monitor = getattr(callback, "monitor", None)
+    # A checkpoint has a name to monitor also where it saves regardless of it.
+    acts = isinstance(monitor, str) and getattr(callback, "save_best_only", True)
+    if acts and not is_covered(monitor):
+        raise ValueError(
+            f"{type(callback).__name__} would act on the training data without noise, which "
+            f"the privacy guarantee does not cover. Received: monitor={monitor!r}. Monitor a "
+            'metric of data that need no privacy, such as "val_loss", or leave the callback out.'
+        )
+
+
+def _check_paths(callback):
+    for attribute in _PATHS:
+        path = getattr(callback, attribute, None)
+        if not isinstance(path, (str, os.PathLike)):
+            continue
+        for field in _fields(os.fspath(path)):
+            if field not in _COUNTERS and not is_covered(field):
+                raise ValueError(
+                    f"{type(callback).__name__} would write the training metric '{field}' into a "
+                    "path, which the privacy guarantee does not cover. Received: "
+                    f"{attribute}={str(path)!r}. Name files by {{epoch}} or a metric of "
+                    "validation data, such as {val_loss}."
+                )
+
+
+def _fields(template):
+    """The names of the replacement fields of a format string, also of those within formats."""
+    for _, field, specification, _ in string.Formatter().parse(template):
+        if field is not None:
+            yield re.split(r"[.\[]", field)[0]
+            yield from _fields(specification)

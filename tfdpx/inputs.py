@@ -1,0 +1,140 @@
+"""Which data the private step can read: dense tensors, one row an example, with targets if needed.
+
+These checks look at types, dtypes and shapes, before anything else is done with a batch.
+"""
+
+import keras
+import numpy as np
+import scipy.sparse
+import tensorflow as tf
+
+_DENSE = {
+    "sparse": "Use `tf.sparse.to_dense(...)` (of a SciPy matrix: `.toarray()`).",
+    "ragged": "Pad it with `.to_tensor()`, and let a `keras.layers.Masking` or "
+    "`Embedding(mask_zero=True)` skip the padding.",
+    "objects": "Convert it to an array of numbers, its rows padded to one length; to strings of "
+    "TensorFlow, `tf.constant(...)`, for a model that begins with a lookup.",
+}
+
+
+def check_dense(name, nest):
+    """Refuses sparse, ragged and object arrays, of which rows cannot be taken one by one.
+
+    Args:
+        name: String, the argument that holds them.
+        nest: Nest of arrays or tensors.
+
+    Raises:
+        ValueError: Names the argument, what it holds and how to convert that.
+    """
+    for leaf in tf.nest.flatten(nest):
+        kind = _kind(leaf)
+        if kind is not None:
+            raise ValueError(
+                f"Argument `{name}` must hold dense arrays or tensors, one row an example. "
+                f"Received: {kind} data, of type {type(leaf).__name__}. {_DENSE[kind]}"
+            )
+
+
+def check_batch(model, data):
+    """Refuses batches that the private step cannot take apart into examples.
+
+    Args:
+        model: A compiled `keras.Model`.
+        data: `x`, `(x, y)` or `(x, y, sample_weight)` of arrays or tensors [B, ...].
+
+    Raises:
+        ValueError: If it holds sparse or ragged tensors, targets that are strings, no targets where
+            the loss or a metric needs them, or arrays of different lengths.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    for name, nest in (("x", x), ("y", y), ("sample_weight", sample_weight)):
+        check_dense(name, nest)
+    if any(leaf is not None and tf.as_dtype(leaf.dtype) == tf.string for leaf in _leaves(y)):
+        raise ValueError(
+            "Argument `y` must hold numbers. Received: strings. Encode classes as integers, by "
+            "`keras.layers.StringLookup` or `np.unique(y, return_inverse=True)`."
+        )
+    if not _leaves(y):
+        _check_needs_no_targets(model)
+
+
+def same_rows(data):
+    """The batch, with every tensor certain to have as many rows as the first.
+
+    With fewer targets than inputs, a target would be taken for several examples, by broadcasting
+    or, under XLA, by indices beyond the end: one example would then change several gradients.
+
+    Args:
+        data: Nest of tensors [B, ...] and None.
+
+    Returns:
+        The nest. Lengths unknown while tracing are compared as a step runs, under XLA as it is
+        compiled: `tf.errors.InvalidArgumentError` if they differ.
+
+    Raises:
+        ValueError: If lengths differ that are known.
+    """
+    tensors = _leaves(data)
+    if any(not tensor.shape.rank for tensor in tensors if tensor.shape.rank is not None):
+        raise ValueError(
+            "A batch must hold tensors of shape [batch, ...]. Received: shapes "
+            f"{[tuple(tensor.shape) for tensor in tensors]}. Call `.batch(...)` on the dataset."
+        )
+    lengths = {tensor.shape[0] for tensor in tensors}
+    if len(lengths - {None}) > 1:
+        raise ValueError(
+            "The inputs, targets and sample weights of a batch must have one length. Received: "
+            f"shapes {[tuple(tensor.shape) for tensor in tensors]}. Give one target an example."
+        )
+    if lengths == {None}:
+        rows = tf.shape(tensors[0])[0]
+    elif None in lengths:
+        [rows] = lengths - {None}
+    else:
+        return data
+
+    def with_rows(tensor):
+        # XLA drops the assertion, and graphs outside of it the reshape: each has the other.
+        same = tf.debugging.assert_equal(
+            tf.shape(tensor)[0],
+            rows,
+            message="The inputs, targets and sample weights of a batch must have one length.",
+        )
+        with tf.control_dependencies([same]):
+            reshaped = tf.reshape(tensor, tf.concat([[rows], tf.shape(tensor)[1:]], axis=0))
+        return tf.ensure_shape(reshaped, tensor.shape)
+
+    return tf.nest.map_structure(lambda t: None if t is None else with_rows(t), data)
+
+
+def _kind(leaf):
+    if isinstance(leaf, (tf.SparseTensor, tf.IndexedSlices)) or scipy.sparse.issparse(leaf):
+        return "sparse"
+    if isinstance(leaf, (tf.RaggedTensor, tf.compat.v1.ragged.RaggedTensorValue)):
+        return "ragged"
+    if isinstance(leaf, np.ndarray) and leaf.dtype == object:
+        return "objects" if not all(isinstance(v, (str, bytes)) for v in leaf.flat) else None
+    return None
+
+
+def _check_needs_no_targets(model):
+    own_loss = type(model).compute_loss is not keras.Model.compute_loss
+    if model.loss is not None and not own_loss:
+        raise ValueError(
+            f"Argument `y` is missing, which the loss of model '{model.name}' compares with. "
+            "Received: y=None. Give targets (`plan.batches(x, y)`; an autoencoder's are `x`), or "
+            "override `compute_loss(x, y, y_pred, sample_weight)` with a loss of each example "
+            "that needs none."
+        )
+    own_metrics = type(model).compute_metrics is not keras.Model.compute_metrics
+    if not own_metrics and any(metric.name == "compile_metrics" for metric in model.metrics):
+        raise ValueError(
+            f"Argument `y` is missing, which the metrics of model '{model.name}' compare with. "
+            "Received: y=None. Compile without `metrics`, give targets, or override "
+            "`compute_metrics(x, y, y_pred, sample_weight)`."
+        )
+
+
+def _leaves(nest):
+    return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
