@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
+import tfdpx
 from tfdpx import callbacks
 from tfdpx.accounting import PrivacyPlan
 

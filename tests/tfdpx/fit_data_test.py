@@ -1,5 +1,6 @@
 """Attacks by batches that are not the plan's: refused, or called approximate."""
 
+import keras
 import numpy as np
 import pytest
 import small
@@ -202,3 +203,41 @@ def test_a_planted_replay_is_seen_by_this_test(used):
 def test_keras_is_told_how_many_steps_there_are(capsys):
     make().fit(PLAN.batches(X, Y), verbose=2)
     assert f"{STEPS}/{STEPS}" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
+def test_a_callback_that_trains_on_batches_of_its_own_is_seen():
+    class Trains(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.train_on_batch(X[:B], Y[:B])
+
+    model = make()
+    model.fit(PLAN.batches(X, Y), steps_per_epoch=2, epochs=2, callbacks=[Trains()], verbose=0)
+    found = {entry.exact: entry.steps for entry in model.optimizer.ledger.entries}
+    assert found == {True: 4, False: 2}
+
+
+def test_backup_and_restore_has_a_true_account_and_fresh_noise(tmp_path):
+    class Killed(Exception):
+        pass
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise Killed
+
+    def train(model, *callbacks):
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path))
+        return model.fit(
+            PLAN.batches(X, Y), epochs=4, steps_per_epoch=3, verbose=0,
+            callbacks=[backup, tfdpx.PrivacyBudget(PLAN), *callbacks],
+        )  # fmt: skip
+
+    broken, resumed = make(), make()
+    with pytest.raises(Killed):
+        train(broken, Kill())
+    seed = resumed.optimizer.run.state()["noise_seed"]
+    history = train(resumed).history
+    assert history["epsilon"] == [PLAN.epsilon_at(9), PLAN.epsilon]
+    assert resumed.optimizer.ledger.steps == STEPS
+    assert resumed.optimizer.run.state()["noise_seed"] != seed
