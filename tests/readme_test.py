@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_trains():
+def test_the_example_trains_and_run_again_has_nothing_left_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     digits = load_digits()
     x, y = (digits.images / 8 - 1).astype("float32")[..., None], digits.target
     [example] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -23,3 +24,9 @@ def test_the_example_trains():
     # Chance is 0.1: this only says that it learns.
     assert np.mean(predicted == y) > 0.5
     assert isinstance(model.optimizer, keras.optimizers.SGD)
+    exec(compile(example, README.name, "exec"), names)
+    again = names["model"]
+    assert again is not model and again.optimizer.ledger == model.optimizer.ledger
+    for weight, same in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, same)
+    assert keras.saving.load_model("digits.keras").optimizer.ledger.steps == 30

@@ -73,7 +73,7 @@ class Draws:
         """
         if self._shares.is_split:
             first, stop = self._range(self.run)
-            key = tf.constant(self._key(), tf.int64)
+            key = self._key()
             if self.run is not None:
                 self.run.begin_pass(self._name(), first)
             pairs = self._shares.steps(first, stop)
@@ -111,7 +111,7 @@ class Draws:
 
     def _one_pass(self):
         """Yields (key, step), as the data set is iterated over."""
-        key = self._key()
+        key = self._key().numpy()
         first, stop = self._range(self._bound or self.run)
         if self._bound is not None and not self._is_fresh:
             self._bound.begin_pass(self._name(), first)
@@ -136,8 +136,8 @@ class Draws:
         return tuple(noise.make_seed()) if self.run is None else self.run.draw_seed
 
     def _key(self):
-        """int64 array [2]."""
-        return noise.fold_in(tf.constant(self._source(), tf.int64), self._purpose).numpy()
+        """int64 tensor [2]."""
+        return noise.fold_in(tf.constant(self._source(), tf.int64), self._purpose)
 
     def _name(self):
         """What runs know the key by. Two sampling rates share draws, so the rate is no part."""

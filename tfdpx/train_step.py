@@ -314,7 +314,7 @@ def _of_declared_size(present, count, batch_size):
     XLA leaves assertions out: there, nothing of such a batch is taken.
     """
     fits = count <= batch_size
-    message = f"A batch is larger than the optimizer counts on: batch_size={batch_size}."
+    message = f"This batch is too large: the optimizer counts on batch_size={batch_size}."
     with tf.control_dependencies([tf.debugging.Assert(fits, [message, count])]):
         return present & fits
 

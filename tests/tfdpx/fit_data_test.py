@@ -20,12 +20,16 @@ def make(plan=PLAN, **arguments):
     return model
 
 
+def mixed_up(x, y, weights):
+    return (x + tf.roll(x, 1, 0)) / 2, y, weights
+
+
 def changed(how):
     batches = PLAN.batches(X, Y)
     return {
         "take and cache": lambda: batches.take(5).cache(),
         "cache": lambda: batches.cache(),
-        "mixup": lambda: batches.map(lambda x, y, w: ((x + tf.roll(x, 1, 0)) / 2, y, w)),
+        "mixup": lambda: batches.map(mixed_up),
         "prefetch": lambda: batches.prefetch(2),
         "repeat": lambda: batches.repeat(2),
         "first batch for ever": lambda: tf.data.Dataset.from_tensors(next(iter(batches))).repeat(),
