@@ -12,11 +12,11 @@ import itertools
 import secrets
 import weakref
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.run import value_of
 from tfdpx.run import variable as shared_variable
 
 _ROWS = 64
@@ -118,7 +118,7 @@ class Account:
     def synchronize(self):
         """Joins what was loaded, assigned, or spent by others, and writes the result down."""
         self._settle()
-        saved = _table(_numpy(self.facts), _numpy(self.steps))
+        saved = _table(value_of(self.facts), value_of(self.steps))
         # Own rows are known better here, and what was written holds nothing new.
         self._join({f: n for f, n in saved.items() if n > self._written.get(f, 0)}, own=False)
         others = itertools.chain.from_iterable(_accounts.get(id(v()), ()) for v in self._variables)
@@ -218,7 +218,3 @@ def _table(facts, steps):
                 )
             rows[fact] = max(updates, rows.get(fact, 0))
     return rows
-
-
-def _numpy(variable):
-    return keras.ops.convert_to_numpy(variable)

@@ -15,7 +15,7 @@ from tfdpx import fit_data, microbatch, replicas
 from tfdpx.account import Account
 from tfdpx.callback_checks import check_callbacks
 from tfdpx.per_example import ENGINES
-from tfdpx.run import Run, fresh_state
+from tfdpx.run import Run, fresh_state, value_of
 from tfdpx.train_step import PrivateGradient, private_train_step
 
 # Keras arguments that would change the mechanism, and what to use instead.
@@ -256,7 +256,7 @@ class _PrivateOptimizer:
         self.account.synchronize()
         super().save_own_variables(store)
         for name, variable in self._ledger_variables().items():
-            store[name] = keras.ops.convert_to_numpy(variable)
+            store[name] = value_of(variable)
 
     def load_own_variables(self, store):
         """Loads what Keras loads, joins the saved ledger, and begins a run with fresh noise."""

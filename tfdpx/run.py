@@ -9,7 +9,6 @@ state down. Numbers computed from the data without noise are kept here for the s
 import hashlib
 import secrets
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -119,7 +118,7 @@ class Run:
         self._used, self._pass = dict(state["used"]), None
 
     def _array(self, name):
-        return keras.ops.convert_to_numpy(self._held[name])
+        return value_of(self._held[name])
 
     def _settle(self):
         """Notes what the pass under way has used; draws that were only looked at are not used."""
@@ -163,6 +162,11 @@ def variable(value, dtype):
         trainable=False,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+
+
+def value_of(variable):
+    """The value of a `tf.Variable`, also of one with a copy on each replica, as a NumPy array."""
+    return tf.convert_to_tensor(variable).numpy()
 
 
 def _apart(use, seed):

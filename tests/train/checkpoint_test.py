@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdpx.train.checkpoint import Checkpoint
+from tfdpx.train.checkpoint import LastState, RunFolder
 from tfdpx.train.errors import UserError
 
 STEPS = 100
@@ -26,10 +26,14 @@ def fit(model, callbacks, epochs):
     )
 
 
-def begin(folder, settings=SETTINGS):
-    saved = Checkpoint(folder, STEPS, settings, resume=False)
-    saved.on_train_begin()
-    return saved
+def begin(workdir, settings=SETTINGS):
+    folder = RunFolder(workdir, settings, resume=False)
+    folder.begin()
+    return folder
+
+
+def last_state(workdir, steps=STEPS, resume=False):
+    return LastState(RunFolder(workdir, SETTINGS, resume), steps)
 
 
 def test_restores_weights_and_the_optimizers_state(tmp_path):
@@ -39,9 +43,9 @@ def test_restores_weights_and_the_optimizers_state(tmp_path):
             self.state = [v.numpy() for v in self.model.optimizer.variables]
 
     remember = Remember()
-    fit(make_model(), [Checkpoint(tmp_path, STEPS, SETTINGS, resume=False), remember], epochs=2)
+    fit(make_model(), [last_state(tmp_path), remember], epochs=2)
     restored = make_model()
-    Checkpoint(tmp_path, STEPS, SETTINGS, resume=True).restore(restored)
+    last_state(tmp_path, resume=True).restore(restored)
     assert int(restored.optimizer.iterations) == 4
     for variable, expected in zip(restored.weights, remember.weights, strict=True):
         np.testing.assert_array_equal(variable.numpy(), expected)
@@ -51,30 +55,30 @@ def test_restores_weights_and_the_optimizers_state(tmp_path):
 
 def test_resume_without_anything_saved_begins_anew(tmp_path):
     model = make_model()
-    Checkpoint(tmp_path, STEPS, SETTINGS, resume=True).restore(model)
+    last_state(tmp_path, resume=True).restore(model)
     assert int(model.optimizer.iterations) == 0
 
 
 def test_unfinished_run_is_not_overwritten_unasked(tmp_path):
     begin(tmp_path)
     with pytest.raises(UserError, match="--resume") as error:
-        Checkpoint(tmp_path, STEPS, SETTINGS, resume=False)
+        RunFolder(tmp_path, SETTINGS, resume=False)
     assert str(tmp_path) in str(error.value)
 
 
 def test_resume_with_other_settings_is_refused(tmp_path):
     begin(tmp_path)
     with pytest.raises(UserError, match="began with batch_size=512.*batch_size=256"):
-        Checkpoint(tmp_path, STEPS, {**SETTINGS, "batch_size": 256}, resume=True)
+        RunFolder(tmp_path, {**SETTINGS, "batch_size": 256}, resume=True)
 
 
 def test_resume_may_report_more_often(tmp_path):
     begin(tmp_path)
-    Checkpoint(tmp_path, STEPS, {**SETTINGS, "report_every": 1}, resume=True)
+    RunFolder(tmp_path, {**SETTINGS, "report_every": 1}, resume=True)
 
 
 def test_a_save_that_fails_leaves_the_last_one_whole(tmp_path, monkeypatch):
-    saved = Checkpoint(tmp_path, STEPS, SETTINGS, resume=False)
+    saved = last_state(tmp_path)
     model = make_model()
     fit(model, [saved], epochs=1)
 
@@ -86,22 +90,22 @@ def test_a_save_that_fails_leaves_the_last_one_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         fit(model, [saved], epochs=1)
     restored = make_model()
-    Checkpoint(tmp_path, STEPS, SETTINGS, resume=True).restore(restored)
+    last_state(tmp_path, resume=True).restore(restored)
     assert int(restored.optimizer.iterations) == 2
 
 
 def test_the_end_of_the_run_is_not_saved_since_nothing_would_be_left_to_resume(tmp_path):
-    fit(make_model(), [Checkpoint(tmp_path, 6, SETTINGS, resume=False)], epochs=3)
+    fit(make_model(), [last_state(tmp_path, 6)], epochs=3)
     restored = make_model()
-    Checkpoint(tmp_path, 6, SETTINGS, resume=True).restore(restored)
+    last_state(tmp_path, 6, resume=True).restore(restored)
     assert int(restored.optimizer.iterations) == 4
 
 
 def test_seeds_survive_a_resume_and_differ_between_runs_and_uses(tmp_path):
     first = begin(tmp_path).seeds
-    assert Checkpoint(tmp_path, STEPS, SETTINGS, resume=True).seeds == first
+    assert RunFolder(tmp_path, SETTINGS, resume=True).seeds == first
     (tmp_path / "other").mkdir()
-    other = Checkpoint(tmp_path / "other", STEPS, SETTINGS, resume=False).seeds
+    other = RunFolder(tmp_path / "other", SETTINGS, resume=False).seeds
     assert len({*first.values(), *other.values()}) == 6
     assert first["noise"].bit_length() > 64  # Too many to try out.
     assert first["initial_weights"] < 2**32
@@ -111,9 +115,7 @@ def test_given_seed_determines_all_seeds(tmp_path):
     seeds = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
-        seeds.append(
-            Checkpoint(tmp_path / name, STEPS, {**SETTINGS, "seed": seed}, resume=False).seeds
-        )
+        seeds.append(RunFolder(tmp_path / name, {**SETTINGS, "seed": seed}, resume=False).seeds)
     assert seeds[0] == seeds[1]
     assert not set(seeds[0].values()) & set(seeds[2].values())
 

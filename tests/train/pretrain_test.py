@@ -50,7 +50,7 @@ def test_interrupted_and_resumed_pretraining_equals_the_uninterrupted_one(
     class Killed(Exception):
         pass
 
-    save = checkpoint.Checkpoint.on_epoch_end
+    save = checkpoint.LastState.on_epoch_end
 
     def save_and_die(self, epoch, logs=None):
         save(self, epoch, logs)
@@ -59,7 +59,7 @@ def test_interrupted_and_resumed_pretraining_equals_the_uninterrupted_one(
 
     given = dict(SHORT, augment_padding=1)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(checkpoint.Checkpoint, "on_epoch_end", save_and_die)
+        patch.setattr(checkpoint.LastState, "on_epoch_end", save_and_die)
         run(pretrain, data_dir, tmp_path / "run", **given)
     run(pretrain, data_dir, tmp_path / "run", resume=True, **given)
     whole, resumed = (

@@ -168,7 +168,7 @@ def test_two_workers_train_like_one_and_only_the_chief_writes(single, tmp_path):
 def test_a_killed_worker_is_resumed_and_every_update_counts_once(killed, single, tmp_path):
     workdir = tmp_path / "run"
     started = workers(workdir, single[1])
-    wait_for(workdir / "checkpoint" / "latest.weights.h5", started)
+    wait_for(workdir / "checkpoint" / "run.json", started)
     started[killed].kill()
     _, errors = started[1 - killed].communicate(timeout=100)
     started[killed].communicate()
