@@ -174,7 +174,7 @@ def keras_fit_agrees_with_ours():
     wanted = None
     for strategy in strategies():
         model = make_model(strategy, lambda: optimizer(plan=plan, seed=1))
-        batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, start=model.optimizer.iterations)
+        batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
         history = model.fit(batches, callbacks=[tfdpx.PrivacyBudget(plan)], verbose=0).history
         assert "epsilon" in history, history  # And not epsilon_approximate.
         if wanted is None:
@@ -202,11 +202,13 @@ def what_would_void_the_guarantee_is_refused():
         return make_model(strategy, lambda: tfdpx.DPSGD(1.0, plan=plan, seed=1), **arguments)
 
     model = make()
-    batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, start=model.optimizer.iterations)
+    batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
     model.fit(batches, verbose=0)
     # Also once the step has been traced for `fit`.
     for each in (model, make()):
-        refused(UnfitForPrivacy, "count an example more than once", each.train_on_batch, x, y)
+        refused(
+            UnfitForPrivacy, "count an example more than once", each.train_on_batch, x[:20], y[:20]
+        )
     by_hand = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
     refused(UnfitForPrivacy, "tfdpx.distributed.fit", by_hand)
     of_steps = two.distribute_datasets_from_function(lambda _: plan.batches(x, y))
