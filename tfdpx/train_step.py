@@ -268,7 +268,6 @@ def _as_dict(totals):
 class _Prepared:
     """What is found out once for a model and the shapes of its batches."""
 
-    key: tuple
     engine: Callable
     fitting: microbatch.Fitting = dataclasses.field(default_factory=microbatch.Fitting)
 
@@ -281,15 +280,24 @@ def _prepare(optimizer, model, views, x, y, sample_weight):
         model.loss,
         tuple(id(v) for v in model.trainable_variables),
         tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
+        _examples_of_pass(optimizer, x),
     )
-    known = optimizer.prepared.get(model)
-    if known is None or known.key != key:
+    known = optimizer.prepared.setdefault(model, {}).get(key)
+    if known is None:
         if views.augment is not None:
-            checks.check_augment(views.augment, x)
-        checks.check_step(model, optimizer, rows, y, sample_weight, views.count)
+            checks.check_augment(views.augment, x, key[-1])
+        checks.check_step(model, optimizer, rows, y, sample_weight, views.count, key[-1])
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
-        known = optimizer.prepared[model] = _Prepared(key, engine)
+        known = optimizer.prepared[model][key] = _Prepared(engine)
     return known
+
+
+def _examples_of_pass(optimizer, x):
+    """Examples of one pass through the model, an int; the expected ones where none are known."""
+    count, size = Rows(x).count, optimizer.microbatch_size
+    if not isinstance(count, int):
+        count = -(-optimizer.batch_size // tf.distribute.get_strategy().num_replicas_in_sync)
+    return count if size in (None, microbatch.AUTO) else min(count, size)
 
 
 def _present(sample_weight, count):

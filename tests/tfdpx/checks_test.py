@@ -227,7 +227,7 @@ def test_the_checks_leave_no_trace():
     model.build(x.shape)
     before = [v.numpy() for v in model.variables]
     rows = tf.constant(x)
-    checks.check_step(model, model.optimizer, rows, tf.constant(y), None, 1)
+    checks.check_step(model, model.optimizer, rows, tf.constant(y), None, 1, 16)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
 

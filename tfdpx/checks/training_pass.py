@@ -1,0 +1,87 @@
+"""One forward pass and its backward pass over activations, of the size of a real one."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.rows import Rows, synthetic
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """What a pass gave; rows in the order of the first batch.
+
+    Attributes:
+        predictions: List of tensors [rows, ...], the model's outputs, masks and logits included.
+        outputs: List of lists of tensors [rows, ...], what each captured layer gave.
+        gradients: As `outputs`, the gradients there.
+    """
+
+    predictions: list
+    outputs: list
+    gradients: list
+
+
+class TrainingPass:
+    """What the private step runs on one pass, but for the rules: traced once, run on several data.
+
+    The gradients are those of random weights on the predictions. A loss is known row by row, so no
+    loss can hide what these show.
+
+    Args:
+        model: A built `keras.Model`.
+        engine: The engine whose recorder captures layers; one without gives predictions alone.
+        specs: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+        rows: Int.
+
+    Attributes:
+        graph: The `tf.Graph` that was traced.
+        added: List of layers that called `add_loss`.
+        layers: List of names of the captured layers, in the order of their calls.
+    """
+
+    def __init__(self, model, engine, specs, rows):
+        self._model = model
+        self._engine = engine
+        self._rows = Rows(specs)
+        self.layers = []
+        keras_hook.clear_added_losses(model)
+        made = Rows(synthetic(specs, rows, seed=0)).tensors
+        order = tf.TensorSpec([rows], tf.int32)
+        traced = tf.function(self._run, autograph=False).get_concrete_function(
+            [tf.TensorSpec(t.shape, t.dtype) for t in made], order
+        )
+        self.added = list(keras_hook.added_losses(model))
+        keras_hook.clear_added_losses(model)
+        self.graph = traced.graph
+        # A model that runs eagerly is looked at as it runs.
+        self._function = self._run if model.run_eagerly else traced
+
+    def __call__(self, batch):
+        """The `Captured` of a `made_up.Batch`."""
+        order = tf.constant(batch.order, tf.int32)
+        captured = self._function(Rows(batch.x).tensors, order)
+        back = np.argsort(batch.order)
+        return Captured(*tf.nest.map_structure(lambda t: tf.gather(t, back), captured))
+
+    def _run(self, tensors, order):
+        model, x = self._model, self._rows.pack(tensors)
+        if not hasattr(self._engine, "recorder"):
+            return Outputs(keras_hook.call_model(model, x)).tensors, [], []
+        recorder = self._engine.recorder()
+        with recorder.taping():
+            with keras_hook.recording(recorder):
+                predictions = Outputs(keras_hook.call_model(model, x))
+        targets = predictions.select(predictions.tensors)
+        gradients = recorder.gradients(targets, [_weights(t, order) for t in targets])
+        self.layers = [call.layer.name for call in recorder.calls]
+        return predictions.tensors, [call.outputs for call in recorder.calls], gradients
+
+
+def _weights(target, order):
+    """Normal random numbers like `target`; an example's stay with it in any order."""
+    drawn = tf.random.stateless_normal(tf.shape(target), [1, 2], dtype="float32")
+    return tf.cast(tf.gather(drawn, order), target.dtype)
