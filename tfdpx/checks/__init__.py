@@ -45,9 +45,10 @@ def check_step(model, optimizer, rows, y, sample_weight, views, examples):
             f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "
             "`trainable = True` on a layer and compile again."
         )
-    arguments = (model, optimizer, rows, y, sample_weight, min(views, 2), examples)
     # Two views show what sixteen do.
-    keras_hook.eagerly(_check_runs, *arguments)
+    keras_hook.eagerly(
+        _check_runs, model, optimizer, rows, y, sample_weight, min(views, 2), examples
+    )
 
 
 def _check_runs(model, optimizer, rows, y, sample_weight, views, examples):

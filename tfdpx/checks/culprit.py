@@ -7,7 +7,6 @@ from tfdpx.checks.closeness import close, same_rows
 from tfdpx.per_example.probe import restored
 from tfdpx.per_example.rows import Rows
 
-
 # Batches of other sizes and orders are rounded otherwise.
 _TOLERANCE = 1e-4
 

@@ -33,7 +33,7 @@ def check_loss(model, x, y, sample_weight, examples):
     half = examples // 2
     # A shift keeps equal predictions apart, as a head that starts at zero gives.
     changed = [_change_first(t, half) for t in tensors]
-    swapped = Rows(y).map(lambda t: tf.concat([tf.roll(t, 1, axis=0)[:half], t[half:]], axis=0))
+    swapped = Rows(y).map(lambda t: tf.concat([_other_targets(t[:half]), t[half:]], axis=0))
     first = _loss_gradient(model, x, y, predictions, tensors, sample_weight)
     second = _loss_gradient(model, x, swapped, predictions, changed, sample_weight)
     if not all(close(a[half:], b[half:]) for a, b in zip(first, second, strict=True)):
@@ -116,6 +116,13 @@ def _change_first(tensor, count):
         return tensor
     first = tf.reverse(tensor[:count], axis=[-1]) if tensor.shape.rank > 1 else tensor[:count]
     return tf.concat([first * 0.9 + 0.05, tensor[count:]], axis=0)
+
+
+def _other_targets(tensor):
+    """Valid targets of another sum: made-up ones lie in [0, 1]."""
+    if tensor.dtype in (tf.string, tf.bool):
+        return tf.reverse(tensor, axis=[0])
+    return tf.repeat(1 - tensor[:1], tf.shape(tensor)[0], axis=0)
 
 
 def _is_full_precision(model):

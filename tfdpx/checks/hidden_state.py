@@ -125,16 +125,16 @@ class _Found:
         known = {} if layer is None else _paths(layer)
         permitted = {id(handle) for v in allowed for handle in keras_hook.handles(v)}
         self.written, self.drawn, self.python = [], [], []
-        for operation, resources in _stateful(graph):
+        for name, operation, resources in _stateful(graph):
             if operation.type in _HARMLESS:
                 continue
             if "PyFunc" in operation.type:
-                self.python.append(operation.name)
+                self.python.append(name)
             elif operation.type.startswith(_RANDOM):
-                self.drawn.append(operation.name)
+                self.drawn.append(name)
             elif not resources or any(id(r) not in permitted for r in resources):
                 names = [known[id(r)] for r in resources if id(r) in known]
-                self.written.extend(names or [f"{operation.name} ({operation.type})"])
+                self.written.extend(names or [f"{name} ({operation.type})"])
 
     def demand_no_python(self, what):
         if self.python:
@@ -171,26 +171,26 @@ def _paths(model):
     }
 
 
-def _stateful(graph, outer=None):
-    """Pairs (operation, what its resource inputs are) of a graph and all functions it calls.
+def _stateful(graph, outer=None, path=""):
+    """Triples (name, operation, its resource inputs) of a graph and all functions that it calls.
 
     Args:
         graph: A `tf.Graph` of a function.
         outer: `{id of an input: resource}`; by default what the graph captured.
+        path: The operation that calls the function.
     """
     if outer is None:
         outer = {id(inner): captured for captured, inner in graph.captures}
     for operation in graph.get_operations():
-        if operation.type in ("Identity", "Switch"):
-            for tensor in operation.outputs:
-                outer[id(tensor)] = outer.get(id(operation.inputs[0]))
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
         functions = [body for _, body in liveness.called(operation)]
-        start = _CALLS.get(operation.type)
-        if functions and start is not None:
+        start, name = _CALLS.get(operation.type), f"{path}{operation.name}"
+        if operation.type == "Identity":
+            outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
+        elif functions and start is not None:
+            passed = [outer.get(id(t)) for t in operation.inputs[start:]]
             for body in functions:
-                passed = [outer.get(id(t)) for t in operation.inputs[start:]]
-                inner = dict(zip(map(id, body.inputs), passed, strict=False))
-                yield from _stateful(body, inner)
-        elif operation.op_def.is_stateful or (resources and operation.type != "Identity"):
-            yield operation, resources
+                inner = dict(zip(map(id, body.inputs), passed, strict=True))
+                yield from _stateful(body, inner, f"{name}/")
+        elif operation.op_def.is_stateful or resources:
+            yield name, operation, resources

@@ -26,12 +26,18 @@ class Batch:
         order: int [rows], the row of the first batch that stands at each place here.
         kept: bool [rows], in the order of the first batch: which rows are the same there and here.
         wide: bool [rows], in the order of the first batch: which rows the second and third share.
+        emphasis: float32 [rows], in the order of the first batch: how large a row's gradients are.
     """
 
     x: object
     order: np.ndarray
     kept: np.ndarray
     wide: np.ndarray
+    emphasis: np.ndarray
+
+    def places(self, rows):
+        """Int [n]: where `rows`, int [n] in the order of the first batch, stand in this one."""
+        return np.argsort(self.order)[rows]
 
 
 def batches(specs, examples, views, vocabulary, shuffled=True):
@@ -58,6 +64,7 @@ def batches(specs, examples, views, vocabulary, shuffled=True):
         small.append(first)
         large.append(np.where(stays, first, second))
         huge.append(np.where(stays, first, np.where(both, second, third)))
+    kept, wide = np.repeat(kept, views), np.repeat(wide, views)
     made = []
     for number, tensors in enumerate((small, large, huge)):
         order = np.arange(examples)
@@ -65,9 +72,12 @@ def batches(specs, examples, views, vocabulary, shuffled=True):
             order = generator.permutation(examples)
         order = (order[:, np.newaxis] * views + np.arange(views)).ravel()
         cast = [
-            _tensor(t[order], leaf.dtype) for t, leaf in zip(tensors, rows.tensors, strict=True)
+            _tensor(array[order], leaf.dtype)
+            for array, leaf in zip(tensors, rows.tensors, strict=True)
         ]
-        made.append(Batch(rows.pack(cast), order, np.repeat(kept, views), np.repeat(wide, views)))
+        others = np.where(wide, 10.0, 1000.0) if number == 2 else 10.0
+        emphasis = np.where(kept, 1.0, others if number else 1.0).astype("float32")
+        made.append(Batch(rows.pack(cast), order, kept, wide, emphasis))
     return made
 
 
@@ -78,11 +88,11 @@ def _values(generator, shape, dtype, vocabulary):
     if not dtype.is_floating:
         highest = 2 if dtype == tf.bool else min(vocabulary, 256 if dtype.size == 1 else vocabulary)
         highest = min(highest, 128) if dtype == tf.int8 else highest
-        alike = np.broadcast_to(generator.integers(0, highest, [1, *shape[1:]]), shape)
+        alike = np.broadcast_to(generator.integers(0, 2, [1, *shape[1:]]), shape)
         return [
-            _alternate(alike, generator.integers(0, highest, shape)),
-            highest - 1 - alike,
+            _alternate(alike, generator.integers(0, 2, shape)),
             generator.integers(0, highest, shape),
+            _alternate(highest - 1 - alike, generator.integers(0, highest, shape)),
         ]
     normal = generator.normal(size=shape)
     alike = generator.uniform(size=[1, *shape[1:]]) + 0.01 * generator.normal(size=shape)

@@ -1,7 +1,7 @@
 """Whether the examples of a pass keep apart, at its real size, forward and backward.
 
 What the private step clips for an example is formed from the inputs of each captured layer and from
-the gradients at its outputs. If these rows depend neither on other rows nor on their own place, then
+the gradients at its outputs. If these rows depend neither on other rows nor on their place, then
 neither does what the example contributes, and clipping bounds it. So they are compared between
 batches that share some examples and differ in others.
 """
@@ -62,12 +62,14 @@ def check_separation(model, engine, x, examples, views):
             one_pass = TrainingPass(model, engine, x, examples * views)
             if not still:
                 check_state(model, one_pass)
-            _compare_batches(model, one_pass, batches)
+            whole = _compare_batches(model, one_pass, batches)
     with keras_hook.still():
-        _compare_alone(model, batches[1])
+        _compare_alone(model, whole)
 
 
 def _compare_batches(model, one_pass, batches):
+    """Raises unless shared rows give the same in all batches; returns what the second gave."""
+
     def run(batch):
         # The same random numbers each time.
         with restored(keras_hook.seed_states(model)):
@@ -76,35 +78,32 @@ def _compare_batches(model, one_pass, batches):
     first, second, third = batches
     small = run(first)
     wide = run(second)
-    _demand_same(model, one_pass, (small, wide), (first, second), first.kept)
-    huge = run(third)
-    _demand_same(model, one_pass, (wide, huge), (second, third), first.kept | first.wide)
+    _demand_same(model, one_pass, small, wide, first.kept)
+    _demand_same(model, one_pass, wide, run(third), first.kept | first.wide)
     if model.run_eagerly:
         # Python may remember what it saw; a graph cannot.
-        _demand_same(model, one_pass, (small, run(first)), (first, first), first.kept)
-    finite = [tf.reduce_any(tf.math.is_finite(t)) for t in small.predictions if t.dtype.is_floating]
-    if not all(finite):
+        _demand_same(model, one_pass, small, run(first), first.kept)
+    floats = [t for t in small.predictions if t.dtype.is_floating]
+    if not all(tf.reduce_any(tf.math.is_finite(t)) for t in floats):
         warnings.warn(
             "It could not be checked that examples keep apart: on made-up data the model's outputs "
             "are not finite.",
             stacklevel=2,
         )
+    return wide
 
 
-def _demand_same(model, one_pass, captured, batches, rows):
-    """Raises unless both of `captured` agree in the `rows` that their two batches share."""
-    a, b = captured
-    rows = np.flatnonzero(rows)
+def _demand_same(model, one_pass, a, b, flags):
+    """Raises unless `a` and `b`, both `Captured`, agree in the rows that `flags` marks."""
+    places = [captured.batch.places(np.flatnonzero(flags)) for captured in (a, b)]
     forward = zip([*a.outputs, a.predictions], [*b.outputs, b.predictions], strict=True)
-    if not all(_same(each, rows, _FORWARD) for each in forward):
-        places = [np.argsort(batch.order)[rows] for batch in batches]
-        culprit = find_mixing_operation(model, *(batch.x for batch in batches), places)
+    if not all(_same(each, places, _FORWARD) for each in forward):
+        culprit = find_mixing_operation(model, a.batch.x, b.batch.x, places)
         raise UnfitForPrivacy(f"{culprit} makes the output for one example depend on {_ADVICE}")
-    reordered = (batches[0].order != batches[1].order).any()
+    reordered = (places[0] != places[1]).any()
     tolerance = _BACKWARD_REORDERED if reordered else _BACKWARD
-    pairs = list(zip(one_pass.layers, a.gradients, b.gradients, strict=True))
-    for name, *pair in reversed(pairs):
-        if not _same(pair, rows, tolerance):
+    for name, *pair in reversed(list(zip(one_pass.layers, a.gradients, b.gradients, strict=True))):
+        if not _same(pair, places, tolerance):
             raise UnfitForPrivacy(
                 f"Layer '{name}', or what follows it, makes the gradient at its output for one "
                 f"example depend on {_ADVICE} A custom gradient that scales or clips by the whole "
@@ -112,19 +111,22 @@ def _demand_same(model, one_pass, captured, batches, rows):
             )
 
 
-def _same(pair, rows, tolerance):
+def _same(pair, places, tolerance):
     return all(
-        a.shape == b.shape and same_rows(tf.gather(a, rows), tf.gather(b, rows), tolerance)
+        a.shape == b.shape
+        and same_rows(tf.gather(a, places[0]), tf.gather(b, places[1]), tolerance)
         for a, b in zip(*pair, strict=True)
     )
 
 
-def _compare_alone(model, batch):
-    """Raises unless single rows give what they gave in the whole batch."""
-    whole = Outputs(keras_hook.call_model(model, batch.x)).tensors
-    for row in (0, len(batch.order) // 2, len(batch.order) - 1):
-        one = Rows(batch.x).map(lambda t, row=row: t[row : row + 1])
+def _compare_alone(model, whole):
+    """Raises unless single rows give what they gave in the whole batch, a `Captured`."""
+    x, last = whole.batch.x, len(whole.batch.order) - 1
+    for row in (0, last // 2, last):
+        one = Rows(x).map(lambda t, row=row: t[row : row + 1])
         alone = Outputs(keras_hook.call_model(model, one)).tensors
-        if not all(close(w[row : row + 1], a) for w, a in zip(whole, alone, strict=True)):
-            culprit = find_mixing_operation(model, batch.x, one, ([row], [0]))
+        if not all(
+            close(w[row : row + 1], a) for w, a in zip(whole.predictions, alone, strict=True)
+        ):
+            culprit = find_mixing_operation(model, x, one, ([row], [0]))
             raise UnfitForPrivacy(f"{culprit} makes the output for one example depend on {_ADVICE}")

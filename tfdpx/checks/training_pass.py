@@ -2,24 +2,26 @@
 
 import dataclasses
 
-import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_hook
+from tfdpx.checks import made_up
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows, synthetic
 
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """What a pass gave; rows in the order of the first batch.
+    """What a pass gave, rows as they stood in its batch.
 
     Attributes:
+        batch: The `made_up.Batch`.
         predictions: List of tensors [rows, ...], the model's outputs, masks and logits included.
         outputs: List of lists of tensors [rows, ...], what each captured layer gave.
         gradients: As `outputs`, the gradients there.
     """
 
+    batch: made_up.Batch
     predictions: list
     outputs: list
     gradients: list
@@ -50,9 +52,9 @@ class TrainingPass:
         self.layers = []
         keras_hook.clear_added_losses(model)
         made = Rows(synthetic(specs, rows, seed=0)).tensors
-        order = tf.TensorSpec([rows], tf.int32)
+        order, emphasis = tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows], tf.float32)
         traced = tf.function(self._run, autograph=False).get_concrete_function(
-            [tf.TensorSpec(t.shape, t.dtype) for t in made], order
+            [tf.TensorSpec(t.shape, t.dtype) for t in made], order, emphasis
         )
         self.added = list(keras_hook.added_losses(model))
         keras_hook.clear_added_losses(model)
@@ -63,11 +65,10 @@ class TrainingPass:
     def __call__(self, batch):
         """The `Captured` of a `made_up.Batch`."""
         order = tf.constant(batch.order, tf.int32)
-        captured = self._function(Rows(batch.x).tensors, order)
-        back = np.argsort(batch.order)
-        return Captured(*tf.nest.map_structure(lambda t: tf.gather(t, back), captured))
+        emphasis = tf.constant(batch.emphasis, tf.float32)
+        return Captured(batch, *self._function(Rows(batch.x).tensors, order, emphasis))
 
-    def _run(self, tensors, order):
+    def _run(self, tensors, order, emphasis):
         model, x = self._model, self._rows.pack(tensors)
         if not hasattr(self._engine, "recorder"):
             return Outputs(keras_hook.call_model(model, x)).tensors, [], []
@@ -76,12 +77,14 @@ class TrainingPass:
             with keras_hook.recording(recorder):
                 predictions = Outputs(keras_hook.call_model(model, x))
         targets = predictions.select(predictions.tensors)
-        gradients = recorder.gradients(targets, [_weights(t, order) for t in targets])
+        weights = [_weights(t, order, emphasis) for t in targets]
+        gradients = recorder.gradients(targets, weights)
         self.layers = [call.layer.name for call in recorder.calls]
         return predictions.tensors, [call.outputs for call in recorder.calls], gradients
 
 
-def _weights(target, order):
+def _weights(target, order, emphasis):
     """Normal random numbers like `target`; an example's stay with it in any order."""
     drawn = tf.random.stateless_normal(tf.shape(target), [1, 2], dtype="float32")
+    drawn *= tf.reshape(emphasis, [-1] + [1] * (target.shape.rank - 1))
     return tf.cast(tf.gather(drawn, order), target.dtype)
