@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from tfdpx import keras_hook
+
 _HALVES = (tf.float16, tf.bfloat16)
 
 
@@ -39,3 +41,11 @@ def same_rows(a, b, tolerance):
     scale = tf.reduce_max(tf.where(finite, tf.abs(a), 0.0), axis=1, keepdims=True)
     near = tf.abs(a - b) <= tolerance * scale
     return bool(tf.reduce_all(tf.where(finite, near, ~tf.math.is_finite(b))))
+
+
+def is_full_precision(model):
+    """Whether no layer of `model` computes in 16 bits."""
+    return all(
+        layer.compute_dtype not in ("float16", "bfloat16")
+        for layer in keras_hook.flatten_layers(model)
+    )

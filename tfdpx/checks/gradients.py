@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_hook
-from tfdpx.checks.closeness import close
+from tfdpx.checks.closeness import close, is_full_precision
 from tfdpx.checks.errors import UnfitForPrivacy
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
@@ -72,7 +72,7 @@ def check_gradients(model, engine, x, y, sample_weight, views):
             stacklevel=2,
         )
         return
-    tolerance = 1e-3 if _is_full_precision(model) else 0.1
+    tolerance = 1e-3 if is_full_precision(model) else 0.1
     scale = tolerance * wanted[finite].max()
     if not np.allclose(norms[finite], wanted[finite], rtol=tolerance, atol=scale):
         raise UnfitForPrivacy(
@@ -123,10 +123,3 @@ def _other_targets(tensor):
     if tensor.dtype in (tf.string, tf.bool):
         return tf.reverse(tensor, axis=[0])
     return tf.repeat(1 - tensor[:1], tf.shape(tensor)[0], axis=0)
-
-
-def _is_full_precision(model):
-    return all(
-        layer.compute_dtype not in ("float16", "bfloat16")
-        for layer in keras_hook.flatten_layers(model)
-    )

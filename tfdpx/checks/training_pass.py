@@ -17,8 +17,9 @@ class Captured:
     Attributes:
         batch: The `made_up.Batch`.
         predictions: List of tensors [rows, ...], the model's outputs, masks and logits included.
-        outputs: List of lists of tensors [rows, ...], what each captured layer gave.
-        gradients: As `outputs`, the gradients there.
+        outputs: List of `fingerprint`s, float32 [rows, 3], of what each captured layer gave, one
+            a layer and tensor, and of the predictions.
+        gradients: As `outputs`, of the gradients there, without the predictions.
     """
 
     batch: made_up.Batch
@@ -71,7 +72,8 @@ class TrainingPass:
     def _run(self, tensors, order, emphasis):
         model, x = self._model, self._rows.pack(tensors)
         if not hasattr(self._engine, "recorder"):
-            return Outputs(keras_hook.call_model(model, x)).tensors, [], []
+            tensors = Outputs(keras_hook.call_model(model, x)).tensors
+            return tensors, [[fingerprint(t) for t in tensors]], []
         recorder = self._engine.recorder()
         with recorder.taping():
             with keras_hook.recording(recorder):
@@ -80,7 +82,22 @@ class TrainingPass:
         weights = [_weights(t, order, emphasis) for t in targets]
         gradients = recorder.gradients(targets, weights)
         self.layers = [call.layer.name for call in recorder.calls]
-        return predictions.tensors, [call.outputs for call in recorder.calls], gradients
+        outputs = [*(call.outputs for call in recorder.calls), predictions.tensors]
+        return predictions.tensors, *tf.nest.map_structure(fingerprint, (outputs, gradients))
+
+
+def fingerprint(tensor):
+    """float32 [rows, 3]: two random projections of each row, and its norm.
+
+    Rows that differ have other projections, and nothing large has to be kept.
+
+    Args:
+        tensor: Tensor [rows, ...]. What is not finite counts as one.
+    """
+    rows = tf.cast(tf.reshape(tensor, [tf.shape(tensor)[0], -1]), "float32")
+    rows = tf.where(tf.math.is_finite(rows), rows, 1.0)
+    directions = tf.random.stateless_normal([tf.shape(rows)[1], 2], [3, 4])
+    return tf.concat([rows @ directions, tf.norm(rows, axis=1, keepdims=True)], axis=1)
 
 
 def _weights(target, order, emphasis):
