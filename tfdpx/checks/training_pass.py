@@ -9,6 +9,9 @@ from tfdpx.checks import made_up
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows, synthetic
 
+# Of numbers that are squared and added up in single precision.
+_LARGEST = 1e15
+
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
@@ -17,8 +20,9 @@ class Captured:
     Attributes:
         batch: The `made_up.Batch`.
         predictions: List of tensors [rows, ...], the model's outputs, masks and logits included.
-        outputs: List of `fingerprint`s, float32 [rows, 3], of what each captured layer gave, one
-            a layer and tensor, and of the predictions.
+        outputs: List, one a captured layer and one of the predictions, of lists of fingerprints,
+            one a tensor: float32 [rows, 3], two random projections of each row and its norm. What
+            is not finite, or nearly, counts as one.
         gradients: As `outputs`, of the gradients there, without the predictions.
     """
 
@@ -51,6 +55,7 @@ class TrainingPass:
         self._engine = engine
         self._rows = Rows(specs)
         self.layers = []
+        self._directions = {}
         keras_hook.clear_added_losses(model)
         made = Rows(synthetic(specs, rows, seed=0)).tensors
         order, emphasis = tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows], tf.float32)
@@ -67,13 +72,29 @@ class TrainingPass:
         """The `Captured` of a `made_up.Batch`."""
         order = tf.constant(batch.order, tf.int32)
         emphasis = tf.constant(batch.emphasis, tf.float32)
-        return Captured(batch, *self._function(Rows(batch.x).tensors, order, emphasis))
+        predictions, *layers = self._function(Rows(batch.x).tensors, order, emphasis)
+        return Captured(batch, predictions, *tf.nest.map_structure(self._fingerprint, layers))
+
+    def _fingerprint(self, tensor):
+        """See `Captured`. In eager mode: in the graph it would cost more to trace than to run."""
+        rows = tf.cast(tf.reshape(tensor, [tf.shape(tensor)[0], -1]), "float32")
+        size = rows.shape[1]
+        if size not in self._directions:
+            self._directions[size] = tf.random.stateless_normal([size, 2], [3, 4])
+        parts = [rows @ self._directions[size], tf.norm(rows, axis=1, keepdims=True)]
+        made = tf.concat(parts, axis=1)
+        if tf.reduce_all(tf.math.is_finite(made)):
+            return made
+        finite = tf.math.is_finite(rows)
+        # Too large to square counts as infinite too.
+        finite &= tf.abs(rows) < _LARGEST
+        return self._fingerprint(tf.where(finite, rows, 1.0))
 
     def _run(self, tensors, order, emphasis):
         model, x = self._model, self._rows.pack(tensors)
         if not hasattr(self._engine, "recorder"):
             tensors = Outputs(keras_hook.call_model(model, x)).tensors
-            return tensors, [[fingerprint(t) for t in tensors]], []
+            return tensors, [tensors], []
         recorder = self._engine.recorder()
         with recorder.taping():
             with keras_hook.recording(recorder):
@@ -83,21 +104,7 @@ class TrainingPass:
         gradients = recorder.gradients(targets, weights)
         self.layers = [call.layer.name for call in recorder.calls]
         outputs = [*(call.outputs for call in recorder.calls), predictions.tensors]
-        return predictions.tensors, *tf.nest.map_structure(fingerprint, (outputs, gradients))
-
-
-def fingerprint(tensor):
-    """float32 [rows, 3]: two random projections of each row, and its norm.
-
-    Rows that differ have other projections, and nothing large has to be kept.
-
-    Args:
-        tensor: Tensor [rows, ...]. What is not finite counts as one.
-    """
-    rows = tf.cast(tf.reshape(tensor, [tf.shape(tensor)[0], -1]), "float32")
-    rows = tf.where(tf.math.is_finite(rows), rows, 1.0)
-    directions = tf.random.stateless_normal([tf.shape(rows)[1], 2], [3, 4])
-    return tf.concat([rows @ directions, tf.norm(rows, axis=1, keepdims=True)], axis=1)
+        return predictions.tensors, outputs, gradients
 
 
 def _weights(target, order, emphasis):
