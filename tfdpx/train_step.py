@@ -268,7 +268,9 @@ def _as_dict(totals):
 class _Prepared:
     """What is found out once for a model and the shapes of its batches."""
 
+    key: tuple
     engine: Callable
+    checked: set = dataclasses.field(default_factory=set)  # examples of a pass
     fitting: microbatch.Fitting = dataclasses.field(default_factory=microbatch.Fitting)
 
 
@@ -280,15 +282,18 @@ def _prepare(optimizer, model, views, x, y, sample_weight):
         model.loss,
         tuple(id(v) for v in model.trainable_variables),
         tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
-        _examples_of_pass(optimizer, x),
     )
-    known = optimizer.prepared.setdefault(model, {}).get(key)
-    if known is None:
+    size = _examples_of_pass(optimizer, x)
+    known = optimizer.prepared.get(model)
+    is_new = known is None or known.key != key
+    if is_new or size not in known.checked:
         if views.augment is not None:
-            checks.check_augment(views.augment, x, key[-1])
-        checks.check_step(model, optimizer, rows, y, sample_weight, views.count, key[-1])
+            checks.check_augment(views.augment, x, size)
+        checks.check_step(model, optimizer, rows, y, sample_weight, views.count, size)
+    if is_new:
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
-        known = optimizer.prepared[model][key] = _Prepared(engine)
+        known = optimizer.prepared[model] = _Prepared(key, engine)
+    known.checked.add(size)
     return known
 
 

@@ -76,12 +76,14 @@ def check_state_of_loss(model, x, y, sample_weight):
     def metrics():
         return keras_hook.compute_metrics(model, x, y, y_pred, sample_weight, None)
 
-    for what, function, allowed in (
-        ("The loss", loss, []),
-        ("`compute_metrics`", metrics, model.metrics_variables),
+    for what, function, allowed, harmless in (
+        ("The loss", loss, [], ()),
+        ("`compute_metrics`", metrics, model.metrics_variables, ("Collective",)),
     ):
         graph = tf.function(function, autograph=False).get_concrete_function().graph
-        _demand_none(_Found(graph, model, [*allowed, *keras_hook.seed_states(model)]), what)
+        allowed = [*allowed, *keras_hook.seed_states(model)]
+        # Reading a metric adds it up over the hosts.
+        _demand_none(_Found(graph, model, allowed, harmless), what)
 
 
 def _demand_none(found, what):
@@ -119,14 +121,15 @@ class _Found:
         graph: A `tf.Graph`.
         layer: The `keras.Layer` whose variables are known by name, or None.
         allowed: List of `keras.Variable`s that may be written.
+        harmless: Prefixes of the types of more operations that are no state.
     """
 
-    def __init__(self, graph, layer, allowed):
+    def __init__(self, graph, layer, allowed, harmless=()):
         known = {} if layer is None else _paths(layer)
         permitted = {id(handle) for v in allowed for handle in keras_hook.handles(v)}
         self.written, self.drawn, self.python = [], [], []
         for name, operation, resources in _stateful(graph):
-            if operation.type in _HARMLESS:
+            if operation.type in _HARMLESS or operation.type.startswith(harmless):
                 continue
             if "PyFunc" in operation.type:
                 self.python.append(name)
