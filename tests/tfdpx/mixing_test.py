@@ -140,6 +140,22 @@ def test_mixing_behind_zero_weights_is_refused():
     refused(small.model(layers=[layers.Dense(4), Branch(), zero]))
 
 
+class InOrder(layers.Layer):
+    """Runs a layer on the rows in sorted order: outputs keep apart, but not what is captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(4, "tanh")
+
+    def call(self, x):
+        order = tf.argsort(tf.reduce_sum(x, axis=1))
+        return tf.gather(self.inner(tf.gather(x, order)), tf.argsort(order))
+
+
+def test_rows_that_a_layer_sees_in_sorted_order_are_refused():
+    refused(small.model(layers=[layers.Dense(4), InOrder(), layers.Dense(3)]))
+
+
 def test_the_layer_that_mixes_is_named():
     for function, match in [
         (scaled_by_the_largest, "Layer 'the_culprit'"),
