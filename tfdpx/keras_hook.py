@@ -194,6 +194,42 @@ def seed_generators(layer):
     return list({id(g): g for g in found}.values())
 
 
+def seed_states(layer):
+    """The states of `seed_generators(layer)`, `keras.Variable`s."""
+    return [generator.state for generator in seed_generators(layer)]
+
+
+def handles(variable):
+    """The resources that hold a `keras.Variable`: one, or one a replica."""
+    value = variable.value
+    return [part.handle for part in getattr(value, "values", [value])]
+
+
+def own_training_methods(model):
+    """Names of the methods between `fit` and Keras' `train_step` that are not Keras' own.
+
+    Args:
+        model: A `keras.Model`; its class and the instance are looked at.
+    """
+    names = ("train_step", "make_train_function")
+    own = [
+        name
+        for name in names
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+    ]
+    # Keras keeps what it makes there; only a function of another module is somebody's own.
+    function = getattr(model, "train_function", None)
+    function = getattr(function, "python_function", function)
+    if function is not None and function.__module__ != keras.Model.make_train_function.__module__:
+        own.append("train_function")
+    return own
+
+
+def overwritten_with_gradients(layer):
+    """Names of the layer's own variables that Keras replaces by their gradient, as float8 has."""
+    return [v.name for v in layer._trainable_variables if v.overwrite_with_gradient]
+
+
 def added_losses(model):
     """`{layer: losses}` that calls have put there by `add_loss` or an activity regulariser."""
     return {part: own for part in flatten_layers(model) if (own := part._get_own_losses())}

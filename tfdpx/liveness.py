@@ -132,7 +132,7 @@ def _list_size(tensor):
     operation = tensor.op
     if operation.type not in _LOOPS:
         return 0
-    [body] = [b for name, b in _functions(operation) if name == "body"]
+    [body] = [b for name, b in called(operation) if name == "body"]
     last = body.outputs[tensor.value_index]
     while last.op.type in _ALIASES:
         last = last.op.inputs[0]
@@ -146,11 +146,11 @@ def _list_size(tensor):
 
 
 def _bodies(operation):
-    return [body for _, body in _functions(operation)]
+    return [body for _, body in called(operation)]
 
 
-def _functions(operation):
-    """Pairs (attribute, graph) of the functions that `operation` calls."""
+def called(operation):
+    """List of pairs (attribute, graph) of the functions that a `tf.Operation` calls."""
     found = []
     for name, attribute in operation.node_def.attr.items():
         for function in [attribute.func, *attribute.list.func]:

@@ -286,6 +286,7 @@ class _Prepared:
 
     key: tuple
     engine: Callable
+    checked: set = dataclasses.field(default_factory=set)  # examples of a pass
     fitting: microbatch.Fitting = dataclasses.field(default_factory=microbatch.Fitting)
 
 
@@ -298,13 +299,17 @@ def _prepare(optimizer, model, views, x, y, sample_weight):
         tuple(id(v) for v in model.trainable_variables),
         tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
     )
+    size = _examples_of_pass(optimizer, x)
     known = optimizer.prepared.get(model)
-    if known is None or known.key != key:
+    is_new = known is None or known.key != key
+    if is_new or size not in known.checked:
         if views.augment is not None:
-            checks.check_augment(views.augment, x)
-        checks.check_step(model, optimizer, rows, y, sample_weight, views.count)
+            checks.check_augment(views.augment, x, size)
+        checks.check_step(model, optimizer, rows, y, sample_weight, views.count, size)
+    if is_new:
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
         known = optimizer.prepared[model] = _Prepared(key, engine)
+    known.checked.add(size)
     return known
 
 
@@ -317,6 +322,14 @@ def _of_declared_size(present, count, batch_size):
     message = f"This batch is too large: the optimizer counts on batch_size={batch_size}."
     with tf.control_dependencies([tf.debugging.Assert(fits, [message, count])]):
         return present & fits
+
+
+def _examples_of_pass(optimizer, x):
+    """Examples of one pass through the model, an int; the expected ones where none are known."""
+    count, size = Rows(x).count, optimizer.microbatch_size
+    if not isinstance(count, int):
+        count = -(-optimizer.batch_size // tf.distribute.get_strategy().num_replicas_in_sync)
+    return count if size in (None, microbatch.AUTO) else min(count, size)
 
 
 def _present(sample_weight, count):

@@ -1,0 +1,99 @@
+"""What a model, its class or its instance declares, and what its layers are, is checked first."""
+
+import types
+
+import keras
+import pytest
+import small
+import tensorflow as tf
+
+from tfdpx import checks
+
+layers = keras.layers
+
+
+def refused(model, match):
+    with pytest.raises(checks.UnfitForPrivacy, match=match):
+        model.fit(*small.data(), verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+def mixed(x):
+    return 0.5 * (x + tf.reverse(x, [0]))
+
+
+def test_a_train_step_set_on_the_instance_is_refused():
+    model = small.model()
+    original = model.train_step
+    model.train_step = lambda data: original((mixed(data[0]), data[1]))
+    refused(model, "`train_step` of its own")
+
+
+def test_a_train_step_of_a_base_class_is_refused():
+    class Base:
+        def train_step(self, data):
+            return super().train_step((mixed(data[0]), data[1]))
+
+    class Derived(Base, keras.Sequential):
+        pass
+
+    model = small.model()
+    derived = Derived(model.layers)
+    derived.compile(optimizer=model.optimizer, loss=model.loss)
+    refused(derived, "`train_step` of its own")
+
+
+def test_a_train_function_set_on_the_instance_is_refused():
+    model = small.model()
+
+    def one_step(iterator):
+        x, y = next(iterator)
+        return model.train_step((mixed(x), y))
+
+    model.train_function = one_step
+    refused(model, "`train_function` of its own")
+
+
+def test_a_make_train_function_set_on_the_instance_is_refused():
+    model = small.model()
+    model.make_train_function = types.MethodType(
+        lambda self, force=False: keras.Model.make_train_function(self, force), model
+    )
+    refused(model, "`make_train_function` of its own")
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_spectral_normalization_is_refused_with_a_remedy_that_works(trainable):
+    wrapped = layers.SpectralNormalization(layers.Dense(4), trainable=trainable)
+    refused(
+        small.model(layers=[wrapped, layers.Dense(3)]),
+        "SpectralNormalization.*overwrites.*kernel_constraint",
+    )
+
+
+class UnitSpectralNorm(keras.constraints.Constraint):
+    """Divides a kernel by its largest singular value."""
+
+    def __call__(self, kernel):
+        return kernel / tf.linalg.svd(kernel, compute_uv=False)[0]
+
+
+def test_the_remedy_for_spectral_normalization_trains():
+    model = small.model(layers=[layers.Dense(4, kernel_constraint=UnitSpectralNorm())])
+    small.step(model, *small.data())
+    norm = tf.linalg.svd(model.layers[0].kernel, compute_uv=False)[0]
+    assert float(norm) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("policy", [False, True])
+def test_float8_layers_are_refused_by_name(policy):
+    if policy:
+        head = layers.Dense(3, dtype="float8_from_float32", name="head")
+        model = small.model(layers=[head])
+    else:
+        model = small.model(layers=[layers.Dense(3, name="head")])
+        model.build((None, 6))
+        optimizer, loss = model.optimizer, model.loss
+        model.quantize("float8")
+        model.compile(optimizer=optimizer, loss=loss)
+    refused(model, "'head'.*float8")

@@ -1,0 +1,268 @@
+"""Models whose examples mix only now and then, or only backwards, are refused before a step."""
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import checks
+from tfdpx.layers import SkipInit
+
+layers = keras.layers
+ROWS = 16
+
+
+class Between(layers.Layer):
+    """Applies a function of the whole batch."""
+
+    def __init__(self, function, **arguments):
+        super().__init__(**arguments)
+        self.function = function
+
+    def call(self, x, training=None):
+        return self.function(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def mean(x):
+    return tf.reduce_mean(x, axis=0, keepdims=True)
+
+
+def sorted_and_back(x):
+    """Keeps every row in its place, but what stands between the two sorts does not."""
+    order = tf.argsort(tf.reduce_sum(x, axis=1))
+    mixed = tf.gather(x, order)
+    mixed = mixed + 0.5 * tf.roll(mixed, 1, axis=0)
+    return tf.gather(mixed, tf.argsort(order))
+
+
+def scaled_by_the_largest(x):
+    return x / tf.maximum(1.0, tf.reduce_max(tf.abs(x)))
+
+
+def experts_with_capacity(x):
+    """Of the rows that prefer an expert, those beyond its capacity are dropped."""
+    router = tf.constant(np.random.default_rng(5).normal(size=(x.shape[1], 4)), x.dtype)
+    chosen = tf.one_hot(tf.argmax(x @ router, axis=1), 4)
+    place = tf.reduce_sum(tf.cumsum(chosen, axis=0) * chosen, axis=1)
+    capacity = tf.math.ceil(1.25 * tf.cast(tf.shape(x)[0], "float32") / 4)
+    return tf.where((place <= capacity)[:, tf.newaxis], x, 0.0)
+
+
+def switched_on(condition):
+    return lambda x: tf.cond(condition(x), lambda: x - mean(x), lambda: x)
+
+
+def rows_above(threshold):
+    """Only rows with a large value mix, and only among themselves."""
+
+    def apply(x):
+        large = tf.reduce_max(tf.abs(x), axis=1, keepdims=True) > threshold
+        among = tf.reduce_sum(tf.where(large, x, 0.0), axis=0, keepdims=True)
+        return tf.where(large, x + among, x)
+
+    return apply
+
+
+@tf.custom_gradient
+def clips_the_gradient_of_the_batch(x):
+    return tf.identity(x), lambda g: g / tf.maximum(1e-3, tf.linalg.global_norm([g]))
+
+
+def attention_over_the_batch(x):
+    return tf.nn.softmax(x @ tf.transpose(x)) @ x
+
+
+def by_position(x):
+    return x * (1.0 + tf.cast(tf.range(tf.shape(x)[0]), x.dtype)[:, tf.newaxis])
+
+
+def only_in_large_batches(x):
+    return x - mean(x) if x.shape[0] is None or x.shape[0] > 8 else x
+
+
+MIXES = {
+    "rows sorted and unsorted": sorted_and_back,
+    "divided by the largest": scaled_by_the_largest,
+    "experts with a capacity": experts_with_capacity,
+    "gradient clipped over the batch": clips_the_gradient_of_the_batch,
+    "large batches": only_in_large_batches,
+    "large batches, in the graph": switched_on(lambda x: tf.shape(x)[0] > 8),
+    "batch size modulo": switched_on(lambda x: tf.equal(tf.shape(x)[0] % 8, 0)),
+    "wide values": switched_on(lambda x: tf.reduce_max(x) > 10.0),
+    "wide rows among themselves": rows_above(50.0),
+    "very wide values": switched_on(lambda x: tf.reduce_max(x) > 1e4),
+    "small values": switched_on(lambda x: tf.reduce_max(tf.abs(x)) < 10.0),
+    "negative values": switched_on(lambda x: tf.reduce_min(x) < 0.0),
+    "attention over the batch": attention_over_the_batch,
+    "by position": by_position,
+    "neighbours": lambda x: x + tf.roll(x, 1, axis=0),
+    "weakly": lambda x: x + 1e-3 * mean(x),
+}
+
+
+def refused(model, x=None, y=None, match="other examples|place in the batch"):
+    given_x, given_y = small.data(ROWS)
+    with pytest.raises(checks.UnfitForPrivacy, match=match):
+        model.fit(given_x if x is None else x, given_y if y is None else y, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "hidden"])
+@pytest.mark.parametrize("name", MIXES)
+def test_mixing_is_refused(name, first):
+    mixing = [Between(MIXES[name])]
+    if first:
+        if name == "gradient clipped over the batch":
+            mixing = [layers.Dense(4), *mixing]
+        refused(small.model(layers=[*mixing, layers.Dense(3)]))
+    else:
+        refused(small.model(layers=[layers.Dense(4), *mixing, layers.Dense(3)]))
+
+
+class Branch(layers.Layer):
+    """`x + gain * (x - batch mean)`: a residual branch that starts at zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = SkipInit()
+
+    def call(self, x):
+        return x + self.gain(x - mean(x))
+
+
+def test_mixing_behind_zero_weights_is_refused():
+    zero = layers.Dense(3, kernel_initializer="zeros")
+    refused(small.model(layers=[layers.Dense(4), Branch(), zero]))
+
+
+class InOrder(layers.Layer):
+    """Runs a layer on the rows in sorted order: outputs keep apart, but not what is captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(4, "tanh")
+
+    def call(self, x):
+        order = tf.argsort(tf.reduce_sum(x, axis=1))
+        return tf.gather(self.inner(tf.gather(x, order)), tf.argsort(order))
+
+
+def test_rows_that_a_layer_sees_in_sorted_order_are_refused():
+    refused(small.model(layers=[layers.Dense(4), InOrder(), layers.Dense(3)]))
+
+
+def test_the_layer_that_mixes_is_named():
+    for function, match in [
+        (scaled_by_the_largest, "Layer 'the_culprit'"),
+        (clips_the_gradient_of_the_batch, "Layer 'before'"),
+    ]:
+        stack = [layers.Dense(4, name="before"), Between(function, name="the_culprit")]
+        refused(small.model(layers=[*stack, layers.Dense(3, name="behind")]), match=match)
+
+
+def test_mixing_in_training_of_a_random_layer_is_refused():
+    class Mixes(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seed_generator = keras.random.SeedGenerator(1)
+
+        def call(self, x, training=False):
+            return x - mean(x) if training and x.shape[0] and x.shape[0] > 8 else x
+
+    refused(small.model(layers=[layers.Dropout(0.1), Mixes(), layers.Dense(3)]))
+
+
+def test_a_patched_call_that_mixes_is_refused():
+    model = small.model()
+    dense = model.layers[0]
+    original = dense.call
+    dense.call = lambda x, **kwargs: original(x - mean(x), **kwargs)
+    refused(model)
+
+
+def test_mixing_in_the_call_of_the_model_is_refused():
+    class Mixes(keras.Sequential):
+        def call(self, x, training=None, mask=None):
+            return super().call(scaled_by_the_largest(x), training=training, mask=mask)
+
+    model = Mixes([layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(0.1, batch_size=ROWS, noise_multiplier=1.0), loss)
+    refused(model)
+
+
+def test_mixing_of_integers_of_a_larger_vocabulary_is_refused():
+    def largest_token(x):
+        rare = tf.cast(tf.reduce_max(x) > 5, x.dtype)
+        return tf.minimum(x + rare, 49)
+
+    tokens = np.random.default_rng(0).integers(0, 50, (ROWS, 4))
+    stack = [layers.Lambda(largest_token), layers.Embedding(50, 3), layers.Flatten()]
+    refused(small.model(layers=[*stack, layers.Dense(3)]), tokens)
+
+
+def test_a_pass_of_another_size_is_checked_again():
+    model = small.model(layers=[Between(only_in_large_batches), layers.Dense(3)])
+    x, y = small.data(ROWS)
+    model.run_eagerly = True
+    model.train_on_batch(x[:4], y[:4])
+    with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
+        model.train_on_batch(x, y)
+
+
+@pytest.mark.parametrize("size, mixes", [(None, True), (12, True), (8, False)])
+def test_the_size_of_a_microbatch_counts(size, mixes):
+    stack = [Between(only_in_large_batches), layers.Dense(3)]
+    model = small.model(layers=stack, microbatch_size=size)
+    if mixes:
+        refused(model)
+    else:
+        model.train_on_batch(*small.data(ROWS))
+
+
+class MixesLargeBatches(layers.Layer):
+    def call(self, x):
+        return tf.sort(x, axis=0) if x.shape[0] is None or x.shape[0] > 8 else x
+
+
+def test_an_augmentation_that_mixes_large_batches_is_refused():
+    x = np.random.default_rng(0).normal(size=(ROWS, 4, 4, 1)).astype("float32")
+    stack = [layers.Flatten(), layers.Dense(3)]
+    model = small.model(layers=stack, augment=MixesLargeBatches(), augmult=2)
+    refused(model, x, np.arange(ROWS) % 3, match="depend on another")
+
+
+def by_the_hardest(y, y_pred):
+    loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+    many = loss.shape[0] is None or loss.shape[0] > 8
+    return loss / tf.stop_gradient(tf.reduce_max(loss)) if many else loss
+
+
+def test_a_loss_that_mixes_large_batches_is_refused():
+    refused(small.model(loss=by_the_hardest), match="loss of one example depends")
+
+
+def test_a_model_that_mixes_nothing_in_spite_of_wide_data_trains():
+    stack = [layers.LayerNormalization(), layers.Dense(4), layers.GroupNormalization(2)]
+    model = small.model(layers=[*stack, layers.Dense(3, kernel_initializer="zeros")])
+    model.fit(*small.data(ROWS), verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_the_weights_come_back_bit_for_bit_also_after_a_refusal():
+    for stack in ([layers.Dense(4)], [layers.Dense(4), Between(sorted_and_back)]):
+        model = small.model(layers=[*stack, layers.Dropout(0.5), layers.Dense(3)])
+        x, y = (tf.constant(array) for array in small.data(ROWS))
+        model.build(x.shape)
+        before = [v.numpy() for v in model.variables]
+        try:
+            checks.check_step(model, model.optimizer, x, y, None, 1, ROWS)
+        except checks.UnfitForPrivacy:
+            assert len(stack) == 2
+        for variable, value in zip(model.variables, before, strict=True):
+            np.testing.assert_array_equal(variable, value)

@@ -1,0 +1,65 @@
+"""Whether an augmentation keeps examples apart."""
+
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.checks import made_up
+from tfdpx.checks.closeness import same_rows
+from tfdpx.checks.errors import UnfitForPrivacy
+from tfdpx.checks.hidden_state import check_state_of_augment
+from tfdpx.checks.separation import examples_of_pass
+from tfdpx.per_example.probe import restored
+
+# Random augmentations may mix other examples, or by little, in any one draw.
+_DRAWS = 6
+_TOLERANCE = 1e-4
+_VIEWS = 2
+
+
+def check_augment(augment, x, examples):
+    """Refuses an augmentation that mixes examples or keeps state.
+
+    Args:
+        augment: An object with `draw` and `apply`.
+        x: Nest of one tensor [B, ...]; only shape and dtype are read.
+        examples: Int, of one pass.
+
+    Raises:
+        UnfitForPrivacy: If a view of one example depends on another, or on what came before.
+    """
+    keras_hook.eagerly(_check_augment, augment, x, examples_of_pass(examples, _VIEWS))
+
+
+def _check_augment(augment, x, examples):
+    batches = made_up.batches(x, examples, 1, vocabulary=256, shuffled=False)
+    [small], [wide], [huge] = (tf.nest.flatten(batch.x) for batch in batches)
+    kept = batches[0].kept
+    variables = getattr(getattr(augment, "layer", None), "variables", [])
+    with restored(variables):
+        choices = augment.draw(examples, _VIEWS, tf.zeros([2], tf.int64))
+        if not check_state_of_augment(augment, lambda t: augment.apply(t, choices), small):
+            warnings.warn(
+                "The augmentation draws random numbers outside of any keras.random.SeedGenerator, "
+                "so it could not be checked that it keeps examples apart.",
+                stacklevel=2,
+            )
+            return
+        for draw in range(_DRAWS):
+            choices = augment.draw(examples, _VIEWS, tf.constant([0, draw], tf.int64))
+            before = [v.numpy() for v in variables]
+            views = []
+            for images in (small, wide, huge):
+                for variable, value in zip(variables, before, strict=True):
+                    variable.assign(value)
+                views.append(augment.apply(images, choices))
+            shared = [np.flatnonzero(flags) for flags in (kept, kept | batches[0].wide)]
+            for a, b, rows in zip(views, views[1:], shared, strict=False):
+                if not same_rows(tf.gather(a, rows), tf.gather(b, rows), _TOLERANCE):
+                    raise UnfitForPrivacy(
+                        f"The augmentation {augment.get_config()} makes the view of one example "
+                        "depend on another (as MixUp and CutMix do), so clipping each example "
+                        "bounds nothing. Use one that treats images one by one."
+                    )

@@ -1,0 +1,51 @@
+"""When two tensors count as equal."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import keras_hook
+
+_HALVES = (tf.float16, tf.bfloat16)
+
+
+def close(a, b):
+    """Whether `a` and `b` agree to what batches of different sizes round differently.
+
+    Args:
+        a: Eager tensor.
+        b: Eager tensor.
+    """
+    if not a.dtype.is_floating:
+        return np.array_equal(a, b)
+    a, b = np.asarray(tf.cast(a, "float64")), np.asarray(tf.cast(b, "float64"))
+    if a.shape != b.shape:
+        return False
+    scale = np.abs(b).max(initial=0.0, where=np.isfinite(b))
+    return np.allclose(a, b, rtol=1e-3, atol=1e-3 * (scale + 1e-6), equal_nan=True)
+
+
+def same_rows(a, b, tolerance):
+    """Whether `a` and `b` agree row by row, as the same kernel gives them on batches of one shape.
+
+    Args:
+        a: Eager tensor [rows, ...].
+        b: Eager tensor [rows, ...] of the same shape.
+        tolerance: Float, of single precision, relative to the largest entry of a row.
+    """
+    if not a.dtype.is_floating:
+        return bool(tf.reduce_all(a == b))
+    if a.dtype in _HALVES:
+        tolerance = max(tolerance, 2e-2)
+    a, b = (tf.reshape(tf.cast(t, "float32"), [tf.shape(t)[0], -1]) for t in (a, b))
+    finite = tf.math.is_finite(a)
+    scale = tf.reduce_max(tf.where(finite, tf.abs(a), 0.0), axis=1, keepdims=True)
+    near = tf.abs(a - b) <= tolerance * scale
+    return bool(tf.reduce_all(tf.where(finite, near, ~tf.math.is_finite(b))))
+
+
+def is_full_precision(model):
+    """Whether no layer of `model` computes in 16 bits."""
+    return all(
+        layer.compute_dtype not in ("float16", "bfloat16")
+        for layer in keras_hook.flatten_layers(model)
+    )

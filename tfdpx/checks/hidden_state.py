@@ -1,0 +1,199 @@
+"""State that a training pass changes, looked for in its graph: wherever it is kept, it is written.
+
+Keras' lists of variables miss a `tf.Variable`, an untracked `keras.Variable`, a metric, a table, a
+queue. All of them are written by a stateful operation, here or in a function, loop or branch.
+"""
+
+import tensorflow as tf
+
+from tfdpx import keras_hook, liveness
+from tfdpx.checks.errors import UnfitForPrivacy
+from tfdpx.per_example.losses import row_losses
+
+# Stateful operations that neither keep anything of a batch nor draw random numbers.
+_HARMLESS = frozenset(
+    "Assert DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 Print PrintV2 ReadVariableOp "
+    "ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp VariableShape "
+    # Their state is a mask of dropout, or a buffer that the backward pass reads.
+    "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
+    "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
+)
+# Where the inputs of a called function start among those of the operation; others are not followed.
+_CALLS = {
+    **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
+    **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
+}
+_RANDOM = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "Rng",
+    "StatefulRandom",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "TruncatedNormal",
+)
+
+
+def check_state(model, one_pass):
+    """Refuses a training pass that changes state, draws unseen random numbers or adds losses.
+
+    Args:
+        model: A built `keras.Model`.
+        one_pass: `TrainingPass`.
+
+    Raises:
+        UnfitForPrivacy: With the variables, or the operations where it is none of the model's.
+    """
+    allowed = keras_hook.seed_states(model)
+    _demand_none(_Found(one_pass.graph, model, allowed), f"The training pass of '{model.name}'")
+    if one_pass.added:
+        names = [layer.name for layer in one_pass.added]
+        raise UnfitForPrivacy(
+            f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put a "
+            "loss on weights into a `kernel_regularizer`, one on data into `compile(loss=...)`."
+        )
+
+
+def check_state_of_loss(model, x, y, sample_weight):
+    """Refuses a loss, or metrics, that change state other than metrics' own.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        x: Nest of eager tensors [rows, ...].
+        y: As `x`, or None.
+        sample_weight: As `x`, or None.
+
+    Raises:
+        UnfitForPrivacy: With the variables or operations.
+    """
+    y_pred = keras_hook.call_model(model, x)
+
+    def loss():
+        return row_losses(model, x, y, y_pred, sample_weight).losses
+
+    def metrics():
+        return keras_hook.compute_metrics(model, x, y, y_pred, sample_weight, None)
+
+    for what, function, allowed, harmless in (
+        ("The loss", loss, [], ()),
+        ("`compute_metrics`", metrics, model.metrics_variables, ("Collective",)),
+    ):
+        graph = tf.function(function, autograph=False).get_concrete_function().graph
+        allowed = [*allowed, *keras_hook.seed_states(model)]
+        # Reading a metric adds it up over the hosts.
+        _demand_none(_Found(graph, model, allowed, harmless), what)
+
+
+def _demand_none(found, what):
+    found.demand_no_python(what)
+    found.demand_no_draws(what)
+    found.demand_no_writes(what)
+
+
+def check_state_of_augment(augment, apply, images):
+    """Refuses an augmentation that changes state other than that of seed generators.
+
+    Args:
+        augment: An object with `draw` and `apply`.
+        apply: Function of images.
+        images: Eager tensor [B, ...].
+
+    Returns:
+        Bool, whether it draws its random numbers from seed generators alone.
+
+    Raises:
+        UnfitForPrivacy: With the operations.
+    """
+    layer = getattr(augment, "layer", None)
+    graph = tf.function(apply, autograph=False).get_concrete_function(images).graph
+    found = _Found(graph, layer, [] if layer is None else keras_hook.seed_states(layer))
+    found.demand_no_python("The augmentation")
+    found.demand_no_writes("The augmentation")
+    return not found.drawn
+
+
+class _Found:
+    """Names of operations of a graph that keep something, draw random numbers or run Python.
+
+    Args:
+        graph: A `tf.Graph`.
+        layer: The `keras.Layer` whose variables are known by name, or None.
+        allowed: List of `keras.Variable`s that may be written.
+        harmless: Prefixes of the types of more operations that are no state.
+    """
+
+    def __init__(self, graph, layer, allowed, harmless=()):
+        known = {} if layer is None else _paths(layer)
+        permitted = {id(handle) for v in allowed for handle in keras_hook.handles(v)}
+        self.written, self.drawn, self.python = [], [], []
+        for name, operation, resources in _stateful(graph):
+            if operation.type in _HARMLESS or operation.type.startswith(harmless):
+                continue
+            if "PyFunc" in operation.type:
+                self.python.append(name)
+            elif operation.type.startswith(_RANDOM):
+                self.drawn.append(name)
+            elif not resources or any(id(r) not in permitted for r in resources):
+                names = [known[id(r)] for r in resources if id(r) in known]
+                self.written.extend(names or [f"{name} ({operation.type})"])
+
+    def demand_no_python(self, what):
+        if self.python:
+            raise UnfitForPrivacy(
+                f"{what} runs Python inside the graph: {self.python}. What that keeps or mixes "
+                "cannot be checked. Write it with TensorFlow's or Keras' operations."
+            )
+
+    def demand_no_draws(self, what):
+        if self.drawn:
+            raise UnfitForPrivacy(
+                f"{what} draws random numbers outside of any keras.random.SeedGenerator: "
+                f"{self.drawn}. So it cannot be checked that examples do not mix. Give random "
+                "layers an attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' "
+                "own have, and draw from that."
+            )
+
+    def demand_no_writes(self, what):
+        if self.written:
+            raise UnfitForPrivacy(
+                f"{what} changes state: {sorted(set(self.written))}. What it takes from the data "
+                "would stay without noise. Do not assign to variables, metrics, tables or queues "
+                "in training, and replace layers that do (BatchNormalization: "
+                "`tfdpx.layers.replace_batch_norm(model)`)."
+            )
+
+
+def _paths(model):
+    """`{id of a resource: path}` of everything that Keras knows of."""
+    return {
+        id(handle): v.path
+        for v in [*model.variables, *model.metrics_variables]
+        for handle in keras_hook.handles(v)
+    }
+
+
+def _stateful(graph, outer=None, path=""):
+    """Triples (name, operation, its resource inputs) of a graph and all functions that it calls.
+
+    Args:
+        graph: A `tf.Graph` of a function.
+        outer: `{id of an input: resource}`; by default what the graph captured.
+        path: The operation that calls the function.
+    """
+    if outer is None:
+        outer = {id(inner): captured for captured, inner in graph.captures}
+    for operation in graph.get_operations():
+        resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
+        functions = [body for _, body in liveness.called(operation)]
+        start, name = _CALLS.get(operation.type), f"{path}{operation.name}"
+        if operation.type == "Identity":
+            outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
+        elif functions and start is not None:
+            passed = [outer.get(id(t)) for t in operation.inputs[start:]]
+            for body in functions:
+                inner = dict(zip(map(id, body.inputs), passed, strict=True))
+                yield from _stateful(body, inner, f"{name}/")
+        elif operation.op_def.is_stateful or resources:
+            yield name, operation, resources

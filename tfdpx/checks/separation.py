@@ -1,0 +1,142 @@
+"""Whether the examples of a pass keep apart, at its real size, forward and backward.
+
+What the private step clips for an example is formed from the inputs of each captured layer and from
+the gradients at its outputs. If these rows depend neither on other rows nor on their place, then
+neither does what the example contributes, and clipping bounds it. So they are compared between
+batches that share some examples and differ in others.
+"""
+
+import contextlib
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.checks import made_up
+from tfdpx.checks.closeness import close, is_full_precision
+from tfdpx.checks.culprit import find_mixing_operation
+from tfdpx.checks.errors import UnfitForPrivacy
+from tfdpx.checks.hidden_state import check_state
+from tfdpx.checks.training_pass import TrainingPass
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.probe import restored
+from tfdpx.per_example.rows import Rows
+
+# The fewest examples that show anything, and the most rows that are made up for a huge pass.
+_FEWEST, _MOST_ROWS = 4, 512
+# Relative to a row's size. Batches in another order may be rounded otherwise, and rounding turns
+# single gradients of ReLU on or off.
+_FORWARD, _BACKWARD, _BACKWARD_REORDERED, _HALF = 1e-4, 1e-3, 2e-2, 5e-2
+_ADVICE = (
+    "the other examples of the batch or on its place in the batch, so clipping each example bounds "
+    "nothing. Use layers that treat examples one by one (GroupNorm or LayerNormalization in place "
+    "of batch statistics)."
+)
+
+
+def examples_of_pass(examples, views):
+    """How many examples are made up for a pass of `examples` with `views` rows each."""
+    return max(min(examples, _MOST_ROWS // views), _FEWEST)
+
+
+def check_separation(model, engine, x, examples, views):
+    """Refuses a model in which what an example gives depends on others, or that keeps hidden state.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        engine: The per-example engine.
+        x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+        examples: Int, of a pass.
+        views: Int, rows an example.
+
+    Raises:
+        UnfitForPrivacy: With the layer, where it can be told.
+    """
+    vocabulary = made_up.vocabulary(lambda batch: keras_hook.call_model(model, batch), x)
+    random = bool(keras_hook.seed_generators(model))
+    for still in (False, True) if random else (False,):
+        # Random layers draw by place: the examples are reordered only where they hold still.
+        batches = made_up.batches(x, examples, views, vocabulary, shuffled=still or not random)
+        with keras_hook.still() if still else contextlib.nullcontext():
+            one_pass = TrainingPass(model, engine, x, examples * views)
+            if not still:
+                check_state(model, one_pass)
+            whole = _compare_batches(model, one_pass, batches)
+    with keras_hook.still():
+        _compare_alone(model, whole)
+
+
+def _compare_batches(model, one_pass, batches):
+    """Raises unless shared rows give the same in all batches; returns what the second gave."""
+
+    def run(batch):
+        # The same random numbers each time.
+        with restored(keras_hook.seed_states(model)):
+            return one_pass(batch)
+
+    first, second, third = batches
+    small = run(first)
+    wide = run(second)
+    _demand_same(model, one_pass, small, wide, first.kept)
+    _demand_same(model, one_pass, wide, run(third), first.kept | first.wide)
+    if model.run_eagerly:
+        # Python may remember what it saw; a graph cannot.
+        _demand_same(model, one_pass, small, run(first), first.kept)
+    floats = [t for t in small.predictions if t.dtype.is_floating]
+    if not all(tf.reduce_any(tf.math.is_finite(t)) for t in floats):
+        warnings.warn(
+            "It could not be checked that examples keep apart: on made-up data the model's outputs "
+            "are not finite.",
+            stacklevel=2,
+        )
+    return wide
+
+
+def _demand_same(model, one_pass, a, b, flags):
+    """Raises unless `a` and `b`, both `Captured`, agree in the rows that `flags` marks."""
+    places = [captured.batch.places(np.flatnonzero(flags)) for captured in (a, b)]
+    if not all(
+        _same(each, places, _tolerance(model, _FORWARD))
+        for each in zip(a.outputs, b.outputs, strict=True)
+    ):
+        culprit = find_mixing_operation(model, a.batch.x, b.batch.x, places)
+        raise UnfitForPrivacy(f"{culprit} makes the output for one example depend on {_ADVICE}")
+    reordered = (places[0] != places[1]).any()
+    tolerance = _BACKWARD_REORDERED if reordered else _BACKWARD
+    for name, *pair in reversed(list(zip(one_pass.layers, a.gradients, b.gradients, strict=True))):
+        if not _same(pair, places, _tolerance(model, tolerance)):
+            raise UnfitForPrivacy(
+                f"Layer '{name}', or what follows it, makes the gradient at its output for one "
+                f"example depend on {_ADVICE} A custom gradient that scales or clips by the whole "
+                "batch has to do so example by example."
+            )
+
+
+def _same(pair, places, tolerance):
+    """Whether two lists of fingerprints agree in rows that stand at two lists of places."""
+    for a, b in zip(*pair, strict=True):
+        if a.shape != b.shape:
+            return False
+        a, b = tf.gather(a, places[0]), tf.gather(b, places[1])
+        scale = tf.reduce_max(tf.abs(a), axis=1, keepdims=True)
+        if not tf.reduce_all(tf.abs(a - b) <= tolerance * scale):
+            return False
+    return True
+
+
+def _tolerance(model, single):
+    return single if is_full_precision(model) else max(single, _HALF)
+
+
+def _compare_alone(model, whole):
+    """Raises unless single rows give what they gave in the whole batch, a `Captured`."""
+    x, last = whole.batch.x, len(whole.batch.order) - 1
+    for row in (0, last // 2, last):
+        one = Rows(x).map(lambda t, row=row: t[row : row + 1])
+        alone = Outputs(keras_hook.call_model(model, one)).tensors
+        if not all(
+            close(w[row : row + 1], a) for w, a in zip(whole.predictions, alone, strict=True)
+        ):
+            culprit = find_mixing_operation(model, x, one, ([row], [0]))
+            raise UnfitForPrivacy(f"{culprit} makes the output for one example depend on {_ADVICE}")

@@ -1,0 +1,114 @@
+"""One forward pass and its backward pass over activations, of the size of a real one."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdpx import keras_hook
+from tfdpx.checks import made_up
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.rows import Rows, synthetic
+
+# Of numbers that are squared and added up in single precision.
+_LARGEST = 1e15
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """What a pass gave, rows as they stood in its batch.
+
+    Attributes:
+        batch: The `made_up.Batch`.
+        predictions: List of tensors [rows, ...], the model's outputs, masks and logits included.
+        outputs: List, one a captured layer and one of the predictions, of lists of fingerprints,
+            one a tensor: float32 [rows, 3], two random projections of each row and its norm. What
+            is not finite, or nearly, counts as one.
+        gradients: As `outputs`, of the gradients there, without the predictions.
+    """
+
+    batch: made_up.Batch
+    predictions: list
+    outputs: list
+    gradients: list
+
+
+class TrainingPass:
+    """What the private step runs on one pass, but for the rules: traced once, run on several data.
+
+    The gradients are those of random weights on the predictions. A loss is known row by row, so no
+    loss can hide what these show.
+
+    Args:
+        model: A built `keras.Model`.
+        engine: The engine whose recorder captures layers; one without gives predictions alone.
+        specs: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+        rows: Int.
+
+    Attributes:
+        graph: The `tf.Graph` that was traced.
+        added: List of layers that called `add_loss`.
+        layers: List of names of the captured layers, in the order of their calls.
+    """
+
+    def __init__(self, model, engine, specs, rows):
+        self._model = model
+        self._engine = engine
+        self._rows = Rows(specs)
+        self.layers = []
+        self._directions = {}
+        keras_hook.clear_added_losses(model)
+        made = Rows(synthetic(specs, rows, seed=0)).tensors
+        order, emphasis = tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows], tf.float32)
+        traced = tf.function(self._run, autograph=False).get_concrete_function(
+            [tf.TensorSpec(t.shape, t.dtype) for t in made], order, emphasis
+        )
+        self.added = list(keras_hook.added_losses(model))
+        keras_hook.clear_added_losses(model)
+        self.graph = traced.graph
+        # A model that runs eagerly is looked at as it runs.
+        self._function = self._run if model.run_eagerly else traced
+
+    def __call__(self, batch):
+        """The `Captured` of a `made_up.Batch`."""
+        order = tf.constant(batch.order, tf.int32)
+        emphasis = tf.constant(batch.emphasis, tf.float32)
+        predictions, *layers = self._function(Rows(batch.x).tensors, order, emphasis)
+        return Captured(batch, predictions, *tf.nest.map_structure(self._fingerprint, layers))
+
+    def _fingerprint(self, tensor):
+        """See `Captured`. In eager mode: in the graph it would cost more to trace than to run."""
+        rows = tf.cast(tf.reshape(tensor, [tf.shape(tensor)[0], -1]), "float32")
+        size = rows.shape[1]
+        if size not in self._directions:
+            self._directions[size] = tf.random.stateless_normal([size, 2], [3, 4])
+        parts = [rows @ self._directions[size], tf.norm(rows, axis=1, keepdims=True)]
+        made = tf.concat(parts, axis=1)
+        if tf.reduce_all(tf.math.is_finite(made)):
+            return made
+        finite = tf.math.is_finite(rows)
+        # Too large to square counts as infinite too.
+        finite &= tf.abs(rows) < _LARGEST
+        return self._fingerprint(tf.where(finite, rows, 1.0))
+
+    def _run(self, tensors, order, emphasis):
+        model, x = self._model, self._rows.pack(tensors)
+        if not hasattr(self._engine, "recorder"):
+            tensors = Outputs(keras_hook.call_model(model, x)).tensors
+            return tensors, [tensors], []
+        recorder = self._engine.recorder()
+        with recorder.taping():
+            with keras_hook.recording(recorder):
+                predictions = Outputs(keras_hook.call_model(model, x))
+        targets = predictions.select(predictions.tensors)
+        weights = [_weights(t, order, emphasis) for t in targets]
+        gradients = recorder.gradients(targets, weights)
+        self.layers = [call.layer.name for call in recorder.calls]
+        outputs = [*(call.outputs for call in recorder.calls), predictions.tensors]
+        return predictions.tensors, outputs, gradients
+
+
+def _weights(target, order, emphasis):
+    """Normal random numbers like `target`; an example's stay with it in any order."""
+    drawn = tf.random.stateless_normal(tf.shape(target), [1, 2], dtype="float32")
+    drawn *= tf.reshape(emphasis, [-1] + [1] * (target.shape.rank - 1))
+    return tf.cast(tf.gather(drawn, order), target.dtype)
