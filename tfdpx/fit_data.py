@@ -163,7 +163,7 @@ def _check_size(optimizer, rows, exactly=True):
 
 
 def _guess_probability(optimizer, data):
-    """The probability that an example is in a batch; None where nobody said how many there are."""
+    """The probability that an example is in a batch; None if their number is unknown."""
     if optimizer.plan is not None:
         return optimizer.plan.sampling_probability
     count = _length(data)

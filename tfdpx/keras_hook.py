@@ -144,7 +144,7 @@ def recording(recorder):
 
 @contextlib.contextmanager
 def still():
-    """Within it, layers that hold a seed generator (dropout and its kin) run in inference mode.
+    """Within it, layers that hold a seed generator (such as dropout) run in inference mode.
 
     For comparing one forward pass with another.
     """

@@ -27,7 +27,7 @@ _REFUSED = {
     "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
 }
 
-_DOC = """{name} with per-example clipping and Gaussian noise (DP-SGD and its kin).
+_DOC = """{name} with per-example clipping and Gaussian noise (DP-SGD).
 
     A drop-in for `keras.optimizers.{name}` in `model.compile(optimizer=...)`. The gradient that
     {name} receives is Eq. 4 of De et al. 2022 (arXiv:2204.13650),

@@ -1,7 +1,7 @@
 """Batches by true Poisson sampling, and shuffled ones, of fixed shapes and resumable at any step.
 
 Accounting multiplies the privacy loss of a step by what sampling takes off it (amplification by
-sampling). That holds only while nobody but the trainer knows which examples a step drew: whoever
+sampling). That holds only while the trainer alone knows which examples a step drew: whoever
 knows the seed can replay every draw and meets the loss of an unsampled Gaussian. So the seed comes
 from the operating system unless given; give one for experiments, and keep it as secret as the data.
 

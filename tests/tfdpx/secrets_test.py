@@ -101,7 +101,7 @@ def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
 
 
 def noise_of_one_update(model):
-    """The change of the weights by an update of nobody: noise alone."""
+    """The change of the weights by an update without examples: noise alone."""
     x, y = small.data(20)
     before = small.weights(model)
     model.train_on_batch(x, y, sample_weight=np.zeros(20, "float32"))

@@ -190,7 +190,7 @@ class PrivacyPlan:
 
         Args:
             x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. Or a
-                `tfdpx.RandomAccess`, for examples read as they are drawn, which goes alone.
+                `tfdpx.RandomAccess`, for examples read as they are drawn; it holds the targets too.
             y: Like `x`, or None.
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
