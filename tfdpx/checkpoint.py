@@ -211,7 +211,8 @@ def identity(model, data):
             "must be given `plan.batches(x, y, optimizer=model.optimizer)` as it is."
         )
     settings = optimizer.get_config()
-    settings["learning_rate"] = optimizer.first_learning_rate
+    if optimizer.first_learning_rate is not None:
+        settings["learning_rate"] = optimizer.first_learning_rate
     planned = settings.pop("plan")
     del settings["name"]  # Keras numbers them.
     found = {

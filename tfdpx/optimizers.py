@@ -132,7 +132,9 @@ class _PrivateOptimizer:
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
         super().__init__(*args, **kwargs)
-        self.first_learning_rate = super().get_config()["learning_rate"]
+        # A number may be assigned anew; a schedule stays.
+        given = args[0] if args else kwargs.get("learning_rate")
+        self.first_learning_rate = given if _is_number(given) else None
         batch_size = _agree("batch_size", batch_size, plan)
         noise_multiplier = _agree("noise_multiplier", noise_multiplier, plan)
         _check_count("batch_size", batch_size)

@@ -24,7 +24,7 @@ class LayerwiseEngine:
         choices: The `LayerChoice` of each layer, from the last call.
 
     Raises:
-        UnexplainedVariables: If the gradient of a trainable variable cannot be inferred for each example.
+        UnexplainedVariables: If the gradient of a trainable variable is not known by example.
     """
 
     def __init__(self, model, x, views):
