@@ -14,9 +14,10 @@ from tfdpx import augment as augment_module
 from tfdpx import fit_data, microbatch, replicas
 from tfdpx.account import Account
 from tfdpx.callback_checks import check_callbacks
+from tfdpx.mechanism import PrivateGradient
 from tfdpx.per_example import ENGINES
 from tfdpx.run import Run, fresh_state, value_of
-from tfdpx.train_step import PrivateGradient, private_train_step
+from tfdpx.train_step import private_train_step
 
 # Keras arguments that would change the mechanism, and what to use instead.
 _REFUSED = {

@@ -1,49 +1,26 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
-Views, microbatches, per-example clipping, one all-reduce, noise once, and the update of Eq. 4:
-
-    g = 1/B * sum_i clip_C(1/K * sum_j grad l_ij) / C + sigma/B * xi,    xi ~ N(0, I)
-
-Guarantee: adding or removing one example changes the sum before the noise by at most 1 in l2 norm
-(each term is `clip_C(.)/C`), while B is the declared batch size, a constant. So the update is one
-application of the Gaussian mechanism of noise multiplier sigma.
+The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
+checked once (`views`, `checks`); each pass makes K views of its examples (`views`), their gradients
+(`per_example`) and clipped sums (`mechanism`); the sums are added over passes and replicas
+(`replicas`); noise is added once (`mechanism`, `noise`), keyed and counted (`run`, `account`); and
+the Keras optimizer applies the result.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, inputs, keras_hook, microbatch, noise, replicas
+from tfdpx import checks, inputs, keras_hook, mechanism, microbatch, noise, replicas
 from tfdpx.callback_checks import check_log_names
-from tfdpx.per_example import ENGINES, rounding
+from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
 from tfdpx.views import build
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
-
-
-class PrivateGradient:
-    """One variable's gradient after clipping, summing and noise: all that an optimizer accepts.
-
-    A type and not a flag, since replicas run in threads. Only this module makes one.
-    """
-
-    def __init__(self, tensor, key):
-        if key is not _KEY:
-            raise TypeError(
-                "PrivateGradient is made by the private training step alone: call "
-                "`model.fit` or `model.train_step` with a tfdpx optimizer."
-            )
-        self.tensor = tensor
-        # Set by the optimizer's override of Keras' all-reduce, and looked for at the update.
-        self.all_reduce_passed = False
-
-
-_KEY = object()
 
 
 @dataclasses.dataclass
@@ -107,13 +84,15 @@ def _step(optimizer, model, data):
     *totals.sums, totals.nonfinite = replicas.sum_over_replicas(
         [*totals.sums, totals.nonfinite], context
     )
-    gradients = privatize(totals.sums, optimizer, noise.fold_in(seed, _NOISE))
-    optimizer.record(tf.linalg.global_norm(gradients), totals.nonfinite)
+    gradients = mechanism.privatize(
+        totals.sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
+    )
+    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), totals.nonfinite)
     penalty, penalty_gradients = regularization(variables)
     gradients = [
-        g if p is None else g + p for g, p in zip(gradients, penalty_gradients, strict=True)
+        g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
     ]
-    optimizer.apply([PrivateGradient(g, _KEY) for g in gradients], variables)
+    optimizer.apply(gradients, variables)
 
     show_losses(model, totals.loss, totals.output_losses, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
@@ -137,52 +116,6 @@ def show_losses(model, loss, output_losses, examples, penalty):
         tracker.update_state(each / count, sample_weight=examples)
 
 
-def privatize(sums, optimizer, seed):
-    """`sum + sigma / B * xi` for each of `sums`, with one draw of noise for all.
-
-    Args:
-        sums: Clipped sums over the whole logical batch, in units of `l2_norm_clip`, divided by B.
-        optimizer: Gives `noise_multiplier` (sigma) and `batch_size` (B).
-        seed: int64 tensor [2], of this step.
-
-    Returns:
-        List of float32 tensors.
-    """
-    if not optimizer.noise_multiplier:
-        return sums
-    sizes = [math.prod(s.shape) for s in sums]
-    # Drawn at the start of the step, as it could be, it would take memory throughout.
-    with tf.control_dependencies(sums):
-        seed = tf.identity(seed)
-    drawn = noise.normal([sum(sizes)], seed, optimizer.noise_multiplier / optimizer.batch_size)
-    return [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, tf.split(drawn, sizes), strict=True)]
-
-
-def clip_factors(squared_norms, l2_norm_clip, present):
-    """float32 [B]: `1/C * min(1, C/norm)`, and 0 for absent or non-finite examples.
-
-    Args:
-        squared_norms: float32 [B].
-        l2_norm_clip: Float, C; infinity for a factor of 1, without privacy.
-        present: bool [B].
-
-    Raises:
-        ValueError: If C is so small that the squares of gradients of its size are zero in float32.
-    """
-    if l2_norm_clip < rounding.SMALLEST_CLIP:
-        raise ValueError(
-            f"Argument `l2_norm_clip` must be at least {rounding.SMALLEST_CLIP}: squares of "
-            "smaller gradients are lost in float32, and with them the bound on an example. "
-            f"Received: l2_norm_clip={l2_norm_clip}. Multiply the loss and `l2_norm_clip` by one "
-            "constant instead: the update stays the same."
-        )
-    if l2_norm_clip == math.inf:
-        factors = tf.ones_like(squared_norms)
-    else:
-        factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
-    return tf.where(tf.math.is_finite(squared_norms) & present, factors, 0.0)
-
-
 class _Pass:
     """One microbatch: views, gradients, clipping, metrics."""
 
@@ -198,9 +131,9 @@ class _Pass:
         x = views.rows(x, choices)
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
         result = self._engine(x, y, sample_weight)
-        factors = clip_factors(result.squared_norms, self._optimizer.l2_norm_clip, present)
-        # Dividing the factors by B spares a pass over every weight.
-        factors /= float(self._optimizer.batch_size)
+        factors = mechanism.clip_factors(
+            result.squared_norms, present, self._optimizer.l2_norm_clip, self._optimizer.batch_size
+        )
         # Without weights and padding every row is present, and Keras counts as it always does.
         all_present = sample_weight is None and self._optimizer.microbatch_size is None
         counted = None if all_present else rows_present

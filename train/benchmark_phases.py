@@ -5,10 +5,10 @@ import statistics
 import tensorflow as tf
 
 from tfdpx import keras_hook
+from tfdpx.mechanism import clip_factors, privatize
 from tfdpx.per_example import LayerwiseEngine
 from tfdpx.per_example.losses import row_losses
 from tfdpx.train import benchmark_steps
-from tfdpx.train_step import clip_factors, privatize
 
 PHASES = ("forward", "activation backward", "norms", "clipped sums", "noise", "update")
 
@@ -78,12 +78,14 @@ def _prefixes(settings):
 
     def sums(x, y):
         result = engine(x, y, None)
-        factors = clip_factors(result.squared_norms, optimizer.l2_norm_clip, tf.constant(True))
-        return result.weighted_sums(factors / float(optimizer.batch_size))
+        clipping = optimizer.l2_norm_clip, optimizer.batch_size
+        factors = clip_factors(result.squared_norms, tf.constant(True), *clipping)
+        return result.weighted_sums(factors)
 
     def noisy(sums):
-        seed = optimizer.run.step_seed()
-        return privatize(sums, optimizer, seed)
+        scale = optimizer.noise_multiplier, optimizer.batch_size
+        noisy = privatize(sums, *scale, optimizer.run.step_seed())
+        return [gradient.tensor for gradient in noisy]
 
     prefixes = dict(zip(PHASES, (forward, backward, norms, sums), strict=False))
     traced = {k: benchmark_steps.trace(f, (x, y), settings) for k, f in prefixes.items()}

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import train_step
+from tfdpx import mechanism
 from tfdpx.per_example import ENGINES, forced_norms
 
 PATTERNS = ("opposite outputs", "opposite inputs", "nearly equal inputs", "absorbed", "plain")
@@ -54,7 +54,7 @@ def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, en
     @tf.function(jit_compile=jit_compile, autograph=False)
     def compiled(x, y, present):
         result = made(x, y, None)
-        factors = train_step.clip_factors(result.squared_norms, clip, present)
+        factors = mechanism.clip_factors(result.squared_norms, present, clip, 1)
         return result.weighted_sums(factors)
 
     def sums(x, y, present):

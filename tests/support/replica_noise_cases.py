@@ -1,7 +1,6 @@
 """Cases like those of `replica_cases`: the noise of an update is that of one draw."""
 
 import contextlib
-import types
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +8,7 @@ from replica_cases import NUM_EXAMPLES, data, main, make_model, make_plan, strat
 from scipy import stats
 
 import tfdpx
-from tfdpx import noise, replicas, train_step
+from tfdpx import mechanism, noise, replicas
 
 
 def noise_problems(strategy, steps=3):
@@ -65,13 +64,14 @@ def planted_bugs_in_the_noise_are_found():
         noisy = [t + 2.0 * noise.normal(t.shape, seed) for t in tensors]
         return original(noisy, context)
 
-    def summed(original, sums, optimizer, seed):
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce("sum", original(sums, optimizer, seed))
+    def summed(original, *arguments):
+        context, gradients = tf.distribute.get_replica_context(), original(*arguments)
+        for gradient in gradients:
+            gradient.tensor = context.all_reduce("sum", gradient.tensor)
+        return gradients
 
-    def sums_and_privatize(original, sums, optimizer, seed):
-        optimizer = types.SimpleNamespace(noise_multiplier=0.0, batch_size=optimizer.batch_size)
-        return original(sums, optimizer, seed)
+    def no_other_noise(original, sums, noise_multiplier, batch_size, seed):
+        return original(sums, 0.0, batch_size, seed)
 
     one, two = strategies()
     with replaced(noise, "normal", its_own):
@@ -79,10 +79,10 @@ def planted_bugs_in_the_noise_are_found():
         assert "copies differ" in noise_problems(two)
     with (
         replaced(replicas, "sum_over_replicas", its_own_before_the_sum),
-        replaced(train_step, "privatize", sums_and_privatize),
+        replaced(mechanism, "privatize", no_other_noise),
     ):
         assert any("variance" in problem for problem in noise_problems(two))
-    with replaced(train_step, "privatize", summed):
+    with replaced(mechanism, "privatize", summed):
         assert any("variance" in problem for problem in noise_problems(two))
 
 

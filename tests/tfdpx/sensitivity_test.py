@@ -8,7 +8,7 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import train_step
+from tfdpx import mechanism
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.per_example import rounding
 from tfdpx.per_example.rules import products
@@ -230,7 +230,7 @@ def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
 
 def test_a_clip_too_small_for_float32_is_refused():
     with pytest.raises(ValueError, match="`l2_norm_clip` must be at least 1e-09"):
-        train_step.clip_factors(tf.ones([2]), 1e-30, tf.constant([True, True]))
+        mechanism.clip_factors(tf.ones([2]), tf.constant([True, True]), 1e-30, 1)
 
 
 @pytest.mark.parametrize("tokens, jit_compile", [

@@ -9,7 +9,7 @@ from oracle import batch_of_one_gradients
 from scipy import stats
 
 import tfdpx
-from tfdpx import train_step
+from tfdpx import mechanism
 from tfdpx.models import WideResNet
 
 NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
@@ -50,7 +50,9 @@ def test_one_example_moves_the_update_by_at_most_one():
 @NO_NOISE
 def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
     monkeypatch.setattr(
-        train_step, "clip_factors", lambda squared, clip, present: tf.cast(present, "float32")
+        mechanism,
+        "clip_factors",
+        lambda squared, present, clip, batch_size: tf.cast(present, "float32") / batch_size,
     )
     assert largest_change(*small.data()) > 2.0
 
@@ -140,8 +142,8 @@ def test_noise_has_the_standard_deviation_sigma():
 
 
 def test_the_noise_test_rejects_a_step_with_two_thirds_of_it(monkeypatch):
-    original = train_step.noise.normal
-    monkeypatch.setattr(train_step.noise, "normal", lambda *a: original(*a) * np.float32(2 / 3))
+    original = mechanism.noise.normal
+    monkeypatch.setattr(mechanism.noise, "normal", lambda *a: original(*a) * np.float32(2 / 3))
     assert not is_noise_of(np.concatenate(noise_of_steps(20, sigma=2.0)), 2.0)
 
 
@@ -283,4 +285,4 @@ def test_wrong_views_are_refused():
 
 def test_private_gradients_cannot_be_forged():
     with pytest.raises(TypeError, match="private training step"):
-        train_step.PrivateGradient(tf.zeros([2]), object())
+        mechanism.PrivateGradient(tf.zeros([2]), object())

@@ -63,8 +63,8 @@ def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
 
 
 def test_an_example_that_is_not_finite_still_counts_as_nothing_without_clipping():
-    factors = tfdpx.train_step.clip_factors(
-        tf.constant([4.0, np.inf, np.nan, 9.0]), np.inf, tf.constant([True, True, True, False])
+    factors = tfdpx.mechanism.clip_factors(
+        tf.constant([4.0, np.inf, np.nan, 9.0]), tf.constant([True, True, True, False]), np.inf, 1
     )
     np.testing.assert_array_equal(factors, [1, 0, 0, 0])
 

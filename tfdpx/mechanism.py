@@ -1,0 +1,92 @@
+"""The guarantee on one screen: what is clipped, what is added, and what an optimizer may apply.
+
+One update is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
+
+    g = 1/B * sum_i clip_C(1/K * sum_j grad l_ij) / C + sigma/B * xi,    xi ~ N(0, I),
+
+with g_i the mean of an example's gradients over its K views, and B the declared batch size.
+
+Guarantee: adding or removing one example changes the sum before the noise by at most 1/B in l2
+norm, since each term is `clip_C(.)/C`, and B is a constant. So the update is one application of the
+Gaussian mechanism of noise multiplier sigma. What regularisers add afterwards reads no data.
+"""
+
+import math
+
+import tensorflow as tf
+
+from tfdpx import noise
+from tfdpx.per_example import rounding
+
+_KEY = object()
+
+
+class PrivateGradient:
+    """One variable's gradient after clipping, summing and noise: all that an optimizer accepts.
+
+    A type and not a flag, since replicas run in threads. Only `privatize` makes one.
+    """
+
+    def __init__(self, tensor, key):
+        if key is not _KEY:
+            raise TypeError(
+                "PrivateGradient is made by the private training step alone: call "
+                "`model.fit` or `model.train_step` with a tfdpx optimizer."
+            )
+        self.tensor = tensor
+        # Set by the optimizer's override of Keras' all-reduce, and looked for at the update.
+        self.all_reduce_passed = False
+
+    def plus(self, tensor):
+        """The sum with a tensor that was computed without the data, as a weight regulariser's."""
+        return PrivateGradient(self.tensor + tensor, _KEY)
+
+
+def clip_factors(squared_norms, present, l2_norm_clip, batch_size):
+    """float32 [n]: `1/(B C) * min(1, C/norm)`, and 0 for absent or non-finite examples.
+
+    Args:
+        squared_norms: float32 [n].
+        present: bool [n].
+        l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy.
+        batch_size: Int, B.
+
+    Raises:
+        ValueError: If C is so small that the squares of gradients of its size are zero in float32.
+    """
+    if l2_norm_clip < rounding.SMALLEST_CLIP:
+        raise ValueError(
+            f"Argument `l2_norm_clip` must be at least {rounding.SMALLEST_CLIP}: squares of "
+            "smaller gradients are lost in float32, and with them the bound on an example. "
+            f"Received: l2_norm_clip={l2_norm_clip}. Multiply the loss and `l2_norm_clip` by one "
+            "constant instead: the update stays the same."
+        )
+    if l2_norm_clip == math.inf:
+        factors = tf.ones_like(squared_norms)
+    else:
+        factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
+    # Dividing the factors by B spares a pass over every weight.
+    return tf.where(tf.math.is_finite(squared_norms) & present, factors, 0.0) / float(batch_size)
+
+
+def privatize(sums, noise_multiplier, batch_size, seed):
+    """`sum + sigma / B * xi` for each of `sums`, with one draw of noise for all.
+
+    Args:
+        sums: List of float32 tensors: clipped sums over the whole logical batch, in units of
+            `l2_norm_clip`, divided by B.
+        noise_multiplier: Float, sigma.
+        batch_size: Int, B.
+        seed: int64 tensor [2], of this step.
+
+    Returns:
+        List of `PrivateGradient`.
+    """
+    if noise_multiplier:
+        sizes = [math.prod(s.shape) for s in sums]
+        # Drawn at the start of the step, as it could be, it would take memory throughout.
+        with tf.control_dependencies(sums):
+            seed = tf.identity(seed)
+        drawn = tf.split(noise.normal([sum(sizes)], seed, noise_multiplier / batch_size), sizes)
+        sums = [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
+    return [PrivateGradient(s, _KEY) for s in sums]
