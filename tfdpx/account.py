@@ -15,6 +15,7 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from tfdpx import keras_hook
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.run import value_of
 from tfdpx.run import variable as shared_variable
@@ -53,7 +54,7 @@ class Account:
         self._counted = run.updates
         self._most = {}  # Number of a run -> the updates that it was seen to make
         self._merged = float(secrets.randbits(52) | 1)
-        self._written = {}
+        self._written, self._updates_at_write = {}, run.updates
         self._variables = []  # Weak references: the weights must not outlive their model.
 
     def open(self, sampling_probability, exact):
@@ -85,19 +86,21 @@ class Account:
         self.steps.assign_add(tf.one_hot(self._row, _ROWS, dtype=tf.int64))
 
     def follow(self, variables):
-        """Joins the accounts of all optimizers that train any of these weights, now and later.
+        """Joins what was spent on any of these weights, by whichever optimizer, now and later.
 
         Args:
             variables: List of `keras.Variable`.
         """
         known = {id(v()) for v in self._variables}
-        for variable in variables:
-            if id(variable) in known:
-                continue
-            if id(variable) not in _accounts:
-                weakref.finalize(variable, _accounts.pop, id(variable), None)
-            _accounts[id(variable)].add(self)
-            self._variables.append(weakref.ref(variable))
+        self._variables += [weakref.ref(v) for v in variables if id(v) not in known]
+
+    def trains(self, variables):
+        """Tells other accounts that what is spent here is spent on these weights.
+
+        Args:
+            variables: List of `keras.Variable`, those that updates change.
+        """
+        _spent_by(self, variables)
 
     def ledger(self):
         """All that was spent on the weights, a `tfdpx.accounting.Ledger`."""
@@ -116,17 +119,25 @@ class Account:
         )
 
     def synchronize(self):
-        """Joins what was loaded, assigned, or spent by others, and writes the result down."""
+        """Joins what was loaded, assigned, or spent by others, and writes the result down.
+
+        Returns:
+            Bool: whether the table has more updates of this very run than it has made here. Then
+            the weights are those of a later state of it, restored by `tf.train.Checkpoint`.
+        """
         self._settle()
+        since = self._run.updates - self._updates_at_write
         saved = _table(value_of(self.facts), value_of(self.steps))
-        # Own rows are known better here, and what was written holds nothing new.
-        self._join({f: n for f, n in saved.items() if n > self._written.get(f, 0)}, own=False)
+        # What was written, and what updates have added to it, is nothing new.
+        new = {f: n for f, n in saved.items() if n > self._written.get(f, 0) + max(since, 0)}
+        self._join(new)
         others = itertools.chain.from_iterable(_accounts.get(id(v()), ()) for v in self._variables)
         for account in {id(a): a for a in others if a is not self}.values():
             account._settle()
             self._join({**account._other, **account._own})
             self._run.learn(account._run)
         self._write()
+        return any(facts.run == self._run.number for facts in new)
 
     def join_saved(self, facts, steps):
         """Joins a saved table.
@@ -162,12 +173,10 @@ class Account:
             self._own[self._open] += updates - self._counted
             self._counted = updates
 
-    def _join(self, rows, own=True):
+    def _join(self, rows):
         for facts, updates in rows.items():
-            if facts not in self._own:
-                self._other[facts] = max(self._other.get(facts, 0), updates)
-            elif own:
-                self._own[facts] = max(self._own[facts], updates)
+            mine = self._own if facts in self._own else self._other
+            mine[facts] = max(mine.get(facts, 0), updates)
 
     def _rows(self):
         return [(f, n) for f, n in {**self._own, **self._other}.items() if n]
@@ -183,7 +192,7 @@ class Account:
             )
         facts, steps = np.zeros([_ROWS, 4]), np.zeros([_ROWS], "int64")
         facts[: len(rows)], steps[: len(rows)] = list(rows), list(rows.values())
-        self._written = rows
+        self._written, self._updates_at_write = rows, self._run.updates
         self.facts.assign(facts)
         self.steps.assign(steps)
         self._row.assign(list(rows).index(self._open))
@@ -194,6 +203,36 @@ class Account:
         for facts, updates in rows.items():
             merged[facts._replace(run=self._merged)] += updates
         return merged
+
+
+class _Saved:
+    """What a file says was spent on weights that no tfdpx optimizer was there to take."""
+
+    def __init__(self, rows):
+        self._own, self._other, self._run = {}, rows, None
+
+    def _settle(self):
+        pass
+
+
+FACTS, STEPS = "ledger_facts", "ledger_steps"  # Names in files.
+
+
+def _keep_saved(model, arrays):
+    """Joins a saved ledger to whatever tfdpx optimizer the model has now or later."""
+    if FACTS in arrays and STEPS in arrays:
+        saved = _Saved(_table(arrays[FACTS], arrays[STEPS]))
+        _spent_by(saved, model.trainable_variables or model.variables)
+
+
+keras_hook.on_saved_optimizer(_keep_saved)
+
+
+def _spent_by(account, variables):
+    for variable in variables:
+        if id(variable) not in _accounts:
+            weakref.finalize(variable, _accounts.pop, id(variable), None)
+        _accounts[id(variable)].add(account)
 
 
 def _table(facts, steps):

@@ -14,6 +14,7 @@ from tfdpx.budget import (
     steps_taken,
 )
 from tfdpx.checkpoint import Checkpoint
+from tfdpx.draws import Draws
 
 __all__ = [
     "BudgetExceeded",
@@ -65,7 +66,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Checks optimizer and batches against the plan, and that there is budget left."""
-        optimizer, plan = self.model.optimizer, self.plan
+        optimizer, plan = keras_hook.innermost(self.model.optimizer), self.plan
         check_optimizer(optimizer, plan)
         self._check_batches(optimizer.draws)
         if (keras_hook.initial_epoch(self.model) or 0) >= self.params["epochs"]:
@@ -97,7 +98,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             logs.update(epsilon_log(self.plan, self.model.optimizer))
 
     def _check_batches(self, draws):
-        if draws is None:
+        if not isinstance(draws, Draws):
             if not self.allow_approximate:
                 raise ValueError(
                     "PrivacyBudget counts on the batches of its plan, and `fit` was given other "

@@ -10,16 +10,16 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
-import types
+import secrets
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook, views
-from tfdpx.draws import draws_of
+from tfdpx import keras_hook, run_identity, views
 
 _FORMAT = "tfdpx.Checkpoint/1"
+_WEIGHTS = "tfdpx-*.weights.h5"
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -32,12 +32,13 @@ class Checkpoint(keras.callbacks.Callback):
 
     The folder holds the weights, the optimizer's state and its ledger, and the seeds of noise and
     draws, on whose secrecy the guarantee rests: who can read them can subtract the noise. Its owner
-    alone may read it. Never release it; `remove()` deletes it.
+    alone may read it. Never release it; `remove()` deletes what was saved. Training on without the
+    callback, or on other data, leaves the run: noise and draws are fresh from there on.
 
     Args:
         directory: Path of a folder of its own, made if needed.
-        save_freq: `"epoch"`, or an int: a save after every so many updates. A run that is resumed
-            begins with a whole epoch.
+        save_freq: `"epoch"`, or an int: a save after every so many updates too. A run that is
+            resumed begins with a whole epoch.
         write: Bool. On several hosts, all restore and one alone may write.
 
     Raises:
@@ -56,8 +57,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.save_freq = save_freq
         self._write = write
         self._identity = None
-        self._epoch = 0
-        self._batches = 0
+        self._epoch = self._saved = 0
 
     @property
     def exists(self):
@@ -76,28 +76,32 @@ class Checkpoint(keras.callbacks.Callback):
             model: The compiled model.
             data: What `fit` trains on.
         """
+        optimizer = keras_hook.innermost(model.optimizer)
         views.build(model, *_example(data))
-        model.optimizer.build(model.trainable_variables)
-        self._identity = identity(model, data)
+        optimizer.build(model.trainable_variables)
+        self._identity = run_identity.identity(model, data)
         self._epoch = 0
         if not self.exists:
+            optimizer.leave_shared_run()
             return
         record = self._read()
-        state, run = record["run"], model.optimizer.run
-        if run.number == state["number"] and run.updates >= state["updates"]:
-            self._epoch = record["epoch"]
-            return  # The run that wrote it goes on.
-        for name, value in self._identity.items():
-            if record["identity"].get(name) != value:
-                raise ValueError(
-                    f"The checkpoint in {os.fspath(self.directory)!r} is of a run with another "
-                    f"{name}: {_difference(record['identity'].get(name), value)}. Noise must not "
-                    "be used twice on different sums. Go on with what that run had, or give the "
-                    "new run another folder."
-                )
         self._epoch = record["epoch"]
+        run, saved = optimizer.run, record["run"]
+        if run.number == saved["number"] and run.updates >= saved["updates"]:
+            # The run that wrote it goes on: with the same noise only if another one would, too.
+            if self._identity != record["identity"] or _digest(model) != record["state"]:
+                optimizer.take_over(None)
+            return
+        run_identity.check_same(record["identity"], self._identity, self.directory)
         model.load_weights(self.directory / record["weights"])
-        model.optimizer.take_over(state)
+        for state, value in zip(keras_hook.seed_states(model), record["random"], strict=True):
+            state.assign(value)
+        if _digest(model) != record["state"]:
+            raise ValueError(
+                f"The checkpoint in {os.fspath(self.directory)!r} does not hold all of this "
+                "model's state. A layer keeps some that Keras does not save."
+            )
+        optimizer.take_over(saved)
 
     def on_train_begin(self, logs=None):
         """Tells Keras which epoch is the next."""
@@ -107,61 +111,68 @@ class Checkpoint(keras.callbacks.Callback):
                 f"optimizer of type {type(self.model.optimizer).__name__}. Use "
                 "keras.callbacks.BackupAndRestore."
             )
-        self._batches = 0
+        # What is in memory may be in the folder, or will be.
+        self._run.is_shared = True
+        self._saved = self._run.updates
         keras_hook.set_initial_epoch(self.model, self._epoch)
 
     def on_train_batch_end(self, batch, logs=None):
         """Saves, where `save_freq` is a number and it is time."""
-        self._batches += 1
-        if self.save_freq != "epoch" and self._batches % self.save_freq == 0:
+        if self.save_freq != "epoch" and self._run.updates - self._saved >= self.save_freq:
             self._save()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Saves, unless `save_freq` is a number."""
+        """Saves. Not later: at the end of `fit` Keras may put averages in place of the weights."""
         self._epoch = epoch + 1
-        if self.save_freq == "epoch":
-            self._save()
-
-    def on_train_end(self, logs=None):
-        """Saves what came after the last save."""
-        keras_hook.set_initial_epoch(self.model, None)
-        if self.save_freq != "epoch":
-            self._save()
+        self._save()
 
     def remove(self):
-        """Deletes the folder with its secrets."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Deletes what was saved, and the folder if there is nothing else in it."""
+        for path in [self._record, *self.directory.glob(_WEIGHTS)]:
+            path.unlink(missing_ok=True)
+        if self.directory.exists() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
 
     @property
     def _record(self):
         return self.directory / "run.json"
 
+    @property
+    def _run(self):
+        return keras_hook.innermost(self.model.optimizer).run
+
     def _save(self):
         """Writes the weights, then the record that names them: a whole save always exists."""
+        self._saved = self._run.updates
         if not self._write:
             return
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run = self.model.optimizer.run
-        weights = self.directory / f"{run.updates:09d}.weights.h5"
-        fresh = self.directory / "next.weights.h5"
-        self.model.save_weights(fresh, overwrite=True)
-        os.replace(fresh, weights)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.directory, 0o700)
+        # A name of its own each time: the last save stays whole until the record names this one.
+        name = f"tfdpx-{self._saved:09d}-{secrets.token_hex(4)}.weights.h5"
+        weights = self.directory / name
+        self.model.save_weights(weights)
+        _flush(weights)
         record = {
             "format": _FORMAT,
             "identity": self._identity,
             "epoch": self._epoch,
-            "weights": weights.name,
+            "weights": name,
             "digest": _digest_of_file(weights),
-            "run": run.state(),
+            "state": _digest(self.model),
+            "random": [
+                keras.ops.convert_to_numpy(state).tolist()
+                for state in keras_hook.seed_states(self.model)
+            ],
+            "run": self._run.state(),
         }
-        text = json.dumps(record)
         fresh = self.directory / "next.json"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            file.write(json.dumps(record))
+        _flush(fresh)
         os.replace(fresh, self._record)
-        for old in self.directory.glob("*.weights.h5"):
+        _flush(self.directory)
+        for old in self.directory.glob(_WEIGHTS):
             if old != weights:
                 old.unlink()
 
@@ -182,95 +193,38 @@ class Checkpoint(keras.callbacks.Callback):
 
 
 def restore_for_fit(model, callbacks, data):
-    """Lets each `Checkpoint` among the callbacks of `fit` restore, before anything else begins.
+    """Lets the `Checkpoint` among the callbacks of `fit` restore, before anything else begins.
 
     Args:
         model: The compiled model.
         callbacks: What `fit` was given: a callback, a list of them, a `CallbackList` or None.
         data: What `fit` trains on.
-    """
-    for callback in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks)):
-        if isinstance(callback, Checkpoint):
-            callback.prepare(model, data)
 
-
-def identity(model, data):
-    """What two runs must share to go on from one checkpoint: a dict of JSON values.
-
-    Args:
-        model: The compiled model.
-        data: What `fit` trains on.
+    Returns:
+        Bool: whether there is one.
 
     Raises:
-        ValueError: If `data` are not the batches of the optimizer's own run.
+        ValueError: If there are several.
     """
-    optimizer, draws = model.optimizer, draws_of(data)
-    if draws is None or draws.plan is None or draws.run is not optimizer.run:
+    found = [
+        callback
+        for callback in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
+        if isinstance(callback, Checkpoint)
+    ]
+    if len(found) > 1:
         raise ValueError(
-            "`tfdpx.callbacks.Checkpoint` restores the draws together with the noise, so `fit` "
-            "must be given `plan.batches(x, y, optimizer=model.optimizer)` as it is."
+            f"`fit` takes one `tfdpx.callbacks.Checkpoint`. Received: {len(found)}. Two folders "
+            "would hold one run, which may go on once."
         )
-    settings = optimizer.get_config()
-    if optimizer.first_learning_rate is not None:
-        settings["learning_rate"] = optimizer.first_learning_rate
-    planned = settings.pop("plan")
-    del settings["name"]  # Keras numbers them.
-    found = {
-        "plan": {"optimizer": planned, "batches": draws.plan.get_config()},
-        "number of examples": draws.examples.count,
-        "data set": draws.examples.fingerprint(),
-        "seed of the draws": draws.seed_digest,
-        "optimizer": {"class": type(optimizer).__name__, **settings},
-        "model": [_layer(layer) for layer in keras_hook.flatten_layers(model)],
-        "loss": _described(model.loss),
-    }
-    return json.loads(json.dumps(found, default=lambda value: type(value).__qualname__))
-
-
-def _layer(layer):
-    """A layer as JSON, without the name that Keras numbers."""
-    weights = [[list(v.shape), v.dtype, v.trainable] for v in layer.variables]
-    if len(keras_hook.flatten_layers(layer)) > 1:
-        return [type(layer).__name__, weights]
-    config = {k: v for k, v in layer.get_config().items() if k not in ("name", "batch_shape")}
-    return [type(layer).__name__, config, weights]
-
-
-def _described(loss):
-    """A loss as JSON: its configuration, or for a function its name and code."""
-    if isinstance(loss, dict):
-        return {name: _described(each) for name, each in loss.items()}
-    if isinstance(loss, (list, tuple)):
-        return [_described(each) for each in loss]
-    if isinstance(loss, types.FunctionType):
-        code = loss.__code__
-        text = repr((code.co_code, [c for c in code.co_consts if not hasattr(c, "co_code")]))
-        return [loss.__qualname__, hashlib.blake2b(text.encode()).hexdigest()]
-    if isinstance(loss, keras.losses.Loss):
-        try:
-            return keras.saving.serialize_keras_object(loss)
-        except (TypeError, ValueError, NotImplementedError):
-            return type(loss).__qualname__
-    return loss if loss is None or isinstance(loss, str) else type(loss).__qualname__
-
-
-def _difference(saved, given):
-    """Where two JSON values differ, for people."""
-    if isinstance(saved, dict) and isinstance(given, dict):
-        names = [name for name in {**saved, **given} if saved.get(name) != given.get(name)]
-        return ", ".join(
-            f"{name}: {_difference(saved.get(name), given.get(name))}" for name in names
-        )
-    return f"saved {_short(saved)}, received {_short(given)}"
-
-
-def _short(value):
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    for callback in found:
+        callback.prepare(model, data)
+    return bool(found)
 
 
 def _example(data):
     """One made-up example of a data set: `(x, y, sample_weight)`."""
+    if not isinstance(data, tf.data.Dataset):
+        raise ValueError(run_identity.NOT_OF_THE_RUN)
     return tf.nest.map_structure(
         lambda spec: (
             tf.zeros([1, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else None
@@ -279,9 +233,30 @@ def _example(data):
     )
 
 
+def _digest(model):
+    """A hash of all that training changes: weights, the optimizer's state, random layers' state."""
+    digest = hashlib.blake2b()
+    for variable in (
+        *model.weights,
+        *keras_hook.innermost(model.optimizer).variables,
+        *keras_hook.seed_states(model),
+    ):
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
+    return digest.hexdigest()
+
+
 def _digest_of_file(path):
     digest = hashlib.blake2b()
     with open(path, "rb") as file:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _flush(path):
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

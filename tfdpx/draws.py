@@ -97,6 +97,11 @@ class Draws:
         """From now on passes go on behind the steps that `run` has used; None ends that."""
         self._bound = run
 
+    @property
+    def is_bound(self):
+        """Bool: whether a run trains on the data set."""
+        return self._bound is not None
+
     def count_left(self, run):
         """Int: the steps of the next pass, if `run` is to train on it."""
         first, stop = self._range(run)

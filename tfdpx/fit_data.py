@@ -12,10 +12,11 @@ import warnings
 
 import tensorflow as tf
 
-from tfdpx import checkpoint
+from tfdpx import checkpoint, keras_hook
 from tfdpx.draws import draws_of
 
 _KERAS_BATCH_SIZE = 32
+NOT_TRAINING = "no training"  # As `optimizer.draws`, outside of any `fit`.
 
 
 @contextlib.contextmanager
@@ -31,20 +32,20 @@ def accounted(optimizer, model, arguments):
         ValueError: If the batches are another plan's, another optimizer's or of another size.
     """
     optimizer.account.follow(model.variables)
-    optimizer.account.synchronize()
     data = arguments.get("x")
     draws = draws_of(data)
     if draws is not None and draws.plan is None:
         draws = None
     if draws is None:
         check_unplanned(optimizer, arguments)
-        probability = _guess_probability(optimizer, data)
+        probability = _guess_probability(optimizer, _examples_of(arguments))
     else:
         check_draws(optimizer, draws)
         probability = draws.plan.sampling_probability
     exact = draws is not None and not draws.plan.is_approximate
-    with training_on(optimizer, draws, probability, exact):
-        checkpoint.restore_for_fit(model, arguments.get("callbacks"), data)
+    with training_on(optimizer, draws, probability, exact), keras_hook.keeping_first_epoch(model):
+        if not checkpoint.restore_for_fit(model, arguments.get("callbacks"), data):
+            optimizer.leave_shared_run()
         if draws is not None:
             plain = arguments["x"] = draws.plain or data
             one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
@@ -66,7 +67,17 @@ def training_on(optimizer, draws, sampling_probability, exact):
         exact: Bool, whether the accountant's sampling is really done.
     """
     account, run = optimizer.account, optimizer.run
-    before, optimizer.draws = optimizer.draws, draws
+    if optimizer.draws is not NOT_TRAINING:
+        raise RuntimeError(
+            "This optimizer is training already, in another thread or around this `fit`. One "
+            "account cannot follow two trainings at a time: wait until the other has ended."
+        )
+    if draws is not None and draws.is_bound:
+        raise RuntimeError(
+            "These batches are being trained on already, and each draw may be used once. Make "
+            "another data set: `plan.batches(...)`."
+        )
+    optimizer.draws = draws
     usual = account.open(sampling_probability, exact)
     if draws is not None:
         draws.bind(run)
@@ -76,22 +87,26 @@ def training_on(optimizer, draws, sampling_probability, exact):
         run.end_pass()
         if draws is not None:
             draws.bind(None)
-        optimizer.draws = before
+        optimizer.draws = NOT_TRAINING
         account.open(*usual)
         account.synchronize()
 
 
 @contextlib.contextmanager
-def by_hand(optimizer, rows, sample_weight):
+def by_hand(optimizer, model, rows, sample_weight):
     """Around `train_on_batch`, also inside of a `fit`: such a batch is none of a plan.
 
     Args:
         optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
         rows: Int, examples of the batch, or None where unknown.
         sample_weight: As given, or None.
     """
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
+    optimizer.account.follow(model.variables)
+    if optimizer.run.is_shared:
+        optimizer.leave_shared_run()
     usual = optimizer.account.open(_guess_probability(optimizer, None), exact=False)
     try:
         yield
@@ -137,9 +152,8 @@ def check_unplanned(optimizer, arguments):
         leaves = tf.nest.flatten(data.element_spec)
         weighted = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
         rows = None if weighted or not leaves[0].shape.rank else leaves[0].shape[0]
-    elif (count := _length(data)) is not None:
-        share = 1 - (arguments.get("validation_split") or 0)
-        rows = min(arguments.get("batch_size") or _KERAS_BATCH_SIZE, math.floor(count * share))
+    elif count := _examples_of(arguments):
+        rows = min(arguments.get("batch_size") or _KERAS_BATCH_SIZE, count)
     _check_size(optimizer, rows)
     if optimizer.plan is not None and not optimizer.plan.is_approximate:
         warnings.warn(
@@ -162,12 +176,22 @@ def _check_size(optimizer, rows, exactly=True):
         )
 
 
-def _guess_probability(optimizer, data):
-    """The probability that an example is in a batch; None if their number is unknown."""
-    if optimizer.plan is not None:
-        return optimizer.plan.sampling_probability
-    count = _length(data)
-    return min(1.0, optimizer.batch_size / count) if count else None
+def _guess_probability(optimizer, count):
+    """The probability that an example is in a batch; None if the number of examples is unknown.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        count: Int, the examples that are trained on, or None.
+    """
+    planned = optimizer.plan and optimizer.plan.sampling_probability
+    given = min(1.0, optimizer.batch_size / count) if count else None
+    return max((p for p in (planned, given) if p is not None), default=None)
+
+
+def _examples_of(arguments):
+    """Int: the examples that `fit` would train on, if its arguments are arrays; else None."""
+    count = _length(arguments.get("x"))
+    return count and math.floor(count * (1 - (arguments.get("validation_split") or 0)))
 
 
 def _length(data):

@@ -12,6 +12,7 @@ training needs doors that Keras does not have:
 - `keras.Model.train_on_batch` is wrapped: an optimizer that defines `by_hand(model, rows,
   sample_weight)`, a context manager, accounts for such batches apart.
 - `keras.Model.compile` is wrapped: an optimizer that defines `compiled(model)` learns the weights.
+- Keras's loading of weights is wrapped: `on_saved_optimizer` learns what stands beside them.
 - Keras's mean losses divide by the number of replicas; `compute_loss` here turns that off.
 - `keras.Operation.__call__` is wrapped: while a recorder is active in this thread it sees every
   call of every layer. Without one, the wrapper adds a single attribute look-up.
@@ -27,11 +28,14 @@ import threading
 import weakref
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
+from keras.src.saving import saving_lib
 
 _active = threading.local()
 _originals = {}
+_listeners = []
 _drivers = weakref.WeakKeyDictionary()
 _SCALINGS = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 
@@ -47,6 +51,7 @@ def install():
     _originals["compile"] = _compile_owner().compile
     _originals["call"] = keras.Operation.__call__
     _originals.update({name: getattr(keras_loss, name) for name in _SCALINGS})
+    _originals["_load_state"] = saving_lib._load_state
 
     @functools.wraps(_originals["train_step"])
     def train_step(self, data):
@@ -88,6 +93,15 @@ def install():
             return call_operation(self, args, kwargs)
         return recorder.observe(self, args, kwargs)
 
+    @functools.wraps(_originals["_load_state"])
+    def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
+        _originals["_load_state"](
+            saveable, weights_store, assets_store, inner_path, *args, **kwargs
+        )
+        if inner_path == "" and isinstance(saveable, keras.Model) and weights_store:
+            _tell_of_saved_optimizer(saveable, weights_store)
+
+    saving_lib._load_state = load_state
     keras.Model.train_step = train_step
     keras.Model.fit = fit
     keras.Model.train_on_batch = train_on_batch
@@ -106,10 +120,29 @@ def uninstall():
     del keras.Model.fit
     del keras.Model.train_on_batch
     _compile_owner().compile = _originals["compile"]
+    saving_lib._load_state = _originals["_load_state"]
     keras.Operation.__call__ = _originals["call"]
     for name in _SCALINGS:
         setattr(keras_loss, name, _originals[name])
     _originals.clear()
+
+
+def on_saved_optimizer(listener):
+    """Has `listener(model, arrays)` called whenever a model loads weights beside an optimizer's state.
+
+    That is also where the model has no optimizer, or another. `arrays` is a dict by name.
+    """
+    _listeners.append(listener)
+
+
+def _tell_of_saved_optimizer(model, weights_store):
+    try:
+        store = weights_store.get("optimizer")
+        arrays = {name: np.array(store[name]) for name in store.keys()}
+    except KeyError:  # The file has no optimizer.
+        return
+    for listener in _listeners:
+        listener(model, arrays)
 
 
 def _compile_owner():
@@ -296,6 +329,15 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
         if metric:
             metric.update_state(true, predicted, sample_weight=weight)
     return model.get_metrics_result()
+
+
+@contextlib.contextmanager
+def keeping_first_epoch(model):
+    """Afterwards, also after an error, `fit` begins again where it is told to."""
+    try:
+        yield
+    finally:
+        model._initial_epoch = None
 
 
 def initial_epoch(model):

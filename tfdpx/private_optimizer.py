@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdpx import augment as augment_module
 from tfdpx import fit_data, microbatch, replicas
-from tfdpx.account import Account
+from tfdpx.account import FACTS, STEPS, Account
 from tfdpx.callback_checks import check_callbacks
 from tfdpx.mechanism import PrivateGradient
 from tfdpx.per_example import ENGINES
@@ -141,7 +141,7 @@ class PrivateOptimizer:
             per_example_engine=per_example_engine,
         )
         self.prepared = weakref.WeakKeyDictionary()
-        self.draws = None  # Of the data set that `fit` trains on.
+        self.draws = fit_data.NOT_TRAINING  # Or those of the data set that `fit` trains on.
         self._run = Run(seed)
         self._account = Account(self._run, noise_multiplier)
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
@@ -151,12 +151,12 @@ class PrivateOptimizer:
 
     def by_hand(self, model, rows, sample_weight):
         """A context around `model.train_on_batch`; see `tfdpx.fit_data.by_hand`."""
-        del model
-        return fit_data.by_hand(self, rows, sample_weight)
+        return fit_data.by_hand(self, model, rows, sample_weight)
 
     def compiled(self, model):
         """Called after `model.compile`: what was spent on the model's weights goes on here."""
         self.account.follow(model.variables)
+        self.leave_shared_run()
 
     def private_train_step(self, model, data):
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
@@ -251,8 +251,13 @@ class PrivateOptimizer:
         self.run.restore(state)
         self.account.move()
 
+    def leave_shared_run(self):
+        """Before updates that no checkpoint watches: their noise must be no other process's."""
+        if self.account.synchronize() or self.run.is_shared:
+            self.take_over(None)
+
     def _ledger_variables(self):
-        return {"ledger_facts": self._ledger_facts, "ledger_steps": self._ledger_steps}
+        return {FACTS: self._ledger_facts, STEPS: self._ledger_steps}
 
     def apply(self, grads, trainable_variables=None):
         """Applies gradients from the private step; refuses any other with a ValueError."""

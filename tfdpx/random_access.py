@@ -12,6 +12,8 @@ import tensorflow as tf
 
 # Examples that a thread reads at a time: few, so that all threads end together.
 _AT_A_TIME = 8
+# Examples by which a source is told from others.
+_LOOKED_AT = 64
 
 
 class RandomAccess:
@@ -68,9 +70,24 @@ class RandomAccess:
         return x, y, tf.cast(tf.range(capacity) < tf.shape(rows)[0], tf.float32)
 
     def fingerprint(self):
-        """String that tells whether two hosts read the same: from the first, middle and last."""
+        """String that tells these examples from others, by some of them.
+
+        Raises:
+            ValueError: If an example is another each time that it is read.
+        """
+        rows = np.unique(np.linspace(0, self.count - 1, _LOOKED_AT).astype(int))
+        first, second = (self._digest_of(rows) for _ in range(2))
+        if first != second:
+            raise ValueError(
+                "Argument `source` gives other arrays each time that an example is read, as an "
+                "augmentation in `__getitem__` does. Give the augmentation to the optimizer, as "
+                "`augment=`."
+            )
+        return first
+
+    def _digest_of(self, rows):
         digest = hashlib.blake2b(f"{self.count}{self._specs}".encode())
-        for array in self._read(np.array([0, self.count // 2, self.count - 1]), 3):
+        for array in self._read(rows, len(rows)):
             digest.update(repr(array.tolist()).encode())
         return digest.hexdigest()
 

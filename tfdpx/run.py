@@ -38,6 +38,8 @@ class Run:
         # Held by a plain object, so that no tracking of Keras or TensorFlow finds them.
         self._held = {name: variable(state[name], "int64") for name in _HELD}
         self._used, self._pass = state["used"], None
+        # Whether a checkpoint holds this state too: another process may go on from it.
+        self.is_shared = False
 
     @property
     def updates(self):
@@ -99,7 +101,9 @@ class Run:
         self._pass = None
 
     def learn(self, other):
-        """Takes over which draws `other`, a run on the same weights, has used."""
+        """Takes over which draws `other`, a run on the same weights or None, has used."""
+        if other is None:
+            return
         other._settle()
         for name, end in other._used.items():
             self._used[name] = max(self._used.get(name, 0), end)
@@ -116,6 +120,7 @@ class Run:
         for name in _HELD:
             self._held[name].assign(np.array(state[name], "int64"))
         self._used, self._pass = dict(state["used"]), None
+        self.is_shared = False
 
     def _array(self, name):
         return value_of(self._held[name])

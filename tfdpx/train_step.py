@@ -59,9 +59,10 @@ def private_train_step(optimizer, model, data):
 def _step(optimizer, model, data):
     context = replicas.check_context(model)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    optimizer.account.follow(model.variables)
     views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
+    optimizer.account.follow(model.variables)
+    optimizer.account.trains(variables)
     prepared = _prepare(optimizer, model, views, x, y, sample_weight)
     seed = optimizer.run.step_seed()
     # Drawn for the rows of all replicas: which of them has a row does not change its views.

@@ -17,11 +17,12 @@ def close(a, b):
     """
     if not a.dtype.is_floating:
         return np.array_equal(a, b)
+    tolerance = 2e-2 if a.dtype in _HALVES else 1e-3
     a, b = np.asarray(tf.cast(a, "float64")), np.asarray(tf.cast(b, "float64"))
     if a.shape != b.shape:
         return False
     scale = np.abs(b).max(initial=0.0, where=np.isfinite(b))
-    return np.allclose(a, b, rtol=1e-3, atol=1e-3 * (scale + 1e-6), equal_nan=True)
+    return np.allclose(a, b, rtol=tolerance, atol=tolerance * (scale + 1e-6), equal_nan=True)
 
 
 def same_rows(a, b, tolerance):
