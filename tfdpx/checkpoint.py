@@ -143,7 +143,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self):
         """Writes the weights, then the record that names them: a whole save always exists."""
-        self._saved = self._run.updates
+        self._saved, self._run.is_shared = self._run.updates, True
         if not self._write:
             return
         self.directory.mkdir(parents=True, exist_ok=True)

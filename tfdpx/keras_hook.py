@@ -128,9 +128,9 @@ def uninstall():
 
 
 def on_saved_optimizer(listener):
-    """Has `listener(model, arrays)` called whenever a model loads weights beside an optimizer's state.
+    """Has `listener(model, arrays)` called when a model loads a file with an optimizer's state.
 
-    That is also where the model has no optimizer, or another. `arrays` is a dict by name.
+    Also if the model has no optimizer, or another. `arrays` is a dict by name.
     """
     _listeners.append(listener)
 

@@ -88,7 +88,8 @@ class RandomAccess:
     def _digest_of(self, rows):
         digest = hashlib.blake2b(f"{self.count}{self._specs}".encode())
         for array in self._read(rows, len(rows)):
-            digest.update(repr(array.tolist()).encode())
+            strings = array.dtype == object
+            digest.update(repr(array.tolist()).encode() if strings else array.tobytes())
         return digest.hexdigest()
 
     @functools.cached_property

@@ -251,3 +251,29 @@ def test_updates_that_a_plan_does_not_know_compose_up_to_its_epsilon():
     assert history["epsilon"][-1] == pytest.approx(wanted, rel=1e-9)
     assert wanted <= known.epsilon
     assert spent((before, 3), (known, taken + 1)) > known.epsilon
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_a_file_loaded_before_the_model_is_compiled_counts(name, tmp_path):
+    model = make()
+    train(model)
+    model.save(tmp_path / name) if name == "model.keras" else model.save_weights(tmp_path / name)
+    if name == "model.keras":
+        loaded = keras.saving.load_model(tmp_path / name, compile=False)
+    else:
+        loaded = keras.Sequential([keras.layers.Dense(5, "relu"), keras.layers.Dense(3)])
+        loaded.build((None, 6))
+        loaded.load_weights(tmp_path / name)
+    loaded.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+    assert loaded.optimizer.ledger.steps == 4
+
+
+def test_models_that_share_frozen_weights_alone_share_no_account():
+    """Grid search over heads on a public backbone."""
+    backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
+    backbone.trainable = False
+    for _ in range(2):
+        model = keras.Sequential([backbone, keras.layers.Dense(3)])
+        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
+        train(model, callbacks=[tfdpx.PrivacyBudget(PLAN)])
+        assert model.optimizer.ledger.steps == 4

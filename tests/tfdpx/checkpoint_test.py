@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import small
+import tensorflow as tf
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
@@ -103,7 +104,7 @@ def test_the_same_run_goes_on_without_going_back(tmp_path):
     model, saved = make(), Checkpoint(tmp_path)
     train(model, [saved], epochs=1)
     train(model, [saved], epochs=3)
-    assert model.optimizer.ledger.steps == model.optimizer.run.updates == 9
+    assert model.optimizer.ledger.steps == 9
 
 
 def test_steps_taken_again_after_a_restore_cost_nothing(tmp_path):
@@ -130,6 +131,19 @@ def half_loss(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True) / 2
 
 
+def scaled_loss(scale):
+    def loss(y_true, y_pred):
+        each = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+        return scale * each
+
+    return loss
+
+
+def compiled(model, loss=None, **arguments):
+    model.compile(model.optimizer, loss=loss or model.loss, **arguments)
+    return model
+
+
 CHANGES = {
     "plan": lambda: (make(Other.plan), dict(plan=Other.plan)),
     "plan: batches: steps": lambda: (make(), dict(plan=Other.longer)),
@@ -147,15 +161,19 @@ CHANGES = {
     ),
     "loss": lambda: (make(loss=half_loss), {}),
     "seed of the draws": lambda: (make(), dict(seed=3)),
+    "execution": lambda: (compiled(make(), run_eagerly=True), {}),
+    "loss: weights": lambda: (compiled(make(), loss_weights=0.1), {}),
+    "loss: closure": lambda: (compiled(make(), loss=scaled_loss(0.5)), {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_changed_run_is_refused_by_name(tmp_path, what):
-    train(make(), [Checkpoint(tmp_path)], epochs=1)
+    begun = compiled(make(), loss=scaled_loss(1.0)) if "closure" in what else make()
+    train(begun, [Checkpoint(tmp_path)], epochs=1)
     model, arguments = CHANGES[what]()
     name = what.split(":")[0].split(".")[0]
-    with pytest.raises(ValueError, match=f"(?s)another ({name}|plan|number of examples)"):
+    with pytest.raises(ValueError, match=f"(?s)another ({name}|plan|number of examples|behav)"):
         train(model, [Checkpoint(tmp_path)], **arguments)
     assert model.optimizer.run.updates == 0
 
@@ -235,7 +253,11 @@ def test_others_cannot_read_the_folder_and_remove_deletes_it(tmp_path):
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / "run.json").stat().st_mode & 0o077 == 0
     assert len(list(folder.glob("*.h5"))) == 1
+    (folder / "other.weights.h5").write_bytes(b"not its own")
     assert json.loads((folder / "run.json").read_text())["run"]["updates"] == saved.saved_updates
+    saved.remove()
+    assert [path.name for path in folder.iterdir()] == ["other.weights.h5"]
+    (folder / "other.weights.h5").unlink()
     saved.remove()
     assert not folder.exists() and saved.saved_updates == 0
 
@@ -249,3 +271,94 @@ def test_only_the_writer_writes(tmp_path):
 def test_unfit_save_freq(tmp_path, save_freq):
     with pytest.raises(ValueError, match="save_freq"):
         Checkpoint(tmp_path, save_freq)
+
+
+def noise_of_one_update(model):
+    """The change of the weights by an update without examples: noise alone."""
+    before = small.weights(model)
+    model.train_on_batch(X[:B], Y[:B], sample_weight=np.zeros(B, "float32"))
+    return small.weights(model) - before
+
+
+def resumed(folder):
+    model = make()
+    train(model, [Checkpoint(folder)], epochs=1)
+    return model
+
+
+LEAVES = {
+    "fit on other draws": lambda m: m.fit(PLAN.batches(X, Y), steps_per_epoch=1, verbose=0),
+    "fit on the run's": lambda m: train(m, epochs=1),
+    "train_on_batch": noise_of_one_update,
+    "compile again": lambda m: compiled(m, loss=half_loss),
+    "another folder": lambda m: train(m, [Checkpoint(f"{m.name}-other")], epochs=1),
+}
+
+
+@pytest.mark.parametrize("how", LEAVES)
+def test_updates_outside_of_the_checkpoint_have_fresh_noise(tmp_path, monkeypatch, how):
+    """The attack: two processes restore, then train on what the checkpoint does not compare."""
+    monkeypatch.chdir(tmp_path)
+    train(make(), [Checkpoint(tmp_path / "c")], epochs=1)
+    numbers = []
+    for _ in range(2):
+        model = resumed(tmp_path / "c")
+        LEAVES[how](model)
+        state = model.optimizer.run.state()
+        numbers.append((state["number"], tuple(state["noise_seed"])))
+    assert numbers[0] != numbers[1]
+    assert numbers[0][1] != numbers[1][1]
+
+
+def test_random_layers_go_on_as_they_would(tmp_path):
+    def layers():
+        return [keras.layers.Dense(5), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+
+    whole, first = make(layers=layers), make(layers=layers)
+    start_like(whole, first)
+    for mine, other in zip(whole.layers[1:2], first.layers[1:2], strict=True):
+        mine.seed_generator.state.assign(other.seed_generator.state)
+    train(whole, epochs=2)
+    train(first, [Checkpoint(tmp_path)], epochs=1)
+    again = make(layers=layers)
+    train(again, [Checkpoint(tmp_path)], epochs=2)
+    for a, b in zip(raw(whole), raw(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_later_state_restored_by_tensorflow_counts_and_has_fresh_noise(tmp_path):
+    model = make()
+    train(model, [Checkpoint(tmp_path / "c")], epochs=1)
+    train(model, [Checkpoint(tmp_path / "c")], epochs=3)
+    later = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    path = later.save(str(tmp_path / "tf"))
+    steps = model.optimizer.ledger.steps
+    other = make()
+    train(other, epochs=0)
+    other.build((None, 6))
+    other.optimizer.build(other.trainable_variables)
+    tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
+    assert other.optimizer.ledger.steps == steps == 9
+
+
+def test_what_else_is_in_the_folder_stays(tmp_path):
+    (tmp_path / "mine.weights.h5").write_bytes(b"mine")
+    train(make(), [Checkpoint(tmp_path)], epochs=2)
+    assert (tmp_path / "mine.weights.h5").read_bytes() == b"mine"
+
+
+def test_an_interrupted_fit_leaves_no_epoch_behind(tmp_path):
+    model = make()
+    with pytest.raises(Killed):
+        train(model, [Checkpoint(tmp_path), KillAfter(7)])
+    resumed_model = make()
+    with pytest.raises(Killed):
+        train(resumed_model, [Checkpoint(tmp_path), KillAfter(8)])
+    before = resumed_model.optimizer.ledger.steps
+    resumed_model.fit(PLAN.batches(X, Y), epochs=1, steps_per_epoch=1, verbose=0)
+    assert resumed_model.optimizer.ledger.steps == before + 1
+
+
+def test_two_checkpoints_in_one_fit_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="takes one"):
+        train(make(), [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b")])

@@ -246,3 +246,13 @@ def test_a_stock_backbone_becomes_trainable_in_a_line():
     model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=loss)
     model.train_on_batch(x, np.array([0, 1, 2, 0]))
     assert int(model.optimizer.iterations) == 1
+
+
+def test_bfloat16_models_are_accepted():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = small.model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.train_on_batch(*small.data())
+    assert int(model.optimizer.iterations) == 1

@@ -245,3 +245,36 @@ def test_backup_and_restore_has_a_true_account_and_fresh_noise(tmp_path):
     assert history["epsilon"] == [PLAN.epsilon_at(9), PLAN.epsilon]
     assert resumed.optimizer.ledger.steps == STEPS
     assert resumed.optimizer.run.state()["noise_seed"] != seed
+
+
+class Nested(keras.callbacks.Callback):
+    def __init__(self, train):
+        super().__init__()
+        self.train = train
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.train(self.model)
+
+
+def test_a_training_inside_of_another_is_refused():
+    model, pupil = make(), make()
+    batches = PLAN.batches(X, Y, seed=5)
+    again = Nested(lambda m: m.fit(PLAN.batches(X, Y), steps_per_epoch=1, verbose=0))
+    with pytest.raises(RuntimeError, match="training already"):
+        model.fit(batches, steps_per_epoch=2, callbacks=[again], verbose=0)
+    of_pupil = Nested(lambda _: pupil.fit(batches, steps_per_epoch=1, verbose=0))
+    with pytest.raises(RuntimeError, match="trained on already"):
+        model.fit(batches, steps_per_epoch=2, callbacks=[of_pupil], verbose=0)
+    model.fit(batches, steps_per_epoch=2, verbose=0)  # Nothing is left locked.
+
+
+@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
+def test_other_data_count_with_the_larger_probability():
+    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    model = make()
+    model.fit(X[:20], Y[:20], batch_size=B, callbacks=[budget], verbose=0)
+    assert [entry.sampling_probability for entry in model.optimizer.ledger.entries] == [0.5]
+    other = small.model(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0))
+    other.fit(X, Y, batch_size=16, validation_split=0.5, verbose=0)
+    [entry] = other.optimizer.ledger.entries
+    assert entry.sampling_probability == pytest.approx(16 / 30)
