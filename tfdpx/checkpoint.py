@@ -86,6 +86,7 @@ class Checkpoint(keras.callbacks.Callback):
             return
         record = self._read()
         self._epoch = record["epoch"]
+        keras_hook.set_initial_epoch(model, self._epoch)
         run, saved = optimizer.run, record["run"]
         if run.number == saved["number"] and run.updates >= saved["updates"]:
             # The run that wrote it goes on: with the same noise only if another one would, too.
@@ -104,17 +105,15 @@ class Checkpoint(keras.callbacks.Callback):
         optimizer.take_over(saved)
 
     def on_train_begin(self, logs=None):
-        """Tells Keras which epoch is the next."""
+        """Refuses other optimizers; from here on the folder may hold what is in memory."""
         if self._identity is None:
             raise ValueError(
                 "`tfdpx.callbacks.Checkpoint` works with a tfdpx optimizer only. Received: an "
                 f"optimizer of type {type(self.model.optimizer).__name__}. Use "
                 "keras.callbacks.BackupAndRestore."
             )
-        # What is in memory may be in the folder, or will be.
         self._run.is_shared = True
         self._saved = self._run.updates
-        keras_hook.set_initial_epoch(self.model, self._epoch)
 
     def on_train_batch_end(self, batch, logs=None):
         """Saves, where `save_freq` is a number and it is time."""
