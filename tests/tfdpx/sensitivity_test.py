@@ -228,6 +228,12 @@ def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
     np.testing.assert_allclose(found, exact, rtol=tolerance)
 
 
+def test_norms_of_scalars_keep_the_axis_of_examples():
+    for gradients in ([[3.0]], [[3.0], [4.0]]):
+        found = rounding.squared_norms([tf.constant(gradients)[:, 0]])
+        np.testing.assert_allclose(found, np.square(gradients)[:, 0], rtol=1e-6)
+
+
 def test_a_clip_too_small_for_float32_is_refused():
     with pytest.raises(ValueError, match="`l2_norm_clip` must be at least 1e-09"):
         mechanism.clip_factors(tf.ones([2]), tf.constant([True, True]), 1e-30, 1)

@@ -71,7 +71,8 @@ def sum_by_axis(tensor, axes):
         # The maximum changes nothing, but XLA would make one long sum of two without it.
         kept = tf.reduce_sum(tensor, axis, keepdims=True)
         tensor = tf.where(kept < tf.float32.min, tf.float32.min, kept)
-    return tf.squeeze(tensor, axes)
+    # An empty list of axes would squeeze all of length one.
+    return tf.squeeze(tensor, axes) if axes else tensor
 
 
 def squared_norms(gradients):
