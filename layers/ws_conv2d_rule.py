@@ -65,14 +65,15 @@ class WSConv2DRule(Conv2DRule):
         """
         fan_in = math.prod(self.kernel_shape[:3])
         by_axis = sum(self.kernel_shape[:3])
-        if self.choice.norm == "instantiate":
-            sums = rounding.sum_by_axis(self.kernel_instances, _FILTER)
-            along = rounding.sum_by_axis(self.kernel_instances * self._unit(), _FILTER)
-            errors = [rounding.UNIT * (by_axis + rounding.EXTRA)] * 2
+        positions = self.sizes()[1]
+        kept = self.choice.norm == "instantiate"
+        if kept and (self.choice.sum == "contract" or fan_in < positions):
+            sums = tf.reduce_sum(self.kernel_instances, _FILTER)
+            along = tf.reduce_sum(self.kernel_instances * self._unit(), _FILTER)
+            errors = [rounding.UNIT * (fan_in + rounding.EXTRA)] * 2
         else:
             sums = self._sum_positions(self._patch_sums() * self.outputs)
             along = self._sum_positions(self._convolved() * self.outputs)
-            positions = self.sizes()[1]
             terms = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
             errors = [rounding.dot_error(n + positions) for n in terms]
         removed = [

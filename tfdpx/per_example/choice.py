@@ -88,20 +88,21 @@ def forced_norms(norm):
         _forced.norm = previous
 
 
-def choose(layer, rule, costs):
+def choose(layer, rule, costs, anew=False):
     """The cheapest `LayerChoice` for a rule.
 
     Args:
         layer: Name of the layer.
         rule: Name of the rule's class.
         costs: `{method: Cost}` of what the rule has among the names of `NORMS` and `SUMS`.
+        anew: Bool, whether instantiated norms allow for the rounding of a sum that is formed anew.
     """
     device = device_kind()
     combined = {
         (norm, total): costs[norm] + costs[total]
         for norm in NORMS
         for total in SUMS
-        if norm in costs and total in costs and total == _sum_after(norm, costs)
+        if norm in costs and total in costs and total in _sums_after(norm, costs, anew)
     }
     forced = getattr(_forced, "norm", "auto")
     allowed = {k: v for k, v in combined.items() if k[0] == forced} or combined
@@ -117,12 +118,11 @@ def choose(layer, rule, costs):
     )
 
 
-def _sum_after(norm, costs):
-    """The sum that goes with a norm: of the arrays whose norms were taken, if there are any.
-
-    Formed anew they would differ by rounding, which the norm had to allow for.
-    """
-    return "contract" if norm == "instantiate" and "contract" in costs else "ordinary"
+def _sums_after(norm, costs, anew):
+    """The sums that go with a norm: of the arrays whose norms were taken, or those allowed for."""
+    if norm == "ghost" or "contract" not in costs:
+        return ["ordinary"]
+    return SUMS if anew else ["contract"]
 
 
 def cheapest(*costs):

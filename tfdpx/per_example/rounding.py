@@ -6,16 +6,18 @@ any order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). 
 cancel, that is more than the gradient itself. So where the weighted sum is formed anew from inputs
 a_t and output gradients g_t (the ghost norm goes with it), an example is clipped by
 
-    max(|sum_t a_t g_t^T| + (T + 8) u M, M / 32),    M = sum_t |a_t| |g_t|.
+    max(|sum_t a_t g_t^T| + (T + 8) u M, M / L),    M = sum_t |a_t| |g_t|,
+
+with L = max(32, 4 sqrt(T)).
 
 The first term bounds what the example's own rows add, rounding included. The second bounds what
 they do to other rows: a partial sum that holds a large term absorbs small ones. Ordinary examples
 have M near sqrt(T) times their norm, so it does not touch them; it keeps what is scaled and added
-below 32 C, so that n rows in one sum change by at most 32 n u C.
+below L C, so that n rows in one sum change by at most L n u C.
 
-Where gradients are formed one by one, the sum adds the very arrays whose norms were taken, and only
-the sum of squares can err: it is done one axis at a time, so that no partial sum absorbs many
-terms.
+Where gradients are formed one by one and kept, the sum adds the very arrays whose norms were taken,
+and only the sum of squares can err: it is done one axis at a time, so that no partial sum absorbs
+many terms.
 """
 
 import math
@@ -30,6 +32,8 @@ _BLOCK = 512
 # The least l2 norm that clips: its square is far above what float32 loses to underflow.
 SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
+# Beyond so many positions the allowance would be visible in the norms of ordinary examples.
+MOST_POSITIONS_ANEW = 256
 _TINY = 2.0**-126
 
 
@@ -118,7 +122,9 @@ def allow(squares, magnitudes, terms):
         terms: How many terms that are: int, or float32 broadcast to `squares`.
     """
     norms = tf.sqrt(squares) + dot_error(terms) * magnitudes
-    least = magnitudes / _LARGEST_CANCELLATION
+    # Ordinary examples have M up to about sqrt(terms) times their norm.
+    largest = tf.maximum(_LARGEST_CANCELLATION, 4.0 * tf.sqrt(tf.cast(terms, "float32")))
+    least = magnitudes / largest
     # A comparison with what is not finite keeps it.
     return tf.square(tf.where(norms < least, least, norms))
 

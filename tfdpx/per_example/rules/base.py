@@ -101,11 +101,17 @@ class Rule:
         """
         return {"instantiate": Cost(), "contract": Cost()}
 
+    def allows_sums_anew(self):
+        """Whether `instantiated_squared_norms` allows for a sum formed otherwise (`rounding`)."""
+        return False
+
     @property
     def choice(self):
         """The `LayerChoice` that `squared_norms` and `clipped_sum` follow."""
         if self._choice is None:
-            self._choice = choose(self.layer.name, type(self).__name__, self.costs())
+            self._choice = choose(
+                self.layer.name, type(self).__name__, self.costs(), self.allows_sums_anew()
+            )
         return self._choice
 
     @property

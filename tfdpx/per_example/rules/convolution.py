@@ -247,7 +247,30 @@ class Conv2DRule(BeforeActivation):
             by_filter = tf.stack([squares(gradient) for gradient in self._instances_apart])
         squares = tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
         squares = rounding.raised(squares, [math.prod(self.kernel_shape[:3]), self.kernel_shape[3]])
-        return squares, tf.sqrt(squares), 1
+        if self.choice.sum == "contract":
+            return squares, tf.sqrt(squares), 1
+        return squares, self._magnitudes(), self.sizes()[1]
+
+    def allows_sums_anew(self):
+        """See `Rule.allows_sums_anew`."""
+        known = None not in self.outputs.shape[1:3]
+        return self.groups == 1 and known and self.sizes()[1] <= rounding.MOST_POSITIONS_ANEW
+
+    def _magnitudes(self):
+        """float32 [B]: the M of `rounding`, from the lengths of patches and output gradients."""
+        window = self.window
+        pixels = tf.reduce_sum(tf.square(self.inputs), axis=-1, keepdims=True)
+        patches = tf.nn.conv2d(
+            pixels,
+            tf.ones([*window.size, 1, 1]),
+            strides=window.strides,
+            padding=window.padding.upper(),
+            dilations=window.dilation,
+        )
+        gradients = tf.reduce_sum(tf.square(self.scaled(self.outputs)), axis=-1, keepdims=True)
+        # Raised by more than what rounding takes of the two sums of squares.
+        lengths = tf.sqrt(patches) * tf.sqrt(gradients) * (1.0 + 1e-3)
+        return tf.reduce_sum(by_example(lengths, self.views), axis=[1, 2, 3, 4])
 
     def _ghost_squares(self):
         """As `_instance_squares`, from inner products of positions."""

@@ -63,6 +63,10 @@ class DepthwiseConv2DRule(Conv2DRule):
             del costs["ordinary"]  # And with it the ghost norm.
         return costs
 
+    def allows_sums_anew(self):
+        """See `Rule.allows_sums_anew`."""
+        return False
+
     @property
     def _is_plain(self):
         """Whether TensorFlow's own gradient serves: no dilation, one stride."""

@@ -58,6 +58,22 @@ class ProductRule(BeforeActivation):
         norms += [rounding.squared_norms([bias]) for _, bias in self._bias]
         return tf.add_n(norms)
 
+    def instantiated_squared_norms(self):
+        """See `Rule.instantiated_squared_norms`."""
+        squares = super().instantiated_squared_norms()
+        if self.choice.sum == "contract" or not self.explains(self.layer.kernel):
+            return squares
+        tensors = self.inputs_by_position, self.outputs_by_position
+        lengths = [tf.sqrt(rounding.squared_lengths(t)) for t in tensors]
+        magnitudes = tf.reduce_sum(lengths[0] * lengths[1], axis=2)
+        magnitudes = tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1))
+        return rounding.allow(squares, magnitudes, tensors[0].shape[2])
+
+    def allows_sums_anew(self):
+        """See `Rule.allows_sums_anew`."""
+        count = self.inputs_by_position.shape[2]
+        return count is not None and count <= rounding.MOST_POSITIONS_ANEW
+
     def ordinary_sum(self, factors):
         """See `Rule.ordinary_sum`."""
         pairs = []
