@@ -55,7 +55,6 @@ class TrainingPass:
         self._engine = engine
         self._rows = Rows(specs)
         self.layers = []
-        self._directions = {}
         keras_hook.clear_added_losses(model)
         made = Rows(synthetic(specs, rows, seed=0)).tensors
         order, emphasis = tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows], tf.float32)
@@ -72,29 +71,21 @@ class TrainingPass:
         """The `Captured` of a `made_up.Batch`."""
         order = tf.constant(batch.order, tf.int32)
         emphasis = tf.constant(batch.emphasis, tf.float32)
-        predictions, *layers = self._function(Rows(batch.x).tensors, order, emphasis)
-        return Captured(batch, predictions, *tf.nest.map_structure(self._fingerprint, layers))
+        return Captured(batch, *self._function(Rows(batch.x).tensors, order, emphasis))
 
     def _fingerprint(self, tensor):
-        """See `Captured`. In eager mode: in the graph it would cost more to trace than to run."""
+        """See `Captured`. In the graph, so that no two layers' tensors need memory at once."""
         rows = tf.cast(tf.reshape(tensor, [tf.shape(tensor)[0], -1]), "float32")
-        size = rows.shape[1]
-        if size not in self._directions:
-            self._directions[size] = tf.random.stateless_normal([size, 2], [3, 4])
-        parts = [rows @ self._directions[size], tf.norm(rows, axis=1, keepdims=True)]
-        made = tf.concat(parts, axis=1)
-        if tf.reduce_all(tf.math.is_finite(made)):
-            return made
-        finite = tf.math.is_finite(rows)
-        # Too large to square counts as infinite too.
-        finite &= tf.abs(rows) < _LARGEST
-        return self._fingerprint(tf.where(finite, rows, 1.0))
+        # Not finite, or too large to square.
+        rows = tf.where(tf.abs(rows) < _LARGEST, rows, 1.0)
+        directions = tf.random.stateless_normal([tf.shape(rows)[1], 2], [3, 4])
+        return tf.concat([rows @ directions, tf.norm(rows, axis=1, keepdims=True)], axis=1)
 
     def _run(self, tensors, order, emphasis):
         model, x = self._model, self._rows.pack(tensors)
         if not hasattr(self._engine, "recorder"):
             tensors = Outputs(keras_hook.call_model(model, x)).tensors
-            return tensors, [tensors], []
+            return tensors, [[self._fingerprint(t) for t in tensors]], []
         recorder = self._engine.recorder()
         with recorder.taping():
             with keras_hook.recording(recorder):
@@ -104,7 +95,7 @@ class TrainingPass:
         gradients = recorder.gradients(targets, weights)
         self.layers = [call.layer.name for call in recorder.calls]
         outputs = [*(call.outputs for call in recorder.calls), predictions.tensors]
-        return predictions.tensors, outputs, gradients
+        return predictions.tensors, *tf.nest.map_structure(self._fingerprint, (outputs, gradients))
 
 
 def _weights(target, order, emphasis):
