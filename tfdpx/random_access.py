@@ -12,7 +12,7 @@ import tensorflow as tf
 
 # Examples that a thread reads at a time: few, so that all threads end together.
 _AT_A_TIME = 8
-# Examples by which a source is told from others.
+# Examples by which two sources are compared.
 _LOOKED_AT = 64
 
 
