@@ -5,7 +5,7 @@ import math
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.per_example import Conv2DRule, register, rounding
 from tfdpx.per_example.rules.base import by_example
@@ -34,8 +34,8 @@ class WSConv2DRule(Conv2DRule):
     def forward(cls, call, watch):
         """See `Rule.forward`."""
         layer = call.layer
-        plain = keras_hook.without(layer, activation=None, use_bias=False, use_gain=False)
-        outputs = watch(keras_hook.call_operation(plain, call.args, call.kwargs))
+        plain = keras_internals.without(layer, activation=None, use_bias=False, use_gain=False)
+        outputs = watch(keras_internals.call_operation(plain, call.args, call.kwargs))
         call.kept["convolved"] = outputs
         if layer.use_gain:
             outputs = watch(outputs * _by_channel(layer, layer.gain, outputs))

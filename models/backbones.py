@@ -4,7 +4,7 @@ import os
 
 import keras
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.layers import replace_batch_norm
 from tfdpx.models.arguments import check_image_shape, check_positive_integer
 from tfdpx.models.backbone_bodies import body
@@ -76,7 +76,7 @@ def backbone(
         network = replace_batch_norm(network)
     norms = [
         layer
-        for layer in keras_hook.flatten_layers(network)
+        for layer in keras_internals.flatten_layers(network)
         if isinstance(layer, keras.layers.BatchNormalization)
     ]
     if batch_norm == "freeze":

@@ -55,8 +55,8 @@ _check_installation()
 from tfdpx import accounting, augment, callbacks, checks, distributed, keras_hook, per_example
 from tfdpx.accounting import PrivacyPlan
 from tfdpx.callbacks import PrivacyBudget
+from tfdpx.data.random_access import RandomAccess
 from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
-from tfdpx.random_access import RandomAccess
 
 keras_hook.install()
 

@@ -5,16 +5,16 @@ import os
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_hook
-from tfdpx.budget import (
+from tfdpx import keras_internals
+from tfdpx.data.draws import Draws
+from tfdpx.run.budget import (
     check_optimizer,
     epsilon_log,
     epsilon_spent,
     steps_left,
     steps_taken,
 )
-from tfdpx.checkpoint import Checkpoint
-from tfdpx.draws import Draws
+from tfdpx.run.checkpoint import Checkpoint
 
 __all__ = [
     "BudgetExceeded",
@@ -66,10 +66,10 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Checks optimizer and batches against the plan, and that there is budget left."""
-        optimizer, plan = keras_hook.innermost(self.model.optimizer), self.plan
+        optimizer, plan = keras_internals.innermost(self.model.optimizer), self.plan
         check_optimizer(optimizer, plan)
         self._check_batches(optimizer.draws)
-        if (keras_hook.initial_epoch(self.model) or 0) >= self.params["epochs"]:
+        if (keras_internals.initial_epoch(self.model) or 0) >= self.params["epochs"]:
             return  # Resumed after its last epoch: no step follows.
         left, execution = steps_left(optimizer, plan), self._execution()
         if left < execution:
@@ -118,7 +118,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _execution(self):
         # Our own loop ends with a shorter execution.
-        ours = keras_hook.driver(self.model) == "tfdpx"
+        ours = keras_internals.driver(self.model) == "tfdpx"
         return 1 if ours else self.model.steps_per_execution
 
 

@@ -27,11 +27,13 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdpx import agreement, fit_data, keras_hook, sampling, shares, train_step, views
-from tfdpx.budget import check_optimizer, steps_taken
-from tfdpx.callback_checks import check_callbacks
-from tfdpx.examples import as_examples
+from tfdpx import augmult, keras_internals, sampling, train_step
+from tfdpx.checks.callbacks import check_callbacks
+from tfdpx.data.examples import as_examples
 from tfdpx.per_example.losses import row_losses
+from tfdpx.replication import agreement, shares
+from tfdpx.run import fit_data
+from tfdpx.run.budget import check_optimizer, steps_taken
 
 
 def fit(
@@ -101,16 +103,16 @@ def fit(
     )  # fmt: skip
     examples = as_examples(x, y, sample_weight, class_weight=class_weight)
     with strategy.scope():
-        views.build(model, *examples.batch(tf.range(1), 1))
+        augmult.build(model, *examples.batch(tf.range(1), 1))
     planned = plan.batches(
         x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed
     )
     accounted = fit_data.accounted(optimizer, model, {"x": planned, "callbacks": callbacks})
-    with keras_hook.driving(model, "tfdpx"), accounted:
+    with keras_internals.driving(model, "tfdpx"), accounted:
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
-        initial_epoch = keras_hook.initial_epoch(model) or initial_epoch
+        initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
         taken = _Taken(optimizer, plan)
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
         seed = agreement.agree_on_run(
@@ -257,4 +259,4 @@ class _Measuring:
         penalty, _ = train_step.regularization(model.trainable_variables)
         each = [total(losses) for losses in rows.output_losses]
         train_step.show_losses(model, total(rows.losses), each, count, penalty)
-        keras_hook.compute_metrics(model, x, y, y_pred, sample_weight, present)
+        keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)

@@ -1,130 +1,66 @@
-"""The only file that touches Keras internals.
+"""Puts the wrappers into Keras that private training needs, and takes them out again.
 
 Keras hands an optimizer finished gradients and shows it neither the model nor the batch, so private
 training needs doors that Keras does not have:
 
-- `keras.Model.train_step` is wrapped: an optimizer that defines `private_train_step(model, data)`
-  drives the step, any other trains as before. A model's own `train_step` still wins by the method
-  resolution order; the optimizer then refuses its gradients.
-- `keras.Model.fit` is wrapped: an optimizer that defines `fitting(model, arguments)`, a context
-  manager, may refuse first and learns what data are trained on; the step can tell that Keras has
-  split the batch over replicas.
-- `keras.Model.train_on_batch` is wrapped: an optimizer that defines `by_hand(model, rows,
-  sample_weight)`, a context manager, accounts for such batches apart.
-- `keras.Model.compile` is wrapped: an optimizer that defines `compiled(model)` learns the weights.
-- Keras's loading of weights is wrapped: `on_saved_optimizer` learns what stands beside them.
-- Keras's mean losses divide by the number of replicas; `compute_loss` here turns that off.
-- `keras.Operation.__call__` is wrapped: while a recorder is active in this thread it sees every
-  call of every layer. Without one, the wrapper adds a single attribute look-up.
+- `keras.Model.train_step`: an optimizer that defines `private_train_step(model, data)` drives the
+  step, any other trains as before. A model's own `train_step` still wins by the method resolution
+  order; the optimizer then refuses its gradients.
+- `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
+  refuse first and learns what data are trained on; the step can tell that Keras has split the batch
+  over replicas.
+- `keras.Model.train_on_batch`: an optimizer that defines `by_hand(model, rows, sample_weight)`, a
+  context manager, accounts for such batches apart.
+- `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
+- The loading of weights: `on_saved_optimizer` learns what stands beside them.
+- Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
+  off.
+- `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
+  layer. Without one, the wrapper adds a single attribute look-up.
 
-`install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes both away again.
+`install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes all away again.
 """
 
-import concurrent.futures
-import contextlib
 import functools
 import inspect
-import threading
-import weakref
 
 import keras
-import numpy as np
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
-from keras.src.saving import saving_lib
 
-_active = threading.local()
-_originals = {}
+from tfdpx import keras_internals
+
+_installed = []  # (owner, name, what stood there, or None where it was inherited)
 _listeners = []
-_drivers = weakref.WeakKeyDictionary()
-_SCALINGS = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 
 
 def install():
     """Wraps what the module's docstring lists. Idempotent."""
-    if _originals:
+    if _installed:
         return
-    _originals["train_step"] = keras.Model.train_step
-    _originals["fit"] = keras.Model.fit
-    _originals["train_on_batch"] = keras.Model.train_on_batch
+    _wrap(keras.Model, "train_step", _train_step)
+    _wrap(keras.Model, "fit", _fit)
+    _wrap(keras.Model, "train_on_batch", _train_on_batch)
     # On the class that defines it: Keras takes a model with another `compile` for a custom one.
-    _originals["compile"] = _compile_owner().compile
-    _originals["call"] = keras.Operation.__call__
-    _originals.update({name: getattr(keras_loss, name) for name in _SCALINGS})
-    _originals["_load_state"] = saving_lib._load_state
-
-    @functools.wraps(_originals["train_step"])
-    def train_step(self, data):
-        private_step = getattr(innermost(self.optimizer), "private_train_step", None)
-        if private_step is None:
-            return _originals["train_step"](self, data)
-        return private_step(self, data)
-
-    @functools.wraps(_originals["fit"])
-    def fit(self, x=None, *args, **kwargs):
-        fitting = getattr(innermost(getattr(self, "optimizer", None)), "fitting", None)
-        if fitting is None:
-            return _originals["fit"](self, x, *args, **kwargs)
-        given = inspect.signature(_originals["fit"]).bind(self, x, *args, **kwargs)
-        with driving(self, "keras"), fitting(self, given.arguments):
-            return _originals["fit"](*given.args, **given.kwargs)
-
-    @functools.wraps(_originals["train_on_batch"])
-    def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
-        by_hand = getattr(innermost(getattr(self, "optimizer", None)), "by_hand", None)
-        arguments = (self, x, y, sample_weight, *args)
-        if by_hand is None:
-            return _originals["train_on_batch"](*arguments, **kwargs)
-        shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
-        with by_hand(self, shape[0] if shape else None, sample_weight):
-            return _originals["train_on_batch"](*arguments, **kwargs)
-
-    @functools.wraps(_originals["compile"])
-    def compile(self, *args, **kwargs):
-        _originals["compile"](self, *args, **kwargs)
-        compiled = getattr(innermost(self.optimizer), "compiled", None)
-        if compiled is not None:
-            compiled(self)
-
-    @functools.wraps(_originals["call"])
-    def call(self, *args, **kwargs):
-        recorder = getattr(_active, "recorder", None)
-        if recorder is None:
-            return call_operation(self, args, kwargs)
-        return recorder.observe(self, args, kwargs)
-
-    @functools.wraps(_originals["_load_state"])
-    def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
-        _originals["_load_state"](
-            saveable, weights_store, assets_store, inner_path, *args, **kwargs
-        )
-        if inner_path == "" and isinstance(saveable, keras.Model) and weights_store:
-            _tell_of_saved_optimizer(saveable, weights_store)
-
-    saving_lib._load_state = load_state
-    keras.Model.train_step = train_step
-    keras.Model.fit = fit
-    keras.Model.train_on_batch = train_on_batch
-    _compile_owner().compile = compile
-    keras.Operation.__call__ = call
-    for name in _SCALINGS:
-        setattr(keras_loss, name, _unless_unscaled(_originals[name]))
+    _wrap(keras_internals.compile_owner(), "compile", _compile)
+    _wrap(keras.Operation, "__call__", _call)
+    _wrap(*keras_internals.LOADING, _load_state)
+    for module, name in keras_internals.LOSS_SCALINGS:
+        _wrap(module, name, _scaling)
 
 
 def uninstall():
     """Gives Keras its own methods and functions back. Does nothing if not installed."""
-    if not _originals:
-        return
-    # The originals are inherited: taking ours off the class uncovers them.
-    del keras.Model.train_step
-    del keras.Model.fit
-    del keras.Model.train_on_batch
-    _compile_owner().compile = _originals["compile"]
-    saving_lib._load_state = _originals["_load_state"]
-    keras.Operation.__call__ = _originals["call"]
-    for name in _SCALINGS:
-        setattr(keras_loss, name, _originals[name])
-    _originals.clear()
+    while _installed:
+        owner, name, original = _installed.pop()
+        if original is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+def is_installed():
+    """Whether the wrappers are in place."""
+    return bool(_installed)
 
 
 def on_saved_optimizer(listener):
@@ -135,300 +71,84 @@ def on_saved_optimizer(listener):
     _listeners.append(listener)
 
 
-def _tell_of_saved_optimizer(model, weights_store):
-    try:
-        store = weights_store.get("optimizer")
-        arrays = {name: np.array(store[name]) for name in store.keys()}
-    except KeyError:  # The file has no optimizer.
-        return
-    for listener in _listeners:
-        listener(model, arrays)
+def _wrap(owner, name, make):
+    """Replaces `owner.name` by `make` of it."""
+    original = getattr(owner, name)
+    _installed.append((owner, name, vars(owner).get(name)))
+    setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _compile_owner():
-    return next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+def _method(model, name):
+    """The method of the model's optimizer of this name, or None."""
+    optimizer = keras_internals.innermost(getattr(model, "optimizer", None))
+    return getattr(optimizer, name, None)
 
 
-def is_installed():
-    """Whether the wrappers are in place."""
-    return bool(_originals)
+def _train_step(original):
+    def train_step(self, data):
+        private_step = _method(self, "private_train_step")
+        return original(self, data) if private_step is None else private_step(self, data)
+
+    return train_step
 
 
-def innermost(optimizer):
-    """The optimizer inside any number of wrappers such as `LossScaleOptimizer`."""
-    while isinstance(getattr(optimizer, "inner_optimizer", None), keras.optimizers.Optimizer):
-        optimizer = optimizer.inner_optimizer
-    return optimizer
+def _fit(original):
+    def fit(self, x=None, *args, **kwargs):
+        fitting = _method(self, "fitting")
+        if fitting is None:
+            return original(self, x, *args, **kwargs)
+        given = inspect.signature(original).bind(self, x, *args, **kwargs)
+        with keras_internals.driving(self, "keras"), fitting(self, given.arguments):
+            return original(*given.args, **given.kwargs)
+
+    return fit
 
 
-@contextlib.contextmanager
-def recording(recorder):
-    """Shows every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
+def _train_on_batch(original):
+    def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
+        by_hand = _method(self, "by_hand")
+        if by_hand is None:
+            return original(self, x, y, sample_weight, *args, **kwargs)
+        shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
+        with by_hand(self, shape[0] if shape else None, sample_weight):
+            return original(self, x, y, sample_weight, *args, **kwargs)
 
-    `recording(None)` hides them from an outer recorder.
-    """
-    previous = getattr(_active, "recorder", None)
-    _active.recorder = recorder
-    try:
-        yield recorder
-    finally:
-        _active.recorder = previous
+    return train_on_batch
 
 
-@contextlib.contextmanager
-def still():
-    """Within it, layers that hold a seed generator (such as dropout) run in inference mode.
+def _compile(original):
+    def compile(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        compiled = _method(self, "compiled")
+        if compiled is not None:
+            compiled(self)
 
-    For comparing one forward pass with another.
-    """
-    previous, _active.still = getattr(_active, "still", False), True
-    try:
-        yield
-    finally:
-        _active.still = previous
+    return compile
 
 
-def call_operation(operation, args, kwargs):
-    """What `keras.Operation.__call__` does by itself, unseen by a recorder."""
-    if getattr(_active, "still", False) and getattr(operation, "_seed_generators", None):
-        kwargs = {**kwargs, "training": False} if "training" in kwargs else kwargs
-    original = _originals.get("call", keras.Operation.__call__)
-    return original(operation, *args, **kwargs)
+def _call(original):
+    def call(self, *args, **kwargs):
+        recorder = keras_internals.recorder()
+        if recorder is None:
+            return keras_internals.call_operation(self, args, kwargs)
+        return recorder.observe(self, args, kwargs)
+
+    return call
 
 
-def without(layer, **attributes):
-    """A shallow copy of `layer` that shares its variables, with `attributes` replaced.
+def _load_state(original):
+    def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
+        original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
+        if inner_path == "" and isinstance(saveable, keras.Model) and weights_store:
+            arrays = keras_internals.saved_optimizer(weights_store)
+            for listener in _listeners if arrays is not None else []:
+                listener(saveable, arrays)
 
-    Keras' own `__setattr__` is bypassed, so nothing is tracked twice and the layer stays untouched.
-    """
-    twin = object.__new__(type(layer))
-    twin.__dict__.update(layer.__dict__)
-    twin.__dict__.update(attributes)
-    return twin
-
-
-def own_trainable_variables(layer):
-    """Trainable variables that `layer` holds itself, not through a sublayer."""
-    if not layer.trainable:
-        return []
-    return [v for v in layer._trainable_variables if v.trainable]
+    return load_state
 
 
-def flatten_layers(layer):
-    """`layer` and all layers below it."""
-    return list(layer._flatten_layers())
-
-
-def seed_generators(layer):
-    """Every `keras.random.SeedGenerator` of `layer` and its sublayers."""
-    found = []
-    for part in flatten_layers(layer):
-        found.extend(part._seed_generators)
-    return list({id(g): g for g in found}.values())
-
-
-def seed_states(layer):
-    """The states of `seed_generators(layer)`, `keras.Variable`s."""
-    return [generator.state for generator in seed_generators(layer)]
-
-
-def handles(variable):
-    """The resources that hold a `keras.Variable`: one, or one a replica."""
-    value = variable.value
-    return [part.handle for part in getattr(value, "values", [value])]
-
-
-def own_training_methods(model):
-    """Names of the methods between `fit` and Keras' `train_step` that are not Keras' own.
-
-    Args:
-        model: A `keras.Model`; its class and the instance are looked at.
-    """
-    names = ("train_step", "make_train_function")
-    own = [
-        name
-        for name in names
-        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
-    ]
-    # Keras keeps what it makes there; only a function of another module is somebody's own.
-    function = getattr(model, "train_function", None)
-    function = getattr(function, "python_function", function)
-    if function is not None and function.__module__ != keras.Model.make_train_function.__module__:
-        own.append("train_function")
-    return own
-
-
-def overwritten_with_gradients(layer):
-    """Names of the layer's own variables that Keras replaces by their gradient, as float8 has."""
-    return [v.name for v in layer._trainable_variables if v.overwrite_with_gradient]
-
-
-def added_losses(model):
-    """`{layer: losses}` that calls have put there by `add_loss` or an activity regulariser."""
-    return {part: own for part in flatten_layers(model) if (own := part._get_own_losses())}
-
-
-def clear_added_losses(model):
-    """Forgets what `added_losses` lists, as Keras does at the start of a call."""
-    model._clear_losses()
-
-
-def output_loss_trackers(model):
-    """The means that Keras keeps for each output's loss; empty for a model of one output."""
-    return [] if model._compile_loss is None else list(model._compile_loss.metrics)
-
-
-@contextlib.contextmanager
-def without_weight_regularizers(variables):
-    """Takes the weight regularisers off `variables` for a while.
-
-    They read no data: the private step adds their gradient after the noise, so the per-example loss
-    must not hold them.
-    """
-    kept = [(v, v.regularizer) for v in variables if v.regularizer is not None]
-    for variable, _ in kept:
-        variable.regularizer = None
-    try:
-        yield
-    finally:
-        for variable, regularizer in kept:
-            variable.regularizer = regularizer
-
-
-def update_loss_tracker(model, loss, count):
-    """Adds a batch of `count` examples of mean `loss` to what Keras shows as `loss`."""
-    model._loss_tracker.update_state(loss, sample_weight=count)
-
-
-def compute_metrics(model, x, y, y_pred, sample_weight, present):
-    """`model.compute_metrics`, counting only the rows where `present` [rows] is true, if given.
-
-    Keras gives `sample_weight` to `weighted_metrics` alone; an absent row (padding) must not count
-    in the unweighted ones either.
-    """
-    compiled = model._compile_metrics
-    own_method = type(model).compute_metrics is not keras.Model.compute_metrics
-    if compiled is None or present is None or own_method:
-        return model.compute_metrics(x, y, y_pred, sample_weight)
-    if not compiled.built:
-        with recording(None):
-            compiled.build(y, y_pred)
-    y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
-    if sample_weight is None:
-        weights = [tf.cast(present, "float32")] * len(y_true)
-    else:
-        weights = compiled._flatten_y(sample_weight)
-        weights = weights * len(y_true) if len(weights) == 1 else weights
-    present = tf.cast(present, "float32")
-    for metric, true, predicted in zip(compiled._flat_metrics, y_true, y_pred, strict=True):
-        if metric:
-            metric.update_state(true, predicted, sample_weight=present)
-    for metric, true, predicted, weight in zip(
-        compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=True
-    ):
-        if metric:
-            metric.update_state(true, predicted, sample_weight=weight)
-    return model.get_metrics_result()
-
-
-@contextlib.contextmanager
-def keeping_first_epoch(model):
-    """Afterwards, also after an error, `fit` begins again where it is told to."""
-    try:
-        yield
-    finally:
-        model._initial_epoch = None
-
-
-def initial_epoch(model):
-    """The epoch that a callback had `fit` begin at, an int or None."""
-    return model._initial_epoch
-
-
-def set_initial_epoch(model, epoch):
-    """Has `fit` begin at another epoch, as `keras.callbacks.BackupAndRestore` does; or None."""
-    model._initial_epoch = epoch
-
-
-def side_channels(tensor):
-    """The attributes by which Keras passes more than the value: `_keras_mask`, `_keras_logits`."""
-    return (getattr(tensor, "_keras_mask", None), getattr(tensor, "_keras_logits", None))
-
-
-def set_side_channels(tensor, mask, logits):
-    """Attaches a mask and logits as Keras does; `None` attaches nothing."""
-    if mask is not None:
-        tensor._keras_mask = mask
-    if logits is not None:
-        tensor._keras_logits = logits
-
-
-@contextlib.contextmanager
-def driving(model, name):
-    """Within it, `driver(model)` is `name`: who splits batches over replicas and runs the step."""
-    previous = _drivers.get(model)
-    _drivers[model] = name
-    try:
-        yield
-    finally:
-        _drivers[model] = previous
-
-
-def driver(model):
-    """Whose `fit` is running: "keras" or "tfdpx", None outside of both."""
-    return _drivers.get(model)
-
-
-def _unless_unscaled(scaling):
-    @functools.wraps(scaling)
+def _scaling(original):
     def scaled(value):
-        return value if getattr(_active, "unscaled", False) else scaling(value)
+        return value if keras_internals.is_unscaled() else original(value)
 
     return scaled
-
-
-def eagerly(function, *args):
-    """`function(*args)` in eager mode, also while a graph is being traced.
-
-    In a thread of its own: `tf.init_scope` would leave the graph too, but it stops every tape in
-    the thread, and gradients taken in it are silently zero.
-    """
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(function, *args).result()
-
-
-def build(model, data):
-    """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables.
-
-    Args:
-        model: A compiled `keras.Model`.
-        data: `(x, y, sample_weight)`; only dtypes and the shapes behind the batch axis are read.
-    """
-
-    def symbolic(leaf):
-        dtype = keras.backend.standardize_dtype(leaf.dtype)
-        return keras.KerasTensor([None, *leaf.shape[1:]], dtype)
-
-    with recording(None), tf.init_scope():
-        model._symbolic_build(
-            data_batch=tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
-        )
-
-
-def call_model(model, x):
-    """The training-mode forward pass, as Keras' own `train_step` makes it."""
-    return model(x, training=True) if model._call_has_training_arg else model(x)
-
-
-def compute_loss(model, x, y, y_pred, sample_weight):
-    """`model.compute_loss` in training mode, as if there were one replica.
-
-    Also where it is overridden without `training`.
-    """
-    _active.unscaled = True
-    try:
-        return model._compute_loss(
-            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
-        )
-    finally:
-        _active.unscaled = False

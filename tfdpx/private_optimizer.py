@@ -13,12 +13,14 @@ import keras
 import tensorflow as tf
 
 from tfdpx import augment as augment_module
-from tfdpx import fit_data, microbatch, replicas
-from tfdpx.account import FACTS, STEPS, Account
-from tfdpx.callback_checks import check_callbacks
+from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.mechanism import PrivateGradient
+from tfdpx.memory import pass_size
 from tfdpx.per_example import ENGINES
-from tfdpx.run import Run, fresh_state, value_of
+from tfdpx.replication import replicas
+from tfdpx.run import fit_data
+from tfdpx.run.account import FACTS, STEPS, Account
+from tfdpx.run.state import Run, fresh_state, value_of
 from tfdpx.train_step import private_train_step
 
 # Keras arguments that would change the mechanism, and what to use instead.
@@ -95,7 +97,7 @@ class PrivateOptimizer:
         batch_size = _agree("batch_size", batch_size, plan)
         noise_multiplier = _agree("noise_multiplier", noise_multiplier, plan)
         _check_count("batch_size", batch_size)
-        if microbatch_size not in (None, microbatch.AUTO):
+        if microbatch_size not in (None, pass_size.AUTO):
             _check_count("microbatch_size", microbatch_size, instead=', None or "auto"')
         if not _is_number(noise_multiplier) or not 0 <= noise_multiplier < math.inf:
             raise ValueError(
@@ -150,7 +152,7 @@ class PrivateOptimizer:
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
     def by_hand(self, model, rows, sample_weight):
-        """A context around `model.train_on_batch`; see `tfdpx.fit_data.by_hand`."""
+        """A context around `model.train_on_batch`; see `tfdpx.run.fit_data.by_hand`."""
         return fit_data.by_hand(self, model, rows, sample_weight)
 
     def compiled(self, model):
@@ -177,12 +179,12 @@ class PrivateOptimizer:
 
     @property
     def run(self):
-        """`tfdpx.run.Run`: the seeds of noise and draws, and how far they were used. Secret."""
+        """`tfdpx.run.state.Run`: the seeds of noise and draws, and how far used. Secret."""
         return self._run
 
     @property
     def account(self):
-        """`tfdpx.account.Account`: keeps the ledger."""
+        """`tfdpx.run.account.Account`: keeps the ledger."""
         return self._account
 
     @property

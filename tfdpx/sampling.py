@@ -6,7 +6,7 @@ knows the seed can replay every draw and meets the loss of an unsampled Gaussian
 from the operating system unless given; give one for experiments, and keep it as secret as the data.
 
 Both samplings give `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0 is
-absent: tfdpx's optimizers let it contribute exactly zero. What they draw from: `tfdpx.examples`.
+absent: tfdpx's optimizers let it contribute exactly zero. What they draw from is in `tfdpx.data`.
 """
 
 import math
@@ -14,9 +14,10 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import budget, noise
-from tfdpx.draws import Draws, draws_of, finished
-from tfdpx.shares import Shares
+from tfdpx import noise
+from tfdpx.data.draws import Draws, draws_of, finished
+from tfdpx.replication.shares import Shares
+from tfdpx.run import budget
 
 # Set the draws apart from whatever else is keyed by the same seed.
 _POISSON_KEY = int.from_bytes(b"poisson", "big")
@@ -113,11 +114,11 @@ def poisson_batches(
         start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
             batch of an iterator is. A step must count itself only when it has read its batch, as
             those of tfdpx's optimizers do; Keras's own may do it before.
-        run: Optional `tfdpx.run.Run`: iterators begin at the first step that it has not used.
+        run: Optional `tfdpx.run.state.Run`: iterators begin at the first step that it has not used.
         input_context: Optional `tf.distribute.InputContext`, for one pass by
             `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
-            replica of this host in turn (see `tfdpx.shares`). All hosts need the same examples,
-            `seed` and `start`, an int.
+            replica of this host in turn (see `tfdpx.replication.shares`). All hosts need the same
+            examples, `seed` and `start`, an int.
 
     Returns:
         A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`, or

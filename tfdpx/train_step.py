@@ -13,11 +13,14 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, inputs, keras_hook, mechanism, microbatch, noise, replicas
-from tfdpx.callback_checks import check_log_names
+from tfdpx import checks, keras_internals, mechanism, noise
+from tfdpx.augmult import build
+from tfdpx.checks.callbacks import check_log_names
+from tfdpx.data import inputs
+from tfdpx.memory import pass_size
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
-from tfdpx.views import build
+from tfdpx.replication import replicas
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
@@ -75,7 +78,7 @@ def _step(optimizer, model, data):
     batch = (x, y, sample_weight, choices, present)
     one_pass = _Pass(optimizer, model, prepared.engine, views)
     size = optimizer.microbatch_size
-    if size == microbatch.AUTO:
+    if size == pass_size.AUTO:
         size = prepared.fitting(one_pass.traced, batch, optimizer.batch_size, variables)
     if replicas.compile_apart(model):
         totals, logs = _compiled_passes(one_pass, batch, size)
@@ -112,8 +115,10 @@ def show_losses(model, loss, output_losses, examples, penalty):
         penalty: Float32 scalar, of the weight regularisers.
     """
     count = tf.maximum(examples, 1.0)
-    keras_hook.update_loss_tracker(model, loss / count + penalty, examples)
-    for tracker, each in zip(keras_hook.output_loss_trackers(model), output_losses, strict=True):
+    keras_internals.update_loss_tracker(model, loss / count + penalty, examples)
+    for tracker, each in zip(
+        keras_internals.output_loss_trackers(model), output_losses, strict=True
+    ):
         tracker.update_state(each / count, sample_weight=examples)
 
 
@@ -138,7 +143,7 @@ class _Pass:
         # Without weights and padding every row is present, and Keras counts as it always does.
         all_present = sample_weight is None and self._optimizer.microbatch_size is None
         counted = None if all_present else rows_present
-        logs = keras_hook.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
+        logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
 
         def total(losses):
             return tf.reduce_sum(tf.where(rows_present, losses, 0.0)) / views.count
@@ -164,7 +169,7 @@ class _Pass:
         return _Totals(
             sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
             loss=tf.zeros([]),
-            output_losses=[tf.zeros([]) for _ in keras_hook.output_loss_trackers(self._model)],
+            output_losses=[tf.zeros([]) for _ in keras_internals.output_loss_trackers(self._model)],
             examples=tf.zeros([]),
             nonfinite=tf.zeros([]),
         )
@@ -221,7 +226,7 @@ class _Prepared:
     key: tuple
     engine: Callable
     checked: set = dataclasses.field(default_factory=set)  # examples of a pass
-    fitting: microbatch.Fitting = dataclasses.field(default_factory=microbatch.Fitting)
+    fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
 
 
 def _prepare(optimizer, model, views, x, y, sample_weight):
@@ -263,7 +268,7 @@ def _examples_of_pass(optimizer, x):
     count, size = Rows(x).count, optimizer.microbatch_size
     if not isinstance(count, int):
         count = -(-optimizer.batch_size // tf.distribute.get_strategy().num_replicas_in_sync)
-    return count if size in (None, microbatch.AUTO) else min(count, size)
+    return count if size in (None, pass_size.AUTO) else min(count, size)
 
 
 def _present(sample_weight, count):

@@ -15,7 +15,7 @@ from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.distribute import one_device_strategy
 
 import tfdpx
-from tfdpx import keras_hook, noise
+from tfdpx import keras_internals, noise
 from tfdpx.train import classifiers
 
 NUM_CLASSES = 10
@@ -125,7 +125,7 @@ def export(step, steps_through=None):
         )
         data = _batch(step)
         # Keras makes metrics and slots on a first batch, which must not happen inside the trace.
-        keras_hook.build(model, data)
+        keras_internals.build(model, data)
         model.optimizer.build(model.trainable_variables)
     train = steps_through or (lambda model, data: model.train_step(data))
 
@@ -134,7 +134,7 @@ def export(step, steps_through=None):
         return strategy.trace(train, (model, data), replica)
 
     arguments = (tf.constant(0), *data)
-    with keras_hook.driving(model, "tfdpx"):
+    with keras_internals.driving(model, "tfdpx"):
         inputs = run.get_concrete_function(*arguments).inputs
         module = run.experimental_get_compiler_ir(*arguments)(stage="hlo_serialized")
     _check_parameters(module, inputs)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import keras_hook, per_example
+from tfdpx import keras_internals, per_example
 from tfdpx.train import benchmark_models
 from tfdpx.train.errors import UserError, checking_flags
 
@@ -84,7 +84,7 @@ def make_model(kind, settings):
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=settings.jit,
     )
-    keras_hook.build(model, (*make_rows(dataclasses.replace(settings, images=1)), None))
+    keras_internals.build(model, (*make_rows(dataclasses.replace(settings, images=1)), None))
     return model
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from tfdpx import sampling
 from tfdpx.callbacks import steps_taken
-from tfdpx.examples import as_examples
+from tfdpx.data.examples import as_examples
 
 BATCH_SIZE = 500
 TOP = 5

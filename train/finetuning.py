@@ -5,7 +5,7 @@ import pathlib
 import keras
 import numpy as np
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.train import classifiers
 from tfdpx.train.errors import UserError
 
@@ -77,7 +77,7 @@ def last_layer(model):
 def freeze_all_but_last(model):
     """Makes `last_layer(model)` the only one that trains."""
     last = last_layer(model)
-    for layer in keras_hook.flatten_layers(model):
+    for layer in keras_internals.flatten_layers(model):
         if layer is not last and not isinstance(layer, keras.Model):
             layer.trainable = False
 
@@ -115,7 +115,7 @@ def _copy(source, model, path):
             f"with {source.count_params()} parameters against {model.count_params()}."
         )
     kinds, expected = (
-        [type(layer) for layer in keras_hook.flatten_layers(m) if layer.weights]
+        [type(layer) for layer in keras_internals.flatten_layers(m) if layer.weights]
         for m in (source, model)
     )
     if kinds != expected:

@@ -17,7 +17,7 @@ import keras
 from absl import app, flags
 
 from tfdpx import noise, sampling
-from tfdpx.examples import as_examples
+from tfdpx.data.examples import as_examples
 from tfdpx.train import (
     checkpoint,
     classifiers,

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 from absl import flags
 
-from tfdpx import agreement
-from tfdpx.shares import check_divides
+from tfdpx.replication import agreement
+from tfdpx.replication.shares import check_divides
 from tfdpx.train.errors import UserError, checking_flags
 
 KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")

@@ -8,7 +8,8 @@ from replica_cases import NUM_EXAMPLES, data, main, make_model, make_plan, strat
 from scipy import stats
 
 import tfdpx
-from tfdpx import mechanism, noise, replicas
+from tfdpx import mechanism, noise
+from tfdpx.replication import replicas
 
 
 def noise_problems(strategy, steps=3):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpx import sampling
-from tfdpx.examples import Examples
+from tfdpx.data.examples import Examples
 
 
 def make(kind, capacity=20, **arguments):
@@ -106,7 +106,7 @@ def test_replicas_share_a_draw():
     script = """
         import keras, numpy as np, tensorflow as tf
         from tfdpx import sampling
-        from tfdpx.examples import Examples
+        from tfdpx.data.examples import Examples
 
         device = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(

@@ -7,8 +7,10 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tfdpx import draws, sampling, shares
-from tfdpx.examples import Examples
+from tfdpx import sampling
+from tfdpx.data import draws
+from tfdpx.data.examples import Examples
+from tfdpx.replication import shares
 
 NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
 

@@ -217,7 +217,7 @@ class PrivacyPlan:
             ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
         """
         from tfdpx import sampling  # Here: accounting needs no TensorFlow.
-        from tfdpx.examples import as_examples
+        from tfdpx.data.examples import as_examples
 
         check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
         return sampling.plan_batches(

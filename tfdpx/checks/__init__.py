@@ -4,7 +4,7 @@ Every check runs before the first step, on made-up data of the right shapes and 
 example is read. Each error names the layer, where it can be told, and the remedy.
 """
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.checks.augmentation import check_augment
 from tfdpx.checks.declared import check_layers, check_precision, check_train_step
 from tfdpx.checks.errors import UnfitForPrivacy
@@ -13,7 +13,7 @@ from tfdpx.checks.hidden_state import check_state_of_loss
 from tfdpx.checks.perturbed import perturbed
 from tfdpx.checks.separation import check_separation, examples_of_pass
 from tfdpx.per_example import ENGINES
-from tfdpx.per_example.probe import restored
+from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic
 
 __all__ = ["UnfitForPrivacy", "check_augment", "check_step"]
@@ -46,7 +46,7 @@ def check_step(model, optimizer, rows, y, sample_weight, views, examples):
             "`trainable = True` on a layer and compile again."
         )
     # Two views show what sixteen do.
-    keras_hook.eagerly(
+    keras_internals.eagerly(
         _check_runs, model, optimizer, rows, y, sample_weight, min(views, 2), examples
     )
 
@@ -59,7 +59,7 @@ def _check_runs(model, optimizer, rows, y, sample_weight, views, examples):
     ):
         engine = ENGINES[optimizer.per_example_engine](model, rows, views)
         check_separation(model, engine, rows, examples_of_pass(examples, views), views)
-        with keras_hook.still():
+        with keras_internals.still():
             few = synthetic((rows, y, sample_weight), _EXAMPLES * views, seed=0)
             check_state_of_loss(model, *few)
             check_loss(model, *few, examples_of_pass(examples, 1))

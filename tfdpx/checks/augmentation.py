@@ -5,13 +5,13 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import same_rows
 from tfdpx.checks.errors import UnfitForPrivacy
 from tfdpx.checks.hidden_state import check_state_of_augment
 from tfdpx.checks.separation import examples_of_pass
-from tfdpx.per_example.probe import restored
+from tfdpx.per_example.layout import restored
 
 # Random augmentations may mix other examples, or by little, in any one draw.
 _DRAWS = 6
@@ -30,7 +30,7 @@ def check_augment(augment, x, examples):
     Raises:
         UnfitForPrivacy: If a view of one example depends on another, or on what came before.
     """
-    keras_hook.eagerly(_check_augment, augment, x, examples_of_pass(examples, _VIEWS))
+    keras_internals.eagerly(_check_augment, augment, x, examples_of_pass(examples, _VIEWS))
 
 
 def _check_augment(augment, x, examples):

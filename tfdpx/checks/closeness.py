@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 
 _HALVES = (tf.float16, tf.bfloat16)
 
@@ -48,5 +48,5 @@ def is_full_precision(model):
     """Whether no layer of `model` computes in 16 bits."""
     return all(
         layer.compute_dtype not in ("float16", "bfloat16")
-        for layer in keras_hook.flatten_layers(model)
+        for layer in keras_internals.flatten_layers(model)
     )

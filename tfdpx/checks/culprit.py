@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.checks.closeness import close, same_rows
-from tfdpx.per_example.probe import restored
+from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import Rows
 
 # Batches of other sizes and orders are rounded otherwise.
@@ -27,10 +27,10 @@ def find_mixing_operation(model, first, second, rows):
     traces = []
     for x in (first, second):
         with (
-            keras_hook.recording(_Trace()) as trace,
-            restored(keras_hook.seed_states(model)),
+            keras_internals.recording(_Trace()) as trace,
+            restored(keras_internals.seed_states(model)),
         ):
-            keras_hook.call_model(model, x)
+            keras_internals.call_model(model, x)
         traces.append(trace.finished)
     counts = [Rows(x).count for x in (first, second)]
     for (operation, *a), (other, *b) in zip(*traces, strict=False):
@@ -49,7 +49,7 @@ class _Trace:
         self.finished = []
 
     def observe(self, operation, args, kwargs):
-        outputs = keras_hook.call_operation(operation, args, kwargs)
+        outputs = keras_internals.call_operation(operation, args, kwargs)
         self.finished.append((operation, (args, kwargs), outputs))
         return outputs
 

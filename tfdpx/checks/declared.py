@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.checks.errors import UnfitForPrivacy
 
 
@@ -15,7 +15,7 @@ def check_precision(model):
     Raises:
         UnfitForPrivacy: If the optimizer is wrapped.
     """
-    if model.optimizer is not keras_hook.innermost(model.optimizer):
+    if model.optimizer is not keras_internals.innermost(model.optimizer):
         raise UnfitForPrivacy(
             f"The optimizer is wrapped in {type(model.optimizer).__name__}. Scaling the loss by "
             "what the gradients look like uses the data beyond what the guarantee covers. "
@@ -32,7 +32,7 @@ def check_train_step(model):
     Raises:
         UnfitForPrivacy: With the name of the method.
     """
-    own = keras_hook.own_training_methods(model)
+    own = keras_internals.own_training_methods(model)
     if own:
         raise UnfitForPrivacy(
             f"Model '{model.name}' (of type {type(model).__name__}) has a `{own[0]}` of its own. "
@@ -50,7 +50,7 @@ def check_layers(model):
     Raises:
         UnfitForPrivacy: With the name of the layer and what to use in its place.
     """
-    for layer in keras_hook.flatten_layers(model):
+    for layer in keras_internals.flatten_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise UnfitForPrivacy(
                 f"Layer '{layer.name}' is a trainable BatchNormalization, which mixes the examples "
@@ -70,7 +70,7 @@ def check_layers(model):
                 f"Layer '{layer.name}' has an activity regulariser, a loss over the whole batch. "
                 "Build the layer without `activity_regularizer`; weight regularisers are fine."
             )
-        overwritten = keras_hook.overwritten_with_gradients(layer)
+        overwritten = keras_internals.overwritten_with_gradients(layer)
         if overwritten:
             raise UnfitForPrivacy(
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) is quantized to float8: "

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.checks.closeness import close, is_full_precision
 from tfdpx.checks.errors import UnfitForPrivacy
 from tfdpx.per_example.outputs import Outputs
@@ -25,7 +25,7 @@ def check_loss(model, x, y, sample_weight, examples):
         sample_weight: As `x`, or None.
         examples: Int, of the batch that the loss is tried on; `x` is repeated to give it.
     """
-    few = Outputs(keras_hook.call_model(model, x))
+    few = Outputs(keras_internals.call_model(model, x))
     many = tf.range(examples) % Rows(x).count
     x, y, sample_weight = Rows((x, y, sample_weight)).map(lambda t: tf.gather(t, many))
     tensors = [tf.gather(t, many) for t in few.tensors]
@@ -87,12 +87,12 @@ def _ordinary_norm(model, views_of_one):
     values = [v.value for v in model.trainable_variables]
     with (
         tf.GradientTape() as tape,
-        keras_hook.without_weight_regularizers(model.trainable_variables),
+        keras_internals.without_weight_regularizers(model.trainable_variables),
     ):
         losses = []
         for x, y, sample_weight in views_of_one:
-            y_pred = keras_hook.call_model(model, x)
-            loss = keras_hook.compute_loss(model, x, y, y_pred, sample_weight)
+            y_pred = keras_internals.call_model(model, x)
+            loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
             losses.append(tf.cast(tf.reduce_sum(loss), "float32"))
         mean = tf.reduce_mean(losses)
     gradients = [g for g in tape.gradient(mean, values) if g is not None]
@@ -106,7 +106,7 @@ def _loss_gradient(model, x, y, predictions, tensors, sample_weight):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(wanted)
         y_pred = predictions.rebuild(tensors)
-        loss = tf.reduce_sum(keras_hook.compute_loss(model, x, y, y_pred, sample_weight))
+        loss = tf.reduce_sum(keras_internals.compute_loss(model, x, y, y_pred, sample_weight))
     return tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
 

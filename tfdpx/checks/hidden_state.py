@@ -6,8 +6,9 @@ queue. All of them are written by a stateful operation, here or in a function, l
 
 import tensorflow as tf
 
-from tfdpx import keras_hook, liveness
+from tfdpx import keras_internals
 from tfdpx.checks.errors import UnfitForPrivacy
+from tfdpx.memory import graph_peak
 from tfdpx.per_example.losses import row_losses
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
@@ -46,7 +47,7 @@ def check_state(model, one_pass):
     Raises:
         UnfitForPrivacy: With the variables, or the operations where it is none of the model's.
     """
-    allowed = keras_hook.seed_states(model)
+    allowed = keras_internals.seed_states(model)
     _demand_none(_Found(one_pass.graph, model, allowed), f"The training pass of '{model.name}'")
     if one_pass.added:
         names = [layer.name for layer in one_pass.added]
@@ -68,20 +69,20 @@ def check_state_of_loss(model, x, y, sample_weight):
     Raises:
         UnfitForPrivacy: With the variables or operations.
     """
-    y_pred = keras_hook.call_model(model, x)
+    y_pred = keras_internals.call_model(model, x)
 
     def loss():
         return row_losses(model, x, y, y_pred, sample_weight).losses
 
     def metrics():
-        return keras_hook.compute_metrics(model, x, y, y_pred, sample_weight, None)
+        return keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, None)
 
     for what, function, allowed, harmless in (
         ("The loss", loss, [], ()),
         ("`compute_metrics`", metrics, model.metrics_variables, ("Collective",)),
     ):
         graph = tf.function(function, autograph=False).get_concrete_function().graph
-        allowed = [*allowed, *keras_hook.seed_states(model)]
+        allowed = [*allowed, *keras_internals.seed_states(model)]
         # Reading a metric adds it up over the hosts.
         _demand_none(_Found(graph, model, allowed, harmless), what)
 
@@ -108,7 +109,7 @@ def check_state_of_augment(augment, apply, images):
     """
     layer = getattr(augment, "layer", None)
     graph = tf.function(apply, autograph=False).get_concrete_function(images).graph
-    found = _Found(graph, layer, [] if layer is None else keras_hook.seed_states(layer))
+    found = _Found(graph, layer, [] if layer is None else keras_internals.seed_states(layer))
     found.demand_no_python("The augmentation")
     found.demand_no_writes("The augmentation")
     return not found.drawn
@@ -126,7 +127,7 @@ class _Found:
 
     def __init__(self, graph, layer, allowed, harmless=()):
         known = {} if layer is None else _paths(layer)
-        permitted = {id(handle) for v in allowed for handle in keras_hook.handles(v)}
+        permitted = {id(handle) for v in allowed for handle in keras_internals.handles(v)}
         self.written, self.drawn, self.python = [], [], []
         for name, operation, resources in _stateful(graph):
             if operation.type in _HARMLESS or operation.type.startswith(harmless):
@@ -170,7 +171,7 @@ def _paths(model):
     return {
         id(handle): v.path
         for v in [*model.variables, *model.metrics_variables]
-        for handle in keras_hook.handles(v)
+        for handle in keras_internals.handles(v)
     }
 
 
@@ -186,7 +187,7 @@ def _stateful(graph, outer=None, path=""):
         outer = {id(inner): captured for captured, inner in graph.captures}
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
-        functions = [body for _, body in liveness.called(operation)]
+        functions = [body for _, body in graph_peak.called(operation)]
         start, name = _CALLS.get(operation.type), f"{path}{operation.name}"
         if operation.type == "Identity":
             outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))

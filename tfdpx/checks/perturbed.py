@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from tfdpx.per_example.probe import restored
+from tfdpx.per_example.layout import restored
 
 
 @contextlib.contextmanager

@@ -12,15 +12,15 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import close, is_full_precision
 from tfdpx.checks.culprit import find_mixing_operation
 from tfdpx.checks.errors import UnfitForPrivacy
 from tfdpx.checks.hidden_state import check_state
 from tfdpx.checks.training_pass import TrainingPass
+from tfdpx.per_example.layout import restored
 from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.probe import restored
 from tfdpx.per_example.rows import Rows
 
 # The fewest examples that show anything, and the most rows that are made up for a huge pass.
@@ -53,17 +53,17 @@ def check_separation(model, engine, x, examples, views):
     Raises:
         UnfitForPrivacy: With the layer, where it can be told.
     """
-    vocabulary = made_up.vocabulary(lambda batch: keras_hook.call_model(model, batch), x)
-    random = bool(keras_hook.seed_generators(model))
+    vocabulary = made_up.vocabulary(lambda batch: keras_internals.call_model(model, batch), x)
+    random = bool(keras_internals.seed_generators(model))
     for still in (False, True) if random else (False,):
         # Random layers draw by place: the examples are reordered only where they hold still.
         batches = made_up.batches(x, examples, views, vocabulary, shuffled=still or not random)
-        with keras_hook.still() if still else contextlib.nullcontext():
+        with keras_internals.still() if still else contextlib.nullcontext():
             one_pass = TrainingPass(model, engine, x, examples * views)
             if not still:
                 check_state(model, one_pass)
             whole = _compare_batches(model, one_pass, batches)
-    with keras_hook.still():
+    with keras_internals.still():
         _compare_alone(model, whole)
 
 
@@ -72,7 +72,7 @@ def _compare_batches(model, one_pass, batches):
 
     def run(batch):
         # The same random numbers each time.
-        with restored(keras_hook.seed_states(model)):
+        with restored(keras_internals.seed_states(model)):
             return one_pass(batch)
 
     first, second, third = batches
@@ -134,7 +134,7 @@ def _compare_alone(model, whole):
     x, last = whole.batch.x, len(whole.batch.order) - 1
     for row in (0, last // 2, last):
         one = Rows(x).map(lambda t, row=row: t[row : row + 1])
-        alone = Outputs(keras_hook.call_model(model, one)).tensors
+        alone = Outputs(keras_internals.call_model(model, one)).tensors
         if not all(
             close(w[row : row + 1], a) for w, a in zip(whole.predictions, alone, strict=True)
         ):

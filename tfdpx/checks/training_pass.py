@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.checks import made_up
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows, synthetic
@@ -55,14 +55,14 @@ class TrainingPass:
         self._engine = engine
         self._rows = Rows(specs)
         self.layers = []
-        keras_hook.clear_added_losses(model)
+        keras_internals.clear_added_losses(model)
         made = Rows(synthetic(specs, rows, seed=0)).tensors
         order, emphasis = tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows], tf.float32)
         traced = tf.function(self._run, autograph=False).get_concrete_function(
             [tf.TensorSpec(t.shape, t.dtype) for t in made], order, emphasis
         )
-        self.added = list(keras_hook.added_losses(model))
-        keras_hook.clear_added_losses(model)
+        self.added = list(keras_internals.added_losses(model))
+        keras_internals.clear_added_losses(model)
         self.graph = traced.graph
         # A model that runs eagerly is looked at as it runs.
         self._function = self._run if model.run_eagerly else traced
@@ -84,12 +84,12 @@ class TrainingPass:
     def _run(self, tensors, order, emphasis):
         model, x = self._model, self._rows.pack(tensors)
         if not hasattr(self._engine, "recorder"):
-            tensors = Outputs(keras_hook.call_model(model, x)).tensors
+            tensors = Outputs(keras_internals.call_model(model, x)).tensors
             return tensors, [[self._fingerprint(t) for t in tensors]], []
         recorder = self._engine.recorder()
         with recorder.taping():
-            with keras_hook.recording(recorder):
-                predictions = Outputs(keras_hook.call_model(model, x))
+            with keras_internals.recording(recorder):
+                predictions = Outputs(keras_internals.call_model(model, x))
         targets = predictions.select(predictions.tensors)
         weights = [_weights(t, order, emphasis) for t in targets]
         gradients = recorder.gradients(targets, weights)

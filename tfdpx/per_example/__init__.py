@@ -5,7 +5,7 @@ what serves every layer without one.
 """
 
 from tfdpx.per_example.capture import UnexplainedVariables
-from tfdpx.per_example.choice import Cost, LayerChoice, forced_norms
+from tfdpx.per_example.cost_model import Cost, LayerChoice, forced_norms
 from tfdpx.per_example.layerwise import LayerwiseEngine, explain
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.result import PerExample

@@ -12,7 +12,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.per_example import registry
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
@@ -104,7 +104,7 @@ class Call:
     def _run(self, rows, index):
         args, kwargs = self._rows.pack(rows)
         draws = self._draws.of_example(index) if self._draws else contextlib.nullcontext()
-        with keras_hook.recording(None), draws:
+        with keras_internals.recording(None), draws:
             return Outputs(self.layer(*args, **kwargs))
 
     def _forward_by_example(self):
@@ -145,7 +145,7 @@ def unit_rule(operation, trainable, args, kwargs):
     rule, registered_class = registry.find(operation)
     if rule is not None:
         return rule if rule.handles(operation, registered_class) else GenericRule
-    owned = keras_hook.own_trainable_variables(operation)
+    owned = keras_internals.own_trainable_variables(operation)
     return GenericRule if any(id(v) in trainable for v in owned) else None
 
 
@@ -186,7 +186,7 @@ class Recorder:
         """Called by the hook in place of `operation(*args, **kwargs)`."""
         rule = None if self._inside else unit_rule(operation, self._trainable, args, kwargs)
         if rule is None:
-            return keras_hook.call_operation(operation, args, kwargs)
+            return keras_internals.call_operation(operation, args, kwargs)
         if _graph() is not self._graph:
             raise UnexplainedVariables(
                 f"Layer '{operation.name}' (of type {type(operation).__name__}) is called inside a "

@@ -2,11 +2,11 @@
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.per_example.capture import Recorder
-from tfdpx.per_example.choice import Cost, choose
+from tfdpx.per_example.cost_model import Cost, choose
+from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
-from tfdpx.per_example.probe import find_layout
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rules.base import weighted_sums
@@ -39,8 +39,8 @@ class LayerwiseEngine:
         model = self._model
         recorder = self.recorder()
         with recorder.taping():
-            with keras_hook.recording(recorder):
-                y_pred = keras_hook.call_model(model, x)
+            with keras_internals.recording(recorder):
+                y_pred = keras_internals.call_model(model, x)
             rows = row_losses(model, x, y, y_pred, sample_weight)
         # 1/K: the gradient of an example is the mean over its views.
         cotangents = [c / self._views for c in rows.cotangents]
@@ -112,14 +112,14 @@ def explain(model, x, views=1):
     def outputs_and_rules(x):
         recorder = engine.recorder()
         with recorder.taping():
-            with keras_hook.recording(recorder):
-                y_pred = tf.nest.flatten(keras_hook.call_model(model, x))
+            with keras_internals.recording(recorder):
+                y_pred = tf.nest.flatten(keras_internals.call_model(model, x))
         y_pred = [t for t in y_pred if t.dtype.is_floating]
         groups = engine.rules(recorder, y_pred, [tf.ones_like(t) for t in y_pred])
         engine.choices = [choice for group in groups for choice in group.choices]
         return y_pred
 
-    with keras_hook.recording(None):
+    with keras_internals.recording(None):
         tf.function(outputs_and_rules, autograph=False).get_concrete_function(x)
     return engine.choices
 

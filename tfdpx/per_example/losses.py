@@ -5,7 +5,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import vectorized_map
@@ -18,7 +18,7 @@ class RowLosses:
     Attributes:
         losses: float32 [rows].
         output_losses: List of float32 [rows], the unweighted loss of each output for the trackers
-            of `keras_hook.output_loss_trackers(model)`.
+            of `keras_internals.output_loss_trackers(model)`.
         predictions: List of the tensors [rows, ...] of the model's output that a loss can be
             differentiated by; among them the logits that Keras' cross-entropies reach for.
         cotangents: List of tensors, the gradient of the sum of `losses` at each of `predictions`.
@@ -46,19 +46,19 @@ def loss_of_one(model, x, y, y_pred, sample_weight):
     """
     predictions = Outputs(y_pred)
     targets = Rows((x, y, sample_weight))
-    trackers = keras_hook.output_loss_trackers(model)
+    trackers = keras_internals.output_loss_trackers(model)
     fresh = [(v, tf.zeros(v.shape, v.dtype)) for tracker in trackers for v in tracker.variables]
 
     def of_one(inputs, outputs):
         x, y, sample_weight = targets.pack([t[tf.newaxis] for t in inputs])
         y_pred = predictions.rebuild([t[tf.newaxis] for t in outputs])
         with (
-            keras_hook.recording(None),
-            keras_hook.without_weight_regularizers(model.trainable_variables),
+            keras_internals.recording(None),
+            keras_internals.without_weight_regularizers(model.trainable_variables),
             # Keras' loss trackers are to count once, later: here their updates go into the scope.
             keras.StatelessScope(state_mapping=fresh) as scope,
         ):
-            loss = keras_hook.compute_loss(model, x, y, y_pred, sample_weight)
+            loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
             each = [scope.get_current_value(tracker.total) for tracker in trackers]
         # A loss with reduction="none" still means the sum of what it returns.
         return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]

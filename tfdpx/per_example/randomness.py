@@ -5,7 +5,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 
 
 class Draws:
@@ -16,7 +16,7 @@ class Draws:
     """
 
     def __init__(self, layer):
-        self._generators = keras_hook.seed_generators(layer)
+        self._generators = keras_internals.seed_generators(layer)
         self._states = [generator.next() for generator in self._generators]
 
     @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
@@ -37,8 +37,12 @@ class VmapEngine:
         def one(inputs):
             index, rows = inputs
             x, y, sample_weight = batch.pack(rows)
-            with tf.GradientTape() as tape, keras_hook.recording(None), draws.of_example(index):
-                y_pred = keras_hook.call_model(model, x)
+            with (
+                tf.GradientTape() as tape,
+                keras_internals.recording(None),
+                draws.of_example(index),
+            ):
+                y_pred = keras_internals.call_model(model, x)
                 made.append(Outputs(y_pred))
                 of_one = loss_of_one(model, x, y, y_pred, sample_weight)
                 values = [

@@ -10,7 +10,7 @@ from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
-from tfdpx.per_example import choice, explain, forced_norms, registry, rounding
+from tfdpx.per_example import cost_model, explain, forced_norms, registry, rounding
 from tfdpx.per_example.rules import (
     base,
     convolution,
@@ -179,7 +179,7 @@ def test_layers_without_a_rule_of_their_own(make, shape, views):
 @pytest.mark.parametrize("groups, strides, views", [(1, 2, 1), (2, 1, 3)])
 def test_convolutions_by_one_call_an_example(monkeypatch, unrolled, groups, strides, views):
     # Free launches and slow memory make it the cheapest way, which it is not for small images.
-    monkeypatch.setitem(choice._RATES, "cpu", (2e11, 1.0, 0.0))
+    monkeypatch.setitem(cost_model._RATES, "cpu", (2e11, 1.0, 0.0))
     monkeypatch.setattr(convolution, "_UNROLLED", unrolled)
     chosen, loops = [], []
     rule = convolution.Conv2DRule

@@ -4,8 +4,8 @@ import math
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
-from tfdpx.per_example.choice import Cost, choose
+from tfdpx import keras_internals
+from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.rounding import squared_norms
 
 
@@ -61,7 +61,7 @@ class Rule:
         Returns:
             What the layer returns.
         """
-        return watch(keras_hook.call_operation(call.layer, call.args, call.kwargs))
+        return watch(keras_internals.call_operation(call.layer, call.args, call.kwargs))
 
     @classmethod
     def joined(cls, rules):
@@ -189,8 +189,8 @@ class BeforeActivation(Rule):
         """See `Rule.forward`."""
         if call.layer.activation is None:
             return super().forward(call, watch)
-        linear = keras_hook.without(call.layer, activation=None)
-        outputs = watch(keras_hook.call_operation(linear, call.args, call.kwargs))
+        linear = keras_internals.without(call.layer, activation=None)
+        outputs = watch(keras_internals.call_operation(linear, call.args, call.kwargs))
         return call.layer.activation(outputs)
 
 

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.per_example import rounding
-from tfdpx.per_example.choice import Cost, cheapest
+from tfdpx.per_example.cost_model import Cost, cheapest
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import (
     BeforeActivation,

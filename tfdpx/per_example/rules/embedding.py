@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.per_example import rounding
-from tfdpx.per_example.choice import Cost
+from tfdpx.per_example.cost_model import Cost
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import Rule, positions, weigh
 from tfdpx.per_example.rules.products import FLOAT, gram

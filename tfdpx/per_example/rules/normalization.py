@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import Rule, by_example
 
@@ -103,7 +103,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         """See `ScaleAndOffsetRule`."""
         # In float32, also where the layer computes in bfloat16.
         plain = {"gamma": None, "beta": None, "_dtype_policy": keras.DTypePolicy("float32")}
-        normalized = keras_hook.without(self.layer, **plain).call(
+        normalized = keras_internals.without(self.layer, **plain).call(
             tf.cast(self.call.args[0], "float32")
         )
         return self._over_positions(self.outputs * normalized)

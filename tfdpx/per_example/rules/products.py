@@ -5,7 +5,7 @@ import functools
 import tensorflow as tf
 
 from tfdpx.per_example import rounding
-from tfdpx.per_example.choice import Cost
+from tfdpx.per_example.cost_model import Cost
 from tfdpx.per_example.rules.base import BeforeActivation, weigh
 
 FLOAT = 4  # Bytes.

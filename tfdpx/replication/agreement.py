@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import replicas
-from tfdpx.run import common_state
+from tfdpx.replication import replicas
+from tfdpx.run.state import common_state
 
 
 def agree(strategy, seed, parts):

@@ -4,7 +4,7 @@ import bisect
 import math
 import warnings
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.accounting.ledger import Entry, Ledger
 
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
@@ -21,7 +21,7 @@ def check_optimizer(optimizer, plan):
         TypeError: If `optimizer` is none of tfdpx.
         ValueError: If its batch_size or noise_multiplier is not the plan's.
     """
-    optimizer = keras_hook.innermost(optimizer)
+    optimizer = keras_internals.innermost(optimizer)
     missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
     if missing:
         raise TypeError(

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpx import sampling
-from tfdpx.examples import Examples
+from tfdpx.data.examples import Examples
 
 
 def test_nests_and_dtypes():

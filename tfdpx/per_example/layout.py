@@ -4,7 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, unit_rule
 from tfdpx.per_example.rows import synthetic
 
@@ -22,7 +22,7 @@ def find_layout(model, x):
     Raises:
         UnexplainedVariables: If a unit's output has no batch axis, or the runs make other calls.
     """
-    two, three = keras_hook.eagerly(_two_runs, model, x)
+    two, three = keras_internals.eagerly(_two_runs, model, x)
     if [c.layer.name for c in two] != [c.layer.name for c in three]:
         raise UnexplainedVariables(
             "The model calls other layers for another batch size: "
@@ -52,10 +52,10 @@ class _Sighting:
     """Shapes of one unit call's arguments and outputs, and whether it drew random numbers."""
 
     def __init__(self, layer, args, kwargs):
-        generators = keras_hook.seed_generators(layer)
+        generators = keras_internals.seed_generators(layer)
         before = [g.state.numpy() for g in generators]
         self.layer = layer
-        self.result = keras_hook.call_operation(layer, args, kwargs)
+        self.result = keras_internals.call_operation(layer, args, kwargs)
         self.arguments = _shapes((args, kwargs))
         self.outputs = _shapes(self.result)
         after = [g.state.numpy() for g in generators]
@@ -72,7 +72,7 @@ class _Observer:
 
     def observe(self, operation, args, kwargs):
         if self._inside or unit_rule(operation, self._trainable, args, kwargs) is None:
-            return keras_hook.call_operation(operation, args, kwargs)
+            return keras_internals.call_operation(operation, args, kwargs)
         self._inside = True
         try:
             self.seen.append(_Sighting(operation, args, kwargs))
@@ -82,8 +82,8 @@ class _Observer:
 
 
 def _record(model, x):
-    with keras_hook.recording(_Observer(model.trainable_variables)) as observer:
-        keras_hook.call_model(model, x)
+    with keras_internals.recording(_Observer(model.trainable_variables)) as observer:
+        keras_internals.call_model(model, x)
     return observer.seen
 
 

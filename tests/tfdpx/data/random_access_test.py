@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import sampling
-from tfdpx.examples import Examples, as_examples
+from tfdpx.data.examples import Examples, as_examples
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 4, 4, 3)).astype("uint8")
 LABELS = np.arange(50) % 3

@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook, run_identity, views
+from tfdpx import augmult, keras_internals
+from tfdpx.run import identity
 
 _FORMAT = "tfdpx.Checkpoint/1"
 _WEIGHTS = "tfdpx-*.weights.h5"
@@ -76,26 +77,26 @@ class Checkpoint(keras.callbacks.Callback):
             model: The compiled model.
             data: What `fit` trains on.
         """
-        optimizer = keras_hook.innermost(model.optimizer)
-        views.build(model, *_example(data))
+        optimizer = keras_internals.innermost(model.optimizer)
+        augmult.build(model, *_example(data))
         optimizer.build(model.trainable_variables)
-        self._identity = run_identity.identity(model, data)
+        self._identity = identity.identity(model, data)
         self._epoch = 0
         if not self.exists:
             optimizer.leave_shared_run()
             return
         record = self._read()
         self._epoch = record["epoch"]
-        keras_hook.set_initial_epoch(model, self._epoch)
+        keras_internals.set_initial_epoch(model, self._epoch)
         run, saved = optimizer.run, record["run"]
         if run.number == saved["number"] and run.updates >= saved["updates"]:
             # The run that wrote it goes on: with the same noise only if another one would, too.
             if self._identity != record["identity"] or _digest(model) != record["state"]:
                 optimizer.take_over(None)
             return
-        run_identity.check_same(record["identity"], self._identity, self.directory)
+        identity.check_same(record["identity"], self._identity, self.directory)
         model.load_weights(self.directory / record["weights"])
-        for state, value in zip(keras_hook.seed_states(model), record["random"], strict=True):
+        for state, value in zip(keras_internals.seed_states(model), record["random"], strict=True):
             state.assign(value)
         if _digest(model) != record["state"]:
             raise ValueError(
@@ -138,7 +139,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     @property
     def _run(self):
-        return keras_hook.innermost(self.model.optimizer).run
+        return keras_internals.innermost(self.model.optimizer).run
 
     def _save(self):
         """Writes the weights, then the record that names them: a whole save always exists."""
@@ -161,7 +162,7 @@ class Checkpoint(keras.callbacks.Callback):
             "state": _digest(self.model),
             "random": [
                 keras.ops.convert_to_numpy(state).tolist()
-                for state in keras_hook.seed_states(self.model)
+                for state in keras_internals.seed_states(self.model)
             ],
             "run": self._run.state(),
         }
@@ -223,7 +224,7 @@ def restore_for_fit(model, callbacks, data):
 def _example(data):
     """One made-up example of a data set: `(x, y, sample_weight)`."""
     if not isinstance(data, tf.data.Dataset):
-        raise ValueError(run_identity.NOT_OF_THE_RUN)
+        raise ValueError(identity.NOT_OF_THE_RUN)
     return tf.nest.map_structure(
         lambda spec: (
             tf.zeros([1, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else None
@@ -237,8 +238,8 @@ def _digest(model):
     digest = hashlib.blake2b()
     for variable in (
         *model.weights,
-        *keras_hook.innermost(model.optimizer).variables,
-        *keras_hook.seed_states(model),
+        *keras_internals.innermost(model.optimizer).variables,
+        *keras_internals.seed_states(model),
     ):
         digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
     return digest.hexdigest()

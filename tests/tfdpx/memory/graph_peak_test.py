@@ -4,14 +4,16 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdpx import liveness
+from tfdpx.memory import graph_peak
 
 SIZE = 4 * 1000  # Bytes of one tensor of these tests.
 
 
 def peak(function, *specs):
     specs = specs or (tf.TensorSpec([10, 100]),)
-    return liveness.peak_bytes(tf.function(function, autograph=False).get_concrete_function(*specs))
+    return graph_peak.peak_bytes(
+        tf.function(function, autograph=False).get_concrete_function(*specs)
+    )
 
 
 def test_a_chain_holds_two_tensors():

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.inputs import check_dense
-from tfdpx.random_access import RandomAccess
+from tfdpx.data.inputs import check_dense
+from tfdpx.data.random_access import RandomAccess
 
 
 class Examples:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import sampling
-from tfdpx.examples import Examples
+from tfdpx.data.examples import Examples
 
 STEPS, NUM_EXAMPLES = 8, 40
 CLUSTERS = [(1, 1), (1, 2), (2, 2), (2, 4), (4, 8), (8, 8)]  # hosts, replicas

@@ -8,9 +8,9 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import inputs
 from tfdpx.accounting import PrivacyPlan
-from tfdpx.examples import Examples
+from tfdpx.data import inputs
+from tfdpx.data.examples import Examples
 
 ROWS = 16
 PLAN = PrivacyPlan(ROWS, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)

@@ -27,10 +27,10 @@ class Draws:
         purpose: Int, sets the keys apart from whatever else is keyed by the same seed.
         steps: Int, the number of steps of the whole training, or a function that gives how many are
             left, called when a pass begins.
-        shares: `tfdpx.shares.Shares`.
+        shares: `tfdpx.replication.shares.Shares`.
         seed: Optional int.
         start: Int, or scalar variable that is read when a pass begins.
-        run: Optional `tfdpx.run.Run`.
+        run: Optional `tfdpx.run.state.Run`.
 
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.

@@ -10,8 +10,9 @@ import math
 
 import tensorflow as tf
 
-from tfdpx import keras_hook, shares
+from tfdpx import keras_internals
 from tfdpx.checks import UnfitForPrivacy
+from tfdpx.replication import shares
 
 _STRATEGIES = (
     tf.distribute.MirroredStrategy,
@@ -94,7 +95,7 @@ def check_context(model):
             f"Private training does not support {type(strategy).__name__}. Use one of "
             f"{', '.join(c.__name__ for c in _STRATEGIES)}."
         )
-    if context is None or keras_hook.driver(model) is None:
+    if context is None or keras_internals.driver(model) is None:
         raise UnfitForPrivacy(
             f"A private step on {strategy.num_replicas_in_sync} replicas must be run by `model.fit`"
             " or `tfdpx.distributed.fit`, which split each batch over them. `train_on_batch` and "
@@ -109,7 +110,7 @@ def compile_apart(model):
     Keras's `fit` compiles the whole step, a TPU anything.
     """
     strategy = tf.distribute.get_strategy()
-    return keras_hook.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
+    return keras_internals.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
 def own_rows(nest, count, context):

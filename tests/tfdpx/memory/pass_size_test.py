@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdpx
-from tfdpx import memory, microbatch
+from tfdpx.memory import free_memory, pass_size
 
 MIB = 2**20
 
@@ -22,7 +22,7 @@ MIB = 2**20
 @pytest.fixture
 def free(monkeypatch):
     """A function that sets the free memory."""
-    return lambda count: monkeypatch.setattr(memory, "free_bytes", lambda device: count)
+    return lambda count: monkeypatch.setattr(free_memory, "free_bytes", lambda device: count)
 
 
 def chosen(capsys):
@@ -59,7 +59,7 @@ def images(count=48):
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_a_batch_is_cut_evenly(batch_size, largest):
-    size = microbatch.divide(batch_size, largest)
+    size = pass_size.divide(batch_size, largest)
     assert 1 <= size <= largest
     passes = -(-batch_size // size)
     assert passes == -(-batch_size // largest)  # No more passes than need be,
@@ -114,7 +114,7 @@ def test_it_warns_where_nothing_fits(free):
 def test_without_interactive_logging_it_goes_to_the_log(free, capsys, monkeypatch):
     free(2**30)
     said = []
-    monkeypatch.setattr(microbatch.logging, "info", said.append)
+    monkeypatch.setattr(pass_size.logging, "info", said.append)
     keras.config.disable_interactive_logging()
     try:
         small.step(small.model(microbatch_size="auto"), *small.data())
@@ -154,20 +154,21 @@ import re
 import sys
 
 sys.path[:0] = sys.argv[1:]
-import microbatch_test
-from tfdpx import liveness, memory
+import pass_size_test
+from tfdpx.memory import graph_peak
+from tfdpx.memory import free_memory
 
 def resident(name):
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(name + r":\\s+(\\d+)", status).group(1)) * 1024
 
 peaks = []
-count = liveness.peak_bytes
-liveness.peak_bytes = lambda function: peaks.append(count(function)) or peaks[-1]
-memory.free_bytes = lambda device: 2**45
+count = graph_peak.peak_bytes
+graph_peak.peak_bytes = lambda function: peaks.append(count(function)) or peaks[-1]
+free_memory.free_bytes = lambda device: 2**45
 
-x, y = microbatch_test.images(1024)
-model = microbatch_test.image_model(batch_size=1024, microbatch_size="auto")
+x, y = pass_size_test.images(1024)
+model = pass_size_test.image_model(batch_size=1024, microbatch_size="auto")
 model.train_on_batch(x[:8], y[:8])
 before = resident("VmRSS")
 model.train_on_batch(x, y)
@@ -179,7 +180,7 @@ print((resident("VmHWM") - before) / predicted)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_prediction_is_near_the_measured_peak():
     here = pathlib.Path(__file__).parent
-    command = [sys.executable, "-c", PROGRAM, str(here), str(here.parent / "support")]
+    command = [sys.executable, "-c", PROGRAM, str(here), str(here.parents[1] / "support")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     # The share of memory that `auto` fills with the prediction leaves room for twice as much.
     assert 0.5 < float(done.stdout.splitlines()[-1]) < 2.0

@@ -12,8 +12,9 @@ import warnings
 
 import tensorflow as tf
 
-from tfdpx import checkpoint, keras_hook
-from tfdpx.draws import draws_of
+from tfdpx import keras_internals
+from tfdpx.data.draws import draws_of
+from tfdpx.run import checkpoint
 
 _KERAS_BATCH_SIZE = 32
 NOT_TRAINING = "no training"  # As `optimizer.draws`, outside of any `fit`.
@@ -43,7 +44,10 @@ def accounted(optimizer, model, arguments):
         check_draws(optimizer, draws)
         probability = draws.plan.sampling_probability
     exact = draws is not None and not draws.plan.is_approximate
-    with training_on(optimizer, draws, probability, exact), keras_hook.keeping_first_epoch(model):
+    with (
+        training_on(optimizer, draws, probability, exact),
+        keras_internals.keeping_first_epoch(model),
+    ):
         if not checkpoint.restore_for_fit(model, arguments.get("callbacks"), data):
             optimizer.leave_shared_run()
         if draws is not None:

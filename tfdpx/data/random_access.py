@@ -53,7 +53,7 @@ class RandomAccess:
         self._num_threads = num_threads or os.cpu_count()
 
     def batch(self, rows, capacity):
-        """The examples `rows`, padded with zeros; see `tfdpx.examples.Examples.batch`.
+        """The examples `rows`, padded with zeros; see `tfdpx.data.examples.Examples.batch`.
 
         Args:
             rows: int64 tensor of shape `[n]`, n <= capacity.

@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tfdpx import keras_hook, liveness, memory
+from tfdpx import keras_internals
+from tfdpx.memory import free_memory, graph_peak
 from tfdpx.per_example.rows import Rows
 
 AUTO = "auto"
@@ -76,12 +77,12 @@ def _largest_fitting(one_pass, batch, batch_size, variables):
             f"lengths. Received: shapes {[tuple(t.shape) for t in rows.tensors]}. Pad to one "
             "length, or give an int."
         )
-    few, many = keras_hook.eagerly(_peaks, one_pass, rows)
+    few, many = keras_internals.eagerly(_peaks, one_pass, rows)
     each = (many - few) / (_TRIALS[1] - _TRIALS[0])
     weights = sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
     inputs = sum(t.shape[1:].num_elements() * t.dtype.size for t in rows.tensors)
     held = _WEIGHTS_HELD * weights + _BATCHES_HELD * inputs * batch_size + few - _TRIALS[0] * each
-    free = memory.free_bytes(variables[0].value.device)
+    free = free_memory.free_bytes(variables[0].value.device)
     share = _EAGER_SHARE if tf.executing_eagerly() else _SHARE
     # Replicas on one host share its memory; more hosts only have more.
     room = share * free / tf.distribute.get_strategy().num_replicas_in_sync - held
@@ -105,7 +106,7 @@ def _peaks(one_pass, rows):
 def _peak(one_pass, rows, examples):
     specs = [tf.TensorSpec([examples, *t.shape[1:]], t.dtype) for t in rows.tensors]
     traced = tf.function(lambda *tensors: one_pass(*rows.pack(tensors)), autograph=False)
-    return liveness.peak_bytes(traced.get_concrete_function(*specs))
+    return graph_peak.peak_bytes(traced.get_concrete_function(*specs))
 
 
 def _text(count):

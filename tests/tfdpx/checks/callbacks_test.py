@@ -10,8 +10,8 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import callback_checks
 from tfdpx.accounting import PrivacyPlan
+from tfdpx.checks.callbacks import check_callbacks
 
 keras_callbacks = keras.callbacks
 
@@ -70,7 +70,7 @@ WRAPS = {
 
 def check(callbacks, noise_multiplier=1.0):
     optimizer = types.SimpleNamespace(noise_multiplier=noise_multiplier)
-    callback_checks.check_callbacks(callbacks, optimizer)
+    check_callbacks(callbacks, optimizer)
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdpx import keras_hook
+from tfdpx import keras_internals
 from tfdpx.per_example.rows import Rows, synthetic
 
 
@@ -59,7 +59,7 @@ class Views:
 
     def example_rows(self, x):
         """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
-        return keras_hook.eagerly(self._example_rows, x)
+        return keras_internals.eagerly(self._example_rows, x)
 
     def _example_rows(self, x):
         return self.rows(synthetic(x, rows=1, seed=0), self.draw(1, tf.zeros([2], tf.int64)))
@@ -83,7 +83,7 @@ def build(model, x, y, sample_weight):
     Returns:
         The `Views` of such batches.
     """
-    optimizer = keras_hook.innermost(model.optimizer)
+    optimizer = keras_internals.innermost(model.optimizer)
     views = Views(optimizer.augment, optimizer.augmult, x)
-    keras_hook.build(model, (views.example_rows(x), y, sample_weight))
+    keras_internals.build(model, (views.example_rows(x), y, sample_weight))
     return views

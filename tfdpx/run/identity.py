@@ -14,9 +14,9 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook, views
-from tfdpx.draws import draws_of
-from tfdpx.per_example.probe import restored
+from tfdpx import augmult, keras_internals
+from tfdpx.data.draws import draws_of
+from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic
 
 NOT_OF_THE_RUN = (
@@ -36,7 +36,7 @@ def identity(model, data):
     Raises:
         ValueError: If `data` are not the batches of the optimizer's own run.
     """
-    optimizer, draws = keras_hook.innermost(model.optimizer), draws_of(data)
+    optimizer, draws = keras_internals.innermost(model.optimizer), draws_of(data)
     if draws is None or draws.plan is None or draws.run is not optimizer.run:
         raise ValueError(NOT_OF_THE_RUN)
     settings = optimizer.get_config()
@@ -48,7 +48,7 @@ def identity(model, data):
         "data set": draws.examples.fingerprint(),
         "seed of the draws": draws.seed_digest,
         "optimizer": {"class": type(optimizer).__name__, **settings},
-        "model": [_layer(layer) for layer in keras_hook.flatten_layers(model)],
+        "model": [_layer(layer) for layer in keras_internals.flatten_layers(model)],
         "execution": {"jit_compile": model.jit_compile, "run_eagerly": model.run_eagerly},
         "loss": getattr(model.loss, "__qualname__", None) or str(_nameless(_config(model.loss))),
         _BEHAVIOUR: _behaviour(model, data),
@@ -78,7 +78,7 @@ def check_same(saved, given, directory):
 def _layer(layer):
     """A layer as JSON."""
     weights = [[list(v.shape), v.dtype, v.trainable] for v in layer.weights]
-    inner = len(keras_hook.flatten_layers(layer)) > 1
+    inner = len(keras_internals.flatten_layers(layer)) > 1
     config = {} if inner else _config(layer)
     config.pop("batch_shape", None)
     return [type(layer).__name__, config, weights]
@@ -114,21 +114,21 @@ def _behaviour(model, data):
         ),
         data.element_spec,
     )
-    optimizer = keras_hook.innermost(model.optimizer)
-    rows = views.Views(optimizer.augment, optimizer.augmult, x).example_rows(x)
+    optimizer = keras_internals.innermost(model.optimizer)
+    rows = augmult.Views(optimizer.augment, optimizer.augmult, x).example_rows(x)
     x, y, sample_weight = synthetic((rows, y, sample_weight), 3, seed=2)
     variables = model.trainable_variables
     with (
         restored([*model.non_trainable_variables, *model.metrics_variables, *variables]),
-        keras_hook.still(),
+        keras_internals.still(),
         tf.GradientTape() as tape,
     ):
         generator = np.random.default_rng(0)
         for variable in variables:
             fan_in = math.prod(variable.shape[:-1]) or 1
             variable.assign(generator.normal(size=variable.shape) / math.sqrt(fan_in))
-        y_pred = keras_hook.call_model(model, x)
-        loss = keras_hook.compute_loss(model, x, y, y_pred, sample_weight)
+        y_pred = keras_internals.call_model(model, x)
+        loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
         loss = tf.reduce_sum(tf.cast(loss, "float32"))
     values = [v.value for v in variables]
     gradients = tape.gradient(loss, values, unconnected_gradients="zero")

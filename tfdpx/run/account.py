@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfdpx import keras_hook
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.run import value_of
-from tfdpx.run import variable as shared_variable
+from tfdpx.run.state import value_of
+from tfdpx.run.state import variable as shared_variable
 
 _ROWS = 64
 
@@ -34,7 +34,7 @@ class Account:
     """What was spent on the weights that one optimizer trains.
 
     Args:
-        run: The optimizer's `tfdpx.run.Run`.
+        run: The optimizer's `tfdpx.run.state.Run`.
         noise_multiplier: Float, the optimizer's.
 
     Attributes:

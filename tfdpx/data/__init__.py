@@ -1,0 +1,1 @@
+"""What training draws from, and which steps draw it."""

@@ -1,0 +1,323 @@
+"""The only file that touches private names of Keras and TensorFlow.
+
+Everything here is a plain function around one of them, so that a new version of either is looked at
+in one place. `keras_hook` puts the wrappers into Keras; while they are in, this thread's recorder
+(`recording`) sees every call of every layer.
+"""
+
+import concurrent.futures
+import contextlib
+import threading
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.losses import loss as loss_module
+from keras.src.saving import saving_lib
+
+# What `keras_hook` wraps besides public methods: pairs of a module and a name in it.
+LOSS_SCALINGS = (
+    (loss_module, "scale_loss_for_distribution"),
+    (loss_module, "unscale_loss_for_distribution"),
+)
+LOADING = (saving_lib, "_load_state")
+
+_active = threading.local()
+_drivers = weakref.WeakKeyDictionary()
+_call = keras.Operation.__call__
+
+
+def compile_owner():
+    """The class between `keras.Model` and its ancestors that defines `compile`."""
+    return next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+
+
+def innermost(optimizer):
+    """The optimizer inside any number of wrappers such as `LossScaleOptimizer`."""
+    while isinstance(getattr(optimizer, "inner_optimizer", None), keras.optimizers.Optimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+@contextlib.contextmanager
+def recording(recorder):
+    """Shows every operation called in this thread to `recorder.observe(operation, args, kwargs)`.
+
+    `recording(None)` hides them from an outer recorder.
+    """
+    previous = getattr(_active, "recorder", None)
+    _active.recorder = recorder
+    try:
+        yield recorder
+    finally:
+        _active.recorder = previous
+
+
+@contextlib.contextmanager
+def still():
+    """Within it, layers that hold a seed generator (such as dropout) run in inference mode.
+
+    For comparing one forward pass with another.
+    """
+    previous, _active.still = getattr(_active, "still", False), True
+    try:
+        yield
+    finally:
+        _active.still = previous
+
+
+def call_operation(operation, args, kwargs):
+    """What `keras.Operation.__call__` does by itself, unseen by a recorder."""
+    if getattr(_active, "still", False) and getattr(operation, "_seed_generators", None):
+        kwargs = {**kwargs, "training": False} if "training" in kwargs else kwargs
+    return _call(operation, *args, **kwargs)
+
+
+def without(layer, **attributes):
+    """A shallow copy of `layer` that shares its variables, with `attributes` replaced.
+
+    Keras' own `__setattr__` is bypassed, so nothing is tracked twice and the layer stays untouched.
+    """
+    twin = object.__new__(type(layer))
+    twin.__dict__.update(layer.__dict__)
+    twin.__dict__.update(attributes)
+    return twin
+
+
+def own_trainable_variables(layer):
+    """Trainable variables that `layer` holds itself, not through a sublayer."""
+    if not layer.trainable:
+        return []
+    return [v for v in layer._trainable_variables if v.trainable]
+
+
+def flatten_layers(layer):
+    """`layer` and all layers below it."""
+    return list(layer._flatten_layers())
+
+
+def seed_generators(layer):
+    """Every `keras.random.SeedGenerator` of `layer` and its sublayers."""
+    found = []
+    for part in flatten_layers(layer):
+        found.extend(part._seed_generators)
+    return list({id(g): g for g in found}.values())
+
+
+def seed_states(layer):
+    """The states of `seed_generators(layer)`, `keras.Variable`s."""
+    return [generator.state for generator in seed_generators(layer)]
+
+
+def handles(variable):
+    """The resources that hold a `keras.Variable`: one, or one a replica."""
+    value = variable.value
+    return [part.handle for part in getattr(value, "values", [value])]
+
+
+def own_training_methods(model):
+    """Names of the methods between `fit` and Keras' `train_step` that are not Keras' own.
+
+    Args:
+        model: A `keras.Model`; its class and the instance are looked at.
+    """
+    names = ("train_step", "make_train_function")
+    own = [
+        name
+        for name in names
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+    ]
+    # Keras keeps what it makes there; only a function of another module is somebody's own.
+    function = getattr(model, "train_function", None)
+    function = getattr(function, "python_function", function)
+    if function is not None and function.__module__ != keras.Model.make_train_function.__module__:
+        own.append("train_function")
+    return own
+
+
+def overwritten_with_gradients(layer):
+    """Names of the layer's own variables that Keras replaces by their gradient, as float8 has."""
+    return [v.name for v in layer._trainable_variables if v.overwrite_with_gradient]
+
+
+def added_losses(model):
+    """`{layer: losses}` that calls have put there by `add_loss` or an activity regulariser."""
+    return {part: own for part in flatten_layers(model) if (own := part._get_own_losses())}
+
+
+def clear_added_losses(model):
+    """Forgets what `added_losses` lists, as Keras does at the start of a call."""
+    model._clear_losses()
+
+
+def output_loss_trackers(model):
+    """The means that Keras keeps for each output's loss; empty for a model of one output."""
+    return [] if model._compile_loss is None else list(model._compile_loss.metrics)
+
+
+@contextlib.contextmanager
+def without_weight_regularizers(variables):
+    """Takes the weight regularisers off `variables` for a while.
+
+    They read no data: the private step adds their gradient after the noise, so the per-example loss
+    must not hold them.
+    """
+    kept = [(v, v.regularizer) for v in variables if v.regularizer is not None]
+    for variable, _ in kept:
+        variable.regularizer = None
+    try:
+        yield
+    finally:
+        for variable, regularizer in kept:
+            variable.regularizer = regularizer
+
+
+def update_loss_tracker(model, loss, count):
+    """Adds a batch of `count` examples of mean `loss` to what Keras shows as `loss`."""
+    model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+def compute_metrics(model, x, y, y_pred, sample_weight, present):
+    """`model.compute_metrics`, counting only the rows where `present` [rows] is true, if given.
+
+    Keras gives `sample_weight` to `weighted_metrics` alone; an absent row (padding) must not count
+    in the unweighted ones either.
+    """
+    compiled = model._compile_metrics
+    own_method = type(model).compute_metrics is not keras.Model.compute_metrics
+    if compiled is None or present is None or own_method:
+        return model.compute_metrics(x, y, y_pred, sample_weight)
+    if not compiled.built:
+        with recording(None):
+            compiled.build(y, y_pred)
+    y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
+    if sample_weight is None:
+        weights = [tf.cast(present, "float32")] * len(y_true)
+    else:
+        weights = compiled._flatten_y(sample_weight)
+        weights = weights * len(y_true) if len(weights) == 1 else weights
+    present = tf.cast(present, "float32")
+    for metric, true, predicted in zip(compiled._flat_metrics, y_true, y_pred, strict=True):
+        if metric:
+            metric.update_state(true, predicted, sample_weight=present)
+    for metric, true, predicted, weight in zip(
+        compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=True
+    ):
+        if metric:
+            metric.update_state(true, predicted, sample_weight=weight)
+    return model.get_metrics_result()
+
+
+@contextlib.contextmanager
+def keeping_first_epoch(model):
+    """Afterwards, also after an error, `fit` begins again where it is told to."""
+    try:
+        yield
+    finally:
+        model._initial_epoch = None
+
+
+def initial_epoch(model):
+    """The epoch that a callback had `fit` begin at, an int or None."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model, epoch):
+    """Has `fit` begin at another epoch, as `keras.callbacks.BackupAndRestore` does; or None."""
+    model._initial_epoch = epoch
+
+
+def side_channels(tensor):
+    """The attributes by which Keras passes more than the value: `_keras_mask`, `_keras_logits`."""
+    return (getattr(tensor, "_keras_mask", None), getattr(tensor, "_keras_logits", None))
+
+
+def set_side_channels(tensor, mask, logits):
+    """Attaches a mask and logits as Keras does; `None` attaches nothing."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    if logits is not None:
+        tensor._keras_logits = logits
+
+
+@contextlib.contextmanager
+def driving(model, name):
+    """Within it, `driver(model)` is `name`: who splits batches over replicas and runs the step."""
+    previous = _drivers.get(model)
+    _drivers[model] = name
+    try:
+        yield
+    finally:
+        _drivers[model] = previous
+
+
+def driver(model):
+    """Whose `fit` is running: "keras" or "tfdpx", None outside of both."""
+    return _drivers.get(model)
+
+
+def eagerly(function, *args):
+    """`function(*args)` in eager mode, also while a graph is being traced.
+
+    In a thread of its own: `tf.init_scope` would leave the graph too, but it stops every tape in
+    the thread, and gradients taken in it are silently zero.
+    """
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(function, *args).result()
+
+
+def build(model, data):
+    """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables.
+
+    Args:
+        model: A compiled `keras.Model`.
+        data: `(x, y, sample_weight)`; only dtypes and the shapes behind the batch axis are read.
+    """
+
+    def symbolic(leaf):
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        return keras.KerasTensor([None, *leaf.shape[1:]], dtype)
+
+    with recording(None), tf.init_scope():
+        model._symbolic_build(
+            data_batch=tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
+        )
+
+
+def call_model(model, x):
+    """The training-mode forward pass, as Keras' own `train_step` makes it."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
+
+
+def compute_loss(model, x, y, y_pred, sample_weight):
+    """`model.compute_loss` in training mode, as if there were one replica.
+
+    Also where it is overridden without `training`.
+    """
+    _active.unscaled = True
+    try:
+        return model._compute_loss(
+            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+        )
+    finally:
+        _active.unscaled = False
+
+
+def recorder():
+    """The recorder that is active in this thread, or None."""
+    return getattr(_active, "recorder", None)
+
+
+def is_unscaled():
+    """Whether losses are to be computed in this thread as if there were one replica."""
+    return getattr(_active, "unscaled", False)
+
+
+def saved_optimizer(weights_store):
+    """The arrays, by name, of the optimizer in a weights file of Keras; None if it has none."""
+    try:
+        store = weights_store.get("optimizer")
+        return {name: np.array(store[name]) for name in store.keys()}
+    except KeyError:
+        return None

@@ -1,0 +1,1 @@
+"""How large a pass may be: free memory, and what a traced pass takes."""

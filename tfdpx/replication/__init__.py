@@ -1,0 +1,1 @@
+"""Replicas and hosts: who takes which rows, and whether they agree."""
