@@ -72,6 +72,7 @@ def plan_batches(plan, examples, *, optimizer, seed, start, pad_to_multiple_of, 
         "seed": seed,
         "start": start,
         "input_context": input_context,
+        "num_shares": pad_to_multiple_of,
     }
     if optimizer is not None:
         budget.check_optimizer(optimizer, plan)
@@ -97,6 +98,7 @@ def poisson_batches(
     start=0,
     run=None,
     input_context=None,
+    num_shares=1,
 ):
     """Batches that hold each example with `sampling_probability`, independently.
 
@@ -119,6 +121,8 @@ def poisson_batches(
             `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
             replica of this host in turn (see `tfdpx.replication.shares`). All hosts need the same
             examples, `seed` and `start`, an int.
+        num_shares: Int that divides `capacity`. Without an `input_context`, a batch holds the
+            shares of so many replicas one after the other, each padded, as Keras's `fit` splits it.
 
     Returns:
         A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`, or
@@ -133,7 +137,7 @@ def poisson_batches(
             "Argument `sampling_probability` must lie in (0, 1]. "
             f"Received: sampling_probability={sampling_probability!r}."
         )
-    shares = Shares(capacity, input_context)
+    shares = Shares(capacity, input_context, num_shares)
     draws = Draws(_POISSON_KEY, steps, shares, seed, start, run)
 
     def draw(key, step, replica):
@@ -145,13 +149,23 @@ def poisson_batches(
             "not be left out: raise the capacity.",
         )
         with tf.control_dependencies([fits]):
-            return examples.batch(shares.cut(tf.identity(rows), replica), shares.rows)
+            own = shares.cut(tf.identity(rows), replica)
+            return shares.arrange(examples.batch(own, shares.rows))
 
     return draws.dataset(draw)
 
 
 def shuffled_batches(
-    examples, *, batch_size, capacity, steps, seed=None, start=0, run=None, input_context=None
+    examples,
+    *,
+    batch_size,
+    capacity,
+    steps,
+    seed=None,
+    start=0,
+    run=None,
+    input_context=None,
+    num_shares=1,
 ):
     """Batches of `batch_size` cut from a permutation of the examples, a new one every epoch.
 
@@ -168,6 +182,7 @@ def shuffled_batches(
         start: As in `poisson_batches`.
         run: As in `poisson_batches`.
         input_context: As in `poisson_batches`.
+        num_shares: As in `poisson_batches`.
 
     Returns:
         A `tf.data.Dataset` like that of `poisson_batches`.
@@ -180,7 +195,7 @@ def shuffled_batches(
             "Argument `batch_size` must lie between 1 and the number of examples. "
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
-    shares = Shares(capacity, input_context)
+    shares = Shares(capacity, input_context, num_shares)
     draws = Draws(_SHUFFLE_KEY, steps, shares, seed, start, run)
     per_epoch = examples.count // batch_size
     known = {}
@@ -196,7 +211,7 @@ def shuffled_batches(
     def draw(key, step, replica):
         rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
         rows = shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
-        return examples.batch(rows, shares.rows)
+        return shares.arrange(examples.batch(rows, shares.rows))
 
     return draws.dataset(draw)
 

@@ -13,28 +13,19 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, keras_internals, mechanism, noise
+from tfdpx import checks, keras_internals, mechanism, noise, passes
 from tfdpx.augmult import build
 from tfdpx.checks.callbacks import check_log_names
 from tfdpx.data import inputs
 from tfdpx.memory import pass_size
+from tfdpx.passes import Totals
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
 from tfdpx.replication import replicas
+from tfdpx.run import fit_data
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
-
-
-@dataclasses.dataclass
-class _Totals:
-    """What the passes add up; every field a tensor or a list of tensors."""
-
-    sums: list  # clipped sums over B, one float32 a variable
-    loss: tf.Tensor  # of the present rows
-    output_losses: list
-    examples: tf.Tensor  # present
-    nonfinite: tf.Tensor  # float32 count of present examples whose gradient is not finite
 
 
 def private_train_step(optimizer, model, data):
@@ -66,32 +57,33 @@ def _step(optimizer, model, data):
     variables = model.trainable_variables
     optimizer.account.follow(model.variables)
     optimizer.account.trains(variables)
-    prepared = _prepare(optimizer, model, views, x, y, sample_weight)
+    prepared, size = _prepare(optimizer, model, views, (x, y, sample_weight))
     seed = optimizer.run.step_seed()
-    # Drawn for the rows of all replicas: which of them has a row does not change its views.
+    # Drawn for the rows of all replicas: which of them has an example does not change its views.
     count = Rows(x).count
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
-    choices = replicas.own_rows(choices, count, context)
+    choices = replicas.own_rows(choices, count, context, fit_data.num_shares(optimizer, model))
     present = _present(sample_weight, count)
-    if sample_weight is None and not isinstance(count, int) and optimizer.noise_multiplier:
-        present = _of_declared_size(present, count, optimizer.batch_size)
-    batch = (x, y, sample_weight, choices, present)
+    if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
+        present = _of_declared_size(count, optimizer.batch_size)
     one_pass = _Pass(optimizer, model, prepared.engine, views)
-    size = optimizer.microbatch_size
-    if size == pass_size.AUTO:
-        size = prepared.fitting(one_pass.traced, batch, optimizer.batch_size, variables)
-    if replicas.compile_apart(model):
-        totals, logs = _compiled_passes(one_pass, batch, size)
-    else:
-        totals, logs = _run_passes(one_pass, batch, size)
+    if optimizer.microbatch_size == pass_size.AUTO:
+        batch = ((x, y, sample_weight), choices, present)
+        size = prepared.fitting(one_pass.totals, batch, optimizer.batch_size, variables)
 
-    *totals.sums, totals.nonfinite = replicas.sum_over_replicas(
-        [*totals.sums, totals.nonfinite], context
-    )
+    def all_passes(data, choices, present):
+        return passes.run(one_pass, data, choices, present, size, one_pass.zero())
+
+    if replicas.compile_apart(model):
+        # XLA cannot compile what replicas on CPUs say to each other.
+        all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
+    totals, logs = all_passes((x, y, sample_weight), choices, present)
+
+    *sums, nonfinite = replicas.sum_over_replicas([*totals.sums, totals.nonfinite], context)
     gradients = mechanism.privatize(
-        totals.sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
+        sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
     )
-    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), totals.nonfinite)
+    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
     penalty, penalty_gradients = regularization(variables)
     gradients = [
         g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
@@ -131,18 +123,20 @@ class _Pass:
         self._engine = engine
         self._views = views
 
-    def __call__(self, x, y, sample_weight, choices, present):
-        """A `_Totals` of this pass, and Keras' metric logs."""
+    def __call__(self, data, choices, present):
+        """The `Totals` of this pass, and Keras' metric logs; `present` None: every row is."""
         model, views = self._model, self._views
+        x, y, sample_weight = data
+        # Where every row is present, Keras counts as it always does.
+        counted = views.repeat(present)
+        if present is None:
+            present = tf.ones([Rows(data).count], tf.bool)
         x = views.rows(x, choices)
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
         result = self._engine(x, y, sample_weight)
         factors = mechanism.clip_factors(
             result.squared_norms, present, self._optimizer.l2_norm_clip, self._optimizer.batch_size
         )
-        # Without weights and padding every row is present, and Keras counts as it always does.
-        all_present = sample_weight is None and self._optimizer.microbatch_size is None
-        counted = None if all_present else rows_present
         logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
 
         def total(losses):
@@ -150,7 +144,7 @@ class _Pass:
 
         bad = present & ~tf.math.is_finite(result.squared_norms)
         return (
-            _Totals(
+            Totals(
                 sums=result.weighted_sums(factors),
                 loss=total(result.losses),
                 output_losses=[total(losses) for losses in result.output_losses],
@@ -160,13 +154,13 @@ class _Pass:
             logs,
         )
 
-    def traced(self, *part):
-        """The call as TensorFlow traces it: a nest of tensors."""
-        return _as_dict(self(*part)[0])
+    def totals(self, *part):
+        """The `Totals` of a pass alone."""
+        return self(*part)[0]
 
     def zero(self):
-        """The `_Totals` of no pass at all."""
-        return _Totals(
+        """The `Totals` of no pass at all."""
+        return Totals(
             sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
             loss=tf.zeros([]),
             output_losses=[tf.zeros([]) for _ in keras_internals.output_loss_trackers(self._model)],
@@ -175,62 +169,22 @@ class _Pass:
         )
 
 
-def _run_passes(one_pass, batch, size):
-    """Totals over all microbatches, and the metric logs if there was just one."""
-    rows = Rows(batch)
-    if size is None or (isinstance(rows.count, int) and rows.count <= size):
-        return one_pass(*batch)
-    padding = -rows.count % size
-    passes = (rows.count + padding) // size
-
-    def cut(tensor):
-        # The padding's `present` is False, so it contributes exactly zero.
-        tensor = tf.pad(tensor, [[0, padding]] + [[0, 0]] * (tensor.shape.rank - 1))
-        return tf.reshape(tensor, tf.concat([[passes, size], tf.shape(tensor)[1:]], axis=0))
-
-    pieces = [cut(t) for t in rows.tensors]
-    for piece, tensor in zip(pieces, rows.tensors, strict=True):
-        piece.set_shape([None, size, *tensor.shape[1:]])
-
-    def body(index, *totals):
-        more, _ = one_pass(*rows.pack([piece[index] for piece in pieces]))
-        new = [a + b for a, b in zip(totals, tf.nest.flatten(_as_dict(more)), strict=True)]
-        return (index + 1, *new)
-
-    structure = _as_dict(one_pass.zero())
-    start = (tf.constant(0), *tf.nest.flatten(structure))
-    _, *flat = tf.while_loop(lambda i, *_: i < passes, body, start, parallel_iterations=1)
-    return _Totals(**tf.nest.pack_sequence_as(structure, flat)), None
-
-
-def _compiled_passes(one_pass, batch, size):
-    """`_run_passes` under XLA, which cannot compile what replicas on CPUs say to each other."""
-
-    @tf.function(jit_compile=True, autograph=False)
-    def compiled(batch):
-        totals, logs = _run_passes(one_pass, batch, size)
-        return _as_dict(totals), logs
-
-    totals, logs = compiled(batch)
-    return _Totals(**totals), logs
-
-
-def _as_dict(totals):
-    return {f.name: getattr(totals, f.name) for f in dataclasses.fields(totals)}
-
-
 @dataclasses.dataclass
 class _Prepared:
     """What is found out once for a model and the shapes of its batches."""
 
     key: tuple
     engine: Callable
-    checked: set = dataclasses.field(default_factory=set)  # examples of a pass
+    sizes: dict = dataclasses.field(default_factory=dict)  # of a checked pass, by kind of batch
     fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
 
 
-def _prepare(optimizer, model, views, x, y, sample_weight):
-    """The `_Prepared` for this model and these shapes, made and checked once for each."""
+def _prepare(optimizer, model, views, data):
+    """The `_Prepared` for this model and these shapes, and the examples of a pass, an int.
+
+    Made and checked once for each.
+    """
+    x, y, sample_weight = data
     rows = views.example_rows(x)
     # The loss too: a model may be compiled again with the same optimizer.
     key = (
@@ -238,44 +192,41 @@ def _prepare(optimizer, model, views, x, y, sample_weight):
         tuple(id(v) for v in model.trainable_variables),
         tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
     )
-    size = _examples_of_pass(optimizer, x)
     known = optimizer.prepared.get(model)
-    is_new = known is None or known.key != key
-    if is_new or size not in known.checked:
-        if views.augment is not None:
-            checks.check_augment(views.augment, x, size)
-        checks.check_step(model, optimizer, rows, y, sample_weight, views.count, size)
-    if is_new:
+    if known is None or known.key != key:
+        checks.check_declared(model)
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
-        known = optimizer.prepared[model] = _Prepared(key, engine)
-    known.checked.add(size)
-    return known
+        known = _Prepared(key, engine)
+    count = Rows(x).count
+    weighted = bool(tf.nest.flatten(sample_weight)) and sample_weight is not None
+    name = (count if isinstance(count, int) else None, weighted)
+    if name not in known.sizes:
+        size = pass_size.examples(optimizer, known.engine.work, views.count, *name)
+        if size not in known.sizes.values():
+            if views.augment is not None:
+                checks.check_augment(views.augment, x, size)
+            checks.check_step(model, optimizer, rows, y, sample_weight, views.count, size)
+        known.sizes[name] = size
+    optimizer.prepared[model] = known
+    return known, known.sizes[name]
 
 
-def _of_declared_size(present, count, batch_size):
-    """`present`, where the batch is no larger than declared; an error where it is.
+def _of_declared_size(count, batch_size):
+    """Flags, bool [count], that all are present; an error if there are more than declared.
 
     XLA leaves assertions out: there, nothing of such a batch is taken.
     """
     fits = count <= batch_size
     message = f"This batch is too large: the optimizer counts on batch_size={batch_size}."
     with tf.control_dependencies([tf.debugging.Assert(fits, [message, count])]):
-        return present & fits
-
-
-def _examples_of_pass(optimizer, x):
-    """Examples of one pass through the model, an int; the expected ones where none are known."""
-    count, size = Rows(x).count, optimizer.microbatch_size
-    if not isinstance(count, int):
-        count = -(-optimizer.batch_size // tf.distribute.get_strategy().num_replicas_in_sync)
-    return count if size in (None, pass_size.AUTO) else min(count, size)
+        return tf.fill([count], fits)
 
 
 def _present(sample_weight, count):
-    """Which examples, bool [B], have any sample weight other than zero."""
+    """Which examples, bool [B], have any sample weight other than zero; None if none has one."""
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
     if not weights:
-        return tf.ones([count], tf.bool)
+        return None
     each = [tf.reduce_any(tf.reshape(w, [count, -1]) != 0, axis=1) for w in weights]
     return tf.reduce_any(tf.stack(each), axis=0)
 

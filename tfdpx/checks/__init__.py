@@ -16,10 +16,29 @@ from tfdpx.per_example import ENGINES
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic
 
-__all__ = ["UnfitForPrivacy", "check_augment", "check_step"]
+__all__ = ["UnfitForPrivacy", "check_augment", "check_declared", "check_step"]
 
 # Of the comparison with batches of one.
 _EXAMPLES = 3
+
+
+def check_declared(model):
+    """Raises if what `model` declares about itself is unfit; nothing of it is run.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+
+    Raises:
+        UnfitForPrivacy: With the reason and the remedy.
+    """
+    check_precision(model)
+    check_train_step(model)
+    check_layers(model)
+    if not model.trainable_variables:
+        raise UnfitForPrivacy(
+            f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "
+            "`trainable = True` on a layer and compile again."
+        )
 
 
 def check_step(model, optimizer, rows, y, sample_weight, views, examples):
@@ -37,14 +56,6 @@ def check_step(model, optimizer, rows, y, sample_weight, views, examples):
     Raises:
         UnfitForPrivacy: With the reason and the remedy.
     """
-    check_precision(model)
-    check_train_step(model)
-    check_layers(model)
-    if not model.trainable_variables:
-        raise UnfitForPrivacy(
-            f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "
-            "`trainable = True` on a layer and compile again."
-        )
     # Two views show what sixteen do.
     keras_internals.eagerly(
         _check_runs, model, optimizer, rows, y, sample_weight, min(views, 2), examples

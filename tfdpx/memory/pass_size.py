@@ -1,21 +1,27 @@
-"""`microbatch_size="auto"`: the largest pass of the private step that fits in memory.
+"""How many examples a pass of the private step takes, where `microbatch_size` is no number.
 
-The pass is traced, not run, for two small numbers of examples. Its peak grows linearly in examples,
-so two predictions give all others. Which size is taken changes the memory and time of an update and
-nothing else: neither its examples nor their clipping, so not its sensitivity.
+None: those of least expected time. `"auto"`: the most that fit in memory; the pass is traced, not
+run, for two small numbers of examples. Its peak grows linearly in examples, so two predictions give
+all others. Which size is taken changes the memory and time of an update and nothing else: neither
+its examples nor their clipping, so not its sensitivity.
 """
 
+import math
 import warnings
 
 import keras
+import numpy as np
+import scipy.stats
 import tensorflow as tf
 from absl import logging
 
 from tfdpx import keras_internals
 from tfdpx.memory import free_memory, graph_peak
+from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Rows
 
 AUTO = "auto"
+FLOAT = 4  # Bytes.
 
 # Examples of the two trial traces.
 _TRIALS = (4, 8)
@@ -27,6 +33,72 @@ _SHARE, _EAGER_SHARE = 0.5, 0.3
 # What an update holds besides a pass, in sizes of the trained weights: sums, noise, its random
 # bits, the gradient. And in sizes of the batch: what is read ahead, and the copy with padding.
 _WEIGHTS_HELD, _BATCHES_HELD = 4, 3
+
+
+# Work of a pass by rows and by weights, and what counts as large; fitted to measured steps.
+_BACKWARD, _TRAFFIC, _WEIGHT_TRAFFIC, _CALLS = 3.5, 12, 12, 3
+_LARGE = 64 * 2**20
+
+
+def examples(optimizer, work, num_views, count, weighted):
+    """The examples of a pass that `microbatch_size` says, or those of least expected time.
+
+    Few examples a pass cost efficiency, many cost padding. Where activations are large a pass takes
+    half of the batch at most: it holds output gradients of all layers besides.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        work: `tfdpx.per_example.cost_model.Work` of a row.
+        num_views: Int K, rows an example.
+        count: Int, rows of a replica's batch, or None if unknown.
+        weighted: Bool, whether the batch may hold padding.
+
+    Returns:
+        Int >= 1. For `"auto"`, the expected examples of a batch.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    mean = -(-optimizer.batch_size // replicas)
+    if count is None:
+        count = mean
+    size = optimizer.microbatch_size
+    if size == AUTO:
+        return count
+    if size is not None:
+        return min(count, size)
+    deviation = 0.0
+    if not weighted:
+        mean = count
+    elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
+        probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0
+        deviation = math.sqrt(optimizer.batch_size * (1.0 - probability)) / replicas
+    largest = min(count, mean + math.ceil(4 * deviation))
+    if 8 * work.elements * num_views * mean > _LARGE:
+        largest = min(largest, -(-mean // 2))
+    return least_time(*_seconds(work, num_views), mean, deviation, largest)
+
+
+def least_time(each, every, mean, deviation, largest):
+    """The size of a pass, an int up to `largest`, of least expected time for an update.
+
+    Args:
+        each: Float, seconds of an example.
+        every: Float, seconds of a pass besides.
+        mean: Float, expected examples of an update, normally distributed.
+        deviation: Float, their standard deviation.
+        largest: Int.
+    """
+    drawn = np.maximum(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0)
+    sizes = np.arange(1, largest + 1)
+    passes = np.ceil(drawn[:, np.newaxis] / sizes).mean(axis=0)
+    return int(sizes[np.argmin(passes * (every + sizes * each))])
+
+
+def _seconds(work, num_views):
+    """Predicted seconds of an example and of a pass besides."""
+    device = device_kind()
+    row = Cost(_BACKWARD * work.flops, FLOAT * _TRAFFIC * work.elements)
+    every = Cost(bytes=FLOAT * _WEIGHT_TRAFFIC * work.weights, calls=_CALLS * work.calls)
+    return num_views * row.seconds(device), every.seconds(device)
 
 
 class Fitting:

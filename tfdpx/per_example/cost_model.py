@@ -41,6 +41,23 @@ _RATES = {"cpu": (2e11, 1.5e10, 1e-4), "accelerator": (4e13, 1e12, 1e-5)}
 
 
 @dataclasses.dataclass(frozen=True)
+class Work:
+    """What a model's layers with weights do, by which the size of a pass is picked.
+
+    Attributes:
+        flops: Of a row, forward.
+        elements: Of a row, in the layers' outputs.
+        weights: Trained numbers.
+        calls: Layers called.
+    """
+
+    flops: float
+    elements: float
+    weights: int
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerChoice:
     """How one layer's per-example gradients are clipped, and what that is predicted to cost.
 

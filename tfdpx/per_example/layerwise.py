@@ -22,6 +22,7 @@ class LayerwiseEngine:
 
     Attributes:
         choices: The `LayerChoice` of each layer, from the last call.
+        work: The `Work` of one row.
 
     Raises:
         UnexplainedVariables: If the gradient of a trainable variable is not known by example.
@@ -31,7 +32,7 @@ class LayerwiseEngine:
         self._model = model
         self._views = views
         self._variables = model.trainable_variables
-        self._layout = find_layout(model, x)
+        self._layout, self.work = find_layout(model, x)
         self.choices = []
 
     def __call__(self, x, y, sample_weight):

@@ -1,16 +1,18 @@
 """Two trial runs on made-up batches of different size, to learn what has a batch axis."""
 
 import contextlib
+import math
 
 import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, unit_rule
+from tfdpx.per_example.cost_model import Work
 from tfdpx.per_example.rows import synthetic
 
 
 def find_layout(model, x):
-    """The `CallLayout` of every unit call that the training-mode forward pass makes.
+    """The `CallLayout` of every unit call of the training-mode forward pass, and its `Work`.
 
     A length that merely equals the batch size looks like a batch axis within one run, so
     the model is run, outside of any graph, on two and on three rows.
@@ -29,7 +31,17 @@ def find_layout(model, x):
             f"{[c.layer.name for c in two]} for 2 rows, {[c.layer.name for c in three]} for 3. Use "
             '`per_example_engine="vmap"`.'
         )
-    return [_compare(*pair) for pair in zip(two, three, strict=True)]
+    return [_compare(*pair) for pair in zip(two, three, strict=True)], _work(two)
+
+
+def measured_work(model, x):
+    """The `Work` of a model that is not captured layer by layer.
+
+    Args:
+        model: As for `find_layout`.
+        x: As for `find_layout`.
+    """
+    return _work(keras_internals.eagerly(_two_runs, model, x)[0])
 
 
 def _two_runs(model, x):
@@ -55,6 +67,8 @@ class _Sighting:
         generators = keras_internals.seed_generators(layer)
         before = [g.state.numpy() for g in generators]
         self.layer = layer
+        first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
+        self.looks_up = first is not None and not first.dtype.is_floating
         self.result = keras_internals.call_operation(layer, args, kwargs)
         self.arguments = _shapes((args, kwargs))
         self.outputs = _shapes(self.result)
@@ -99,6 +113,21 @@ def _compare(two, three):
         )
     batched = tuple(_grows(a, b) for a, b in zip(two.arguments, three.arguments, strict=True))
     return CallLayout(two.layer.name, batched, two.draws or three.draws)
+
+
+def _work(calls):
+    """The `Work` of the calls of a run on two rows."""
+    flops = elements = 0
+    for call in calls:
+        outputs = [shape for shape in call.outputs if shape]
+        made = sum(math.prod(shape) for shape in outputs) / 2
+        elements += made
+        # A look-up in a table multiplies nothing.
+        kernels = [] if call.looks_up else [v for v in call.layer.variables if len(v.shape) > 1]
+        for kernel in kernels:
+            flops += 2.0 * math.prod(kernel.shape) * made / outputs[0][-1]
+    weights = {id(v): v for call in calls for v in call.layer.trainable_variables}
+    return Work(flops, elements, sum(math.prod(v.shape) for v in weights.values()), len(calls))
 
 
 def _shapes(nest):

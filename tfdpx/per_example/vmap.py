@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
@@ -18,12 +19,15 @@ class VmapEngine:
 
     Args:
         model: A compiled, built `keras.Model`.
-        x: Not read; engines share one signature.
+        x: Nest of tensors [rows, ...] like those to come; only shapes and dtypes are read.
         views: Int K, rows of the batch per example.
+
+    Attributes:
+        work: The `Work` of one row.
     """
 
     def __init__(self, model, x, views):
-        del x
+        self.work = measured_work(model, x)
         self._model = model
         self._views = views
 

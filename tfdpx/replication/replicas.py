@@ -113,15 +113,23 @@ def compile_apart(model):
     return keras_internals.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
-def own_rows(nest, count, context):
-    """This replica's share of a nest of tensors [replicas * count, ...]."""
-    if context.num_replicas_in_sync == 1:
-        return nest
+def own_rows(nest, count, context, num_shares):
+    """This replica's rows of a nest of tensors of all [replicas * count, ...].
+
+    Args:
+        nest: Nest of tensors in the order of the draw, or None.
+        count: Int or scalar tensor, rows of a replica.
+        context: `tf.distribute.ReplicaContext`.
+        num_shares: Int, the shares that the batch of all replicas holds one after the other.
+    """
 
     def own(tensor):
+        tensor = shares.by_share(tensor, num_shares)
+        if context.num_replicas_in_sync == 1:
+            return tensor
         # Not a slice: XLA needs to know at compile time where that begins.
-        shares = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
-        return tf.gather(shares, context.replica_id_in_sync_group)
+        parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
+        return tf.gather(parts, context.replica_id_in_sync_group)
 
     return tf.nest.map_structure(lambda t: t if t is None else own(t), nest)
 

@@ -1,9 +1,12 @@
-"""Which rows of a global batch each replica takes: every host knows its own without talking.
+"""Which examples of a draw each replica takes: every host knows its own without talking.
 
-Replica p of R takes the rows [p * n, (p + 1) * n) of a batch of R * n rows, which is how
-`tf.distribute` splits a batch by itself. All hosts work out the same global batch from (seed, step)
-and cut out their own rows: none is taken twice and none is lost. Padding stands at the end, so a
-replica may find no example in its rows; it takes part all the same.
+Of the n examples that a step draws, in order, replica p of R takes numbers p, p + R, p + 2 R, ...:
+at most ceil(n / R), so that none waits long for another. All hosts work out the same draw from
+(seed, step) and cut out their own part: no example is taken twice and none is lost. Where padding
+fills a whole share, the replica takes part all the same.
+
+Keras's `fit` splits a batch by itself: replica p takes the rows [p * m, (p + 1) * m) of R * m. So a
+whole batch for R replicas holds the R shares one after the other, each with its own padding.
 """
 
 import tensorflow as tf
@@ -15,9 +18,11 @@ class Shares:
     Args:
         capacity: Int, rows of a global batch.
         input_context: `tf.distribute.InputContext` of this host, or None for whole batches.
+        count: Int, the shares that a whole batch holds one after the other.
 
     Attributes:
-        rows: Int, rows of one share.
+        count: Int, shares of a batch.
+        rows: Int, rows of what is cut out: of one share, or of the whole batch.
         replicas: Range, the numbers of this host's replicas.
         is_split: Bool, whether there is an `input_context`.
 
@@ -25,7 +30,7 @@ class Shares:
         ValueError: If the replicas do not divide `capacity`, or the hosts the replicas.
     """
 
-    def __init__(self, capacity, input_context=None):
+    def __init__(self, capacity, input_context=None, count=1):
         self.is_split = input_context is not None
         replicas = hosts = 1
         host = 0
@@ -38,6 +43,7 @@ class Shares:
                 f"{replicas} replicas on {hosts} hosts."
             )
         check_divides(replicas, capacity, "rows a batch")
+        self.count = replicas if self.is_split else count
         self.rows = capacity // replicas
         each = replicas // hosts
         self.replicas = range(host * each, (host + 1) * each)
@@ -64,16 +70,35 @@ class Shares:
         padding = tf.nest.map_structure(zeros, dataset.element_spec)
         return dataset.concatenate(tf.data.Dataset.from_tensors(padding).repeat())
 
-    def cut(self, tensor, replica):
-        """The rows of `tensor` [n, ...] in the share of `replica`, which may be fewer than `rows`.
+    def cut(self, rows, replica):
+        """The examples in the share of `replica`, or all of them for a whole batch.
 
         Args:
-            tensor: Tensor of at most `capacity` rows, the padding left out.
+            rows: int64 tensor [n], the examples that a step draws, n at most `capacity`.
             replica: Scalar int64 tensor, a number of `replicas`.
         """
-        if not self.is_split:
-            return tensor
-        return tensor[replica * self.rows : (replica + 1) * self.rows]
+        return rows[replica :: self.count] if self.is_split else rows
+
+    def arrange(self, batch):
+        """A whole batch, its padding at the end, as shares one after the other.
+
+        Args:
+            batch: Nest of tensors [`rows`, ...] and None; one that is cut stays as it is.
+        """
+        if self.is_split:
+            return batch
+        return tf.nest.map_structure(
+            lambda t: None if t is None else by_share(t, self.count), batch
+        )
+
+
+def by_share(tensor, count):
+    """The rows of a tensor [n, ...] in the order of `count` shares, each every `count`-th row."""
+    if count == 1:
+        return tensor
+    rows = tf.reshape(tensor, tf.concat([[-1, count], tf.shape(tensor)[1:]], axis=0))
+    rows = tf.transpose(rows, [1, 0, *range(2, rows.shape.rank)])
+    return tf.reshape(rows, tf.concat([[-1], tf.shape(rows)[2:]], axis=0))
 
 
 def check_divides(replicas, rows, what):

@@ -1,0 +1,131 @@
+"""Passes hold every example that is present once, and there are no more than these fill."""
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfdpx
+from tfdpx import mechanism, passes
+from tfdpx.passes import Totals
+
+ZERO = Totals([tf.zeros([3])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
+
+
+def adding(data, choices, present):
+    """Sums of `x`, of `x` times the row's choice, and the numbers of passes and of weights."""
+    x, _, weights = data
+    present = tf.ones(tf.shape(x)[:1]) if present is None else tf.cast(present, "float32")
+    total = tf.reduce_sum(x * present)
+    drawn = tf.reduce_sum(x * choices * present)
+    weight = tf.zeros([]) if weights is None else tf.reduce_sum(weights)
+    counts = tf.stack([drawn, tf.ones([]), weight])
+    return Totals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@settings(max_examples=15, deadline=None)
+@given(present=st.lists(st.booleans(), min_size=1, max_size=12), size=st.integers(1, 14))
+def test_every_example_once_and_no_pass_too_many(jit_compile, present, size):
+    present = np.array(present)
+    x = np.arange(1.0, len(present) + 1, dtype="float32")
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def total(x, present):
+        data = (x, None, tf.cast(present, "float32"))
+        return passes.run(adding, data, 10 * x, present, size, ZERO)[0]
+
+    found = total(x, present)
+    assert found.examples == present.sum()
+    np.testing.assert_allclose(found.loss, x[present].sum())
+    expected = [10 * (x**2)[present].sum(), -(-present.sum() // size), present.sum()]
+    np.testing.assert_allclose(found.sums[0], expected)
+
+
+def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
+    x = tf.constant([1.0, 2.0, 3.0])
+    found, logs = passes.run(adding, (x, None, None), x, None, 3, ZERO)
+    assert found.loss == 6 and logs["logs"] == 6
+    found, logs = passes.run(adding, (x, None, None), x, None, 2, ZERO)
+    assert found.loss == 6 and logs is None and found.sums[0][1] == 2
+
+
+def model(**arguments):
+    return small.model(
+        tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0, seed=5, **arguments),
+        compile_arguments={"weighted_metrics": ["accuracy"]},
+    )
+
+
+@pytest.mark.parametrize("compile_arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_an_empty_draw_gives_noise_alone(compile_arguments):
+    made = small.model(
+        tfdpx.DPSGD(1.0, batch_size=16, noise_multiplier=1.0, seed=5),
+        compile_arguments=compile_arguments,
+    )
+    x, y = small.data()
+    made.build(x.shape)
+    before = small.weights(made)
+    seed = tf.constant(made.optimizer.run.step_seed())
+    logs = made.train_on_batch(x, y, sample_weight=np.zeros(len(x)), return_dict=True)
+    zeros = [tf.zeros(v.shape) for v in made.trainable_variables]
+    from tfdpx import noise, train_step
+
+    drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, train_step._NOISE))
+    wanted = np.concatenate([np.ravel(g.tensor) for g in drawn])
+    np.testing.assert_allclose(before - small.weights(made), wanted, atol=1e-6)
+    assert logs["loss"] == 0
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, None])
+def test_absent_rows_anywhere_change_nothing(size):
+    x, y = small.data()
+    weights = (np.arange(len(x)) % 3 != 1).astype("float32")
+    few, all_rows = model(microbatch_size=size), model(microbatch_size=size)
+    kept = weights > 0
+    wanted = small.step(few, x[kept], y[kept])
+    x = np.where(kept.reshape([-1] + [1] * (x.ndim - 1)), x, np.nan)
+    found = small.step(all_rows, x, y, sample_weight=weights)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-7)
+    few, other = (m.get_metrics_result() for m in (few, all_rows))
+    assert few.keys() == other.keys()
+    for name, value in few.items():
+        np.testing.assert_allclose(other[name], value, rtol=1e-5)
+
+
+def test_the_last_pass_counts_no_row_twice(monkeypatch):
+    """What a pass takes along beyond the examples present must be masked."""
+    x, y = small.data()
+    wanted = small.step(model(microbatch_size=5), x, y)
+    clip = mechanism.clip_factors
+
+    def unmasked(squared_norms, present, *rest):
+        return clip(squared_norms, tf.ones_like(present), *rest)
+
+    monkeypatch.setattr(mechanism, "clip_factors", unmasked)
+    assert np.abs(small.step(model(microbatch_size=5), x, y) - wanted).max() > 1e-3
+
+
+def test_draws_views_and_noise_are_the_same_for_any_size():
+    plan = tfdpx.PrivacyPlan(30, batch_size=21, steps=3, noise_multiplier=1.0, delta=1e-3)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 30)
+    weights = []
+    for size, execution in ((None, 1), (4, 1), (30, 3)):
+        keras.utils.set_random_seed(7)
+        made = keras.Sequential(
+            [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+        )
+        optimizer = tfdpx.DPSGD(
+            1.0, plan=plan, seed=1, microbatch_size=size, augmult=2,
+            augment=tfdpx.augment.RandomCropFlip(2),
+        )  # fmt: skip
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made.compile(optimizer, loss, steps_per_execution=execution)
+        made.fit(plan.batches(x, y, optimizer=made.optimizer, seed=3), verbose=0)
+        weights.append(small.weights(made))
+    for other in weights[1:]:
+        np.testing.assert_allclose(other, weights[0], rtol=1e-5, atol=1e-6)

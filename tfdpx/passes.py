@@ -1,0 +1,68 @@
+"""The passes of one update: which rows each takes, and what they add up to.
+
+A Poisson batch is padded to a capacity that is almost never reached. Rows of padding add nothing,
+so no pass is made for them: rows that are present come first, and there are as many passes as these
+fill. That number is known as the step runs; the size of a pass is fixed, which XLA needs.
+"""
+
+import typing
+
+import tensorflow as tf
+
+from tfdpx.per_example.rows import Rows
+
+
+class Totals(typing.NamedTuple):
+    """What the passes add up."""
+
+    sums: list  # clipped sums over B, one float32 a variable
+    loss: tf.Tensor  # of the present rows
+    output_losses: list
+    examples: tf.Tensor  # float32 count of present examples
+    nonfinite: tf.Tensor  # float32 count of present examples whose gradient is not finite
+
+
+def run(one_pass, data, choices, present, size, zero):
+    """The `Totals` of all passes, and the metric logs if a single pass took the batch as it is.
+
+    Args:
+        one_pass: Function of `data`, `choices` and `present` of some rows, to their `Totals` and
+            logs.
+        data: `(x, y, sample_weight)`, nests of tensors [B, ...].
+        choices: Nest of tensors [B, ...], or None.
+        present: bool [B], or None where every row is present.
+        size: Int, rows of a pass; fewer only where B is.
+        zero: The `Totals` of no pass at all.
+    """
+    count = Rows(data).count
+    if present is None and isinstance(count, int) and count <= size:
+        return one_pass(data, choices, tf.ones([count], tf.bool))
+    rows = Rows((data, choices))
+    if present is None:
+        order, examples = tf.range(count), count
+    else:
+        # No two keys are equal, so that the rows keep their order.
+        order = tf.argsort(tf.where(present, 0, count) + tf.range(count))
+        examples = tf.reduce_sum(tf.cast(present, "int32"))
+
+    def body(index, totals):
+        places = index * size + tf.range(size)
+        inside = places < examples
+        part = tf.gather(order, tf.minimum(places, count - 1))
+        (x, y, weights), drawn = rows.map(lambda t: tf.gather(t, part))
+        # A last pass that is not full takes other rows along, as absent ones.
+        if weights is not None:
+            weights = Rows(weights).map(lambda w: tf.where(_beside(inside, w), w, tf.zeros_like(w)))
+        more, _ = one_pass((x, y, weights), drawn, inside)
+        return index + 1, tf.nest.map_structure(tf.add, totals, more)
+
+    def is_left(index, _):
+        return index * size < examples
+
+    loop = tf.while_loop(is_left, body, (tf.constant(0), zero), parallel_iterations=1)
+    return loop[1], None
+
+
+def _beside(flags, tensor):
+    """`flags` [B] with axes of length one for those of `tensor` [B, ...] behind the first."""
+    return tf.reshape(flags, [-1] + [1] * (tensor.shape.rank - 1))
