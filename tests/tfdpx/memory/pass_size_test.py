@@ -1,5 +1,6 @@
 """`microbatch_size="auto"`: what it chooses, that it says so, and that no result depends on it."""
 
+import math
 import pathlib
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import scipy.stats
 import small
 import tensorflow as tf
 from hypothesis import given
@@ -146,6 +148,25 @@ def test_config():
     optimizer = tfdpx.DPSGD(batch_size=4, noise_multiplier=1.0, microbatch_size="auto")
     again = tfdpx.DPSGD.from_config(optimizer.get_config())
     assert again.microbatch_size == "auto"
+
+
+@given(st.integers(1, 600), st.floats(0.05, 1.0), st.floats(1e-4, 1e-2), st.floats(1e-4, 1e-1))
+def test_passes_of_least_expected_time(batch_size, probability, each, every):
+    number = max(round(batch_size / probability), batch_size)
+    drawn = np.arange(number + 1)
+    weights = scipy.stats.binom.pmf(drawn, number, probability)
+
+    def seconds(size):
+        return weights @ (-(-drawn // size) * (every + size * each))
+
+    mean, deviation = number * probability, math.sqrt(number * probability * (1 - probability))
+    size = pass_size.least_time(each, every, mean, deviation, number)
+    assert seconds(size) <= 1.03 * min(seconds(other) for other in range(1, number + 1, 7))
+
+
+def test_without_padding_a_batch_is_cut_evenly():
+    assert pass_size.least_time(1.0, 30.0, 100, 0.0, 60) == 50
+    assert pass_size.least_time(1.0, 30.0, 100, 0.0, 100) == 100
 
 
 PROGRAM = """
