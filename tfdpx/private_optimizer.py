@@ -13,8 +13,11 @@ import keras
 import tensorflow as tf
 
 from tfdpx import augment as augment_module
+from tfdpx import keras_internals
+from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
+from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.checks.callbacks import check_callbacks
-from tfdpx.mechanism import PrivateGradient
+from tfdpx.mechanism import check_private
 from tfdpx.memory import pass_size
 from tfdpx.per_example import ENGINES
 from tfdpx.replication import replicas
@@ -55,7 +58,7 @@ def _read_only(name):
     return property(get, refuse, doc=f"The argument `{name}`. Read-only.")
 
 
-class PrivateOptimizer:
+class PrivateOptimizer(keras_internals.OptimizerOverrides):
     """What makes a Keras optimizer private; stands before it in the bases."""
 
     plan = _read_only("plan")
@@ -93,38 +96,11 @@ class PrivateOptimizer:
         super().__init__(*args, **kwargs)
         # A number may be assigned anew; a schedule stays.
         given = args[0] if args else kwargs.get("learning_rate")
-        self.first_learning_rate = given if _is_number(given) else None
-        batch_size = _agree("batch_size", batch_size, plan)
-        noise_multiplier = _agree("noise_multiplier", noise_multiplier, plan)
-        _check_count("batch_size", batch_size)
-        if microbatch_size not in (None, pass_size.AUTO):
-            _check_count("microbatch_size", microbatch_size, instead=', None or "auto"')
-        if not _is_number(noise_multiplier) or not 0 <= noise_multiplier < math.inf:
-            raise ValueError(
-                "Argument `noise_multiplier` must be a finite float >= 0. Received: "
-                f"noise_multiplier={noise_multiplier!r}"
-            )
-        if not _is_number(l2_norm_clip) or not 0 < l2_norm_clip <= math.inf:
-            raise ValueError(
-                "Argument `l2_norm_clip` must be a float > 0. Received: "
-                f"l2_norm_clip={l2_norm_clip!r}"
-            )
-        if l2_norm_clip == math.inf and noise_multiplier:
-            raise ValueError(
-                "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
-                f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
-                "takes noise_multiplier=0."
-            )
-        if not isinstance(augmult, int) or isinstance(augmult, bool) or augmult < 0:
-            raise ValueError(
-                "Argument `augmult` must be an int >= 0 (0: no augmentation). Received: "
-                f"augmult={augmult!r}"
-            )
-        if per_example_engine not in ENGINES:
-            raise ValueError(
-                f"Argument `per_example_engine` must be one of {sorted(ENGINES)}. Received: "
-                f"per_example_engine={per_example_engine!r}"
-            )
+        self.first_learning_rate = given if is_number(given) else None
+        batch_size = agreed("batch_size", batch_size, plan)
+        noise_multiplier = agreed("noise_multiplier", noise_multiplier, plan)
+        _check(batch_size, noise_multiplier, l2_norm_clip, microbatch_size, augmult)
+        check_choice("per_example_engine", per_example_engine, sorted(ENGINES))
         if noise_multiplier == 0:
             warnings.warn(
                 f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={l2_norm_clip}`). There "
@@ -263,17 +239,17 @@ class PrivateOptimizer:
 
     def apply(self, grads, trainable_variables=None):
         """Applies gradients from the private step; refuses any other with a ValueError."""
-        _check_private(grads)
+        check_private(grads)
         return super().apply(grads, trainable_variables)
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables):
         """Refuses gradients that the private step did not make."""
-        _check_private(grads)
+        check_private(grads)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def update_step(self, gradient, variable, learning_rate):
         """The base optimizer's update with the tensor inside a `PrivateGradient`."""
-        _check_private([gradient])
+        check_private([gradient])
         if not gradient.all_reduce_passed:
             raise RuntimeError(
                 "Keras reduced the gradients over replicas by itself, which would count the noise "
@@ -281,23 +257,19 @@ class PrivateOptimizer:
             )
         return super().update_step(gradient.tensor, variable, learning_rate)
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        # The private step has already reduced the sums, before the noise.
-        grads_and_vars = list(grads_and_vars)
+    def all_reduce_sums(self, grads_and_vars):
+        """Nothing to do: the private step has reduced the sums, before the noise."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars
 
-    def _update_model_variables_moving_average(self, trainable_variables):
-        if not self.use_ema:
-            return
+    def average_weights(self, pairs):
+        """The warm-up of the weights' moving average; `pairs` are of a weight and its average."""
         step = tf.cast(self.iterations.value, "float32")
         decay = tf.minimum(float(self.ema_momentum), (1.0 + step) / (10.0 + step))
         # Keras' averages start from zero: the first update must not count that.
         decay = tf.where(step == 0, 0.0, decay)
-        for variable, average in zip(
-            trainable_variables, self._model_variables_moving_average, strict=True
-        ):
+        for variable, average in pairs:
             kept = tf.cast(decay, average.dtype)
             average.assign(kept * average.value + (1 - kept) * variable.value)
 
@@ -333,40 +305,19 @@ class PrivateOptimizer:
         return super().from_config(config, custom_objects=custom_objects)
 
 
-def _check_private(gradients):
-    if not all(isinstance(g, PrivateGradient) for g in gradients):
+def _check(batch_size, noise_multiplier, l2_norm_clip, microbatch_size, augmult):
+    """Raises ValueError unless the numbers of the mechanism are in range."""
+    require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
+    fits = microbatch_size in (None, pass_size.AUTO) or is_integer(microbatch_size, 1)
+    must = f'be an int >= 1, None or "{pass_size.AUTO}"'
+    require(fits, "microbatch_size", microbatch_size, must)
+    check_noise_multiplier(noise_multiplier)
+    fits = is_number(l2_norm_clip) and l2_norm_clip > 0
+    require(fits, "l2_norm_clip", l2_norm_clip, "be a float > 0")
+    if l2_norm_clip == math.inf and noise_multiplier:
         raise ValueError(
-            "A tfdpx optimizer received gradients that did not come from the private step, so they "
-            "are neither clipped nor noisy. Train with `model.fit` (or `model.train_on_batch`) and "
-            "the model's own `train_step` of keras.Model; a custom `train_step`, a GradientTape "
-            "loop or a wrapped optimizer cannot be made private."
+            "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
+            f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
+            "takes noise_multiplier=0."
         )
-
-
-def _agree(name, value, plan):
-    """The value of an argument that `plan` gives too."""
-    if plan is None:
-        if value is None:
-            raise ValueError(
-                f"Argument `{name}` is missing. Give the optimizer `plan=tfdpx.PrivacyPlan(...)`, "
-                "or both `batch_size` and `noise_multiplier`."
-            )
-        return value
-    planned = getattr(plan, name)
-    if value is not None and not math.isclose(value, planned, rel_tol=1e-9):
-        raise ValueError(
-            f"Argument `{name}` disagrees with the plan. Received: {name}={value}, "
-            f"plan.{name}={planned}. Leave `{name}` out."
-        )
-    return planned
-
-
-def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_count(name, value, instead=""):
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be an int >= 1{instead}. Received: {name}={value!r}"
-        )
+    require(is_integer(augmult, 0), "augmult", augmult, "be an int >= 0 (0: no augmentation)")
