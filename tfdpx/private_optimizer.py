@@ -3,50 +3,29 @@
 The update itself is `tfdpx.train_step`; the optimizers that users name are in `tfdpx.optimizers`.
 """
 
-import collections
 import contextlib
-import math
 import warnings
 import weakref
 
 import keras
 import tensorflow as tf
 
-from tfdpx import augment as augment_module
-from tfdpx import keras_internals
-from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
-from tfdpx.accounting.accountants import check_noise_multiplier
+from tfdpx import keras_internals, settings
+from tfdpx._arguments import is_number
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.mechanism import check_private
-from tfdpx.memory import pass_size
-from tfdpx.per_example import ENGINES
 from tfdpx.replication import replicas
 from tfdpx.run import fit_data
 from tfdpx.run.account import FACTS, STEPS, Account
 from tfdpx.run.state import Run, fresh_state, value_of
 from tfdpx.train_step import private_train_step
 
-# Keras arguments that would change the mechanism, and what to use instead.
-REFUSED = {
-    "clipnorm": "use `l2_norm_clip`, which bounds each example",
-    "clipvalue": "use `l2_norm_clip`, which bounds each example",
-    "global_clipnorm": "use `l2_norm_clip`, which bounds each example",
-    "gradient_accumulation_steps": "use `microbatch_size`: a step is one update of the whole batch",
-    "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
-}
-
-_Mechanism = collections.namedtuple(
-    "_Mechanism",
-    "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "per_example_engine",
-)
-
 
 def _read_only(name):
     """A property without a setter: the traced step and the account hold the value."""
 
     def get(self):
-        return getattr(self._mechanism, name)
+        return getattr(self._settings, name)
 
     def refuse(self, value):
         raise AttributeError(
@@ -85,35 +64,20 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         per_example_engine="layerwise",
         **kwargs,
     ):
-        for argument, instead in REFUSED.items():
-            if kwargs.get(argument) is not None:
-                raise ValueError(
-                    f"Argument `{argument}` would change the privacy mechanism; {instead}. "
-                    f"Received: {argument}={kwargs[argument]}"
-                )
+        settings.refuse(kwargs)
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
         super().__init__(*args, **kwargs)
         # A number may be assigned anew; a schedule stays.
-        given = args[0] if args else kwargs.get("learning_rate")
-        self.first_learning_rate = given if is_number(given) else None
-        batch_size = agreed("batch_size", batch_size, plan)
-        noise_multiplier = agreed("noise_multiplier", noise_multiplier, plan)
-        _check(batch_size, noise_multiplier, l2_norm_clip, microbatch_size, augmult)
-        check_choice("per_example_engine", per_example_engine, sorted(ENGINES))
-        if noise_multiplier == 0:
-            warnings.warn(
-                f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={l2_norm_clip}`). There "
-                "is no privacy guarantee; epsilon is infinite.",
-                stacklevel=3,
-            )
-        self._mechanism = _Mechanism(
+        rate = args[0] if args else kwargs.get("learning_rate")
+        self.first_learning_rate = float(rate) if is_number(rate) else None
+        self._settings = settings.checked(
             plan=plan,
             batch_size=batch_size,
-            noise_multiplier=float(noise_multiplier),
-            l2_norm_clip=float(l2_norm_clip),
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
             microbatch_size=microbatch_size,
-            augment=augment_module.get(augment),
+            augment=augment,
             augmult=augmult,
             seed=seed,
             per_example_engine=per_example_engine,
@@ -121,7 +85,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         self.prepared = weakref.WeakKeyDictionary()
         self.draws = fit_data.NOT_TRAINING  # Or those of the data set that `fit` trains on.
         self._run = Run(seed)
-        self._account = Account(self._run, noise_multiplier)
+        self._account = Account(self._run, self.noise_multiplier)
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
         self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
         self.account.open(plan and plan.sampling_probability, exact=False)
@@ -277,7 +241,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         """Returns the configuration as a JSON-serialisable dict."""
         config = super().get_config()
         # Refused arguments are all None.
-        for argument in REFUSED:
+        for argument in settings.REFUSED:
             config.pop(argument, None)
         plan, views = self.plan, self.augment
         # Without `seed`: a file must not tell it, and a copy must have noise of its own.
@@ -303,21 +267,3 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
                     config[name], custom_objects=custom_objects
                 )
         return super().from_config(config, custom_objects=custom_objects)
-
-
-def _check(batch_size, noise_multiplier, l2_norm_clip, microbatch_size, augmult):
-    """Raises ValueError unless the numbers of the mechanism are in range."""
-    require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
-    fits = microbatch_size in (None, pass_size.AUTO) or is_integer(microbatch_size, 1)
-    must = f'be an int >= 1, None or "{pass_size.AUTO}"'
-    require(fits, "microbatch_size", microbatch_size, must)
-    check_noise_multiplier(noise_multiplier)
-    fits = is_number(l2_norm_clip) and l2_norm_clip > 0
-    require(fits, "l2_norm_clip", l2_norm_clip, "be a float > 0")
-    if l2_norm_clip == math.inf and noise_multiplier:
-        raise ValueError(
-            "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
-            f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
-            "takes noise_multiplier=0."
-        )
-    require(is_integer(augmult, 0), "augmult", augmult, "be an int >= 0 (0: no augmentation)")
