@@ -25,7 +25,7 @@ ARROWS = {
     "memory": {"keras_internals", "per_example", "tensorflow_internals"},
     "checks": {"keras_internals", "memory", "per_example"},
     "run": {
-        *("accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
+        *("_arguments", "accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
         "per_example",
     },
     "callbacks": {"checks", "data", "keras_internals", "run"},
