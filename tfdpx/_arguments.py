@@ -30,7 +30,10 @@ def is_number(value):
 
 def check_positive_integer(name, value, hint=""):
     """Raises ValueError unless `value`, the argument `name`, is an integer >= 1."""
-    require(is_integer(value, 1), name, value, "be a positive integer", hint)
+    if not is_integer(value, 1):
+        raise ValueError(
+            f"Argument `{name}` must be a positive integer. Received: {name}={value}.{hint}"
+        )
 
 
 def check_choice(name, value, choices):

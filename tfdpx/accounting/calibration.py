@@ -126,26 +126,23 @@ def _largest(spent, target, low, high, accountant):
         high: Number.
         accountant: A name in `accountants.ACCOUNTANTS`.
     """
-
-    def gauge(value, accountant):
-        try:
-            return min(spent(value, accountant), _MOST * target)
-        except ValueError:  # A loss too small to resolve; the solution itself is checked later.
-            return 0.0
+    number = type(low)
 
     def search(accountant, guess, factor):
-        number = type(low)
+        judge = _Judge(spent, target, accountant)
+
+        def exceeds(value):
+            return judge.compose(value).get_epsilon() > target
+
         lower = upper = guess
-        while gauge(lower, accountant) > target and lower > low:
+        while exceeds(lower) and lower > low:
             lower, upper, factor = max(low, number(lower / factor)), lower, factor**2
-        while gauge(upper, accountant) <= target and upper < high:
+        while not exceeds(upper) and upper < high:
             lower, upper, factor = upper, min(high, number(upper * factor)), factor**2
-        if gauge(lower, accountant) > target:
-            return lower
-        if gauge(upper, accountant) <= target:
-            return upper
+        if exceeds(lower) or not exceeds(upper):
+            return lower if exceeds(lower) else upper
         return dp_accounting.calibrate_dp_mechanism(
-            lambda: _Gauge(lambda value: gauge(value, accountant), target),
+            lambda: judge,
             lambda value: value,
             target,
             0.0,  # Delta, which `spent` knows.
@@ -154,26 +151,30 @@ def _largest(spent, target, low, high, accountant):
             tol=_RELATIVE_TOLERANCE * lower,
         )
 
-    value = search("rdp", guess=type(low)(1), factor=math.e)
+    value = search("rdp", guess=number(1), factor=math.e)
     return value if accountant == "rdp" else search(accountant, guess=value, factor=1.1)
 
 
-class _Gauge:
-    """An accountant whose events are the values searched, as `calibrate_dp_mechanism` needs it."""
+class _Judge:
+    """An accountant for `calibrate_dp_mechanism`, whose events are the values that it searches."""
 
     ledger = dp_accounting.NoOpDpEvent()
 
-    def __init__(self, gauge, target):
-        self._gauge, self._target = gauge, target
+    def __init__(self, spent, target, accountant):
+        self._spent, self._target, self._accountant = spent, target, accountant
 
     def compose(self, value):
-        self._spent = self._gauge(value)
+        self._value = value
         return self
 
-    def get_epsilon(self, delta):
+    def get_epsilon(self, delta=None):
+        try:
+            epsilon = self._spent(self._value, self._accountant)
+        except ValueError:  # A loss too small to resolve; the solution itself is checked later.
+            return 0.0
         # The search takes what lies strictly below the target: the target itself is within it.
-        within = self._spent <= self._target
-        return math.nextafter(self._spent, 0.0) if within else self._spent
+        within = epsilon <= self._target
+        return math.nextafter(epsilon, 0.0) if within else min(epsilon, _MOST * self._target)
 
 
 def _unreachable(name, value, spent, target, delta):
