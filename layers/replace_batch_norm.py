@@ -2,6 +2,8 @@
 
 import keras
 
+from tfdpx import keras_internals
+from tfdpx._arguments import check_positive_integer
 from tfdpx.layers.group_norm import GroupNorm
 
 
@@ -30,10 +32,7 @@ def replace_batch_norm(model, groups=16):
         ValueError: If `groups` is not a positive integer, if `model` is a subclassed or an
             unbuilt model, or if a layer holds a `BatchNormalization` inside itself.
     """
-    if not isinstance(groups, int) or groups < 1:
-        raise ValueError(
-            f"Argument `groups` must be a positive integer. Received: groups={groups}. Use 16."
-        )
+    check_positive_integer("groups", groups, " Use 16.")
     if not isinstance(model, keras.Sequential) and not hasattr(model, "inputs"):
         raise ValueError(
             "Argument `model` must be a Functional or Sequential keras.Model, since only those can "
@@ -87,7 +86,8 @@ def _call_without_mask(layer, *args, **kwargs):
 
 def _refuse_hidden_batch_norm(layer):
     """Raises ValueError if `layer` is not a BatchNormalization but has one inside."""
-    sublayers = layer._flatten_layers() if isinstance(layer, keras.layers.Layer) else []
+    is_layer = isinstance(layer, keras.layers.Layer)
+    sublayers = keras_internals.flatten_layers(layer) if is_layer else []
     hidden = [sub for sub in sublayers if isinstance(sub, keras.layers.BatchNormalization)]
     if hidden:
         raise ValueError(

@@ -5,6 +5,8 @@ import math
 import keras
 from keras import ops
 
+from tfdpx._arguments import require
+
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class WSConv2D(keras.layers.Conv2D):
@@ -48,11 +50,7 @@ class WSConv2D(keras.layers.Conv2D):
 
     def __init__(self, filters, kernel_size, *args, use_gain=False, epsilon=1e-4, **kwargs):
         super().__init__(filters, kernel_size, *args, **kwargs)
-        if epsilon <= 0:
-            raise ValueError(
-                f"Argument `epsilon` must be positive. Received: epsilon={epsilon}. "
-                "Use the default, 1e-4."
-            )
+        require(epsilon > 0, "epsilon", epsilon, "be positive", " Use the default, 1e-4.")
         self.use_gain = use_gain
         self.epsilon = epsilon
 

@@ -5,8 +5,8 @@ import os
 import keras
 
 from tfdpx import keras_internals
+from tfdpx._arguments import check_choice, check_image_shape, check_positive_integer
 from tfdpx.layers import replace_batch_norm
-from tfdpx.models.arguments import check_image_shape, check_positive_integer
 from tfdpx.models.backbone_bodies import body
 from tfdpx.models.head import pooled_logits
 
@@ -58,8 +58,8 @@ def backbone(
     check_image_shape(input_shape)
     if num_classes is not None:
         check_positive_integer("num_classes", num_classes)
-    _check_choice("trainable", trainable, ("all", "last"))
-    _check_choice("batch_norm", batch_norm, (None, "freeze", "replace"))
+    check_choice("trainable", trainable, ("all", "last"))
+    check_choice("batch_norm", batch_norm, (None, "freeze", "replace"))
     if weights is not None and not os.path.isfile(weights):
         raise ValueError(
             "Argument `weights` must be None or the path to a file of weights. Received: "
@@ -120,10 +120,3 @@ def _load(network, weights, name):
 
 def _floating(network):
     return [weight for weight in network.weights if "float" in weight.dtype]
-
-
-def _check_choice(argument, value, choices):
-    if value not in choices:
-        raise ValueError(
-            f"Argument `{argument}` must be one of {choices}. Received: {argument}={value!r}."
-        )

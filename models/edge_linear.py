@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from tfdpx.models.arguments import check_image_shape, check_positive_integer
+from tfdpx._arguments import check_image_shape, check_positive_integer
 
 
 def EdgeLinear(num_classes, input_shape, directions=8, name="edge_linear"):

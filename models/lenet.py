@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdpx.models.arguments import check_image_shape, check_positive_integer
+from tfdpx._arguments import check_image_shape, check_positive_integer
 
 
 def LeNet(num_classes=10, input_shape=(28, 28, 1), name="lenet"):

@@ -4,8 +4,8 @@ import math
 
 import keras
 
+from tfdpx._arguments import check_choice, check_image_shape, check_positive_integer
 from tfdpx.layers import SkipInit, WSConv2D
-from tfdpx.models.arguments import check_image_shape, check_positive_integer
 from tfdpx.models.head import gaussian, pooled_logits
 
 # Bottleneck blocks of the four stages.
@@ -77,10 +77,7 @@ def NFResNet(
         - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.3 and appendix C.1.
     """
     check_positive_integer("depth", depth)
-    if depth not in BLOCKS:
-        raise ValueError(
-            f"Argument `depth` must be one of {sorted(BLOCKS)}. Received: depth={depth}."
-        )
+    check_choice("depth", depth, sorted(BLOCKS))
     check_positive_integer("num_classes", num_classes)
     check_positive_integer("width", width)
     if width < 2:

@@ -2,8 +2,8 @@
 
 import keras
 
+from tfdpx._arguments import check_image_shape, check_positive_integer
 from tfdpx.layers import GroupNorm, WSConv2D
-from tfdpx.models.arguments import check_image_shape, check_positive_integer
 
 
 def SmallCNN(

@@ -4,8 +4,8 @@ import functools
 
 import keras
 
+from tfdpx._arguments import check_image_shape, check_positive_integer
 from tfdpx.layers import GroupNorm, WSConv2D
-from tfdpx.models.arguments import check_image_shape, check_positive_integer
 from tfdpx.models.head import gaussian, pooled_logits
 
 STEM_CHANNELS = 16

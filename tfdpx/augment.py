@@ -11,6 +11,8 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdpx._arguments import is_integer, is_number, require
+
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class RandomCropFlip:
@@ -26,10 +28,7 @@ class RandomCropFlip:
     """
 
     def __init__(self, padding=4, flip=True):
-        if not isinstance(padding, int) or isinstance(padding, bool) or padding < 0:
-            raise ValueError(
-                f"Argument `padding` must be an int >= 0 (pixels). Received: padding={padding!r}"
-            )
+        require(is_integer(padding, 0), "padding", padding, "be an int >= 0 (pixels)")
         self.padding = padding
         self.flip = bool(flip)
 
@@ -101,15 +100,10 @@ class ResizeCropFlip:
     def __init__(self, height, width=None, scale=1.2, flip=True):
         width = height if width is None else width
         for name, value in (("height", height), ("width", width)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(
-                    f"Argument `{name}` must be an int >= 1 (pixels). Received: {name}={value!r}"
-                )
-        if not isinstance(scale, (int, float)) or not 1 <= scale < math.inf:
-            raise ValueError(
-                "Argument `scale` must be a finite float >= 1: views are cut from the resized "
-                f"image. Received: scale={scale!r}"
-            )
+            require(is_integer(value, 1), name, value, "be an int >= 1 (pixels)")
+        fits = is_number(scale) and 1 <= scale < math.inf
+        must = "be a finite float >= 1: views are cut from the resized image"
+        require(fits, "scale", scale, must)
         self.height, self.width = height, width
         self.scale = float(scale)
         self.flip = bool(flip)

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx.checks.callbacks import is_covered
 from tfdpx.data.draws import Draws
 from tfdpx.run.budget import (
     check_optimizer,
@@ -141,6 +142,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         **kwargs: Arguments of `keras.callbacks.TensorBoard`.
     """
 
+    writes_only_covered = True  # Looked for by `check_callbacks`.
+
     def __init__(self, log_dir="logs", plan=None, log_private_metrics=False, **kwargs):
         super().__init__(log_dir=log_dir, **kwargs)
         self.plan = plan
@@ -198,11 +201,6 @@ class TensorBoard(keras.callbacks.TensorBoard):
         with self._private_writer.as_default():
             for name, value in (logs or {}).items():
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
-
-
-def is_covered(name):
-    """Whether the guarantee covers a number of the logs, or it is not of the private data."""
-    return name in ("epsilon", "epsilon_approximate", "learning_rate") or name.startswith("val_")
 
 
 def _scalar(value, number):

@@ -1,6 +1,6 @@
-"""The only file that touches private names of Keras and TensorFlow.
+"""The only file that touches private names of Keras; those of TensorFlow: `tensorflow_internals`.
 
-Everything here is a plain function around one of them, so that a new version of either is looked at
+Everything here is a plain function around one of them, so that a new version of Keras is looked at
 in one place. `keras_hook` puts the wrappers into Keras; while they are in, this thread's recorder
 (`recording`) sees every call of every layer.
 """
@@ -302,6 +302,39 @@ def compute_loss(model, x, y, y_pred, sample_weight):
         )
     finally:
         _active.unscaled = False
+
+
+class OptimizerOverrides:
+    """Stands before a Keras optimizer, and has its private methods call public ones of ours.
+
+    Methods that a subclass defines:
+        all_reduce_sums(grads_and_vars): What to do in place of adding up the gradients of all
+            replicas. Takes and returns a list of pairs.
+        average_weights(pairs): Updates the moving averages, given pairs of a weight and its
+            average. Called if there are any.
+    """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return self.all_reduce_sums(list(grads_and_vars))
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        if self.use_ema:
+            averages = self._model_variables_moving_average
+            self.average_weights(zip(trainable_variables, averages, strict=True))
+
+
+# The methods of Keras' `GroupNormalization` that our rule repeats, besides `call`.
+GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
+
+
+def in_groups(layer, inputs):
+    """`inputs` as a `GroupNormalization` layer takes them apart: one more axis, of the groups."""
+    return layer._reshape_into_groups(inputs)
+
+
+def in_float32(layer, **attributes):
+    """`without`, with the twin computing in float32."""
+    return without(layer, _dtype_policy=keras.DTypePolicy("float32"), **attributes)
 
 
 def recorder():

@@ -42,6 +42,17 @@ class PrivateGradient:
         return PrivateGradient(self.tensor + tensor, _KEY)
 
 
+def check_private(gradients):
+    """Raises ValueError unless all of `gradients` are `PrivateGradient`s."""
+    if not all(isinstance(gradient, PrivateGradient) for gradient in gradients):
+        raise ValueError(
+            "A tfdpx optimizer received gradients that did not come from the private step, so they "
+            "are neither clipped nor noisy. Train with `model.fit` (or `model.train_on_batch`) and "
+            "the model's own `train_step` of keras.Model; a custom `train_step`, a GradientTape "
+            "loop or a wrapped optimizer cannot be made private."
+        )
+
+
 def clip_factors(squared_norms, present, l2_norm_clip, batch_size):
     """float32 [n]: `1/(B C) * min(1, C/norm)`, and 0 for absent or non-finite examples.
 

@@ -2,9 +2,11 @@
 
 import keras
 
+from tfdpx.accounting import PrivacyPlan
 from tfdpx.private_optimizer import PrivateOptimizer
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
+_register(PrivacyPlan)  # Here, since accounting needs no Keras.
 
 
 @_register

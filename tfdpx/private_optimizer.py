@@ -3,47 +3,29 @@
 The update itself is `tfdpx.train_step`; the optimizers that users name are in `tfdpx.optimizers`.
 """
 
-import collections
 import contextlib
-import math
 import warnings
 import weakref
 
 import keras
 import tensorflow as tf
 
-from tfdpx import augment as augment_module
+from tfdpx import keras_internals, settings
+from tfdpx._arguments import is_number
 from tfdpx.checks.callbacks import check_callbacks
-from tfdpx.mechanism import PrivateGradient
-from tfdpx.memory import pass_size
-from tfdpx.per_example import ENGINES
+from tfdpx.mechanism import check_private
 from tfdpx.replication import replicas
 from tfdpx.run import fit_data
 from tfdpx.run.account import FACTS, STEPS, Account
 from tfdpx.run.state import Run, fresh_state, value_of
 from tfdpx.train_step import private_train_step
 
-# Keras arguments that would change the mechanism, and what to use instead.
-REFUSED = {
-    "clipnorm": "use `l2_norm_clip`, which bounds each example",
-    "clipvalue": "use `l2_norm_clip`, which bounds each example",
-    "global_clipnorm": "use `l2_norm_clip`, which bounds each example",
-    "gradient_accumulation_steps": "use `microbatch_size`: a step is one update of the whole batch",
-    "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
-}
-
-_Mechanism = collections.namedtuple(
-    "_Mechanism",
-    "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "per_example_engine",
-)
-
 
 def _read_only(name):
     """A property without a setter: the traced step and the account hold the value."""
 
     def get(self):
-        return getattr(self._mechanism, name)
+        return getattr(self._settings, name)
 
     def refuse(self, value):
         raise AttributeError(
@@ -55,7 +37,7 @@ def _read_only(name):
     return property(get, refuse, doc=f"The argument `{name}`. Read-only.")
 
 
-class PrivateOptimizer:
+class PrivateOptimizer(keras_internals.OptimizerOverrides):
     """What makes a Keras optimizer private; stands before it in the bases."""
 
     plan = _read_only("plan")
@@ -82,62 +64,20 @@ class PrivateOptimizer:
         per_example_engine="layerwise",
         **kwargs,
     ):
-        for argument, instead in REFUSED.items():
-            if kwargs.get(argument) is not None:
-                raise ValueError(
-                    f"Argument `{argument}` would change the privacy mechanism; {instead}. "
-                    f"Received: {argument}={kwargs[argument]}"
-                )
+        settings.refuse(kwargs)
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
         super().__init__(*args, **kwargs)
         # A number may be assigned anew; a schedule stays.
-        given = args[0] if args else kwargs.get("learning_rate")
-        self.first_learning_rate = given if _is_number(given) else None
-        batch_size = _agree("batch_size", batch_size, plan)
-        noise_multiplier = _agree("noise_multiplier", noise_multiplier, plan)
-        _check_count("batch_size", batch_size)
-        if microbatch_size not in (None, pass_size.AUTO):
-            _check_count("microbatch_size", microbatch_size, instead=', None or "auto"')
-        if not _is_number(noise_multiplier) or not 0 <= noise_multiplier < math.inf:
-            raise ValueError(
-                "Argument `noise_multiplier` must be a finite float >= 0. Received: "
-                f"noise_multiplier={noise_multiplier!r}"
-            )
-        if not _is_number(l2_norm_clip) or not 0 < l2_norm_clip <= math.inf:
-            raise ValueError(
-                "Argument `l2_norm_clip` must be a float > 0. Received: "
-                f"l2_norm_clip={l2_norm_clip!r}"
-            )
-        if l2_norm_clip == math.inf and noise_multiplier:
-            raise ValueError(
-                "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
-                f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
-                "takes noise_multiplier=0."
-            )
-        if not isinstance(augmult, int) or isinstance(augmult, bool) or augmult < 0:
-            raise ValueError(
-                "Argument `augmult` must be an int >= 0 (0: no augmentation). Received: "
-                f"augmult={augmult!r}"
-            )
-        if per_example_engine not in ENGINES:
-            raise ValueError(
-                f"Argument `per_example_engine` must be one of {sorted(ENGINES)}. Received: "
-                f"per_example_engine={per_example_engine!r}"
-            )
-        if noise_multiplier == 0:
-            warnings.warn(
-                f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={l2_norm_clip}`). There "
-                "is no privacy guarantee; epsilon is infinite.",
-                stacklevel=3,
-            )
-        self._mechanism = _Mechanism(
+        rate = args[0] if args else kwargs.get("learning_rate")
+        self.first_learning_rate = float(rate) if is_number(rate) else None
+        self._settings = settings.checked(
             plan=plan,
             batch_size=batch_size,
-            noise_multiplier=float(noise_multiplier),
-            l2_norm_clip=float(l2_norm_clip),
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
             microbatch_size=microbatch_size,
-            augment=augment_module.get(augment),
+            augment=augment,
             augmult=augmult,
             seed=seed,
             per_example_engine=per_example_engine,
@@ -145,7 +85,7 @@ class PrivateOptimizer:
         self.prepared = weakref.WeakKeyDictionary()
         self.draws = fit_data.NOT_TRAINING  # Or those of the data set that `fit` trains on.
         self._run = Run(seed)
-        self._account = Account(self._run, noise_multiplier)
+        self._account = Account(self._run, self.noise_multiplier)
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
         self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
         self.account.open(plan and plan.sampling_probability, exact=False)
@@ -263,17 +203,17 @@ class PrivateOptimizer:
 
     def apply(self, grads, trainable_variables=None):
         """Applies gradients from the private step; refuses any other with a ValueError."""
-        _check_private(grads)
+        check_private(grads)
         return super().apply(grads, trainable_variables)
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables):
         """Refuses gradients that the private step did not make."""
-        _check_private(grads)
+        check_private(grads)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def update_step(self, gradient, variable, learning_rate):
         """The base optimizer's update with the tensor inside a `PrivateGradient`."""
-        _check_private([gradient])
+        check_private([gradient])
         if not gradient.all_reduce_passed:
             raise RuntimeError(
                 "Keras reduced the gradients over replicas by itself, which would count the noise "
@@ -281,23 +221,19 @@ class PrivateOptimizer:
             )
         return super().update_step(gradient.tensor, variable, learning_rate)
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        # The private step has already reduced the sums, before the noise.
-        grads_and_vars = list(grads_and_vars)
+    def all_reduce_sums(self, grads_and_vars):
+        """Nothing to do: the private step has reduced the sums, before the noise."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars
 
-    def _update_model_variables_moving_average(self, trainable_variables):
-        if not self.use_ema:
-            return
+    def average_weights(self, pairs):
+        """The warm-up of the weights' moving average; `pairs` are of a weight and its average."""
         step = tf.cast(self.iterations.value, "float32")
         decay = tf.minimum(float(self.ema_momentum), (1.0 + step) / (10.0 + step))
         # Keras' averages start from zero: the first update must not count that.
         decay = tf.where(step == 0, 0.0, decay)
-        for variable, average in zip(
-            trainable_variables, self._model_variables_moving_average, strict=True
-        ):
+        for variable, average in pairs:
             kept = tf.cast(decay, average.dtype)
             average.assign(kept * average.value + (1 - kept) * variable.value)
 
@@ -305,7 +241,7 @@ class PrivateOptimizer:
         """Returns the configuration as a JSON-serialisable dict."""
         config = super().get_config()
         # Refused arguments are all None.
-        for argument in REFUSED:
+        for argument in settings.REFUSED:
             config.pop(argument, None)
         plan, views = self.plan, self.augment
         # Without `seed`: a file must not tell it, and a copy must have noise of its own.
@@ -331,42 +267,3 @@ class PrivateOptimizer:
                     config[name], custom_objects=custom_objects
                 )
         return super().from_config(config, custom_objects=custom_objects)
-
-
-def _check_private(gradients):
-    if not all(isinstance(g, PrivateGradient) for g in gradients):
-        raise ValueError(
-            "A tfdpx optimizer received gradients that did not come from the private step, so they "
-            "are neither clipped nor noisy. Train with `model.fit` (or `model.train_on_batch`) and "
-            "the model's own `train_step` of keras.Model; a custom `train_step`, a GradientTape "
-            "loop or a wrapped optimizer cannot be made private."
-        )
-
-
-def _agree(name, value, plan):
-    """The value of an argument that `plan` gives too."""
-    if plan is None:
-        if value is None:
-            raise ValueError(
-                f"Argument `{name}` is missing. Give the optimizer `plan=tfdpx.PrivacyPlan(...)`, "
-                "or both `batch_size` and `noise_multiplier`."
-            )
-        return value
-    planned = getattr(plan, name)
-    if value is not None and not math.isclose(value, planned, rel_tol=1e-9):
-        raise ValueError(
-            f"Argument `{name}` disagrees with the plan. Received: {name}={value}, "
-            f"plan.{name}={planned}. Leave `{name}` out."
-        )
-    return planned
-
-
-def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_count(name, value, instead=""):
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be an int >= 1{instead}. Received: {name}={value!r}"
-        )

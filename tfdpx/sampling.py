@@ -15,7 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import noise
+from tfdpx._arguments import check_positive_integer
+from tfdpx.accounting.accountants import check_probability
 from tfdpx.data.draws import Draws, draws_of, finished
+from tfdpx.data.examples import as_examples
 from tfdpx.replication.shares import Shares
 from tfdpx.run import budget
 
@@ -49,18 +52,22 @@ def in_order(examples, batch_size):
     return dataset.prefetch(1)
 
 
-def plan_batches(plan, examples, *, optimizer, seed, start, pad_to_multiple_of, input_context):
-    """What `PrivacyPlan.batches` gives; its docstring has the arguments.
-
-    Args:
-        plan: The `PrivacyPlan`.
-        examples: `Examples` or `RandomAccess`.
-        optimizer: As there, like all that follow.
-        seed: As there.
-        start: As there.
-        pad_to_multiple_of: As there.
-        input_context: As there.
-    """
+def plan_batches(
+    plan,
+    x,
+    y,
+    sample_weight,
+    *,
+    class_weight,
+    optimizer,
+    seed,
+    start,
+    pad_to_multiple_of,
+    input_context,
+):
+    """What `PrivacyPlan.batches` gives; its docstring has all arguments but `plan`."""
+    check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
+    examples = as_examples(x, y, sample_weight, class_weight=class_weight)
     if examples.count != plan.num_examples:
         raise ValueError(
             "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
@@ -132,11 +139,7 @@ def poisson_batches(
     Raises:
         ValueError: If an argument is out of its range.
     """
-    if not 0 < sampling_probability <= 1:
-        raise ValueError(
-            "Argument `sampling_probability` must lie in (0, 1]. "
-            f"Received: sampling_probability={sampling_probability!r}."
-        )
+    check_probability(sampling_probability)
     shares = Shares(capacity, input_context, num_shares)
     draws = Draws(_POISSON_KEY, steps, shares, seed, start, run)
 

@@ -187,7 +187,7 @@ def test_every_door_is_shut(method):
 def test_a_keras_that_reduces_gradients_itself_is_refused(monkeypatch):
     from tfdpx.private_optimizer import PrivateOptimizer
 
-    monkeypatch.setattr(PrivateOptimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs)
+    monkeypatch.setattr(PrivateOptimizer, "all_reduce_sums", lambda self, pairs: pairs)
     with pytest.raises(RuntimeError, match="more than once"):
         small.step(small.model(), *small.data())
 

@@ -2,15 +2,14 @@
 
 import functools
 import math
-import numbers
 
 import dp_accounting
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 
-_ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+from tfdpx._arguments import check_choice, is_integer, is_number, require
 
-ACCOUNTANTS = ("pld", "rdp")
+_ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 # Of delta, kept back for what no accountant sees: half for batches that overflow their capacity,
 # half for the noise's finite tail. It raised epsilon by 7e-6 of itself in a run of epsilon 1.9.
@@ -80,7 +79,7 @@ def composed_epsilon(runs, delta, accountant="pld"):
         return 0.0
     if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
         return math.inf
-    judge = _pld_accountant(runs) if accountant == "pld" else _rdp_accountant(runs)
+    judge = ACCOUNTANTS[accountant](runs)
     for run in runs:
         judge.compose(_event(*run))
     return float(judge.get_epsilon(delta * (1 - RESERVED_SHARE)))
@@ -132,41 +131,38 @@ def _typical_loss(noise_multiplier, sampling_probability):
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
 
 
+# By the name that a plan gives: functions of the runs, tuples `(noise_multiplier,
+# sampling_probability, steps)`, to a fresh `dp_accounting.PrivacyAccountant` of add-or-remove-one.
+ACCOUNTANTS = {"pld": _pld_accountant, "rdp": _rdp_accountant}
+
+
 def check_accountant(accountant):
     """Raises ValueError unless `accountant` names an accountant."""
-    if accountant not in ACCOUNTANTS:
-        raise ValueError(
-            f"Argument `accountant` must be one of {list(ACCOUNTANTS)}. "
-            f"Received: accountant={accountant!r}."
-        )
+    check_choice("accountant", accountant, ACCOUNTANTS)
 
 
 def check_delta(delta):
     """Raises ValueError unless 0 < `delta` < 1."""
-    if not isinstance(delta, numbers.Real) or not 0 < delta < 1:
-        raise ValueError(
-            "Argument `delta` must lie strictly between 0 and 1. "
-            f"Received: delta={delta!r}. Use something well below 1/num_examples, e.g. 1e-5."
-        )
+    hint = " Use something well below 1/num_examples, e.g. 1e-5."
+    fits = is_number(delta) and 0 < delta < 1
+    require(fits, "delta", delta, "lie strictly between 0 and 1", hint)
 
 
 def check_noise_multiplier(noise_multiplier):
     """Raises ValueError unless `noise_multiplier` is a finite number >= 0."""
-    if not isinstance(noise_multiplier, numbers.Real) or not 0 <= noise_multiplier < math.inf:
-        raise ValueError(
-            "Argument `noise_multiplier` must be a finite number >= 0. "
-            f"Received: noise_multiplier={noise_multiplier!r}. 0 trains without privacy."
-        )
+    fits = is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf
+    hint = " 0 trains without privacy."
+    require(fits, "noise_multiplier", noise_multiplier, "be a finite number >= 0", hint)
 
 
 def check_run(noise_multiplier, sampling_probability, steps):
     """Raises ValueError unless the three numbers describe a run of DP-SGD."""
     check_noise_multiplier(noise_multiplier)
-    if not isinstance(sampling_probability, numbers.Real) or not 0 < sampling_probability <= 1:
-        raise ValueError(
-            "Argument `sampling_probability` must lie in (0, 1]. "
-            f"Received: sampling_probability={sampling_probability!r}. "
-            "It is batch_size / num_examples."
-        )
-    if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:
-        raise ValueError(f"Argument `steps` must be an integer >= 0. Received: steps={steps!r}.")
+    check_probability(sampling_probability, " It is batch_size / num_examples.")
+    require(is_integer(steps, 0), "steps", steps, "be an integer >= 0")
+
+
+def check_probability(sampling_probability, hint=""):
+    """Raises ValueError unless 0 < `sampling_probability` <= 1."""
+    fits = is_number(sampling_probability) and 0 < sampling_probability <= 1
+    require(fits, "sampling_probability", sampling_probability, "lie in (0, 1]", hint)

@@ -5,17 +5,17 @@ Every solution is checked by the accountant itself, so none overshoots the targe
 
 import math
 
-import numpy as np
-import scipy.optimize
+import dp_accounting
 
 from tfdpx.accounting import accountants
 
 # Beyond these the accountants need too much time and memory, or resolve nothing.
 MIN_NOISE_MULTIPLIER = 0.1
 MAX_NOISE_MULTIPLIER = 1e6
-MAX_STEPS = {"pld": 2**22, "rdp": 2**40}
+MAX_STEPS = {"rdp": 2**40}  # 2**22 for all others.
 
 _RELATIVE_TOLERANCE = 1e-5
+_MOST = 1e3  # Targets; epsilon can be infinite, and an interpolating search needs numbers.
 
 
 def least_noise_multiplier(target, sampling_probability, steps, delta, accountant):
@@ -26,7 +26,7 @@ def least_noise_multiplier(target, sampling_probability, steps, delta, accountan
         sampling_probability: Float in (0, 1].
         steps: Int >= 1.
         delta: Float in (0, 1).
-        accountant: "pld" or "rdp".
+        accountant: A name in `accountants.ACCOUNTANTS`.
 
     Returns:
         Float, within about 1e-5 (relative) of the smallest.
@@ -35,24 +35,17 @@ def least_noise_multiplier(target, sampling_probability, steps, delta, accountan
         ValueError: If the solution lies outside of [0.1, 1e6].
     """
 
-    def spent(noise_multiplier, accountant=accountant):
-        return accountants.epsilon(noise_multiplier, sampling_probability, steps, delta, accountant)
+    def spent(inverse, accountant=accountant):
+        return accountants.epsilon(1 / inverse, sampling_probability, steps, delta, accountant)
 
-    edge = _edge(
-        lambda u, accountant: spent(math.exp(-u), accountant),
-        target,
-        low=-math.log(MAX_NOISE_MULTIPLIER),
-        high=-math.log(MIN_NOISE_MULTIPLIER),
-        accountant=accountant,
-        tolerance=lambda upper: _RELATIVE_TOLERANCE,
-    )
-    solution = math.exp(-edge)
-    while spent(solution) > target and solution < MAX_NOISE_MULTIPLIER:
-        solution *= 1 + _RELATIVE_TOLERANCE
-    if spent(solution) > target:
-        raise _unreachable("noise_multiplier", solution, spent(solution), target, delta)
+    # Epsilon grows with the inverse, as it does with the steps and the batch size.
+    low, high = 1 / MAX_NOISE_MULTIPLIER, 1 / MIN_NOISE_MULTIPLIER
+    inverse = _largest(spent, target, low, high, accountant)
+    solution = 1 / inverse
+    if spent(inverse) > target:
+        raise _unreachable("noise_multiplier", solution, spent(inverse), target, delta)
     if solution <= MIN_NOISE_MULTIPLIER * (1 + _RELATIVE_TOLERANCE):
-        raise _unbounded("noise_multiplier", solution, spent(solution), target, delta)
+        raise _unbounded("noise_multiplier", solution, spent(inverse), target, delta)
     return solution
 
 
@@ -64,7 +57,7 @@ def most_steps(target, noise_multiplier, sampling_probability, delta, accountant
         noise_multiplier: Float >= 0.
         sampling_probability: Float in (0, 1].
         delta: Float in (0, 1).
-        accountant: "pld" or "rdp".
+        accountant: A name in `accountants.ACCOUNTANTS`.
 
     Returns:
         Int >= 1.
@@ -76,7 +69,7 @@ def most_steps(target, noise_multiplier, sampling_probability, delta, accountant
     def spent(steps, accountant=accountant):
         return accountants.epsilon(noise_multiplier, sampling_probability, steps, delta, accountant)
 
-    most = MAX_STEPS[accountant]
+    most = MAX_STEPS.get(accountant, 2**22)
     solution = _largest_integer("steps", spent, target, most, delta, accountant)
     if solution == most:
         raise _unbounded("steps", solution, spent(solution), target, delta)
@@ -92,7 +85,7 @@ def largest_batch_size(target, num_examples, noise_multiplier, steps, delta, acc
         noise_multiplier: Float >= 0.
         steps: Int >= 1.
         delta: Float in (0, 1).
-        accountant: "pld" or "rdp".
+        accountant: A name in `accountants.ACCOUNTANTS`.
 
     Returns:
         Int in [1, num_examples].
@@ -111,15 +104,7 @@ def largest_batch_size(target, num_examples, noise_multiplier, steps, delta, acc
 
 def _largest_integer(name, spent, target, most, delta, accountant):
     """The largest n in [1, most] with spent(n) <= target."""
-    edge = _edge(
-        lambda u, accountant: spent(round(math.exp(u)), accountant),
-        target,
-        low=0.0,
-        high=math.log(most),
-        accountant=accountant,
-        tolerance=lambda upper: math.exp(-upper) / 4,
-    )
-    solution = round(math.exp(edge))
+    solution = _largest(spent, target, 1, most, accountant)
     while spent(solution) > target and solution > 1:
         solution -= 1
     if spent(solution) > target:
@@ -129,36 +114,67 @@ def _largest_integer(name, spent, target, most, delta, accountant):
     return solution
 
 
-def _edge(spent, target, low, high, accountant, tolerance):
-    """About where in [low, high] the increasing function `spent` crosses `target`.
+def _largest(spent, target, low, high, accountant):
+    """About the largest value in [low, high] with spent(value) <= target; `low` if none has.
 
     RDP goes first: it is the quicker, and its solution is near that of PLD.
+
+    Args:
+        spent: Increasing function of a value and the name of an accountant.
+        target: Float > 0.
+        low: Number. If an int, the values are ints.
+        high: Number.
+        accountant: A name in `accountants.ACCOUNTANTS`.
     """
+    number = type(low)
 
-    def excess(u, accountant):
-        try:
-            epsilon = spent(u, accountant)
-        except ValueError:  # A loss too small to resolve; the solution itself is checked later.
-            epsilon = 0.0
-        with np.errstate(divide="ignore"):
-            return float(np.clip(np.log(epsilon / target), -50.0, 50.0))
+    def search(accountant, guess, factor):
+        judge = _Judge(spent, target, accountant)
 
-    def search(accountant, guess, stride):
+        def exceeds(value):
+            return judge.compose(value).get_epsilon() > target
+
         lower = upper = guess
-        while excess(lower, accountant) > 0 and lower > low:
-            lower, upper, stride = max(low, lower - stride), lower, 2 * stride
-        while excess(upper, accountant) <= 0 and upper < high:
-            lower, upper, stride = upper, min(high, upper + stride), 2 * stride
-        if excess(lower, accountant) > 0:
-            return lower
-        if excess(upper, accountant) <= 0:
-            return upper
-        return scipy.optimize.brentq(
-            excess, lower, upper, args=(accountant,), xtol=tolerance(upper)
+        while exceeds(lower) and lower > low:
+            lower, upper, factor = max(low, number(lower / factor)), lower, factor**2
+        while not exceeds(upper) and upper < high:
+            lower, upper, factor = upper, min(high, number(upper * factor)), factor**2
+        if exceeds(lower) or not exceeds(upper):
+            return lower if exceeds(lower) else upper
+        return dp_accounting.calibrate_dp_mechanism(
+            lambda: judge,
+            lambda value: value,
+            target,
+            0.0,  # Delta, which `spent` knows.
+            dp_accounting.ExplicitBracketInterval(lower, upper),
+            discrete=number is int,
+            tol=_RELATIVE_TOLERANCE * lower,
         )
 
-    edge = search("rdp", guess=0.0, stride=1.0)
-    return edge if accountant == "rdp" else search(accountant, guess=edge, stride=0.1)
+    value = search("rdp", guess=number(1), factor=math.e)
+    return value if accountant == "rdp" else search(accountant, guess=value, factor=1.1)
+
+
+class _Judge:
+    """An accountant for `calibrate_dp_mechanism`, whose events are the values that it searches."""
+
+    ledger = dp_accounting.NoOpDpEvent()
+
+    def __init__(self, spent, target, accountant):
+        self._spent, self._target, self._accountant = spent, target, accountant
+
+    def compose(self, value):
+        self._value = value
+        return self
+
+    def get_epsilon(self, delta=None):
+        try:
+            epsilon = self._spent(self._value, self._accountant)
+        except ValueError:  # A loss too small to resolve; the solution itself is checked later.
+            return 0.0
+        # The search takes what lies strictly below the target: the target itself is within it.
+        within = epsilon <= self._target
+        return math.nextafter(epsilon, 0.0) if within else min(epsilon, _MOST * self._target)
 
 
 def _unreachable(name, value, spent, target, delta):

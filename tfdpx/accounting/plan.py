@@ -4,11 +4,10 @@ import bisect
 import dataclasses
 import functools
 import math
-import numbers
 
-import keras
 import scipy.stats
 
+from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
 from tfdpx.accounting import accountants, calibration
 
 SAMPLINGS = ("poisson", "shuffle")
@@ -17,7 +16,6 @@ SAMPLINGS = ("poisson", "shuffle")
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
 
 
-@keras.saving.register_keras_serializable(package="tfdpx")
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
     """How many noisy steps on how many examples a privacy budget pays for.
@@ -96,21 +94,15 @@ class PrivacyPlan:
             accountants.check_noise_multiplier(self.noise_multiplier)
         accountants.check_delta(self.delta)
         accountants.check_accountant(self.accountant)
-        if self.sampling not in SAMPLINGS:
-            raise ValueError(
-                f"Argument `sampling` must be one of {list(SAMPLINGS)}. "
-                f"Received: sampling={self.sampling!r}."
-            )
+        check_choice("sampling", self.sampling, SAMPLINGS)
 
     def _solve(self, unknown):
         """The value of the argument that was left out."""
         if unknown == "epsilon":
             return self.epsilon_at(self.steps)
-        if not (isinstance(self.epsilon, numbers.Real) and 0 < self.epsilon < math.inf):
-            raise ValueError(
-                "Argument `epsilon` must be a positive, finite number. "
-                f"Received: epsilon={self.epsilon!r}. Values from 1 to 10 are common."
-            )
+        fits = is_number(self.epsilon) and 0 < self.epsilon < math.inf
+        hint = " Values from 1 to 10 are common."
+        require(fits, "epsilon", self.epsilon, "be a positive, finite number", hint)
         rest = (self.delta, self.accountant)
         if unknown == "noise_multiplier":
             return calibration.least_noise_multiplier(
@@ -216,13 +208,14 @@ class PrivacyPlan:
         Raises:
             ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
         """
-        from tfdpx import sampling  # Here: accounting needs no TensorFlow.
-        from tfdpx.data.examples import as_examples
+        from tfdpx import sampling  # On the call: accounting needs no TensorFlow.
 
-        check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
         return sampling.plan_batches(
             self,
-            as_examples(x, y, sample_weight, class_weight=class_weight),
+            x,
+            y,
+            sample_weight,
+            class_weight=class_weight,
             optimizer=optimizer,
             seed=seed,
             start=start,
@@ -251,11 +244,3 @@ class PrivacyPlan:
             object.__setattr__(plan, field.name, config[field.name])
         plan._check()
         return plan
-
-
-def check_positive_integer(name, value):
-    """Raises ValueError unless the argument `name` is a positive integer."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be a positive integer. Received: {name}={value!r}."
-        )

@@ -13,8 +13,6 @@ import warnings
 
 import keras
 
-from tfdpx.callbacks import TensorBoard, is_covered
-
 # These write every number of the logs.
 _WRITING = (
     keras.callbacks.CSVLogger,
@@ -24,6 +22,11 @@ _WRITING = (
 # Where callbacks keep the paths that they write to, and the fields that those may have.
 _PATHS = ("filepath", "filename", "directory", "backup_dir", "log_dir")
 _COUNTERS = ("epoch", "batch")
+
+
+def is_covered(name):
+    """Whether the guarantee covers a number of the logs, or it is not of the private data."""
+    return name in ("epsilon", "epsilon_approximate", "learning_rate") or name.startswith("val_")
 
 
 def check_callbacks(callbacks, optimizer):
@@ -42,7 +45,7 @@ def check_callbacks(callbacks, optimizer):
     for callback in _callbacks_in(callbacks, set()):
         _check_acting(callback)
         _check_paths(callback)
-        if isinstance(callback, _WRITING) and not isinstance(callback, TensorBoard):
+        if isinstance(callback, _WRITING) and not getattr(callback, "writes_only_covered", False):
             warnings.warn(
                 f"{type(callback).__name__} writes the training loss and metrics, which the "
                 "privacy guarantee does not cover. Keep what it writes as secret as the data, or "

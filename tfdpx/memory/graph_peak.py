@@ -12,6 +12,8 @@ import itertools
 
 import tensorflow as tf
 
+from tfdpx import tensorflow_internals
+
 # Operations whose output shares the memory of their input.
 _ALIASES = frozenset(
     "Bitcast EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape Squeeze "
@@ -154,7 +156,7 @@ def called(operation):
     found = []
     for name, attribute in operation.node_def.attr.items():
         for function in [attribute.func, *attribute.list.func]:
-            # TensorFlow has no public way from a function's name to its graph.
             if function.name:
-                found.append((name, operation.graph._get_function(function.name).graph))
+                graph = tensorflow_internals.called_graph(operation.graph, function.name)
+                found.append((name, graph))
     return found

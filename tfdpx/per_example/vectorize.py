@@ -9,7 +9,8 @@ XLA cannot compile a loop that was vectorized: that is found while tracing, befo
 """
 
 import tensorflow as tf
-from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+
+from tfdpx import tensorflow_internals
 
 _LOOPS = ("While", "StatelessWhile")
 
@@ -27,8 +28,8 @@ def vectorized_map(function, elements, what="The function", jit_compile=False):
         ValueError: If `function` loops and XLA is to compile it.
     """
     # For good, and for all who vectorize: products come out as they should.
-    pfor._pfor_converter_registry["BatchMatMulV2"] = _multiply
-    if not jit_compile and not control_flow_ops._is_under_xla_context():
+    tensorflow_internals.vectorize_products_by(_multiply)
+    if not jit_compile and not tensorflow_internals.is_under_xla():
         return tf.vectorized_map(function, elements)
 
     def without_loops(element):
@@ -53,19 +54,17 @@ def _loops(graph):
     return any(node.op in _LOOPS for part in nodes for node in part)
 
 
-def _multiply(pfor_input):
-    """Converts the op `BatchMatMulV2` of one example to that of all."""
-    pfor_input.expanddim_inputs_for_broadcast()
-    (x, x_stacked, _), (y, y_stacked, _) = pfor_input.input(0), pfor_input.input(1)
-    adjoint = dict(adjoint_a=pfor_input.get_attr("adj_x"), adjoint_b=pfor_input.get_attr("adj_y"))
+def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):
+    """The op `BatchMatMulV2` of one example, for all; what is stacked has their axis in front."""
+    adjoint = {"adjoint_a": adjoint_a, "adjoint_b": adjoint_b}
     if x_stacked and y_stacked:
-        return pfor.wrap(tf.matmul(x, y, **adjoint), True)
+        return tf.matmul(x, y, **adjoint)
     one_for_all = y if x_stacked else x
     if one_for_all.shape.rank is None or any(size != 1 for size in one_for_all.shape[:-2]):
         batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
         x, y = (tf.broadcast_to(t, tf.concat([batch, tf.shape(t)[-2:]], 0)) for t in (x, y))
-        return pfor.wrap(tf.matmul(x, y, **adjoint), True)
+        return tf.matmul(x, y, **adjoint)
     batch = tf.shape(x if x_stacked else y)[:-2]
     x, y = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[-2:]], 0)) for t in (x, y))
     products = tf.matmul(x, y, **adjoint)
-    return pfor.wrap(tf.reshape(products, tf.concat([batch, tf.shape(products)[-2:]], 0)), True)
+    return tf.reshape(products, tf.concat([batch, tf.shape(products)[-2:]], 0))

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import augmult, keras_internals
+from tfdpx._arguments import is_integer, require
 from tfdpx.run import identity
 
 _FORMAT = "tfdpx.Checkpoint/1"
@@ -49,11 +50,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def __init__(self, directory, save_freq="epoch", write=True):
         super().__init__()
-        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
-            raise ValueError(
-                'Argument `save_freq` must be "epoch" or an int >= 1. Received: '
-                f"save_freq={save_freq!r}."
-            )
+        fits = save_freq == "epoch" or is_integer(save_freq, 1)
+        require(fits, "save_freq", save_freq, 'be "epoch" or an int >= 1')
         self.directory = pathlib.Path(directory)
         self.save_freq = save_freq
         self._write = write

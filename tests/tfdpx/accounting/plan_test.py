@@ -347,3 +347,31 @@ def test_batches_of_another_data_set():
         plan.batches(np.zeros([999, 2]))
     with pytest.raises(ValueError, match="`pad_to_multiple_of` must be a positive integer"):
         plan.batches(np.zeros([1000, 2]), pad_to_multiple_of=0)
+
+
+def test_a_new_accountant_is_one_entry(monkeypatch):
+    def counting_twice(runs):
+        class Twice(rdp_privacy_accountant.RdpAccountant):
+            def get_epsilon(self, target_delta):
+                return 2 * super().get_epsilon(target_delta)
+
+        return Twice()
+
+    monkeypatch.setitem(accountants.ACCOUNTANTS, "twice", counting_twice)
+    known = {"num_examples": 1000, "batch_size": 50, "delta": 1e-5}
+    arguments = {"noise_multiplier": 3.0, "steps": 100, "accountant": "twice"}
+    plan = PrivacyPlan(**known, **arguments)
+    assert plan.epsilon == pytest.approx(2 * epsilon(3.0, 0.05, 100, 1e-5, "rdp"))
+    assert PrivacyPlan.from_config(plan.get_config()) == plan
+    for unknown in ("noise_multiplier", "steps", "batch_size"):
+        given = {**known, **arguments, "epsilon": 2.0, unknown: None}
+        check_plan(unknown, **given)
+
+
+def test_a_plan_of_the_epsilon_that_a_plan_costs_is_that_plan():
+    for accountant in ("rdp", "pld"):
+        given = {**GIVEN, "accountant": accountant}
+        first = PrivacyPlan(**given, noise_multiplier=1.5)
+        for unknown in ("steps", "batch_size"):
+            again = {**given, "noise_multiplier": 1.5, "epsilon": first.epsilon, unknown: None}
+            assert PrivacyPlan(**again) == first

@@ -44,7 +44,7 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
     anyway, `sum(G * z) = (sum(G * x) - m sum(G)) / s`.
     """
 
-    assumes = ("call", "_reshape_into_groups", "_apply_normalization")
+    assumes = ("call", *keras_internals.GROUP_NORMALIZATION_STEPS)
 
     @classmethod
     def forward(cls, call, watch):
@@ -52,7 +52,7 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
         outputs = super().forward(call, watch)
         layer = call.layer
         # As the layer does, so that the graph's common subexpressions are merged.
-        groups = layer._reshape_into_groups(ops.cast(call.args[0], layer.compute_dtype))
+        groups = keras_internals.in_groups(layer, ops.cast(call.args[0], layer.compute_dtype))
         groups = ops.cast(groups, "float32")
         axis = layer.axis % call.args[0].shape.rank  # Of the groups; behind it their channels.
         axes = [a for a in range(1, groups.shape.rank) if a != axis]
@@ -102,10 +102,8 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
     def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
         # In float32, also where the layer computes in bfloat16.
-        plain = {"gamma": None, "beta": None, "_dtype_policy": keras.DTypePolicy("float32")}
-        normalized = keras_internals.without(self.layer, **plain).call(
-            tf.cast(self.call.args[0], "float32")
-        )
+        plain = keras_internals.in_float32(self.layer, gamma=None, beta=None)
+        normalized = plain.call(tf.cast(self.call.args[0], "float32"))
         return self._over_positions(self.outputs * normalized)
 
     def offset_gradients(self):

@@ -1,0 +1,216 @@
+"""The arrows between the rooms of the package, and where private names of Keras may stand."""
+
+import ast
+import functools
+import graphlib
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# Which rooms (folders and files of `tfdpx/`) each room may import.
+ARROWS = {
+    "_arguments": set(),
+    "keras_internals": set(),
+    "noise": set(),
+    "tensorflow_internals": set(),
+    "accounting": {"_arguments"},
+    "augment": {"_arguments"},
+    "data": {"_arguments", "noise"},
+    "keras_hook": {"keras_internals"},
+    "per_example": {"_arguments", "keras_internals", "tensorflow_internals"},
+    "augmult": {"keras_internals", "per_example"},
+    "mechanism": {"noise", "per_example"},
+    "memory": {"keras_internals", "per_example", "tensorflow_internals"},
+    "checks": {"keras_internals", "memory", "per_example"},
+    "run": {
+        *("_arguments", "accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
+        "per_example",
+    },
+    "passes": {"per_example"},
+    "callbacks": {"checks", "data", "keras_internals", "run"},
+    "replication": {"checks", "keras_internals", "run"},
+    "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
+    "settings": {"_arguments", "accounting", "augment", "memory", "per_example"},
+    "train_step": {
+        *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
+        *("passes", "per_example", "replication", "run"),
+    },
+    "distributed": {
+        *("augmult", "checks", "data", "keras_internals", "per_example", "replication", "run"),
+        *("sampling", "train_step"),
+    },
+    "private_optimizer": {
+        *("_arguments", "checks", "keras_internals", "mechanism", "replication", "run"),
+        *("settings", "train_step"),
+    },
+    "optimizers": {"accounting", "private_optimizer"},
+}
+CORE = {*ARROWS, "__init__"}
+ARROWS["layers"] = set(CORE)
+ARROWS["models"] = {*CORE, "layers"}
+ARROWS["train"] = {*CORE, "layers", "models"}
+ARROWS["__init__"] = set(CORE)
+# `plan.batches` imports what draws them when it is called.
+ON_THE_CALL = {("accounting", "sampling")}
+NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
+
+INTERNALS = {"tfdpx/keras_internals.py", "tfdpx/tensorflow_internals.py"}
+NAMED_TUPLE = {"_asdict", "_fields", "_replace"}
+
+
+parsed = functools.cache(ast.parse)
+
+
+@functools.cache
+def sources():
+    """`{path: source}` of the package, paths relative to the root."""
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for folder in ("tfdpx", "layers", "models", "train")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def room_of(path):
+    folder, inner = path.removesuffix(".py").split("/")[:2]
+    return inner if folder == "tfdpx" else folder
+
+
+def imports(source):
+    """Pairs of a dotted name and whether the import stands at the top level of the module."""
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield name, node.col_offset == 0
+
+
+def wrong_arrows(files):
+    """List of "path imports name" that the table does not have."""
+    rooms, wrong = {*map(room_of, files), *ARROWS}, []
+    for path, source in files.items():
+        room = room_of(path)
+        for name, at_top in imports(source):
+            package, *inner = name.split(".")
+            if package == "tfdpx":
+                target = inner[0] if inner and inner[0] in rooms else "__init__"
+                allowed = target == room or target in ARROWS.get(room, ())
+                if not allowed and (at_top or (room, target) not in ON_THE_CALL):
+                    wrong.append(f"{path} imports {name}")
+            elif room == "accounting" and package in NOT_IN_ACCOUNTING:
+                wrong.append(f"{path} imports {name}")
+    return wrong
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def defined(tree):
+    """Names that a module gives to functions, classes, arguments, variables and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                yield node.attr
+
+
+def touched(tree):
+    """Pairs of a line and the attribute that it reads or sets, also by `getattr` and the like."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("getattr", "hasattr", "setattr", "delattr"):
+                name = node.args[1]
+                if isinstance(name, ast.Constant):
+                    yield node.lineno, name.value
+
+
+def private_uses(files):
+    """List of "path:line name" where a private name of Keras or TensorFlow is used.
+
+    What is private and defined nowhere in the package is taken to be theirs.
+    """
+    trees = {path: parsed(source) for path, source in files.items() if path not in INTERNALS}
+    ours = {name for tree in trees.values() for name in defined(tree)} | NAMED_TUPLE
+    uses = []
+    for path, tree in trees.items():
+        for name, _ in imports(files[path]):
+            if f"{name}.".startswith(("keras.src.", "tensorflow.python.")):
+                uses.append(f"{path} imports {name}")
+        for line, name in touched(tree):
+            if is_private(name) and name not in ours:
+                uses.append(f"{path}:{line} {name}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                if ast.unparse(node) in ("keras.src", "tf.python", "tensorflow.python"):
+                    uses.append(f"{path}:{node.lineno} {ast.unparse(node)}")
+    return uses
+
+
+def test_arrows_point_one_way():
+    assert wrong_arrows(sources()) == []
+    inner = {room: targets - {"__init__"} for room, targets in ARROWS.items()}
+    assert list(graphlib.TopologicalSorter(inner).static_order())
+
+
+def test_the_table_has_every_room():
+    assert {room_of(path) for path in sources()} == set(ARROWS)
+
+
+@pytest.mark.parametrize(
+    "path, source",
+    [
+        ("tfdpx/noise.py", "from tfdpx.data.draws import Draws"),
+        ("tfdpx/checks/made_up.py", "from tfdpx import callbacks"),
+        ("tfdpx/checks/made_up.py", "import tfdpx.callbacks"),
+        ("tfdpx/private_optimizer.py", "def late():\n    from tfdpx.callbacks import TensorBoard"),
+        ("tfdpx/run/made_up.py", "from tfdpx.layers import GroupNorm"),
+        ("tfdpx/run/made_up.py", "import tfdpx"),
+        ("layers/made_up.py", "from tfdpx.models import LeNet"),
+        ("models/made_up.py", "from tfdpx.train import classifiers"),
+        ("tfdpx/accounting/made_up.py", "import tensorflow as tf"),
+        ("tfdpx/accounting/made_up.py", "from keras import saving"),
+        ("tfdpx/accounting/made_up.py", "from tfdpx import sampling"),
+        ("tfdpx/made_up.py", "from tfdpx import noise"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(path, source):
+    assert len(wrong_arrows({path: source})) == 1
+
+
+def test_private_names_of_keras_and_tensorflow_stand_in_one_place():
+    assert private_uses(sources()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from keras.src import backend",
+        "from tensorflow.python.ops import array_ops",
+        "import keras\nloss = keras.src.losses",
+        "def f(layer):\n    return layer._flatten_layers()",
+        "def f(layer):\n    layer._losses_of_keras = []",
+        "def f(tensor):\n    return getattr(tensor, '_keras_mask', None)",
+        "class A:\n    def f(self):\n        return self._model_variables_moving_average",
+    ],
+)
+def test_a_private_name_is_seen(source):
+    assert len(private_uses({"tfdpx/made_up.py": source})) == 1
+
+
+def test_private_names_of_our_own_are_no_violation():
+    source = "class A:\n    def __init__(self, other):\n        self._kept = other._kept"
+    assert private_uses({"tfdpx/made_up.py": source}) == []

@@ -1,0 +1,84 @@
+"""Checks of arguments, and the one form of their errors; used by the core, layers and models."""
+
+import math
+import numbers
+
+
+def require(fits, name, value, must, hint=""):
+    """Raises ValueError unless the argument `name` fits.
+
+    Args:
+        fits: Bool.
+        name: String, of the argument.
+        value: What was received.
+        must: String, what the argument must do, such as "be an int >= 1".
+        hint: String for the end of the error, such as " Use 1."
+    """
+    if not fits:
+        raise ValueError(f"Argument `{name}` must {must}. Received: {name}={value!r}.{hint}")
+
+
+def is_integer(value, least):
+    """Whether `value` is an integer >= `least`, of Python or NumPy; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value):
+    """Whether `value` is a real number of Python or NumPy; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def check_positive_integer(name, value, hint=""):
+    """Raises ValueError unless `value`, the argument `name`, is an integer >= 1."""
+    if not is_integer(value, 1):
+        raise ValueError(
+            f"Argument `{name}` must be a positive integer. Received: {name}={value}.{hint}"
+        )
+
+
+def check_choice(name, value, choices):
+    """Raises ValueError unless `value`, the argument `name`, is one of `choices`."""
+    require(value in choices, name, value, f"be one of {list(choices)}")
+
+
+def check_image_shape(input_shape, known=False):
+    """Raises ValueError unless `input_shape` is `(height, width, channels)`.
+
+    Height and width may be None, for images of any size, unless they must be `known`.
+    """
+    require(
+        len(input_shape) == 3 and input_shape[-1] is not None,
+        "input_shape",
+        input_shape,
+        "be (height, width, channels), without the batch axis and with a known number of channels",
+        " Use, e.g., (32, 32, 3); for images without a channel axis, add one of size 1.",
+    )
+    require(
+        not known or None not in input_shape,
+        "input_shape",
+        input_shape,
+        "give the height and width, which the dense layer depends on",
+        " Use, e.g., (28, 28, 1).",
+    )
+
+
+def agreed(name, value, plan):
+    """The value of an argument of an optimizer that `plan`, a `PrivacyPlan` or None, gives too.
+
+    Raises:
+        ValueError: If neither gives it, or the two differ.
+    """
+    if plan is None:
+        if value is None:
+            raise ValueError(
+                f"Argument `{name}` is missing. Give the optimizer `plan=tfdpx.PrivacyPlan(...)`, "
+                "or both `batch_size` and `noise_multiplier`."
+            )
+        return value
+    planned = getattr(plan, name)
+    if value is not None and not math.isclose(value, planned, rel_tol=1e-9):
+        raise ValueError(
+            f"Argument `{name}` disagrees with the plan. Received: {name}={value}, "
+            f"plan.{name}={planned}. Leave `{name}` out."
+        )
+    return planned

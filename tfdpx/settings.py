@@ -1,0 +1,78 @@
+"""What a private optimizer takes beyond the arguments of Keras, and which of those it refuses."""
+
+import collections
+import math
+import warnings
+
+from tfdpx import augment as augment_module
+from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
+from tfdpx.accounting.accountants import check_noise_multiplier
+from tfdpx.memory import pass_size
+from tfdpx.per_example import ENGINES
+
+# Keras arguments that would change the mechanism, and what to use instead.
+REFUSED = {
+    "clipnorm": "use `l2_norm_clip`, which bounds each example",
+    "clipvalue": "use `l2_norm_clip`, which bounds each example",
+    "global_clipnorm": "use `l2_norm_clip`, which bounds each example",
+    "gradient_accumulation_steps": "use `microbatch_size`: a step is one update of the whole batch",
+    "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
+}
+
+Settings = collections.namedtuple(
+    "Settings",
+    "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
+    "per_example_engine",
+)
+
+
+def refuse(keras_arguments):
+    """Raises ValueError if a dict of arguments for Keras has one that `REFUSED` lists."""
+    for argument, instead in REFUSED.items():
+        if keras_arguments.get(argument) is not None:
+            raise ValueError(
+                f"Argument `{argument}` would change the privacy mechanism; {instead}. "
+                f"Received: {argument}={keras_arguments[argument]}"
+            )
+
+
+def checked(**arguments):
+    """The `Settings` of arguments as `tfdpx.DPSGD` takes them, by name; all are needed.
+
+    Warns if there is no noise.
+
+    Raises:
+        ValueError: If one is out of range, or contradicts `plan`.
+    """
+    given = Settings(**arguments)
+    batch_size = agreed("batch_size", given.batch_size, given.plan)
+    require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
+    noise_multiplier = agreed("noise_multiplier", given.noise_multiplier, given.plan)
+    check_noise_multiplier(noise_multiplier)
+    clip, rows, views = given.l2_norm_clip, given.microbatch_size, given.augmult
+    fits = rows in (None, pass_size.AUTO) or is_integer(rows, 1)
+    require(fits, "microbatch_size", rows, f'be an int >= 1, None or "{pass_size.AUTO}"')
+    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, "be a float > 0")
+    if clip == math.inf and noise_multiplier:
+        raise ValueError(
+            "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
+            f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
+            "takes noise_multiplier=0."
+        )
+    require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
+    check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
+    if noise_multiplier == 0:
+        warnings.warn(
+            f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
+            "guarantee; epsilon is infinite.",
+            stacklevel=4,
+        )
+    return given._replace(
+        # NumPy's integers do not go into a config.
+        batch_size=int(batch_size),
+        noise_multiplier=float(noise_multiplier),
+        l2_norm_clip=float(clip),
+        microbatch_size=int(rows) if is_integer(rows, 1) else rows,
+        augment=augment_module.get(given.augment),
+        augmult=int(views),
+    )

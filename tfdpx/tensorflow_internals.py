@@ -1,0 +1,31 @@
+"""The private names of TensorFlow: besides `keras_internals`, the only file that touches such."""
+
+from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+
+
+def vectorize_products_by(multiply):
+    """Has every `tf.vectorized_map` from here on form an example's matrix products by `multiply`.
+
+    Args:
+        multiply: Function `(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b)` of two tensors as
+            `tf.matmul` takes them, of whether each has an axis of all examples in front, and of
+            the arguments of `tf.matmul`. Returns the products, with that axis.
+    """
+
+    def convert(operation):
+        operation.expanddim_inputs_for_broadcast()
+        (x, x_stacked, _), (y, y_stacked, _) = operation.input(0), operation.input(1)
+        adjoint_a, adjoint_b = operation.get_attr("adj_x"), operation.get_attr("adj_y")
+        return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
+
+    pfor._pfor_converter_registry["BatchMatMulV2"] = convert
+
+
+def is_under_xla():
+    """Whether what is traced here is for XLA to compile."""
+    return control_flow_ops._is_under_xla_context()
+
+
+def called_graph(graph, name):
+    """The graph of the function `name` that operations of `graph` call."""
+    return graph._get_function(name).graph
