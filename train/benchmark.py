@@ -12,7 +12,7 @@ Three steps are timed in turn, in one process and in a random order each time:
 A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
 in memory already. Ratios are of medians, to the ordinary step. Peak memory is that of a process of
 its own for each step; `memory_ratio` compares what the steps need beyond the imported libraries,
-and the raw peaks stand beside it (tfdpx.train.benchmark_memory says exactly what is counted).
+and the raw peaks stand beside it (tfdpx.train.benchmarks.memory says exactly what is counted).
 These processes come first, so a step that is too large for the machine is killed there and not
 timed here.
 
@@ -35,15 +35,9 @@ from absl import app, flags
 from rich import console
 
 import tfdpx
-from tfdpx.train import (
-    benchmark_memory,
-    benchmark_phases,
-    benchmark_steps,
-    benchmark_sweep,
-    benchmark_tables,
-    report,
-)
-from tfdpx.train.errors import UserError
+from tfdpx.train.benchmarks import growth, memory, phases, steps, tables
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.report.record import to_json
 
 # Keeps the standard output for results.
 _PROGRESS = console.Console(stderr=True)
@@ -74,9 +68,7 @@ def define_flags(values):
         "microbatch_size", None, "Examples a pass of the private steps. Default: all.", **common
     )
     flags.DEFINE_bool("jit", False, "Compile the steps with XLA.", **common)
-    flags.DEFINE_enum(
-        "norms", "auto", benchmark_steps.NORMS, "How tfdpx forms per-example norms.", **common
-    )
+    flags.DEFINE_enum("norms", "auto", steps.NORMS, "How tfdpx forms per-example norms.", **common)
     flags.DEFINE_integer("repeats", 10, "Runs of each step; medians are over them.", **common)
     flags.DEFINE_bool("memory", True, "Measure peak memory.", **common)
     flags.DEFINE_bool("vmap", True, "Measure the whole-model vmap engine too.", **common)
@@ -84,7 +76,7 @@ def define_flags(values):
         "explain", False, "Print which rule, norm and sum each layer uses, and why.", **common
     )
     flags.DEFINE_bool("profile", False, "Print where the private step's time goes.", **common)
-    sizes = ", ".join(map(str, benchmark_sweep.SIZES))
+    sizes = ", ".join(map(str, growth.SIZES))
     flags.DEFINE_bool(
         "sweep", False, f"Also time {sizes} views, and batches of {sizes}, and draw it.", **common
     )
@@ -94,7 +86,7 @@ def define_flags(values):
         "PNG file for --sweep. Default: benchmark.png in --workdir, or here.",
         **common,
     )
-    flags.DEFINE_string("workdir", None, "Folder that receives report.json, if given.", **common)
+    flags.DEFINE_string("workdir", None, "Folder that receives json, if given.", **common)
 
 
 def main(argv, values=flags.FLAGS):
@@ -107,7 +99,7 @@ def main(argv, values=flags.FLAGS):
         record = benchmark(settings, values, plot)
     except UserError as error:
         sys.exit(f"tfdpx.train.benchmark: {' '.join(str(error).split())}")
-    text = report.to_json(record)
+    text = to_json(record)
     if values.workdir is not None:
         (pathlib.Path(values.workdir) / "benchmark.json").write_text(text + "\n")
     print(text, flush=True)
@@ -116,7 +108,7 @@ def main(argv, values=flags.FLAGS):
 
 
 def read_settings(values):
-    """The `benchmark_steps.Settings` of the flags, checked as far as it goes without measuring."""
+    """The `steps.Settings` of the flags, checked as far as it goes without measuring."""
     size = values.microbatch_size
     if size is not None and size != "auto":
         if not size.isdecimal() or int(size) < 1:
@@ -135,11 +127,11 @@ def read_settings(values):
     if values.plot is not None and not values.sweep:
         raise UserError(f"Flag --plot belongs to --sweep. Received: --plot={values.plot}.")
     if values.memory:
-        benchmark_memory.check_platform()
-    names = {field.name for field in dataclasses.fields(benchmark_steps.Settings)}
+        memory.check_platform()
+    names = {field.name for field in dataclasses.fields(steps.Settings)}
     given = {name: getattr(values, name) for name in names}
-    settings = benchmark_steps.Settings(**{**given, "microbatch_size": size})
-    benchmark_steps.make_model("private", settings)  # Model and optimizer check their arguments.
+    settings = steps.Settings(**{**given, "microbatch_size": size})
+    steps.make_model("private", settings)  # Model and optimizer check their arguments.
     return settings
 
 
@@ -159,34 +151,34 @@ def benchmark(settings, values, plot):
     """Measures, prints tables, and returns what the last line of output says.
 
     Args:
-        settings: `benchmark_steps.Settings`.
+        settings: `steps.Settings`.
         values: The parsed flags.
         plot: PNG file for the sweep.
     """
-    kinds = [kind for kind in benchmark_steps.KINDS if values.vmap or kind != "vmap"]
+    kinds = [kind for kind in steps.KINDS if values.vmap or kind != "vmap"]
     failures, extras = {}, {}
 
     peaks = measure_memory(kinds, settings, failures) if values.memory else {}
     # A step that was killed there would kill this process.
     kinds = [kind for kind in kinds if kind not in failures]
     medians = measure_time(kinds, settings, values.repeats, failures)
-    benchmark_tables.results(medians, peaks, failures, _title(settings))
+    tables.results(medians, peaks, failures, _title(settings))
 
     if values.explain:
         with _noting(failures, "explain"):
-            choices = benchmark_steps.layer_choices(settings)
-            benchmark_tables.layers(choices)
+            choices = steps.layer_choices(settings)
+            tables.layers(choices)
             extras["layers"] = [dataclasses.asdict(choice) for choice in choices]
     if values.profile:
         _PROGRESS.print("profile")
         with _noting(failures, "profile"):
-            phases, ordinary = benchmark_phases.measure(settings, values.repeats)
-            benchmark_tables.phases(phases, ordinary)
-            extras["phases"] = phases
+            seconds, ordinary = phases.measure(settings, values.repeats)
+            tables.phases(seconds, ordinary)
+            extras["phases"] = seconds
     if values.sweep:
         with _noting(failures, "sweep"):
-            points = benchmark_sweep.measure(settings, values.repeats, _PROGRESS.print)
-            benchmark_sweep.draw(points, plot, f"{settings.model}{', XLA' if settings.jit else ''}")
+            points = growth.measure(settings, values.repeats, _PROGRESS.print)
+            growth.draw(points, plot, f"{settings.model}{', XLA' if settings.jit else ''}")
             extras["sweep_points"] = points
             print(f"The sweep is drawn in {plot}.")
 
@@ -206,26 +198,26 @@ def benchmark(settings, values, plot):
 
 
 def measure_memory(kinds, settings, failures):
-    """`{kind: benchmark_memory.Peak}`; a kind that fails is noted in the dict `failures`."""
+    """`{kind: memory.Peak}`; a kind that fails is noted in the dict `failures`."""
     peaks = {}
     for kind in kinds:
-        _PROGRESS.print(f"memory: {benchmark_steps.KINDS[kind]}")
+        _PROGRESS.print(f"memory: {steps.KINDS[kind]}")
         try:
-            peaks[kind] = benchmark_memory.measure(kind, settings)
-        except benchmark_memory.StepFailed as failure:
+            peaks[kind] = memory.measure(kind, settings)
+        except memory.StepFailed as failure:
             failures[kind] = str(failure)
     return peaks
 
 
 def measure_time(kinds, settings, repeats, failures):
     """`{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
-    steps = {}
+    traced = {}
     for kind in kinds:
-        _PROGRESS.print(f"tracing: {benchmark_steps.KINDS[kind]}")
+        _PROGRESS.print(f"tracing: {steps.KINDS[kind]}")
         with _noting(failures, kind):
-            steps[kind] = benchmark_steps.make_step(kind, settings)
+            traced[kind] = steps.make_step(kind, settings)
     _PROGRESS.print(f"timing {repeats} times")
-    seconds = benchmark_steps.interleaved(steps, repeats)
+    seconds = steps.interleaved(traced, repeats)
     return {kind: statistics.median(found) for kind, found in seconds.items()}
 
 
@@ -234,12 +226,12 @@ def summary(medians, peaks):
 
     Args:
         medians: `{kind: seconds}`.
-        peaks: `{kind: benchmark_memory.Peak}`.
+        peaks: `{kind: memory.Peak}`.
     """
     record = {}
     needs = {kind: peak.step_mib for kind, peak in peaks.items()}
-    ratio = benchmark_tables.ratio
-    for kind in benchmark_steps.KINDS:
+    ratio = tables.ratio
+    for kind in steps.KINDS:
         record[f"{kind}_seconds"] = medians.get(kind)
         for name in ("peak_mib", "baseline_mib", "traced_mib"):
             record[f"{kind}_{name}"] = getattr(peaks[kind], name) if kind in peaks else None

@@ -4,7 +4,7 @@ r"""Pre-trains an image classifier on public images, without any privacy, for fi
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
 
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
-which `--init_from` of `classify` reads, and `report.json`, which says what the last line of the
+which `--init_from` of `classify` reads, and `record.json`, which says what the last line of the
 standard output says. An interrupted run goes on with --resume. Training takes one device.
 """
 
@@ -18,20 +18,11 @@ from absl import app, flags
 
 from tfdpx import noise, sampling
 from tfdpx.data.examples import as_examples
-from tfdpx.train import (
-    checkpoint,
-    classifiers,
-    config_flags,
-    evaluation,
-    finetuning,
-    input_pipeline,
-    learning,
-    pretraining,
-    report,
-    run_flags,
-    strategy,
-)
-from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.config import pretraining, run_flags, setting_flags
+from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.data import loading
+from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.run import checkpoint, classifiers, devices, evaluation, finetuning, optimization
 
 _RECIPE = flags.DEFINE_string(
     "recipe", "digits", f"Settings to start from, one of: {', '.join(pretraining.RECIPES)}."
@@ -53,7 +44,7 @@ def main(argv):
         record = train(settings, workdir)
     except UserError as error:
         sys.exit(f"tfdpx.train.pretrain: {' '.join(str(error).split())}")
-    print(report.to_json(record), flush=True)
+    print(to_json(record), flush=True)
 
 
 def train(settings, workdir):
@@ -65,7 +56,7 @@ def train(settings, workdir):
     """
     classifiers.check_name(settings.model)
     finetuning.check(settings)
-    data = input_pipeline.load(
+    data = loading.load(
         settings.dataset,
         run_flags.DATA_DIR.value,
         settings.validation,
@@ -82,7 +73,7 @@ def train(settings, workdir):
     settings.add_weight_decay(model)
     model.compile(
         optimizer=settings.optimizer(),
-        loss=learning.crossentropy(settings.label_smoothing),
+        loss=optimization.crossentropy(settings.label_smoothing),
         weighted_metrics=["accuracy"],
         jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
     )
@@ -103,7 +94,7 @@ def train(settings, workdir):
     seconds = time.perf_counter() - began
 
     steps = int(model.optimizer.iterations)
-    model = strategy.on_one_device(model)
+    model = devices.on_one_device(model)
     measured = evaluation.measure(model, data)
     record = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
@@ -122,8 +113,8 @@ def train(settings, workdir):
         "workdir": str(workdir),
     }
     model.save(workdir / "model.keras")
-    report.print_table(record, title=f"{settings.model} on {data.name}, not private")
-    (workdir / "report.json").write_text(report.to_json(record) + "\n")
+    print_table(record, title=f"{settings.model} on {data.name}, not private")
+    (workdir / "report.json").write_text(to_json(record) + "\n")
     folder.remove()
     return record
 
@@ -142,7 +133,7 @@ class _StopAfter(keras.callbacks.Callback):
 
 def _batches(settings, data, seed, start):
     """Batches of a new permutation every epoch, one random view of each image."""
-    augment, key = learning.augmentation(settings), noise.make_seed(seed)
+    augment, key = optimization.augmentation(settings), noise.make_seed(seed)
 
     def one_view(step, batch):
         x, y, sample_weight = batch
@@ -162,7 +153,7 @@ def _batches(settings, data, seed, start):
 
 
 def _given():
-    values = config_flags.given()
+    values = setting_flags.given()
     for name in ("schedule", "warmup_steps", "decay_steps"):
         values[name] = flags.FLAGS[name].value
     if values["decay_steps"] is not None:
