@@ -86,7 +86,7 @@ def define_flags(values):
         "PNG file for --sweep. Default: benchmark.png in --workdir, or here.",
         **common,
     )
-    flags.DEFINE_string("workdir", None, "Folder that receives json, if given.", **common)
+    flags.DEFINE_string("workdir", None, "Folder that receives report.json, if given.", **common)
 
 
 def main(argv, values=flags.FLAGS):

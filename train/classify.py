@@ -8,7 +8,7 @@ last line says how large the run is and what epsilon it spends. The working dire
 
     model.keras             the trained model, without the optimizer; `import tfdpx.layers` and
                             keras.saving.load_model read it
-    json             what the last line of the standard output says: accuracy is that of the
+    report.json             what the last line of the standard output says: accuracy is that of the
                             averaged weights, raw_accuracy that of the last ones
     curve.jsonl             accuracy and epsilon spent after every report
     learning_curve.png, confusion_matrix.png

@@ -4,7 +4,7 @@ r"""Pre-trains an image classifier on public images, without any privacy, for fi
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
 
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
-which `--init_from` of `classify` reads, and `record.json`, which says what the last line of the
+which `--init_from` of `classify` reads, and `report.json`, which says what the last line of the
 standard output says. An interrupted run goes on with --resume. Training takes one device.
 """
 
