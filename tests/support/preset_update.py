@@ -19,7 +19,7 @@ import tfdpx
 from tfdpx.train.benchmarks import memory
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets
-from tfdpx.train.run import dry_run, finetuning, optimization
+from tfdpx.train.run import finetuning, optimization
 
 IMAGES = 2
 
@@ -27,16 +27,19 @@ IMAGES = 2
 def update(preset):
     """Makes the update and returns what is known of it, a dict."""
     settings = preset_lookup.resolve(preset, {})
-    _, shape, num_classes = dry_run.DATASETS[datasets.Name.parse(settings.dataset).builder]
+    entry = datasets.Name.parse(settings.dataset).entry
+    shape, num_classes = entry.image_shape, entry.num_classes
     if settings.image_size:
         shape = (settings.image_size, settings.image_size, shape[2])
     # No file of a trained model: the weights are new, all else is as the preset says.
     settings = dataclasses.replace(settings, microbatch_size=1)
-    centre, deviation = datasets.Name.parse(settings.dataset).standardization
     model = finetuning.build(
         settings,
         types.SimpleNamespace(
-            image_shape=shape, num_classes=num_classes, centre=centre, deviation=deviation
+            image_shape=shape,
+            num_classes=num_classes,
+            centre=entry.centre,
+            deviation=entry.deviation,
         ),
     )
     noise = settings.noise_multiplier if settings.noise_multiplier is not None else 1.0

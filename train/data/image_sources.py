@@ -90,7 +90,7 @@ def records(builder, split, features):
     Args:
         builder: Of TensorFlow Datasets, prepared.
         split: String.
-        features: `datasets.Features`.
+        features: `builders.Features`.
 
     Raises:
         UserError: If there is no such split, or it is large and of a format that has to be read

@@ -10,7 +10,8 @@ from sklearn import model_selection
 import tfdpx
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_sources
-from tfdpx.train.data.datasets import Name, features, open_builder
+from tfdpx.train.data.builders import features, open_builder
+from tfdpx.train.data.datasets import Name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +106,11 @@ def load(
     if eval_split == "validation":
         measured, rows = train, held_out
     else:
-        split = name.test_split or ("test" if "test" in builder.info.splits else "validation")
+        split = name.entry.test_split or ("test" if "test" in builder.info.splits else "validation")
         measured = _Split(builder, split, kind, classes, name)
         rows = measured.rows
     train_x, train_y = train.read(kept, large)
     eval_x, eval_y = measured.read(rows, shape)
-    centre, deviation = name.standardization
     return ImageData(
         name=name.full,
         train_x=train_x,
@@ -121,8 +121,8 @@ def load(
         image_shape=shape,
         eval_split=eval_split,
         class_names=kind.class_names[classes.start : classes.stop],
-        centre=centre,
-        deviation=deviation,
+        centre=name.entry.centre,
+        deviation=name.entry.deviation,
     )
 
 
@@ -184,8 +184,8 @@ def _kept_classes(name, kind):
     classes = known if name.classes is None else name.classes
     if len(classes) < 2 or classes.stop > known.stop:
         raise UserError(
-            f"The data set {name.builder!r} has the classes 0 to {known.stop - 1}, and at least "
-            f"two are needed. Received: --dataset={name.text}."
+            f"The data set {name.entry.source!r} has the classes 0 to {known.stop - 1}, and at "
+            f"least two are needed. Received: --dataset={name.text}."
         )
     return classes
 

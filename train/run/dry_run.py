@@ -19,19 +19,6 @@ _SECONDS_PER_UPDATE = flags.DEFINE_float(
     "With --dry_run: what an update takes, as measured, to estimate the hours.",
 )
 
-# Training images, (height, width, channels) of each, classes. None: images of many sizes.
-DATASETS = {
-    datasets.DIGITS: (1_437, (8, 8, 1), 10),
-    "mnist": (60_000, (28, 28, 1), 10),
-    "fashion_mnist": (60_000, (28, 28, 1), 10),
-    "svhn_cropped": (73_257, (32, 32, 3), 10),
-    "cifar10": (50_000, (32, 32, 3), 10),
-    "cifar100": (50_000, (32, 32, 3), 100),
-    "imagenet_resized/32x32": (1_281_167, (32, 32, 3), 1000),
-    "imagenet2012": (1_281_167, (None, None, 3), 1000),
-    "places365_small": (1_803_460, (256, 256, 3), 365),
-}
-
 
 def from_flags(settings):
     """Returns what `describe` does if the flags ask for a dry run, else None.
@@ -52,7 +39,7 @@ def describe(settings, seconds_per_update=None):
     """Returns what the run of `settings` would be.
 
     Args:
-        settings: A `settings.Config`.
+        settings: A `training.Training`.
         seconds_per_update: Optional float, what an update takes.
 
     Returns:
@@ -64,18 +51,18 @@ def describe(settings, seconds_per_update=None):
     Raises:
         UserError: If the size of the data set is not known, or the values do not go together.
     """
-    dataset = datasets.ALIASES.get(settings.dataset, settings.dataset)
-    if dataset not in DATASETS:
+    entry = datasets.find(settings.dataset)
+    if entry is None or entry.train_images is None:
+        known = [entry.source for entry in datasets.ENTRIES if entry.train_images]
         raise UserError(
             f"The size of the data set {settings.dataset!r} is not known without reading it. "
-            f"--dry_run knows: {', '.join(DATASETS)}."
+            f"--dry_run knows: {', '.join(known)}."
         )
-    images, shape, num_classes = DATASETS[dataset]
-    num_examples = images - _held_out(images, settings.validation)
-    shape = _image_shape(settings, shape)
+    num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
+    shape = _image_shape(settings, entry.image_shape)
     plan = settings.privacy_plan(num_examples)
     return {
-        "dataset": dataset,
+        "dataset": entry.source,
         "num_examples": num_examples,
         "image_height": shape[0],
         "image_width": shape[1],
@@ -83,7 +70,11 @@ def describe(settings, seconds_per_update=None):
         "pretrained_on": settings.pretrained_on,
         "trainable": settings.trainable,
         "parameters": _parameters(
-            settings.model, shape, num_classes, settings.group_norm, settings.weight_standardization
+            settings.model,
+            shape,
+            entry.num_classes,
+            settings.group_norm,
+            settings.weight_standardization,
         ),
         "private": settings.private,
         "batch_size": plan.batch_size,
@@ -103,7 +94,7 @@ def describe(settings, seconds_per_update=None):
 
 
 def _held_out(images, validation):
-    """How many of so many images `settings.Config.validation` holds out."""
+    """How many of so many images `settings.Settings.validation` holds out."""
     held_out = math.ceil(validation * images) if validation < 1 else int(validation)
     if held_out >= images:
         raise UserError(
@@ -136,7 +127,7 @@ def _parameters(name, shape, num_classes, group_norm, weight_standardization):
         name,
         shape,
         num_classes,
-        datasets.DEFAULT_CENTRE,
+        centre=127.5,
         group_norm=group_norm,
         weight_standardization=weight_standardization,
     )

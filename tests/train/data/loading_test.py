@@ -10,7 +10,7 @@ from sklearn import model_selection
 
 import tfdpx
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.data import datasets, image_sources, loading
+from tfdpx.train.data import datasets, digits, image_sources, loading
 
 
 def as_set(images, labels):
@@ -28,9 +28,9 @@ def digits_dir(tmp_path_factory):
 
 def test_digits_are_sklearns_with_sklearns_split(digits_dir):
     data = loading.load("digits", digits_dir)
-    digits = sklearn.datasets.load_digits()
+    bunch = sklearn.datasets.load_digits()
     train_x, test_x, train_y, test_y = model_selection.train_test_split(
-        digits.images, digits.target, test_size=360, stratify=digits.target, random_state=0
+        bunch.images, bunch.target, test_size=360, stratify=bunch.target, random_state=0
     )
     assert data.train_x.shape == (1437, 8, 8, 1) and data.train_x.dtype == np.uint8
     assert data.image_shape == (8, 8, 1) and data.num_classes == 10
@@ -119,6 +119,20 @@ def test_failed_download_says_why_and_where(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="could not be prepared.*Name or service") as error:
         loading.load("mnist", tmp_path, download=True)
     assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("when", ["download_and_prepare", "_split_generators"])
+def test_digits_that_another_process_prepares_meanwhile(when, tmp_path, monkeypatch):
+    original = getattr(digits.SklearnDigits, when)
+
+    def overtaken(*args, **kwargs):
+        monkeypatch.undo()
+        digits.SklearnDigits(data_dir=tmp_path).download_and_prepare()
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(digits.SklearnDigits, when, overtaken)
+    data = loading.load("digits", tmp_path)
+    assert (data.num_train, len(data.eval_y)) == (1437, 360)
 
 
 def test_data_dir_that_cannot_be_written(tmp_path):
@@ -248,7 +262,7 @@ def test_known_sets_of_one_size(
 ):
     train = tiny_datasets.random_images(30, shape)
     held = tiny_datasets.random_images(9, shape, seed=1)
-    full = datasets.ALIASES.get(name, name)
+    full = datasets.find(name).source
     tiny_datasets.write_known(tmp_path, full, {"train": train, test: held}, file_format)
     data = loading.load(name, tmp_path, validation=6)
     assert (data.num_train, len(data.eval_y), data.num_classes) == (24, 6, num_classes)

@@ -10,7 +10,6 @@ from tfdpx.accounting import accountants
 from tfdpx.accounting.noise_tail import added_delta
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets
-from tfdpx.train.run import dry_run
 
 RADIUS_OF_32_BITS = math.sqrt(2 * 33 * math.log(2))
 
@@ -30,7 +29,7 @@ def share_of_delta(preset, largest_radius):
     """What the tail adds to delta, over delta."""
     settings = preset_lookup.resolve(preset, {})
     # A part of a data set, such as some of its classes, is noisier than the whole.
-    whole = dry_run.DATASETS[datasets.Name.parse(settings.dataset).builder][0]
+    whole = datasets.Name.parse(settings.dataset).entry.train_images
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
         faster = dataclasses.replace(settings, accountant="rdp")
