@@ -132,7 +132,7 @@ def train(settings, workdir, strategy):
             ),
             loss=optimization.crossentropy(settings.label_smoothing),
             weighted_metrics=["accuracy"],
-            jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
+            jit_compile=settings.keras_jit_compile,
         )
     start = saved.saved_updates
     if is_chief:

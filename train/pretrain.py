@@ -20,6 +20,7 @@ from tfdpx import noise, sampling
 from tfdpx.data.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.training import Training
 from tfdpx.train.data import loading
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import checkpoint, classifiers, devices, evaluation, finetuning, optimization
@@ -27,9 +28,9 @@ from tfdpx.train.run import checkpoint, classifiers, devices, evaluation, finetu
 _RECIPE = flags.DEFINE_string(
     "recipe", "digits", f"Settings to start from, one of: {', '.join(pretraining.RECIPES)}."
 )
-flags.DEFINE_enum("schedule", None, pretraining.SCHEDULES, "How the learning rate changes.")
-flags.DEFINE_integer("warmup_steps", None, "Updates of the rise before --schedule=cosine falls.")
-flags.DEFINE_list("decay_steps", None, "Updates after which --schedule=step takes a tenth.")
+# Besides the flags of private training, which name what does not belong here.
+for _name in setting_flags.define(pretraining.Pretraining):
+    flags.declare_key_flag(_name)
 
 
 def main(argv):
@@ -70,12 +71,14 @@ def train(settings, workdir):
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     model = finetuning.build(settings, data)
-    settings.add_weight_decay(model)
+    optimization.add_weight_decay(model, settings.weight_decay)
     model.compile(
-        optimizer=settings.optimizer(),
+        optimizer=keras.optimizers.SGD(
+            optimization.learning_rates(settings), momentum=settings.momentum
+        ),
         loss=optimization.crossentropy(settings.label_smoothing),
         weighted_metrics=["accuracy"],
-        jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
+        jit_compile=settings.keras_jit_compile,
     )
     saved.restore(model)
     start = int(model.optimizer.iterations)
@@ -153,9 +156,7 @@ def _batches(settings, data, seed, start):
 
 
 def _given():
-    values = setting_flags.given()
-    for name in ("schedule", "warmup_steps", "decay_steps"):
-        values[name] = flags.FLAGS[name].value
+    values = setting_flags.given(Training) | setting_flags.given(pretraining.Pretraining)
     if values["decay_steps"] is not None:
         try:
             values["decay_steps"] = [int(step) for step in values["decay_steps"]]

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing import event_accumulator
 import tfdpx
 from tfdpx.train import classify
 from tfdpx.train.config import preset_lookup, setting_flags
-from tfdpx.train.config.settings import Config
+from tfdpx.train.config.training import Training
 from tfdpx.train.data import loading
 from tfdpx.train.report import curve
 
@@ -264,7 +264,7 @@ def test_arguments_that_are_no_flags(data_dir):
 
 
 def test_every_setting_has_a_flag_that_is_unset_by_default():
-    for field in dataclasses.fields(Config):
+    for field in dataclasses.fields(Training):
         assert flags.FLAGS[field.name].default is None
 
 

@@ -6,7 +6,7 @@ import pkgutil
 
 from tfdpx.train import presets
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.settings import PRIVACY, Config
+from tfdpx.train.config.training import PRIVACY, Training
 
 
 def names():
@@ -28,7 +28,7 @@ def summary():
 
 
 def resolve(preset, given):
-    """Returns the `Config` of a preset with the given values in place of its own.
+    """Returns the `Training` of a preset with the given values in place of its own.
 
     Of noise_multiplier, epsilon, steps and batch_size exactly one is to be left open. Given values
     stay; where they and the preset's are too many, the preset's noise_multiplier goes first, then
@@ -38,7 +38,7 @@ def resolve(preset, given):
 
     Args:
         preset: Name of a preset.
-        given: Dict of the fields of `Config` that the user chose; `None` counts as not chosen.
+        given: Dict of the fields of `Training` that the user chose; `None` counts as not chosen.
 
     Raises:
         UserError: If there is no such preset or a value is out of its range.
@@ -59,7 +59,7 @@ def resolve(preset, given):
     for name in PRIVACY:
         if all(values.get(name) is not None for name in PRIVACY) and name not in given:
             del values[name]
-    return Config(**values)
+    return Training(**values)
 
 
 def _values_of(preset, epsilon):

@@ -1,15 +1,15 @@
-"""What a non-private pre-training is asked to do: recipes, schedules and weight decay.
+"""What a non-private pre-training is asked to do, and recipes for it.
 
 The recipes are those of De et al. 2022 (arXiv:2204.13650), appendix C.3.
 """
 
 import dataclasses
-import math
-
-import keras
 
 from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.settings import NOT_NEGATIVE, Check, Settings, setting
 
+# What a recipe does not say.
+_DEFAULTS = dict(momentum=0.9, weight_decay=0.0, report_every=1000)
 _CROPS_AND_FLIPS = dict(augment_padding=4, augment_flip=True)
 
 RECIPES = {
@@ -33,60 +33,37 @@ RECIPES = {
     ),
 }  # fmt: skip
 
-SCHEDULES = ("constant", "step", "cosine")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pretraining:
-    """Everything that determines a pre-training; each field is the flag of that name.
+class Pretraining(Settings):
+    """Everything that determines a run of `pretrain`; each field is the flag of that name.
 
-    Attributes that are not plain from their name:
+    Attributes whose flags are those of private training, with another meaning:
         momentum: Of SGD.
         weight_decay: Added times the weight to the gradient of every weight, before the momentum.
+
+    Attributes that their flags do not explain:
         schedule: `"constant"`; `"step"`, a tenth after each of `decay_steps`; or `"cosine"`, up
             from 0 over `warmup_steps` and then down to 0 at the end.
-        init_from, pretrained_on, trainable: As for `settings.Config`, to go on from a model.
 
     Raises:
-        UserError: If a value is missing or out of its range.
+        UserError: If a value is out of its range, or values do not go together.
     """
 
-    dataset: str | None = None
-    model: str | None = None
-    batch_size: int | None = None
-    steps: int | None = None
-    learning_rate: float | None = None
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    decay_steps: list = dataclasses.field(default_factory=list)
-    label_smoothing: float = 0.0
-    augment_padding: int = 0
-    augment_flip: bool = False
-    augment_resize: float = 1.0
-    image_size: int | None = None
-    group_norm: bool = True
-    weight_standardization: bool = True
-    init_from: str | None = None
-    pretrained_on: str | None = None
-    trainable: str = "all"
-    precision: str = "float32"
-    jit_compile: str = "auto"
-    validation: float = 0.0
-    eval_split: str | None = None
-    report_every: int = 1000
-    seed: int | None = None
+    schedule: str = setting(
+        "How the learning rate changes.", choices=("constant", "step", "cosine"), default="constant"
+    )
+    warmup_steps: int = setting(
+        "Updates of the rise before --schedule=cosine falls.", NOT_NEGATIVE, default=0
+    )
+    decay_steps: list = setting(
+        "Updates after which --schedule=step takes a tenth.",
+        Check(lambda v: all(a < b for a, b in zip([0, *v], v, strict=False)), "rise from above 0"),
+        default_factory=list,
+    )
 
     def __post_init__(self):
-        for name in ("dataset", "model", "batch_size", "steps", "learning_rate"):
-            if getattr(self, name) is None:
-                raise UserError(f"Flag --{name} must be given: the recipe does not say it.")
-        for names, holds, rule in _RULES:
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not holds(value):
-                    raise UserError(f"Flag --{name} must {rule}. Received: --{name}={value}.")
+        super().__post_init__()
         if self.warmup_steps and (self.schedule != "cosine" or self.warmup_steps >= self.steps):
             raise UserError(
                 "Flag --warmup_steps belongs to --schedule=cosine and must lie below --steps. "
@@ -98,71 +75,6 @@ class Pretraining:
                 "Flag --decay_steps says after which updates --schedule=step takes a tenth. "
                 f"Received: --schedule={self.schedule} --decay_steps={self.decay_steps}."
             )
-        if self.eval_split == "validation" and not self.validation:
-            raise UserError(
-                "Flag --eval_split=validation measures on the images that --validation holds out. "
-                f"Received: --validation={self.validation}."
-            )
-        if self.trainable == "last" and not self.init_from:
-            raise UserError(
-                "Flag --trainable=last keeps all other layers as they are and needs a trained "
-                "model: give --init_from. Received: --trainable=last."
-            )
-        if self.augment_resize > 1 and (self.augment_padding or not self.image_size):
-            raise UserError(
-                "Flag --augment_resize needs --image_size, and takes the place of "
-                f"--augment_padding. Received: --augment_resize={self.augment_resize} "
-                f"--image_size={self.image_size} --augment_padding={self.augment_padding}."
-            )
-
-    def learning_rates(self):
-        """The learning rate, or a `keras.optimizers.schedules.LearningRateSchedule` of it."""
-        rate = self.learning_rate
-        if self.schedule == "step":
-            rates = [rate / 10**i for i in range(len(self.decay_steps) + 1)]
-            # Keras' value up to and including a boundary is the one before it.
-            boundaries = [step - 1 for step in self.decay_steps]
-            return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
-        if self.schedule == "cosine":
-            warmup = self.warmup_steps
-            return keras.optimizers.schedules.CosineDecay(
-                initial_learning_rate=0.0 if warmup else rate,
-                decay_steps=self.steps - warmup,
-                warmup_target=rate if warmup else None,
-                warmup_steps=warmup,
-            )
-        return rate
-
-    def optimizer(self):
-        """Momentum SGD with the schedule."""
-        return keras.optimizers.SGD(self.learning_rates(), momentum=self.momentum)
-
-    def add_weight_decay(self, model):
-        """Gives every trained weight the regularizer whose gradient is `weight_decay` times it."""
-        if self.weight_decay:
-            for variable in model.trainable_variables:
-                variable.regularizer = keras.regularizers.L2(self.weight_decay / 2)
-
-
-_RULES = (
-    (("learning_rate",), lambda v: 0 < v < math.inf, "be positive and finite"),
-    (("weight_decay",), lambda v: 0 <= v < math.inf, "be at least 0 and finite"),
-    (("momentum", "label_smoothing"), lambda v: 0 <= v < 1, "lie in [0, 1)"),
-    (("steps", "batch_size", "report_every", "image_size"), lambda v: v >= 1, "be at least 1"),
-    (("augment_resize",), lambda v: 1 <= v < math.inf, "be at least 1 and finite"),
-    (("augment_padding", "warmup_steps", "seed"), lambda v: v >= 0, "not be negative"),
-    (
-        ("decay_steps",),
-        lambda v: all(a < b for a, b in zip([0, *v], v, strict=False)),
-        "rise from above 0",
-    ),
-    (("schedule",), lambda v: v in SCHEDULES, f"be one of {SCHEDULES}"),
-    (
-        ("validation",),
-        lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
-        "be a fraction in [0, 1), or a number of images from 2 on",
-    ),
-)
 
 
 def resolve(recipe, given):
@@ -189,9 +101,11 @@ def resolve(recipe, given):
             "Pre-training is not private and takes one view of each image: leave out "
             f"{', '.join('--' + name for name in foreign)}."
         )
-    values = {**RECIPES[recipe], **given}
-    if values.get("schedule", "constant") != "step" and "decay_steps" not in given:
-        values.pop("decay_steps", None)
-    if values.get("schedule", "constant") != "cosine" and "warmup_steps" not in given:
-        values.pop("warmup_steps", None)
+    values = {**_DEFAULTS, **RECIPES[recipe], **given}
+    for name in ("dataset", "model", "batch_size", "steps", "learning_rate"):
+        if name not in values:
+            raise UserError(f"Flag --{name} must be given: the recipe does not say it.")
+    for name, schedule in (("decay_steps", "step"), ("warmup_steps", "cosine")):
+        if values.get("schedule") != schedule and name not in given:
+            values.pop(name, None)
     return Pretraining(**values)

@@ -1,176 +1,151 @@
-"""What one training run is asked to do."""
+"""What every training run is asked to do, private or not: fields with their flags and checks."""
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
-import tfdpx
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.run import classifiers
 
-# The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
-# The order is that in which values of the preset are dropped when the flags overdetermine them.
-PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
+
+class Check(NamedTuple):
+    """What the value of a setting must fulfil, and the same in words after "must"."""
+
+    holds: Callable
+    text: str
+
+
+POSITIVE = Check(lambda v: 0 < v < math.inf, "be positive and finite")
+NOT_NEGATIVE = Check(lambda v: v >= 0, "not be negative")
+FINITE = Check(lambda v: 0 <= v < math.inf, "be at least 0 and finite")
+FROM_ONE = Check(lambda v: v >= 1, "be at least 1")
+BELOW_ONE = Check(lambda v: 0 <= v < 1, "lie in [0, 1)")
+
+
+def setting(flag_help, check=None, *, choices=None, **default):
+    """Returns the field of a dataclass whose flag `setting_flags.define` makes.
+
+    Args:
+        flag_help: What `--help` says of it.
+        check: `Check` that every value but None must pass.
+        choices: Tuple of strings, all values that there are.
+        **default: `default` or `default_factory`, as for `dataclasses.field`.
+    """
+    if choices:
+        check = Check(lambda v: v in choices, f"be {' or '.join(choices)}")
+    metadata = {"help": flag_help, "check": check, "choices": choices}
+    return dataclasses.field(metadata=metadata, **default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Everything that determines a run; each field is the flag of that name.
+class Settings:
+    """What training and pre-training have in common; each field is the flag of that name.
 
-    Attributes that are not plain from their name:
-        private: False neither clips nor adds noise, in the same step: then noise_multiplier is 0,
-            epsilon is None, and l2_norm_clip infinite.
-        validation: Training images to hold out: a fraction below 1, or a number.
-        eval_split: Where accuracy is measured, `"validation"` (the images held out) or `"test"`.
-            None: on those held out, if there are any.
-        image_size: Pixels of height and width that images are resized to; None leaves them.
-        augment_resize: Views are crops of images this many times as high and wide.
-        init_from: Path of a saved model whose weights the run starts with; the last layer starts
-            anew, unless the path is one of weights alone (`.weights.h5`).
-        pretrained_on: What that model is to have been trained on. It only says what a preset needs.
-        trainable: `"all"`, or `"last"` for the last layer alone.
-        group_norm, weight_standardization: False leaves them out of a WRN.
+    Attributes that their flags do not explain:
+        eval_split: Where accuracy is measured; None: on the images held out, if there are any.
+        image_size: None leaves images as they are.
+        init_from: The last layer starts anew, unless the path is one of weights alone
+            (`.weights.h5`).
 
     Raises:
         UserError: If a value is out of its range.
     """
 
-    dataset: str
-    model: str
-    delta: float
-    learning_rate: float
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    private: bool = True
-    sampling: str = "poisson"
-    accountant: str = "pld"
-    optimizer: str = "dpsgd"
-    momentum: float = 0.0
-    weight_decay: float | None = None
-    l2_norm_clip: float = 1.0
-    microbatch_size: int | str | None = None
-    augmult: int = 0
-    augment_padding: int = 0
-    augment_flip: bool = False
-    augment_resize: float = 1.0
-    image_size: int | None = None
-    group_norm: bool = True
-    weight_standardization: bool = True
-    init_from: str | None = None
-    pretrained_on: str | None = None
-    trainable: str = "all"
-    label_smoothing: float = 0.0
-    ema_momentum: float = 0.9999
-    precision: str = "float32"
-    jit_compile: str = "auto"
-    validation: float = 0.0
-    eval_split: str | None = None
-    report_every: int = 100
-    seed: int | None = None
+    dataset: str = setting(
+        "digits, any image data set of TensorFlow Datasets, folder:PATH for "
+        "PATH/train/CLASS/*.jpg and PATH/test, or NAME:FIRST-LAST for a part of the classes."
+    )
+    validation: float = setting(
+        "Hold out this fraction of the training images, or this number from 2 on.",
+        Check(
+            lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
+            "be a fraction in [0, 1), or a number of images from 2 on",
+        ),
+        default=0.0,
+    )
+    eval_split: str | None = setting(
+        "Images to measure on: those held out, or the test images. Default: those held out, if "
+        "any.",
+        choices=("validation", "test"),
+        default=None,
+    )
+    model: str = setting(f"One of: {classifiers.NAMES}.")
+    group_norm: bool = setting("Whether a WRN has group normalization.", default=True)
+    weight_standardization: bool = setting(
+        "Whether the convolutions of a WRN are weight-standardized.", default=True
+    )
+    init_from: str | None = setting("Start from the weights of this .keras file.", default=None)
+    pretrained_on: str | None = setting(
+        "What --init_from was trained on; presets say so, nothing depends on it.", default=None
+    )
+    trainable: str = setting(
+        "Layers to train: all, or the last alone.", choices=("all", "last"), default="all"
+    )
+    steps: int | None = setting("Model updates.", FROM_ONE, default=None)
+    batch_size: int | None = setting("Expected examples a model update.", FROM_ONE, default=None)
+    learning_rate: float = setting("Learning rate, independent of l2_norm_clip.", POSITIVE)
+    momentum: float = setting("Momentum of dpsgd.", BELOW_ONE, default=0.0)
+    weight_decay: float | None = setting(
+        "Weight decay of dpadamw; default 0.004.", FINITE, default=None
+    )
+    augment_padding: int = setting(
+        "Views are shifted by up to this many pixels.", NOT_NEGATIVE, default=0
+    )
+    augment_flip: bool = setting(
+        "Whether views are flipped left to right at random.", default=False
+    )
+    augment_resize: float = setting(
+        "Views are cut from images so many times --image_size high and wide.",
+        Check(lambda v: 1 <= v < math.inf, "be at least 1 and finite"),
+        default=1.0,
+    )
+    image_size: int | None = setting(
+        "Height and width to resize images to, in pixels.", FROM_ONE, default=None
+    )
+    label_smoothing: float = setting(
+        "Weight of the uniform distribution in the targets.", BELOW_ONE, default=0.0
+    )
+    precision: str = setting(
+        "Keras dtype policy.", choices=("float32", "mixed_bfloat16"), default="float32"
+    )
+    jit_compile: str = setting(
+        "Compile with XLA.", choices=("auto", "true", "false"), default="auto"
+    )
+    report_every: int = setting(
+        "Updates between reports: the length of a Keras epoch.", FROM_ONE, default=100
+    )
+    seed: int | None = setting(
+        "For repeatable experiments. Who knows it can remove the noise: never for release.",
+        NOT_NEGATIVE,
+        default=None,
+    )
 
     def __post_init__(self):
-        for names, holds, rule in _RULES:
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not holds(value):
-                    raise UserError(f"Flag --{name} must {rule}. Received: --{name}={value}.")
-        if sum(getattr(self, name) is None for name in PRIVACY) != 1:
-            values = {name: getattr(self, name) for name in PRIVACY}
-            given = " ".join(f"--{n}={v}" for n, v in values.items() if v is not None)
-            raise UserError(
-                f"Of {', '.join('--' + name for name in PRIVACY)} exactly three must be given; the "
-                f"fourth follows from them. Received: {given or 'none'}."
-            )
-        if self.momentum and self.optimizer != "dpsgd":
-            raise UserError(
-                "Flag --momentum belongs to --optimizer=dpsgd. Received: "
-                f"--optimizer={self.optimizer} --momentum={self.momentum}."
-            )
-        if self.weight_decay is not None and self.optimizer != "dpadamw":
-            raise UserError(
-                "Flag --weight_decay belongs to --optimizer=dpadamw. Received: "
-                f"--optimizer={self.optimizer} --weight_decay={self.weight_decay}."
-            )
-        self._check_privacy()
-        self._check_images()
-        if self.trainable == "last" and not (self.init_from or self.pretrained_on):
-            raise UserError(
-                "Flag --trainable=last keeps all other layers as they are and needs a trained "
-                "model: give --init_from. Received: --trainable=last."
-            )
-
-    def _check_privacy(self):
-        if self.private and self.l2_norm_clip == math.inf:
-            raise UserError(
-                "Flag --l2_norm_clip must be finite for a private run. Received: "
-                "--l2_norm_clip=inf. For a run without privacy use --private=false."
-            )
-        if not self.private and not (
-            self.noise_multiplier == 0 and self.epsilon is None and self.l2_norm_clip == math.inf
-        ):
-            raise UserError(
-                "Flag --private=false means no noise, no clipping and no epsilon: leave out "
-                "--noise_multiplier, --l2_norm_clip and --epsilon. Received: "
-                f"--noise_multiplier={self.noise_multiplier} --l2_norm_clip={self.l2_norm_clip} "
-                f"--epsilon={self.epsilon}."
-            )
-
-    def _check_images(self):
-        augments = self.augment_padding or self.augment_flip or self.augment_resize > 1
-        if bool(augments) != bool(self.augmult):
-            raise UserError(
-                "Flag --augmult is the number of augmented views of each example and needs "
-                "--augment_padding, --augment_resize or --augment_flip, which need it. Received: "
-                f"--augmult={self.augmult} --augment_padding={self.augment_padding} "
-                f"--augment_resize={self.augment_resize} --augment_flip={self.augment_flip}."
-            )
+        for field in dataclasses.fields(self):
+            value, check = getattr(self, field.name), field.metadata["check"]
+            if value is not None and check and not check.holds(value):
+                raise UserError(
+                    f"Flag --{field.name} must {check.text}. Received: --{field.name}={value}."
+                )
         if self.augment_resize > 1 and (self.augment_padding or not self.image_size):
             raise UserError(
-                "Flag --augment_resize cuts views of --image_size out of larger images: it needs "
-                "--image_size, and takes the place of --augment_padding. Received: "
-                f"--augment_resize={self.augment_resize} --image_size={self.image_size} "
-                f"--augment_padding={self.augment_padding}."
+                "Flag --augment_resize needs --image_size, and takes the place of "
+                f"--augment_padding. Received: --augment_resize={self.augment_resize} "
+                f"--image_size={self.image_size} --augment_padding={self.augment_padding}."
             )
         if self.eval_split == "validation" and not self.validation:
             raise UserError(
                 "Flag --eval_split=validation measures on the images that --validation holds out. "
                 f"Received: --validation={self.validation}."
             )
-
-    def privacy_plan(self, num_examples):
-        """Returns the `tfdpx.PrivacyPlan` of the run on so many training images.
-
-        Raises:
-            UserError: If the values do not go together.
-        """
-        with checking_flags():
-            return tfdpx.PrivacyPlan(
-                num_examples=num_examples,
-                batch_size=self.batch_size,
-                steps=self.steps,
-                noise_multiplier=self.noise_multiplier,
-                epsilon=self.epsilon,
-                delta=self.delta,
-                sampling=self.sampling,
-                accountant=self.accountant,
+        if self.trainable == "last" and not (self.init_from or self.pretrained_on):
+            raise UserError(
+                "Flag --trainable=last keeps all other layers as they are and needs a trained "
+                "model: give --init_from. Received: --trainable=last."
             )
 
-
-_RULES = (
-    (("learning_rate",), lambda v: 0 < v < math.inf, "be positive and finite"),
-    (("l2_norm_clip",), lambda v: v > 0, "be positive"),
-    (("noise_multiplier", "weight_decay"), lambda v: 0 <= v < math.inf, "be at least 0 and finite"),
-    (("delta",), lambda v: 0 < v < 1, "lie strictly between 0 and 1"),
-    (("momentum", "ema_momentum", "label_smoothing"), lambda v: 0 <= v < 1, "lie in [0, 1)"),
-    (
-        ("validation",),
-        lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
-        "be a fraction in [0, 1), or a number of images from 2 on",
-    ),
-    (("trainable",), lambda v: v in ("all", "last"), "be all or last"),
-    (("eval_split",), lambda v: v in ("validation", "test"), "be validation or test"),
-    (("augment_resize",), lambda v: 1 <= v < math.inf, "be at least 1 and finite"),
-    (("steps", "batch_size", "report_every", "image_size"), lambda v: v >= 1, "be at least 1"),
-    (("microbatch_size",), lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
-    (("augmult", "augment_padding", "seed"), lambda v: v >= 0, "not be negative"),
-)
+    @property
+    def keras_jit_compile(self):
+        """`jit_compile` as `keras.Model.compile` takes it."""
+        return {"auto": "auto", "true": True, "false": False}[self.jit_compile]

@@ -36,7 +36,7 @@ def build(settings, data):
     and differentiates nothing below the last.
 
     Args:
-        settings: A `settings.Config`, or alike.
+        settings: A `settings.Settings`.
         data: `loading.ImageData`.
 
     Returns:

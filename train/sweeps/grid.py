@@ -8,7 +8,7 @@ from absl import flags
 
 from tfdpx.train.config import preset_lookup, setting_flags
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.settings import PRIVACY, Config
+from tfdpx.train.config.training import PRIVACY, Training
 
 # Images held out where neither preset nor flags say so: a sweep chooses, and what chooses must not
 # be what is reported in the end.
@@ -31,14 +31,14 @@ class Run:
         point: Dict, the values of the swept settings.
         fixed: Dict, what holds for all runs of the sweep: the preset, unless presets are swept, and
             the settings that the flags give.
-        settings: The whole `settings.Config`, seed included.
+        settings: The whole `training.Training`, seed included.
         arguments: Flags of `tfdpx.train.classify` that lead to these settings.
     """
 
     preset: str
     point: dict
     fixed: dict
-    settings: Config
+    settings: Training
     arguments: tuple
 
     @property
@@ -83,7 +83,7 @@ def parse(text):
 
 def names():
     """What can be swept: presets, and settings. Seeds have a flag of their own."""
-    settings = [field.name for field in dataclasses.fields(Config) if field.name != "seed"]
+    settings = [field.name for field in dataclasses.fields(Training) if field.name != "seed"]
     return [PRESET, *settings]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tfdpx.train.config import pretraining
 from tfdpx.train.config.errors import UserError
+from tfdpx.train.run import optimization
 
 
 def resolve(recipe="digits", **given):
@@ -29,7 +30,7 @@ def test_recipes_of_the_paper():
 
 
 def rates(settings, steps):
-    schedule = settings.learning_rates()
+    schedule = optimization.learning_rates(settings)
     if isinstance(schedule, float):
         return np.full(len(steps), schedule)
     return np.array([float(schedule(step)) for step in steps])
@@ -63,8 +64,9 @@ def test_weight_decay_is_added_to_the_gradient_before_the_momentum():
         schedule="constant", learning_rate=0.1, momentum=0.9, weight_decay=0.5, steps=3
     )
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    settings.add_weight_decay(model)
-    model.compile(settings.optimizer(), "mse")
+    optimization.add_weight_decay(model, settings.weight_decay)
+    sgd = keras.optimizers.SGD(optimization.learning_rates(settings), settings.momentum)
+    model.compile(sgd, "mse")
     model.fit(np.ones([4, 1]), np.zeros([4, 1]), epochs=3, verbose=0)
     w, b, vw, vb = 1.0, 0.0, 0.0, 0.0
     for _ in range(3):

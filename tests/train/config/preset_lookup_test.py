@@ -6,7 +6,7 @@ import pytest
 
 from tfdpx.train.config import preset_lookup, setting_flags
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.settings import PRIVACY
+from tfdpx.train.config.training import PRIVACY
 
 
 def test_digits_is_a_preset_and_every_preset_resolves():
