@@ -266,11 +266,6 @@ def _title(settings):
     return f"{given}{passes or ''}{', XLA' if settings.jit else ''}, norms {settings.norms}"
 
 
-def run():
-    """Entry point for a console script."""
+if __name__ == "__main__":
     define_flags(flags.FLAGS)
     app.run(main)
-
-
-if __name__ == "__main__":
-    run()

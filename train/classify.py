@@ -96,15 +96,7 @@ def train(settings, workdir, strategy):
     classifiers.check_name(settings.model)
     finetuning.check(settings)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
-        data = loading.load(
-            settings.dataset,
-            run_flags.DATA_DIR.value,
-            settings.validation,
-            run_flags.DOWNLOAD.value,
-            eval_split=settings.eval_split,
-            image_size=settings.image_size,
-            train_scale=settings.augment_resize,
-        )
+        data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
 
     if settings.augment_padding >= min(data.image_shape[:2]):
         raise UserError(
@@ -232,10 +224,5 @@ def _with_weights(model, values):
     return other
 
 
-def run():
-    """Entry point for a console script."""
-    app.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    app.run(main)

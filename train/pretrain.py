@@ -57,15 +57,7 @@ def train(settings, workdir):
     """
     classifiers.check_name(settings.model)
     finetuning.check(settings)
-    data = loading.load(
-        settings.dataset,
-        run_flags.DATA_DIR.value,
-        settings.validation,
-        run_flags.DOWNLOAD.value,
-        eval_split=settings.eval_split,
-        image_size=settings.image_size,
-        train_scale=settings.augment_resize,
-    )
+    data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     folder = checkpoint.RunFolder(workdir, dataclasses.asdict(settings), run_flags.RESUME.value)
     saved = checkpoint.LastState(folder, settings.steps)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
@@ -168,10 +160,5 @@ def _given():
     return values
 
 
-def run():
-    """Entry point for a console script."""
-    app.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    app.run(main)

@@ -191,11 +191,6 @@ def _workdir(must_exist):
     return workdir
 
 
-def run():
-    """Entry point for a console script."""
+if __name__ == "__main__":
     define_flags(flags.FLAGS)
     app.run(main)
-
-
-if __name__ == "__main__":
-    run()

@@ -144,51 +144,37 @@ class _DataSource:
         return f"Example {row}"
 
 
-class _InMemory:
+class _InMemory(_DataSource):
     """Of files that cannot be: encoded images in memory."""
 
     def __init__(self, pairs):
-        self._pairs = list(pairs)
-
-    def __len__(self):
-        return len(self._pairs)
+        self._source = list(pairs)
 
     def __getitems__(self, rows):
-        return [self._pairs[row] for row in rows]
-
-    def labels(self):
-        """int64 array."""
-        return np.array([label for _, label in self._pairs])
-
-    def name(self, row):
-        """What to call an example."""
-        return f"Example {row}"
+        return [self._source[row] for row in rows]
 
 
-class _Files:
+class _Files(_DataSource):
     """Of a folder, an image a file: `split/class/name.jpg`, ordered by class and name."""
 
     def __init__(self, builder, split):
         folder = pathlib.Path(builder.data_dir) / split
-        self._files = [
+        self._source = [
             (file, label)
             for label, name in enumerate(builder.info.features["label"].names)
             for file in sorted((folder / name).glob("*"))
             if file.name.lower().endswith(_SUFFIXES)
         ]
-        if len(self._files) != builder.info.splits[split].num_examples:
+        if len(self._source) != builder.info.splits[split].num_examples:
             raise UserError(f"The images of --dataset={FOLDER} in {folder} change meanwhile.")
 
-    def __len__(self):
-        return len(self._files)
-
     def __getitems__(self, rows):
-        return [(file.read_bytes(), label) for file, label in (self._files[row] for row in rows)]
+        return [(file.read_bytes(), label) for file, label in (self._source[row] for row in rows)]
 
     def labels(self):
-        """int64 array."""
-        return np.array([label for _, label in self._files])
+        """int64 array, without reading an image."""
+        return np.array([label for _, label in self._source])
 
     def name(self, row):
         """What to call an example."""
-        return str(self._files[row][0])
+        return str(self._source[row][0])

@@ -126,6 +126,19 @@ def load(
     )
 
 
+def load_for(settings, data_dir, download):
+    """As `load`, of what the `settings.Settings` of a run name."""
+    return load(
+        settings.dataset,
+        data_dir,
+        settings.validation,
+        download,
+        eval_split=settings.eval_split,
+        image_size=settings.image_size,
+        train_scale=settings.augment_resize,
+    )
+
+
 class _Split:
     """The examples of a split that belong to some of the classes.
 

@@ -8,14 +8,7 @@ from tfdpx.train.config import preset_lookup
 from tfdpx.train.sweeps import grid, runs
 
 # Columns that the settings of a run say and its report does not.
-_SETTINGS = (
-    "learning_rate",
-    "l2_norm_clip",
-    "augmult",
-    "ema_momentum",
-    "optimizer",
-    "validation",
-)
+_SETTINGS = "learning_rate l2_norm_clip augmult ema_momentum optimizer validation".split()
 
 
 def rows(results):
