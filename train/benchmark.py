@@ -21,26 +21,19 @@ The last line of the standard output is one JSON object: `step_ratio` (private /
 value that could not be measured is null, and `failures` says why.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-import statistics
 import sys
-import traceback
 
 import keras
 import tensorflow as tf
 from absl import app, flags
-from rich import console
 
 import tfdpx
-from tfdpx.train.benchmarks import growth, memory, phases, steps, tables
+from tfdpx.train.benchmarks import comparison, growth, memory, phases, steps, tables
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.report.record import to_json
-
-# Keeps the standard output for results.
-_PROGRESS = console.Console(stderr=True)
 
 
 def define_flags(values):
@@ -158,26 +151,26 @@ def benchmark(settings, values, plot):
     kinds = [kind for kind in steps.KINDS if values.vmap or kind != "vmap"]
     failures, extras = {}, {}
 
-    peaks = measure_memory(kinds, settings, failures) if values.memory else {}
+    peaks = comparison.measure_memory(kinds, settings, failures) if values.memory else {}
     # A step that was killed there would kill this process.
     kinds = [kind for kind in kinds if kind not in failures]
-    medians = measure_time(kinds, settings, values.repeats, failures)
+    medians = comparison.measure_time(kinds, settings, values.repeats, failures)
     tables.results(medians, peaks, failures, _title(settings))
 
     if values.explain:
-        with _noting(failures, "explain"):
+        with comparison.noting(failures, "explain"):
             choices = steps.layer_choices(settings)
             tables.layers(choices)
             extras["layers"] = [dataclasses.asdict(choice) for choice in choices]
     if values.profile:
-        _PROGRESS.print("profile")
-        with _noting(failures, "profile"):
+        comparison.PROGRESS.print("profile")
+        with comparison.noting(failures, "profile"):
             seconds, ordinary = phases.measure(settings, values.repeats)
             tables.phases(seconds, ordinary)
             extras["phases"] = seconds
     if values.sweep:
-        with _noting(failures, "sweep"):
-            points = growth.measure(settings, values.repeats, _PROGRESS.print)
+        with comparison.noting(failures, "sweep"):
+            points = growth.measure(settings, values.repeats, comparison.PROGRESS.print)
             growth.draw(points, plot, f"{settings.model}{', XLA' if settings.jit else ''}")
             extras["sweep_points"] = points
             print(f"The sweep is drawn in {plot}.")
@@ -187,7 +180,7 @@ def benchmark(settings, values, plot):
     return {
         **{name: getattr(values, name) for name in own_flags},
         "microbatch_size": settings.microbatch_size,  # As a number.
-        **summary(medians, peaks),
+        **comparison.summary(medians, peaks),
         **extras,
         "failures": failures,
         "tensorflow": tf.__version__,
@@ -195,68 +188,6 @@ def benchmark(settings, values, plot):
         "tfdpx": tfdpx.__version__,
         "cpus": os.cpu_count(),
     }
-
-
-def measure_memory(kinds, settings, failures):
-    """`{kind: memory.Peak}`; a kind that fails is noted in the dict `failures`."""
-    peaks = {}
-    for kind in kinds:
-        _PROGRESS.print(f"memory: {steps.KINDS[kind]}")
-        try:
-            peaks[kind] = memory.measure(kind, settings)
-        except memory.StepFailed as failure:
-            failures[kind] = str(failure)
-    return peaks
-
-
-def measure_time(kinds, settings, repeats, failures):
-    """`{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
-    traced = {}
-    for kind in kinds:
-        _PROGRESS.print(f"tracing: {steps.KINDS[kind]}")
-        with _noting(failures, kind):
-            traced[kind] = steps.make_step(kind, settings)
-    _PROGRESS.print(f"timing {repeats} times")
-    seconds = steps.interleaved(traced, repeats)
-    return {kind: statistics.median(found) for kind, found in seconds.items()}
-
-
-def summary(medians, peaks):
-    """Medians, peaks and their ratios, None for what was not measured.
-
-    Args:
-        medians: `{kind: seconds}`.
-        peaks: `{kind: memory.Peak}`.
-    """
-    record = {}
-    needs = {kind: peak.step_mib for kind, peak in peaks.items()}
-    ratio = tables.ratio
-    for kind in steps.KINDS:
-        record[f"{kind}_seconds"] = medians.get(kind)
-        for name in ("peak_mib", "baseline_mib", "traced_mib"):
-            record[f"{kind}_{name}"] = getattr(peaks[kind], name) if kind in peaks else None
-        record[f"{kind}_step_mib"] = needs.get(kind)
-    return {
-        "step_ratio": ratio(medians, "private"),
-        "memory_ratio": ratio(needs, "private"),
-        "vmap_ratio": ratio(medians, "vmap"),
-        "vmap_memory_ratio": ratio(needs, "vmap"),
-        **record,
-    }
-
-
-@contextlib.contextmanager
-def _noting(failures, part):
-    """Notes why `part` could not be measured: the others are still worth it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        first = (str(error).strip() or "no message").splitlines()[0]
-        failures[part] = f"{type(error).__name__}: {first}"
-        _PROGRESS.print(f"[red]{part} failed[/red]")
 
 
 def _title(settings):

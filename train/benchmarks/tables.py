@@ -4,7 +4,7 @@ import sys
 
 from rich import box, console, markup, table
 
-from tfdpx.train.benchmarks import steps
+from tfdpx.train.benchmarks import comparison, steps
 
 _MIB = 2**20
 
@@ -27,20 +27,15 @@ def results(medians, peaks, failures, title):
             continue
         cells = (
             _number(medians.get(kind), ".4g"),
-            _number(ratio(medians, kind), ".2f"),
+            _number(comparison.ratio(medians, kind), ".2f"),
             _number(peaks[kind].peak_mib if kind in peaks else None, ",.0f"),
             _number(needs.get(kind), ",.0f"),
-            _number(ratio(needs, kind), ".2f"),
+            _number(comparison.ratio(needs, kind), ".2f"),
         )
         rows.add_row(name, *cells)
         if kind in failures:
             rows.add_row(f"[red]  failed: {markup.escape(failures[kind])}[/red]")
     _print(rows)
-
-
-def ratio(values, kind):
-    """`values[kind]` over that of the ordinary step, None unless both were measured."""
-    return values[kind] / values["ordinary"] if {kind, "ordinary"} <= values.keys() else None
 
 
 def layers(choices):
