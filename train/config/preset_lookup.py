@@ -11,20 +11,13 @@ from tfdpx.train.config.training import PRIVACY, Training
 
 def names():
     """Returns the names of all presets, such as `"digits"` and `"table12/eps8"`."""
-    found = []
-    for module in _modules():
-        columns = getattr(_module(module), "COLUMNS", None)
-        found.extend([module] if columns is None else [f"{module}/{column}" for column in columns])
-    return found
+    return [f"{m}/{c}" if c else m for m, columns in _modules().items() for c in columns or [None]]
 
 
 def summary():
     """Returns the names of all presets as a phrase, those of a table together."""
-    phrases = []
-    for module in _modules():
-        columns = getattr(_module(module), "COLUMNS", None)
-        phrases.append(module if columns is None else f"{module}/({'|'.join(columns)})")
-    return ", ".join(phrases)
+    tables = _modules().items()
+    return ", ".join(f"{m}/({'|'.join(columns)})" if columns else m for m, columns in tables)
 
 
 def resolve(preset, given):
@@ -78,9 +71,10 @@ def _values_of(preset, epsilon):
 
 
 def _modules():
-    """Returns the names of the modules of presets, table 2 before table 12."""
-    names = [module.name for module in pkgutil.iter_modules(presets.__path__)]
-    return sorted(names, key=lambda name: (len(name), name))
+    """Returns the modules of presets with their columns, if any; table 2 before table 12."""
+    found = [module.name for module in pkgutil.iter_modules(presets.__path__)]
+    found.sort(key=lambda name: (len(name), name))
+    return {name: getattr(_module(name), "COLUMNS", None) for name in found}
 
 
 def _module(name):
