@@ -48,7 +48,7 @@ def measure(model, data):
     """
     labels, predictions, within = [], [], []
     for x, y, _ in batches(data):
-        logits = model.predict_on_batch(x)
+        logits = np.asarray(model.predict_on_batch(x), "float32")
         labels.append(y.numpy())
         predictions.append(np.argmax(logits, axis=-1))
         if data.num_classes > TOP:
