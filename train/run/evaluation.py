@@ -58,7 +58,7 @@ def measure(model, data):
         labels=labels,
         predictions=predictions,
         accuracy=float(np.mean(labels == predictions)),
-        top5_accuracy=float(np.mean(np.concatenate(within))) if within else None,
+        top5_accuracy=float(np.mean(np.concatenate(within), dtype="float64")) if within else None,
     )
 
 
