@@ -16,7 +16,7 @@ from tensorflow.python.distribute import one_device_strategy
 
 import tfdpx
 from tfdpx import keras_internals, noise
-from tfdpx.train import classifiers
+from tfdpx.train.run import classifiers
 
 NUM_CLASSES = 10
 _CENTRE = 127.5
@@ -27,7 +27,7 @@ class Step:
     """What is exported: one core's part of a training step.
 
     Attributes:
-        model: Name of a model as `tfdpx.train.classifiers` knows it.
+        model: Name of a model as `tfdpx.train.run.classifiers` knows it.
         image_shape: `(height, width, channels)`.
         batch_per_core: Examples that a core gets.
         cores: Replicas.

@@ -12,7 +12,7 @@ Three steps are timed in turn, in one process and in a random order each time:
 A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
 in memory already. Ratios are of medians, to the ordinary step. Peak memory is that of a process of
 its own for each step; `memory_ratio` compares what the steps need beyond the imported libraries,
-and the raw peaks stand beside it (tfdpx.train.benchmark_memory says exactly what is counted).
+and the raw peaks stand beside it (tfdpx.train.benchmarks.memory says exactly what is counted).
 These processes come first, so a step that is too large for the machine is killed there and not
 timed here.
 
@@ -21,32 +21,19 @@ The last line of the standard output is one JSON object: `step_ratio` (private /
 value that could not be measured is null, and `failures` says why.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-import statistics
 import sys
-import traceback
 
 import keras
 import tensorflow as tf
 from absl import app, flags
-from rich import console
 
 import tfdpx
-from tfdpx.train import (
-    benchmark_memory,
-    benchmark_phases,
-    benchmark_steps,
-    benchmark_sweep,
-    benchmark_tables,
-    report,
-)
-from tfdpx.train.errors import UserError
-
-# Keeps the standard output for results.
-_PROGRESS = console.Console(stderr=True)
+from tfdpx.train.benchmarks import comparison, growth, memory, phases, steps, tables
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.report.record import to_json
 
 
 def define_flags(values):
@@ -74,9 +61,7 @@ def define_flags(values):
         "microbatch_size", None, "Examples a pass of the private steps. Default: all.", **common
     )
     flags.DEFINE_bool("jit", False, "Compile the steps with XLA.", **common)
-    flags.DEFINE_enum(
-        "norms", "auto", benchmark_steps.NORMS, "How tfdpx forms per-example norms.", **common
-    )
+    flags.DEFINE_enum("norms", "auto", steps.NORMS, "How tfdpx forms per-example norms.", **common)
     flags.DEFINE_integer("repeats", 10, "Runs of each step; medians are over them.", **common)
     flags.DEFINE_bool("memory", True, "Measure peak memory.", **common)
     flags.DEFINE_bool("vmap", True, "Measure the whole-model vmap engine too.", **common)
@@ -84,7 +69,7 @@ def define_flags(values):
         "explain", False, "Print which rule, norm and sum each layer uses, and why.", **common
     )
     flags.DEFINE_bool("profile", False, "Print where the private step's time goes.", **common)
-    sizes = ", ".join(map(str, benchmark_sweep.SIZES))
+    sizes = ", ".join(map(str, growth.SIZES))
     flags.DEFINE_bool(
         "sweep", False, f"Also time {sizes} views, and batches of {sizes}, and draw it.", **common
     )
@@ -107,7 +92,7 @@ def main(argv, values=flags.FLAGS):
         record = benchmark(settings, values, plot)
     except UserError as error:
         sys.exit(f"tfdpx.train.benchmark: {' '.join(str(error).split())}")
-    text = report.to_json(record)
+    text = to_json(record)
     if values.workdir is not None:
         (pathlib.Path(values.workdir) / "benchmark.json").write_text(text + "\n")
     print(text, flush=True)
@@ -116,7 +101,7 @@ def main(argv, values=flags.FLAGS):
 
 
 def read_settings(values):
-    """The `benchmark_steps.Settings` of the flags, checked as far as it goes without measuring."""
+    """The `steps.Settings` of the flags, checked as far as it goes without measuring."""
     size = values.microbatch_size
     if size is not None and size != "auto":
         if not size.isdecimal() or int(size) < 1:
@@ -135,11 +120,11 @@ def read_settings(values):
     if values.plot is not None and not values.sweep:
         raise UserError(f"Flag --plot belongs to --sweep. Received: --plot={values.plot}.")
     if values.memory:
-        benchmark_memory.check_platform()
-    names = {field.name for field in dataclasses.fields(benchmark_steps.Settings)}
+        memory.check_platform()
+    names = {field.name for field in dataclasses.fields(steps.Settings)}
     given = {name: getattr(values, name) for name in names}
-    settings = benchmark_steps.Settings(**{**given, "microbatch_size": size})
-    benchmark_steps.make_model("private", settings)  # Model and optimizer check their arguments.
+    settings = steps.Settings(**{**given, "microbatch_size": size})
+    steps.make_model("private", settings)  # Model and optimizer check their arguments.
     return settings
 
 
@@ -159,34 +144,34 @@ def benchmark(settings, values, plot):
     """Measures, prints tables, and returns what the last line of output says.
 
     Args:
-        settings: `benchmark_steps.Settings`.
+        settings: `steps.Settings`.
         values: The parsed flags.
         plot: PNG file for the sweep.
     """
-    kinds = [kind for kind in benchmark_steps.KINDS if values.vmap or kind != "vmap"]
+    kinds = [kind for kind in steps.KINDS if values.vmap or kind != "vmap"]
     failures, extras = {}, {}
 
-    peaks = measure_memory(kinds, settings, failures) if values.memory else {}
+    peaks = comparison.measure_memory(kinds, settings, failures) if values.memory else {}
     # A step that was killed there would kill this process.
     kinds = [kind for kind in kinds if kind not in failures]
-    medians = measure_time(kinds, settings, values.repeats, failures)
-    benchmark_tables.results(medians, peaks, failures, _title(settings))
+    medians = comparison.measure_time(kinds, settings, values.repeats, failures)
+    tables.results(medians, peaks, failures, _title(settings))
 
     if values.explain:
-        with _noting(failures, "explain"):
-            choices = benchmark_steps.layer_choices(settings)
-            benchmark_tables.layers(choices)
+        with comparison.noting(failures, "explain"):
+            choices = steps.layer_choices(settings)
+            tables.layers(choices)
             extras["layers"] = [dataclasses.asdict(choice) for choice in choices]
     if values.profile:
-        _PROGRESS.print("profile")
-        with _noting(failures, "profile"):
-            phases, ordinary = benchmark_phases.measure(settings, values.repeats)
-            benchmark_tables.phases(phases, ordinary)
-            extras["phases"] = phases
+        comparison.PROGRESS.print("profile")
+        with comparison.noting(failures, "profile"):
+            seconds, ordinary = phases.measure(settings, values.repeats)
+            tables.phases(seconds, ordinary)
+            extras["phases"] = seconds
     if values.sweep:
-        with _noting(failures, "sweep"):
-            points = benchmark_sweep.measure(settings, values.repeats, _PROGRESS.print)
-            benchmark_sweep.draw(points, plot, f"{settings.model}{', XLA' if settings.jit else ''}")
+        with comparison.noting(failures, "sweep"):
+            points = growth.measure(settings, values.repeats, comparison.PROGRESS.print)
+            growth.draw(points, plot, f"{settings.model}{', XLA' if settings.jit else ''}")
             extras["sweep_points"] = points
             print(f"The sweep is drawn in {plot}.")
 
@@ -195,7 +180,7 @@ def benchmark(settings, values, plot):
     return {
         **{name: getattr(values, name) for name in own_flags},
         "microbatch_size": settings.microbatch_size,  # As a number.
-        **summary(medians, peaks),
+        **comparison.summary(medians, peaks),
         **extras,
         "failures": failures,
         "tensorflow": tf.__version__,
@@ -205,68 +190,6 @@ def benchmark(settings, values, plot):
     }
 
 
-def measure_memory(kinds, settings, failures):
-    """`{kind: benchmark_memory.Peak}`; a kind that fails is noted in the dict `failures`."""
-    peaks = {}
-    for kind in kinds:
-        _PROGRESS.print(f"memory: {benchmark_steps.KINDS[kind]}")
-        try:
-            peaks[kind] = benchmark_memory.measure(kind, settings)
-        except benchmark_memory.StepFailed as failure:
-            failures[kind] = str(failure)
-    return peaks
-
-
-def measure_time(kinds, settings, repeats, failures):
-    """`{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
-    steps = {}
-    for kind in kinds:
-        _PROGRESS.print(f"tracing: {benchmark_steps.KINDS[kind]}")
-        with _noting(failures, kind):
-            steps[kind] = benchmark_steps.make_step(kind, settings)
-    _PROGRESS.print(f"timing {repeats} times")
-    seconds = benchmark_steps.interleaved(steps, repeats)
-    return {kind: statistics.median(found) for kind, found in seconds.items()}
-
-
-def summary(medians, peaks):
-    """Medians, peaks and their ratios, None for what was not measured.
-
-    Args:
-        medians: `{kind: seconds}`.
-        peaks: `{kind: benchmark_memory.Peak}`.
-    """
-    record = {}
-    needs = {kind: peak.step_mib for kind, peak in peaks.items()}
-    ratio = benchmark_tables.ratio
-    for kind in benchmark_steps.KINDS:
-        record[f"{kind}_seconds"] = medians.get(kind)
-        for name in ("peak_mib", "baseline_mib", "traced_mib"):
-            record[f"{kind}_{name}"] = getattr(peaks[kind], name) if kind in peaks else None
-        record[f"{kind}_step_mib"] = needs.get(kind)
-    return {
-        "step_ratio": ratio(medians, "private"),
-        "memory_ratio": ratio(needs, "private"),
-        "vmap_ratio": ratio(medians, "vmap"),
-        "vmap_memory_ratio": ratio(needs, "vmap"),
-        **record,
-    }
-
-
-@contextlib.contextmanager
-def _noting(failures, part):
-    """Notes why `part` could not be measured: the others are still worth it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        first = (str(error).strip() or "no message").splitlines()[0]
-        failures[part] = f"{type(error).__name__}: {first}"
-        _PROGRESS.print(f"[red]{part} failed[/red]")
-
-
 def _title(settings):
     size = "" if settings.image_size is None else f" of {settings.image_size} pixels squared"
     given = f"{settings.model}, {settings.images} examples{size}, augmult {settings.augmult}"
@@ -274,11 +197,6 @@ def _title(settings):
     return f"{given}{passes or ''}{', XLA' if settings.jit else ''}, norms {settings.norms}"
 
 
-def run():
-    """Entry point for a console script."""
+if __name__ == "__main__":
     define_flags(flags.FLAGS)
     app.run(main)
-
-
-if __name__ == "__main__":
-    run()

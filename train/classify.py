@@ -34,26 +34,24 @@ import tensorflow as tf
 from absl import app, flags
 
 import tfdpx
-from tfdpx.train import (
+from tfdpx.train.config import preset_lookup, run_flags, setting_flags
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import loading
+from tfdpx.train.report import curve
+from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.run import (
     checkpoint,
     classifiers,
-    config,
-    config_flags,
-    curve,
+    devices,
     dry_run,
     evaluation,
     finetuning,
-    input_pipeline,
-    learning,
-    report,
+    optimization,
     results,
-    run_flags,
-    strategy,
 )
-from tfdpx.train.errors import UserError
 
 _PRESET = flags.DEFINE_string(
-    "preset", "digits", f"Settings to start from, one of: {config.preset_summary()}."
+    "preset", "digits", f"Settings to start from, one of: {preset_lookup.summary()}."
 )
 _LOG_PRIVATE_METRICS = flags.DEFINE_bool(
     "log_private_metrics",
@@ -67,46 +65,38 @@ def main(argv):
     try:
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        settings = config.resolve(_PRESET.value, config_flags.given())
+        settings = preset_lookup.resolve(_PRESET.value, setting_flags.given())
         if record := dry_run.from_flags(settings):
-            report.print_table(record, title=f"{_PRESET.value}: nothing was trained")
-            print(report.to_json(record), flush=True)
+            print_table(record, title=f"{_PRESET.value}: nothing was trained")
+            print(to_json(record), flush=True)
             return
-        devices = strategy.from_flags()
+        strategy = devices.from_flags()
         workdir = run_flags.make_workdir(
             run_flags.WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S"),
-            strategy.is_chief(devices),
+            devices.is_chief(strategy),
         )
-        record = train(settings, workdir, devices)
+        record = train(settings, workdir, strategy)
     except UserError as error:
         sys.exit(f"tfdpx.train.classify: {' '.join(str(error).split())}")
     except tf.errors.UnavailableError as error:
         sys.exit(f"tfdpx.train.classify: another worker is gone; start all with --resume: {error}")
-    if strategy.is_chief(devices):
-        print(report.to_json(record), flush=True)
+    if devices.is_chief(strategy):
+        print(to_json(record), flush=True)
 
 
-def train(settings, workdir, devices):
-    """Trains and measures, on every host of the strategy `devices`; the chief writes to `workdir`.
+def train(settings, workdir, strategy):
+    """Trains and measures, on every host of `strategy`; the chief writes to `workdir`.
 
     Returns:
         The report, a dict; None on a host that is not the chief.
     """
-    is_chief = strategy.is_chief(devices)
+    is_chief = devices.is_chief(strategy)
 
     # The data: bytes, in memory or read as they are drawn. They are normalised in the model.
     classifiers.check_name(settings.model)
     finetuning.check(settings)
-    with strategy.chief_first(devices, dataclasses.asdict(settings)) as entropy:
-        data = input_pipeline.load(
-            settings.dataset,
-            run_flags.DATA_DIR.value,
-            settings.validation,
-            run_flags.DOWNLOAD.value,
-            eval_split=settings.eval_split,
-            image_size=settings.image_size,
-            train_scale=settings.augment_resize,
-        )
+    with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
+        data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
 
     if settings.augment_padding >= min(data.image_shape[:2]):
         raise UserError(
@@ -116,7 +106,7 @@ def train(settings, workdir, devices):
 
     # The privacy plan: what the budget allows.
     plan = settings.privacy_plan(data.num_train)
-    strategy.check_batch_size(devices, plan.batch_size)
+    devices.check_batch_size(strategy, plan.batch_size)
 
     # The model, as an earlier run left it or new.
     folder = checkpoint.RunFolder(
@@ -125,16 +115,16 @@ def train(settings, workdir, devices):
     saved = tfdpx.callbacks.Checkpoint(folder.path, write=is_chief)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    with devices.scope():
+    with strategy.scope():
         model = finetuning.build(settings, data)
         model.compile(
             # The seeds of noise and draws are the operating system's, unless one was asked for.
-            optimizer=learning.private_optimizer(
+            optimizer=optimization.private_optimizer(
                 settings, plan, None if settings.seed is None else folder.seeds["noise"]
             ),
-            loss=learning.crossentropy(settings.label_smoothing),
+            loss=optimization.crossentropy(settings.label_smoothing),
             weighted_metrics=["accuracy"],
-            jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
+            jit_compile=settings.keras_jit_compile,
         )
     start = saved.saved_updates
     if is_chief:
@@ -162,7 +152,7 @@ def train(settings, workdir, devices):
         verbose=0 if not is_chief else 1 if sys.stdout.isatty() else 2,
     )
     began = time.perf_counter()
-    if devices.num_replicas_in_sync > 1:
+    if strategy.num_replicas_in_sync > 1:
         tfdpx.distributed.fit(
             model,
             plan,
@@ -183,7 +173,7 @@ def train(settings, workdir, devices):
         return None
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = tfdpx.callbacks.steps_taken(optimizer)
-    model = strategy.on_one_device(model)
+    model = devices.on_one_device(model)
     measured = evaluation.measure(model, data)
     raw_measured = evaluation.measure(_with_weights(model, raw.values), data)
     record = {
@@ -210,7 +200,7 @@ def train(settings, workdir, devices):
         "trainable": settings.trainable,
         "parameters": model.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in trained),
-        "replicas": devices.num_replicas_in_sync,
+        "replicas": strategy.num_replicas_in_sync,
         "seed": settings.seed,
         "workdir": str(workdir),
     }
@@ -234,10 +224,5 @@ def _with_weights(model, values):
     return other
 
 
-def run():
-    """Entry point for a console script."""
-    app.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    app.run(main)

@@ -18,27 +18,19 @@ from absl import app, flags
 
 from tfdpx import noise, sampling
 from tfdpx.data.examples import as_examples
-from tfdpx.train import (
-    checkpoint,
-    classifiers,
-    config_flags,
-    evaluation,
-    finetuning,
-    input_pipeline,
-    learning,
-    pretraining,
-    report,
-    run_flags,
-    strategy,
-)
-from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.config import pretraining, run_flags, setting_flags
+from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.training import Training
+from tfdpx.train.data import loading
+from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.run import checkpoint, classifiers, devices, evaluation, finetuning, optimization
 
 _RECIPE = flags.DEFINE_string(
     "recipe", "digits", f"Settings to start from, one of: {', '.join(pretraining.RECIPES)}."
 )
-flags.DEFINE_enum("schedule", None, pretraining.SCHEDULES, "How the learning rate changes.")
-flags.DEFINE_integer("warmup_steps", None, "Updates of the rise before --schedule=cosine falls.")
-flags.DEFINE_list("decay_steps", None, "Updates after which --schedule=step takes a tenth.")
+# Besides the flags of private training, which name what does not belong here.
+for _name in setting_flags.define(pretraining.Pretraining):
+    flags.declare_key_flag(_name)
 
 
 def main(argv):
@@ -53,7 +45,7 @@ def main(argv):
         record = train(settings, workdir)
     except UserError as error:
         sys.exit(f"tfdpx.train.pretrain: {' '.join(str(error).split())}")
-    print(report.to_json(record), flush=True)
+    print(to_json(record), flush=True)
 
 
 def train(settings, workdir):
@@ -65,26 +57,20 @@ def train(settings, workdir):
     """
     classifiers.check_name(settings.model)
     finetuning.check(settings)
-    data = input_pipeline.load(
-        settings.dataset,
-        run_flags.DATA_DIR.value,
-        settings.validation,
-        run_flags.DOWNLOAD.value,
-        eval_split=settings.eval_split,
-        image_size=settings.image_size,
-        train_scale=settings.augment_resize,
-    )
+    data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     folder = checkpoint.RunFolder(workdir, dataclasses.asdict(settings), run_flags.RESUME.value)
     saved = checkpoint.LastState(folder, settings.steps)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     model = finetuning.build(settings, data)
-    settings.add_weight_decay(model)
+    optimization.add_weight_decay(model, settings.weight_decay)
     model.compile(
-        optimizer=settings.optimizer(),
-        loss=learning.crossentropy(settings.label_smoothing),
+        optimizer=keras.optimizers.SGD(
+            optimization.learning_rates(settings), momentum=settings.momentum
+        ),
+        loss=optimization.crossentropy(settings.label_smoothing),
         weighted_metrics=["accuracy"],
-        jit_compile={"auto": "auto", "true": True, "false": False}[settings.jit_compile],
+        jit_compile=settings.keras_jit_compile,
     )
     saved.restore(model)
     start = int(model.optimizer.iterations)
@@ -103,7 +89,7 @@ def train(settings, workdir):
     seconds = time.perf_counter() - began
 
     steps = int(model.optimizer.iterations)
-    model = strategy.on_one_device(model)
+    model = devices.on_one_device(model)
     measured = evaluation.measure(model, data)
     record = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
@@ -122,8 +108,8 @@ def train(settings, workdir):
         "workdir": str(workdir),
     }
     model.save(workdir / "model.keras")
-    report.print_table(record, title=f"{settings.model} on {data.name}, not private")
-    (workdir / "report.json").write_text(report.to_json(record) + "\n")
+    print_table(record, title=f"{settings.model} on {data.name}, not private")
+    (workdir / "report.json").write_text(to_json(record) + "\n")
     folder.remove()
     return record
 
@@ -142,7 +128,7 @@ class _StopAfter(keras.callbacks.Callback):
 
 def _batches(settings, data, seed, start):
     """Batches of a new permutation every epoch, one random view of each image."""
-    augment, key = learning.augmentation(settings), noise.make_seed(seed)
+    augment, key = optimization.augmentation(settings), noise.make_seed(seed)
 
     def one_view(step, batch):
         x, y, sample_weight = batch
@@ -162,9 +148,7 @@ def _batches(settings, data, seed, start):
 
 
 def _given():
-    values = config_flags.given()
-    for name in ("schedule", "warmup_steps", "decay_steps"):
-        values[name] = flags.FLAGS[name].value
+    values = setting_flags.given(Training) | setting_flags.given(pretraining.Pretraining)
     if values["decay_steps"] is not None:
         try:
             values["decay_steps"] = [int(step) for step in values["decay_steps"]]
@@ -176,10 +160,5 @@ def _given():
     return values
 
 
-def run():
-    """Entry point for a console script."""
-    app.run(main)
-
-
 if __name__ == "__main__":
-    run()
+    app.run(main)

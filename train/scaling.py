@@ -17,8 +17,9 @@ from absl import app, flags
 from rich import console, table
 
 import tfdpx
-from tfdpx.train import classifiers, spread
-from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.benchmarks import spread
+from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.run import classifiers
 
 _MODEL = flags.DEFINE_string("model", "nf_resnet_50", f"One of: {classifiers.NAMES}.")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "Height and width of an image.")

@@ -41,20 +41,14 @@ import time
 
 from absl import app, flags
 
-from tfdpx.train import (
-    config,
-    report,
-    run_flags,
-    strategy,
-    sweep_figures,
-    sweep_grid,
-    sweep_runs,
-    sweep_table,
-)
-from tfdpx.train.errors import UserError
+from tfdpx.train.config import preset_lookup, run_flags
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.report.record import to_json
+from tfdpx.train.run import devices
+from tfdpx.train.sweeps import figures, grid, runs, table
 
 # Where flags stand that are no settings and that every run is given too.
-_HANDED_ON = (run_flags, strategy)
+_HANDED_ON = (run_flags, devices)
 _OF_A_RUN = (run_flags.WORKDIR.name, run_flags.RESUME.name)
 
 
@@ -65,7 +59,10 @@ def define_flags(values):
     """
     common = {"flag_values": values}
     flags.DEFINE_string(
-        "preset", "digits", f"Settings to start from, one of: {config.preset_summary()}.", **common
+        "preset",
+        "digits",
+        f"Settings to start from, one of: {preset_lookup.summary()}.",
+        **common,
     )
     flags.DEFINE_string(
         "grid", None, 'What to sweep, such as "learning_rate=1,2,4;batch_size=256,512".', **common
@@ -92,7 +89,7 @@ def main(argv, values=flags.FLAGS):
     except KeyboardInterrupt:
         sys.exit("tfdpx.train.sweep: stopped; the same command goes on where it was.")
     record |= {"failures": failures, "seconds": time.perf_counter() - began}
-    print(report.to_json(record), flush=True)
+    print(to_json(record), flush=True)
     if failures:
         sys.exit(1)
 
@@ -109,19 +106,19 @@ def summarize(workdir):
     Raises:
         UserError: If no run has finished.
     """
-    results = sweep_runs.read_all(workdir)
+    results = runs.read_all(workdir)
     if not results:
         raise UserError(f"No run in --workdir={workdir} has finished.")
-    rows, swept = sweep_table.rows(results), sweep_table.names(results)
-    table = workdir / "table.csv"
-    sweep_table.write(rows, table)
-    points = sweep_table.summaries(rows, swept)
+    rows, swept = table.rows(results), table.names(results)
+    path = workdir / "table.csv"
+    table.write(rows, path)
+    points = table.summaries(rows, swept)
     for point in sorted(points, key=lambda point: point["median"]):
         where = " ".join(f"{name}={point[name]}" for name in swept)
         low, high = (f"{100 * point[end]:.1f}" for end in ("lowest", "highest"))
         print(f"{100 * point['median']:.1f}% ({low} to {high}, {point['runs']} runs)  {where}")
-    figures = sweep_figures.draw(rows, swept, workdir)
-    top = sweep_table.best(points)
+    drawn = figures.draw(rows, swept, workdir)
+    top = table.best(points)
     return {
         "runs": len(rows),
         "points": len(points),
@@ -130,8 +127,8 @@ def summarize(workdir):
         "best_median_accuracy": top["median"],
         "best_lowest_accuracy": top["lowest"],
         "best_highest_accuracy": top["highest"],
-        "table": str(table),
-        "figures": [str(path) for path in figures],
+        "table": str(path),
+        "figures": [str(path) for path in drawn],
         "workdir": str(workdir),
     }
 
@@ -142,16 +139,16 @@ def _sweep(values, workdir):
             "Flag --grid says what to sweep, such as "
             '--grid="learning_rate=1,2,4;batch_size=256,512". It is not set.'
         )
-    grid = sweep_grid.parse(values.grid)
-    if sweep_grid.PRESET in grid and values["preset"].present:
+    swept = grid.parse(values.grid)
+    if grid.PRESET in swept and values["preset"].present:
         raise UserError(
             f"The presets are swept, and one is given. Received: --preset={values.preset} "
             f"--grid={values.grid}. Leave one of them out."
         )
-    given = sweep_grid.given_by_flags()
-    runs = sweep_grid.runs(values.preset, given, grid, parse_seeds(values.seeds))
-    return sweep_runs.execute(
-        runs, workdir, handed_on(), values.jobs, say=lambda line: print(line, flush=True)
+    given = grid.given_by_flags()
+    wanted = grid.runs(values.preset, given, swept, parse_seeds(values.seeds))
+    return runs.execute(
+        wanted, workdir, handed_on(), values.jobs, say=lambda line: print(line, flush=True)
     )
 
 
@@ -194,11 +191,6 @@ def _workdir(must_exist):
     return workdir
 
 
-def run():
-    """Entry point for a console script."""
+if __name__ == "__main__":
     define_flags(flags.FLAGS)
     app.run(main)
-
-
-if __name__ == "__main__":
-    run()

@@ -16,24 +16,30 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx.train import benchmark_memory, config, datasets, dry_run, finetuning, learning
+from tfdpx.train.benchmarks import memory
+from tfdpx.train.config import preset_lookup
+from tfdpx.train.data import datasets
+from tfdpx.train.run import finetuning, optimization
 
 IMAGES = 2
 
 
 def update(preset):
     """Makes the update and returns what is known of it, a dict."""
-    settings = config.resolve(preset, {})
-    _, shape, num_classes = dry_run.DATASETS[datasets.Name.parse(settings.dataset).builder]
+    settings = preset_lookup.resolve(preset, {})
+    entry = datasets.Name.parse(settings.dataset).entry
+    shape, num_classes = entry.image_shape, entry.num_classes
     if settings.image_size:
         shape = (settings.image_size, settings.image_size, shape[2])
     # No file of a trained model: the weights are new, all else is as the preset says.
     settings = dataclasses.replace(settings, microbatch_size=1)
-    centre, deviation = datasets.Name.parse(settings.dataset).standardization
     model = finetuning.build(
         settings,
         types.SimpleNamespace(
-            image_shape=shape, num_classes=num_classes, centre=centre, deviation=deviation
+            image_shape=shape,
+            num_classes=num_classes,
+            centre=entry.centre,
+            deviation=entry.deviation,
         ),
     )
     noise = settings.noise_multiplier if settings.noise_multiplier is not None else 1.0
@@ -41,8 +47,8 @@ def update(preset):
         1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=settings.delta
     )
     model.compile(
-        learning.private_optimizer(settings, plan, seed=0),
-        learning.crossentropy(settings.label_smoothing),
+        optimization.private_optimizer(settings, plan, seed=0),
+        optimization.crossentropy(settings.label_smoothing),
     )
     rng = np.random.default_rng(0)
     size = [round(settings.augment_resize * length) for length in shape[:2]]
@@ -61,7 +67,7 @@ def update(preset):
         "parameters": model.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
         "seconds": seconds,
-        "peak_mib": benchmark_memory.resident_mib("VmHWM"),
+        "peak_mib": memory.resident_mib("VmHWM"),
         "loss": float(np.mean(loss)),
         "finite": all(np.isfinite(w).all() for w in after),
         "changed": all((a != b).any() for a, b in zip(after, before, strict=True)),

@@ -13,14 +13,8 @@ from absl import flags
 
 import tfdpx
 from tfdpx import per_example
-from tfdpx.train import (
-    benchmark,
-    benchmark_memory,
-    benchmark_models,
-    benchmark_phases,
-    benchmark_steps,
-    benchmark_sweep,
-)
+from tfdpx.train import benchmark
+from tfdpx.train.benchmarks import growth, memory, models, phases, steps
 
 TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
 
@@ -45,7 +39,7 @@ def whole(tmp_path_factory):
     """One run with everything: its folder, standard output and JSON."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark_sweep, "SIZES", (1, 2))
+        patch.setattr(growth, "SIZES", (1, 2))
         everything = ["--augmult=2", "--explain", "--profile", "--sweep", f"--workdir={folder}"]
         output = run(*TINY, *everything)
     return folder, output, last_line(output)
@@ -80,7 +74,7 @@ def test_layers_and_phases_are_reported(whole):
     (layer,) = record["layers"]
     assert layer["rule"] == "DenseRule" and layer["flops"] > 0
     assert layer["alternatives"].keys() >= {"ghost/ordinary", "instantiate/contract"}
-    assert tuple(record["phases"]) == benchmark_phases.PHASES
+    assert tuple(record["phases"]) == phases.PHASES
     for text in ("ghost/ordinary", "activation backward", "private, tfdpx"):
         assert text in output
 
@@ -122,19 +116,19 @@ def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
 
 def test_a_step_that_was_killed_alone_is_not_taken_here(monkeypatch):
     traced = []
-    make_step = benchmark_steps.make_step
+    make_step = steps.make_step
 
     def measure(kind, settings):
         if kind == "vmap":
-            raise benchmark_memory.StepFailed("killed by SIGKILL: most likely out of memory")
-        return benchmark_memory.Peak(100.0, 110.0, 120.0 if kind == "ordinary" else 150.0)
+            raise memory.StepFailed("killed by SIGKILL: most likely out of memory")
+        return memory.Peak(100.0, 110.0, 120.0 if kind == "ordinary" else 150.0)
 
     def spy(kind, settings):
         traced.append(kind)
         return make_step(kind, settings)
 
-    monkeypatch.setattr(benchmark_memory, "measure", measure)
-    monkeypatch.setattr(benchmark_steps, "make_step", spy)
+    monkeypatch.setattr(memory, "measure", measure)
+    monkeypatch.setattr(steps, "make_step", spy)
     record = last_line(run(*TINY))
     assert traced == ["ordinary", "private"]
     assert record["memory_ratio"] == 2.5
@@ -159,8 +153,8 @@ def test_timing_interleaves_in_random_order_after_a_warm_up():
         calls.append(name)
         now[0] += costs[name]
 
-    steps = {name: lambda name=name: step(name) for name in costs}
-    seconds = benchmark_steps.interleaved(steps, 20, clock=lambda: now[0])
+    timed = {name: lambda name=name: step(name) for name in costs}
+    seconds = steps.interleaved(timed, 20, clock=lambda: now[0])
     assert calls[:6] == ["a", "a", "b", "b", "c", "c"]
     rounds = [tuple(calls[i : i + 3]) for i in range(6, len(calls), 3)]
     assert len(rounds) == 20 and all(set(r) == set(costs) for r in rounds)
@@ -180,16 +174,16 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
         return build(learning_rate * clip, **given)
 
     monkeypatch.setattr(tfdpx, "DPSGD", exact)
-    monkeypatch.setattr(benchmark_steps, "LEARNING_RATE", 1.0)
-    settings = benchmark_steps.Settings(
+    monkeypatch.setattr(steps, "LEARNING_RATE", 1.0)
+    settings = steps.Settings(
         model="small_cnn", images=3, image_size=8, augmult=augmult, microbatch_size=2
     )
     changes = []
     with pytest.warns(UserWarning, match="no noise"):
         for each in ("ordinary", kind):
-            model = benchmark_steps.make_model(each, settings)
+            model = steps.make_model(each, settings)
             before = model.get_weights()
-            model.train_step(benchmark_steps.make_batch(each, settings))
+            model.train_step(steps.make_batch(each, settings))
             pairs = zip(before, model.get_weights(), strict=True)
             changes.append([after - earlier for earlier, after in pairs])
     for ordinary, private in zip(*changes, strict=True):
@@ -198,8 +192,8 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
 
 
 def test_views_of_an_example_differ_and_share_their_label():
-    settings = benchmark_steps.Settings(model="small_cnn", images=5, image_size=8, augmult=4)
-    x, y = benchmark_steps.make_rows(settings)
+    settings = steps.Settings(model="small_cnn", images=5, image_size=8, augmult=4)
+    x, y = steps.make_rows(settings)
     assert x.shape == (20, 8, 8, 3) and x.dtype == tf.uint8
     assert len({row.tobytes() for row in x.numpy()}) == 20
     assert (y.numpy().reshape(5, 4) == y.numpy()[::4, None]).all()
@@ -207,10 +201,10 @@ def test_views_of_an_example_differ_and_share_their_label():
 
 
 def test_a_step_updates_the_weights_and_waits():
-    settings = benchmark_steps.Settings(model="small_cnn", images=2, image_size=8)
-    model = benchmark_steps.make_model("private", settings)
-    batch = benchmark_steps.make_batch("private", settings)
-    step = benchmark_steps.trace(model.train_step, (batch,), settings)
+    settings = steps.Settings(model="small_cnn", images=2, image_size=8)
+    model = steps.make_model("private", settings)
+    batch = steps.make_batch("private", settings)
+    step = steps.trace(model.train_step, (batch,), settings)
     before, start = model.get_weights(), int(model.optimizer.iterations)
     logs = step()
     assert int(model.optimizer.iterations) == start + 1
@@ -220,8 +214,8 @@ def test_a_step_updates_the_weights_and_waits():
 
 @pytest.mark.parametrize("norms", ["ghost", "instantiate"])
 def test_norms_reach_the_trace_and_the_explanation(norms, monkeypatch):
-    settings = benchmark_steps.Settings(model="small_cnn", images=2, image_size=8, norms=norms)
-    choices = {c.layer: c for c in benchmark_steps.layer_choices(settings)}
+    settings = steps.Settings(model="small_cnn", images=2, image_size=8, norms=norms)
+    choices = {c.layer: c for c in steps.layer_choices(settings)}
     assert choices["conv2"].norm == norms
     entered = []
     forced = per_example.forced_norms
@@ -231,47 +225,47 @@ def test_norms_reach_the_trace_and_the_explanation(norms, monkeypatch):
         return forced(norm)
 
     monkeypatch.setattr(per_example, "forced_norms", spy)
-    benchmark_steps.trace(lambda x: x + 1, (tf.ones([]),), settings)
+    steps.trace(lambda x: x + 1, (tf.ones([]),), settings)
     assert entered == [norms]
 
 
 def test_peak_memory_is_that_of_the_step_alone():
     # A process inherits the peak of its parent in some of the kernel's books; this one is large.
     ballast = np.ones([1 << 27])
-    settings = benchmark_steps.Settings(model="small_cnn", images=2, image_size=8)
-    small = benchmark_memory.measure("ordinary", settings)
+    settings = steps.Settings(model="small_cnn", images=2, image_size=8)
+    small = memory.measure("ordinary", settings)
     del ballast
     assert small.peak_mib < 1024 + small.baseline_mib / 2
     # 512 rows of 32 channels at 32 x 32 are 64 MiB, and there are several such activations.
-    large = benchmark_steps.Settings(model="small_cnn", images=512, image_size=32)
-    grown = benchmark_memory.measure("ordinary", large).step_mib - small.step_mib
+    large = steps.Settings(model="small_cnn", images=512, image_size=32)
+    grown = memory.measure("ordinary", large).step_mib - small.step_mib
     assert 128 < grown < 2048
 
 
 def test_peak_of_a_step_that_fails_names_the_cause(monkeypatch):
-    settings = benchmark_steps.Settings(model="small_cnn", images=2, image_size=8)
-    with pytest.raises(benchmark_memory.StepFailed, match="KeyError|ValueError"):
+    settings = steps.Settings(model="small_cnn", images=2, image_size=8)
+    with pytest.raises(memory.StepFailed, match="KeyError|ValueError"):
         object.__setattr__(settings, "norms", "nonsense")
-        benchmark_memory.measure("private", settings)
+        memory.measure("private", settings)
 
     killed = subprocess.CompletedProcess([], -9, "", "")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: killed)
-    with pytest.raises(benchmark_memory.StepFailed, match="SIGKILL.*out of memory"):
-        benchmark_memory.measure("private", settings)
+    with pytest.raises(memory.StepFailed, match="SIGKILL.*out of memory"):
+        memory.measure("private", settings)
 
 
 def test_phases_are_differences_that_add_up_to_the_whole():
     median = {"forward": 1.0, "activation backward": 3.0, "norms": 3.5, "clipped sums": 4.5}
-    phases = benchmark_phases.split({**median, "noise": 0.25, "whole": 5.0})
-    assert list(phases.values()) == [1.0, 2.0, 0.5, 1.0, 0.25, 0.25]
+    parts = phases.split({**median, "noise": 0.25, "whole": 5.0})
+    assert list(parts.values()) == [1.0, 2.0, 0.5, 1.0, 0.25, 0.25]
 
 
 def test_line_finds_fixed_and_proportional_cost():
-    sizes = np.array(benchmark_sweep.SIZES)
-    fixed, slope, deviation = benchmark_sweep.line(sizes, 0.3 + 0.05 * sizes)
+    sizes = np.array(growth.SIZES)
+    fixed, slope, deviation = growth.line(sizes, 0.3 + 0.05 * sizes)
     assert (fixed, slope) == pytest.approx((0.3, 0.05)) and deviation < 1e-9
     # Cost that grows with the square is found out.
-    assert benchmark_sweep.line(sizes, 0.3 + 0.05 * sizes**2)[2] > 0.2
+    assert growth.line(sizes, 0.3 + 0.05 * sizes**2)[2] > 0.2
 
 
 @pytest.mark.parametrize(
@@ -288,10 +282,10 @@ def test_line_finds_fixed_and_proportional_cost():
     ],
 )
 def test_models_of_vectors_are_as_described(name, shape, classes, parameters):
-    model = benchmark_models.build(name, None)
+    model = models.build(name, None)
     assert model.input_shape == (None, *shape) and model.output_shape == (None, classes)
     assert model.count_params() == parameters
-    x, y = benchmark_models.batch(name, None, 2)
+    x, y = models.batch(name, None, 2)
     assert x.shape == (2, *shape) and y.shape == (2,) and y.max() < classes
 
 

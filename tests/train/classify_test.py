@@ -17,7 +17,11 @@ from absl.testing import flagsaver
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
-from tfdpx.train import classify, config, config_flags, curve, input_pipeline
+from tfdpx.train import classify
+from tfdpx.train.config import preset_lookup, setting_flags
+from tfdpx.train.config.training import Training
+from tfdpx.train.data import loading
+from tfdpx.train.report import curve
 
 SHORT = dict(
     steps=6, report_every=4, batch_size=64, augmult=2, augment_padding=1, augment_flip=False, seed=3
@@ -92,7 +96,7 @@ def test_curve_counts_updates_and_ends_at_the_report(finished):
 def test_saved_model_is_the_averaged_one_that_was_measured(finished, data_dir):
     workdir, _, raw = finished
     model = keras.saving.load_model(workdir / "model.keras")
-    data = input_pipeline.load("digits", data_dir)
+    data = loading.load("digits", data_dir)
     predictions = np.argmax(model.predict(data.eval_x, verbose=0), axis=-1)
     record = json.loads((workdir / "report.json").read_text())
     assert np.mean(predictions == data.eval_y) == record["test_accuracy"]
@@ -236,9 +240,9 @@ def test_errors_of_the_user_are_one_line(given, message, data_dir, tmp_path):
 
 def test_final_trains_on_what_the_preset_holds_out():
     with flagsaver.flagsaver(final=True):
-        settings = config.resolve("table19/eps8", config_flags.given())
+        settings = preset_lookup.resolve("table19/eps8", setting_flags.given())
     assert (settings.validation, settings.eval_split) == (0.0, "test")
-    assert config.resolve("table19/eps8", config_flags.given()).validation == 0.1
+    assert preset_lookup.resolve("table19/eps8", setting_flags.given()).validation == 0.1
 
 
 def test_dry_run_prints_one_json_object_and_makes_no_folder(tmp_path, capsys):
@@ -260,7 +264,7 @@ def test_arguments_that_are_no_flags(data_dir):
 
 
 def test_every_setting_has_a_flag_that_is_unset_by_default():
-    for field in dataclasses.fields(config.Config):
+    for field in dataclasses.fields(Training):
         assert flags.FLAGS[field.name].default is None
 
 

@@ -8,7 +8,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from tfdpx.train import checkpoint, classify, pretrain
+from tfdpx.train import classify, pretrain
+from tfdpx.train.run import checkpoint
 
 SHORT = dict(dataset="digits:0-4", steps=25, report_every=10, seed=3, warmup_steps=5)
 

@@ -9,5 +9,7 @@ Any other module defines `EPSILON`, the budget when the user names none, and `se
 which returns the flag values to use for a budget: `--preset=digits`. Such functions may stand in
 `COLUMNS` too.
 
-Flags on the command line win over both.
+Flags on the command line win over both. The first lines of each module say how to run it and what
+to expect: of the paper's tables what the paper reports, not what this library was seen to reach. Of
+runs whose hours are not measured `--dry_run --seconds_per_update=S` estimates them.
 """

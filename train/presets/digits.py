@@ -1,4 +1,9 @@
-"""Digits of scikit-learn (1,437 training images of 8x8): half a minute on two cores.
+"""Digits of scikit-learn (1,437 training images of 8x8).
+
+    python -m tfdpx.train.classify --preset=digits --epsilon=3 --workdir=/runs/digits
+
+Test accuracy at epsilon 1, 3, 8, median of five seeds: 91.7, 95.0, 97.2%, in 3, 14 and 20 seconds
+on two cores (README).
 
 Steps, learning rate and model were chosen on held-out parts of the training images. Small clips
 make every gradient one of direction alone. At a small epsilon the noise drowns learned features:

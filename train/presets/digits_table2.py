@@ -1,8 +1,15 @@
 """Table 2 in small, on the digits: five additions in the paper's order, each on top of the last.
 
+    python -m tfdpx.train.classify --preset=digits_table2/large_batch --workdir=/runs/large_batch
+
+Test accuracy, row by row, median of five seeds: 92.8, 95.8, 96.7, 96.7, 93.3, 92.8%, in 62, 27, 26,
+34, 54, 55 seconds on two cores (docs/ablation.md).
+
 As in the paper, learning rate and number of updates were tuned for every row, here on a quarter of
 the training images (one seed; updates among 300, 1000 and 2000, or 60 and 100 in large batches).
 """
+
+from tfdpx.train.presets.table2 import NOTHING, additions
 
 COMMON = dict(
     dataset="digits",
@@ -13,25 +20,11 @@ COMMON = dict(
     report_every=20,
 )
 
-BASELINE = dict(
-    batch_size=64,
-    steps=1000,
-    learning_rate=0.25,
-    group_norm=False,
-    weight_standardization=False,
-    ema_momentum=0.0,
+COLUMNS = additions(
+    baseline=dict(NOTHING, batch_size=64, steps=1000, learning_rate=0.25),
+    group_norm=dict(group_norm=True, steps=300, learning_rate=0.5),
+    large_batch=dict(batch_size=1024, steps=100, learning_rate=4.0),
+    weight_standardization=dict(weight_standardization=True, learning_rate=2.0),
+    augmult=dict(augmult=4, augment_padding=1, learning_rate=1.0),
+    ema=dict(ema_momentum=0.9999),
 )
-GROUP_NORM = dict(BASELINE, group_norm=True, steps=300, learning_rate=0.5)
-LARGE_BATCH = dict(GROUP_NORM, batch_size=1024, steps=100, learning_rate=4.0)
-WEIGHT_STANDARDIZATION = dict(LARGE_BATCH, weight_standardization=True, learning_rate=2.0)
-AUGMULT = dict(WEIGHT_STANDARDIZATION, augmult=4, augment_padding=1, learning_rate=1.0)
-EMA = dict(AUGMULT, ema_momentum=0.9999)
-
-COLUMNS = {
-    "baseline": BASELINE,
-    "group_norm": GROUP_NORM,
-    "large_batch": LARGE_BATCH,
-    "weight_standardization": WEIGHT_STANDARDIZATION,
-    "augmult": AUGMULT,
-    "ema": EMA,
-}

@@ -1,7 +1,12 @@
-"""Table 5 in small: fine-tuning on the digits 5 to 9 what was trained on the digits 0 to 4.
+r"""Table 5 in small: fine-tuning on the digits 5 to 9 what was trained on the digits 0 to 4.
 
-Make the model by `python -m tfdpx.train.pretrain --recipe=digits --dataset=digits:0-4`, and give it
-with --init_from. The column `scratch` starts from nothing and needs none.
+    python -m tfdpx.train.pretrain --recipe=digits --dataset=digits:0-4 --workdir=/runs/pretrained
+    python -m tfdpx.train.classify --preset=digits_table5/last --workdir=/runs/fine_tuned \
+        --init_from=/runs/pretrained/model.keras
+
+The column `scratch` starts from nothing and needs no model. Test accuracy at epsilon 1, 2, 4, 8,
+median of five seeds (docs/fine_tuning.md): last 91.7, 94.4, 96.1, 96.7%; all 90.6, 93.3, 95.6,
+96.1%; scratch 93.3, 95.0, 96.1, 96.1%. All sixty runs take nine minutes on two cores.
 
 Updates and learning rate were tuned for every column and epsilon on a quarter of the 716 training
 images, three seeds, updates among 20 and 60.

@@ -1,4 +1,10 @@
-"""Table 12: CIFAR-10 from random weights, WRN-16-4."""
+"""Table 12: CIFAR-10 from random weights, WRN-16-4.
+
+    python -m tfdpx.train.classify --preset=table12/eps8 --download --workdir=/runs/wrn
+
+Test accuracy (paper) at epsilon 1, 2, 3, 4, 6, 8: 56.8, 64.9, 69.2, 71.9, 77.0, 79.5%. Hours: not
+measured.
+"""
 
 COMMON = dict(
     dataset="cifar10",

@@ -1,23 +1,24 @@
-"""Table 15: CIFAR-10, fine-tuning all layers of a WRN-28-10 from ImageNet-32.
+r"""Table 15: CIFAR-10, fine-tuning all layers of a WRN-28-10 from ImageNet-32.
+
+    python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/runs/pretrained/model.keras \
+        --download --workdir=/runs/fine_tuned
+
+`tfdpx.train.pretrain --recipe=imagenet32` makes that model. Test accuracy (paper) at epsilon 1, 2,
+4, 8: 94.8, 95.4, 96.1, 96.6%. Hours: not measured.
 
 The column of epsilon 4 spends 4.020 at these values.
 """
 
+from tfdpx.train.presets import table12
+
 COMMON = dict(
-    dataset="cifar10",
+    table12.COMMON,
     model="wrn_28_10",
     pretrained_on="imagenet32",
     trainable="all",
-    delta=1e-5,
     batch_size=16384,
     learning_rate=1.0,
-    l2_norm_clip=1.0,
-    augmult=16,
-    augment_padding=4,
-    augment_flip=True,
-    ema_momentum=0.9999,
     microbatch_size=16,
-    report_every=50,
 )
 
 COLUMNS = {

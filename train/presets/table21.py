@@ -1,7 +1,12 @@
-"""Table 21: Places-365, fine-tuning an NF-ResNet-50 from JFT-300M at 256 pixels.
+r"""Table 21: Places-365, fine-tuning an NF-ResNet-50 from JFT-300M at 256 pixels.
 
-JFT-300M is not public: give a model trained on something else with --init_from. The columns of
-infinite epsilon neither clip nor add noise.
+    python -m tfdpx.train.classify --preset=table21/all_eps8 --workdir=/runs/fine_tuned \
+        --init_from=/runs/pretrained/model.keras --data_dir=/data
+
+JFT-300M is not public: give a model trained on something else. With it, accuracy (paper) of
+all_eps8, last_eps8, all_inf, last_inf: 54.6, 53.3, 57.3, 54.4%. Hours: not measured.
+
+The columns of infinite epsilon neither clip nor add noise.
 """
 
 COMMON = dict(

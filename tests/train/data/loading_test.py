@@ -1,0 +1,350 @@
+"""Data sets: what is read is what was written, and what is unfit is refused with its fix."""
+
+import numpy as np
+import pytest
+import sklearn.datasets
+import tensorflow_datasets as tfds
+import tiny_datasets
+from PIL import Image
+from sklearn import model_selection
+
+import tfdpx
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import datasets, digits, image_sources, loading
+
+
+def as_set(images, labels):
+    """Examples without their order, which writing a data set does not keep."""
+    flat = images.reshape(len(images), -1)
+    return sorted(zip(map(tuple, flat.tolist()), labels.tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def digits_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    loading.load("digits", folder)
+    return folder
+
+
+def test_digits_are_sklearns_with_sklearns_split(digits_dir):
+    data = loading.load("digits", digits_dir)
+    bunch = sklearn.datasets.load_digits()
+    train_x, test_x, train_y, test_y = model_selection.train_test_split(
+        bunch.images, bunch.target, test_size=360, stratify=bunch.target, random_state=0
+    )
+    assert data.train_x.shape == (1437, 8, 8, 1) and data.train_x.dtype == np.uint8
+    assert data.image_shape == (8, 8, 1) and data.num_classes == 10
+    # Equality after division shows that storing as bytes loses nothing.
+    assert as_set(data.train_x / 15, data.train_y) == as_set(train_x, train_y)
+    assert as_set(data.eval_x / 15, data.eval_y) == as_set(test_x, test_y)
+    assert data.eval_split == "test"
+
+
+def test_digits_are_normalised_to_plus_minus_one(digits_dir):
+    data = loading.load("digits", digits_dir)
+    values = np.unique(data.train_x) / data.centre - 1
+    np.testing.assert_allclose(values, np.arange(17) / 8 - 1, atol=1e-12)
+
+
+def test_digits_are_a_builder_of_tensorflow_datasets(digits_dir):
+    builder = tfds.builder("sklearn_digits", data_dir=digits_dir)
+    assert isinstance(builder, tfds.core.GeneratorBasedBuilder)
+    assert builder.info.splits["train"].num_examples == 1437
+    assert builder.info.splits["test"].num_examples == 360
+
+
+def test_validation_is_a_stratified_part_of_the_training_images(digits_dir):
+    whole = loading.load("digits", digits_dir)
+    data = loading.load("digits", digits_dir, validation=0.2)
+    assert data.eval_split == "validation"
+    parts = as_set(data.train_x, data.train_y) + as_set(data.eval_x, data.eval_y)
+    assert sorted(parts) == as_set(whole.train_x, whole.train_y)
+    assert len(data.eval_y) == 288
+    expected = np.bincount(whole.train_y) * 0.2
+    assert np.abs(np.bincount(data.eval_y) - expected).max() <= 1
+    again = loading.load("digits", digits_dir, validation=0.2)
+    np.testing.assert_array_equal(again.eval_x, data.eval_x)
+
+
+def test_validation_too_small_for_every_class(digits_dir):
+    with pytest.raises(UserError, match="--validation=0.001"):
+        loading.load("digits", digits_dir, validation=0.001)
+
+
+def test_any_dataset_on_disk_is_read_by_the_same_path(tmp_path):
+    train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
+    tiny_datasets.write(tmp_path, "tiny_cifar", {"train": train, "test": test})
+    data = loading.load("tiny_cifar", tmp_path)
+    assert as_set(data.train_x, data.train_y) == as_set(*train)
+    assert as_set(data.eval_x, data.eval_y) == as_set(*test)
+    assert data.class_names == ("cat", "dog", "frog")
+    assert data.centre == 127.5
+
+
+def test_a_validation_split_stands_in_for_a_missing_test_split(tmp_path):
+    held_out = tiny_datasets.random_images(12, seed=1)
+    tiny_datasets.write(
+        tmp_path, "tiny_imagenet", {"train": tiny_datasets.random_images(9), "validation": held_out}
+    )
+    data = loading.load("tiny_imagenet", tmp_path)
+    assert as_set(data.eval_x, data.eval_y) == as_set(*held_out)
+
+
+def test_no_split_to_measure_on(tmp_path):
+    tiny_datasets.write(tmp_path, "tiny_train_only", {"train": tiny_datasets.random_images(9)})
+    with pytest.raises(UserError, match="no 'validation' split.*--validation"):
+        loading.load("tiny_train_only", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["no_such_dataset", "", "../etc", "a b", "mnist:99.0.0"])
+def test_unknown_dataset_lists_the_known_ones(name, tmp_path):
+    with pytest.raises(UserError, match="digits, mnist.*any other image classification") as error:
+        loading.load(name, tmp_path)
+    assert repr(name) in str(error.value)
+
+
+def test_unprepared_dataset_is_not_downloaded_unasked(tmp_path):
+    with pytest.raises(UserError, match="mnist.*not prepared.*--download.*tfds build") as error:
+        loading.load("mnist", tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_failed_download_says_why_and_where(tmp_path, monkeypatch):
+    def fail(builder):
+        del builder
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+    with pytest.raises(UserError, match="could not be prepared.*Name or service") as error:
+        loading.load("mnist", tmp_path, download=True)
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("when", ["download_and_prepare", "_split_generators"])
+def test_digits_that_another_process_prepares_meanwhile(when, tmp_path, monkeypatch):
+    original = getattr(digits.SklearnDigits, when)
+
+    def overtaken(*args, **kwargs):
+        monkeypatch.undo()
+        digits.SklearnDigits(data_dir=tmp_path).download_and_prepare()
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(digits.SklearnDigits, when, overtaken)
+    data = loading.load("digits", tmp_path)
+    assert (data.num_train, len(data.eval_y)) == (1437, 360)
+
+
+def test_data_dir_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "data"
+    with pytest.raises(UserError) as error:
+        loading.load("digits", folder)
+    assert str(folder) in str(error.value)
+
+
+def test_labels_out_of_range(tmp_path):
+    images, labels = tiny_datasets.random_images(9)
+    labels[4] = -1
+    tiny_datasets.write(tmp_path, "tiny_unlabelled", {"train": (images, labels)})
+    with pytest.raises(UserError, match=r"must lie in \[0, 3\).*from -1"):
+        loading.load("tiny_unlabelled", tmp_path, validation=0.3)
+
+
+@pytest.mark.parametrize(
+    ("feature", "shape", "dtype"),
+    [
+        (tfds.features.Tensor(shape=(32, 32), dtype=np.uint8), (32, 32), "uint8"),
+        (tfds.features.Tensor(shape=(32, 32, 3), dtype=np.float32), (32, 32, 3), "float32"),
+    ],
+)
+def test_images_that_are_not_uint8_with_channels(feature, shape, dtype, tmp_path):
+    images, labels = tiny_datasets.random_images(5, shape)
+    splits = {"train": (images.astype(dtype), labels)}
+    tiny_datasets.write(tmp_path, "tiny_odd", splits, image=feature)
+    with pytest.raises(UserError, match="must be uint8 of shape"):
+        loading.load("tiny_odd", tmp_path)
+
+
+def test_labels_that_are_not_classes(tmp_path):
+    feature = tfds.features.Scalar(dtype=np.int64)
+    tiny_datasets.write(
+        tmp_path, "tiny_regression", {"train": tiny_datasets.random_images(5)}, label=feature
+    )
+    with pytest.raises(UserError, match="not class labels"):
+        loading.load("tiny_regression", tmp_path)
+
+
+FORMATS = pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+PHOTOGRAPHS = tfds.features.Image(shape=(None, None, 3))
+
+
+def gradients(count):
+    """Photographs of as many sizes, whose resize is known: brightness rises from left to right."""
+    images = []
+    for i in range(count):
+        ramp = np.linspace(0, 240, 40 + 3 * i)
+        images.append(np.tile(ramp[None, :, None], (30 + i, 1, 3)).astype("uint8"))
+    return images, np.arange(count) % 3
+
+
+@FORMATS
+def test_both_formats_give_the_same_arrays(file_format, tmp_path):
+    train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
+    splits = {"train": train, "test": test}
+    tiny_datasets.write(tmp_path, "tiny_cifar", splits, file_format=file_format)
+    data = loading.load("tiny_cifar", tmp_path)
+    assert as_set(data.train_x, data.train_y) == as_set(*train)
+    assert as_set(data.eval_x, data.eval_y) == as_set(*test)
+    assert data.num_train == 40 and data.train_y.dtype == np.int64
+
+
+@FORMATS
+def test_photographs_are_resized_and_training_images_larger(file_format, tmp_path):
+    splits = {"train": gradients(7), "validation": gradients(4)}
+    tiny_datasets.write(
+        tmp_path, "tiny_imagenet", splits, image=PHOTOGRAPHS, file_format=file_format
+    )
+    with pytest.raises(UserError, match="many sizes: give --image_size"):
+        loading.load("tiny_imagenet", tmp_path)
+    data = loading.load("tiny_imagenet", tmp_path, image_size=20, train_scale=1.2)
+    assert data.image_shape == (20, 20, 3)
+    assert data.train_x.shape == (7, 24, 24, 3) and data.eval_x.shape == (4, 20, 20, 3)
+    # A ramp stays a ramp, whatever its length was.
+    expected = (np.arange(20) + 0.5) / 20 * 240
+    assert np.abs(data.eval_x.mean(axis=(0, 1, 3)) - expected).max() < 4
+
+
+def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
+    train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
+    splits = {"train": train, "test": test}
+    tiny_datasets.write(tmp_path, "tiny_imagenet", splits, file_format="array_record")
+    monkeypatch.setattr(image_sources, "IN_MEMORY_BYTES", 20_000)
+    data = loading.load("tiny_imagenet", tmp_path, validation=10, eval_split="test")
+    assert isinstance(data.train_x, tfdpx.RandomAccess) and data.train_y is None
+    assert isinstance(data.eval_x, tfdpx.RandomAccess) and data.eval_examples == (data.eval_x,)
+    assert (data.num_train, data.train_x.count, data.eval_x.count) == (30, 30, 12)
+    held_out = loading.load("tiny_imagenet", tmp_path, validation=0.25)
+    assert held_out.eval_split == "validation" and held_out.eval_x.count == 10
+
+    def pairs(examples):
+        x, y, _ = examples.batch(np.arange(examples.count), examples.count)
+        return as_set(x.numpy(), y.numpy())
+
+    assert pairs(data.train_x) == pairs(held_out.train_x)  # Always the same part.
+    assert sorted(pairs(held_out.train_x) + pairs(held_out.eval_x)) == as_set(*train)
+    assert pairs(data.eval_x) == as_set(*test)
+    half = loading.load("tiny_imagenet:1-2", tmp_path)  # Labels are read in parts.
+    assert half.num_train == np.isin(train[1], [1, 2]).sum() > 0
+    with pytest.raises(UserError, match="Cannot hold out --validation=40"):
+        loading.load("tiny_imagenet", tmp_path, validation=40)
+
+
+def test_large_sets_that_cannot_be_read_at_random(tmp_path, monkeypatch):
+    tiny_datasets.write(tmp_path, "tiny_imagenet", {"train": tiny_datasets.random_images(40)})
+    monkeypatch.setattr(image_sources, "IN_MEMORY_BYTES", 20_000)
+    with pytest.raises(UserError, match="tfds build tiny_imagenet --file_format=array_record"):
+        loading.load("tiny_imagenet", tmp_path, validation=10)
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    ("name", "shape", "test", "num_classes", "is_standardized"),
+    [
+        ("cifar10", (32, 32, 3), "test", 10, True),
+        ("cifar100", (32, 32, 3), "test", 100, True),
+        ("mnist", (28, 28, 1), "test", 10, False),
+        ("imagenet32", (32, 32, 3), "validation", 1000, False),
+    ],
+)
+def test_known_sets_of_one_size(
+    name, shape, test, num_classes, is_standardized, file_format, tmp_path
+):
+    train = tiny_datasets.random_images(30, shape)
+    held = tiny_datasets.random_images(9, shape, seed=1)
+    full = datasets.find(name).source
+    tiny_datasets.write_known(tmp_path, full, {"train": train, test: held}, file_format)
+    data = loading.load(name, tmp_path, validation=6)
+    assert (data.num_train, len(data.eval_y), data.num_classes) == (24, 6, num_classes)
+    data = loading.load(name, tmp_path, validation=6, eval_split="test")
+    assert data.num_train == 24 and data.name == full
+    assert as_set(data.eval_x, data.eval_y) == as_set(*held)
+    assert (data.centre != 127.5) == is_standardized
+
+
+@pytest.mark.parametrize("name", ["imagenet2012", "places365_small"])
+def test_known_photographs_are_measured_where_there_are_labels(name, tmp_path):
+    def make(count):
+        all_of_one_size = name == "places365_small"
+        return (
+            tiny_datasets.random_images(count, (256, 256, 3))
+            if all_of_one_size
+            else gradients(count)
+        )
+
+    unlabelled = (make(5)[0], np.full(5, -1))
+    splits = {"train": make(6), "validation": make(4), "test": unlabelled}
+    tiny_datasets.write_known(tmp_path, name, splits, "array_record")
+    data = loading.load(name, tmp_path, image_size=16)
+    assert data.eval_split == "test" and len(data.eval_y) == 4
+    assert len(data.centre) == len(data.deviation) == 3
+
+
+def test_imagenet_without_labels_names_the_one_with(tmp_path):
+    with pytest.raises(UserError, match="imagenet32"):
+        loading.load("downsampled_imagenet/32x32", tmp_path)
+
+
+def test_some_of_the_classes(digits_dir):
+    low, high = (loading.load(f"digits:{part}", digits_dir) for part in ("0-4", "5-9"))
+    whole = loading.load("digits", digits_dir)
+    assert low.name == "sklearn_digits:0-4" and high.class_names == ("5", "6", "7", "8", "9")
+    assert high.num_classes == 5 and high.train_y.min() == 0 and high.train_y.max() == 4
+    both = as_set(low.train_x, low.train_y) + as_set(high.train_x, high.train_y + 5)
+    assert sorted(both) == as_set(whole.train_x, whole.train_y)
+    assert low.centre == 120
+    for part in ("3-3", "5-10", "7-2"):
+        with pytest.raises(UserError, match=f"classes 0 to 9.*digits:{part}"):
+            loading.load(f"digits:{part}", digits_dir)
+
+
+def test_a_folder_of_images(tmp_path):
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 5), ("test", 2)):
+        for value, name in enumerate(["a cat", "dog"]):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                height, width = generator.integers(20, 60, 2)
+                image = np.full((height, width, 3), 50 + 100 * value, "uint8")
+                image = Image.fromarray(image).convert("L" if i == 0 else "RGB")
+                image.save(folder / f"{i}.{'jpg' if i % 2 else 'PNG'}")
+    (tmp_path / "train" / "dog" / "notes.txt").touch()
+    data = loading.load(f"folder:{tmp_path}", image_size=16)
+    assert data.class_names == ("a cat", "dog")
+    assert data.train_x.shape == (10, 16, 16, 3) and data.eval_x.shape == (4, 16, 16, 3)
+    expected = 50 + 100 * data.train_y[:, None, None, None]
+    assert np.abs(data.train_x.astype(int) - expected).max() <= 2
+    held_out = loading.load(f"folder:{tmp_path}", image_size=16, validation=2)
+    assert np.bincount(held_out.eval_y).tolist() == [1, 1]
+
+
+def test_folders_that_are_none(tmp_path):
+    with pytest.raises(UserError, match="--dataset=folder:PATH"):
+        loading.load("folder")
+    with pytest.raises(UserError, match=str(tmp_path)):
+        loading.load(f"folder:{tmp_path}")
+    with pytest.raises(UserError, match="nothing_here"):
+        loading.load(f"folder:{tmp_path / 'nothing_here'}")
+
+
+def test_damaged_images_are_an_error_that_names_the_trouble(tmp_path):
+    for name in ("cat", "dog"):
+        folder = tmp_path / "train" / name
+        folder.mkdir(parents=True)
+        for i in range(4):
+            (folder / f"{i}.png").write_bytes(b"not an image")
+    with pytest.raises(
+        UserError, match=r"--dataset=folder.*/[0-3]\.png cannot be decoded: cannot id"
+    ):
+        loading.load(f"folder:{tmp_path}", image_size=8, validation=4)

@@ -1,0 +1,59 @@
+"""What the tail of the noise takes of delta, for every preset and every spread of the gradient."""
+
+import dataclasses
+import math
+
+import pytest
+
+from tfdpx import noise
+from tfdpx.accounting import accountants
+from tfdpx.accounting.noise_tail import added_delta
+from tfdpx.train.config import preset_lookup
+from tfdpx.train.data import datasets
+
+RADIUS_OF_32_BITS = math.sqrt(2 * 33 * math.log(2))
+
+# At least as many as the model has; dry_run_test.py counts them.
+MILLIONS_AT_MOST = {
+    "small_cnn": 1,
+    "wrn_16_4": 2.8,
+    "wrn_40_4": 9,
+    "wrn_28_10": 37,
+    "nf_resnet_50": 26,
+    "nf_resnet_200": 65,
+}
+PRIVATE = [name for name in preset_lookup.names() if preset_lookup.resolve(name, {}).private]
+
+
+def share_of_delta(preset, largest_radius):
+    """What the tail adds to delta, over delta."""
+    settings = preset_lookup.resolve(preset, {})
+    # A part of a data set, such as some of its classes, is noisier than the whole.
+    whole = datasets.Name.parse(settings.dataset).entry.train_images
+    noise_multiplier = settings.noise_multiplier
+    if noise_multiplier is None:
+        faster = dataclasses.replace(settings, accountant="rdp")
+        noise_multiplier = faster.privacy_plan(whole).noise_multiplier
+    # Of the part, its share is the larger.
+    sampling_probability = min(1.0, settings.batch_size / (whole / 3))
+    parameters = 1e6 * MILLIONS_AT_MOST[settings.model]
+    run = (noise_multiplier, sampling_probability, parameters, settings.steps)
+    normalisation = parameters / 2 * settings.steps * math.exp(-(largest_radius**2) / 2)
+    return added_delta(*run, largest_radius) / settings.delta + normalisation
+
+
+@pytest.mark.parametrize("preset", PRIVATE)
+def test_the_tail_takes_less_of_delta_than_is_kept_back_for_it(preset):
+    share = share_of_delta(preset, noise.LARGEST_RADIUS)
+    assert 0 < share < accountants.RESERVED_SHARE / 2 < 1e-3
+
+
+def test_32_bits_would_take_all_of_delta():
+    assert share_of_delta("table12/eps8", RADIUS_OF_32_BITS) > 1
+    assert share_of_delta("table14/eps8", RADIUS_OF_32_BITS) > 100
+    print(
+        sorted(
+            (share_of_delta(p, noise.LARGEST_RADIUS), share_of_delta(p, RADIUS_OF_32_BITS), p)
+            for p in PRIVATE
+        )[-6:]
+    )

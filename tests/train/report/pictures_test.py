@@ -1,0 +1,100 @@
+"""Pictures: real PNG files that show what they are given, and arrive in TensorBoard."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib import figure, image
+from tensorboard.backend.event_processing import event_accumulator
+
+from tfdpx.train.report import pictures
+
+
+def rows(epsilons, accuracies, step=10):
+    return [
+        {"step": step * i, "epsilon": e, "accuracy": a}
+        for i, (e, a) in enumerate(zip(epsilons, accuracies, strict=True), start=1)
+    ]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were saved."""
+    saved = []
+    save = figure.Figure.savefig
+
+    def record(self, *args, **kwargs):
+        saved.append(self)
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(figure.Figure, "savefig", record)
+    return saved
+
+
+def check_png(path):
+    pixels = image.imread(path)
+    assert min(pixels.shape[:2]) > 300
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10
+
+
+def test_learning_curve_has_epsilon_below_and_updates_above(tmp_path, drawn):
+    path = tmp_path / "curve.png"
+    pictures.learning_curve(rows([0.5, 0.8, 1.0], [0.3, 0.7, 0.9]), path)
+    check_png(path)
+    axes = drawn[0].axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [0.5, 0.8, 1.0])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [30, 70, 90])
+    assert "varepsilon" in axes.get_xlabel() and axes.get_ylabel() == "test accuracy, %"
+    (second,) = axes.child_axes
+    assert second.get_xlabel() == "model updates"
+    to_steps, to_epsilon = second._functions
+    np.testing.assert_allclose(to_steps([0, 0.5, 0.8, 0.9, 1.0]), [0, 10, 20, 25, 30])
+    np.testing.assert_allclose(to_epsilon(to_steps(np.linspace(-1, 2))), np.linspace(-1, 2))
+
+
+def test_learning_curve_without_privacy_is_over_updates(tmp_path, drawn):
+    path = tmp_path / "curve.png"
+    pictures.learning_curve(rows([math.inf] * 3, [0.3, 0.7, 0.9]), path, "validation")
+    check_png(path)
+    axes = drawn[0].axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [10, 20, 30])
+    assert axes.get_xlabel() == "model updates" and axes.get_ylabel().startswith("validation")
+    assert not axes.child_axes
+
+
+@pytest.mark.parametrize("epsilons", [[1.0], [0.5, 0.5, 0.5]])
+def test_learning_curve_of_one_point_or_of_equal_epsilons(epsilons, tmp_path):
+    pictures.learning_curve(rows(epsilons, [0.5] * len(epsilons)), tmp_path / "curve.png")
+    check_png(tmp_path / "curve.png")
+
+
+def test_confusion_matrix_counts(tmp_path, drawn):
+    path = tmp_path / "confusion.png"
+    labels, predictions = [0, 0, 0, 1, 2], [0, 0, 1, 1, 0]
+    pictures.confusion_matrix(labels, predictions, ["cat", "dog", "frog"], path)
+    check_png(path)
+    axes = drawn[0].axes[0]
+    expected = [[200 / 3, 100 / 3, 0], [0, 100, 0], [100, 0, 0]]
+    np.testing.assert_allclose(axes.images[0].get_array(), expected)
+    assert [text.get_text() for text in axes.texts] == ["2", "1", "1", "1"]
+    assert axes.get_title() == "3 of 5 right"
+
+
+def test_confusion_matrix_of_many_classes_and_of_absent_ones(tmp_path, drawn):
+    path = tmp_path / "confusion.png"
+    pictures.confusion_matrix([3, 7], [3, 99], [str(i) for i in range(100)], path)
+    check_png(path)
+    assert not drawn[0].axes[0].texts
+
+
+def test_pictures_arrive_in_tensorboard(tmp_path):
+    path = tmp_path / "learning_curve.png"
+    pictures.learning_curve(rows([0.5, 0.8], [0.3, 0.7]), path)
+    pictures.write_to_tensorboard([path], tmp_path / "events", step=20)
+    events = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
+    (event,) = events.Tensors("learning_curve")
+    assert event.step == 20
+    width, height, png = event.tensor_proto.string_val
+    pixels = image.imread(path)
+    assert (int(height), int(width)) == pixels.shape[:2]
+    assert png.startswith(b"\x89PNG")

@@ -1,0 +1,43 @@
+"""Classifiers by name: normalised inside, logits outside, refused by name."""
+
+import numpy as np
+import pytest
+
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.run import classifiers
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small_cnn", (8, 8, 1)),
+        ("edge_linear", (8, 8, 1)),
+        ("lenet", (28, 28, 1)),
+        ("wrn_10_1", (32, 32, 3)),
+        ("nf_resnet_26", (32, 32, 3)),
+    ],
+)
+def test_bytes_become_logits(name, shape):
+    model = classifiers.build(name, shape, num_classes=7, centre=127.5)
+    images = np.random.default_rng(0).integers(0, 256, (2, *shape)).astype("uint8")
+    assert model(images).shape == (2, 7)
+    assert model.input.dtype == "uint8"
+
+
+def test_images_are_normalised_around_the_centre():
+    model = classifiers.build("small_cnn", (8, 8, 1), num_classes=10, centre=120.0)
+    images = np.arange(0, 241, 15, dtype="uint8")[:16].reshape(1, 4, 4, 1)
+    normalised = model.get_layer("normalise")(images)
+    np.testing.assert_allclose(np.ravel(normalised), np.arange(16) / 8 - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["resnet", "", "wrn", "wrn_16", "wrn_16_4x", "WRN_16_4"])
+def test_unknown_model_lists_the_known_ones(name):
+    with pytest.raises(UserError, match="small_cnn, edge_linear, lenet, wrn_"):
+        classifiers.build(name, (8, 8, 1), 10, 120.0)
+
+
+@pytest.mark.parametrize("name", ["wrn_17_4", "wrn_16_0", "lenet", "nf_resnet_34"])
+def test_model_that_does_not_exist_at_that_size(name):
+    with pytest.raises(UserError, match="Argument `(depth|width|input_shape)`"):
+        classifiers.build(name, (8, 8, 1), 10, 120.0)

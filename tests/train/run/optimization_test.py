@@ -1,0 +1,75 @@
+"""The loss, the augmentation and the step without privacy that settings name."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpx
+from tfdpx.train.config import preset_lookup
+from tfdpx.train.run import optimization
+
+LOGITS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+CLASSES = np.array([0, 1, 2, 3, 1, 0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_smoothed_crossentropy_is_that_of_keras_for_one_hot_targets(smoothing):
+    expected = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+    loss = optimization.crossentropy(smoothing)
+    wanted = float(expected(np.eye(4)[CLASSES], LOGITS))
+    assert float(loss(CLASSES, LOGITS)) == pytest.approx(wanted, rel=1e-6)
+    assert float(loss(CLASSES[:, None], LOGITS)) == pytest.approx(wanted, rel=1e-6)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    assert float(again(CLASSES, LOGITS)) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_augmentation_by_the_settings():
+    def given(**values):
+        return optimization.augmentation(preset_lookup.resolve("digits", values))
+
+    assert given() is None
+    crops = given(augmult=2, augment_padding=3)
+    assert (type(crops), crops.padding, crops.flip) == (tfdpx.augment.RandomCropFlip, 3, False)
+    views = given(augmult=2, augment_resize=1.2, image_size=10, augment_flip=True)
+    assert isinstance(views, tfdpx.augment.ResizeCropFlip)
+    assert (views.height, views.scale, views.flip) == (10, 1.2, True)
+
+
+def small_model():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    return model
+
+
+def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
+    settings = preset_lookup.resolve(
+        "digits",
+        dict(private=False, steps=3, batch_size=8, learning_rate=0.5, momentum=0.9, ema_momentum=0),
+    )
+    plan = settings.privacy_plan(8)
+    x = np.random.default_rng(1).normal(size=(8, 3)).astype("float32") * 100
+    y = np.arange(8) % 4
+    ours, keras_own = small_model(), small_model()
+    with pytest.warns(UserWarning, match="no noise is added.*l2_norm_clip=inf"):
+        optimizer = optimization.private_optimizer(settings, plan, seed=0)
+    loss = optimization.crossentropy(0.1)
+    ours.compile(optimizer, loss)
+    keras_own.compile(keras.optimizers.SGD(0.5, momentum=0.9), loss)
+    # batch_size = num_examples: Poisson sampling draws every example at every step.
+    ours.fit(plan.batches(x, y, seed=0), verbose=0)
+    keras_own.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    for a, b in zip(ours.get_weights(), keras_own.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_an_example_that_is_not_finite_still_counts_as_nothing_without_clipping():
+    factors = tfdpx.mechanism.clip_factors(
+        tf.constant([4.0, np.inf, np.nan, 9.0]), tf.constant([True, True, True, False]), np.inf, 1
+    )
+    np.testing.assert_array_equal(factors, [1, 0, 0, 0])
+
+
+def test_an_infinite_clip_with_noise_is_refused():
+    with pytest.raises(ValueError, match="must be finite for noise.*noise_multiplier=1.0"):
+        tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0, l2_norm_clip=np.inf)

@@ -1,0 +1,1 @@
+"""What a private step costs, measured and on paper."""

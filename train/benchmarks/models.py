@@ -1,0 +1,99 @@
+"""The models that the benchmark times, and made-up batches for them."""
+
+import keras
+import numpy as np
+
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.run import classifiers
+
+IMAGE_SIZE = 32
+
+NUM_IMAGE_CLASSES = 10
+TOKENS, WIDTH = 64, 256
+
+
+def check(name, image_size):
+    """Raises UserError unless there is a model of that name for inputs of that size.
+
+    Args:
+        name: Name of the model.
+        image_size: Height and width of an image, or None for 32; None where inputs are no images.
+    """
+    if name in _OF_VECTORS:
+        if image_size is not None:
+            raise UserError(
+                f"Flag --image_size does not belong to --model={name}, which sees no images. "
+                f"Received: --image_size={image_size}. Leave it out."
+            )
+        return
+    try:
+        classifiers.check_name(name)
+    except UserError as error:
+        raise UserError(f"{error} Or of: {', '.join(_OF_VECTORS)}.") from error
+
+
+def build(name, image_size):
+    """Returns an uncompiled model that ends in logits.
+
+    Image models are those of `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
+    one layer of 1,000 classes on feature vectors [2048]; `transformer` four pre-norm encoder blocks
+    (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes.
+
+    Args:
+        name: Name of the model.
+        image_size: As for `check`.
+
+    Raises:
+        UserError: If the model does not fit images of that size.
+    """
+    if name in _OF_VECTORS:
+        return _OF_VECTORS[name][0]()
+    return classifiers.build(name, _image_shape(image_size), NUM_IMAGE_CLASSES, centre=127.5)
+
+
+def batch(name, image_size, rows):
+    """Made-up inputs [rows, ...] and labels [rows], as numpy arrays; the same on each call.
+
+    Args:
+        name: Name of the model.
+        image_size: As for `check`.
+        rows: Int.
+    """
+    generator = np.random.default_rng(0)
+    if name in _OF_VECTORS:
+        _, shape, classes = _OF_VECTORS[name]
+        x = generator.normal(size=(rows, *shape)).astype("float32")
+    else:
+        shape, classes = _image_shape(image_size), NUM_IMAGE_CLASSES
+        x = generator.integers(0, 256, size=(rows, *shape), dtype="uint8")
+    return x, generator.integers(0, classes, size=rows)
+
+
+def _image_shape(image_size):
+    size = IMAGE_SIZE if image_size is None else image_size
+    return (size, size, 3)
+
+
+def _dense_head():
+    return keras.Sequential(
+        [keras.Input([2048]), keras.layers.Dense(1000, name="logits")], name="dense_head"
+    )
+
+
+def _transformer(blocks=4, heads=4, mlp=1024):
+    layers = keras.layers
+    x = inputs = keras.Input([TOKENS, WIDTH])
+    for _ in range(blocks):
+        normed = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(heads, WIDTH // heads)(normed, normed)
+        hidden = layers.Dense(mlp, activation="gelu")(layers.LayerNormalization()(x))
+        x = x + layers.Dense(WIDTH)(hidden)
+    pooled = layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, layers.Dense(10)(pooled), name="transformer")
+
+
+# Name: function that builds it, shape of an input, number of classes.
+_OF_VECTORS = {
+    "dense_head": (_dense_head, (2048,), 1000),
+    "transformer": (_transformer, (TOKENS, WIDTH), 10),
+}

@@ -1,0 +1,41 @@
+"""The flags that say where a run reads and writes, of every binary that trains."""
+
+import pathlib
+
+from absl import flags
+
+from tfdpx.train.config.errors import UserError
+
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
+)
+DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Folder with TensorFlow Datasets. Default: that library's own."
+)
+DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if --data_dir has it not.")
+RESUME = flags.DEFINE_bool("resume", False, "Go on with the unfinished run in --workdir, if any.")
+
+
+def make_workdir(path, is_chief=True):
+    """The folder of the run, made if need be.
+
+    Args:
+        path: String.
+        is_chief: Bool, whether this process is the one that writes.
+
+    Raises:
+        UserError: If it cannot be written, or holds a finished run.
+    """
+    workdir = pathlib.Path(path)
+    try:
+        if is_chief:
+            workdir.mkdir(parents=True, exist_ok=True)
+            (workdir / ".writable").touch()
+            (workdir / ".writable").unlink()
+    except OSError as error:
+        raise UserError(f"Cannot write to --workdir={path}: {error}.") from error
+    if (workdir / "report.json").exists():
+        raise UserError(
+            f"The folder --workdir={path} holds a finished run. Choose another, or delete it."
+        )
+    return workdir

@@ -1,0 +1,111 @@
+"""What a private training is asked to do."""
+
+import dataclasses
+import math
+
+import tfdpx
+from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.settings import BELOW_ONE, FINITE, NOT_NEGATIVE, Check, Settings, setting
+
+# The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
+# The order is that in which values of the preset are dropped when the flags overdetermine them.
+PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training(Settings):
+    """Everything that determines a run of `classify`; each field is the flag of that name.
+
+    Attributes that their flags do not explain:
+        private: False neither clips nor adds noise, in the same step: then noise_multiplier is 0,
+            epsilon is None, and l2_norm_clip infinite.
+
+    Raises:
+        UserError: If a value is out of its range, or values do not go together.
+    """
+
+    private: bool = setting("False: the same step without clipping and noise.", default=True)
+    epsilon: float | None = setting("Privacy budget.", default=None)
+    delta: float = setting(
+        "The delta of (epsilon, delta)-differential privacy.",
+        Check(lambda v: 0 < v < 1, "lie strictly between 0 and 1"),
+    )
+    noise_multiplier: float | None = setting(
+        "Noise deviation over l2_norm_clip; 0: no privacy.", FINITE, default=None
+    )
+    sampling: str = setting(
+        "How batches are drawn.", choices=("poisson", "shuffle"), default="poisson"
+    )
+    accountant: str = setting("Who computes epsilon.", choices=("pld", "rdp"), default="pld")
+    optimizer: str = setting("Optimizer.", choices=("dpsgd", "dpadam", "dpadamw"), default="dpsgd")
+    l2_norm_clip: float = setting(
+        "Bound on the norm of each example's gradient.",
+        Check(lambda v: v > 0, "be positive"),
+        default=1.0,
+    )
+    microbatch_size: int | str | None = setting(
+        "Examples a pass, or auto for what fits in memory; bounds memory, changes no result.",
+        Check(lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
+        default=None,
+    )
+    augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
+    ema_momentum: float = setting(
+        "Decay of the average of the weights; 0: no average.", BELOW_ONE, default=0.9999
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if sum(getattr(self, name) is None for name in PRIVACY) != 1:
+            values = {name: getattr(self, name) for name in PRIVACY}
+            given = " ".join(f"--{n}={v}" for n, v in values.items() if v is not None)
+            raise UserError(
+                f"Of {', '.join('--' + name for name in PRIVACY)} exactly three must be given; the "
+                f"fourth follows from them. Received: {given or 'none'}."
+            )
+        for name, optimizer, unset in (("momentum", "dpsgd", 0), ("weight_decay", "dpadamw", None)):
+            value = getattr(self, name)
+            if value != unset and self.optimizer != optimizer:
+                raise UserError(
+                    f"Flag --{name} belongs to --optimizer={optimizer}. Received: "
+                    f"--optimizer={self.optimizer} --{name}={value}."
+                )
+        if self.private and self.l2_norm_clip == math.inf:
+            raise UserError(
+                "Flag --l2_norm_clip must be finite for a private run. Received: "
+                "--l2_norm_clip=inf. For a run without privacy use --private=false."
+            )
+        if not self.private and not (
+            self.noise_multiplier == 0 and self.epsilon is None and self.l2_norm_clip == math.inf
+        ):
+            raise UserError(
+                "Flag --private=false means no noise, no clipping and no epsilon: leave out "
+                "--noise_multiplier, --l2_norm_clip and --epsilon. Received: "
+                f"--noise_multiplier={self.noise_multiplier} --l2_norm_clip={self.l2_norm_clip} "
+                f"--epsilon={self.epsilon}."
+            )
+        augments = self.augment_padding or self.augment_flip or self.augment_resize > 1
+        if bool(augments) != bool(self.augmult):
+            raise UserError(
+                "Flag --augmult is the number of augmented views of each example and needs "
+                "--augment_padding, --augment_resize or --augment_flip, which need it. Received: "
+                f"--augmult={self.augmult} --augment_padding={self.augment_padding} "
+                f"--augment_resize={self.augment_resize} --augment_flip={self.augment_flip}."
+            )
+
+    def privacy_plan(self, num_examples):
+        """Returns the `tfdpx.PrivacyPlan` of the run on so many training images.
+
+        Raises:
+            UserError: If the values do not go together.
+        """
+        with checking_flags():
+            return tfdpx.PrivacyPlan(
+                num_examples=num_examples,
+                batch_size=self.batch_size,
+                steps=self.steps,
+                noise_multiplier=self.noise_multiplier,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                sampling=self.sampling,
+                accountant=self.accountant,
+            )

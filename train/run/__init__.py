@@ -1,0 +1,1 @@
+"""The parts of one training run: model, optimization, devices, checkpoint, evaluation."""

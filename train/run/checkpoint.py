@@ -1,0 +1,129 @@
+"""The folder of an unfinished run: its settings and seeds, and for pre-training its last state."""
+
+import json
+import os
+import pathlib
+import secrets
+import shutil
+
+import keras
+import numpy as np
+
+from tfdpx.train.config.errors import UserError
+
+# Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
+FREE = ("report_every",)
+
+
+class RunFolder:
+    """The folder `<workdir>/checkpoint`, which an unfinished run leaves behind.
+
+    It holds secrets, so its owner alone may read it, and `remove` deletes it when the run ends.
+
+    Args:
+        workdir: Folder of the run.
+        settings: Dict of JSON values that determine the run. A resume with others is refused: its
+            epsilon would be wrong.
+        resume: Whether to go on with what the folder holds.
+        entropy: Int from which seeds are drawn that `settings` does not give; the same on every
+            host. None asks the operating system.
+
+    Attributes:
+        path: `pathlib.Path`.
+        seeds: Dict of the seeds of the run, the same after a resume.
+
+    Raises:
+        UserError: If the folder holds an unfinished run and `resume` is False, or one with other
+            settings.
+    """
+
+    def __init__(self, workdir, settings, resume, entropy=None):
+        self.path = pathlib.Path(workdir) / "checkpoint"
+        self._file = self.path / "settings.json"
+        self._settings = settings
+        if self._file.exists():
+            self.seeds = self._read(resume)
+        else:
+            self.seeds = _draw_seeds(entropy if settings["seed"] is None else settings["seed"])
+
+    def begin(self):
+        """Writes down what has begun; nothing is on disk before."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        fresh = self.path / "next.settings.json"
+        fresh.write_text(json.dumps({"settings": self._settings, "seeds": self.seeds}))
+        os.replace(fresh, self._file)
+
+    def remove(self):
+        """Deletes the folder with its secrets."""
+        shutil.rmtree(self.path)
+
+    def _read(self, resume):
+        if not resume:
+            raise UserError(
+                f"The folder {self.path.parent} holds an unfinished run. Add --resume to go on "
+                "with it, or choose another --workdir."
+            )
+        run = json.loads(self._file.read_text())
+        for name, value in self._settings.items():
+            if name not in FREE and run["settings"].get(name) != value:
+                raise UserError(
+                    f"Cannot resume the run in {self.path.parent} with other settings: it began "
+                    f"with {name}={run['settings'].get(name)}. Received: {name}={value}. Its "
+                    "epsilon holds for the settings it began with; use them, or another --workdir."
+                )
+        return run["seeds"]
+
+
+class LastState(keras.callbacks.Callback):
+    """Saves model and optimizer of a pre-training after every Keras epoch.
+
+    Args:
+        folder: The `RunFolder`.
+        steps: Updates of the whole run. The state after the last one is not saved: a run that is
+            cut off between its end and its report takes its last epoch again, and reports that.
+    """
+
+    def __init__(self, folder, steps):
+        super().__init__()
+        self._folder, self._steps = folder, steps
+        self._weights = folder.path / "latest.weights.h5"
+
+    def restore(self, model):
+        """Loads the last save, if there is one, into a compiled model.
+
+        Args:
+            model: The compiled model of the run.
+        """
+        if self._weights.exists():
+            model.optimizer.build(model.trainable_variables)
+            model.load_weights(self._weights)
+
+    def on_train_begin(self, logs=None):
+        """Begins the folder."""
+        del logs
+        self._folder.begin()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Saves beside the last save and then replaces it, so that a whole one always exists."""
+        del epoch, logs
+        if int(self.model.optimizer.iterations) >= self._steps:
+            return
+        fresh = self._folder.path / "next.weights.h5"
+        self.model.save_weights(fresh, overwrite=True)
+        os.replace(fresh, self._weights)
+
+
+def _draw_seeds(seed):
+    """Returns unrelated seeds for each use, from the operating system unless `seed` is given."""
+    root = np.random.SeedSequence(secrets.randbits(128) if seed is None else seed)
+    initial, sampling, noise = root.spawn(3)
+    # Python ints for JSON; Keras's seed has 32 bits, the secret ones 128.
+    return {
+        "initial_weights": int(initial.generate_state(1)[0]),
+        "sampling": _integer(sampling.generate_state(4)),
+        "noise": _integer(noise.generate_state(4)),
+    }
+
+
+def _integer(words):
+    return int.from_bytes(words.astype("<u4").tobytes(), "little")

@@ -1,0 +1,98 @@
+"""Image classifiers by name, fed with uint8 images."""
+
+import re
+
+import keras
+import numpy as np
+
+from tfdpx.models import EdgeLinear, LeNet, NFResNet, SmallCNN, WideResNet
+from tfdpx.train.config.errors import UserError, checking_flags
+
+NAMES = (
+    "small_cnn, edge_linear, lenet, wrn_<depth>_<width> such as wrn_16_4, "
+    "nf_resnet_<depth> such as nf_resnet_50"
+)
+_BY_NAME = {"small_cnn": SmallCNN, "edge_linear": EdgeLinear, "lenet": LeNet}
+_WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
+_NF_RESNET = re.compile(r"nf_resnet_(\d+)")
+
+
+def build(
+    name,
+    image_shape,
+    num_classes,
+    centre,
+    deviation=None,
+    *,
+    group_norm=True,
+    weight_standardization=True,
+):
+    """Returns a model from uint8 images to logits.
+
+    Its first layer maps a grey level x to `(x - centre) / deviation`: normalising in the model lets
+    images travel to the device as bytes, and a saved model needs no preprocessing.
+
+    Args:
+        name: `"small_cnn"`, `"edge_linear"`, `"lenet"`, `"wrn_<depth>_<width>"` or
+            `"nf_resnet_<depth>"`.
+        image_shape: `(height, width, channels)`.
+        num_classes: Number of logits.
+        centre: Grey level that becomes 0, or a tuple of one for each channel.
+        deviation: Grey levels that become a difference of 1, likewise; `centre` if left out.
+        group_norm: Bool, whether a WRN or the small CNN has group normalization.
+        weight_standardization: Bool, whether the convolutions of those are weight-standardized.
+
+    Returns:
+        A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
+
+    Raises:
+        UserError: If there is no model of that name, or it does not fit images of that shape.
+    """
+    check_name(name)
+    with checking_flags():
+        body = _body(name, tuple(image_shape), num_classes, group_norm, weight_standardization)
+    images = keras.Input(image_shape, dtype="uint8", name="image")
+    centre, deviation = np.array(centre), np.array(centre if deviation is None else deviation)
+    normalise = keras.layers.Rescaling(
+        (1 / deviation).tolist(), offset=(-centre / deviation).tolist(), name="normalise"
+    )
+    normalised = normalise(images)
+    return keras.Model(images, body(normalised), name=name)
+
+
+def check_name(name):
+    """Raises UserError unless there is a model of that name, before any data is read."""
+    if name not in _BY_NAME and not (_WIDE_RESNET.fullmatch(name) or _NF_RESNET.fullmatch(name)):
+        raise UserError(
+            f"There is no model {name!r}. Received: --model={name}. Use one of: {NAMES}."
+        )
+
+
+def _body(name, input_shape, num_classes, group_norm, weight_standardization):
+    if wide_resnet := _WIDE_RESNET.fullmatch(name):
+        depth, width = map(int, wide_resnet.groups())
+        return WideResNet(
+            depth=depth,
+            width=width,
+            num_classes=num_classes,
+            input_shape=input_shape,
+            groups=16 if group_norm else None,
+            weight_standardization=weight_standardization,
+        )
+    if name == "small_cnn":
+        return SmallCNN(
+            num_classes=num_classes,
+            input_shape=input_shape,
+            groups=4 if group_norm else None,
+            weight_standardization=weight_standardization,
+        )
+    if not (group_norm and weight_standardization):
+        raise UserError(
+            "Flags --group_norm and --weight_standardization belong to wrn_<depth>_<width> and "
+            f"small_cnn. Received: --model={name} --group_norm={group_norm} "
+            f"--weight_standardization={weight_standardization}."
+        )
+    if name in _BY_NAME:
+        return _BY_NAME[name](num_classes=num_classes, input_shape=input_shape)
+    depth = int(_NF_RESNET.fullmatch(name)[1])
+    return NFResNet(depth, num_classes=num_classes, input_shape=input_shape)

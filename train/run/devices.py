@@ -1,0 +1,186 @@
+"""Where a run computes: one device, the devices of one host, several hosts, or a TPU."""
+
+import contextlib
+import json
+import os
+
+import keras
+import tensorflow as tf
+from absl import flags
+
+from tfdpx.replication import agreement
+from tfdpx.replication.shares import check_divides
+from tfdpx.train.config.errors import UserError, checking_flags
+
+KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")
+
+_STRATEGY = flags.DEFINE_enum(
+    "strategy",
+    "auto",
+    KINDS,
+    "Devices: the CPU alone; mirrored, all GPUs of this host (or its --cpu_devices); multiworker, "
+    "the hosts that the environment variable TF_CONFIG lists, each running this command with the "
+    "same flags and a --workdir that all can read; a TPU. auto: whichever of these is there.",
+)
+_TPU = flags.DEFINE_string(
+    "tpu", None, 'Name of the TPU; "local" for that of a Cloud TPU VM. Means --strategy=tpu.'
+)
+_CPU_DEVICES = flags.DEFINE_integer(
+    "cpu_devices", 1, "Divide the CPU into so many devices, to try a strategy out.", lower_bound=1
+)
+
+
+def from_flags():
+    """The `tf.distribute.Strategy` that --strategy, --tpu and --cpu_devices ask for.
+
+    Must be called before TensorFlow computes anything.
+
+    Raises:
+        UserError: If there are no such devices, or TF_CONFIG is missing or unfit.
+    """
+    return make(_STRATEGY.value, _TPU.value, _CPU_DEVICES.value)
+
+
+def make(kind, tpu=None, cpu_devices=1):
+    """As `from_flags`, from values.
+
+    Args:
+        kind: One of `KINDS`.
+        tpu: Optional name of a TPU.
+        cpu_devices: Int, logical devices to make of the CPU.
+    """
+    if tpu is not None and kind not in ("auto", "tpu"):
+        raise UserError(f"Flag --tpu={tpu} needs --strategy=tpu. Received: --strategy={kind}.")
+    workers = _workers()
+    if kind == "auto":
+        kind = _find(tpu, workers, cpu_devices)
+    if kind != "tpu":
+        _divide_cpu(cpu_devices)
+    if kind == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+        return tf.distribute.get_strategy()
+    if kind == "mirrored":
+        gpus = tf.config.list_logical_devices("GPU")
+        devices = gpus or tf.config.list_logical_devices("CPU")
+        return tf.distribute.MirroredStrategy([device.name for device in devices])
+    if kind == "multiworker":
+        if not workers:
+            raise UserError(
+                "Flag --strategy=multiworker needs the environment variable TF_CONFIG, such as "
+                '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
+                '"index": 0}}, with another index on each host. It is not set.'
+            )
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if kind == "tpu":
+        return _connect_tpu(tpu or "local")
+    return tf.distribute.get_strategy()
+
+
+def _find(tpu, workers, cpu_devices):
+    """What "auto" means here; None for TensorFlow's own choice of a single device."""
+    if tpu is not None or tf.config.list_physical_devices("TPU"):
+        return "tpu"
+    if len(workers) > 1:
+        return "multiworker"
+    several = len(tf.config.list_physical_devices("GPU")) > 1 or cpu_devices > 1
+    return "mirrored" if several else None
+
+
+def _workers():
+    """The addresses in TF_CONFIG, in order; empty if it is not set."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return []
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
+        known = {"chief", "worker"} >= set(cluster)
+        known = known and 0 <= int(task["index"]) < len(cluster[task["type"]])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"The environment variable TF_CONFIG is no valid JSON of a cluster and a task: {error}."
+            f" Received: {text}"
+        ) from error
+    if not known:
+        raise UserError(
+            "The environment variable TF_CONFIG may list a chief and workers only, and its task "
+            f"must be one of them. Received: {text}"
+        )
+    return addresses
+
+
+def _divide_cpu(count):
+    if count == 1:
+        return
+    [cpu] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * count
+    )
+
+
+def _connect_tpu(name):
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        if name != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"Cannot use the TPU {name!r}: {error} Name it with --tpu, install the TensorFlow for "
+            "TPUs on a Cloud TPU VM, or choose another --strategy."
+        ) from error
+
+
+def is_chief(strategy):
+    """Whether this process is the one that writes checkpoints, events and the final model."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return True
+    resolver = strategy.cluster_resolver
+    if resolver.task_type == "chief":
+        return True
+    return "chief" not in resolver.cluster_spec().jobs and not resolver.task_id
+
+
+def check_batch_size(strategy, batch_size):
+    """Raises UserError, with batch sizes that would do, unless the replicas divide it."""
+    with checking_flags():
+        check_divides(strategy.num_replicas_in_sync, batch_size, "examples of --batch_size")
+
+
+@contextlib.contextmanager
+def chief_first(strategy, settings):
+    """Lets the chief run a block before the other hosts do: it may write files that they read.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+        settings: Dict of JSON values, for which the hosts must have been given the same.
+
+    Yields:
+        `()` -> int, for after the block: 128 secret bits from the chief, the same on every host.
+
+    Raises:
+        UserError: If settings differ.
+    """
+
+    def meet():
+        with checking_flags():
+            return agreement.agree(strategy, None, {"flags": settings})
+
+    chief = is_chief(strategy)
+    entropy = None if chief else meet()
+    yield lambda: entropy
+    if chief:
+        entropy = meet()
+
+
+def on_one_device(model):
+    """A copy of a Functional or Sequential model with its weights, under no strategy.
+
+    It has no optimizer: Keras may compile the clone of a compiled model as that was, so what is
+    cloned is a model that was not.
+    """
+    copy = keras.models.clone_model(keras.Model(model.inputs, model.outputs, name=model.name))
+    copy.set_weights(model.get_weights())
+    return copy

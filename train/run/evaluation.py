@@ -1,0 +1,92 @@
+"""Accuracy of a trained model, top-1 and top-5, of its averaged and of its raw weights."""
+
+import dataclasses
+
+import keras
+import numpy as np
+
+from tfdpx import sampling
+from tfdpx.callbacks import steps_taken
+from tfdpx.data.examples import as_examples
+
+BATCH_SIZE = 500
+TOP = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a model says of the examples to measure on.
+
+    Attributes:
+        labels: int64 array `[count]`.
+        predictions: int64 array `[count]`, the class of the largest logit.
+        accuracy: Float, share of examples whose label has the largest logit.
+        top5_accuracy: Float, share whose label is among the five; None with five classes or fewer.
+    """
+
+    labels: np.ndarray
+    predictions: np.ndarray
+    accuracy: float
+    top5_accuracy: float | None
+
+
+def batches(data):
+    """The examples to measure on, a `tf.data.Dataset` to iterate over as often as needed.
+
+    Args:
+        data: `loading.ImageData`.
+    """
+    return sampling.in_order(as_examples(*data.eval_examples), BATCH_SIZE)
+
+
+def measure(model, data):
+    """The `Measured` of a model on the examples of `data` to measure on.
+
+    Args:
+        model: A `keras.Model` from images to logits.
+        data: `loading.ImageData`.
+    """
+    labels, predictions, within = [], [], []
+    for x, y, _ in batches(data):
+        logits = np.asarray(model.predict_on_batch(x), "float32")
+        labels.append(y.numpy())
+        predictions.append(np.argmax(logits, axis=-1))
+        if data.num_classes > TOP:
+            within.append(keras.metrics.sparse_top_k_categorical_accuracy(y, logits, k=TOP))
+    labels, predictions = np.concatenate(labels), np.concatenate(predictions)
+    return Measured(
+        labels=labels,
+        predictions=predictions,
+        accuracy=float(np.mean(labels == predictions)),
+        top5_accuracy=float(np.mean(np.concatenate(within), dtype="float64")) if within else None,
+    )
+
+
+class RawWeights(keras.callbacks.Callback):
+    """Keeps the weights of the last update, over which Keras then writes their average.
+
+    Args:
+        steps: Int, updates of the whole training.
+
+    Attributes:
+        values: List of arrays as of `model.get_weights()`; None before the end.
+    """
+
+    def __init__(self, steps):
+        super().__init__()
+        self._steps = steps
+        self.values = None
+
+    def on_train_begin(self, logs=None):
+        """A run that was resumed after its last update makes no other."""
+        del logs
+        self._keep()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Must come while the weights of the training are in the model, as at Keras' epochs."""
+        del epoch, logs
+        self._keep()
+
+    def _keep(self):
+        if steps_taken(self.model.optimizer) >= self._steps:
+            self.values = self.model.get_weights()

@@ -1,0 +1,138 @@
+"""Starts a run from a trained model, and leaves all layers but the last as they are."""
+
+import pathlib
+
+import keras
+import numpy as np
+
+from tfdpx import keras_internals
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.run import classifiers
+
+
+def check(settings):
+    """Raises UserError unless the trained model that the settings need is there."""
+    path = settings.init_from
+    if settings.pretrained_on and not path:
+        raise UserError(
+            f"These settings fine-tune a model trained on {settings.pretrained_on!r}: name its "
+            "file with --init_from (tfdpx.train.pretrain writes one). Received: no --init_from."
+        )
+    if path and not (path.endswith((".keras", ".weights.h5")) and pathlib.Path(path).is_file()):
+        found = "of another kind" if pathlib.Path(path).exists() else "missing"
+        raise UserError(
+            "Flag --init_from must name a file that ends in .keras or .weights.h5. Received: "
+            f"--init_from={path}, {found}."
+        )
+
+
+def build(settings, data):
+    """The classifier of a run: new, or with the weights of `--init_from`, and what it trains.
+
+    From a `.keras` file of `classify` or `pretrain` come the weights of all layers but the last,
+    which starts anew for the classes of this data set, and how grey levels are normalised, which
+    those weights expect. From a `.weights.h5` file come the weights of all layers. With
+    `trainable="last"` all other layers are frozen: the private step runs them once for each view,
+    and differentiates nothing below the last.
+
+    Args:
+        settings: A `settings.Settings`.
+        data: `loading.ImageData`.
+
+    Returns:
+        The `keras.Model`, not compiled.
+
+    Raises:
+        UserError: If the file cannot be read or does not fit.
+    """
+    path = settings.init_from
+    source = _read(path) if path and path.endswith(".keras") else None
+    centre, deviation = data.centre, data.deviation
+    if source is not None:
+        centre, deviation = _standardization(source, path)
+    model = classifiers.build(
+        settings.model,
+        data.image_shape,
+        data.num_classes,
+        centre,
+        deviation,
+        group_norm=settings.group_norm,
+        weight_standardization=settings.weight_standardization,
+    )
+    if source is not None:
+        _copy(source, model, path)
+    elif path:
+        _load_weights(model, path)
+    if settings.trainable == "last":
+        freeze_all_but_last(model)
+    return model
+
+
+def last_layer(model):
+    """The last layer of a Functional model that has weights, inside of its last part."""
+    last = [layer for layer in model.layers if layer.weights][-1]
+    return last_layer(last) if isinstance(last, keras.Model) else last
+
+
+def freeze_all_but_last(model):
+    """Makes `last_layer(model)` the only one that trains."""
+    last = last_layer(model)
+    for layer in keras_internals.flatten_layers(model):
+        if layer is not last and not isinstance(layer, keras.Model):
+            layer.trainable = False
+
+
+def _read(path):
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"Cannot read --init_from={path}: {error}") from error
+
+
+def _standardization(source, path):
+    layer = next((layer for layer in source.layers if layer.name == "normalise"), None)
+    if layer is None:
+        raise UserError(
+            f"The model of --init_from={path} was written by neither tfdpx.train.classify nor "
+            "tfdpx.train.pretrain: it has no layer 'normalise'. Its weights in a .weights.h5 file "
+            "do, if they fit --model."
+        )
+    scale, offset = np.array(layer.scale), np.array(layer.offset)
+    return (-offset / scale).tolist(), (1 / scale).tolist()
+
+
+def _copy(source, model, path):
+    old, new = source.weights, model.weights
+    last = {id(weight) for weight in last_layer(model).weights}
+    unfit = len(old) != len(new) or source.name != model.name
+    unfit = unfit or any(
+        a.shape != b.shape and id(b) not in last for a, b in zip(old, new, strict=True)
+    )
+    if unfit:
+        raise UserError(
+            f"The model of --init_from={path} is another than --model={model.name} for images of "
+            f"shape {model.input_shape[1:]}: it is {source.name!r} for {source.input_shape[1:]}, "
+            f"with {source.count_params()} parameters against {model.count_params()}."
+        )
+    kinds, expected = (
+        [type(layer) for layer in keras_internals.flatten_layers(m) if layer.weights]
+        for m in (source, model)
+    )
+    if kinds != expected:
+        raise UserError(
+            f"The model of --init_from={path} has other layers than --model={model.name} here: "
+            "give --weight_standardization as it was trained with."
+        )
+    for a, b in zip(old, new, strict=True):
+        if id(b) not in last:
+            b.assign(a)
+
+
+def _load_weights(model, path):
+    try:
+        model.load_weights(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"The weights of --init_from={path} do not fit --model={model.name} with "
+            f"{model.output_shape[-1]} classes (a .keras file may have other classes): {error}"
+        ) from error

@@ -1,0 +1,111 @@
+"""The optimizer, the loss and the augmentation that the settings of a run name."""
+
+import keras
+
+import tfdpx
+from tfdpx.train.config.errors import checking_flags
+
+
+def augmentation(settings):
+    """The `tfdpx.augment` object that the settings describe, or None."""
+    if settings.augment_resize > 1:
+        return tfdpx.augment.ResizeCropFlip(
+            settings.image_size, scale=settings.augment_resize, flip=settings.augment_flip
+        )
+    if settings.augment_padding or settings.augment_flip:
+        return tfdpx.augment.RandomCropFlip(settings.augment_padding, settings.augment_flip)
+    return None
+
+
+def private_optimizer(settings, plan, seed):
+    """The private optimizer that the settings name, or the same step without privacy.
+
+    Args:
+        settings: A `training.Training`.
+        plan: The `tfdpx.PrivacyPlan` of the run.
+        seed: Int, of the noise and the views.
+    """
+    common = dict(
+        plan=plan,
+        l2_norm_clip=settings.l2_norm_clip,
+        microbatch_size=settings.microbatch_size,
+        augment=augmentation(settings) if settings.augmult else None,
+        augmult=settings.augmult,
+        seed=seed,
+        use_ema=settings.ema_momentum > 0,
+        ema_momentum=settings.ema_momentum,
+    )
+    with checking_flags():
+        if settings.optimizer == "dpsgd":
+            return tfdpx.DPSGD(settings.learning_rate, momentum=settings.momentum, **common)
+        if settings.optimizer == "dpadam":
+            return tfdpx.DPAdam(settings.learning_rate, **common)
+        decay = 0.004 if settings.weight_decay is None else settings.weight_decay
+        return tfdpx.DPAdamW(settings.learning_rate, weight_decay=decay, **common)
+
+
+def learning_rates(settings):
+    """The learning rate of a pre-training: a number, or the `LearningRateSchedule` of Keras.
+
+    Args:
+        settings: A `pretraining.Pretraining`.
+    """
+    rate, warmup = settings.learning_rate, settings.warmup_steps
+    if settings.schedule == "step":
+        rates = [rate / 10**i for i in range(len(settings.decay_steps) + 1)]
+        # Keras' value up to and including a boundary is the one before it.
+        boundaries = [step - 1 for step in settings.decay_steps]
+        return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
+    if settings.schedule == "cosine":
+        return keras.optimizers.schedules.CosineDecay(
+            initial_learning_rate=0.0 if warmup else rate,
+            decay_steps=settings.steps - warmup,
+            warmup_target=rate if warmup else None,
+            warmup_steps=warmup,
+        )
+    return rate
+
+
+def add_weight_decay(model, weight_decay):
+    """Gives every trained weight the regularizer whose gradient is `weight_decay` times it."""
+    if weight_decay:
+        for variable in model.trainable_variables:
+            variable.regularizer = keras.regularizers.L2(weight_decay / 2)
+
+
+def crossentropy(label_smoothing):
+    """The loss of logits and class indices.
+
+    Args:
+        label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes
+            in the target. It is a part of each example's own loss, so privacy does not notice it.
+    """
+    if not label_smoothing:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return SmoothedCrossentropy(label_smoothing)
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class SmoothedCrossentropy(keras.losses.Loss):
+    """`keras.losses.CategoricalCrossentropy(from_logits=True)` for class indices.
+
+    Args:
+        label_smoothing: Float in [0, 1).
+        **kwargs: Those of `keras.losses.Loss`.
+    """
+
+    def __init__(self, label_smoothing, name="smoothed_crossentropy", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.label_smoothing = label_smoothing
+
+    def call(self, y_true, y_pred):
+        """Losses `[batch]` of classes `[batch]` or `[batch, 1]` and logits `[batch, classes]`."""
+        classes = keras.ops.reshape(y_true, [-1])
+        targets = keras.ops.one_hot(classes, y_pred.shape[-1], dtype=y_pred.dtype)
+        return keras.losses.categorical_crossentropy(
+            targets, y_pred, from_logits=True, label_smoothing=self.label_smoothing
+        )
+
+    def get_config(self):
+        """Returns the configuration as a JSON-serialisable dict."""
+        return {**super().get_config(), "label_smoothing": self.label_smoothing}

@@ -1,0 +1,35 @@
+"""What a finished run writes: the model, the pictures, the statement and the report."""
+
+from tfdpx.train.report import pictures, privacy_statement
+from tfdpx.train.report.record import print_table, to_json
+
+
+def write(record, model, plan, data, measured, rows, workdir):
+    """Writes everything to the working directory, the report last, and prints the table.
+
+    Args:
+        record: Dict, the report.
+        model: A `keras.Model` that was never compiled: a .keras file of a compiled model holds the
+            optimizer, whatever `include_optimizer` says, and with it the seed of the noise.
+        plan: The `tfdpx.PrivacyPlan`.
+        data: `loading.ImageData`.
+        measured: `evaluation.Measured`.
+        rows: Those of `curve.Curve`.
+        workdir: `pathlib.Path`.
+    """
+    model.save(workdir / "model.keras")
+
+    names = ("learning_curve.png", "confusion_matrix.png")
+    pictures.learning_curve(rows, workdir / names[0], data.eval_split)
+    pictures.confusion_matrix(
+        measured.labels, measured.predictions, data.class_names, workdir / names[1]
+    )
+    pictures.write_to_tensorboard(
+        [workdir / name for name in names], workdir / "tensorboard" / "pictures", record["steps"]
+    )
+
+    text = privacy_statement.statement(plan, record["steps"], record["seed"])
+    (workdir / "privacy_statement.txt").write_text(text)
+    print(text)
+    print_table(record, title=f"{record['model']} on {record['dataset']}")
+    (workdir / "report.json").write_text(to_json(record) + "\n")
