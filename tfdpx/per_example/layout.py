@@ -5,12 +5,12 @@ import contextlib
 import tensorflow as tf
 
 from tfdpx import keras_internals
-from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, unit_rule
+from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
 from tfdpx.per_example.rows import synthetic
 
 
 def find_layout(model, x):
-    """The `CallLayout` of every unit call that the training-mode forward pass makes.
+    """The `CallLayout` of every unit call that the model makes in training mode.
 
     A length that merely equals the batch size looks like a batch axis within one run, so
     the model is run, outside of any graph, on two and on three rows.
@@ -62,22 +62,15 @@ class _Sighting:
         self.draws = any((a != b).any() for a, b in zip(before, after, strict=True))
 
 
-class _Observer:
+class _Observer(UnitRecorder):
     """A recorder that only looks at shapes."""
 
     def __init__(self, variables):
+        super().__init__(variables)
         self.seen = []
-        self._trainable = {id(v) for v in variables}
-        self._inside = False
 
-    def observe(self, operation, args, kwargs):
-        if self._inside or unit_rule(operation, self._trainable, args, kwargs) is None:
-            return keras_internals.call_operation(operation, args, kwargs)
-        self._inside = True
-        try:
-            self.seen.append(_Sighting(operation, args, kwargs))
-        finally:
-            self._inside = False
+    def observe_unit(self, layer, rule, args, kwargs):
+        self.seen.append(_Sighting(layer, args, kwargs))
         return self.seen[-1].result
 
 

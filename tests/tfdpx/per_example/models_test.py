@@ -121,7 +121,7 @@ def test_an_embedding_never_makes_a_table_for_each_example(calls, rng):
         def step():
             with forced_norms(norms):
                 result = engine(tf.constant(x), tf.constant(y), None)
-                return result.weighted_sums(result.squared_norms)
+                return result.clipped_sums(result.squared_norms)
 
         graph = tf.function(step, autograph=False).get_concrete_function().graph
         return {tuple(t.shape) for op in graph.get_operations() for t in op.outputs if t.shape.rank}

@@ -44,6 +44,16 @@ class Window:
         rows, columns = self._slices(images.shape[1:3])
         return tf.concat([padded[:, r, c] for r, c in itertools.product(rows, columns)], axis=-1)
 
+    def convolve(self, images, filters):
+        """The convolution of `images` [N, H, W, C] with `filters` [kh, kw, C / groups, out]."""
+        return tf.nn.conv2d(
+            images,
+            filters,
+            strides=self.strides,
+            padding=self.padding.upper(),
+            dilations=self.dilation,
+        )
+
     def gram(self, images):
         """Inner products of patches: [B, T, T] with T = K H' W'.
 
