@@ -14,7 +14,7 @@ _forced = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Work beyond the forward pass and the backward pass over activations.
+    """Work beyond running the model and going back over activations.
 
     Attributes:
         flops: Floating point operations, two for each multiplication with addition.

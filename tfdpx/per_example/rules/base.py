@@ -50,7 +50,7 @@ class Rule:
 
     @classmethod
     def forward(cls, call, watch):
-        """Makes the layer's call during the captured forward pass.
+        """Makes the layer's call while the model is captured.
 
         Args:
             call: The `Call`.

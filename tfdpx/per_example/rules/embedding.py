@@ -16,7 +16,7 @@ from tfdpx.per_example.rules.products import FLOAT, gram
 class EmbeddingRule(Rule):
     """Sparse: no [B, vocabulary, d] array.
 
-    Norms come from the rows of the table that an example touches, one for each distinct token, or
+    Norms come from the entries of the table that an example reads, one for each distinct token, or
     from pairs of positions with equal tokens; sums by scattering.
     """
 
@@ -41,7 +41,7 @@ class EmbeddingRule(Rule):
         # Token by token as the outputs are, position by position.
         tokens = tf.reshape(tokens, tf.shape(self._gradients)[:2])
         # As the layer does: a negative token counts from the end of the table. One that is in no
-        # table is an error, but under XLA, where no row gets its gradient.
+        # table is an error, but under XLA, where no entry gets its gradient.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
         known = (tokens >= 0) & (tokens < self.layer.input_dim)
         self._gradients = tf.where(known[:, :, tf.newaxis], self._gradients, 0.0)
@@ -53,23 +53,23 @@ class EmbeddingRule(Rule):
         return [tf.matmul(one_hot, self._gradients, transpose_a=True)]
 
     def instantiated_squared_norms(self):
-        """See `Rule.instantiated_squared_norms`: the squares of the touched rows."""
+        """See `Rule.instantiated_squared_norms`: the squares of the entries that were read."""
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
         tokens = tf.gather(self._tokens, order, batch_dims=1)
         fresh = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
-        rows = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
-        rows += length * tf.range(count)[:, tf.newaxis]
-        # Beside each row that is touched, the sum of the sizes of what it gets, and their number.
+        entries = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
+        entries += length * tf.range(count)[:, tf.newaxis]
+        # Beside each gradient, the sum of the sizes of what is added up there, and their number.
         sizes = tf.sqrt(rounding.squared_lengths(self._gradients))[:, :, tf.newaxis]
         added = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)
-        touched = tf.math.unsorted_segment_sum(
-            tf.gather(added, order, batch_dims=1), rows, count * length
+        sums = tf.math.unsorted_segment_sum(
+            tf.gather(added, order, batch_dims=1), entries, count * length
         )
         width = self._gradients.shape[-1]
-        squares = rounding.squared_lengths(touched[:, :width])
+        squares = rounding.squared_lengths(sums[:, :width])
         # Once for this sum, once for the one that is released.
-        allowed = rounding.allow(squares, touched[:, width], 2.0 * touched[:, width + 1])
+        allowed = rounding.allow(squares, sums[:, width], 2.0 * sums[:, width + 1])
         return tf.reduce_sum(tf.reshape(allowed, [count, length]), axis=1)
 
     def ghost_squared_norms(self):
@@ -100,10 +100,10 @@ class EmbeddingRule(Rule):
         """See `Rule.costs`: sorting and scattering against all pairs."""
         count, length, width = self._gradients.shape
         count, length = count or 32, length or 1024
-        touched = FLOAT * count * length * width
+        read = FLOAT * count * length * width
         pairs = count * length**2
         return {
-            "instantiate": Cost(bytes=4 * touched + 16 * FLOAT * count * length, calls=1),
+            "instantiate": Cost(bytes=4 * read + 16 * FLOAT * count * length, calls=1),
             "ghost": Cost(2.0 * pairs * width, bytes=3 * FLOAT * pairs),
-            "ordinary": Cost(bytes=2 * touched),
+            "ordinary": Cost(bytes=2 * read),
         }
