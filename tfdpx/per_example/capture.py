@@ -47,7 +47,7 @@ class Call:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves it.
         args, kwargs: What the layer was called with.
-        outputs: The watched tensors, in order; those that `run` returns, unless the rule has a
+        outputs: The watched tensors, in order; those that `run` selects, unless the rule has a
             `forward` of its own.
         kept: Dict, for what a rule's `forward` saves for later.
         jit_compile: Whether the step is compiled by XLA.
@@ -93,15 +93,10 @@ class Call:
         return f"Layer '{self.layer.name}' (of type {type(self.layer).__name__})"
 
     def run(self, rows, index):
-        """Makes the call again on the `rows` of example `index`, with the same random draws.
+        """The `Outputs` of the call made again on the `rows` of example `index`.
 
-        Returns:
-            A list of tensors [K, ...] like `outputs`.
+        Random draws are the same again. Tensors are [K, ...].
         """
-        outputs = self._run(rows, index)
-        return outputs.select(outputs.tensors)
-
-    def _run(self, rows, index):
         args, kwargs = self._rows.pack(rows)
         draws = self._draws.of_example(index) if self._draws else contextlib.nullcontext()
         with keras_internals.recording(None), draws:
@@ -111,7 +106,7 @@ class Call:
         made = []
 
         def one(inputs):
-            made.append(self._run(inputs[1], inputs[0]))
+            made.append(self.run(inputs[1], inputs[0]))
             return made[-1].tensors
 
         examples = self.examples()
@@ -120,53 +115,43 @@ class Call:
         return made[-1].rebuild([merge_views(t) for t in tensors])
 
 
-def unit_rule(operation, trainable, args, kwargs):
-    """The rule class for `operation` if it is a unit, else None.
-
-    Args:
-        operation: Any `keras.Operation`.
-        trainable: Set of ids of the model's trainable variables.
-        args: What it is called with; symbolic calls are never captured.
-        kwargs: As `args`, by name.
-    """
-    if not isinstance(operation, keras.Layer) or any(
-        isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
-    ):
-        return None
-    if not any(id(v) in trainable for v in operation.trainable_variables):
-        return None
-    rule, registered_class = registry.find(operation)
-    if rule is not None:
-        return rule if rule.handles(operation, registered_class) else GenericRule
-    owned = keras_internals.own_trainable_variables(operation)
-    return GenericRule if any(id(v) in trainable for v in owned) else None
-
-
 class UnitRecorder:
-    """Shows `observe_unit` every call of a unit, but for those inside another unit.
+    """Hands over every call of a unit, but for those inside another unit.
 
     Args:
         variables: The model's trainable variables.
+        call_unit: Function of a layer, its rule class, args and kwargs that calls the layer.
     """
 
-    def __init__(self, variables):
+    def __init__(self, variables, call_unit):
         self._trainable = {id(v) for v in variables}
+        self._call_unit = call_unit
         self._inside = False
 
     def observe(self, operation, args, kwargs):
         """Called by the hook in place of `operation(*args, **kwargs)`."""
-        rule = None if self._inside else unit_rule(operation, self._trainable, args, kwargs)
+        rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return keras_internals.call_operation(operation, args, kwargs)
         self._inside = True
         try:
-            return self.observe_unit(operation, rule, args, kwargs)
+            return self._call_unit(operation, rule, args, kwargs)
         finally:
             self._inside = False
 
-    def observe_unit(self, layer, rule, args, kwargs):
-        """What `layer(*args, **kwargs)` gives; `rule` is the rule class for it."""
-        raise NotImplementedError
+    def _rule(self, operation, args, kwargs):
+        """The rule class if `operation` is a unit, else None; symbolic calls are never captured."""
+        if not isinstance(operation, keras.Layer) or any(
+            isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
+        ):
+            return None
+        if not any(id(v) in self._trainable for v in operation.trainable_variables):
+            return None
+        rule, registered_class = registry.find(operation)
+        if rule is not None:
+            return rule if rule.handles(operation, registered_class) else GenericRule
+        owned = keras_internals.own_trainable_variables(operation)
+        return GenericRule if any(id(v) in self._trainable for v in owned) else None
 
 
 class Recorder(UnitRecorder):
@@ -183,7 +168,7 @@ class Recorder(UnitRecorder):
     """
 
     def __init__(self, variables, layout, num_views, jit_compile=False):
-        super().__init__(variables)
+        super().__init__(variables, self._capture)
         self.calls = []
         self._variables = list(variables)
         self._layout = layout
@@ -201,8 +186,7 @@ class Recorder(UnitRecorder):
         with self._tape, self._detector:
             yield
 
-    def observe_unit(self, layer, rule, args, kwargs):
-        """See `UnitRecorder`."""
+    def _capture(self, layer, rule, args, kwargs):
         if _graph() is not self._graph:
             raise UnexplainedVariables(
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) is called inside a "

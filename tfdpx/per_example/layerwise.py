@@ -11,7 +11,7 @@ from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
-from tfdpx.per_example.rules.base import clipped_sums
+from tfdpx.per_example.rules.base import sum_examples
 
 
 class LayerwiseEngine:
@@ -112,9 +112,8 @@ def explain(model, x, views=1):
 
     def outputs_and_rules(x):
         recorder = engine.recorder()
-        with recorder.taping():
-            with keras_internals.recording(recorder):
-                y_pred = tf.nest.flatten(keras_internals.call_model(model, x))
+        with recorder.taping(), keras_internals.recording(recorder):
+            y_pred = tf.nest.flatten(keras_internals.call_model(model, x))
         y_pred = [t for t in y_pred if t.dtype.is_floating]
         groups = engine.rules(recorder, y_pred, [tf.ones_like(t) for t in y_pred])
         engine.choices = [choice for group in groups for choice in group.choices]
@@ -154,7 +153,7 @@ class _Joint:
 
     def clipped_sum(self, factors, finite=None):
         del finite
-        return clipped_sums(self._instances, factors)
+        return [sum_examples(g, factors) for g in self._instances]
 
 
 def _groups(rules):

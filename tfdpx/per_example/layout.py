@@ -62,22 +62,16 @@ class _Sighting:
         self.draws = any((a != b).any() for a, b in zip(before, after, strict=True))
 
 
-class _Observer(UnitRecorder):
-    """A recorder that only looks at shapes."""
-
-    def __init__(self, variables):
-        super().__init__(variables)
-        self.seen = []
-
-    def observe_unit(self, layer, rule, args, kwargs):
-        self.seen.append(_Sighting(layer, args, kwargs))
-        return self.seen[-1].result
-
-
 def _record(model, x):
-    with keras_internals.recording(_Observer(model.trainable_variables)) as observer:
+    seen = []
+
+    def look(layer, _, args, kwargs):
+        seen.append(_Sighting(layer, args, kwargs))
+        return seen[-1].result
+
+    with keras_internals.recording(UnitRecorder(model.trainable_variables, look)):
         keras_internals.call_model(model, x)
-    return observer.seen
+    return seen
 
 
 def _compare(two, three):

@@ -9,7 +9,7 @@ from tfdpx.per_example.randomness import Draws
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import Rows, merge_views, split_views
-from tfdpx.per_example.rules.base import clipped_sums
+from tfdpx.per_example.rules.base import sum_examples
 from tfdpx.per_example.vectorize import vectorized_map
 
 
@@ -67,5 +67,5 @@ class VmapEngine:
             [merge_views(t) for t in each],
             made[-1].rebuild([merge_views(t) for t in tensors]),
             squared_norms(gradients),
-            lambda factors: clipped_sums(gradients, factors),
+            lambda factors: [sum_examples(g, factors) for g in gradients],
         )

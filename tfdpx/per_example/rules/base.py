@@ -150,7 +150,7 @@ class Rule:
     def contracted_clipped_sum(self, factors, finite):
         """`clipped_sum` from `instances`."""
         del finite  # What is read here was made for the norms: zeroing it costs nothing more.
-        return clipped_sums(self.instances, factors)
+        return [sum_examples(g, factors) for g in self.instances]
 
     @functools.cached_property
     def instances(self):
@@ -189,18 +189,9 @@ def positions(tensor, num_views):
     return tf.reshape(split, [-1 if size is None else size for size in (examples, count, last)])
 
 
-def sum_positions_to(shape, tensor):
-    """[B, ..., s] summed over an example's positions to [B, *shape], as a bias was broadcast."""
-    extra = tensor.shape.rank - 1 - len(shape)
-    if extra:
-        tensor = tf.reduce_sum(tensor, axis=list(range(1, 1 + extra)))
-    ones = [1 + i for i, size in enumerate(shape) if size == 1]
-    return tf.reduce_sum(tensor, axis=ones, keepdims=True) if ones else tensor
-
-
-def clipped_sums(gradients, factors):
-    """Each of a list of [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
-    return [tf.reduce_sum(scale_examples(g, factors), axis=0) for g in gradients]
+def sum_examples(tensor, factors):
+    """`tensor` [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
+    return tf.reduce_sum(scale_examples(tensor, factors), axis=0)
 
 
 def scale_examples(tensor, factors):
@@ -212,12 +203,7 @@ def scale_examples(tensor, factors):
 def zero_excluded(tensor, factors, finite):
     """`tensor` [B, ...] as it is if `finite`, else with zeros for examples of factor zero.
 
-    Scaled output gradients are zero there, but 0 * inf is not.
-
-    Args:
-        tensor: float32 [B, ...].
-        factors: float32 [B].
-        finite: See `Rule.clipped_sum`.
+    Scaled output gradients are zero there, but 0 * inf is not. For `finite` see `Rule.clipped_sum`.
     """
 
     def zeroed():

@@ -10,7 +10,7 @@ from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, cheapest
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rows import split_views
-from tfdpx.per_example.rules.base import clipped_sums, scale_examples, zero_excluded
+from tfdpx.per_example.rules.base import scale_examples, sum_examples, zero_excluded
 from tfdpx.per_example.rules.convolution_gradients import ConvolutionGradients
 from tfdpx.per_example.rules.products import FLOAT, gram
 
@@ -121,11 +121,6 @@ class Conv2DRule(ConvolutionGradients):
             )
         return costs
 
-    def _input_gram(self):
-        """A A^T of each group: [B, groups, T, T]."""
-        parts = tf.split(split_views(self.inputs, self.num_views), self.groups, axis=-1)
-        return tf.stack([self.window.gram(part) for part in parts], axis=1)
-
     def _instance_squares(self):
         """Squared norms at the convolution's kernel [B], the M of `rounding`, and its terms."""
 
@@ -161,8 +156,9 @@ class Conv2DRule(ConvolutionGradients):
     def _ghost_squares(self):
         """As `_instance_squares`, from inner products of positions."""
         gradients = self.by_group(self.scaled(self.convolved_gradients))
+        parts = tf.split(split_views(self.inputs, self.num_views), self.groups, axis=-1)
         squares, magnitudes = rounding.squared_norms_of_products(
-            self._input_gram(),
+            tf.stack([self.window.gram(part) for part in parts], axis=1),
             gram(gradients),
             # Products of pixels, then as many sums as the window has rows and columns.
             self.kernel_shape[2] + sum(self.window.size),
@@ -181,7 +177,7 @@ class Conv2DRule(ConvolutionGradients):
         return tf.add_n(norms)
 
     def _clipped_sums(self, factors, of_kernel):
-        pairs = [(v, *clipped_sums([g], factors)) for v, g in self.small_gradients]
+        pairs = [(v, sum_examples(g, factors)) for v, g in self.small_gradients]
         if self.explains(self.layer.kernel):
             pairs.append((self.layer.kernel, self.to_kernel(self.scaled(of_kernel()))))
         return self.in_order(pairs)

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rows import split_views
-from tfdpx.per_example.rules.base import sum_positions_to
 from tfdpx.per_example.rules.products import ProductRule
 
 
@@ -60,9 +59,14 @@ class EinsumDenseRule(ProductRule):
 
     def bias_gradients(self):
         """See `ProductRule`."""
-        # Views are one more axis to sum over.
+        # Views are one more axis to sum over, beside those along which the bias was broadcast.
         gradients = tf.reduce_sum(split_views(self.output_gradients[0], self.num_views), axis=1)
-        return sum_positions_to(self.layer.bias.shape, gradients)
+        shape = self.layer.bias.shape
+        extra = gradients.shape.rank - 1 - len(shape)
+        if extra:
+            gradients = tf.reduce_sum(gradients, axis=list(range(1, 1 + extra)))
+        ones = [1 + i for i, size in enumerate(shape) if size == 1]
+        return tf.reduce_sum(gradients, axis=ones, keepdims=True) if ones else gradients
 
     def _axes(self):
         """The letters of positions, groups, in and out."""

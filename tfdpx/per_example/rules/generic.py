@@ -32,7 +32,8 @@ class GenericRule(Rule):
             index, rows, output_gradients = inputs
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(targets)
-                outputs = self.call.run(rows, index)
+                made = self.call.run(rows, index)
+                outputs = made.select(made.tensors)
             gradients = tape.gradient(
                 outputs,
                 targets,

@@ -25,12 +25,9 @@ class ScaleAndOffsetRule(Rule):
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        pairs = []
-        if self.explains(self.layer.beta):
-            pairs.append((self.layer.beta, self.offset_gradients()))
-        if self.explains(self.layer.gamma):
-            pairs.append((self.layer.gamma, self.scale_gradients()))
-        return self.in_order(pairs)
+        layer = self.layer
+        ways = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
+        return self.in_order([(v, gradients()) for v, gradients in ways if self.explains(v)])
 
 
 @register(keras.layers.GroupNormalization)

@@ -8,8 +8,8 @@ from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost
 from tfdpx.per_example.rules.base import (
     BeforeActivation,
-    clipped_sums,
     scale_examples,
+    sum_examples,
     zero_excluded,
 )
 
@@ -86,14 +86,24 @@ class ProductRule(BeforeActivation):
             gradients = scale_examples(self.output_gradients_by_position, factors)
             total = sum_of_products(inputs, gradients)
             pairs.append((self.layer.kernel, self.to_kernel(total)))
-        pairs += [(v, *clipped_sums([g], factors)) for v, g in self._bias]
+        pairs += [(v, sum_examples(g, factors)) for v, g in self._bias]
         return self.in_order(pairs)
 
     def costs(self):
         """See `Rule.costs`."""
         examples, groups, count, fan_in = self.inputs_by_position.shape
         fan_out = self.output_gradients_by_position.shape[-1]
-        return product_costs(examples, groups, count, fan_in, fan_out)
+        # Nominal, where they are not known.
+        examples, count = examples or 32, count or 1024
+        multiply = 2.0 * examples * groups * count * fan_in * fan_out
+        instances = FLOAT * examples * groups * fan_in * fan_out
+        pairs = examples * groups * count**2
+        return {
+            "instantiate": Cost(flops=multiply, bytes=3 * instances),
+            "contract": Cost(bytes=instances),
+            "ghost": Cost(flops=2.0 * pairs * (fan_in + fan_out), bytes=4 * FLOAT * pairs),
+            "ordinary": Cost(flops=multiply, bytes=FLOAT * examples * groups * count * fan_out),
+        }
 
     @property
     def _matrices(self):
@@ -105,20 +115,6 @@ class ProductRule(BeforeActivation):
         """Pairs (bias, gradients), one or none; computed once, for norm and sum."""
         bias = self.layer.bias
         return [(bias, self.bias_gradients())] if self.explains(bias) else []
-
-
-def product_costs(examples, groups, count, fan_in, fan_out):
-    """`Rule.costs` for products A^T G of [T, in] with [T, out]; unknown sizes are None."""
-    examples, count = examples or 32, count or 1024
-    multiply = 2.0 * examples * groups * count * fan_in * fan_out
-    instances = FLOAT * examples * groups * fan_in * fan_out
-    pairs = examples * groups * count**2
-    return {
-        "instantiate": Cost(flops=multiply, bytes=3 * instances),
-        "contract": Cost(bytes=instances),
-        "ghost": Cost(flops=2.0 * pairs * (fan_in + fan_out), bytes=4 * FLOAT * pairs),
-        "ordinary": Cost(flops=multiply, bytes=FLOAT * examples * groups * count * fan_out),
-    }
 
 
 def ghost_product_norms(inputs, output_gradients):
