@@ -90,7 +90,7 @@ class WSConv2DRule(Conv2DRule):
         return kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
 
     def _unit(self):
-        # Made anew where it is needed, so that it is not kept in between.
+        # Made again wherever it is needed, so that it is not kept in between.
         return self._centered() * self.filter_scale
 
     @functools.cached_property

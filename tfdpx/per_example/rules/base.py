@@ -134,7 +134,7 @@ class Rule:
             factors: float32 [B]. Where it is zero the example contributes exactly zero, also if
                 its gradient is not finite.
             finite: Scalar bool tensor: whether every norm of the batch is finite, and so everything
-                that enters the sum. None where that is not known, which costs time alone.
+                that enters the sum. None where that is not known, which only costs time.
 
         Returns:
             List of float32 tensors of the shapes of `variables`.
