@@ -3,8 +3,8 @@
 An example is clipped by a norm, but what it adds to the released sum is the result of float32
 arithmetic. With u = 2^-24, a sum of n terms errs by at most n u times the sum of their sizes, in
 any order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). For gradients that
-cancel, that is more than the gradient itself. So where the clipped sum is formed from inputs a_t and
-output gradients g_t (as after every ghost norm), an example is clipped by
+cancel, that is more than the gradient itself. So where the clipped sum is formed from inputs a_t
+and output gradients g_t (as after every ghost norm), an example is clipped by
 
     max(|sum_t a_t g_t^T| + (T + 8) u M, M / L),    M = sum_t |a_t| |g_t|,
 
