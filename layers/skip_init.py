@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.per_example import Rule, register
-from tfdpx.per_example.rules.base import by_example
+from tfdpx.per_example.rows import split_views
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -57,9 +57,7 @@ class SkipInitRule(Rule):
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        inputs, gradients = self.call.args[0], self.gradients[0]
-        products = by_example(
-            tf.cast(inputs, "float32") * tf.cast(gradients, "float32"), self.views
-        )
+        products = tf.cast(self.call.args[0], "float32") * self.output_gradients[0]
+        products = split_views(products, self.num_views)
         summed = tf.reduce_sum(products, axis=list(range(1, products.shape.rank)))
         return [self.layer.scale * summed]

@@ -19,7 +19,7 @@ class WSConv2D(keras.layers.Conv2D):
 
     with `mean` and the population variance `var` taken over the `fan_in = kernel height * kernel
     width * input channels / groups` weights of the filter. The standardization is part of the
-    forward pass and is differentiated through, so gradients (and per-example gradients) are those
+    layer's call and is differentiated through, so gradients (and per-example gradients) are those
     of the raw kernel. It reads weights only and never mixes examples, which is why it may take
     the place of batch normalization under differential privacy.
 

@@ -8,8 +8,7 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.per_example import Conv2DRule, register, rounding
-from tfdpx.per_example.rules.base import by_example
-from tfdpx.per_example.rules.convolution import channels_last
+from tfdpx.per_example.rules.convolution_gradients import channels_last
 
 # Axes of one filter in a kernel.
 _FILTER = [-4, -3, -2]
@@ -43,8 +42,8 @@ class WSConv2DRule(Conv2DRule):
             outputs = outputs + _by_channel(layer, layer.bias, outputs)
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    def __init__(self, call, gradients, views, variables):
-        super().__init__(call, gradients, views, variables)
+    def __init__(self, call, output_gradients, num_views, variables):
+        super().__init__(call, output_gradients, num_views, variables)
         squares = tf.reduce_sum(tf.square(self._centered()), axis=[0, 1, 2])
         self._free = tf.cast(squares > self.layer.epsilon, "float32")
         self.filter_scale = tf.math.rsqrt(tf.maximum(squares, self.layer.epsilon))
@@ -72,8 +71,8 @@ class WSConv2DRule(Conv2DRule):
             along = tf.reduce_sum(self.kernel_instances * self._unit(), _FILTER)
             errors = [rounding.UNIT * (fan_in + rounding.EXTRA)] * 2
         else:
-            sums = self._sum_positions(self._patch_sums() * self.outputs)
-            along = self._sum_positions(self._convolved() * self.outputs)
+            sums = self.sum_positions(self._patch_sums() * self.convolved_gradients)
+            along = self.sum_positions(self._convolved() * self.convolved_gradients)
             terms = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
             errors = [rounding.dot_error(n + positions) for n in terms]
         removed = [
@@ -91,19 +90,19 @@ class WSConv2DRule(Conv2DRule):
         return kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
 
     def _unit(self):
-        # Made anew where it is needed, so that it is not kept in between.
+        # Made again wherever it is needed, so that it is not kept in between.
         return self._centered() * self.filter_scale
 
     @functools.cached_property
     def small_gradients(self):
         """See `Conv2DRule.small_gradients`."""
         layer = self.layer
-        last = channels_last(tf.cast(self.gradients[-1], "float32"), layer)
+        last = channels_last(self.output_gradients[-1], layer)
         pairs = []
         if self.explains(layer.bias):
-            pairs.append((layer.bias, self._sum_positions(last)))
+            pairs.append((layer.bias, self.sum_positions(last)))
         if layer.use_gain and self.explains(layer.gain):
-            pairs.append((layer.gain, self._sum_positions(last * self._convolved())))
+            pairs.append((layer.gain, self.sum_positions(last * self._convolved())))
         return pairs
 
     def _convolved(self):
@@ -111,35 +110,18 @@ class WSConv2DRule(Conv2DRule):
         convolved = self.call.kept["convolved"]
         if convolved.dtype == tf.float32:
             return channels_last(convolved, self.layer)
-        return tf.nn.conv2d(
-            self.inputs,
-            self._unit(),
-            strides=self.window.strides,
-            padding=self.window.padding.upper(),
-            dilations=self.window.dilation,
-        )
+        return self.window.convolve(self.inputs, self._unit())
 
     def _patch_sums(self):
         """The sum of each patch, float32 [B * K, H', W', 1 or filters]."""
-        window = self.window
         shape, groups = self.inputs.shape, self.groups
         by_group = tf.reshape(
             self.inputs, tf.concat([tf.shape(self.inputs)[:3], [groups, -1]], axis=0)
         )
         images = tf.reduce_sum(by_group, axis=-1)
         images.set_shape([*shape[:3], groups])
-        sums = tf.nn.conv2d(
-            images,
-            tf.ones([*window.size, 1, groups]),
-            strides=window.strides,
-            padding=window.padding.upper(),
-            dilations=window.dilation,
-        )
+        sums = self.window.convolve(images, tf.ones([*self.window.size, 1, groups]))
         return sums if groups == 1 else tf.repeat(sums, self.layer.filters // groups, axis=-1)
-
-    def _sum_positions(self, products):
-        """[B * K, H', W', filters] summed over views and positions."""
-        return tf.reduce_sum(by_example(products, self.views), axis=[1, 2, 3])
 
 
 def _by_channel(layer, variable, outputs):

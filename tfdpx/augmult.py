@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdpx import keras_internals
-from tfdpx.per_example.rows import Rows, synthetic
+from tfdpx.per_example.rows import Rows, merge_views, synthetic
 
 
 class Views:
@@ -53,9 +53,7 @@ class Views:
             x = tf.nest.map_structure(lambda t: self.augment.apply(t, choices), x)
         elif not self._given:
             return x
-        return tf.nest.map_structure(
-            lambda t: tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)), x
-        )
+        return tf.nest.map_structure(merge_views, x)
 
     def example_rows(self, x):
         """Made-up rows with the shapes and dtypes that the model will see; no data is read."""

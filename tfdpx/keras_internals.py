@@ -211,7 +211,7 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
 
 @contextlib.contextmanager
 def keeping_first_epoch(model):
-    """Afterwards, also after an error, `fit` begins again where it is told to."""
+    """Afterwards, also after an error, `fit` begins again at its own `initial_epoch`."""
     try:
         yield
     finally:

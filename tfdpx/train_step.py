@@ -145,7 +145,7 @@ class _Pass:
         bad = present & ~tf.math.is_finite(result.squared_norms)
         return (
             Totals(
-                sums=result.weighted_sums(factors),
+                sums=result.clipped_sums(factors),
                 loss=total(result.losses),
                 output_losses=[total(losses) for losses in result.output_losses],
                 examples=tf.reduce_sum(tf.cast(present, "float32")),

@@ -55,7 +55,7 @@ def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, en
     def compiled(x, y, present):
         result = made(x, y, None)
         factors = mechanism.clip_factors(result.squared_norms, present, clip, 1)
-        return result.weighted_sums(factors)
+        return result.clipped_sums(factors)
 
     def sums(x, y, present):
         with forced_norms(norm):

@@ -48,7 +48,7 @@ def run_engine(model, x, y, sample_weight=None, views=1, engine="layerwise", jit
     @tf.function(jit_compile=jit_compile, autograph=False)
     def norms_and_sums(factors):
         result = made(x, y, sample_weight)
-        return tf.sqrt(result.squared_norms), result.weighted_sums(factors)
+        return tf.sqrt(result.squared_norms), result.clipped_sums(factors)
 
     def weighted(factors):
         return flatten(model, norms_and_sums(tf.constant(factors, "float32"))[1])

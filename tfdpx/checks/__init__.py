@@ -1,7 +1,7 @@
 """What makes a model or a loss unfit for private training, and the remedy.
 
 Every check runs before the first step, on made-up data of the right shapes and dtypes: no private
-example is read. Each error names the layer, where it can be told, and the remedy.
+example is read. Each error names the layer, where it is known, and the remedy.
 """
 
 from tfdpx import keras_internals

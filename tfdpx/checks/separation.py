@@ -51,7 +51,7 @@ def check_separation(model, engine, x, examples, views):
         views: Int, rows an example.
 
     Raises:
-        UnfitForPrivacy: With the layer, where it can be told.
+        UnfitForPrivacy: With the layer, where it is known.
     """
     vocabulary = made_up.vocabulary(lambda batch: keras_internals.call_model(model, batch), x)
     random = bool(keras_internals.seed_generators(model))

@@ -1,8 +1,8 @@
-"""What each trainable layer saw and produced in one forward pass.
+"""What each trainable layer saw and produced in one run of the model.
 
 A *unit* is the outermost layer that owns trainable variables itself (or whose class is registered),
 with its subtree. While a `Recorder` is active, each call of a unit is kept with its inputs, and its
-outputs are watched by the recorder's tape, so that one backward pass over activations alone gives
+outputs are watched by the recorder's tape, so that going back once over activations alone gives
 the gradient at every unit's output for every example.
 """
 
@@ -16,7 +16,7 @@ from tfdpx import keras_internals
 from tfdpx.per_example import registry
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
-from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.per_example.rules.generic import GenericRule
 from tfdpx.per_example.vectorize import vectorized_map
 
@@ -27,7 +27,7 @@ class UnexplainedVariables(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class CallLayout:
-    """What a call looks like whatever the batch size, found by `probe.find_layout`.
+    """What a call looks like whatever the batch size, found by `layout.find_layout`.
 
     Attributes:
         name: The layer's name.
@@ -47,13 +47,13 @@ class Call:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves it.
         args, kwargs: What the layer was called with.
-        outputs: The watched tensors, in order; those that `run` returns, unless the rule has a
+        outputs: The watched tensors, in order; those that `run` selects, unless the rule has a
             `forward` of its own.
         kept: Dict, for what a rule's `forward` saves for later.
         jit_compile: Whether the step is compiled by XLA.
     """
 
-    def __init__(self, layer, rule, args, kwargs, layout, views, jit_compile=False):
+    def __init__(self, layer, rule, args, kwargs, layout, num_views, jit_compile=False):
         self.layer = layer
         # Only the generic rule makes the same random draws again.
         self.rule = GenericRule if layout.draws else rule
@@ -63,7 +63,7 @@ class Call:
         self.kept = {}
         self.jit_compile = jit_compile
         self._rows = Rows((args, kwargs), layout.batched)
-        self._views = views
+        self._num_views = num_views
         self._draws = Draws(layer) if layout.draws else None
 
     def forward(self, tape):
@@ -84,8 +84,8 @@ class Call:
         return self.rule.forward(self, watch)
 
     def examples(self):
-        """The batched arguments, each [B, views, ...]."""
-        return [self._by_example(tensor) for tensor in self._rows.tensors]
+        """The batched arguments, each [B, K, ...]."""
+        return [split_views(tensor, self._num_views) for tensor in self._rows.tensors]
 
     @property
     def description(self):
@@ -93,15 +93,10 @@ class Call:
         return f"Layer '{self.layer.name}' (of type {type(self.layer).__name__})"
 
     def run(self, rows, index):
-        """Makes the call again on the `rows` of example `index`, with the same random draws.
+        """The `Outputs` of the call made again on the `rows` of example `index`.
 
-        Returns:
-            A list of tensors [views, ...] like `outputs`.
+        Random draws are the same again. Tensors are [K, ...].
         """
-        outputs = self._run(rows, index)
-        return outputs.select(outputs.tensors)
-
-    def _run(self, rows, index):
         args, kwargs = self._rows.pack(rows)
         draws = self._draws.of_example(index) if self._draws else contextlib.nullcontext()
         with keras_internals.recording(None), draws:
@@ -111,65 +106,74 @@ class Call:
         made = []
 
         def one(inputs):
-            made.append(self._run(inputs[1], inputs[0]))
+            made.append(self.run(inputs[1], inputs[0]))
             return made[-1].tensors
 
         examples = self.examples()
         index = tf.range(tf.shape(examples[0])[0])
         tensors = vectorized_map(one, (index, examples), self.description, self.jit_compile)
-        return made[-1].rebuild(
-            [tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], axis=0)) for t in tensors]
-        )
-
-    def _by_example(self, tensor):
-        split = tf.reshape(tensor, tf.concat([[-1, self._views], tf.shape(tensor)[1:]], axis=0))
-        split.set_shape([None, self._views, *tensor.shape[1:]])
-        return split
+        return made[-1].rebuild([merge_views(t) for t in tensors])
 
 
-def unit_rule(operation, trainable, args, kwargs):
-    """The rule class for `operation` if it is a unit, else None.
+class UnitRecorder:
+    """Hands over every call of a unit, but for those inside another unit.
 
     Args:
-        operation: Any `keras.Operation`.
-        trainable: Set of ids of the model's trainable variables.
-        args: What it is called with; symbolic calls are never captured.
-        kwargs: As `args`, by name.
+        variables: The model's trainable variables.
+        call_unit: Function of a layer, its rule class, args and kwargs that calls the layer.
     """
-    if not isinstance(operation, keras.Layer) or any(
-        isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
-    ):
-        return None
-    if not any(id(v) in trainable for v in operation.trainable_variables):
-        return None
-    rule, registered_class = registry.find(operation)
-    if rule is not None:
-        return rule if rule.handles(operation, registered_class) else GenericRule
-    owned = keras_internals.own_trainable_variables(operation)
-    return GenericRule if any(id(v) in trainable for v in owned) else None
+
+    def __init__(self, variables, call_unit):
+        self._trainable = {id(v) for v in variables}
+        self._call_unit = call_unit
+        self._inside = False
+
+    def observe(self, operation, args, kwargs):
+        """Called by the hook in place of `operation(*args, **kwargs)`."""
+        rule = None if self._inside else self._rule(operation, args, kwargs)
+        if rule is None:
+            return keras_internals.call_operation(operation, args, kwargs)
+        self._inside = True
+        try:
+            return self._call_unit(operation, rule, args, kwargs)
+        finally:
+            self._inside = False
+
+    def _rule(self, operation, args, kwargs):
+        """The rule class if `operation` is a unit, else None; symbolic calls are never captured."""
+        if not isinstance(operation, keras.Layer) or any(
+            isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))
+        ):
+            return None
+        if not any(id(v) in self._trainable for v in operation.trainable_variables):
+            return None
+        rule, registered_class = registry.find(operation)
+        if rule is not None:
+            return rule if rule.handles(operation, registered_class) else GenericRule
+        owned = keras_internals.own_trainable_variables(operation)
+        return GenericRule if any(id(v) in self._trainable for v in owned) else None
 
 
-class Recorder:
-    """Captures every call of a unit of a model in one training-mode forward pass.
+class Recorder(UnitRecorder):
+    """Captures every call of a unit of a model in one training-mode run.
 
     Args:
         variables: The model's trainable variables.
         layout: List of `CallLayout`, what the calls will be.
-        views: Int, rows of the batch per example.
+        num_views: Int, rows of the batch per example.
         jit_compile: Whether the step is compiled by XLA.
 
     Attributes:
         calls: List of `Call`, in order.
     """
 
-    def __init__(self, variables, layout, views, jit_compile=False):
+    def __init__(self, variables, layout, num_views, jit_compile=False):
+        super().__init__(variables, self._capture)
         self.calls = []
         self._variables = list(variables)
-        self._trainable = {id(v) for v in self._variables}
         self._layout = layout
-        self._views = views
+        self._num_views = num_views
         self._jit_compile = jit_compile
-        self._inside = False
         self._tape = tf.GradientTape(watch_accessed_variables=False)
         # Watches what is read outside of captured calls: its recording stops during them.
         self._detector = tf.GradientTape()
@@ -177,39 +181,31 @@ class Recorder:
 
     @contextlib.contextmanager
     def taping(self):
-        """Within it, operations are differentiable; it spans the forward pass and the loss."""
+        """Within it, operations are differentiable; it spans the model and the loss."""
         self._graph = _graph()
         with self._tape, self._detector:
             yield
 
-    def observe(self, operation, args, kwargs):
-        """Called by the hook in place of `operation(*args, **kwargs)`."""
-        rule = None if self._inside else unit_rule(operation, self._trainable, args, kwargs)
-        if rule is None:
-            return keras_internals.call_operation(operation, args, kwargs)
+    def _capture(self, layer, rule, args, kwargs):
         if _graph() is not self._graph:
             raise UnexplainedVariables(
-                f"Layer '{operation.name}' (of type {type(operation).__name__}) is called inside a "
+                f"Layer '{layer.name}' (of type {type(layer).__name__}) is called inside a "
                 "loop, a tf.function or a vectorized_map, where its inputs cannot be captured. "
                 "Make the layer around that loop one unit with "
                 "`tfdpx.per_example.register(TheOuterLayer)(tfdpx.per_example.GenericRule)`, or "
                 'use `per_example_engine="vmap"`.'
             )
-        layout = self._layout_of(operation)
-        call = Call(operation, rule, args, kwargs, layout, self._views, self._jit_compile)
+        layout = self._layout_of(layer)
+        call = Call(layer, rule, args, kwargs, layout, self._num_views, self._jit_compile)
         self.calls.append(call)
-        self._inside = True
-        try:
-            with self._detector.stop_recording():
-                return call.forward(self._tape)
-        finally:
-            self._inside = False
+        with self._detector.stop_recording():
+            return call.forward(self._tape)
 
     def gradients(self, targets, cotangents):
         """Gradients at each call's outputs: a list of lists of tensors.
 
         Args:
-            targets: List of tensors, what the forward pass gave.
+            targets: List of tensors, what the model gave.
             cotangents: List of tensors, the gradients at `targets`.
 
         Raises:
@@ -229,13 +225,13 @@ class Recorder:
             targets, outputs, cotangents, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
 
-    def _layout_of(self, operation):
+    def _layout_of(self, layer):
         position = len(self.calls)
-        if position >= len(self._layout) or self._layout[position].name != operation.name:
+        if position >= len(self._layout) or self._layout[position].name != layer.name:
             known = [layout.name for layout in self._layout]
             raise UnexplainedVariables(
                 f"The model calls its layers differently from one forward pass to the next: call "
-                f"{position} is of layer '{operation.name}', but a trial run made the calls "
+                f"{position} is of layer '{layer.name}', but a trial run made the calls "
                 f'{known}. Use `per_example_engine="vmap"`.'
             )
         return self._layout[position]

@@ -14,7 +14,7 @@ _forced = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Work beyond the forward pass and the backward pass over activations.
+    """Work beyond running the model and going back over activations.
 
     Attributes:
         flops: Floating point operations, two for each multiplication with addition.
@@ -105,21 +105,21 @@ def forced_norms(norm):
         _forced.norm = previous
 
 
-def choose(layer, rule, costs, anew=False):
+def choose(layer, rule, costs, allows_ordinary_sum=False):
     """The cheapest `LayerChoice` for a rule.
 
     Args:
         layer: Name of the layer.
         rule: Name of the rule's class.
         costs: `{method: Cost}` of what the rule has among the names of `NORMS` and `SUMS`.
-        anew: Bool, whether instantiated norms allow for the rounding of a sum that is formed anew.
+        allows_ordinary_sum: Bool, whether instantiated norms allow for the rounding of that sum.
     """
     device = device_kind()
     combined = {
         (norm, total): costs[norm] + costs[total]
         for norm in NORMS
-        for total in SUMS
-        if norm in costs and total in costs and total in _sums_after(norm, costs, anew)
+        for total in _sums_after(norm, costs, allows_ordinary_sum)
+        if norm in costs and total in costs
     }
     forced = getattr(_forced, "norm", "auto")
     allowed = {k: v for k, v in combined.items() if k[0] == forced} or combined
@@ -135,11 +135,11 @@ def choose(layer, rule, costs, anew=False):
     )
 
 
-def _sums_after(norm, costs, anew):
+def _sums_after(norm, costs, allows_ordinary_sum):
     """The sums that go with a norm: of the arrays whose norms were taken, or those allowed for."""
     if norm == "ghost" or "contract" not in costs:
         return ["ordinary"]
-    return SUMS if anew else ["contract"]
+    return SUMS if allows_ordinary_sum else ["contract"]
 
 
 def cheapest(*costs):

@@ -1,4 +1,6 @@
-"""Per-example gradients by book-keeping: one forward, one backward over activations, then rules."""
+"""Per-example gradients by book-keeping: one run forward, one back over activations, then rules."""
+
+import functools
 
 import tensorflow as tf
 
@@ -9,7 +11,7 @@ from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
-from tfdpx.per_example.rules.base import weighted_sums
+from tfdpx.per_example.rules.base import sum_examples
 
 
 class LayerwiseEngine:
@@ -18,7 +20,7 @@ class LayerwiseEngine:
     Args:
         model: A compiled, built `keras.Model`.
         x: Nest of tensors [rows, ...] like those to come; only shapes and dtypes are read.
-        views: Int K, rows of the batch per example.
+        num_views: Int K, rows of the batch per example.
 
     Attributes:
         choices: The `LayerChoice` of each layer, from the last call.
@@ -28,66 +30,65 @@ class LayerwiseEngine:
         UnexplainedVariables: If the gradient of a trainable variable is not known by example.
     """
 
-    def __init__(self, model, x, views):
+    def __init__(self, model, x, num_views):
         self._model = model
-        self._views = views
+        self._num_views = num_views
         self._variables = model.trainable_variables
         self._layout, self.work = find_layout(model, x)
         self.choices = []
 
     def __call__(self, x, y, sample_weight):
-        """A `PerExample` for rows [B * views, ...] of `x`, `y` and `sample_weight`."""
+        """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`."""
         model = self._model
         recorder = self.recorder()
         with recorder.taping():
             with keras_internals.recording(recorder):
                 y_pred = keras_internals.call_model(model, x)
-            rows = row_losses(model, x, y, y_pred, sample_weight)
+            losses = row_losses(model, x, y, y_pred, sample_weight)
         # 1/K: the gradient of an example is the mean over its views.
-        cotangents = [c / self._views for c in rows.cotangents]
-        groups = self.rules(recorder, rows.predictions, cotangents)
+        cotangents = [c / self._num_views for c in losses.cotangents]
+        groups = self.rules(recorder, losses.predictions, cotangents)
         norms = []
         for group in groups:
             # Not before the gradients are there: what follows from the layers' inputs alone would
-            # be computed in the forward pass, and kept.
-            with tf.control_dependencies(group.gradients):
+            # be computed on the way forward, and kept.
+            with tf.control_dependencies(group.output_gradients):
                 norms.append(group.squared_norms())
         if not norms:
-            norms = [tf.zeros_like(rows.losses[:: self._views])]
+            norms = [tf.zeros_like(losses.losses[:: self._num_views])]
         norms = tf.add_n(norms)
         self.choices = [choice for group in groups for choice in group.choices]
 
-        def weighted(factors):
+        def clipped(factors):
             sums = {id(v): tf.zeros(v.shape, "float32") for v in self._variables}
             with tf.control_dependencies([factors]):
                 finite = tf.reduce_all(tf.math.is_finite(norms))
                 for group in groups:
-                    group.finite = finite
-                    each = group.clipped_sum(factors)
+                    each = group.clipped_sum(factors, finite)
                     sums.update(zip(map(id, group.variables), each, strict=True))
             return [sums[id(v)] for v in self._variables]
 
-        return PerExample(rows.losses, rows.output_losses, y_pred, norms, weighted)
+        return PerExample(losses.losses, losses.output_losses, y_pred, norms, clipped)
 
     def recorder(self):
-        """A `Recorder` for one forward pass."""
+        """A `Recorder` for one run of the model."""
         # Whatever runs on a TPU is compiled.
         compiled = self._model.jit_compile or bool(tf.config.list_logical_devices("TPU"))
-        return Recorder(self._variables, self._layout, self._views, jit_compile=compiled)
+        return Recorder(self._variables, self._layout, self._num_views, jit_compile=compiled)
 
     def rules(self, recorder, predictions, cotangents):
         """The rules, grouped, for the calls that `recorder` saw.
 
         Args:
-            recorder: The `Recorder` of a forward pass.
+            recorder: The `Recorder` of one run of the model.
             predictions: List of tensors, what it gave.
             cotangents: List of tensors, the gradients at `predictions`.
         """
         gradients = recorder.gradients(predictions, cotangents)
         return _groups(
             [
-                call.rule(call, outputs, self._views, self._trained_by(call))
-                for call, outputs in zip(recorder.calls, gradients, strict=True)
+                call.rule(call, output_gradients, self._num_views, self._trained_by(call))
+                for call, output_gradients in zip(recorder.calls, gradients, strict=True)
             ]
         )
 
@@ -101,7 +102,7 @@ def explain(model, x, views=1):
 
     Args:
         model: A built, compiled `keras.Model`.
-        x: Nest of arrays or tensors [B * views, ...] like one pass; only shapes and dtypes matter.
+        x: Nest of arrays or tensors [B * K, ...] like one pass; only shapes and dtypes matter.
         views: Int, K, rows of the batch per example.
 
     Returns:
@@ -112,9 +113,8 @@ def explain(model, x, views=1):
 
     def outputs_and_rules(x):
         recorder = engine.recorder()
-        with recorder.taping():
-            with keras_internals.recording(recorder):
-                y_pred = tf.nest.flatten(keras_internals.call_model(model, x))
+        with recorder.taping(), keras_internals.recording(recorder):
+            y_pred = tf.nest.flatten(keras_internals.call_model(model, x))
         y_pred = [t for t in y_pred if t.dtype.is_floating]
         groups = engine.rules(recorder, y_pred, [tf.ones_like(t) for t in y_pred])
         engine.choices = [choice for group in groups for choice in group.choices]
@@ -131,7 +131,7 @@ class _Joint:
     def __init__(self, rules):
         self._rules = rules
         self.variables = list({id(v): v for rule in rules for v in rule.variables}.values())
-        self.gradients = [g for rule in rules for g in rule.gradients]
+        self.output_gradients = [g for rule in rules for g in rule.output_gradients]
 
     @property
     def choices(self):
@@ -139,18 +139,22 @@ class _Joint:
         only = {"instantiate": Cost(), "contract": Cost()}
         return [choose(rule.layer.name, type(rule).__name__, only) for rule in self._rules]
 
-    def squared_norms(self):
+    @functools.cached_property
+    def _instances(self):
         totals = {}
         for rule in self._rules:
             for variable, gradient in zip(
                 rule.variables, rule.per_example_gradients(), strict=True
             ):
                 totals[id(variable)] = totals.get(id(variable), 0.0) + gradient
-        self._totals = [totals[id(v)] for v in self.variables]
-        return squared_norms(self._totals)
+        return [totals[id(v)] for v in self.variables]
 
-    def clipped_sum(self, factors):
-        return weighted_sums(self._totals, factors)
+    def squared_norms(self):
+        return squared_norms(self._instances)
+
+    def clipped_sum(self, factors, finite=None):
+        del finite
+        return [sum_examples(g, factors) for g in self._instances]
 
 
 def _groups(rules):

@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 
 from tfdpx import keras_internals
-from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, unit_rule
+from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
 from tfdpx.per_example.cost_model import Work
 from tfdpx.per_example.rows import synthetic
 
@@ -76,29 +76,16 @@ class _Sighting:
         self.draws = any((a != b).any() for a, b in zip(before, after, strict=True))
 
 
-class _Observer:
-    """A recorder that only looks at shapes."""
-
-    def __init__(self, variables):
-        self.seen = []
-        self._trainable = {id(v) for v in variables}
-        self._inside = False
-
-    def observe(self, operation, args, kwargs):
-        if self._inside or unit_rule(operation, self._trainable, args, kwargs) is None:
-            return keras_internals.call_operation(operation, args, kwargs)
-        self._inside = True
-        try:
-            self.seen.append(_Sighting(operation, args, kwargs))
-        finally:
-            self._inside = False
-        return self.seen[-1].result
-
-
 def _record(model, x):
-    with keras_internals.recording(_Observer(model.trainable_variables)) as observer:
+    seen = []
+
+    def look(layer, _, args, kwargs):
+        seen.append(_Sighting(layer, args, kwargs))
+        return seen[-1].result
+
+    with keras_internals.recording(UnitRecorder(model.trainable_variables, look)):
         keras_internals.call_model(model, x)
-    return observer.seen
+    return seen
 
 
 def _compare(two, three):

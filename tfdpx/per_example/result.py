@@ -17,7 +17,7 @@ class PerExample:
         y_pred: The model's output, a nest of tensors [B * K, ...].
         squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
             views and over all trainable variables.
-        weighted_sums: Function of factors, float32 [B], that gives the sum over examples of factor
+        clipped_sums: Function of factors, float32 [B], that gives the sum over examples of factor
             times gradient, a list of float32 tensors in the order of `model.trainable_variables`.
             An example of factor zero contributes exactly zero.
     """
@@ -26,4 +26,4 @@ class PerExample:
     output_losses: list
     y_pred: Any
     squared_norms: tf.Tensor
-    weighted_sums: Callable
+    clipped_sums: Callable

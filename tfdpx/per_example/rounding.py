@@ -3,8 +3,8 @@
 An example is clipped by a norm, but what it adds to the released sum is the result of float32
 arithmetic. With u = 2^-24, a sum of n terms errs by at most n u times the sum of their sizes, in
 any order (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 4). For gradients that
-cancel, that is more than the gradient itself. So where the weighted sum is formed anew from inputs
-a_t and output gradients g_t (the ghost norm goes with it), an example is clipped by
+cancel, that is more than the gradient itself. So where the clipped sum is formed from inputs a_t
+and output gradients g_t (as after every ghost norm), an example is clipped by
 
     max(|sum_t a_t g_t^T| + (T + 8) u M, M / L),    M = sum_t |a_t| |g_t|,
 
@@ -33,7 +33,7 @@ _BLOCK = 512
 SMALLEST_CLIP = 1e-9
 _LARGEST_CANCELLATION = 32.0
 # Beyond so many positions the allowance would be visible in the norms of ordinary examples.
-MOST_POSITIONS_ANEW = 256
+MOST_POSITIONS_ALLOWED_FOR = 256
 _TINY = 2.0**-126
 
 
@@ -92,9 +92,9 @@ def squared_norms(gradients):
     return tf.add_n(norms)
 
 
-def squared_lengths(rows):
-    """float32 [...]: squared l2 norms of float32 rows [..., d], never too small."""
-    return raised(tf.reduce_sum(tf.square(rows), axis=-1), [rows.shape[-1]])
+def squared_lengths(vectors):
+    """float32 [...]: squared l2 norms of float32 vectors [..., d], never too small."""
+    return raised(tf.reduce_sum(tf.square(vectors), axis=-1), [vectors.shape[-1]])
 
 
 def raised(squares, sizes):
@@ -129,26 +129,27 @@ def allow(squares, magnitudes, terms):
     return tf.square(tf.where(norms < least, least, norms))
 
 
-def squared_norms_of_products(inputs, outputs, fan_in, fan_out):
+def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
     """float32 [B, groups]: |A^T G|^2 from inner products of positions; and its M.
 
-    Each inner product of inputs errs by e_in |a_s| |a_t|, each of outputs by e_out |g_s| |g_t|, and
-    the sum of their T^2 products by 2 T u of each: that is added. What underflows is allowed for.
+    Each inner product of inputs errs by e_in |a_s| |a_t|, each of gradients by e_out |g_s| |g_t|,
+    and the sum of their T^2 products by 2 T u of each. That is added, and so is what underflows.
 
     Args:
         inputs: A A^T, float32 [B, groups, T, T].
-        outputs: G G^T, likewise.
+        output_gradients: G G^T, likewise.
         fan_in: Int, terms in an inner product of inputs.
-        fan_out: Int, of outputs.
+        fan_out: Int, of output gradients.
 
     Returns:
         Two tensors [B, groups]: the squared norm, never too small, and M.
     """
     count = size_of(inputs, 2)
-    grams = (inputs, fan_in), (outputs, fan_out)
+    grams = (inputs, fan_in), (output_gradients, fan_out)
     sizes = [tf.sqrt(tf.linalg.diag_part(gram) + terms * _TINY) for gram, terms in grams]
     pairs = [s[..., :, tf.newaxis] * s[..., tf.newaxis, :] for s in sizes]
-    products, absolute_in, absolute_out = inputs * outputs, tf.abs(inputs), tf.abs(outputs)
+    products = inputs * output_gradients
+    absolute_in, absolute_out = tf.abs(inputs), tf.abs(output_gradients)
     slack = (
         dot_error(fan_in) * pairs[0] * absolute_out
         + dot_error(fan_out) * pairs[1] * absolute_in

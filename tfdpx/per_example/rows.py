@@ -1,4 +1,4 @@
-"""Nests of tensors whose first axis is the batch: taking them apart, row by row, and together."""
+"""Rows, of which an example has one for each of its K views: split, merged, in nests, made up."""
 
 import numpy as np
 import tensorflow as tf
@@ -38,6 +38,23 @@ class Rows:
         """The length of the batch axis: an int where it is static, else a scalar int32 tensor."""
         static = self.tensors[0].shape[0]
         return tf.shape(self.tensors[0])[0] if static is None else static
+
+
+def split_views(tensor, num_views):
+    """[B * K, ...] as [B, K, ...], its shape as static as it was."""
+    rows, *rest = tensor.shape
+    static = [None if rows is None else rows // num_views, num_views, *rest]
+    if static.count(None) <= 1:
+        return tf.reshape(tensor, [-1 if size is None else size for size in static])
+    shape = tf.shape(tensor)
+    split = tf.reshape(tensor, tf.concat([[shape[0] // num_views, num_views], shape[1:]], axis=0))
+    split.set_shape(static)
+    return split
+
+
+def merge_views(tensor):
+    """[B, K, ...] as [B * K, ...]."""
+    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
 
 
 def synthetic(nest, rows, seed):

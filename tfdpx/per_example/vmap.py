@@ -9,8 +9,8 @@ from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import Draws
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
-from tfdpx.per_example.rows import Rows
-from tfdpx.per_example.rules.base import weighted_sums
+from tfdpx.per_example.rows import Rows, merge_views, split_views
+from tfdpx.per_example.rules.base import sum_examples
 from tfdpx.per_example.vectorize import vectorized_map
 
 
@@ -20,20 +20,20 @@ class VmapEngine:
     Args:
         model: A compiled, built `keras.Model`.
         x: Nest of tensors [rows, ...] like those to come; only shapes and dtypes are read.
-        views: Int K, rows of the batch per example.
+        num_views: Int K, rows of the batch per example.
 
     Attributes:
         work: The `Work` of one row.
     """
 
-    def __init__(self, model, x, views):
+    def __init__(self, model, x, num_views):
         self.work = measured_work(model, x)
         self._model = model
-        self._views = views
+        self._num_views = num_views
 
     def __call__(self, x, y, sample_weight):
-        """A `PerExample` for rows [B * views, ...] of `x`, `y` and `sample_weight`."""
-        model, views = self._model, self._views
+        """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`."""
+        model, num_views = self._model, self._num_views
         batch = Rows((x, y, sample_weight))
         draws = Draws(model)
         made = []
@@ -51,7 +51,7 @@ class VmapEngine:
                 of_one = loss_of_one(model, x, y, y_pred, sample_weight)
                 values = [
                     of_one([t[k] for t in rows], [t[k] for t in made[-1].tensors])
-                    for k in range(views)
+                    for k in range(num_views)
                 ]
                 losses, *each = [tf.stack(of_all) for of_all in zip(*values, strict=True)]
                 mean = tf.reduce_mean(losses)
@@ -63,21 +63,13 @@ class VmapEngine:
             gradients = [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
             return losses, each, made[-1].tensors, gradients
 
-        examples = [
-            tf.reshape(t, tf.concat([[-1, views], tf.shape(t)[1:]], axis=0)) for t in batch.tensors
-        ]
+        examples = [split_views(t, num_views) for t in batch.tensors]
         index = tf.range(tf.shape(examples[0])[0])
         losses, each, tensors, gradients = vectorized_map(one, (index, examples), "The model")
-        flat = [_rows(t) for t in tensors]
         return PerExample(
-            _rows(losses),
-            [_rows(t) for t in each],
-            made[-1].rebuild(flat),
+            merge_views(losses),
+            [merge_views(t) for t in each],
+            made[-1].rebuild([merge_views(t) for t in tensors]),
             squared_norms(gradients),
-            lambda factors: weighted_sums(gradients, factors),
+            lambda factors: [sum_examples(g, factors) for g in gradients],
         )
-
-
-def _rows(tensor):
-    """[B, K, ...] as [B * K, ...]."""
-    return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))

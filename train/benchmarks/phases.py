@@ -78,7 +78,7 @@ def _prefixes(settings):
         result = engine(x, y, None)
         clipping = optimizer.l2_norm_clip, optimizer.batch_size
         factors = clip_factors(result.squared_norms, tf.constant(True), *clipping)
-        return result.weighted_sums(factors)
+        return result.clipped_sums(factors)
 
     def noisy(sums):
         scale = optimizer.noise_multiplier, optimizer.batch_size

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from oracle import assert_matches_batches_of_one, run_engine
 
+from tfdpx import keras_internals
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models import WideResNet
 from tfdpx.per_example import (
@@ -104,6 +105,31 @@ def test_a_shared_layer(make, rng):
     assert_matches_batches_of_one(model, *vectors_and_targets(rng))
 
 
+def test_sums_may_be_asked_for_before_norms(rng):
+    inputs = keras.Input((4, 4, 1))
+    shared = layers.Conv2D(1, 3, padding="same")
+    x = WSConv2D(2, 3)(shared(shared(inputs)))
+    x = layers.Conv2D(2, 2)(GroupNorm(2)(x))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(layers.PReLU()(x))))
+    x = tf.constant(rng.normal(size=(3, 4, 4, 1)), "float32")
+    engine, factors = LayerwiseEngine(model, x, 1), tf.constant([0.0, 0.5, 1.0])
+
+    def rules():
+        recorder = engine.recorder()
+        with recorder.taping(), keras_internals.recording(recorder):
+            outputs = keras_internals.call_model(model, x)
+        return engine.rules(recorder, [outputs], [tf.ones_like(outputs)])
+
+    for kind in ("instantiate", "ghost"):
+        with forced_norms(kind):
+            norms_first = [(r.squared_norms(), r.clipped_sum(factors)) for r in rules()]
+            sums_first = [(r.clipped_sum(factors), r.squared_norms()) for r in rules()]
+        for (norms, sums), (same_sums, same_norms) in zip(norms_first, sums_first, strict=True):
+            tf.nest.map_structure(
+                np.testing.assert_allclose, (norms, sums), (same_norms, same_sums)
+            )
+
+
 @pytest.mark.parametrize("calls", [1, 2])
 def test_an_embedding_never_makes_a_table_for_each_example(calls, rng):
     inputs = keras.Input((5,), dtype="int32")
@@ -121,7 +147,7 @@ def test_an_embedding_never_makes_a_table_for_each_example(calls, rng):
         def step():
             with forced_norms(norms):
                 result = engine(tf.constant(x), tf.constant(y), None)
-                return result.weighted_sums(result.squared_norms)
+                return result.clipped_sums(result.squared_norms)
 
         graph = tf.function(step, autograph=False).get_concrete_function().graph
         return {tuple(t.shape) for op in graph.get_operations() for t in op.outputs if t.shape.rank}

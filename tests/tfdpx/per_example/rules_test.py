@@ -11,9 +11,11 @@ from oracle import assert_matches_batches_of_one, run_engine
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
 from tfdpx.per_example import cost_model, explain, forced_norms, registry, rounding
+from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules import (
     base,
     convolution,
+    convolution_gradients,
     dense,
     depthwise,
     einsum_dense,
@@ -180,7 +182,7 @@ def test_layers_without_a_rule_of_their_own(make, shape, views):
 def test_convolutions_by_one_call_an_example(monkeypatch, unrolled, groups, strides, views):
     # Free launches and slow memory make it the cheapest way, which it is not for small images.
     monkeypatch.setitem(cost_model._RATES, "cpu", (2e11, 1.0, 0.0))
-    monkeypatch.setattr(convolution, "_UNROLLED", unrolled)
+    monkeypatch.setattr(convolution_gradients, "_UNROLLED", unrolled)
     chosen, loops = [], []
     rule = convolution.Conv2DRule
     by_calls, in_a_loop = rule._by_calls.fget, rule._in_a_loop
@@ -243,22 +245,22 @@ def test_xla():
 
 
 def _half_bias(self):
-    return 0.5 * tf.reduce_sum(self.outputs_by_position, axis=[1, 2])
+    return 0.5 * tf.reduce_sum(self.output_gradients_by_position, axis=[1, 2])
 
 
 def _forgets_repeats(self):
-    return base.squared_norms([self._outputs])
+    return base.squared_norms([self._gradients])
 
 
 def _last_view_only(self):
-    views = base.by_example(self.gradients[0], self.views)
+    views = split_views(self.output_gradients[0], self.num_views)
     views = tf.concat([0.0 * views[:, :-1], views[:, -1:]], axis=1)
     return tf.reshape(views, [views.shape[0], 1, -1, views.shape[-1]])
 
 
-def _without_diagonal(inputs, outputs, *fans):
+def _without_diagonal(inputs, gradients, *fans):
     kept = 1.0 - tf.eye(inputs.shape[-1])
-    return tf.reduce_sum(inputs * outputs * kept, axis=[2, 3]), tf.zeros(outputs.shape[:2])
+    return tf.reduce_sum(inputs * gradients * kept, axis=[2, 3]), tf.zeros(gradients.shape[:2])
 
 
 side_by_side = depthwise._side_by_side
@@ -266,7 +268,7 @@ side_by_side = depthwise._side_by_side
 
 PLANTED = [
     (dense.DenseRule, "bias_gradients", _half_bias, lambda: layers.Dense(3), (3, 2), None),
-    (convolution.Conv2DRule, "clipped_sum", lambda s, f: base.Rule.clipped_sum(s, f * 0 + 1),
+    (convolution.Conv2DRule, "clipped_sum", lambda s, f, _: base.Rule.clipped_sum(s, f * 0 + 1),
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
     (rounding, "squared_norms_of_products", _without_diagonal,
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
@@ -284,7 +286,7 @@ PLANTED = [
      lambda: layers.Embedding(2, 3), (6,), 2),
     (embedding.EmbeddingRule, "instantiated_squared_norms", _forgets_repeats,
      lambda: layers.Embedding(2, 3), (6,), 2),
-    (einsum_dense.EinsumDenseRule, "outputs_by_position", property(_last_view_only),
+    (einsum_dense.EinsumDenseRule, "output_gradients_by_position", property(_last_view_only),
      lambda: layers.EinsumDense("abc,cd->abd", (4, 3)), (4, 2), None),
 ]  # fmt: skip
 

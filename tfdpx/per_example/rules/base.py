@@ -1,5 +1,6 @@
 """What every per-example rule offers."""
 
+import functools
 import math
 
 import tensorflow as tf
@@ -7,33 +8,31 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.rounding import squared_norms
+from tfdpx.per_example.rows import split_views
 
 
 class Rule:
     """Per-example gradients of one call of one layer.
 
-    The batch that a layer sees holds `views` rows for each example, one after the other. The
+    The batch that a layer sees holds K rows for each example, one a view, one after the other. The
     gradient of an example is the sum over its rows and positions: the factor 1/K of augmentation
     multiplicity (De et al. 2022, Eq. 4) is already in the output gradients.
 
     A subclass gives `per_example_gradients`: that is enough. It may add `ghost_squared_norms` and
-    `ordinary_sum`, which do without an array of one gradient an example, and `costs`, by which the
-    cheaper way is taken. All arithmetic is float32.
+    `ordinary_clipped_sum`, which do without an array of one gradient an example, and `costs`, by
+    which the cheaper way is taken. All arithmetic is float32.
 
     Attributes:
         call: The `tfdpx.per_example.capture.Call`: `layer`, `args`, `kwargs`, `outputs`, `kept`.
-        gradients: Gradients at what `forward` watched, a list of tensors [B * views, ...]. One is
-            zero where the loss does not depend on that tensor.
-        views: Int, K.
+        layer: The `keras.Layer`.
+        output_gradients: Gradients at what `forward` watched, a list of float32 tensors
+            [B * K, ...]. One is zero where the loss does not depend on that tensor.
+        num_views: Int, K.
         variables: The trainable `keras.Variable`s that this call explains.
-        finite: Scalar bool tensor, set by the engine before `clipped_sum`: whether every norm of
-            the batch is finite, and so everything that enters the sums.
     """
 
     # What a subclass of the registered layer must not have overridden for the rule to hold.
     assumes = ("call",)
-
-    finite = None
 
     @classmethod
     def handles(cls, layer, registered_class):
@@ -51,7 +50,7 @@ class Rule:
 
     @classmethod
     def forward(cls, call, watch):
-        """Makes the layer's call during the captured forward pass.
+        """Makes the layer's call while the model is captured.
 
         Args:
             call: The `Call`.
@@ -73,14 +72,12 @@ class Rule:
         del rules
         return None
 
-    def __init__(self, call, gradients, views, variables):
+    def __init__(self, call, output_gradients, num_views, variables):
         self.call = call
         self.layer = call.layer
-        self.gradients = gradients
-        self.views = views
+        self.output_gradients = [tf.cast(g, "float32") for g in output_gradients]
+        self.num_views = num_views
         self.variables = variables
-        self._choice = None
-        self._instances = None
 
     def per_example_gradients(self):
         """A list of float32 tensors [B, *variable.shape], in the order of `variables`."""
@@ -90,29 +87,30 @@ class Rule:
         """`squared_norms` without any per-example gradient; only where `costs` has "ghost"."""
         raise NotImplementedError
 
-    def ordinary_sum(self, factors):
+    def ordinary_clipped_sum(self, factors, finite):
         """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary"."""
         raise NotImplementedError
 
     def costs(self):
-        """`{method: Cost}` of those of `choice.NORMS` and `choice.SUMS` that the rule has.
+        """`{method: Cost}` of those of `cost_model.NORMS` and `cost_model.SUMS` that the rule has.
 
         Only ratios matter, and only where there is a choice.
         """
         return {"instantiate": Cost(), "contract": Cost()}
 
-    def allows_sums_anew(self):
-        """Whether `instantiated_squared_norms` allows for a sum formed otherwise (`rounding`)."""
+    def allows_ordinary_sum(self):
+        """Whether `instantiated_squared_norms` allows for the rounding of `ordinary_clipped_sum`.
+
+        See `tfdpx.per_example.rounding`.
+        """
         return False
 
-    @property
+    @functools.cached_property
     def choice(self):
         """The `LayerChoice` that `squared_norms` and `clipped_sum` follow."""
-        if self._choice is None:
-            self._choice = choose(
-                self.layer.name, type(self).__name__, self.costs(), self.allows_sums_anew()
-            )
-        return self._choice
+        return choose(
+            self.layer.name, type(self).__name__, self.costs(), self.allows_ordinary_sum()
+        )
 
     @property
     def choices(self):
@@ -129,33 +127,35 @@ class Rule:
             return self.ghost_squared_norms()
         return self.instantiated_squared_norms()
 
-    def clipped_sum(self, factors):
+    def clipped_sum(self, factors, finite=None):
         """The sum over examples of `factors[i]` times gradient i.
 
         Args:
             factors: float32 [B]. Where it is zero the example contributes exactly zero, also if
                 its gradient is not finite.
+            finite: Scalar bool tensor: whether every norm of the batch is finite, and so everything
+                that enters the sum. None where that is not known, which only costs time.
 
         Returns:
             List of float32 tensors of the shapes of `variables`.
         """
         if self.choice.sum == "ordinary":
-            return self.ordinary_sum(factors)
-        return self.contract(factors)
+            return self.ordinary_clipped_sum(factors, finite)
+        return self.contracted_clipped_sum(factors, finite)
 
     def instantiated_squared_norms(self):
         """`squared_norms` from `instances`."""
-        return squared_norms(self.instances())
+        return squared_norms(self.instances)
 
-    def contract(self, factors):
+    def contracted_clipped_sum(self, factors, finite):
         """`clipped_sum` from `instances`."""
-        return weighted_sums(self.instances(), factors)
+        del finite  # What is read here was made for the norms: zeroing it costs nothing more.
+        return [sum_examples(g, factors) for g in self.instances]
 
+    @functools.cached_property
     def instances(self):
         """`per_example_gradients`, computed once for norm and sum."""
-        if self._instances is None:
-            self._instances = self.per_example_gradients()
-        return self._instances
+        return self.per_example_gradients()
 
     def explains(self, variable):
         """Whether `variable` (which may be None) is trained through this call."""
@@ -164,21 +164,6 @@ class Rule:
     def in_order(self, by_variable):
         """Sorts `[(variable, value), ...]` as `variables`, dropping what is not trained."""
         return [next(value for w, value in by_variable if w is v) for v in self.variables]
-
-    def kept_rows(self, tensor, factors):
-        """`tensor` [B, ...], with zeros for rows of factor zero if anything is not finite.
-
-        Rescaled output gradients are zero there, but 0 * inf is not.
-        """
-        if self.finite is None:
-            return weigh(tensor, tf.cast(factors > 0, "float32"))
-        kept = tf.cond(
-            self.finite,
-            lambda: tensor,
-            lambda: weigh(tensor, tf.cast(factors > 0, "float32")),
-        )
-        kept.set_shape(tensor.shape)
-        return kept
 
 
 class BeforeActivation(Rule):
@@ -194,22 +179,9 @@ class BeforeActivation(Rule):
         return call.layer.activation(outputs)
 
 
-def by_example(tensor, views):
-    """[B * K, ...] in any float dtype as float32 [B, K, ...]."""
-    tensor = tf.cast(tensor, "float32")
-    rows, *rest = tensor.shape
-    static = [None if rows is None else rows // views, views, *rest]
-    if static.count(None) <= 1:
-        return tf.reshape(tensor, [-1 if size is None else size for size in static])
-    shape = tf.shape(tensor)
-    split = tf.reshape(tensor, tf.concat([[shape[0] // views, views], shape[1:]], axis=0))
-    split.set_shape(static)
-    return split
-
-
-def positions(tensor, views):
-    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in a row."""
-    split = by_example(tensor, views)
+def positions(tensor, num_views):
+    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in line."""
+    split = split_views(tf.cast(tensor, "float32"), num_views)
     examples, *middle, last = split.shape
     count = None if None in middle else math.prod(middle)
     if examples is None and count is None:
@@ -217,21 +189,28 @@ def positions(tensor, views):
     return tf.reshape(split, [-1 if size is None else size for size in (examples, count, last)])
 
 
-def sum_to_shape(tensor, shape):
-    """[B, ..., s] summed per example to [B, *shape], undoing the broadcast of a bias."""
-    extra = tensor.shape.rank - 1 - len(shape)
-    if extra:
-        tensor = tf.reduce_sum(tensor, axis=list(range(1, 1 + extra)))
-    ones = [1 + i for i, size in enumerate(shape) if size == 1]
-    return tf.reduce_sum(tensor, axis=ones, keepdims=True) if ones else tensor
+def sum_examples(tensor, factors):
+    """`tensor` [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
+    return tf.reduce_sum(scale_examples(tensor, factors), axis=0)
 
 
-def weighted_sums(gradients, factors):
-    """Each of a list of [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
-    return [tf.reduce_sum(weigh(g, factors), axis=0) for g in gradients]
-
-
-def weigh(tensor, factors):
+def scale_examples(tensor, factors):
     """`tensor` [B, ...] times `factors` [B], exactly zero where the factor is."""
     factors = tf.reshape(factors, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.math.multiply_no_nan(tensor, factors)
+
+
+def zero_excluded(tensor, factors, finite):
+    """`tensor` [B, ...] as it is if `finite`, else with zeros for examples of factor zero.
+
+    Scaled output gradients are zero there, but 0 * inf is not. For `finite` see `Rule.clipped_sum`.
+    """
+
+    def zeroed():
+        return scale_examples(tensor, tf.cast(factors > 0, "float32"))
+
+    if finite is None:
+        return zeroed()
+    kept = tf.cond(finite, lambda: tensor, zeroed)
+    kept.set_shape(tensor.shape)
+    return kept

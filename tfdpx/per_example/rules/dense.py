@@ -17,22 +17,24 @@ class DenseRule(ProductRule):
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the calls' positions in a row."""
+        """See `Rule.joined`: the calls' positions in line."""
         joined = copy.copy(rules[0])
-        joined.gradients = [g for rule in rules for g in rule.gradients]
+        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
         joined.inputs_by_position = tf.concat([r.inputs_by_position for r in rules], axis=2)
-        joined.outputs_by_position = tf.concat([r.outputs_by_position for r in rules], axis=2)
+        joined.output_gradients_by_position = tf.concat(
+            [r.output_gradients_by_position for r in rules], axis=2
+        )
         return joined
 
     @functools.cached_property
     def inputs_by_position(self):
         """See `ProductRule`."""
-        return positions(self.call.args[0], self.views)[:, tf.newaxis]
+        return positions(self.call.args[0], self.num_views)[:, tf.newaxis]
 
     @functools.cached_property
-    def outputs_by_position(self):
+    def output_gradients_by_position(self):
         """See `ProductRule`."""
-        return positions(self.gradients[0], self.views)[:, tf.newaxis]
+        return positions(self.output_gradients[0], self.num_views)[:, tf.newaxis]
 
     def to_kernel(self, products):
         """See `ProductRule`."""
@@ -40,4 +42,4 @@ class DenseRule(ProductRule):
 
     def bias_gradients(self):
         """See `ProductRule`."""
-        return tf.reduce_sum(self.outputs_by_position, axis=[1, 2])
+        return tf.reduce_sum(self.output_gradients_by_position, axis=[1, 2])

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import by_example
+from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules.convolution import Conv2DRule
 
 
@@ -31,13 +31,13 @@ class DepthwiseConv2DRule(Conv2DRule):
         lead = tf.shape(gradients)[:-4]
         return tf.reshape(gradients, tf.concat([lead, self.layer.kernel.shape], axis=0))
 
-    def weight_gradient(self, inputs, outputs):
-        """See `Conv2DRule.weight_gradient`."""
+    def kernel_gradient(self, inputs, output_gradients):
+        """See `Conv2DRule.kernel_gradient`."""
         channels, multiplier = inputs.shape[-1], self.layer.depth_multiplier
         gradient = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
             input=inputs,
             filter_sizes=[*self.window.size, tf.shape(inputs)[-1], multiplier],
-            out_backprop=outputs,
+            out_backprop=output_gradients,
             strides=[1, *self.window.strides, 1],
             padding=self.window.padding.upper(),
         )
@@ -49,9 +49,8 @@ class DepthwiseConv2DRule(Conv2DRule):
         """See `Conv2DRule.kernel_instances`."""
         if not self._is_plain:
             return self._by_matmul()
-        gradients = self.weight_gradient(
-            _side_by_side(self.inputs, self.views), _side_by_side(self.outputs, self.views)
-        )
+        tensors = self.inputs, self.convolved_gradients
+        gradients = self.kernel_gradient(*(_side_by_side(t, self.num_views) for t in tensors))
         height, width, _, out = self.kernel_shape
         gradients = tf.reshape(gradients, [height, width, 1, -1, out])
         return tf.transpose(gradients, [3, 0, 1, 2, 4])
@@ -63,8 +62,8 @@ class DepthwiseConv2DRule(Conv2DRule):
             del costs["ordinary"]  # And with it the ghost norm.
         return costs
 
-    def allows_sums_anew(self):
-        """See `Rule.allows_sums_anew`."""
+    def allows_ordinary_sum(self):
+        """See `Rule.allows_ordinary_sum`."""
         return False
 
     @property
@@ -73,7 +72,7 @@ class DepthwiseConv2DRule(Conv2DRule):
         return max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
 
 
-def _side_by_side(images, views):
+def _side_by_side(images, num_views):
     """[B * K, H, W, C] as [K, H, W, B * C]."""
-    joined = tf.transpose(by_example(images, views), [1, 2, 3, 0, 4])
+    joined = tf.transpose(split_views(images, num_views), [1, 2, 3, 0, 4])
     return tf.reshape(joined, tf.concat([tf.shape(joined)[:3], [-1]], axis=0))

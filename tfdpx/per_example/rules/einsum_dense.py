@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import by_example, sum_to_shape
+from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules.products import ProductRule
 
 
@@ -41,9 +41,9 @@ class EinsumDenseRule(ProductRule):
         return self._by_position(self.call.args[0], _split(self.layer)[0], self._axes()[2])
 
     @functools.cached_property
-    def outputs_by_position(self):
+    def output_gradients_by_position(self):
         """See `ProductRule`."""
-        return self._by_position(self.gradients[0], _split(self.layer)[2], self._axes()[3])
+        return self._by_position(self.output_gradients[0], _split(self.layer)[2], self._axes()[3])
 
     def to_kernel(self, products):
         """See `ProductRule`."""
@@ -59,9 +59,14 @@ class EinsumDenseRule(ProductRule):
 
     def bias_gradients(self):
         """See `ProductRule`."""
-        # Views are one more axis to sum over.
-        outputs = tf.reduce_sum(by_example(self.gradients[0], self.views), axis=1)
-        return sum_to_shape(outputs, self.layer.bias.shape)
+        # Views are one more axis to sum over, beside those along which the bias was broadcast.
+        gradients = tf.reduce_sum(split_views(self.output_gradients[0], self.num_views), axis=1)
+        shape = self.layer.bias.shape
+        extra = gradients.shape.rank - 1 - len(shape)
+        if extra:
+            gradients = tf.reduce_sum(gradients, axis=list(range(1, 1 + extra)))
+        ones = [1 + i for i, size in enumerate(shape) if size == 1]
+        return tf.reduce_sum(gradients, axis=ones, keepdims=True) if ones else gradients
 
     def _axes(self):
         """The letters of positions, groups, in and out."""
@@ -76,7 +81,7 @@ class EinsumDenseRule(ProductRule):
     def _by_position(self, tensor, axes, features):
         """[B * K, ...] with `axes` as float32 [B, groups, T, features]."""
         positions, groups, _, _ = self._axes()
-        tensor = by_example(tensor, self.views)
+        tensor = split_views(tf.cast(tensor, "float32"), self.num_views)
         view = next(a for a in string.ascii_letters if a not in self.layer.equation)
         axes = axes[0] + view + axes[1:]
         wanted = axes[0] + groups + view + positions + features

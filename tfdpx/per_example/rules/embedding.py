@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, positions, weigh
+from tfdpx.per_example.rules.base import Rule, positions, scale_examples
 from tfdpx.per_example.rules.products import FLOAT, gram
 
 
@@ -16,7 +16,7 @@ from tfdpx.per_example.rules.products import FLOAT, gram
 class EmbeddingRule(Rule):
     """Sparse: no [B, vocabulary, d] array.
 
-    Norms come from the rows of the table that an example touches, one for each distinct token, or
+    Norms come from the entries of the table that an example reads, one for each distinct token, or
     from pairs of positions with equal tokens; sums by scattering.
     """
 
@@ -24,51 +24,52 @@ class EmbeddingRule(Rule):
 
     @classmethod
     def joined(cls, rules):
-        """See `Rule.joined`: the calls' tokens in a row."""
+        """See `Rule.joined`: the calls' tokens in line."""
         joined = copy.copy(rules[0])
-        joined.gradients = [g for rule in rules for g in rule.gradients]
-        joined._outputs = tf.concat([rule._outputs for rule in rules], axis=1)
+        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
+        joined._gradients = tf.concat([rule._gradients for rule in rules], axis=1)
         joined._tokens = tf.concat([rule._tokens for rule in rules], axis=1)
         return joined
 
-    def __init__(self, call, gradients, views, variables):
-        super().__init__(call, gradients, views, variables)
-        self._outputs = positions(gradients[0], views)
+    def __init__(self, call, output_gradients, num_views, variables):
+        super().__init__(call, output_gradients, num_views, variables)
+        # Float32 [B, T, d], beside int32 tokens [B, T].
+        self._gradients = positions(self.output_gradients[0], num_views)
         tokens = call.args[0]
         if tokens.dtype not in ("int32", "int64"):
             tokens = tf.cast(tokens, "int32")  # As the layer does.
         # Token by token as the outputs are, position by position.
-        tokens = tf.reshape(tokens, tf.shape(self._outputs)[:2])
+        tokens = tf.reshape(tokens, tf.shape(self._gradients)[:2])
         # As the layer does: a negative token counts from the end of the table. One that is in no
-        # table is an error, but under XLA, where no row gets its gradient.
+        # table is an error, but under XLA, where no entry gets its gradient.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
         known = (tokens >= 0) & (tokens < self.layer.input_dim)
-        self._outputs = tf.where(known[:, :, tf.newaxis], self._outputs, 0.0)
+        self._gradients = tf.where(known[:, :, tf.newaxis], self._gradients, 0.0)
         self._tokens = tf.cast(tf.where(known, tokens, 0), "int32")
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`; dense, used only where other layers share the table."""
         one_hot = tf.one_hot(self._tokens, self.layer.input_dim)
-        return [tf.matmul(one_hot, self._outputs, transpose_a=True)]
+        return [tf.matmul(one_hot, self._gradients, transpose_a=True)]
 
     def instantiated_squared_norms(self):
-        """See `Rule.instantiated_squared_norms`: the squares of the touched rows."""
+        """See `Rule.instantiated_squared_norms`: the squares of the entries that were read."""
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
         tokens = tf.gather(self._tokens, order, batch_dims=1)
         fresh = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
-        rows = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
-        rows += length * tf.range(count)[:, tf.newaxis]
-        # Beside each row that is touched, the sum of the sizes of what it gets, and their number.
-        sizes = tf.sqrt(rounding.squared_lengths(self._outputs))[:, :, tf.newaxis]
-        added = tf.concat([self._outputs, sizes, tf.ones_like(sizes)], axis=-1)
-        touched = tf.math.unsorted_segment_sum(
-            tf.gather(added, order, batch_dims=1), rows, count * length
+        entries = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
+        entries += length * tf.range(count)[:, tf.newaxis]
+        # Beside each gradient, the sum of the sizes of what is added up there, and their number.
+        sizes = tf.sqrt(rounding.squared_lengths(self._gradients))[:, :, tf.newaxis]
+        added = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)
+        sums = tf.math.unsorted_segment_sum(
+            tf.gather(added, order, batch_dims=1), entries, count * length
         )
-        width = self._outputs.shape[-1]
-        squares = rounding.squared_lengths(touched[:, :width])
+        width = self._gradients.shape[-1]
+        squares = rounding.squared_lengths(sums[:, :width])
         # Once for this sum, once for the one that is released.
-        allowed = rounding.allow(squares, touched[:, width], 2.0 * touched[:, width + 1])
+        allowed = rounding.allow(squares, sums[:, width], 2.0 * sums[:, width + 1])
         return tf.reduce_sum(tf.reshape(allowed, [count, length]), axis=1)
 
     def ghost_squared_norms(self):
@@ -78,30 +79,31 @@ class EmbeddingRule(Rule):
         inputs = tf.cast(same, "float32")
         squares, _ = rounding.squared_norms_of_products(
             inputs[:, tf.newaxis],
-            gram(self._outputs)[:, tf.newaxis],
+            gram(self._gradients)[:, tf.newaxis],
             fan_in=1,
-            fan_out=self._outputs.shape[-1],
+            fan_out=self._gradients.shape[-1],
         )
-        sizes = tf.sqrt(rounding.squared_lengths(self._outputs))
+        sizes = tf.sqrt(rounding.squared_lengths(self._gradients))
         pairs = sizes[:, :, tf.newaxis] * sizes[:, tf.newaxis, :]
         magnitudes = tf.sqrt(tf.reduce_sum(inputs * pairs, axis=[1, 2]))
         return rounding.allow(squares[:, 0], magnitudes, rounding.size_of(same, 1))
 
-    def ordinary_sum(self, factors):
-        """See `Rule.ordinary_sum`."""
-        outputs = weigh(self._outputs, factors)
-        rows = tf.reshape(outputs, [-1, outputs.shape[-1]])
+    def ordinary_clipped_sum(self, factors, finite):
+        """See `Rule.ordinary_clipped_sum`."""
+        del finite  # A token is always finite.
+        gradients = scale_examples(self._gradients, factors)
+        gradients = tf.reshape(gradients, [-1, gradients.shape[-1]])
         tokens = tf.reshape(self._tokens, [-1])
-        return [tf.math.unsorted_segment_sum(rows, tokens, self.layer.input_dim)]
+        return [tf.math.unsorted_segment_sum(gradients, tokens, self.layer.input_dim)]
 
     def costs(self):
         """See `Rule.costs`: sorting and scattering against all pairs."""
-        count, length, width = self._outputs.shape
+        count, length, width = self._gradients.shape
         count, length = count or 32, length or 1024
-        touched = FLOAT * count * length * width
+        read = FLOAT * count * length * width
         pairs = count * length**2
         return {
-            "instantiate": Cost(bytes=4 * touched + 16 * FLOAT * count * length, calls=1),
+            "instantiate": Cost(bytes=4 * read + 16 * FLOAT * count * length, calls=1),
             "ghost": Cost(2.0 * pairs * width, bytes=3 * FLOAT * pairs),
-            "ordinary": Cost(bytes=2 * touched),
+            "ordinary": Cost(bytes=2 * read),
         }

@@ -4,7 +4,8 @@ import keras
 import tensorflow as tf
 
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, by_example
+from tfdpx.per_example.rows import split_views
+from tfdpx.per_example.rules.base import Rule
 from tfdpx.per_example.vectorize import vectorized_map
 
 
@@ -13,7 +14,7 @@ from tfdpx.per_example.vectorize import vectorized_map
 class GenericRule(Rule):
     """Runs the layer again, one example (with its K views) at a time, and differentiates that.
 
-    Right for any layer whose examples do not mix. Costs a forward and a backward pass of the layer
+    Right for any layer whose examples do not mix. Costs running the layer forward and backward,
     and the memory of one gradient an example.
     """
 
@@ -28,22 +29,23 @@ class GenericRule(Rule):
         targets = [v.value for v in self.variables]
 
         def gradient_of_one(inputs):
-            index, rows, cotangents = inputs
+            index, rows, output_gradients = inputs
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(targets)
-                outputs = self.call.run(rows, index)
+                made = self.call.run(rows, index)
+                outputs = made.select(made.tensors)
             gradients = tape.gradient(
                 outputs,
                 targets,
                 output_gradients=[
-                    tf.cast(c, o.dtype) for c, o in zip(cotangents, outputs, strict=True)
+                    tf.cast(g, o.dtype) for g, o in zip(output_gradients, outputs, strict=True)
                 ],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             return [tf.convert_to_tensor(g) for g in gradients]
 
-        cotangents = [by_example(g, self.views) for g in self.gradients]
-        index = tf.range(tf.shape(cotangents[0])[0])
-        examples, call = (index, self.call.examples(), cotangents), self.call
+        gradients = [split_views(g, self.num_views) for g in self.output_gradients]
+        index = tf.range(tf.shape(gradients[0])[0])
+        examples, call = (index, self.call.examples(), gradients), self.call
         instances = vectorized_map(gradient_of_one, examples, call.description, call.jit_compile)
         return [tf.cast(g, "float32") for g in instances]

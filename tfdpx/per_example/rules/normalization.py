@@ -8,15 +8,12 @@ from keras import ops
 
 from tfdpx import keras_internals
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, by_example
+from tfdpx.per_example.rows import split_views
+from tfdpx.per_example.rules.base import Rule
 
 
 class ScaleAndOffsetRule(Rule):
     """With y = gamma * z + beta: gradients sum(G * z) and sum(G) over all but the feature axes."""
-
-    def __init__(self, call, gradients, views, variables):
-        super().__init__(call, gradients, views, variables)
-        self.outputs = tf.cast(self.gradients[0], "float32")
 
     def scale_gradients(self):
         """float32 [B, *features]: sum(G * z)."""
@@ -28,12 +25,9 @@ class ScaleAndOffsetRule(Rule):
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        pairs = []
-        if self.explains(self.layer.beta):
-            pairs.append((self.layer.beta, self.offset_gradients()))
-        if self.explains(self.layer.gamma):
-            pairs.append((self.layer.gamma, self.scale_gradients()))
-        return self.in_order(pairs)
+        layer = self.layer
+        ways = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
+        return self.in_order([(v, gradients()) for v, gradients in ways if self.explains(v)])
 
 
 @register(keras.layers.GroupNormalization)
@@ -63,28 +57,29 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
         """See `ScaleAndOffsetRule`."""
         groups = self.layer.groups
         mean, variance = (tf.reshape(m, [-1, groups, 1]) for m in self.call.kept["moments"])
-        products = self._over_positions(self.outputs * tf.cast(self.call.args[0], "float32"))
+        inputs = tf.cast(self.call.args[0], "float32")
+        products = self._sum_positions(self.output_gradients[0] * inputs)
         # [B * K, groups, channels of a group].
         products, sums = (
-            tf.reshape(t, [-1, groups, t.shape[1] // groups]) for t in (products, self._sums)
+            tf.reshape(t, [-1, groups, t.shape[1] // groups]) for t in (products, self._total)
         )
         gradients = (products - mean * sums) * tf.math.rsqrt(variance + self.layer.epsilon)
-        return self._over_views(tf.reshape(gradients, [-1, groups * gradients.shape[2]]))
+        return self._sum_views(tf.reshape(gradients, [-1, groups * gradients.shape[2]]))
 
     def offset_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self._over_views(self._sums)
+        return self._sum_views(self._total)
 
     @functools.cached_property
-    def _sums(self):
-        return self._over_positions(self.outputs)
+    def _total(self):
+        return self._sum_positions(self.output_gradients[0])
 
-    def _over_positions(self, tensor):
+    def _sum_positions(self, tensor):
         channels = self.layer.axis % tensor.shape.rank
         return tf.reduce_sum(tensor, [a for a in range(1, tensor.shape.rank) if a != channels])
 
-    def _over_views(self, rows):
-        return tf.reduce_sum(by_example(rows, self.views), axis=1)
+    def _sum_views(self, rows):
+        return tf.reduce_sum(split_views(rows, self.num_views), axis=1)
 
 
 @register(keras.layers.LayerNormalization)
@@ -104,16 +99,16 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         # In float32, also where the layer computes in bfloat16.
         plain = keras_internals.in_float32(self.layer, gamma=None, beta=None)
         normalized = plain.call(tf.cast(self.call.args[0], "float32"))
-        return self._over_positions(self.outputs * normalized)
+        return self._sum_positions(self.output_gradients[0] * normalized)
 
     def offset_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self._over_positions(self.outputs)
+        return self._sum_positions(self.output_gradients[0])
 
-    def _over_positions(self, tensor):
+    def _sum_positions(self, tensor):
         axes = self.layer.axis
         axes = [axes] if isinstance(axes, int) else list(axes)
         rank = tensor.shape.rank
         kept = {axis % rank + 1 for axis in axes}
         summed = [axis for axis in range(1, rank + 1) if axis not in kept]
-        return tf.reduce_sum(by_example(tensor, self.views), axis=summed)
+        return tf.reduce_sum(split_views(tensor, self.num_views), axis=summed)

@@ -44,6 +44,16 @@ class Window:
         rows, columns = self._slices(images.shape[1:3])
         return tf.concat([padded[:, r, c] for r, c in itertools.product(rows, columns)], axis=-1)
 
+    def convolve(self, images, filters):
+        """The convolution of `images` [N, H, W, C] with `filters` [kh, kw, C / groups, out]."""
+        return tf.nn.conv2d(
+            images,
+            filters,
+            strides=self.strides,
+            padding=self.padding.upper(),
+            dilations=self.dilation,
+        )
+
     def gram(self, images):
         """Inner products of patches: [B, T, T] with T = K H' W'.
 
@@ -53,17 +63,17 @@ class Window:
         Args:
             images: float32 [B, K, H, W, C], with known K, H and W.
         """
-        views, height, width, channels = images.shape[1:]
+        num_views, height, width, channels = images.shape[1:]
         (top, bottom), (left, right) = self._edges((height, width))
         padded = tf.pad(images, [[0, 0], [0, 0], [top, bottom], [left, right], [0, 0]])
-        size = [views, height + top + bottom, width + left + right]
+        size = [num_views, height + top + bottom, width + left + right]
         pixels = tf.reshape(padded, [-1, size[0] * size[1] * size[2], channels])
         products = tf.matmul(pixels, pixels, transpose_b=True)
         products = tf.reshape(products, [-1, *size, *size])
         rows, columns = self._slices((height, width))
         products = tf.add_n([products[:, :, s, :, :, s] for s in rows])
         products = tf.add_n([products[:, :, :, s, :, :, s] for s in columns])
-        count = views * products.shape[2] * products.shape[3]
+        count = num_views * products.shape[2] * products.shape[3]
         return tf.reshape(products, [-1, count, count])
 
     def padded_pixels(self, height, width):
