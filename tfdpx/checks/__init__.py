@@ -1,17 +1,18 @@
 """What makes a model or a loss unfit for private training, and the remedy.
 
 Every check runs before the first step, on made-up data of the right shapes and dtypes: no private
-example is read. Each error names the layer, where it can be told, and the remedy.
+example is read. One error lists every problem that was found: the layer, where it is known, and the
+remedy. Checks give the texts of problems; only `errors.refusing` raises.
 """
 
 from tfdpx import keras_internals
 from tfdpx.checks.augmentation import check_augment
-from tfdpx.checks.declared import check_layers, check_precision, check_train_step
-from tfdpx.checks.errors import UnfitForPrivacy
-from tfdpx.checks.gradients import check_gradients, check_loss
-from tfdpx.checks.hidden_state import check_state_of_loss
+from tfdpx.checks.declared import declared_problems
+from tfdpx.checks.errors import UnfitForPrivacy, refusing
+from tfdpx.checks.gradients import problems_of_gradients, problems_of_loss
+from tfdpx.checks.hidden_state import problems_of_state_of_loss
 from tfdpx.checks.perturbed import perturbed
-from tfdpx.checks.separation import check_separation, examples_of_pass
+from tfdpx.checks.separation import examples_of_pass, problems_of_pass
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic
@@ -35,32 +36,34 @@ def check_step(model, optimizer, rows, y, sample_weight, views, examples):
         examples: Int, of one pass through the model.
 
     Raises:
-        UnfitForPrivacy: With the reason and the remedy.
+        UnfitForPrivacy: With every reason and its remedy.
     """
-    check_precision(model)
-    check_train_step(model)
-    check_layers(model)
-    if not model.trainable_variables:
-        raise UnfitForPrivacy(
-            f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "
-            "`trainable = True` on a layer and compile again."
-        )
-    # Two views show what sixteen do.
-    keras_internals.eagerly(
-        _check_runs, model, optimizer, rows, y, sample_weight, min(views, 2), examples
-    )
+    with refusing() as problems:
+        problems += declared_problems(model)
+        # A model that declares any would show it again in what it computes.
+        if not problems:
+            batch = (rows, y, sample_weight)
+            # Two views show what sixteen do.
+            keras_internals.eagerly(
+                _run, problems, model, optimizer, batch, min(views, 2), examples
+            )
 
 
-def _check_runs(model, optimizer, rows, y, sample_weight, views, examples):
+def _run(problems, model, optimizer, batch, views, examples):
+    """Adds to `problems` what running the model shows."""
     # Losses of several outputs update metrics as they are computed.
     with (
         restored([*model.non_trainable_variables, *model.metrics_variables]),
         perturbed(model.trainable_variables),
     ):
-        engine = ENGINES[optimizer.per_example_engine](model, rows, views)
-        check_separation(model, engine, rows, examples_of_pass(examples, views), views)
+        engine = ENGINES[optimizer.per_example_engine](model, batch[0], views)
+        size = examples_of_pass(examples, views)
+        problems += problems_of_pass(model, engine, batch[0], size, views)
         with keras_internals.still():
-            few = synthetic((rows, y, sample_weight), _EXAMPLES * views, seed=0)
-            check_state_of_loss(model, *few)
-            check_loss(model, *few, examples_of_pass(examples, 1))
-            check_gradients(model, engine, *few, views)
+            few = synthetic(batch, _EXAMPLES * views, seed=0)
+            y_pred = keras_internals.call_model(model, few[0])
+            problems += problems_of_state_of_loss(model, *few, y_pred)
+            problems += problems_of_loss(model, *few, y_pred, examples_of_pass(examples, 1))
+            # Norms differ where examples mix.
+            if not problems:
+                problems += problems_of_gradients(model, engine, *few, views)

@@ -25,14 +25,18 @@ def close(a, b):
     return np.allclose(a, b, rtol=tolerance, atol=tolerance * (scale + 1e-6), equal_nan=True)
 
 
-def same_rows(a, b, tolerance):
-    """Whether `a` and `b` agree row by row, as the same kernel gives them on batches of one shape.
+def same_rows(a, b, places, tolerance):
+    """Whether rows of `a` and `b` agree one by one, as one kernel gives them on equal shapes.
 
     Args:
-        a: Eager tensor [rows, ...].
-        b: Eager tensor [rows, ...] of the same shape.
+        a: Eager tensor [n, ...].
+        b: Eager tensor [m, ...].
+        places: Pair of int [shared], where the rows stand in `a` and in `b`.
         tolerance: Float, of single precision, relative to the largest entry of a row.
     """
+    if a.shape[1:] != b.shape[1:]:
+        return False
+    a, b = (tf.gather(t, rows) for t, rows in zip((a, b), places, strict=True))
     if not a.dtype.is_floating:
         return bool(tf.reduce_all(a == b))
     if a.dtype in _HALVES:
