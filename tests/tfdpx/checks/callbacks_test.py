@@ -50,7 +50,7 @@ class Holds(keras_callbacks.Callback):
 MONITORING = [
     lambda monitor: keras_callbacks.EarlyStopping(monitor),
     lambda monitor: keras_callbacks.ReduceLROnPlateau(monitor),
-    lambda monitor: checkpoint("unused.weights.h5", monitor=monitor, save_best_only=True),
+    lambda monitor: checkpoint("m.weights.h5", monitor=monitor, save_best_only=True),
     lambda monitor: Patient(monitor),
     lambda monitor: Monitors(monitor),
 ]
