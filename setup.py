@@ -6,6 +6,7 @@ import re
 import setuptools
 
 ROOT = pathlib.Path(__file__).parent
+KERAS_CV = "keras-cv==0.9.0"
 
 # Import name -> folder. A folder's sub-packages are found below it; nothing else needs listing.
 PACKAGE_DIR = {
@@ -58,7 +59,6 @@ setuptools.setup(
         "dp-accounting>=0.5; python_version >= '3.13'",
         # Its metadata refuses Python 3.12 and later; tfdpx works there without it.
         "tensorflow-privacy==0.9.0; python_version < '3.12'",
-        "keras-cv==0.9.0",
         "tensorflow-datasets>=4.9.4",
         # tensorflow-datasets needs it to write data sets and does not declare it.
         "importlib_resources",
@@ -73,6 +73,8 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9"],
+        # Some backbones of tfdpx.models, and augmentation layers that users bring.
+        "keras-cv": [KERAS_CV],
+        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9", KERAS_CV],
     },
 )

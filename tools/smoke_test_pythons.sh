@@ -21,7 +21,7 @@ for version in 3.10 3.11 3.12 3.13; do
   "$python" -m venv --clear "$environment"
   # The pip that Python 3.10 brings searched for half an hour without an answer.
   "$environment/bin/python" -m pip install --quiet --upgrade pip
-  "$environment/bin/python" -m pip install --quiet -e .
+  "$environment/bin/python" -m pip install --quiet -e '.[keras-cv]'
   "$environment/bin/python" tools/smoke_test.py
   rm -rf "$environment"
 done
