@@ -23,6 +23,13 @@ class GroupNorm(keras.layers.GroupNormalization):
     Raises:
         ValueError: When built, if `groups` does not divide the channels.
 
+    Example:
+    >>> images = np.random.default_rng(0).normal(size=(2, 8, 8, 32))
+    >>> normalized = GroupNorm()(images)
+    >>> alone = GroupNorm()(images[:1])
+    >>> bool(np.allclose(normalized[:1], alone, atol=1e-5))
+    True
+
     References:
         - [Wu & He, 2018](https://arxiv.org/abs/1803.08494).
         - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1 and appendix C.1, for

@@ -42,6 +42,13 @@ class WSConv2D(keras.layers.Conv2D):
         ValueError: If `epsilon` is not positive, or if a filter has a fan-in of one (the only
             standardized weight would then be zero whatever the kernel).
 
+    Example:
+    >>> layer = WSConv2D(4, 3, padding="same", activation="relu")
+    >>> layer(np.zeros((2, 8, 8, 3))).shape
+    TensorShape([2, 8, 8, 4])
+    >>> float(np.abs(np.sum(layer.standardized_kernel(), axis=(0, 1, 2))).max()) < 1e-5
+    True
+
     References:
         - [De et al., 2022](https://arxiv.org/abs/2204.13650), appendix C.1.
         - [Brock et al., 2021a](https://arxiv.org/abs/2101.08692), section 3.

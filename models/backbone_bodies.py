@@ -37,7 +37,6 @@ def body(name, input_shape):
 
     Raises:
         ValueError: If there is no such network, or it does not fit images of that shape.
-        ImportError: If keras_cv is needed and not installed.
     """
     applications, keras_cv_arguments = _applications(), _keras_cv_arguments()
     if name in applications:
@@ -48,7 +47,9 @@ def body(name, input_shape):
         class_name, arguments = keras_cv_arguments[name]
         if class_name == "MiTBackbone":
             _check_mit_shape(input_shape)
-        constructor = getattr(_import_keras_cv(name).models, class_name)
+        import keras_cv  # Here: it is slow, and most users need none of its networks.
+
+        constructor = getattr(keras_cv.models, class_name)
         # These rescale by themselves.
         network = constructor(include_rescaling=True, input_shape=input_shape, **arguments)
         return (lambda images: images), network
@@ -94,15 +95,3 @@ def _check_mit_shape(input_shape):
             f"multiple of 32 and at least 64. Received: input_shape={input_shape}. Use (224, 224, "
             "3)."
         )
-
-
-def _import_keras_cv(name):
-    # Here, since importing it is slow and most users need none of its networks.
-    try:
-        import keras_cv
-    except ImportError as error:
-        raise ImportError(
-            f"The backbone {name!r} comes from keras_cv, which is not installed. Run "
-            f"`pip install keras-cv`, or use one of keras.applications: {list(_applications())}."
-        ) from error
-    return keras_cv

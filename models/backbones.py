@@ -53,7 +53,6 @@ def backbone(
         ValueError: If there is no network `name`; if there is no file `weights`, or it does not fit
             the network; if batch normalization would be trained; if another argument is not one of
             the above.
-        ImportError: If the network needs keras_cv, and that is not installed.
     """
     check_image_shape(input_shape)
     if num_classes is not None:

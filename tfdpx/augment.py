@@ -25,6 +25,12 @@ class RandomCropFlip:
     Args:
         padding: Int. Pixels of mirror padding on each edge. Must be smaller than the image.
         flip: Bool. Whether to flip. Turn it off where left and right mean something, as in digits.
+
+    Example:
+    >>> augment = RandomCropFlip(padding=4)
+    >>> choices = augment.draw(batch_size=2, augmult=16, seed=tf.constant([1, 2], tf.int64))
+    >>> augment.apply(tf.zeros([2, 32, 32, 3], tf.uint8), choices).shape
+    TensorShape([2, 16, 32, 32, 3])
     """
 
     def __init__(self, padding=4, flip=True):

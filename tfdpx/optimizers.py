@@ -57,6 +57,14 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         ValueError: For an argument out of range, one that contradicts `plan`, or one of Keras'
             that would change the mechanism: `clipnorm`, `clipvalue`, `global_clipnorm`,
             `gradient_accumulation_steps`, `loss_scale_factor`.
+
+    Example:
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> optimizer = DPSGD(0.5, batch_size=8, noise_multiplier=1.0, l2_norm_clip=1.0)
+    >>> model.compile(optimizer=optimizer, loss="mse")
+    >>> history = model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=8, verbose=0)
+    >>> optimizer.ledger.steps
+    1
     """
 
 
@@ -109,6 +117,10 @@ def make_private(optimizer_class):
 
     Raises:
         TypeError: If `optimizer_class` is no such class, wraps another optimizer, or is private.
+
+    Example:
+    >>> make_private(keras.optimizers.Lion)(1e-3, batch_size=256, noise_multiplier=1.0).name
+    'dp_lion'
     """
     if not (
         isinstance(optimizer_class, type)

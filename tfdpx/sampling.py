@@ -138,6 +138,14 @@ def poisson_batches(
 
     Raises:
         ValueError: If an argument is out of its range.
+
+    Example:
+    >>> examples = as_examples(np.arange(100.0))
+    >>> arguments = {"sampling_probability": 0.1, "capacity": 40, "seed": 7}
+    >>> whole = list(poisson_batches(examples, steps=3, **arguments))
+    >>> [last] = poisson_batches(examples, steps=3, start=2, **arguments)
+    >>> bool(np.array_equal(whole[2][0], last[0]))  # A step needs none before it.
+    True
     """
     check_probability(sampling_probability)
     shares = Shares(capacity, input_context, num_shares)

@@ -203,9 +203,7 @@ def _prepare(optimizer, model, views, data):
     if name not in known.sizes:
         size = pass_size.examples(optimizer, known.engine.work, views.count, *name)
         if size not in known.sizes.values():
-            if views.augment is not None:
-                checks.check_augment(views.augment, x, size)
-            checks.check_step(model, optimizer, rows, y, sample_weight, views.count, size)
+            checks.check_step(model, known.engine, views, x, y, sample_weight, size)
         known.sizes[name] = size
     optimizer.prepared[model] = known
     return known, known.sizes[name]

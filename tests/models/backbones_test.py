@@ -1,7 +1,5 @@
 """Backbones by name: preprocessing, weights from a file, batch normalization, private gradients."""
 
-import builtins
-
 import keras
 import numpy as np
 import pytest
@@ -222,17 +220,3 @@ def test_file_that_holds_no_weights(tmp_path):
     (tmp_path / "text.weights.h5").write_text("not weights")
     with pytest.raises(ValueError, match="does not fit the backbone 'VGG16'.*text.weights.h5"):
         backbone("VGG16", tmp_path / "text.weights.h5", (32, 32, 3))
-
-
-def test_without_keras_cv(monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name == "keras_cv":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ImportError, match="'mit_b0' comes from keras_cv.*pip install keras-cv"):
-        backbone("mit_b0", input_shape=(64, 64, 3))
-    assert backbone("VGG16", input_shape=(32, 32, 3)).output_shape == (None, 512)

@@ -72,8 +72,10 @@ class Ledger:
         entries: Tuple of `Entry`, in order of time.
 
     Example:
-    >>> spent = Ledger.load(path) + Ledger.from_optimizer(model.optimizer, num_examples=50_000)
-    >>> spent.epsilon(delta=1e-5)
+    >>> first = Ledger((Entry(noise_multiplier=4.0, sampling_probability=0.1, steps=100),))
+    >>> both = first + Ledger((Entry(noise_multiplier=3.0, sampling_probability=0.1, steps=50),))
+    >>> both.steps, both.epsilon(delta=1e-5) > first.epsilon(delta=1e-5)
+    (150, True)
     """
 
     entries: tuple[Entry, ...] = ()

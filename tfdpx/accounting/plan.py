@@ -207,6 +207,15 @@ class PrivacyPlan:
 
         Raises:
             ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
+
+        Example:
+        >>> plan = PrivacyPlan(1000, batch_size=100, steps=20, epsilon=8.0, delta=1e-5)
+        >>> x, y, sample_weight = next(iter(plan.batches(np.ones((1000, 2)), np.zeros(1000))))
+        >>> [len(x), len(y), len(sample_weight)] == 3 * [plan.capacity]
+        True
+        >>> drawn = int(np.sum(sample_weight))  # 100 on average; the rest is padding.
+        >>> 0 < drawn < plan.capacity and not np.any(x[drawn:])
+        True
         """
         from tfdpx import sampling  # On the call: accounting needs no TensorFlow.
 

@@ -1,22 +1,22 @@
 """What makes a model or a loss unfit for private training, and the remedy.
 
 Every check runs before the first step, on made-up data of the right shapes and dtypes: no private
-example is read. Each error names the layer, where it is known, and the remedy.
+example is read. One error lists every problem that was found: the layer, where it is known, and the
+remedy. Checks give the texts of problems; only `errors.refusing` raises.
 """
 
 from tfdpx import keras_internals
-from tfdpx.checks.augmentation import check_augment
-from tfdpx.checks.declared import check_layers, check_precision, check_train_step
-from tfdpx.checks.errors import UnfitForPrivacy
-from tfdpx.checks.gradients import check_gradients, check_loss
-from tfdpx.checks.hidden_state import check_state_of_loss
+from tfdpx.checks.augmentation import problems_of_augment
+from tfdpx.checks.declared import declared_problems
+from tfdpx.checks.errors import UnfitForPrivacy, refusing
+from tfdpx.checks.gradients import problems_of_gradients, problems_of_loss
+from tfdpx.checks.hidden_state import problems_of_state_of_loss
 from tfdpx.checks.perturbed import perturbed
-from tfdpx.checks.separation import check_separation, examples_of_pass
-from tfdpx.per_example import ENGINES
+from tfdpx.checks.separation import examples_of_pass, problems_of_pass
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic
 
-__all__ = ["UnfitForPrivacy", "check_augment", "check_declared", "check_step"]
+__all__ = ["UnfitForPrivacy", "check_declared", "check_step"]
 
 # Of the comparison with batches of one.
 _EXAMPLES = 3
@@ -29,49 +29,50 @@ def check_declared(model):
         model: A compiled, built `keras.Model`.
 
     Raises:
-        UnfitForPrivacy: With the reason and the remedy.
+        UnfitForPrivacy: With every reason and its remedy.
     """
-    check_precision(model)
-    check_train_step(model)
-    check_layers(model)
-    if not model.trainable_variables:
-        raise UnfitForPrivacy(
-            f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "
-            "`trainable = True` on a layer and compile again."
-        )
+    with refusing() as problems:
+        problems += declared_problems(model)
 
 
-def check_step(model, optimizer, rows, y, sample_weight, views, examples):
-    """Raises unless `optimizer` can train `model` privately on batches like these.
+def check_step(model, engine, views, x, y, sample_weight, examples):
+    """Raises unless `model` can be trained privately on batches like these.
 
     Args:
-        model: A compiled, built `keras.Model`.
-        optimizer: The tfdpx optimizer.
-        rows: Nest of tensors [rows, ...], the model's input; only shapes and dtypes are read.
-        y: Nest of tensors [B, ...]; only shapes and dtypes are read.
-        sample_weight: As `y`, or None.
-        views: Int K.
+        model: A compiled, built `keras.Model` that `check_declared` lets pass.
+        engine: The per-example engine of the step.
+        views: `tfdpx.augmult.Views`: what makes the model's rows of `x`.
+        x: Nest of tensors [B, ...]; only shapes and dtypes are read, as of what follows.
+        y: As `x`, or None.
+        sample_weight: As `x`, or None.
         examples: Int, of one pass through the model.
 
     Raises:
-        UnfitForPrivacy: With the reason and the remedy.
+        UnfitForPrivacy: With every reason and its remedy.
     """
-    # Two views show what sixteen do.
-    keras_internals.eagerly(
-        _check_runs, model, optimizer, rows, y, sample_weight, min(views, 2), examples
-    )
+    with refusing() as problems:
+        if views.augment is not None:
+            problems += keras_internals.eagerly(problems_of_augment, views.augment, x, examples)
+        batch = (views.example_rows(x), y, sample_weight)
+        # Two views show what sixteen do.
+        few = min(views.count, 2)
+        keras_internals.eagerly(_run, problems, model, engine.with_views(few), batch, few, examples)
 
 
-def _check_runs(model, optimizer, rows, y, sample_weight, views, examples):
+def _run(problems, model, engine, batch, num_views, examples):
+    """Adds to `problems` what running the model shows."""
     # Losses of several outputs update metrics as they are computed.
     with (
         restored([*model.non_trainable_variables, *model.metrics_variables]),
         perturbed(model.trainable_variables),
     ):
-        engine = ENGINES[optimizer.per_example_engine](model, rows, views)
-        check_separation(model, engine, rows, examples_of_pass(examples, views), views)
+        size = examples_of_pass(examples, num_views)
+        problems += problems_of_pass(model, engine, batch[0], size, num_views)
         with keras_internals.still():
-            few = synthetic((rows, y, sample_weight), _EXAMPLES * views, seed=0)
-            check_state_of_loss(model, *few)
-            check_loss(model, *few, examples_of_pass(examples, 1))
-            check_gradients(model, engine, *few, views)
+            few = synthetic(batch, _EXAMPLES * num_views, seed=0)
+            y_pred = keras_internals.call_model(model, few[0])
+            problems += problems_of_state_of_loss(model, *few, y_pred)
+            problems += problems_of_loss(model, *few, y_pred, examples_of_pass(examples, 1))
+            # Norms differ where examples mix.
+            if not problems:
+                problems += problems_of_gradients(model, engine, *few, num_views)

@@ -5,11 +5,9 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import same_rows
-from tfdpx.checks.errors import UnfitForPrivacy
-from tfdpx.checks.hidden_state import check_state_of_augment
+from tfdpx.checks.hidden_state import state_of_augment
 from tfdpx.checks.separation import examples_of_pass
 from tfdpx.per_example.layout import restored
 
@@ -19,34 +17,32 @@ _TOLERANCE = 1e-4
 _VIEWS = 2
 
 
-def check_augment(augment, x, examples):
-    """Refuses an augmentation that mixes examples or keeps state.
+def problems_of_augment(augment, x, examples):
+    """Texts, a list, of how a view of one example depends on another, or on what came before.
 
     Args:
         augment: An object with `draw` and `apply`.
         x: Nest of one tensor [B, ...]; only shape and dtype are read.
         examples: Int, of one pass.
-
-    Raises:
-        UnfitForPrivacy: If a view of one example depends on another, or on what came before.
     """
-    keras_internals.eagerly(_check_augment, augment, x, examples_of_pass(examples, _VIEWS))
-
-
-def _check_augment(augment, x, examples):
+    examples = examples_of_pass(examples, _VIEWS)
     batches = made_up.batches(x, examples, 1, vocabulary=256, shuffled=False)
     [small], [wide], [huge] = (tf.nest.flatten(batch.x) for batch in batches)
     kept = batches[0].kept
     variables = getattr(getattr(augment, "layer", None), "variables", [])
     with restored(variables):
         choices = augment.draw(examples, _VIEWS, tf.zeros([2], tf.int64))
-        if not check_state_of_augment(augment, lambda t: augment.apply(t, choices), small):
+        found = state_of_augment(augment, lambda t: augment.apply(t, choices), small)
+        problems = list(found.problems("The augmentation", drawing=True))
+        if problems:
+            return problems
+        if found.drawn:
             warnings.warn(
                 "The augmentation draws random numbers outside of any keras.random.SeedGenerator, "
                 "so it could not be checked that it keeps examples apart.",
                 stacklevel=2,
             )
-            return
+            return []
         for draw in range(_DRAWS):
             choices = augment.draw(examples, _VIEWS, tf.constant([0, draw], tf.int64))
             before = [v.numpy() for v in variables]
@@ -57,9 +53,10 @@ def _check_augment(augment, x, examples):
                 views.append(augment.apply(images, choices))
             shared = [np.flatnonzero(flags) for flags in (kept, kept | batches[0].wide)]
             for a, b, rows in zip(views, views[1:], shared, strict=False):
-                if not same_rows(tf.gather(a, rows), tf.gather(b, rows), _TOLERANCE):
-                    raise UnfitForPrivacy(
+                if not same_rows(a, b, (rows, rows), _TOLERANCE):
+                    return [
                         f"The augmentation {augment.get_config()} makes the view of one example "
                         "depend on another (as MixUp and CutMix do), so clipping each example "
                         "bounds nothing. Use one that treats images one by one."
-                    )
+                    ]
+    return []

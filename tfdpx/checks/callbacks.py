@@ -13,6 +13,8 @@ import warnings
 
 import keras
 
+from tfdpx.checks.errors import refusing
+
 # These write every number of the logs.
 _WRITING = (
     keras.callbacks.CSVLogger,
@@ -38,20 +40,22 @@ def check_callbacks(callbacks, optimizer):
         optimizer: Gives `noise_multiplier`; without noise there is no guarantee to void.
 
     Raises:
-        ValueError: Names the callback, and what it monitors or the path that it writes to.
+        ValueError: Names each such callback, and what it monitors or the path that it writes to.
     """
     if not optimizer.noise_multiplier:
         return
-    for callback in _callbacks_in(callbacks, set()):
-        _check_acting(callback)
-        _check_paths(callback)
-        if isinstance(callback, _WRITING) and not getattr(callback, "writes_only_covered", False):
-            warnings.warn(
-                f"{type(callback).__name__} writes the training loss and metrics, which the "
-                "privacy guarantee does not cover. Keep what it writes as secret as the data, or "
-                "use `tfdpx.callbacks.TensorBoard`.",
-                stacklevel=2,
-            )
+    with refusing(ValueError) as problems:
+        for callback in _callbacks_in(callbacks, set()):
+            problems += _problems_of_acting(callback)
+            problems += _problems_of_paths(callback)
+            covered = getattr(callback, "writes_only_covered", False)
+            if isinstance(callback, _WRITING) and not covered:
+                warnings.warn(
+                    f"{type(callback).__name__} writes the training loss and metrics, which the "
+                    "privacy guarantee does not cover. Keep what it writes as secret as the data, "
+                    "or use `tfdpx.callbacks.TensorBoard`.",
+                    stacklevel=2,
+                )
 
 
 def check_log_names(logs, optimizer):
@@ -65,15 +69,16 @@ def check_log_names(logs, optimizer):
         optimizer: As for `check_callbacks`.
 
     Raises:
-        ValueError: Names the metric.
+        ValueError: Names each such metric.
     """
-    for name in logs if optimizer.noise_multiplier else ():
-        if is_covered(name):
-            raise ValueError(
-                "A training metric must not have a name that stands for validation or for the "
-                f"privacy spent, since callbacks would trust it. Received: '{name}'. Rename the "
-                "metric, or the output of the model whose loss it is."
-            )
+    with refusing(ValueError) as problems:
+        for name in logs if optimizer.noise_multiplier else ():
+            if is_covered(name):
+                problems.append(
+                    "A training metric must not have a name that stands for validation or for the "
+                    f"privacy spent, since callbacks would trust it. Received: '{name}'. Rename "
+                    "the metric, or the output of the model whose loss it is."
+                )
 
 
 def _callbacks_in(value, seen):
@@ -92,9 +97,9 @@ def _callbacks_in(value, seen):
         yield from _callbacks_in(inner, seen)
 
 
-def _check_acting(callback):
+def _problems_of_acting(callback):
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        raise ValueError(
+        yield (
             "TerminateOnNaN would act on the training data without noise, which the privacy "
             "guarantee does not cover: one example could end the run. Leave the callback out: an "
             "example whose gradient is not finite contributes zero, and is counted in "
@@ -104,21 +109,21 @@ def _check_acting(callback):
     # A checkpoint has a name to monitor also where it saves regardless of it.
     acts = isinstance(monitor, str) and getattr(callback, "save_best_only", True)
     if acts and not is_covered(monitor):
-        raise ValueError(
+        yield (
             f"{type(callback).__name__} would act on the training data without noise, which "
             f"the privacy guarantee does not cover. Received: monitor={monitor!r}. Monitor a "
             'metric of data that need no privacy, such as "val_loss", or leave the callback out.'
         )
 
 
-def _check_paths(callback):
+def _problems_of_paths(callback):
     for attribute in _PATHS:
         path = getattr(callback, attribute, None)
         if not isinstance(path, (str, os.PathLike)):
             continue
         for field in _fields(os.fspath(path)):
             if field not in _COUNTERS and not is_covered(field):
-                raise ValueError(
+                yield (
                     f"{type(callback).__name__} would write the training metric '{field}' into a "
                     "path, which the privacy guarantee does not cover. Received: "
                     f"{attribute}={str(path)!r}. Name files by {{epoch}} or a metric of "

@@ -3,79 +3,64 @@
 import keras
 
 from tfdpx import keras_internals
-from tfdpx.checks.errors import UnfitForPrivacy
 
 
-def check_precision(model):
-    """Refuses float16's dynamic loss scaling.
+def declared_problems(model):
+    """Texts of what makes `model` unfit, known without running it.
 
     Args:
-        model: A compiled `keras.Model`.
-
-    Raises:
-        UnfitForPrivacy: If the optimizer is wrapped.
+        model: A compiled, built `keras.Model`; its class, the bases of its class and the instance
+            are looked at.
     """
     if model.optimizer is not keras_internals.innermost(model.optimizer):
-        raise UnfitForPrivacy(
+        yield (
             f"The optimizer is wrapped in {type(model.optimizer).__name__}. Scaling the loss by "
             "what the gradients look like uses the data beyond what the guarantee covers. "
             'Use the "mixed_bfloat16" policy in place of "mixed_float16" (or no wrapper).'
         )
-
-
-def check_train_step(model):
-    """Refuses methods of the model's own that may mix the batch before Keras' step sees it.
-
-    Args:
-        model: A `keras.Model`; its class, the bases of its class and the instance are looked at.
-
-    Raises:
-        UnfitForPrivacy: With the name of the method.
-    """
-    own = keras_internals.own_training_methods(model)
-    if own:
-        raise UnfitForPrivacy(
-            f"Model '{model.name}' (of type {type(model).__name__}) has a `{own[0]}` of its own. "
+    # They may mix the batch before Keras' step sees it.
+    for method in keras_internals.own_training_methods(model):
+        yield (
+            f"Model '{model.name}' (of type {type(model).__name__}) has a `{method}` of its own. "
             "What it does to the batch (mixing examples, for one) cannot be checked. Remove it; "
             "change data in the input pipeline or by `augment`, and the loss by `compute_loss`."
         )
-
-
-def check_layers(model):
-    """Refuses layers known to couple examples, or to change weights without noise.
-
-    Args:
-        model: A `keras.Model`.
-
-    Raises:
-        UnfitForPrivacy: With the name of the layer and what to use in its place.
-    """
     for layer in keras_internals.flatten_layers(model):
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
-            raise UnfitForPrivacy(
-                f"Layer '{layer.name}' is a trainable BatchNormalization, which mixes the examples "
-                "of a batch. Train `tfdpx.layers.replace_batch_norm(model)`, a clone with "
-                "GroupNorm in its place, or freeze the layer with `trainable = False`."
-            )
-        if isinstance(layer, keras.layers.SpectralNormalization):
-            raise UnfitForPrivacy(
-                f"Layer '{layer.name}' is a SpectralNormalization, which overwrites the kernel of "
-                "the layer inside in every training pass, frozen or not: what is clipped is then "
-                "not the gradient of the weights that the optimizer updates. Use the layer inside "
-                "alone, with a `kernel_constraint` that divides the kernel by its largest singular "
-                "value: it acts after the noise."
-            )
-        if getattr(layer, "activity_regularizer", None) is not None:
-            raise UnfitForPrivacy(
-                f"Layer '{layer.name}' has an activity regulariser, a loss over the whole batch. "
-                "Build the layer without `activity_regularizer`; weight regularisers are fine."
-            )
-        overwritten = keras_internals.overwritten_with_gradients(layer)
-        if overwritten:
-            raise UnfitForPrivacy(
-                f"Layer '{layer.name}' (of type {type(layer).__name__}) is quantized to float8: "
-                f"Keras replaces its variables {overwritten} by maxima of the batch's activations "
-                "and gradients, without clipping or noise. Build the layer with another dtype "
-                'policy, such as "mixed_bfloat16", and do not call `quantize("float8")` before '
-                "training."
-            )
+        yield from _problems_of_layer(layer)
+    if not model.trainable_variables:
+        yield (
+            f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "
+            "`trainable = True` on a layer and compile again."
+        )
+
+
+def _problems_of_layer(layer):
+    """Of layers known to couple examples, or to change weights without noise."""
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        yield (
+            f"Layer '{layer.name}' is a trainable BatchNormalization, which mixes the examples "
+            "of a batch. Train `tfdpx.layers.replace_batch_norm(model)`, a clone with "
+            "GroupNorm in its place, or freeze the layer with `trainable = False`."
+        )
+    if isinstance(layer, keras.layers.SpectralNormalization):
+        yield (
+            f"Layer '{layer.name}' is a SpectralNormalization, which overwrites the kernel of "
+            "the layer inside in every training pass, frozen or not: what is clipped is then "
+            "not the gradient of the weights that the optimizer updates. Use the layer inside "
+            "alone, with a `kernel_constraint` that divides the kernel by its largest singular "
+            "value: it acts after the noise."
+        )
+    if getattr(layer, "activity_regularizer", None) is not None:
+        yield (
+            f"Layer '{layer.name}' has an activity regulariser, a loss over the whole batch. "
+            "Build the layer without `activity_regularizer`; weight regularisers are fine."
+        )
+    overwritten = keras_internals.overwritten_with_gradients(layer)
+    if overwritten:
+        yield (
+            f"Layer '{layer.name}' (of type {type(layer).__name__}) is quantized to float8: "
+            f"Keras replaces its variables {overwritten} by maxima of the batch's activations "
+            "and gradients, without clipping or noise. Build the layer with another dtype "
+            'policy, such as "mixed_bfloat16", and do not call `quantize("float8")` before '
+            "training."
+        )

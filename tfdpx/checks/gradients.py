@@ -7,13 +7,12 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.checks.closeness import close, is_full_precision
-from tfdpx.checks.errors import UnfitForPrivacy
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
 
 
-def check_loss(model, x, y, sample_weight, examples):
-    """Refuses a loss whose value for one example depends on another.
+def problems_of_loss(model, x, y, sample_weight, y_pred, examples):
+    """Texts of a loss whose value for one example depends on another.
 
     If the loss is a sum over examples, its gradient at one prediction does not change when other
     examples' targets and predictions do.
@@ -23,9 +22,10 @@ def check_loss(model, x, y, sample_weight, examples):
         x: Nest of eager tensors [rows, ...].
         y: As `x`.
         sample_weight: As `x`, or None.
+        y_pred: What the model gives for `x`.
         examples: Int, of the batch that the loss is tried on; `x` is repeated to give it.
     """
-    few = Outputs(keras_internals.call_model(model, x))
+    few = Outputs(y_pred)
     many = tf.range(examples) % Rows(x).count
     x, y, sample_weight = Rows((x, y, sample_weight)).map(lambda t: tf.gather(t, many))
     tensors = [tf.gather(t, many) for t in few.tensors]
@@ -37,15 +37,15 @@ def check_loss(model, x, y, sample_weight, examples):
     first = _loss_gradient(model, x, y, predictions, tensors, sample_weight)
     second = _loss_gradient(model, x, swapped, predictions, changed, sample_weight)
     if not all(close(a[half:], b[half:]) for a, b in zip(first, second, strict=True)):
-        raise UnfitForPrivacy(
+        yield (
             "The loss of one example depends on the other examples of the batch (as in contrastive "
             "or ranking losses, or a division by a batch statistic), so no example's gradient can "
             "be clipped. Use a loss that is a sum or mean over examples."
         )
 
 
-def check_gradients(model, engine, x, y, sample_weight, views):
-    """Compares the engine's norms with ordinary gradients of batches of one example.
+def problems_of_gradients(model, engine, x, y, sample_weight, views):
+    """Texts of how the engine's norms differ from ordinary gradients of batches of one example.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -75,7 +75,7 @@ def check_gradients(model, engine, x, y, sample_weight, views):
     tolerance = 1e-3 if is_full_precision(model) else 0.1
     scale = tolerance * wanted[finite].max()
     if not np.allclose(norms[finite], wanted[finite], rtol=tolerance, atol=scale):
-        raise UnfitForPrivacy(
+        yield (
             "Per-example gradient norms disagree with those of batches of one example: "
             f"{norms.tolist()} against {wanted.tolist()}. A layer treats a batch and its examples "
             "differently, or a rule given to `tfdpx.per_example.register` is wrong. Try "

@@ -7,7 +7,6 @@ queue. All of them are written by a stateful operation, here or in a function, l
 import tensorflow as tf
 
 from tfdpx import keras_internals
-from tfdpx.checks.errors import UnfitForPrivacy
 from tfdpx.memory import graph_peak
 from tfdpx.per_example.losses import row_losses
 
@@ -37,39 +36,27 @@ _RANDOM = (
 )
 
 
-def check_state(model, one_pass):
-    """Refuses a training pass that changes state, draws unseen random numbers or adds losses.
+def problems_of_state(model, one_pass):
+    """Texts of how a training pass changes state or draws unseen random numbers.
 
     Args:
         model: A built `keras.Model`.
         one_pass: `TrainingPass`.
-
-    Raises:
-        UnfitForPrivacy: With the variables, or the operations where it is none of the model's.
     """
-    allowed = keras_internals.seed_states(model)
-    _demand_none(_Found(one_pass.graph, model, allowed), f"The training pass of '{model.name}'")
-    if one_pass.added:
-        names = [layer.name for layer in one_pass.added]
-        raise UnfitForPrivacy(
-            f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put a "
-            "loss on weights into a `kernel_regularizer`, one on data into `compile(loss=...)`."
-        )
+    found = Found(one_pass.graph, model, keras_internals.seed_states(model))
+    return found.problems(f"The training pass of '{model.name}'")
 
 
-def check_state_of_loss(model, x, y, sample_weight):
-    """Refuses a loss, or metrics, that change state other than metrics' own.
+def problems_of_state_of_loss(model, x, y, sample_weight, y_pred):
+    """Texts of how a loss, or metrics, change state other than metrics' own.
 
     Args:
         model: A compiled, built `keras.Model`.
         x: Nest of eager tensors [rows, ...].
         y: As `x`, or None.
         sample_weight: As `x`, or None.
-
-    Raises:
-        UnfitForPrivacy: With the variables or operations.
+        y_pred: What the model gives for `x`.
     """
-    y_pred = keras_internals.call_model(model, x)
 
     def loss():
         return row_losses(model, x, y, y_pred, sample_weight).losses
@@ -84,38 +71,23 @@ def check_state_of_loss(model, x, y, sample_weight):
         graph = tf.function(function, autograph=False).get_concrete_function().graph
         allowed = [*allowed, *keras_internals.seed_states(model)]
         # Reading a metric adds it up over the hosts.
-        _demand_none(_Found(graph, model, allowed, harmless), what)
+        yield from Found(graph, model, allowed, harmless).problems(what)
 
 
-def _demand_none(found, what):
-    found.demand_no_python(what)
-    found.demand_no_draws(what)
-    found.demand_no_writes(what)
-
-
-def check_state_of_augment(augment, apply, images):
-    """Refuses an augmentation that changes state other than that of seed generators.
+def state_of_augment(augment, apply, images):
+    """The `Found` of an augmentation: what it changes other than seed generators.
 
     Args:
         augment: An object with `draw` and `apply`.
         apply: Function of images.
         images: Eager tensor [B, ...].
-
-    Returns:
-        Bool, whether it draws its random numbers from seed generators alone.
-
-    Raises:
-        UnfitForPrivacy: With the operations.
     """
     layer = getattr(augment, "layer", None)
     graph = tf.function(apply, autograph=False).get_concrete_function(images).graph
-    found = _Found(graph, layer, [] if layer is None else keras_internals.seed_states(layer))
-    found.demand_no_python("The augmentation")
-    found.demand_no_writes("The augmentation")
-    return not found.drawn
+    return Found(graph, layer, [] if layer is None else keras_internals.seed_states(layer))
 
 
-class _Found:
+class Found:
     """Names of operations of a graph that keep something, draw random numbers or run Python.
 
     Args:
@@ -140,25 +112,27 @@ class _Found:
                 names = [known[id(r)] for r in resources if id(r) in known]
                 self.written.extend(names or [f"{name} ({operation.type})"])
 
-    def demand_no_python(self, what):
+    def problems(self, what, drawing=False):
+        """Texts, naming variables, or operations where they are none of the layer's.
+
+        Args:
+            what: Str, what the graph is.
+            drawing: Whether it may draw random numbers outside of seed generators.
+        """
         if self.python:
-            raise UnfitForPrivacy(
+            yield (
                 f"{what} runs Python inside the graph: {self.python}. What that keeps or mixes "
                 "cannot be checked. Write it with TensorFlow's or Keras' operations."
             )
-
-    def demand_no_draws(self, what):
-        if self.drawn:
-            raise UnfitForPrivacy(
+        if self.drawn and not drawing:
+            yield (
                 f"{what} draws random numbers outside of any keras.random.SeedGenerator: "
                 f"{self.drawn}. So it cannot be checked that examples do not mix. Give random "
                 "layers an attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' "
                 "own have, and draw from that."
             )
-
-    def demand_no_writes(self, what):
         if self.written:
-            raise UnfitForPrivacy(
+            yield (
                 f"{what} changes state: {sorted(set(self.written))}. What it takes from the data "
                 "would stay without noise. Do not assign to variables, metrics, tables or queues "
                 "in training, and replace layers that do (BatchNormalization: "

@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.checks import made_up
-from tfdpx.checks.closeness import close, is_full_precision
+from tfdpx.checks.closeness import close, is_full_precision, same_rows
 from tfdpx.checks.culprit import find_mixing_operation
-from tfdpx.checks.errors import UnfitForPrivacy
-from tfdpx.checks.hidden_state import check_state
+from tfdpx.checks.hidden_state import problems_of_state
 from tfdpx.checks.training_pass import TrainingPass
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.outputs import Outputs
@@ -40,8 +39,8 @@ def examples_of_pass(examples, views):
     return max(min(examples, _MOST_ROWS // views), _FEWEST)
 
 
-def check_separation(model, engine, x, examples, views):
-    """Refuses a model in which what an example gives depends on others, or that keeps hidden state.
+def problems_of_pass(model, engine, x, examples, views):
+    """Texts of what a training pass keeps, and of the first way in which its examples mix.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -49,9 +48,6 @@ def check_separation(model, engine, x, examples, views):
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
         examples: Int, of a pass.
         views: Int, rows an example.
-
-    Raises:
-        UnfitForPrivacy: With the layer, where it is known.
     """
     vocabulary = made_up.vocabulary(lambda batch: keras_internals.call_model(model, batch), x)
     random = bool(keras_internals.seed_generators(model))
@@ -61,14 +57,27 @@ def check_separation(model, engine, x, examples, views):
         with keras_internals.still() if still else contextlib.nullcontext():
             one_pass = TrainingPass(model, engine, x, examples * views)
             if not still:
-                check_state(model, one_pass)
-            whole = _compare_batches(model, one_pass, batches)
+                if one_pass.added:
+                    yield (
+                        f"These layers call `add_loss`: {one_pass.added}. Such a loss is not known "
+                        "by example. Put a loss on weights into a `kernel_regularizer`, one on "
+                        "data into `compile(loss=...)`."
+                    )
+                kept = list(problems_of_state(model, one_pass))
+                yield from kept
+                # Run, it would leave its traces, and two runs could not be compared.
+                if kept:
+                    return
+            mixing, whole = _compare_batches(model, one_pass, batches)
+            if mixing:
+                yield mixing
+                return
     with keras_internals.still():
-        _compare_alone(model, whole)
+        yield from _compare_alone(model, whole)
 
 
 def _compare_batches(model, one_pass, batches):
-    """Raises unless shared rows give the same in all batches; returns what the second gave."""
+    """How rows that batches share differ, a text or None; and what the second batch gave."""
 
     def run(batch):
         # The same random numbers each time.
@@ -76,61 +85,50 @@ def _compare_batches(model, one_pass, batches):
             return one_pass(batch)
 
     first, second, third = batches
-    small = run(first)
-    wide = run(second)
-    _demand_same(model, one_pass, small, wide, first.kept)
-    _demand_same(model, one_pass, wide, run(third), first.kept | first.wide)
+    small, wide = run(first), run(second)
+    mixing = _difference(model, one_pass, small, wide, first.kept) or _difference(
+        model, one_pass, wide, run(third), first.kept | first.wide
+    )
     if model.run_eagerly:
         # Python may remember what it saw; a graph cannot.
-        _demand_same(model, one_pass, small, run(first), first.kept)
+        mixing = mixing or _difference(model, one_pass, small, run(first), first.kept)
     floats = [t for t in small.predictions if t.dtype.is_floating]
-    if not all(tf.reduce_any(tf.math.is_finite(t)) for t in floats):
+    if not mixing and not all(tf.reduce_any(tf.math.is_finite(t)) for t in floats):
         warnings.warn(
             "It could not be checked that examples keep apart: on made-up data the model's outputs "
             "are not finite.",
             stacklevel=2,
         )
-    return wide
+    return mixing, wide
 
 
-def _demand_same(model, one_pass, a, b, flags):
-    """Raises unless `a` and `b`, both `Captured`, agree in the rows that `flags` marks."""
+def _difference(model, one_pass, a, b, flags):
+    """How `a` and `b`, both `Captured`, differ in the rows that `flags` marks; None if nowhere."""
     places = [captured.batch.places(np.flatnonzero(flags)) for captured in (a, b)]
-    if not all(
-        _same(each, places, _tolerance(model, _FORWARD))
-        for each in zip(a.outputs, b.outputs, strict=True)
-    ):
+    floor = 0.0 if is_full_precision(model) else _HALF
+
+    def same(first, second, tolerance):
+        tolerance = max(tolerance, floor)
+        pairs = zip(first, second, strict=True)
+        return all(same_rows(*pair, places, tolerance) for pair in pairs)
+
+    if not all(same(*each, _FORWARD) for each in zip(a.outputs, b.outputs, strict=True)):
         culprit = find_mixing_operation(model, a.batch.x, b.batch.x, places)
-        raise UnfitForPrivacy(f"{culprit} makes the output for one example depend on {_ADVICE}")
+        return f"{culprit} makes the output for one example depend on {_ADVICE}"
     reordered = (places[0] != places[1]).any()
     tolerance = _BACKWARD_REORDERED if reordered else _BACKWARD
     for name, *pair in reversed(list(zip(one_pass.layers, a.gradients, b.gradients, strict=True))):
-        if not _same(pair, places, _tolerance(model, tolerance)):
-            raise UnfitForPrivacy(
+        if not same(*pair, tolerance):
+            return (
                 f"Layer '{name}', or what follows it, makes the gradient at its output for one "
                 f"example depend on {_ADVICE} A custom gradient that scales or clips by the whole "
                 "batch has to do so example by example."
             )
-
-
-def _same(pair, places, tolerance):
-    """Whether two lists of fingerprints agree in rows that stand at two lists of places."""
-    for a, b in zip(*pair, strict=True):
-        if a.shape != b.shape:
-            return False
-        a, b = tf.gather(a, places[0]), tf.gather(b, places[1])
-        scale = tf.reduce_max(tf.abs(a), axis=1, keepdims=True)
-        if not tf.reduce_all(tf.abs(a - b) <= tolerance * scale):
-            return False
-    return True
-
-
-def _tolerance(model, single):
-    return single if is_full_precision(model) else max(single, _HALF)
+    return None
 
 
 def _compare_alone(model, whole):
-    """Raises unless single rows give what they gave in the whole batch, a `Captured`."""
+    """The text of how single rows differ from what they gave in the whole batch, a `Captured`."""
     x, last = whole.batch.x, len(whole.batch.order) - 1
     for row in (0, last // 2, last):
         one = Rows(x).map(lambda t, row=row: t[row : row + 1])
@@ -139,4 +137,5 @@ def _compare_alone(model, whole):
             close(w[row : row + 1], a) for w, a in zip(whole.predictions, alone, strict=True)
         ):
             culprit = find_mixing_operation(model, x, one, ([row], [0]))
-            raise UnfitForPrivacy(f"{culprit} makes the output for one example depend on {_ADVICE}")
+            yield f"{culprit} makes the output for one example depend on {_ADVICE}"
+            return

@@ -46,7 +46,7 @@ class TrainingPass:
 
     Attributes:
         graph: The `tf.Graph` that was traced.
-        added: List of layers that called `add_loss`.
+        added: List of names of the layers that called `add_loss`.
         layers: List of names of the captured layers, in the order of their calls.
     """
 
@@ -61,7 +61,7 @@ class TrainingPass:
         traced = tf.function(self._run, autograph=False).get_concrete_function(
             [tf.TensorSpec(t.shape, t.dtype) for t in made], order, emphasis
         )
-        self.added = list(keras_internals.added_losses(model))
+        self.added = [layer.name for layer in keras_internals.added_losses(model)]
         keras_internals.clear_added_losses(model)
         self.graph = traced.graph
         # A model that runs eagerly is looked at as it runs.
@@ -73,19 +73,11 @@ class TrainingPass:
         emphasis = tf.constant(batch.emphasis, tf.float32)
         return Captured(batch, *self._function(Rows(batch.x).tensors, order, emphasis))
 
-    def _fingerprint(self, tensor):
-        """See `Captured`. In the graph, so that no two layers' tensors need memory at once."""
-        rows = tf.cast(tf.reshape(tensor, [tf.shape(tensor)[0], -1]), "float32")
-        # Not finite, or too large to square.
-        rows = tf.where(tf.abs(rows) < _LARGEST, rows, 1.0)
-        directions = tf.random.stateless_normal([tf.shape(rows)[1], 2], [3, 4])
-        return tf.concat([rows @ directions, tf.norm(rows, axis=1, keepdims=True)], axis=1)
-
     def _run(self, tensors, order, emphasis):
         model, x = self._model, self._rows.pack(tensors)
         if not hasattr(self._engine, "recorder"):
             tensors = Outputs(keras_internals.call_model(model, x)).tensors
-            return tensors, [[self._fingerprint(t) for t in tensors]], []
+            return tensors, _fingerprints([tensors]), []
         recorder = self._engine.recorder()
         with recorder.taping():
             with keras_internals.recording(recorder):
@@ -95,7 +87,25 @@ class TrainingPass:
         gradients = recorder.gradients(targets, weights)
         self.layers = [call.layer.name for call in recorder.calls]
         outputs = [*(call.outputs for call in recorder.calls), predictions.tensors]
-        return predictions.tensors, *tf.nest.map_structure(self._fingerprint, (outputs, gradients))
+        return predictions.tensors, *_fingerprints((outputs, gradients))
+
+
+def _fingerprints(nest):
+    """See `Captured`. In the graph, so that no two layers' tensors need memory at once."""
+    directions = {}
+
+    def fingerprint(tensor):
+        rows = tf.reshape(tensor, [tensor.shape[0] or tf.shape(tensor)[0], -1])
+        rows = tf.cast(rows, "float32")
+        # Not finite, or too large to square.
+        rows = tf.where(tf.abs(rows) < _LARGEST, rows, 1.0)
+        length = rows.shape[1]
+        if length is None or length not in directions:
+            directions[length] = tf.random.stateless_normal([tf.shape(rows)[1], 2], [3, 4])
+        norms = tf.sqrt(tf.reduce_sum(rows * rows, axis=1, keepdims=True))
+        return tf.concat([rows @ directions[length], norms], axis=1)
+
+    return tf.nest.map_structure(fingerprint, nest)
 
 
 def _weights(target, order, emphasis):

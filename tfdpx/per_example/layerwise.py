@@ -1,5 +1,6 @@
 """Per-example gradients by book-keeping: one run forward, one back over activations, then rules."""
 
+import copy
 import functools
 
 import tensorflow as tf
@@ -36,6 +37,12 @@ class LayerwiseEngine:
         self._variables = model.trainable_variables
         self._layout, self.work = find_layout(model, x)
         self.choices = []
+
+    def with_views(self, num_views):
+        """The same engine for another number of rows an example."""
+        other = copy.copy(self)
+        other._num_views = num_views
+        return other
 
     def __call__(self, x, y, sample_weight):
         """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`."""

@@ -1,5 +1,7 @@
 """The oracle engine: the whole model differentiated one example at a time, by `vectorized_map`."""
 
+import copy
+
 import tensorflow as tf
 
 from tfdpx import keras_internals
@@ -30,6 +32,12 @@ class VmapEngine:
         self.work = measured_work(model, x)
         self._model = model
         self._num_views = num_views
+
+    def with_views(self, num_views):
+        """The same engine for another number of rows an example."""
+        other = copy.copy(self)
+        other._num_views = num_views
+        return other
 
     def __call__(self, x, y, sample_weight):
         """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`."""

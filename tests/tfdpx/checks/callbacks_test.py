@@ -50,7 +50,7 @@ class Holds(keras_callbacks.Callback):
 MONITORING = [
     lambda monitor: keras_callbacks.EarlyStopping(monitor),
     lambda monitor: keras_callbacks.ReduceLROnPlateau(monitor),
-    lambda monitor: checkpoint("unused.weights.h5", monitor=monitor, save_best_only=True),
+    lambda monitor: checkpoint("m.weights.h5", monitor=monitor, save_best_only=True),
     lambda monitor: Patient(monitor),
     lambda monitor: Monitors(monitor),
 ]
@@ -242,3 +242,13 @@ def test_names_of_metrics_are_free_without_privacy():
     with pytest.warns(UserWarning, match="epsilon is infinite"):
         model = small.model(noise_multiplier=0.0, compile_arguments={"metrics": [metric]})
     assert "val_x" in model.fit(x, y, verbose=0).history
+
+
+def test_all_callbacks_that_are_refused_are_listed():
+    stopping = keras_callbacks.EarlyStopping("loss")
+    with pytest.raises(ValueError) as error:
+        check([stopping, checkpoint("m-{loss}.weights.h5"), keras_callbacks.TerminateOnNaN()])
+    lines = str(error.value).splitlines()
+    assert lines[0] == "There are 3 problems:"
+    for line, part in zip(lines[1:], ("EarlyStopping", "'loss'", "TerminateOnNaN"), strict=True):
+        assert part in line

@@ -7,7 +7,9 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import checks
+from tfdpx import checks, per_example
+from tfdpx.augmult import Views
+from tfdpx.checks.errors import refusing
 from tfdpx.per_example import GenericRule, register
 
 layers = keras.layers
@@ -97,6 +99,29 @@ def test_a_mixing_loss_is_refused_also_when_all_predictions_start_equal():
     model = small.model(layers=head, loss=MIXING_LOSSES["centres predictions"])
     with pytest.raises(checks.UnfitForPrivacy, match="loss of one example depends"):
         model.fit(*small.data(), verbose=0)
+
+
+def test_a_mixing_layer_an_added_loss_and_a_mixing_loss_are_refused_together():
+    stack = [AddsALoss(name="adds"), Centred(name="centred"), layers.Dense(3)]
+    model = small.model(layers=stack, loss=MIXING_LOSSES["contrastive"])
+    with pytest.raises(checks.UnfitForPrivacy) as error:
+        model.fit(*small.data(), verbose=0)
+    lines = str(error.value).splitlines()
+    wanted = ["3 problems", "add_loss", "'centred'", "loss of one example depends"]
+    assert len(lines) == 4
+    for line, part in zip(lines, wanted, strict=True):
+        assert part in line
+
+
+def test_a_failure_after_a_problem_does_not_hide_it():
+    with pytest.raises(checks.UnfitForPrivacy, match="^the problem$") as error:
+        with refusing() as problems:
+            problems.append("the problem")
+            raise ZeroDivisionError
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        with refusing():
+            raise ZeroDivisionError
 
 
 def test_a_new_loss_is_checked_again():
@@ -227,7 +252,8 @@ def test_the_checks_leave_no_trace():
     model.build(x.shape)
     before = [v.numpy() for v in model.variables]
     rows = tf.constant(x)
-    checks.check_step(model, model.optimizer, rows, tf.constant(y), None, 1, 16)
+    engine, views = per_example.LayerwiseEngine(model, rows, 1), Views(None, 0, rows)
+    checks.check_step(model, engine, views, rows, tf.constant(y), None, 16)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
 

@@ -97,3 +97,32 @@ def test_float8_layers_are_refused_by_name(policy):
         model.quantize("float8")
         model.compile(optimizer=optimizer, loss=loss)
     refused(model, "'head'.*float8")
+
+
+def test_all_problems_are_listed_with_their_remedies():
+    class Mixes(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step((mixed(data[0]), data[1]))
+
+    stack = [
+        layers.SpectralNormalization(layers.Dense(4), name="spectral"),
+        layers.BatchNormalization(name="norm"),
+        layers.Dense(3, activity_regularizer="l2", name="head"),
+    ]
+    model = Mixes(stack)
+    like = small.model()
+    model.compile(optimizer=like.optimizer, loss=like.loss)
+    with pytest.raises(checks.UnfitForPrivacy) as error:
+        model.fit(*small.data(), verbose=0)
+    wanted = [
+        ("There are 4 problems:",),
+        ("1. ", "`train_step` of its own", "compute_loss"),
+        ("2. ", "'spectral'", "kernel_constraint"),
+        ("3. ", "'norm'", "replace_batch_norm"),
+        ("4. ", "'head'", "without `activity_regularizer`"),
+    ]
+    lines = str(error.value).splitlines()
+    assert len(lines) == len(wanted)
+    for line, parts in zip(lines, wanted, strict=True):
+        assert all(part in line for part in parts), line
+    assert int(model.optimizer.iterations) == 0

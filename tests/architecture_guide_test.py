@@ -1,0 +1,81 @@
+"""Who follows docs/architecture.md gets what it says: each piece of code in it is tried."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import small
+
+import tfdpx
+from tfdpx.per_example import registry
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")
+layers = keras.layers
+
+
+def code_of(heading):
+    """The Python block of the section `heading`."""
+    section = PAGE.read_text(encoding="utf-8").split(f"### {heading}\n")[1].split("\n### ")[0]
+    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return block
+
+
+def run(heading):
+    """The names that the Python block of the section `heading` defines."""
+    names = {"__name__": "followed"}
+    exec(compile(code_of(heading), PAGE.name, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", ["architecture", "reliability"])
+def test_every_file_that_is_named_exists(page):
+    text = PAGE.with_stem(page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?|\w+\.py)(?:`|::)", text))
+    assert len(named) > 10
+    bases = [ROOT, ROOT / "tfdpx", ROOT / "tests" / "tfdpx"]
+    assert not [name for name in named if not any((base / name).exists() for base in bases)]
+
+
+def test_a_layer_rule(monkeypatch):
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    x, y = small.data()
+    model = small.model(layers=[run("A layer rule")["Twice"](name="twice"), layers.Dense(3)])
+    model.train_on_batch(x, y)
+    first, *_ = tfdpx.per_example.explain(model, x)
+    assert (first.layer, first.rule) == ("twice", "GenericRule")
+
+
+def test_a_preset(tmp_path):
+    (tmp_path / "ten_updates.py").write_text(code_of("A preset"))
+    code = (
+        "import sys\n"
+        "from tfdpx.train import presets\n"
+        "presets.__path__.append(sys.argv.pop())\n"
+        "from tfdpx.train import classify\n"
+        "classify.run()\n"
+    )
+    arguments = ["--preset=ten_updates", "--dry_run", str(tmp_path)]
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert (record["dataset"], record["steps"]) == ("sklearn_digits", 10)
+    assert 7.9 < record["epsilon"] <= 8.0
+
+
+def test_an_augmentation():
+    brighter = run("An augmentation")["Brighter"]
+    stack = [layers.Flatten(), layers.Dense(3)]
+    model = small.model(layers=stack, augment=brighter(0.5), augmult=2)
+    images = np.random.default_rng(0).uniform(size=(16, 4, 4, 1)).astype("float32")
+    model.train_on_batch(images, np.arange(16) % 3)
+    assert int(model.optimizer.iterations) == 1
+    again = tfdpx.DPSGD.from_config(model.optimizer.get_config())
+    assert again.augment.get_config() == {"most": 0.5}

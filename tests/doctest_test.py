@@ -1,0 +1,27 @@
+"""The examples in the docstrings of what a user meets first give what they show."""
+
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+
+from tfdpx.data.examples import as_examples
+
+MODULES = [
+    "tfdpx.accounting.ledger",
+    "tfdpx.accounting.plan",
+    "tfdpx.augment",
+    "tfdpx.layers.group_norm",
+    "tfdpx.layers.ws_conv2d",
+    "tfdpx.optimizers",
+    "tfdpx.sampling",
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    module = importlib.import_module(name)
+    # NumPy under its usual name, whether or not the module itself needs it.
+    result = doctest.testmod(module, extraglobs={"np": np, "as_examples": as_examples})
+    assert result.attempted and not result.failed
