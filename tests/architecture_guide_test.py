@@ -58,8 +58,9 @@ def test_a_preset(tmp_path):
         "import sys\n"
         "from tfdpx.train import presets\n"
         "presets.__path__.append(sys.argv.pop())\n"
+        "from absl import app\n"
         "from tfdpx.train import classify\n"
-        "classify.run()\n"
+        "app.run(classify.main)\n"
     )
     arguments = ["--preset=ten_updates", "--dry_run", str(tmp_path)]
     command = [sys.executable, "-c", code, *arguments]

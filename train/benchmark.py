@@ -31,7 +31,7 @@ import tensorflow as tf
 from absl import app, flags
 
 import tfdpx
-from tfdpx.train.benchmarks import comparison, growth, memory, phases, steps, tables
+from tfdpx.train.benchmarks import comparison, end_to_end, growth, memory, phases, steps, tables
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.report.record import to_json
 
@@ -57,8 +57,21 @@ def define_flags(values):
         "Height and width of an image. Default: 32 for models of images.",
         **common,
     )
+    flags.DEFINE_bool(
+        "end_to_end",
+        False,
+        "Time updates of fit(plan.batches(...)) against fit on shuffled batches, and nothing else.",
+        **common,
+    )
+    flags.DEFINE_integer(
+        "batch_size", None, "Expected examples of an update of --end_to_end.", **common
+    )
+    flags.DEFINE_integer("num_examples", 50_000, "Examples of --end_to_end.", **common)
     flags.DEFINE_string(
-        "microbatch_size", None, "Examples a pass of the private steps. Default: all.", **common
+        "microbatch_size",
+        None,
+        "Examples a pass of the private steps. Default: what is predicted to take least time.",
+        **common,
     )
     flags.DEFINE_bool("jit", False, "Compile the steps with XLA.", **common)
     flags.DEFINE_enum("norms", "auto", steps.NORMS, "How tfdpx forms per-example norms.", **common)
@@ -89,14 +102,17 @@ def main(argv, values=flags.FLAGS):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         settings = read_settings(values)
         plot = prepare_output(values)
-        record = benchmark(settings, values, plot)
+        if values.end_to_end:
+            record = {**_given(settings, values), **_end_to_end(settings, values)}
+        else:
+            record = benchmark(settings, values, plot)
     except UserError as error:
         sys.exit(f"tfdpx.train.benchmark: {' '.join(str(error).split())}")
     text = to_json(record)
     if values.workdir is not None:
         (pathlib.Path(values.workdir) / "benchmark.json").write_text(text + "\n")
     print(text, flush=True)
-    if record["step_ratio"] is None:
+    if record.get("step_ratio", 0) is None:
         sys.exit(1)
 
 
@@ -119,13 +135,32 @@ def read_settings(values):
         )
     if values.plot is not None and not values.sweep:
         raise UserError(f"Flag --plot belongs to --sweep. Received: --plot={values.plot}.")
-    if values.memory:
+    if values.end_to_end:
+        _check_end_to_end(values)
+    elif values.memory:
         memory.check_platform()
     names = {field.name for field in dataclasses.fields(steps.Settings)}
     given = {name: getattr(values, name) for name in names}
+    if values.end_to_end:
+        given["images"] = values.batch_size
     settings = steps.Settings(**{**given, "microbatch_size": size})
     steps.make_model("private", settings)  # Model and optimizer check their arguments.
     return settings
+
+
+def _check_end_to_end(values):
+    """Raises UserError unless --batch_size and --num_examples give a plan."""
+    if values.batch_size is None or not 1 <= values.batch_size <= values.num_examples:
+        raise UserError(
+            "Flag --end_to_end needs --batch_size between 1 and --num_examples. Received: "
+            f"--batch_size={values.batch_size} --num_examples={values.num_examples}."
+        )
+    wrong = [n for n in ("sweep", "profile", "explain") if getattr(values, n)]
+    if wrong or values.augmult != 1 or values.microbatch_size == "auto":
+        raise UserError(
+            "Flag --end_to_end goes without --augmult, --sweep, --profile, --explain and "
+            "--microbatch_size=auto."
+        )
 
 
 def prepare_output(values):
@@ -175,14 +210,28 @@ def benchmark(settings, values, plot):
             extras["sweep_points"] = points
             print(f"The sweep is drawn in {plot}.")
 
+    return {
+        **_given(settings, values),
+        **comparison.summary(medians, peaks),
+        **extras,
+        "failures": failures,
+    }
+
+
+def _end_to_end(settings, values):
+    """What `end_to_end.measure` finds, also as a table."""
+    record = end_to_end.measure(settings, values.num_examples, values.repeats)
+    tables.figures(record, f"{settings.model}, {values.num_examples} examples")
+    return record
+
+
+def _given(settings, values):
+    """The flags, and what else the figures depend on."""
     own_flags = flags.FlagValues()
     define_flags(own_flags)
     return {
         **{name: getattr(values, name) for name in own_flags},
         "microbatch_size": settings.microbatch_size,  # As a number.
-        **comparison.summary(medians, peaks),
-        **extras,
-        "failures": failures,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "tfdpx": tfdpx.__version__,

@@ -77,6 +77,12 @@ def examples(optimizer, work, num_views, count, weighted):
     return least_time(*_seconds(work, num_views), mean, deviation, largest)
 
 
+def chosen(model):
+    """The sizes of passes of a model's private steps so far, a list of ints."""
+    prepared = keras_internals.innermost(model.optimizer).prepared
+    return list(prepared[model].sizes.values()) if model in prepared else []
+
+
 def least_time(each, every, mean, deviation, largest):
     """The size of a pass, an int up to `largest`, of least expected time for an update.
 

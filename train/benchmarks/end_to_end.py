@@ -1,4 +1,4 @@
-"""What a private *epoch* costs: `fit(plan.batches(...))` against `fit` on shuffled batches.
+"""What a private epoch costs: `fit(plan.batches(...))` against `fit` on shuffled batches.
 
 Both train the same model on the same arrays, in turn in one process. An update is timed from the
 moment Keras asks for its batch until it is done, so reading, sampling and padding count.
@@ -12,7 +12,7 @@ import numpy as np
 
 import tfdpx
 from tfdpx.memory import pass_size
-from tfdpx.train.benchmarks import models, steps
+from tfdpx.train.benchmarks import comparison, models, steps
 
 KINDS = ("ordinary", "private")
 # Updates of one `fit`, and fresh models whose first step is timed.
@@ -43,14 +43,13 @@ class Stopwatch(keras.callbacks.Callback):
         self.updates.append(now - self._begin)
 
 
-def measure(settings, num_examples, repeats, say):
+def measure(settings, num_examples, repeats):
     """The figures of the JSON object: ratios, medians in seconds, and rows.
 
     Args:
         settings: `steps.Settings`, whose `images` are the batch size B.
         num_examples: Int, N.
         repeats: Int, times that each kind is fitted for a few updates.
-        say: Function that shows progress.
     """
     x, y = models.batch(settings.model, settings.image_size, num_examples)
     updates = _UPDATES * (repeats + 1) + _FIRST
@@ -71,19 +70,19 @@ def measure(settings, num_examples, repeats, say):
     first = {kind: [] for kind in KINDS}
     for _ in range(_FIRST):
         for kind in KINDS:
-            say(f"first step: {steps.KINDS[kind]}")
+            comparison.PROGRESS.print(f"first step: {steps.KINDS[kind]}")
             model = steps.make_model(kind, settings, plan)
             first[kind].append(fit(fitting(kind, model), model, 1).first)
     made = {kind: steps.make_model(kind, settings, plan) for kind in KINDS}
     given = {kind: fitting(kind, model) for kind, model in made.items()}
     seconds = {kind: [] for kind in KINDS}
     for repeat in range(repeats + 1):
-        for kind in KINDS if repeat % 2 else reversed(KINDS):
-            say(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
+        for kind in KINDS if repeat % 2 else KINDS[::-1]:
+            comparison.PROGRESS.print(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
             found = fit(given[kind], made[kind], _UPDATES).updates
             seconds[kind] += found if repeat else []  # The first are not timed.
     drawn = _drawn(plan)
-    size = pass_size.chosen(made["private"])
+    [size] = pass_size.chosen(made["private"])
     computed = [-(-n // size) * size for n in drawn]
     median = {kind: statistics.median(found) for kind, found in seconds.items()}
     first = {kind: statistics.median(found) for kind, found in first.items()}

@@ -54,12 +54,14 @@ class Settings:
         return self.images * self.augmult
 
 
-def make_model(kind, settings):
+def make_model(kind, settings, plan=None):
     """A compiled and built model; the weights are the same for each kind.
 
     Args:
         kind: One of `KINDS`.
         settings: `Settings`.
+        plan: Optional `tfdpx.PrivacyPlan` of the private optimizer; by default its batches are of
+            `settings.images`, and sigma is one.
 
     Raises:
         UserError: If the settings do not suit the model or the optimizer.
@@ -72,6 +74,7 @@ def make_model(kind, settings):
         with checking_flags():
             optimizer = tfdpx.DPSGD(
                 LEARNING_RATE,
+                plan=plan,
                 batch_size=settings.images,
                 noise_multiplier=1.0,
                 l2_norm_clip=1.0,

@@ -86,6 +86,15 @@ def phases(seconds, ordinary):
     _print(rows)
 
 
+def figures(record, title):
+    """Prints a dict of numbers by name."""
+    rows = _table(title, "figure")
+    rows.add_column("value", justify="right")
+    for name, value in record.items():
+        rows.add_row(name, f"{value:,.4g}")
+    _print(rows)
+
+
 def _table(title, first):
     rows = table.Table(title=title, box=box.SIMPLE_HEAD)
     rows.add_column(first, overflow="fold")
