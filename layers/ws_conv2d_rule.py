@@ -2,6 +2,7 @@
 
 import functools
 import math
+import typing
 
 import tensorflow as tf
 
@@ -12,6 +13,27 @@ from tfdpx.per_example.rules.convolution_gradients import channels_last
 
 # Axes of one filter in a kernel.
 _FILTER = [-4, -3, -2]
+
+
+class Standardized(typing.NamedTuple):
+    """A standardized kernel, before its gain, in float32.
+
+    Attributes:
+        unit: [kernel height, kernel width, input channels / groups, filters], u.
+        scale: [filters], s.
+        free: [filters], 0 where epsilon holds s constant, else 1.
+    """
+
+    unit: tf.Tensor
+    scale: tf.Tensor
+    free: tf.Tensor
+
+    def to_raw(self, gradients):
+        """Gradients at u, times s, as gradients at the raw kernel: [..., *kernel shape]."""
+        along = rounding.sum_by_axis(gradients * self.unit, _FILTER)
+        mean = rounding.sum_by_axis(gradients, _FILTER) / math.prod(self.unit.shape[:3])
+        along, mean = (t[..., tf.newaxis, tf.newaxis, tf.newaxis, :] for t in (along, mean))
+        return gradients - mean - self.free * self.unit * along
 
 
 @register(WSConv2D)
@@ -30,10 +52,22 @@ class WSConv2DRule(Conv2DRule):
     assumes = ("call", "convolution_op", "kernel", "_standardize", "standardized_kernel")
 
     @classmethod
+    def shared(cls, layer):
+        """See `Rule.shared`: the `Standardized` kernel."""
+        kernel = tf.cast(layer.kernel.value, "float32")
+        centered = kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
+        squares = tf.reduce_sum(tf.square(centered), axis=[0, 1, 2])
+        scale = tf.math.rsqrt(tf.maximum(squares, layer.epsilon))
+        return Standardized(centered * scale, scale, tf.cast(squares > layer.epsilon, "float32"))
+
+    @classmethod
     def forward(cls, call, watch):
         """See `Rule.forward`."""
         layer = call.layer
-        plain = keras_internals.without(layer, activation=None, use_bias=False, use_gain=False)
+        parts = {"activation": None, "use_bias": False, "use_gain": False}
+        if layer.variable_dtype != "float64":
+            parts["_standardize"] = lambda kernel: call.shared.unit
+        plain = keras_internals.without(layer, **parts)
         outputs = watch(keras_internals.call_operation(plain, call.args, call.kwargs))
         call.kept["convolved"] = outputs
         if layer.use_gain:
@@ -44,17 +78,22 @@ class WSConv2DRule(Conv2DRule):
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
-        squares = tf.reduce_sum(tf.square(self._centered()), axis=[0, 1, 2])
-        self._free = tf.cast(squares > self.layer.epsilon, "float32")
-        self.filter_scale = tf.math.rsqrt(tf.maximum(squares, self.layer.epsilon))
+        self.standardized = call.shared
+        self.filter_scale = call.shared.scale
+
+    @property
+    def finishers(self):
+        """See `Rule.finishers`."""
+        to_raw, scale = self.standardized.to_raw, self.filter_scale
+        return {id(self.layer.kernel): lambda total: to_raw(total * scale)}
 
     def to_kernel(self, gradients):
         """See `Conv2DRule.to_kernel`."""
-        unit = self._unit()
-        along = rounding.sum_by_axis(gradients * unit, _FILTER)
-        mean = rounding.sum_by_axis(gradients, _FILTER) / math.prod(self.kernel_shape[:3])
-        along, mean = (t[..., tf.newaxis, tf.newaxis, tf.newaxis, :] for t in (along, mean))
-        return gradients - mean - self._free * unit * along
+        return self.standardized.to_raw(gradients)
+
+    def to_sum(self, total):
+        """See `Conv2DRule.to_sum`: the rest is for `finishers`."""
+        return total
 
     def kernel_squared_norms(self, squares, magnitudes):
         """See `Conv2DRule.kernel_squared_norms`.
@@ -68,7 +107,7 @@ class WSConv2DRule(Conv2DRule):
         kept = self.choice.norm == "instantiate"
         if kept and (self.choice.sum == "contract" or fan_in < positions):
             sums = tf.reduce_sum(self.kernel_instances, _FILTER)
-            along = tf.reduce_sum(self.kernel_instances * self._unit(), _FILTER)
+            along = tf.reduce_sum(self.kernel_instances * self.standardized.unit, _FILTER)
             errors = [rounding.UNIT * (fan_in + rounding.EXTRA)] * 2
         else:
             sums = self.sum_positions(self._patch_sums() * self.convolved_gradients)
@@ -77,21 +116,13 @@ class WSConv2DRule(Conv2DRule):
             errors = [rounding.dot_error(n + positions) for n in terms]
         removed = [
             tf.reduce_sum(self.scaled(self.scaled(part)), axis=1)
-            for part in (tf.square(sums) / fan_in, self._free * tf.square(along))
+            for part in (tf.square(sums) / fan_in, self.standardized.free * tf.square(along))
         ]
         # The sums of squares, their subtraction, and the projection of the released sum.
         slack = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT * squares
         for part, error in zip(removed, errors, strict=True):
             slack += 2.0 * tf.sqrt(part) * error * magnitudes + tf.square(error * magnitudes)
         return tf.maximum(squares - tf.add_n(removed), 0.0) + slack
-
-    def _centered(self):
-        kernel = tf.cast(self.layer.kernel.value, "float32")
-        return kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
-
-    def _unit(self):
-        # Made again wherever it is needed, so that it is not kept in between.
-        return self._centered() * self.filter_scale
 
     @functools.cached_property
     def small_gradients(self):
@@ -110,7 +141,7 @@ class WSConv2DRule(Conv2DRule):
         convolved = self.call.kept["convolved"]
         if convolved.dtype == tf.float32:
             return channels_last(convolved, self.layer)
-        return self.window.convolve(self.inputs, self._unit())
+        return self.window.convolve(self.inputs, self.standardized.unit)
 
     def _patch_sums(self):
         """The sum of each patch, float32 [B * K, H', W', 1 or filters]."""

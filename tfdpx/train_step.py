@@ -69,10 +69,11 @@ def _step(optimizer, model, data):
     one_pass = _Pass(optimizer, model, prepared.engine, views)
     if optimizer.microbatch_size == pass_size.AUTO:
         batch = ((x, y, sample_weight), choices, present)
-        size = prepared.fitting(one_pass.totals, batch, optimizer.batch_size, variables)
+        size = prepared.fitting(one_pass.apart, batch, optimizer.batch_size, variables)
 
     def all_passes(data, choices, present):
-        return passes.run(one_pass, data, choices, present, size, one_pass.zero())
+        totals, logs = passes.run(one_pass, data, choices, present, size, one_pass.zero())
+        return totals._replace(sums=one_pass.update.finished(variables, totals.sums)), logs
 
     if replicas.compile_apart(model):
         # XLA cannot compile what replicas on CPUs say to each other.
@@ -118,6 +119,7 @@ class _Pass:
     """One microbatch: views, gradients, clipping, metrics."""
 
     def __init__(self, optimizer, model, engine, views):
+        self.update = engine.update()
         self._optimizer = optimizer
         self._model = model
         self._engine = engine
@@ -133,7 +135,7 @@ class _Pass:
             present = tf.ones([Rows(data).count], tf.bool)
         x = views.rows(x, choices)
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
-        result = self._engine(x, y, sample_weight)
+        result = self._engine(x, y, sample_weight, self.update)
         factors = mechanism.clip_factors(
             result.squared_norms, present, self._optimizer.l2_norm_clip, self._optimizer.batch_size
         )
@@ -154,9 +156,9 @@ class _Pass:
             logs,
         )
 
-    def totals(self, *part):
-        """The `Totals` of a pass alone."""
-        return self(*part)[0]
+    def apart(self, *part):
+        """The `Totals` of a pass in a graph of its own."""
+        return _Pass(self._optimizer, self._model, self._engine, self._views)(*part)[0]
 
     def zero(self):
         """The `Totals` of no pass at all."""

@@ -30,12 +30,14 @@ class CallLayout:
     """What a call looks like whatever the batch size, found by `layout.find_layout`.
 
     Attributes:
-        name: The layer's name.
+        layer: The `keras.Layer`.
+        rule: The `Rule` class that serves it.
         batched: A flag for each leaf of the call's (args, kwargs): has it a batch axis?
         draws: Whether the call draws random numbers.
     """
 
-    name: str
+    layer: keras.Layer
+    rule: type
     batched: tuple
     draws: bool
 
@@ -50,21 +52,22 @@ class Call:
         outputs: The watched tensors, in order; those that `run` selects, unless the rule has a
             `forward` of its own.
         kept: Dict, for what a rule's `forward` saves for later.
+        shared: What the rule gives as `Rule.shared`.
         jit_compile: Whether the step is compiled by XLA.
     """
 
-    def __init__(self, layer, rule, args, kwargs, layout, num_views, jit_compile=False):
-        self.layer = layer
-        # Only the generic rule makes the same random draws again.
-        self.rule = GenericRule if layout.draws else rule
+    def __init__(self, layout, args, kwargs, num_views, shared, jit_compile=False):
+        self.layer = layout.layer
+        self.rule = layout.rule
         self.args = args
         self.kwargs = kwargs
         self.outputs = []
         self.kept = {}
+        self.shared = shared
         self.jit_compile = jit_compile
         self._rows = Rows((args, kwargs), layout.batched)
         self._num_views = num_views
-        self._draws = Draws(layer) if layout.draws else None
+        self._draws = Draws(layout.layer) if layout.draws else None
 
     def forward(self, tape):
         """Makes the call and watches its outputs; returns them as the layer would."""
@@ -161,18 +164,20 @@ class Recorder(UnitRecorder):
         variables: The model's trainable variables.
         layout: List of `CallLayout`, what the calls will be.
         num_views: Int, rows of the batch per example.
+        update: The `tfdpx.per_example.update.Update`.
         jit_compile: Whether the step is compiled by XLA.
 
     Attributes:
         calls: List of `Call`, in order.
     """
 
-    def __init__(self, variables, layout, num_views, jit_compile=False):
+    def __init__(self, variables, layout, num_views, update, jit_compile=False):
         super().__init__(variables, self._capture)
         self.calls = []
         self._variables = list(variables)
         self._layout = layout
         self._num_views = num_views
+        self._update = update
         self._jit_compile = jit_compile
         self._tape = tf.GradientTape(watch_accessed_variables=False)
         # Watches what is read outside of captured calls: its recording stops during them.
@@ -186,7 +191,7 @@ class Recorder(UnitRecorder):
         with self._tape, self._detector:
             yield
 
-    def _capture(self, layer, rule, args, kwargs):
+    def _capture(self, layer, _, args, kwargs):
         if _graph() is not self._graph:
             raise UnexplainedVariables(
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) is called inside a "
@@ -195,8 +200,10 @@ class Recorder(UnitRecorder):
                 "`tfdpx.per_example.register(TheOuterLayer)(tfdpx.per_example.GenericRule)`, or "
                 'use `per_example_engine="vmap"`.'
             )
-        layout = self._layout_of(layer)
-        call = Call(layer, rule, args, kwargs, layout, self._num_views, self._jit_compile)
+        shared = self._update.shared(layer)
+        call = Call(
+            self._layout_of(layer), args, kwargs, self._num_views, shared, self._jit_compile
+        )
         self.calls.append(call)
         with self._detector.stop_recording():
             return call.forward(self._tape)
@@ -227,8 +234,8 @@ class Recorder(UnitRecorder):
 
     def _layout_of(self, layer):
         position = len(self.calls)
-        if position >= len(self._layout) or self._layout[position].name != layer.name:
-            known = [layout.name for layout in self._layout]
+        if position >= len(self._layout) or self._layout[position].layer is not layer:
+            known = [layout.layer.name for layout in self._layout]
             raise UnexplainedVariables(
                 f"The model calls its layers differently from one forward pass to the next: call "
                 f"{position} is of layer '{layer.name}', but a trial run made the calls "

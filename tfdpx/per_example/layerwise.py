@@ -13,6 +13,7 @@ from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rules.base import sum_examples
+from tfdpx.per_example.update import Update
 
 
 class LayerwiseEngine:
@@ -44,10 +45,17 @@ class LayerwiseEngine:
         other._num_views = num_views
         return other
 
-    def __call__(self, x, y, sample_weight):
-        """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`."""
-        model = self._model
-        recorder = self.recorder()
+    def update(self):
+        """The `Update` that the passes of one update share."""
+        return Update((each.layer, each.rule) for each in self._layout)
+
+    def __call__(self, x, y, sample_weight, update=None):
+        """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
+
+        With an `Update`, its `finished` is left to do to the sums, once for all passes.
+        """
+        model, shared = self._model, update or self.update()
+        recorder = self.recorder(shared)
         with recorder.taping():
             with keras_internals.recording(recorder):
                 y_pred = keras_internals.call_model(model, x)
@@ -73,15 +81,18 @@ class LayerwiseEngine:
                 for group in groups:
                     each = group.clipped_sum(factors, finite)
                     sums.update(zip(map(id, group.variables), each, strict=True))
-            return [sums[id(v)] for v in self._variables]
+                    shared.add_finishers(group.finishers)
+            sums = [sums[id(v)] for v in self._variables]
+            return sums if update else shared.finished(self._variables, sums)
 
         return PerExample(losses.losses, losses.output_losses, y_pred, norms, clipped)
 
-    def recorder(self):
-        """A `Recorder` for one run of the model."""
+    def recorder(self, update=None):
+        """A `Recorder` for one run of the model, with what the passes of an update share."""
+        update = update or self.update()
         # Whatever runs on a TPU is compiled.
         compiled = self._model.jit_compile or bool(tf.config.list_logical_devices("TPU"))
-        return Recorder(self._variables, self._layout, self._num_views, jit_compile=compiled)
+        return Recorder(self._variables, self._layout, self._num_views, update, compiled)
 
     def rules(self, recorder, predictions, cotangents):
         """The rules, grouped, for the calls that `recorder` saw.
@@ -134,6 +145,8 @@ def explain(model, x, views=1):
 
 class _Joint:
     """Several calls that share variables: their gradients are added before the norm is taken."""
+
+    finishers = {}
 
     def __init__(self, rules):
         self._rules = rules

@@ -9,6 +9,7 @@ from tfdpx import keras_internals
 from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
 from tfdpx.per_example.cost_model import Work
 from tfdpx.per_example.rows import synthetic
+from tfdpx.per_example.rules.generic import GenericRule
 
 
 def find_layout(model, x):
@@ -63,10 +64,10 @@ def restored(variables):
 class _Sighting:
     """Shapes of one unit call's arguments and outputs, and whether it drew random numbers."""
 
-    def __init__(self, layer, args, kwargs):
+    def __init__(self, layer, rule, args, kwargs):
         generators = keras_internals.seed_generators(layer)
         before = [g.state.numpy() for g in generators]
-        self.layer = layer
+        self.layer, self.rule = layer, rule
         first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
         self.looks_up = first is not None and not first.dtype.is_floating
         self.result = keras_internals.call_operation(layer, args, kwargs)
@@ -79,8 +80,8 @@ class _Sighting:
 def _record(model, x):
     seen = []
 
-    def look(layer, _, args, kwargs):
-        seen.append(_Sighting(layer, args, kwargs))
+    def look(layer, rule, args, kwargs):
+        seen.append(_Sighting(layer, rule, args, kwargs))
         return seen[-1].result
 
     with keras_internals.recording(UnitRecorder(model.trainable_variables, look)):
@@ -99,7 +100,9 @@ def _compare(two, three):
             '[batch, length]), or use `per_example_engine="vmap"`.'
         )
     batched = tuple(_grows(a, b) for a, b in zip(two.arguments, three.arguments, strict=True))
-    return CallLayout(two.layer.name, batched, two.draws or three.draws)
+    draws = two.draws or three.draws
+    # Only the generic rule makes the same random draws again.
+    return CallLayout(two.layer, GenericRule if draws else two.rule, batched, draws)
 
 
 def _work(calls):

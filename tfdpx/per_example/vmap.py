@@ -13,6 +13,7 @@ from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.per_example.rules.base import sum_examples
+from tfdpx.per_example.update import Update
 from tfdpx.per_example.vectorize import vectorized_map
 
 
@@ -39,8 +40,13 @@ class VmapEngine:
         other._num_views = num_views
         return other
 
-    def __call__(self, x, y, sample_weight):
+    def update(self):
+        """As `LayerwiseEngine.update`; nothing is shared."""
+        return Update()
+
+    def __call__(self, x, y, sample_weight, update=None):
         """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`."""
+        del update
         model, num_views = self._model, self._num_views
         batch = Rows((x, y, sample_weight))
         draws = Draws(model)

@@ -63,6 +63,15 @@ class Rule:
         return watch(keras_internals.call_operation(call.layer, call.args, call.kwargs))
 
     @classmethod
+    def shared(cls, layer):
+        """What `forward` and the rule need of the weights alone: made once for all passes.
+
+        It is `call.shared`. None where there is nothing to share.
+        """
+        del layer
+        return None
+
+    @classmethod
     def joined(cls, rules):
         """One rule for several calls of one layer, or None where their gradients are just added.
 
@@ -78,6 +87,14 @@ class Rule:
         self.output_gradients = [tf.cast(g, "float32") for g in output_gradients]
         self.num_views = num_views
         self.variables = variables
+
+    @property
+    def finishers(self):
+        """`{id(variable): function}`: what is left to do to `clipped_sum`, added up over passes.
+
+        The functions are linear, and read no tensor of a pass.
+        """
+        return {}
 
     def per_example_gradients(self):
         """A list of float32 tensors [B, *variable.shape], in the order of `variables`."""
@@ -137,7 +154,7 @@ class Rule:
                 that enters the sum. None where that is not known, which only costs time.
 
         Returns:
-            List of float32 tensors of the shapes of `variables`.
+            List of float32 tensors of the shapes of `variables`, but for what `finishers` do.
         """
         if self.choice.sum == "ordinary":
             return self.ordinary_clipped_sum(factors, finite)

@@ -24,7 +24,8 @@ class Conv2DRule(ConvolutionGradients):
     (late layers).
 
     A subclass whose convolution uses a function of the trained kernel (weight standardization)
-    sets `filter_scale` and replaces `to_kernel`, `kernel_squared_norms` and `small_gradients`.
+    sets `filter_scale` and replaces `to_kernel`, `to_sum`, `kernel_squared_norms` and
+    `small_gradients`.
 
     Attributes:
         filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
@@ -46,6 +47,10 @@ class Conv2DRule(ConvolutionGradients):
     def scaled(self, gradients):
         """`gradients` [..., out] times `filter_scale`."""
         return gradients if self.filter_scale is None else gradients * self.filter_scale
+
+    def to_sum(self, total):
+        """Carries a sum over examples at the convolution's kernel to that of `clipped_sum`."""
+        return self.to_kernel(total)
 
     def kernel_squared_norms(self, squares, magnitudes):
         """float32 [B]: squared norms of the gradients at the trained kernel, never too small.
@@ -179,5 +184,5 @@ class Conv2DRule(ConvolutionGradients):
     def _clipped_sums(self, factors, of_kernel):
         pairs = [(v, sum_examples(g, factors)) for v, g in self.small_gradients]
         if self.explains(self.layer.kernel):
-            pairs.append((self.layer.kernel, self.to_kernel(self.scaled(of_kernel()))))
+            pairs.append((self.layer.kernel, self.to_sum(of_kernel())))
         return self.in_order(pairs)
