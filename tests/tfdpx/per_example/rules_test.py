@@ -274,7 +274,7 @@ PLANTED = [
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
     (WSConv2DRule, "kernel_squared_norms", convolution.Conv2DRule.kernel_squared_norms,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
-    (WSConv2DRule, "to_kernel", convolution.Conv2DRule.to_kernel,
+    (WSConv2DRule, "finishers", base.Rule.finishers,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
     (depthwise, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]),
      lambda: layers.DepthwiseConv2D(2), (4, 4, 2), None),
