@@ -21,12 +21,16 @@ class Standardized(typing.NamedTuple):
     Attributes:
         unit: [kernel height, kernel width, input channels / groups, filters], u.
         scale: [filters], s.
+        squared_scale: [filters], its square.
         free: [filters], 0 where epsilon holds s constant, else 1.
+        removed: [2, 1, filters], what squares of the two inner products are multiplied by.
     """
 
     unit: tf.Tensor
     scale: tf.Tensor
+    squared_scale: tf.Tensor
     free: tf.Tensor
+    removed: tf.Tensor
 
     def to_raw(self, gradients):
         """Gradients at u, times s, as gradients at the raw kernel: [..., *kernel shape]."""
@@ -58,7 +62,10 @@ class WSConv2DRule(Conv2DRule):
         centered = kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
         squares = tf.reduce_sum(tf.square(centered), axis=[0, 1, 2])
         scale = tf.math.rsqrt(tf.maximum(squares, layer.epsilon))
-        return Standardized(centered * scale, scale, tf.cast(squares > layer.epsilon, "float32"))
+        free, squared_scale = tf.cast(squares > layer.epsilon, "float32"), tf.square(scale)
+        fan_in = math.prod(kernel.shape[:3])
+        removed = tf.stack([squared_scale / fan_in, squared_scale * free])[:, tf.newaxis]
+        return Standardized(centered * scale, scale, squared_scale, free, removed)
 
     @classmethod
     def forward(cls, call, watch):
@@ -80,6 +87,7 @@ class WSConv2DRule(Conv2DRule):
         super().__init__(call, output_gradients, num_views, variables)
         self.standardized = call.shared
         self.filter_scale = call.shared.scale
+        self.squared_filter_scale = call.shared.squared_scale
 
     @property
     def finishers(self):
@@ -114,15 +122,16 @@ class WSConv2DRule(Conv2DRule):
             along = self.sum_positions(self._convolved() * self.convolved_gradients)
             terms = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
             errors = [rounding.dot_error(n + positions) for n in terms]
-        removed = [
-            tf.reduce_sum(self.scaled(self.scaled(part)), axis=1)
-            for part in (tf.square(sums) / fan_in, self.standardized.free * tf.square(along))
-        ]
+        removed = tf.reduce_sum(
+            tf.square(tf.stack([sums, along])) * self.standardized.removed, axis=2
+        )
+        errors = magnitudes * [[error] for error in errors]
         # The sums of squares, their subtraction, and the projection of the released sum.
-        slack = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT * squares
-        for part, error in zip(removed, errors, strict=True):
-            slack += 2.0 * tf.sqrt(part) * error * magnitudes + tf.square(error * magnitudes)
-        return tf.maximum(squares - tf.add_n(removed), 0.0) + slack
+        relative = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT
+        slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(removed) + errors), axis=0)
+        return tf.maximum(squares - tf.reduce_sum(removed, axis=0), 0.0) + (
+            relative * squares + slack
+        )
 
     @functools.cached_property
     def small_gradients(self):

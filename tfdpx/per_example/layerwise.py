@@ -75,14 +75,17 @@ class LayerwiseEngine:
         self.choices = [choice for group in groups for choice in group.choices]
 
         def clipped(factors):
-            sums = {id(v): tf.zeros(v.shape, "float32") for v in self._variables}
+            sums = {}
             with tf.control_dependencies([factors]):
                 finite = tf.reduce_all(tf.math.is_finite(norms))
                 for group in groups:
                     each = group.clipped_sum(factors, finite)
                     sums.update(zip(map(id, group.variables), each, strict=True))
                     shared.add_finishers(group.finishers)
-            sums = [sums[id(v)] for v in self._variables]
+            sums = [
+                sums[id(v)] if id(v) in sums else tf.zeros(v.shape, "float32")
+                for v in self._variables
+            ]
             return sums if update else shared.finished(self._variables, sums)
 
         return PerExample(losses.losses, losses.output_losses, y_pred, norms, clipped)

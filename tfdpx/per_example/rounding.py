@@ -123,8 +123,11 @@ def allow(squares, magnitudes, terms):
     """
     norms = tf.sqrt(squares) + dot_error(terms) * magnitudes
     # Ordinary examples have M up to about sqrt(terms) times their norm.
-    largest = tf.maximum(_LARGEST_CANCELLATION, 4.0 * tf.sqrt(tf.cast(terms, "float32")))
-    least = magnitudes / largest
+    if isinstance(terms, int):  # Not in the graph, which holds this for every layer.
+        largest = max(_LARGEST_CANCELLATION, 4.0 * math.sqrt(terms))
+    else:
+        largest = tf.maximum(_LARGEST_CANCELLATION, 4.0 * tf.sqrt(terms))
+    least = magnitudes * (1.0 / largest)
     # A comparison with what is not finite keeps it.
     return tf.square(tf.where(norms < least, least, norms))
 

@@ -61,6 +61,15 @@ def test_shares_in_order_are_the_batch_of_one_device(kind, hosts, replicas):
         assert len(set(taken(parts))) == len(taken(parts))
 
 
+@BOTH
+@pytest.mark.parametrize("hosts, replicas", CLUSTERS)
+def test_replicas_share_a_draw_evenly(kind, hosts, replicas):
+    for parts in shares(kind, hosts, replicas):
+        counts = [np.count_nonzero(weight) for _, _, weight in parts]
+        assert max(counts) == math.ceil(sum(counts) / replicas)
+        assert min(counts) == sum(counts) // replicas
+
+
 def test_the_shares_of_hosts_with_seeds_of_their_own_take_examples_twice():
     # What the test above is to find.
     steps = shares("poisson", 4, 4, seed=lambda host: host, batch_size=30)

@@ -30,11 +30,12 @@ class Conv2DRule(ConvolutionGradients):
     Attributes:
         filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
             which is cheaper done to gradients of kernels than to those of outputs.
+        squared_filter_scale: float32 [out], its square, or None.
     """
 
     assumes = ("call", "convolution_op", "kernel")
 
-    filter_scale = None
+    filter_scale = squared_filter_scale = None
 
     def to_kernel(self, gradients):
         """Carries gradients at the convolution's kernel to the trained kernel; linear.
@@ -118,11 +119,11 @@ class Conv2DRule(ConvolutionGradients):
             "ordinary": Cost(multiply, bytes=FLOAT * count * positions * self.groups * fan_out),
         }
         if None not in (*self.inputs.shape[1:3], *self.convolved_gradients.shape[1:3]):
-            pixels = self.num_views * self.window.padded_pixels(*self.inputs.shape[1:3])
-            shifts = sum(self.window.size)
+            products, taps = self.window.gram_sizes(*self.inputs.shape[1:3], self.num_views)
+            shifts = sum(self.window.size) if taps == 1 else 0
             costs["ghost"] = Cost(
-                2.0 * (pairs * fan_out + count * pixels**2 * self.inputs.shape[-1]),
-                FLOAT * (count * self.groups * pixels**2 + (3 + shifts) * pairs),
+                2.0 * (pairs * fan_out + count * products * taps * self.inputs.shape[-1]),
+                FLOAT * (count * self.groups * products + (3 + shifts) * pairs),
             )
         return costs
 
@@ -137,7 +138,9 @@ class Conv2DRule(ConvolutionGradients):
             by_filter = squares(self.kernel_instances)
         else:  # Neither all squares nor a second copy of the instances need memory at once.
             by_filter = tf.stack([squares(gradient) for gradient in self.instances_apart])
-        squares = tf.reduce_sum(self.scaled(self.scaled(by_filter)), axis=1)
+        if self.squared_filter_scale is not None:
+            by_filter *= self.squared_filter_scale
+        squares = tf.reduce_sum(by_filter, axis=1)
         squares = rounding.raised(squares, [math.prod(self.kernel_shape[:3]), self.kernel_shape[3]])
         if self.choice.sum == "contract":
             return squares, tf.sqrt(squares), 1
@@ -163,10 +166,9 @@ class Conv2DRule(ConvolutionGradients):
         gradients = self.by_group(self.scaled(self.convolved_gradients))
         parts = tf.split(split_views(self.inputs, self.num_views), self.groups, axis=-1)
         squares, magnitudes = rounding.squared_norms_of_products(
-            tf.stack([self.window.gram(part) for part in parts], axis=1),
+            tf.stack([self.window.gram(part, self.call.jit_compile) for part in parts], axis=1),
             gram(gradients),
-            # Products of pixels, then as many sums as the window has rows and columns.
-            self.kernel_shape[2] + sum(self.window.size),
+            self.window.gram_terms(self.kernel_shape[2]),
             gradients.shape[-1],
         )
         squares = tf.reduce_sum(squares, axis=1)

@@ -4,6 +4,8 @@ import itertools
 
 import tensorflow as tf
 
+from tfdpx.per_example.rules.base import positions
+
 
 class Window:
     """A kernel's window and how it moves.
@@ -54,16 +56,22 @@ class Window:
             dilations=self.dilation,
         )
 
-    def gram(self, images):
+    def gram(self, images, contiguous=False):
         """Inner products of patches: [B, T, T] with T = K H' W'.
 
         The patches' products are sums of the pixels' over the kernel's taps, so the pixels' are
-        formed once, then shifted and added, along rows and then along columns.
+        formed once, then shifted and added, along rows and then along columns. With strides most of
+        the pixels' would be for nothing, and slow to pick: there the patches are formed.
 
         Args:
             images: float32 [B, K, H, W, C], with known K, H and W.
+            contiguous: As for `patches`.
         """
         num_views, height, width, channels = images.shape[1:]
+        if self._is_strided:
+            patches = self.patches(tf.reshape(images, [-1, height, width, channels]), contiguous)
+            patches = positions(patches, num_views)
+            return tf.matmul(patches, patches, transpose_b=True)
         (top, bottom), (left, right) = self._edges((height, width))
         padded = tf.pad(images, [[0, 0], [0, 0], [top, bottom], [left, right], [0, 0]])
         size = [num_views, height + top + bottom, width + left + right]
@@ -76,10 +84,23 @@ class Window:
         count = num_views * products.shape[2] * products.shape[3]
         return tf.reshape(products, [-1, count, count])
 
-    def padded_pixels(self, height, width):
-        """Int: how many pixels one padded image has."""
+    def gram_terms(self, channels):
+        """Int: the terms that `gram` adds one after the other for a product of two patches."""
+        # Products of pixels, then as many sums as the window has rows and columns.
+        return self.taps * channels if self._is_strided else channels + sum(self.size)
+
+    def gram_sizes(self, height, width, num_views):
+        """Of the products that `gram` forms first: how many, for how many numbers of a channel."""
+        if self._is_strided:
+            count = num_views * self._count(0, height) * self._count(1, width)
+            return count**2, self.taps
         (top, bottom), (left, right) = self._edges((height, width))
-        return (height + top + bottom) * (width + left + right)
+        count = num_views * (height + top + bottom) * (width + left + right)
+        return count**2, 1
+
+    @property
+    def _is_strided(self):
+        return max(self.strides) > 1
 
     def _edges(self, size):
         """Rows and columns of zeros before and after, as TensorFlow pads."""
