@@ -68,7 +68,7 @@ def test_a_preset(tmp_path):
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout.splitlines()[-1])
     assert (record["dataset"], record["steps"]) == ("sklearn_digits", 10)
-    assert 7.9 < record["epsilon"] <= 8.0
+    assert 7.9 < record["epsilon_pld"] <= 8.0
 
 
 def test_an_augmentation():

@@ -30,7 +30,7 @@ ARROWS = {
     },
     "passes": {"per_example"},
     "callbacks": {"checks", "data", "keras_internals", "run"},
-    "replication": {"checks", "keras_internals", "run"},
+    "replication": {"checks", "data", "keras_internals", "run"},
     "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
     "settings": {"_arguments", "accounting", "augment", "memory", "per_example"},
     "train_step": {

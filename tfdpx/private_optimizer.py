@@ -115,6 +115,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         check_callbacks(arguments.get("callbacks"), self)
         replicas.check_keras_fit(model, arguments.get("x"))
         with fit_data.accounted(self, model, arguments):
+            replicas.deal(model, self.draws, arguments)
             yield
 
     @property

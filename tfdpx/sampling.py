@@ -79,7 +79,6 @@ def plan_batches(
         "seed": seed,
         "start": start,
         "input_context": input_context,
-        "num_shares": pad_to_multiple_of,
     }
     if optimizer is not None:
         budget.check_optimizer(optimizer, plan)
@@ -105,7 +104,6 @@ def poisson_batches(
     start=0,
     run=None,
     input_context=None,
-    num_shares=1,
 ):
     """Batches that hold each example with `sampling_probability`, independently.
 
@@ -128,8 +126,6 @@ def poisson_batches(
             `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
             replica of this host in turn (see `tfdpx.replication.shares`). All hosts need the same
             examples, `seed` and `start`, an int.
-        num_shares: Int that divides `capacity`. Without an `input_context`, a batch holds the
-            shares of so many replicas one after the other, each padded, as Keras's `fit` splits it.
 
     Returns:
         A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`, or
@@ -148,7 +144,7 @@ def poisson_batches(
     True
     """
     check_probability(sampling_probability)
-    shares = Shares(capacity, input_context, num_shares)
+    shares = Shares(capacity, input_context)
     draws = Draws(_POISSON_KEY, steps, shares, seed, start, run)
 
     def draw(key, step, replica):
@@ -160,8 +156,7 @@ def poisson_batches(
             "not be left out: raise the capacity.",
         )
         with tf.control_dependencies([fits]):
-            own = shares.cut(tf.identity(rows), replica)
-            return shares.arrange(examples.batch(own, shares.rows))
+            return examples.batch(shares.cut(tf.identity(rows), replica), shares.rows)
 
     return draws.dataset(draw)
 
@@ -176,7 +171,6 @@ def shuffled_batches(
     start=0,
     run=None,
     input_context=None,
-    num_shares=1,
 ):
     """Batches of `batch_size` cut from a permutation of the examples, a new one every epoch.
 
@@ -193,7 +187,6 @@ def shuffled_batches(
         start: As in `poisson_batches`.
         run: As in `poisson_batches`.
         input_context: As in `poisson_batches`.
-        num_shares: As in `poisson_batches`.
 
     Returns:
         A `tf.data.Dataset` like that of `poisson_batches`.
@@ -206,7 +199,7 @@ def shuffled_batches(
             "Argument `batch_size` must lie between 1 and the number of examples. "
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
-    shares = Shares(capacity, input_context, num_shares)
+    shares = Shares(capacity, input_context)
     draws = Draws(_SHUFFLE_KEY, steps, shares, seed, start, run)
     per_epoch = examples.count // batch_size
     known = {}
@@ -222,7 +215,7 @@ def shuffled_batches(
     def draw(key, step, replica):
         rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
         rows = shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
-        return shares.arrange(examples.batch(rows, shares.rows))
+        return examples.batch(rows, shares.rows)
 
     return draws.dataset(draw)
 

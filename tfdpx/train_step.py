@@ -22,7 +22,6 @@ from tfdpx.passes import Totals
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
 from tfdpx.replication import replicas
-from tfdpx.run import fit_data
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
@@ -62,7 +61,8 @@ def _step(optimizer, model, data):
     # Drawn for the rows of all replicas: which of them has an example does not change its views.
     count = Rows(x).count
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
-    choices = replicas.own_rows(choices, count, context, fit_data.num_shares(optimizer, model))
+    dealt = replicas.is_dealt(model, optimizer.draws)
+    choices = replicas.own_rows(choices, count, context, dealt)
     present = _present(sample_weight, count)
     if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
         present = _of_declared_size(count, optimizer.batch_size)

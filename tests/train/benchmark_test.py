@@ -102,6 +102,34 @@ def test_what_is_left_out_is_null_and_no_failure():
     assert record["failures"] == {} and record["microbatch_size"] == 2
 
 
+def test_a_private_epoch_against_an_ordinary_one():
+    record = last_line(
+        run("--end_to_end", "--model=dense_head", "--batch_size=4", "--num_examples=40",
+            "--repeats=1")
+    )  # fmt: skip
+    assert record["end_to_end_ratio"] == record["private_seconds"] / record["ordinary_seconds"]
+    first = record["first_private_seconds"] / record["first_ordinary_seconds"]
+    assert record["first_step_ratio"] == first
+    # Passes of this size hold what was drawn, and less than one pass more.
+    assert 0 <= record["padding_rows"] < record["pass_size"] <= record["capacity"]
+    assert 0 < record["drawn_rows"] < record["capacity"]
+    assert record["end_to_end"] is True and record["batch_size"] == 4
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "needs --batch_size between 1 and --num_examples"),
+        (["--batch_size=41", "--num_examples=40"], "--batch_size=41 --num_examples=40"),
+        (["--batch_size=4", "--sweep"], "goes without"),
+        (["--batch_size=4", "--microbatch_size=auto"], "goes without"),
+    ],
+)
+def test_unfit_flags_of_end_to_end(arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        run("--end_to_end", "--model=dense_head", *arguments)
+
+
 def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     def broken(self, x, y, sample_weight):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory left")

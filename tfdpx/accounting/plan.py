@@ -194,8 +194,8 @@ class PrivacyPlan:
             seed: Optional int, for experiments that must be repeatable: the draws of a known seed
                 give no privacy. See `tfdpx.sampling`.
             start: Int or scalar variable: the step to begin at. Needed only with a `seed`.
-            pad_to_multiple_of: Int, the number of replicas or a multiple. Pads further, and deals
-                the examples out, so that Keras's `fit` gives each replica as many of them.
+            pad_to_multiple_of: Int. Pads further, such that `tf.distribute` can split a batch
+                evenly: a multiple of the number of replicas.
             input_context: Optional `tf.distribute.InputContext` of a host of several, for
                 `tfdpx.distributed.fit`: the shares of this host's replicas, see
                 `tfdpx.sampling.poisson_batches`.

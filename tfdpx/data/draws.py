@@ -38,7 +38,6 @@ class Draws:
         plain: The data set before its length was asserted, or None. What a run has used makes it
             shorter.
         run: The run that the data set was made for, or None.
-        num_shares: Int, the shares of replicas that a batch holds one after the other.
 
     Raises:
         ValueError: If an argument is out of its range, or two contradict each other.
@@ -46,7 +45,7 @@ class Draws:
 
     def __init__(self, purpose, steps, shares, seed=None, start=0, run=None):
         self.plan = self.examples = self.plain = None
-        self.run, self.num_shares = run, shares.count
+        self.run = run
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
         self._bound = None
         _check_start(start, steps, shares)

@@ -97,8 +97,9 @@ def least_time(each, every, mean, deviation, largest):
         largest: Int.
     """
     drawn = np.maximum(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0)
-    # Odd sizes divide badly among threads; the largest may save a pass.
-    sizes = np.array([n for n in range(1, largest + 1) if n < 16 or n % 4 == 0 or n == largest])
+    # Odd sizes divide badly among threads; the largest may save a pass, and a divisor padding.
+    sizes = np.arange(1, largest + 1)
+    sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]
     passes = np.ceil(drawn[:, np.newaxis] / sizes).mean(axis=0)
     return int(sizes[np.argmin(passes * (every + sizes * each))])
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.checks import UnfitForPrivacy
+from tfdpx.data.draws import Draws
 from tfdpx.replication import shares
 
 _STRATEGIES = (
@@ -113,20 +114,45 @@ def compile_apart(model):
     return keras_internals.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
-def own_rows(nest, count, context, num_shares):
+def deal(model, draws, arguments):
+    """Has Keras's `fit` give each replica as many examples of a draw, where it splits a plan's.
+
+    Args:
+        model: The `keras.Model`.
+        draws: The `tfdpx.data.draws.Draws` of the data, or None.
+        arguments: Dict of the arguments of `fit`; `x` may be replaced.
+    """
+    count = model.distribute_strategy.num_replicas_in_sync
+    if count > 1 and is_dealt(model, draws):
+
+        def by_share(*batch):
+            return tf.nest.map_structure(
+                lambda t: None if t is None else shares.by_share(t, count), batch
+            )
+
+        arguments["x"] = arguments["x"].map(by_share)
+
+
+def is_dealt(model, draws):
+    """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
+    return keras_internals.driver(model) == "tfdpx" or isinstance(draws, Draws)
+
+
+def own_rows(nest, count, context, dealt):
     """This replica's rows of a nest of tensors of all [replicas * count, ...].
 
     Args:
         nest: Nest of tensors in the order of the draw, or None.
         count: Int or scalar tensor, rows of a replica.
         context: `tf.distribute.ReplicaContext`.
-        num_shares: Int, the shares that the batch of all replicas holds one after the other.
+        dealt: As `is_dealt` says.
     """
+    if context.num_replicas_in_sync == 1:
+        return nest
 
     def own(tensor):
-        tensor = shares.by_share(tensor, num_shares)
-        if context.num_replicas_in_sync == 1:
-            return tensor
+        if dealt:
+            tensor = shares.by_share(tensor, context.num_replicas_in_sync)
         # Not a slice: XLA needs to know at compile time where that begins.
         parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
         return tf.gather(parts, context.replica_id_in_sync_group)

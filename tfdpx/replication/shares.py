@@ -5,8 +5,8 @@ at most ceil(n / R), so that none waits long for another. All hosts work out the
 (seed, step) and cut out their own part: no example is taken twice and none is lost. Where padding
 fills a whole share, the replica takes part all the same.
 
-Keras's `fit` splits a batch by itself: replica p takes the rows [p * m, (p + 1) * m) of R * m. So a
-whole batch for R replicas holds the R shares one after the other, each with its own padding.
+Keras's `fit` splits a batch by itself: replica p takes the rows [p * m, (p + 1) * m) of R * m. For
+it `by_share` puts the R shares of a whole batch one after the other, each with its own padding.
 """
 
 import tensorflow as tf
@@ -18,11 +18,9 @@ class Shares:
     Args:
         capacity: Int, rows of a global batch.
         input_context: `tf.distribute.InputContext` of this host, or None for whole batches.
-        count: Int, the shares that a whole batch holds one after the other.
 
     Attributes:
-        count: Int, shares of a batch.
-        rows: Int, rows of what is cut out: of one share, or of the whole batch.
+        rows: Int, rows of one share.
         replicas: Range, the numbers of this host's replicas.
         is_split: Bool, whether there is an `input_context`.
 
@@ -30,7 +28,7 @@ class Shares:
         ValueError: If the replicas do not divide `capacity`, or the hosts the replicas.
     """
 
-    def __init__(self, capacity, input_context=None, count=1):
+    def __init__(self, capacity, input_context=None):
         self.is_split = input_context is not None
         replicas = hosts = 1
         host = 0
@@ -43,7 +41,7 @@ class Shares:
                 f"{replicas} replicas on {hosts} hosts."
             )
         check_divides(replicas, capacity, "rows a batch")
-        self.count = replicas if self.is_split else count
+        self._count = replicas
         self.rows = capacity // replicas
         each = replicas // hosts
         self.replicas = range(host * each, (host + 1) * each)
@@ -77,19 +75,7 @@ class Shares:
             rows: int64 tensor [n], the examples that a step draws, n at most `capacity`.
             replica: Scalar int64 tensor, a number of `replicas`.
         """
-        return rows[replica :: self.count] if self.is_split else rows
-
-    def arrange(self, batch):
-        """A whole batch, its padding at the end, as shares one after the other.
-
-        Args:
-            batch: Nest of tensors [`rows`, ...] and None; one that is cut stays as it is.
-        """
-        if self.is_split:
-            return batch
-        return tf.nest.map_structure(
-            lambda t: None if t is None else by_share(t, self.count), batch
-        )
+        return rows[replica :: self._count] if self.is_split else rows
 
 
 def by_share(tensor, count):

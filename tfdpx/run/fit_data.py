@@ -118,13 +118,6 @@ def by_hand(optimizer, model, rows, sample_weight):
         optimizer.account.open(*usual)
 
 
-def num_shares(optimizer, model):
-    """Int: the shares that a batch of all replicas holds one after the other, as far as known."""
-    if keras_internals.driver(model) == "tfdpx":
-        return tf.distribute.get_strategy().num_replicas_in_sync
-    return getattr(optimizer.draws, "num_shares", 1)
-
-
 def check_draws(optimizer, draws):
     """Raises ValueError unless batches of `draws` are what `optimizer` accounts for.
 

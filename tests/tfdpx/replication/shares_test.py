@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfdpx
 from tfdpx import sampling
 from tfdpx.data.examples import Examples
+from tfdpx.replication.shares import by_share
 
 STEPS, NUM_EXAMPLES = 8, 40
 CLUSTERS = [(1, 1), (1, 2), (2, 2), (2, 4), (4, 8), (8, 8)]  # hosts, replicas
@@ -51,13 +52,15 @@ def taken(parts):
 
 @BOTH
 @pytest.mark.parametrize("hosts, replicas", CLUSTERS)
-def test_shares_in_order_are_the_batch_of_one_device(kind, hosts, replicas):
+def test_shares_are_dealt_from_the_batch_of_one_device(kind, hosts, replicas):
     x = np.arange(NUM_EXAMPLES) + 1
     whole = plan(kind).batches(x, x % 3, seed=5, pad_to_multiple_of=replicas)
     for parts, batch in zip(shares(kind, hosts, replicas), read(whole, STEPS), strict=True):
         assert len({part[0].shape for part in parts}) == 1
         for joined, wanted in zip(zip(*parts, strict=True), batch, strict=True):
-            np.testing.assert_array_equal(np.concatenate(joined), wanted)
+            np.testing.assert_array_equal(np.stack(joined, axis=1).ravel(), wanted)
+            dealt = by_share(tf.constant(wanted), replicas)
+            np.testing.assert_array_equal(np.concatenate(joined), dealt)
         assert len(set(taken(parts))) == len(taken(parts))
 
 
