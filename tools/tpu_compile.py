@@ -17,10 +17,10 @@ import time
 os.environ.update(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1", JAX_PLATFORMS="cpu")
 
 import numpy as np
+import stablehlo_module
 from jax._src.interpreters import mlir
 from jax.experimental import topologies
 from jaxlib import _jax, xla_client
-from jaxlib.mlir import ir
 
 
 def compile_module(module, topology, cores):
@@ -41,28 +41,11 @@ def compile_module(module, topology, cores):
         np.array([[device.id] for device in devices])
     )
     with mlir.make_ir_context():
-        stablehlo = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(module))
-        _drop_copies(stablehlo)
         return devices[0].client.compile(
-            stablehlo,
+            stablehlo_module.read(module),
             executable_devices=_jax.DeviceList(tuple(devices)),
             compile_options=options,
         )
-
-
-def _drop_copies(module):
-    """Removes TensorFlow's copies of results, which StableHLO has no operation for."""
-    copies = []
-
-    def visit(operation):
-        if operation.name == "mhlo.copy":
-            copies.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for copy in copies:
-        copy.results[0].replace_all_uses_with(copy.operands[0])
-        copy.erase()
 
 
 def main(module, topology, cores, compiled):

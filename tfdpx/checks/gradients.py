@@ -10,6 +10,12 @@ from tfdpx.checks.closeness import close, is_full_precision
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
 
+_WRONG_RULE = (
+    "A layer treats a batch and its examples differently, or a rule given to "
+    "`tfdpx.per_example.register` is wrong. Try "
+    '`per_example_engine="vmap"`, and report the model if that passes.'
+)
+
 
 def problems_of_loss(model, x, y, sample_weight, y_pred, examples):
     """Texts of a loss whose value for one example depends on another.
@@ -45,7 +51,9 @@ def problems_of_loss(model, x, y, sample_weight, y_pred, examples):
 
 
 def problems_of_gradients(model, engine, x, y, sample_weight, views):
-    """Texts of how the engine's norms differ from ordinary gradients of batches of one example.
+    """Texts of how the engine differs from ordinary gradients of batches of one example.
+
+    Its norms, and its sum with a factor of its own for each example, of which the first is zero.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -55,15 +63,16 @@ def problems_of_gradients(model, engine, x, y, sample_weight, views):
         sample_weight: As `x`, or None.
         views: Int.
     """
-    norms = np.sqrt(engine(x, y, sample_weight).squared_norms)
+    found = engine(x, y, sample_weight)
+    norms = np.sqrt(found.squared_norms)
     batch = Rows((x, y, sample_weight))
-    wanted = []
+    gradients = []
     for i in range(len(norms)):
         views_of_one = [
             batch.map(lambda t, j=j: t[j : j + 1]) for j in range(i * views, (i + 1) * views)
         ]
-        wanted.append(_ordinary_norm(model, views_of_one))
-    wanted = np.asarray(wanted)
+        gradients.append(_ordinary_gradient(model, views_of_one))
+    wanted = np.array([float(tf.linalg.global_norm(gradient)) for gradient in gradients])
     finite = np.isfinite(wanted)
     if not wanted[finite].any():
         warnings.warn(
@@ -77,13 +86,22 @@ def problems_of_gradients(model, engine, x, y, sample_weight, views):
     if not np.allclose(norms[finite], wanted[finite], rtol=tolerance, atol=scale):
         yield (
             "Per-example gradient norms disagree with those of batches of one example: "
-            f"{norms.tolist()} against {wanted.tolist()}. A layer treats a batch and its examples "
-            "differently, or a rule given to `tfdpx.per_example.register` is wrong. Try "
-            '`per_example_engine="vmap"`, and report the model if that passes.'
+            f"{norms.tolist()} against {wanted.tolist()}. {_WRONG_RULE}"
         )
+        return
+    factors = np.where(finite, np.arange(len(norms)), 0.0).astype("float32")
+    sums = found.clipped_sums(tf.constant(factors))
+    for variable, total, *each in zip(model.trainable_variables, sums, *gradients, strict=True):
+        of_all = sum(f * np.asarray(g) for f, g in zip(factors, each, strict=True) if f)
+        if not np.allclose(total, of_all, rtol=tolerance, atol=scale):
+            yield (
+                f"The clipped sum of gradients at '{variable.path}' disagrees with that of batches "
+                f"of one example. {_WRONG_RULE}"
+            )
 
 
-def _ordinary_norm(model, views_of_one):
+def _ordinary_gradient(model, views_of_one):
+    """The gradient of one example, a list of float32 tensors, one a trained variable."""
     values = [v.value for v in model.trainable_variables]
     with (
         tf.GradientTape() as tape,
@@ -95,10 +113,9 @@ def _ordinary_norm(model, views_of_one):
             loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
             losses.append(tf.cast(tf.reduce_sum(loss), "float32"))
         mean = tf.reduce_mean(losses)
-    gradients = [g for g in tape.gradient(mean, values) if g is not None]
-    return float(
-        tf.linalg.global_norm([tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients])
-    )
+    zero = tf.UnconnectedGradients.ZERO
+    gradients = tape.gradient(mean, values, unconnected_gradients=zero)
+    return [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
 
 
 def _loss_gradient(model, x, y, predictions, tensors, sample_weight):

@@ -8,6 +8,7 @@ the gradient at every unit's output for every example.
 
 import contextlib
 import dataclasses
+import inspect
 
 import keras
 import tensorflow as tf
@@ -136,6 +137,9 @@ class UnitRecorder:
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return keras_internals.call_operation(operation, args, kwargs)
+        if not args:  # Rules read what a layer is called with first by its position.
+            first, kwargs = next(iter(inspect.signature(operation.call).parameters)), dict(kwargs)
+            args = (kwargs.pop(first),) if first in kwargs else ()
         self._inside = True
         try:
             return self._call_unit(operation, rule, args, kwargs)

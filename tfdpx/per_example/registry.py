@@ -14,7 +14,7 @@ def register(*layer_classes):
 
     Args:
         *layer_classes: Subclasses of `keras.Layer`. A subclass of a registered class uses the same
-            rule if the rule's `handles(layer)` says so, and the generic rule otherwise.
+            rule if the rule's `handles(layer, registered_class)` says so, else the generic rule.
 
     Returns:
         The decorator, which takes and returns a subclass of `tfdpx.per_example.Rule`.
@@ -30,6 +30,11 @@ def register(*layer_classes):
             )
 
     def decorate(rule):
+        if not (isinstance(rule, type) and hasattr(rule, "per_example_gradients")):
+            raise TypeError(
+                "`register(...)` decorates a subclass of tfdpx.per_example.Rule. "
+                f"Received: {rule!r} (of type {type(rule)})"
+            )
         for layer_class in layer_classes:
             _RULES[layer_class] = rule
         return rule

@@ -282,3 +282,68 @@ def test_bfloat16_models_are_accepted():
         keras.config.set_dtype_policy("float32")
     model.train_on_batch(*small.data())
     assert int(model.optimizer.iterations) == 1
+
+
+class Shifted(keras.layers.Layer):
+    """Scale and shift, of one shape."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+        self.shift = self.add_weight(shape=shape[-1:], initializer="zeros")
+
+    def call(self, inputs):
+        return inputs * self.scale + self.shift
+
+
+class ShiftedRule(GenericRule):
+    def clipped_sum(self, factors, finite=None):
+        return self.changed(super().clipped_sum, factors)
+
+
+WRONG_SUMS = {
+    "larger": lambda self, total, factors: [100.0 * g for g in total(factors)],
+    "not clipped": lambda self, total, factors: total(tf.ones_like(factors)),
+    "in another order": lambda self, total, factors: total(factors)[::-1],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_SUMS)
+def test_a_rule_whose_sum_is_wrong_is_refused(monkeypatch, wrong):
+    monkeypatch.setattr(per_example.registry, "_RULES", dict(per_example.registry._RULES))
+    register(Shifted)(type("Rule", (ShiftedRule,), {"changed": WRONG_SUMS[wrong]}))
+    model = small.model(layers=[Shifted(), layers.Dense(3)])
+    with pytest.raises(checks.UnfitForPrivacy, match="clipped sum.*disagrees"):
+        model.fit(*small.data(), verbose=0)
+
+
+def test_a_rule_that_only_passes_the_sum_on_trains(monkeypatch):
+    monkeypatch.setattr(per_example.registry, "_RULES", dict(per_example.registry._RULES))
+    right = {"changed": lambda self, total, factors: total(factors)}
+    register(Shifted)(type("Rule", (ShiftedRule,), right))
+    small.step(small.model(layers=[Shifted(), layers.Dense(3)]), *small.data())
+
+
+def test_what_is_registered_must_be_a_rule():
+    with pytest.raises(TypeError, match="subclass of tfdpx.per_example.Rule"):
+        register(Shifted)(int)
+
+
+class ByName(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = layers.Dense(4), layers.LayerNormalization()
+
+    def call(self, inputs):
+        return self.second(inputs=self.first(inputs=inputs))
+
+
+def test_layers_called_by_name_train_as_by_position():
+    x, y = small.data()
+    changes = [
+        small.step(small.model(layers=stack), x, y)
+        for stack in (
+            lambda: [ByName(), layers.Dense(3)],
+            lambda: [layers.Dense(4), layers.LayerNormalization(), layers.Dense(3)],
+        )
+    ]
+    np.testing.assert_allclose(*changes, rtol=1e-5, atol=1e-7)
