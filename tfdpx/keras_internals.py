@@ -187,6 +187,8 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
     compiled = model._compile_metrics
     own_method = type(model).compute_metrics is not keras.Model.compute_metrics
     if compiled is None or present is None or own_method:
+        if sample_weight is None and present is not None:
+            sample_weight = tf.cast(present, "float32")
         return model.compute_metrics(x, y, y_pred, sample_weight)
     if not compiled.built:
         with recording(None):
@@ -205,6 +207,7 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
         compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=True
     ):
         if metric:
+            weight = present if weight is None else weight
             metric.update_state(true, predicted, sample_weight=weight)
     return model.get_metrics_result()
 

@@ -35,8 +35,10 @@ def run(one_pass, data, choices, present, size, zero):
         zero: The `Totals` of no pass at all.
     """
     count = Rows(data).count
-    if present is None and isinstance(count, int) and count <= size:
-        return one_pass(data, choices, tf.ones([count], tf.bool))
+    if present is None and isinstance(count, int) and 0 < count <= size:
+        return one_pass(data, choices, None)
+    # Where all passes are full, none has a row to leave out.
+    full = present is None and isinstance(count, int) and count % size == 0
     rows = Rows((data, choices))
     if present is None:
         order, examples = tf.range(count), count
@@ -48,12 +50,12 @@ def run(one_pass, data, choices, present, size, zero):
     def body(index, totals):
         places = index * size + tf.range(size)
         inside = places < examples
-        part = tf.gather(order, tf.minimum(places, count - 1))
+        # The rest of a last pass is filled with an example that is present, as an absent one.
+        part = tf.gather(order, tf.where(inside, places, 0))
         (x, y, weights), drawn = rows.map(lambda t: tf.gather(t, part))
-        # A last pass that is not full takes other rows along, as absent ones.
         if weights is not None:
             weights = Rows(weights).map(lambda w: tf.where(_beside(inside, w), w, tf.zeros_like(w)))
-        more, _ = one_pass((x, y, weights), drawn, inside)
+        more, _ = one_pass((x, y, weights), drawn, None if full else inside)
         return index + 1, tf.nest.map_structure(tf.add, totals, more)
 
     def is_left(index, _):

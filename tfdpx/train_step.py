@@ -227,7 +227,8 @@ def _present(sample_weight, count):
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
     if not weights:
         return None
-    each = [tf.reduce_any(tf.reshape(w, [count, -1]) != 0, axis=1) for w in weights]
+    flags = [w if w.dtype == tf.bool else w != 0 for w in weights]
+    each = [tf.reduce_any(tf.reshape(flag, [count, -1]), axis=1) for flag in flags]
     return tf.reduce_any(tf.stack(each), axis=0)
 
 

@@ -129,3 +129,74 @@ def test_draws_views_and_noise_are_the_same_for_any_size():
         weights.append(small.weights(made))
     for other in weights[1:]:
         np.testing.assert_allclose(other, weights[0], rtol=1e-5, atol=1e-6)
+
+
+class CountsRows(keras.metrics.Metric):
+    """Only as Keras counts: it fails where a weight a row is given."""
+
+    def __init__(self):
+        super().__init__(name="counts_rows")
+        self.total = self.add_weight(shape=(), initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        assert sample_weight is None
+        self.total.assign_add(tf.cast(tf.shape(y_pred)[0], "float32"))
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize("rows", [16, 13])
+def test_without_weights_metrics_count_as_in_keras(rows):
+    made = small.model(compile_arguments={"metrics": [CountsRows()]})
+    x, y = small.data(rows)
+    made.fit(x, y, batch_size=rows, verbose=0)
+    assert made.get_metrics_result()["counts_rows"] == rows
+
+
+class OwnMetrics(keras.Model):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, None])
+def test_own_metrics_count_every_row_once(size):
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((6,))
+    made = OwnMetrics(inputs, keras.layers.Dense(3)(inputs))
+    optimizer = tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0, microbatch_size=size)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made.compile(optimizer, loss, weighted_metrics=["accuracy"])
+    x, y = small.data(7)
+    wanted = np.mean(np.argmax(made.predict(x, verbose=0), axis=1) == y)
+    logs = made.train_on_batch(x, y, return_dict=True)
+    np.testing.assert_allclose(logs["accuracy"], wanted, rtol=1e-6)
+
+
+def test_what_absent_rows_hold_is_in_no_metric():
+    x, y = small.data()
+    weights = (y > 0).astype("float32")
+    x = np.where(weights[:, np.newaxis] > 0, x, np.nan)
+    for size in (5, 16):
+        entropy = keras.metrics.SparseCategoricalCrossentropy("entropy", from_logits=True)
+        made = small.model(microbatch_size=size, compile_arguments={"metrics": [entropy]})
+        logs = made.train_on_batch(x, y, weights, return_dict=True)
+        assert np.isfinite(logs["entropy"]), size
+
+
+def test_weights_may_be_flags():
+    x, y = small.data()
+    changes = [
+        small.step(small.model(), x, y, sample_weight=weights)
+        for weights in (tf.constant(y > 0), (y > 0).astype("float32"))
+    ]
+    np.testing.assert_allclose(*changes, rtol=1e-5, atol=1e-7)
+
+
+def test_a_batch_without_rows_gives_noise_alone():
+    x, y = small.data()
+    made = small.model()
+    made.build(x.shape)
+    before = small.weights(made)
+    made.train_step((tf.constant(x[:0]), tf.constant(y[:0])))
+    assert np.isfinite(small.weights(made)).all() and (small.weights(made) != before).any()

@@ -134,7 +134,8 @@ def _compare_alone(model, whole):
         one = Rows(x).map(lambda t, row=row: t[row : row + 1])
         alone = Outputs(keras_internals.call_model(model, one)).tensors
         if not all(
-            close(w[row : row + 1], a) for w, a in zip(whole.predictions, alone, strict=True)
+            close(w[row : row + 1], a, is_full_precision(model))
+            for w, a in zip(whole.predictions, alone, strict=True)
         ):
             culprit = find_mixing_operation(model, x, one, ([row], [0]))
             yield f"{culprit} makes the output for one example depend on {_ADVICE}"

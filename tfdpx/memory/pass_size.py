@@ -69,7 +69,7 @@ def examples(optimizer, work, num_views, count, weighted):
     if size is not None:
         return min(count, size)
     deviation = 0.0
-    if not weighted:
+    if not weighted:  # All passes full, so that Keras counts metrics as it always does.
         mean = count
     elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
         probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0
@@ -77,7 +77,10 @@ def examples(optimizer, work, num_views, count, weighted):
     largest = min(count, mean + math.ceil(4 * deviation))
     if 8 * work.elements * num_views * mean > _LARGE:
         largest = min(largest, -(-mean // 2))
-    return least_time(*_seconds(work, num_views), mean, deviation, largest)
+    size = least_time(*_seconds(work, num_views), mean, deviation, max(largest, 1))
+    if weighted or count % size == 0:
+        return size
+    return next((n for n in range(largest, largest // 2, -1) if count % n == 0), count)
 
 
 def chosen(model):
