@@ -39,10 +39,12 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             `noise_multiplier=0` also infinity: gradients are then averaged, neither clipped nor
             divided by C, in what is otherwise the same step. That is training without privacy.
         microbatch_size: Optional int, or `"auto"`. Examples per pass; a memory knob that changes
-            neither the update (but for rounding) nor its sensitivity. `None` takes the whole batch
-            at once; `"auto"` the largest pass that is predicted to fit in the memory that is free
-            at the first step, and prints which. It may differ from run to run, so give an int
-            where a resumed run must equal an uninterrupted one to the last bit.
+            neither the update (but for rounding) nor its sensitivity. `None` takes the size that
+            is predicted to cost least time, from shapes and the plan alone, and half of the batch
+            at most where activations are large; `"auto"` the largest pass that is predicted to fit
+            in the memory that is free at the first step, and prints which. That may differ from
+            run to run, so give another where a resumed run must equal an uninterrupted one to the
+            last bit.
         augment: A `tfdpx.augment` object or a Keras augmentation layer, run on the device.
         augmult: Int K, views of each example. 0 means no augmentation. With `augment=None`, K > 0
             expects inputs of shape [batch, K, ...].
