@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.per_example import Rule, register
-from tfdpx.per_example.rows import split_views
+from tfdpx.per_example.rows import sum_rows
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -58,6 +58,5 @@ class SkipInitRule(Rule):
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
         products = tf.cast(self.call.args[0], "float32") * self.output_gradients[0]
-        products = split_views(products, self.num_views)
-        summed = tf.reduce_sum(products, axis=list(range(1, products.shape.rank)))
+        summed = sum_rows(products, self.num_views, range(1, products.shape.rank))
         return [self.layer.scale * summed]

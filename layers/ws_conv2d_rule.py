@@ -34,9 +34,9 @@ class Standardized(typing.NamedTuple):
 
     def to_raw(self, gradients):
         """Gradients at u, times s, as gradients at the raw kernel: [..., *kernel shape]."""
-        along = rounding.sum_by_axis(gradients * self.unit, _FILTER)
-        mean = rounding.sum_by_axis(gradients, _FILTER) / math.prod(self.unit.shape[:3])
-        along, mean = (t[..., tf.newaxis, tf.newaxis, tf.newaxis, :] for t in (along, mean))
+        both = tf.stack([gradients * self.unit, gradients])
+        along, total = tf.unstack(rounding.sum_by_axis(both, _FILTER, keepdims=True))
+        mean = total / math.prod(self.unit.shape[:3])
         return gradients - mean - self.free * self.unit * along
 
 
@@ -103,8 +103,8 @@ class WSConv2DRule(Conv2DRule):
         """See `Conv2DRule.to_sum`: the rest is for `finishers`."""
         return total
 
-    def kernel_squared_norms(self, squares, magnitudes):
-        """See `Conv2DRule.kernel_squared_norms`.
+    def measured(self, squares, magnitudes, terms):
+        """See `Conv2DRule.measured`.
 
         Of the two inner products, as vectors over filters, each errs by at most M times the error
         of a sum over positions of inner products with a vector of length one.
@@ -120,22 +120,18 @@ class WSConv2DRule(Conv2DRule):
         else:
             sums = self.sum_positions(self._patch_sums() * self.convolved_gradients)
             along = self.sum_positions(self._convolved() * self.convolved_gradients)
-            terms = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
-            errors = [rounding.dot_error(n + positions) for n in terms]
+            added = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
+            errors = [rounding.dot_error(n + positions) for n in added]
         removed = tf.reduce_sum(
             tf.square(tf.stack([sums, along])) * self.standardized.removed, axis=2
         )
-        errors = magnitudes * [[error] for error in errors]
         # The sums of squares, their subtraction, and the projection of the released sum.
         relative = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT
-        slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(removed) + errors), axis=0)
-        return tf.maximum(squares - tf.reduce_sum(removed, axis=0), 0.0) + (
-            relative * squares + slack
-        )
+        return rounding.Measured(squares, magnitudes, terms, removed, tuple(errors), relative)
 
     @functools.cached_property
-    def small_gradients(self):
-        """See `Conv2DRule.small_gradients`."""
+    def kept(self):
+        """See `Rule.kept`: bias and gain."""
         layer = self.layer
         last = channels_last(self.output_gradients[-1], layer)
         pairs = []
@@ -155,11 +151,12 @@ class WSConv2DRule(Conv2DRule):
     def _patch_sums(self):
         """The sum of each patch, float32 [B * K, H', W', 1 or filters]."""
         shape, groups = self.inputs.shape, self.groups
-        by_group = tf.reshape(
-            self.inputs, tf.concat([tf.shape(self.inputs)[:3], [groups, -1]], axis=0)
-        )
-        images = tf.reduce_sum(by_group, axis=-1)
-        images.set_shape([*shape[:3], groups])
+        if groups == 1:
+            images = tf.reduce_sum(self.inputs, axis=-1, keepdims=True)
+        else:
+            by_group = tf.concat([tf.shape(self.inputs)[:3], [groups, -1]], axis=0)
+            images = tf.reduce_sum(tf.reshape(self.inputs, by_group), axis=-1)
+            images.set_shape([*shape[:3], groups])
         sums = self.window.convolve(images, tf.ones([*self.window.size, 1, groups]))
         return sums if groups == 1 else tf.repeat(sums, self.layer.filters // groups, axis=-1)
 

@@ -5,6 +5,10 @@ example is read. One error lists every problem that was found: the layer, where 
 remedy. Checks give the texts of problems; only `errors.refusing` raises.
 """
 
+import contextlib
+
+import tensorflow as tf
+
 from tfdpx import keras_internals
 from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.declared import declared_problems
@@ -56,7 +60,22 @@ def check_step(model, engine, views, x, y, sample_weight, examples):
         batch = (views.example_rows(x), y, sample_weight)
         # Two views show what sixteen do.
         few = min(views.count, 2)
-        keras_internals.eagerly(_run, problems, model, engine.with_views(few), batch, few, examples)
+        with _not_optimized():
+            keras_internals.eagerly(
+                _run, problems, model, engine.with_views(few), batch, few, examples
+            )
+
+
+@contextlib.contextmanager
+def _not_optimized():
+    """Within it graphs are run as they are: for a few runs, optimizing them does not pay."""
+    off = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(off, False)
+    tf.config.optimizer.set_experimental_options({off: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({off: before})
 
 
 def _run(problems, model, engine, batch, num_views, examples):

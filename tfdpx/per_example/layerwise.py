@@ -11,8 +11,8 @@ from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.result import PerExample
-from tfdpx.per_example.rounding import squared_norms
-from tfdpx.per_example.rules.base import sum_examples
+from tfdpx.per_example.rounding import add_up, squared_norms
+from tfdpx.per_example.rules.base import sum_each, zero_excluded
 from tfdpx.per_example.update import Update
 
 
@@ -63,24 +63,28 @@ class LayerwiseEngine:
         # 1/K: the gradient of an example is the mean over its views.
         cotangents = [c / self._num_views for c in losses.cotangents]
         groups = self.rules(recorder, losses.predictions, cotangents)
-        norms = []
+        kept, norms = [], [tf.zeros_like(losses.losses[:: self._num_views])]
         for group in groups:
             # Not before the gradients are there: what follows from the layers' inputs alone would
             # be computed on the way forward, and kept.
             with tf.control_dependencies(group.output_gradients):
-                norms.append(group.squared_norms())
-        if not norms:
-            norms = [tf.zeros_like(losses.losses[:: self._num_views])]
-        norms = tf.add_n(norms)
+                kept += group.kept
+                norms += [group.squared_norms()] if group.others else []
+        variables, gradients = [v for v, _ in kept], [g for _, g in kept]
+        norms = add_up(norms + ([squared_norms(gradients)] if kept else []))
         self.choices = [choice for group in groups for choice in group.choices]
 
         def clipped(factors):
-            sums = {}
             with tf.control_dependencies([factors]):
                 finite = tf.reduce_all(tf.math.is_finite(norms))
-                for group in groups:
-                    each = group.clipped_sum(factors, finite)
-                    sums.update(zip(map(id, group.variables), each, strict=True))
+                sums = dict(zip(map(id, variables), sum_each(gradients, factors), strict=True))
+                summed = [group for group in groups if group.others]
+                unscaled = [t for group in summed for t in group.unscaled]
+                unscaled = iter(zero_excluded(unscaled, factors, finite))
+                for group in summed:
+                    own = [next(unscaled) for _ in group.unscaled]
+                    each = group.clipped_sum(factors, *([own] if own else []))
+                    sums.update(zip(map(id, group.others), each, strict=True))
                     shared.add_finishers(group.finishers)
             sums = [
                 sums[id(v)] if id(v) in sums else tf.zeros(v.shape, "float32")
@@ -149,11 +153,11 @@ def explain(model, x, views=1):
 class _Joint:
     """Several calls that share variables: their gradients are added before the norm is taken."""
 
-    finishers = {}
+    finishers, kept, unscaled = {}, (), ()
 
     def __init__(self, rules):
         self._rules = rules
-        self.variables = list({id(v): v for rule in rules for v in rule.variables}.values())
+        self.others = list({id(v): v for rule in rules for v in rule.variables}.values())
         self.output_gradients = [g for rule in rules for g in rule.output_gradients]
 
     @property
@@ -170,14 +174,13 @@ class _Joint:
                 rule.variables, rule.per_example_gradients(), strict=True
             ):
                 totals[id(variable)] = totals.get(id(variable), 0.0) + gradient
-        return [totals[id(v)] for v in self.variables]
+        return [totals[id(v)] for v in self.others]
 
     def squared_norms(self):
         return squared_norms(self._instances)
 
-    def clipped_sum(self, factors, finite=None):
-        del finite
-        return [sum_examples(g, factors) for g in self._instances]
+    def clipped_sum(self, factors):
+        return sum_each(self._instances, factors)
 
 
 def _groups(rules):

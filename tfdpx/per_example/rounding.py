@@ -21,7 +21,9 @@ many terms.
 """
 
 import math
+import typing
 
+import numpy as np
 import tensorflow as tf
 
 UNIT = 2.0**-24
@@ -64,19 +66,20 @@ def blocked(terms):
     return min(terms, _BLOCK + terms / _BLOCK)
 
 
-def sum_by_axis(tensor, axes):
+def sum_by_axis(tensor, axes, keepdims=False):
     """`tf.reduce_sum`, the last of `axes` first: errs by the sum of their sizes, not the product.
 
     Args:
         tensor: float32.
         axes: List of ints in rising order, all negative or none.
+        keepdims: As of `tf.reduce_sum`.
     """
-    for axis in reversed(axes):
-        # The maximum changes nothing, but XLA would make one long sum of two without it.
-        kept = tf.reduce_sum(tensor, axis, keepdims=True)
-        tensor = tf.where(kept < tf.float32.min, tf.float32.min, kept)
-    # An empty list of axes would squeeze all of length one.
-    return tf.squeeze(tensor, axes) if axes else tensor
+    last_first = [axis % tensor.shape.rank for axis in reversed(axes)]
+    for place, axis in enumerate(last_first):
+        if place:  # Changes nothing, but XLA would make one long sum of two without it.
+            tensor = tf.where(tensor < tf.float32.min, tf.float32.min, tensor)
+        tensor = tf.reduce_sum(tensor, axis, keepdims=keepdims)
+    return tensor
 
 
 def squared_norms(gradients):
@@ -85,7 +88,7 @@ def squared_norms(gradients):
     What overflows is infinite. Each square that underflows counts as the smallest number.
     """
     norms = []
-    for gradient in gradients:
+    for _, gradient in alike(gradients):
         axes = list(range(1, gradient.shape.rank))
         squares = sum_by_axis(tf.square(gradient), axes)
         norms.append(raised(squares, [size_of(gradient, axis) for axis in axes]))
@@ -113,20 +116,97 @@ def size_of(tensor, axis):
     return tf.cast(tf.shape(tensor)[axis], "float32") if static is None else static
 
 
+def alike(gradients):
+    """Pairs of places in a list of float32 [B, ...] and what stands there, few tensors in all.
+
+    Vectors of one length are one tensor [B, number, length]: a graph holds many of them, and every
+    operation on each takes time to trace. Everything else stays as it is.
+    """
+    places = {}
+    for place, gradient in enumerate(gradients):
+        shape = gradient.shape[1:]
+        small = len(shape) < 2 and shape.is_fully_defined()
+        places.setdefault(tuple(shape) if small else place, []).append(place)
+    for found in places.values():
+        several = len(found) > 1
+        yield (
+            found,
+            tf.stack([gradients[p] for p in found], axis=1) if several else gradients[found[0]],
+        )
+
+
+class Measured(typing.NamedTuple):
+    """Squared norms of the gradients at one kernel, for which rounding is yet to be allowed.
+
+    Attributes:
+        squares: float32 [B], not too small but for what `removed` takes.
+        magnitudes: float32 [B], M: the sum of the sizes of what is added up.
+        terms: How many terms that are: int, or float32 scalar.
+        removed: float32 [2, B]: squares of two inner products, part of `squares`, that do not
+            belong to the norm; None for none.
+        removed_errors: Two floats: what each inner product errs by, as a share of M.
+        relative: Float: what the subtraction of `removed` errs by, as a share of `squares`.
+    """
+
+    squares: tf.Tensor
+    magnitudes: tf.Tensor
+    terms: int | float | tf.Tensor
+    removed: tf.Tensor | None = None
+    removed_errors: tuple = (0.0, 0.0)
+    relative: float = 0.0
+
+
+def add_up(norms):
+    """float32 [B]: the sum of squared norms, rounding allowed for.
+
+    Args:
+        norms: List of float32 [B] and of `Measured`. All of these are worked on at once.
+    """
+    measured = [each for each in norms if isinstance(each, Measured)]
+    total = [each for each in norms if not isinstance(each, Measured)]
+    if measured:
+        squares = _without_removed(measured)
+        magnitudes = tf.stack([each.magnitudes for each in measured])
+        allowed = allow(squares, magnitudes, _column([each.terms for each in measured]))
+        total.append(tf.reduce_sum(allowed, axis=0))
+    return tf.add_n(total)
+
+
+def _without_removed(measured):
+    """float32 [kernels, B]: `squares` without what is `removed`, still not too small."""
+    squares = tf.stack([each.squares for each in measured])
+    if all(each.removed is None for each in measured):
+        return squares
+    none = tf.zeros([2, tf.shape(squares)[1]])
+    removed = tf.stack([none if each.removed is None else each.removed for each in measured], 1)
+    magnitudes = tf.stack([each.magnitudes for each in measured])
+    errors = magnitudes * np.transpose([each.removed_errors for each in measured])[..., np.newaxis]
+    slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(removed) + errors), axis=0)
+    slack += squares * _column([each.relative for each in measured])
+    return tf.maximum(squares - tf.reduce_sum(removed, axis=0), 0.0) + slack
+
+
+def _column(numbers):
+    """A list of numbers as [length, 1]: NumPy's where none is a tensor."""
+    if any(tf.is_tensor(number) for number in numbers):
+        return tf.stack([tf.cast(number, "float32") for number in numbers])[:, tf.newaxis]
+    return np.array(numbers, "float64")[:, np.newaxis]
+
+
 def allow(squares, magnitudes, terms):
     """float32 [...]: the squares of the norms to clip by.
 
     Args:
         squares: float32 [...], squared norms, not too small.
         magnitudes: float32 [...], M: the sum of the sizes of what is added up.
-        terms: How many terms that are: int, or float32 broadcast to `squares`.
+        terms: How many terms that are: int, or float32 or NumPy's array broadcast to `squares`.
     """
-    norms = tf.sqrt(squares) + dot_error(terms) * magnitudes
     # Ordinary examples have M up to about sqrt(terms) times their norm.
-    if isinstance(terms, int):  # Not in the graph, which holds this for every layer.
-        largest = max(_LARGEST_CANCELLATION, 4.0 * math.sqrt(terms))
-    else:
+    if tf.is_tensor(terms):
         largest = tf.maximum(_LARGEST_CANCELLATION, 4.0 * tf.sqrt(terms))
+    else:
+        largest = np.maximum(_LARGEST_CANCELLATION, 4.0 * np.sqrt(terms))
+    norms = tf.sqrt(squares) + dot_error(terms) * magnitudes
     least = magnitudes * (1.0 / largest)
     # A comparison with what is not finite keeps it.
     return tf.square(tf.where(norms < least, least, norms))
@@ -150,7 +230,7 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
     count = size_of(inputs, 2)
     grams = (inputs, fan_in), (output_gradients, fan_out)
     sizes = [tf.sqrt(tf.linalg.diag_part(gram) + terms * _TINY) for gram, terms in grams]
-    pairs = [s[..., :, tf.newaxis] * s[..., tf.newaxis, :] for s in sizes]
+    pairs = [tf.expand_dims(s, -1) * tf.expand_dims(s, -2) for s in sizes]
     products = inputs * output_gradients
     absolute_in, absolute_out = tf.abs(inputs), tf.abs(output_gradients)
     slack = (

@@ -52,6 +52,24 @@ def split_views(tensor, num_views):
     return split
 
 
+def sum_rows(tensor, num_views, axes=()):
+    """[B * K, ...] summed over an example's views, and over `axes` of a row: [B, ...].
+
+    Args:
+        tensor: Of any type that adds.
+        num_views: Int, K.
+        axes: Ints above zero, axes of `tensor`.
+    """
+    if num_views == 1:
+        return tf.reduce_sum(tensor, list(axes)) if axes else tensor
+    return tf.reduce_sum(split_views(tensor, num_views), [1, *(axis + 1 for axis in axes)])
+
+
+def repeat_views(tensor, num_views):
+    """[B] as [B * K]: each for all the views of its example."""
+    return tensor if num_views == 1 else tf.repeat(tensor, num_views)
+
+
 def merge_views(tensor):
     """[B, K, ...] as [B * K, ...]."""
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))

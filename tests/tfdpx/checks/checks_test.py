@@ -296,7 +296,7 @@ class Shifted(keras.layers.Layer):
 
 
 class ShiftedRule(GenericRule):
-    def clipped_sum(self, factors, finite=None):
+    def clipped_sum(self, factors):
         return self.changed(super().clipped_sum, factors)
 
 

@@ -249,7 +249,7 @@ def _half_bias(self):
 
 
 def _forgets_repeats(self):
-    return base.squared_norms([self._gradients])
+    return rounding.squared_norms([self._gradients])
 
 
 def _last_view_only(self):
@@ -272,7 +272,7 @@ PLANTED = [
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
     (rounding, "squared_norms_of_products", _without_diagonal,
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
-    (WSConv2DRule, "kernel_squared_norms", convolution.Conv2DRule.kernel_squared_norms,
+    (WSConv2DRule, "measured", convolution.Conv2DRule.measured,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
     (WSConv2DRule, "finishers", base.Rule.finishers,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),

@@ -6,8 +6,8 @@ import math
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, choose
-from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import split_views
 
 
@@ -89,6 +89,19 @@ class Rule:
         self.variables = variables
 
     @property
+    def kept(self):
+        """Pairs (variable, float32 [B, *variable.shape]) of what is formed in any case, and small.
+
+        The engine takes norms and sums of these, those of all layers at once: for biases, gains.
+        """
+        return []
+
+    @property
+    def others(self):
+        """Those of `variables` that `kept` does not hold."""
+        return [v for v in self.variables if not any(v is w for w, _ in self.kept)]
+
+    @property
     def finishers(self):
         """`{id(variable): function}`: what is left to do to `clipped_sum`, added up over passes.
 
@@ -104,7 +117,15 @@ class Rule:
         """`squared_norms` without any per-example gradient; only where `costs` has "ghost"."""
         raise NotImplementedError
 
-    def ordinary_clipped_sum(self, factors, finite):
+    @property
+    def unscaled(self):
+        """List of float32 [B * n, ...] that `clipped_sum` multiplies with what it has scaled.
+
+        The engine gives them back with zeros for examples of factor zero: 0 * inf is not zero.
+        """
+        return []
+
+    def ordinary_clipped_sum(self, factors, unscaled):
         """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary"."""
         raise NotImplementedError
 
@@ -135,38 +156,43 @@ class Rule:
         return [self.choice]
 
     def squared_norms(self):
-        """float32 [B]: squared l2 norm of each example's gradient over all of `variables`.
+        """Squared l2 norm of each example's gradient over all of `others`.
 
         Never less than that of what `clipped_sum` adds at factor one, rounding included: see
         `tfdpx.per_example.rounding`.
+
+        Returns:
+            float32 [B], or `rounding.Measured`, for which the engine allows with other layers'.
         """
         if self.choice.norm == "ghost":
             return self.ghost_squared_norms()
         return self.instantiated_squared_norms()
 
-    def clipped_sum(self, factors, finite=None):
+    def clipped_sum(self, factors, unscaled=None):
         """The sum over examples of `factors[i]` times gradient i.
 
         Args:
             factors: float32 [B]. Where it is zero the example contributes exactly zero, also if
                 its gradient is not finite.
-            finite: Scalar bool tensor: whether every norm of the batch is finite, and so everything
-                that enters the sum. None where that is not known, which only costs time.
+            unscaled: List of tensors: those of `unscaled`, with zeros for what is left out. By
+                default they are made here.
 
         Returns:
-            List of float32 tensors of the shapes of `variables`, but for what `finishers` do.
+            List of float32 tensors of the shapes of `others`, but for what `finishers` do.
         """
+        if unscaled is None:
+            unscaled = zero_excluded(self.unscaled, factors)
         if self.choice.sum == "ordinary":
-            return self.ordinary_clipped_sum(factors, finite)
-        return self.contracted_clipped_sum(factors, finite)
+            return self.ordinary_clipped_sum(factors, unscaled)
+        return self.contracted_clipped_sum(factors, unscaled)
 
     def instantiated_squared_norms(self):
         """`squared_norms` from `instances`."""
-        return squared_norms(self.instances)
+        return rounding.squared_norms(self.instances)
 
-    def contracted_clipped_sum(self, factors, finite):
+    def contracted_clipped_sum(self, factors, unscaled):
         """`clipped_sum` from `instances`."""
-        del finite  # What is read here was made for the norms: zeroing it costs nothing more.
+        del unscaled
         return [sum_examples(g, factors) for g in self.instances]
 
     @functools.cached_property
@@ -211,23 +237,44 @@ def sum_examples(tensor, factors):
     return tf.reduce_sum(scale_examples(tensor, factors), axis=0)
 
 
+def sum_each(tensors, factors):
+    """`sum_examples` of each of a list of tensors: a list."""
+    sums = [None] * len(tensors)
+    for places, tensor in rounding.alike(tensors):
+        total = sum_examples(tensor, factors)
+        totals = tf.unstack(total) if len(places) > 1 else [total]
+        for place, each in zip(places, totals, strict=True):
+            sums[place] = each
+    return sums
+
+
 def scale_examples(tensor, factors):
     """`tensor` [B, ...] times `factors` [B], exactly zero where the factor is."""
     factors = tf.reshape(factors, [-1] + [1] * (tensor.shape.rank - 1))
     return tf.math.multiply_no_nan(tensor, factors)
 
 
-def zero_excluded(tensor, factors, finite):
-    """`tensor` [B, ...] as it is if `finite`, else with zeros for examples of factor zero.
+def zero_excluded(tensors, factors, finite=None):
+    """A list of tensors [B * n, ...] with zeros for the examples of factor zero.
 
-    Scaled output gradients are zero there, but 0 * inf is not. For `finite` see `Rule.clipped_sum`.
+    Args:
+        tensors: List of float32 tensors; the n rows of an example stand one after the other.
+        factors: float32 [B].
+        finite: Scalar bool tensor: whether everything is finite, so that nothing need be done. None
+            where that is not known, which only costs time.
     """
 
     def zeroed():
-        return scale_examples(tensor, tf.cast(factors > 0, "float32"))
+        flags = tf.cast(factors > 0, "float32")
+        flat = [tf.reshape(t, [tf.shape(factors)[0], -1]) for t in tensors]
+        return [
+            tf.reshape(scale_examples(rows, flags), tf.shape(t))
+            for rows, t in zip(flat, tensors, strict=True)
+        ]
 
-    if finite is None:
+    if finite is None or not tensors:
         return zeroed()
-    kept = tf.cond(finite, lambda: tensor, zeroed)
-    kept.set_shape(tensor.shape)
+    kept = tf.cond(finite, lambda: list(tensors), zeroed)
+    for tensor, same in zip(tensors, kept, strict=True):
+        same.set_shape(tensor.shape)
     return kept

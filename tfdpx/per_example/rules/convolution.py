@@ -9,10 +9,10 @@ import tensorflow as tf
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, cheapest
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rows import split_views
-from tfdpx.per_example.rules.base import scale_examples, sum_examples, zero_excluded
+from tfdpx.per_example.rows import repeat_views, split_views, sum_rows
+from tfdpx.per_example.rules.base import scale_examples
 from tfdpx.per_example.rules.convolution_gradients import ConvolutionGradients
-from tfdpx.per_example.rules.products import FLOAT, gram
+from tfdpx.per_example.rules.products import FLOAT, gram, length
 
 
 @register(keras.layers.Conv2D)
@@ -24,8 +24,7 @@ class Conv2DRule(ConvolutionGradients):
     (late layers).
 
     A subclass whose convolution uses a function of the trained kernel (weight standardization)
-    sets `filter_scale` and replaces `to_kernel`, `to_sum`, `kernel_squared_norms` and
-    `small_gradients`.
+    sets `filter_scale` and replaces `to_kernel`, `to_sum`, `measured` and `kept`.
 
     Attributes:
         filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
@@ -53,26 +52,26 @@ class Conv2DRule(ConvolutionGradients):
         """Carries a sum over examples at the convolution's kernel to that of `clipped_sum`."""
         return self.to_kernel(total)
 
-    def kernel_squared_norms(self, squares, magnitudes):
-        """float32 [B]: squared norms of the gradients at the trained kernel, never too small.
+    def measured(self, squares, magnitudes, terms):
+        """The `rounding.Measured` of the gradients at the trained kernel.
 
         Args:
-            squares: float32 [B], the same at the convolution's kernel, times `filter_scale`.
+            squares: float32 [B], squared norms at the convolution's kernel, times `filter_scale`.
             magnitudes: float32 [B], the M of `tfdpx.per_example.rounding`, likewise.
+            terms: What M adds up: int, or float32 scalar.
         """
-        del magnitudes
-        return squares
+        return rounding.Measured(squares, magnitudes, terms)
 
     @functools.cached_property
-    def small_gradients(self):
-        """Pairs (variable, float32 [B, ...]) for what is trained besides the kernel."""
+    def kept(self):
+        """See `Rule.kept`: what is trained besides the kernel."""
         if not self.explains(self.layer.bias):
             return []
         return [(self.layer.bias, self.sum_positions(self.convolved_gradients))]
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        pairs = list(self.small_gradients)
+        pairs = list(self.kept)
         if self.explains(self.layer.kernel):
             instances = self.scaled(self.kernel_instances)
             pairs.append((self.layer.kernel, self.to_kernel(instances)))
@@ -80,32 +79,26 @@ class Conv2DRule(ConvolutionGradients):
 
     def instantiated_squared_norms(self):
         """See `Rule.instantiated_squared_norms`."""
-        return self._squared_norms(self._instance_squares)
+        return self.measured(*self._instance_squares())
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
-        return self._squared_norms(self._ghost_squares)
+        return self.measured(*self._ghost_squares())
 
-    def contracted_clipped_sum(self, factors, finite):
+    @property
+    def unscaled(self):
+        """See `Rule.unscaled`."""
+        return [self.kernel_instances if self.choice.sum == "contract" else self.inputs]
+
+    def contracted_clipped_sum(self, factors, unscaled):
         """See `Rule.contracted_clipped_sum`."""
+        return [self.to_sum(tf.tensordot(factors, *unscaled, axes=1))]
 
-        def of_kernel():
-            instances = zero_excluded(self.kernel_instances, factors, finite)
-            return tf.tensordot(factors, instances, axes=1)
-
-        return self._clipped_sums(factors, of_kernel)
-
-    def ordinary_clipped_sum(self, factors, finite):
+    def ordinary_clipped_sum(self, factors, unscaled):
         """See `Rule.ordinary_clipped_sum`."""
-        of_rows = tf.repeat(factors, self.num_views)
-
-        def of_kernel():
-            return self.kernel_gradient(
-                zero_excluded(self.inputs, of_rows, finite),
-                scale_examples(self.convolved_gradients, of_rows),
-            )
-
-        return self._clipped_sums(factors, of_kernel)
+        of_rows = repeat_views(factors, self.num_views)
+        scaled = scale_examples(self.convolved_gradients, of_rows)
+        return [self.to_sum(self.kernel_gradient(*unscaled, scaled))]
 
     def costs(self):
         """See `Rule.costs`."""
@@ -159,7 +152,7 @@ class Conv2DRule(ConvolutionGradients):
         gradients = tf.reduce_sum(gradients, axis=-1, keepdims=True)
         # Raised by more than what rounding takes of the two sums of squares.
         lengths = tf.sqrt(patches) * tf.sqrt(gradients) * (1.0 + 1e-3)
-        return tf.reduce_sum(split_views(lengths, self.num_views), axis=[1, 2, 3, 4])
+        return sum_rows(lengths, self.num_views, [1, 2, 3])
 
     def _ghost_squares(self):
         """As `_instance_squares`, from inner products of positions."""
@@ -172,19 +165,4 @@ class Conv2DRule(ConvolutionGradients):
             gradients.shape[-1],
         )
         squares = tf.reduce_sum(squares, axis=1)
-        magnitudes = tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1))
-        return squares, magnitudes, rounding.size_of(gradients, 2)
-
-    def _squared_norms(self, kernel_squares):
-        norms = [rounding.squared_norms([g]) for _, g in self.small_gradients]
-        if self.explains(self.layer.kernel):
-            squares, magnitudes, terms = kernel_squares()
-            squares = self.kernel_squared_norms(squares, magnitudes)
-            norms.append(rounding.allow(squares, magnitudes, terms))
-        return tf.add_n(norms)
-
-    def _clipped_sums(self, factors, of_kernel):
-        pairs = [(v, sum_examples(g, factors)) for v, g in self.small_gradients]
-        if self.explains(self.layer.kernel):
-            pairs.append((self.layer.kernel, self.to_sum(of_kernel())))
-        return self.in_order(pairs)
+        return squares, length(magnitudes), rounding.size_of(gradients, 2)

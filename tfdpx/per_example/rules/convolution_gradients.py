@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 
 from tfdpx.per_example.cost_model import Cost, cheapest
-from tfdpx.per_example.rows import split_views
+from tfdpx.per_example.rows import split_views, sum_rows
 from tfdpx.per_example.rules.base import BeforeActivation, positions
 from tfdpx.per_example.rules.products import FLOAT
 from tfdpx.per_example.rules.window import Window
@@ -47,7 +47,7 @@ class ConvolutionGradients(BeforeActivation):
 
     def sum_positions(self, images):
         """[B * K, H', W', out] summed over an example's views and positions: [B, out]."""
-        return tf.reduce_sum(split_views(images, self.num_views), axis=[1, 2, 3])
+        return sum_rows(images, self.num_views, [1, 2])
 
     def kernel_gradient(self, inputs, output_gradients):
         """The gradient at the convolution's kernel, summed over all images: [*kernel_shape].

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfdpx import keras_internals
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rows import split_views
+from tfdpx.per_example.rows import sum_rows
 from tfdpx.per_example.rules.base import Rule
 
 
@@ -23,11 +23,16 @@ class ScaleAndOffsetRule(Rule):
         """float32 [B, *features]: sum(G)."""
         raise NotImplementedError
 
-    def per_example_gradients(self):
-        """See `Rule.per_example_gradients`."""
+    @functools.cached_property
+    def kept(self):
+        """See `Rule.kept`: everything."""
         layer = self.layer
         ways = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
-        return self.in_order([(v, gradients()) for v, gradients in ways if self.explains(v)])
+        return [(v, gradients()) for v, gradients in ways if self.explains(v)]
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        return self.in_order(self.kept)
 
 
 @register(keras.layers.GroupNormalization)
@@ -64,11 +69,11 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
             tf.reshape(t, [-1, groups, t.shape[1] // groups]) for t in (products, self._total)
         )
         gradients = (products - mean * sums) * tf.math.rsqrt(variance + self.layer.epsilon)
-        return self._sum_views(tf.reshape(gradients, [-1, groups * gradients.shape[2]]))
+        return sum_rows(tf.reshape(gradients, [-1, groups * gradients.shape[2]]), self.num_views)
 
     def offset_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        return self._sum_views(self._total)
+        return sum_rows(self._total, self.num_views)
 
     @functools.cached_property
     def _total(self):
@@ -77,9 +82,6 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
     def _sum_positions(self, tensor):
         channels = self.layer.axis % tensor.shape.rank
         return tf.reduce_sum(tensor, [a for a in range(1, tensor.shape.rank) if a != channels])
-
-    def _sum_views(self, rows):
-        return tf.reduce_sum(split_views(rows, self.num_views), axis=1)
 
 
 @register(keras.layers.LayerNormalization)
@@ -109,6 +111,6 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         axes = self.layer.axis
         axes = [axes] if isinstance(axes, int) else list(axes)
         rank = tensor.shape.rank
-        kept = {axis % rank + 1 for axis in axes}
-        summed = [axis for axis in range(1, rank + 1) if axis not in kept]
-        return tf.reduce_sum(split_views(tensor, self.num_views), axis=summed)
+        features = {axis % rank for axis in axes}
+        summed = [axis for axis in range(1, rank) if axis not in features]
+        return sum_rows(tensor, self.num_views, summed)

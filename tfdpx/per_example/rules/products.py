@@ -10,7 +10,6 @@ from tfdpx.per_example.rules.base import (
     BeforeActivation,
     scale_examples,
     sum_examples,
-    zero_excluded,
 )
 
 FLOAT = 4  # Bytes.
@@ -49,45 +48,42 @@ class ProductRule(BeforeActivation):
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        pairs = []
-        if self.explains(self.layer.kernel):
-            products = tf.matmul(*self._matrices, transpose_a=True)
-            pairs.append((self.layer.kernel, self.to_kernel(products)))
-        return self.in_order([*pairs, *self._bias])
+        kernel = self.layer.kernel
+        pairs = [(kernel, self._kernel_instances)] if self.explains(kernel) else []
+        return self.in_order([*pairs, *self.kept])
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
-        norms = []
-        if self.explains(self.layer.kernel):
-            norms.append(ghost_product_norms(*self._matrices))
-        norms += [rounding.squared_norms([bias]) for _, bias in self._bias]
-        return tf.add_n(norms)
+        return ghost_product_norms(*self._matrices)
 
     def instantiated_squared_norms(self):
         """See `Rule.instantiated_squared_norms`."""
-        squares = super().instantiated_squared_norms()
-        if self.choice.sum == "contract" or not self.explains(self.layer.kernel):
+        squares = rounding.squared_norms([self._kernel_instances])
+        if self.choice.sum == "contract":
             return squares
         lengths = [tf.sqrt(rounding.squared_lengths(t)) for t in self._matrices]
         magnitudes = tf.reduce_sum(lengths[0] * lengths[1], axis=2)
-        magnitudes = tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1))
-        return rounding.allow(squares, magnitudes, self.inputs_by_position.shape[2])
+        return rounding.Measured(squares, length(magnitudes), self.inputs_by_position.shape[2])
+
+    @property
+    def unscaled(self):
+        """See `Rule.unscaled`."""
+        return [] if self.choice.sum == "contract" else [self.inputs_by_position]
+
+    def contracted_clipped_sum(self, factors, unscaled):
+        """See `Rule.contracted_clipped_sum`."""
+        del unscaled
+        return [sum_examples(self._kernel_instances, factors)]
 
     def allows_ordinary_sum(self):
         """See `Rule.allows_ordinary_sum`."""
         count = self.inputs_by_position.shape[2]
         return count is not None and count <= rounding.MOST_POSITIONS_ALLOWED_FOR
 
-    def ordinary_clipped_sum(self, factors, finite):
+    def ordinary_clipped_sum(self, factors, unscaled):
         """See `Rule.ordinary_clipped_sum`."""
-        pairs = []
-        if self.explains(self.layer.kernel):
-            inputs = zero_excluded(self.inputs_by_position, factors, finite)
-            gradients = scale_examples(self.output_gradients_by_position, factors)
-            total = sum_of_products(inputs, gradients)
-            pairs.append((self.layer.kernel, self.to_kernel(total)))
-        pairs += [(v, sum_examples(g, factors)) for v, g in self._bias]
-        return self.in_order(pairs)
+        gradients = scale_examples(self.output_gradients_by_position, factors)
+        return [self.to_kernel(sum_of_products(*unscaled, gradients))]
 
     def costs(self):
         """See `Rule.costs`."""
@@ -111,14 +107,19 @@ class ProductRule(BeforeActivation):
         return self.inputs_by_position, self.output_gradients_by_position
 
     @functools.cached_property
-    def _bias(self):
-        """Pairs (bias, gradients), one or none; computed once, for norm and sum."""
+    def kept(self):
+        """See `Rule.kept`: the bias."""
         bias = self.layer.bias
         return [(bias, self.bias_gradients())] if self.explains(bias) else []
 
+    @functools.cached_property
+    def _kernel_instances(self):
+        """float32 [B, *kernel shape]."""
+        return self.to_kernel(tf.matmul(*self._matrices, transpose_a=True))
+
 
 def ghost_product_norms(inputs, output_gradients):
-    """float32 [B]: |A^T G|^2 from inner products of positions, with what rounding may add.
+    """`rounding.Measured`: |A^T G|^2 of each example from inner products of positions.
 
     Args:
         inputs: A, float32 [B, groups, T, in].
@@ -134,7 +135,14 @@ def ghost_product_norms(inputs, output_gradients):
         squares, magnitudes = rounding.squared_norms_of_products(
             gram(inputs), gram(output_gradients), fan_in, fan_out
         )
-    return tf.reduce_sum(rounding.allow(squares, magnitudes, count), axis=1)
+    return rounding.Measured(tf.reduce_sum(squares, axis=1), length(magnitudes), count)
+
+
+def length(magnitudes):
+    """float32 [B]: the l2 norm over groups of [B, groups]."""
+    if magnitudes.shape[1] == 1:
+        return tf.reduce_sum(magnitudes, axis=1)
+    return tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1))
 
 
 def gram(vectors):
