@@ -16,6 +16,10 @@ MODULES = [
     "tfdpx.layers.ws_conv2d",
     "tfdpx.optimizers",
     "tfdpx.sampling",
+    "tfdpx.synthetic.dead_leaves",
+    "tfdpx.synthetic.shapes",
+    "tfdpx.synthetic.spectrum",
+    "tfdpx.synthetic.strokes",
 ]
 
 
