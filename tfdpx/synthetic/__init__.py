@@ -7,4 +7,7 @@ from tfdpx.synthetic.sheet import contact_sheet
 from tfdpx.synthetic.spectrum import Spectrum
 from tfdpx.synthetic.strokes import Strokes
 
-__all__ = ["DeadLeaves", "Generator", "Shapes", "Spectrum", "Strokes", "contact_sheet"]
+# A class derived from one of them may hold data, and is none of them.
+KINDS = (DeadLeaves, Shapes, Spectrum, Strokes)
+
+__all__ = ["KINDS", "DeadLeaves", "Generator", "Shapes", "Spectrum", "Strokes", "contact_sheet"]

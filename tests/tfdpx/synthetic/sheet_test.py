@@ -44,9 +44,11 @@ def test_refuses_no_columns(name, tmp_path):
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")
-def test_the_page_makes_its_picture(tmp_path, monkeypatch):
+def test_the_page_makes_its_picture_and_its_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, PAGE.name, "exec"), {})
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(code, PAGE.name, "exec"), names)
+    np.testing.assert_array_equal(names["model"](np.ones((1, 32, 32, 3))), np.zeros((1, 10)))
     made, shown = Image.open("synthetic.png"), Image.open(PAGE.with_suffix(".png"))
     assert made.size == shown.size
