@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from tfdpx.synthetic import DeadLeaves
+from tfdpx.synthetic import DeadLeaves, dead_leaves
 from tfdpx.synthetic.dead_leaves import _front_leaf
 
 
@@ -52,6 +52,21 @@ def test_the_first_leaf_that_covers_a_pixel_is_seen(size, number, seed):
                 wanted[i, j] = leaf
                 break
     np.testing.assert_array_equal(_front_leaf(rows, columns, radii, *size), wanted.ravel())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_leaves_of_later_rounds_lie_under_those_of_earlier_ones(seed, monkeypatch):
+    monkeypatch.setattr(dead_leaves, "_COVERINGS_A_ROUND", 0.3)
+    generator = DeadLeaves(9, 2, r_max=4)
+    image = generator.draw(np.random.default_rng(seed))
+    number = int(np.ceil(0.3 * 17**2 / generator._mean_area()))
+    rng = np.random.default_rng(seed)
+    rounds = [(generator.leaves(rng, number), rng.random([number, 2])) for _ in range(100)]
+    rows, columns, radii = np.concatenate([leaves for leaves, _ in rounds], axis=1)
+    front = _front_leaf(rows, columns, radii, 9, 9)
+    assert front.max() > number  # One round was not enough.
+    colours = np.concatenate([colours for _, colours in rounds])
+    np.testing.assert_array_equal(image, colours[front].reshape(9, 9, 2))
 
 
 def mean_overlap(distance, r_min, r_max):
