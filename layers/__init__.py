@@ -1,9 +1,19 @@
 """Layers that train well under differential privacy, beyond those of Keras."""
 
+from tfdpx.layers.channel_whitening import ChannelWhitening
 from tfdpx.layers.group_norm import GroupNorm
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
 from tfdpx.layers.skip_init import SkipInit
+from tfdpx.layers.unit_norm_with_constant import UnitNormWithConstant
 from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
 
-__all__ = ["GroupNorm", "SkipInit", "WSConv2D", "WSConv2DRule", "replace_batch_norm"]
+__all__ = [
+    "ChannelWhitening",
+    "GroupNorm",
+    "SkipInit",
+    "UnitNormWithConstant",
+    "WSConv2D",
+    "WSConv2DRule",
+    "replace_batch_norm",
+]

@@ -17,6 +17,7 @@ ARROWS = {
     "tensorflow_internals": set(),
     "accounting": {"_arguments"},
     "augment": {"_arguments"},
+    "synthetic": {"_arguments"},
     "data": {"_arguments", "noise"},
     "keras_hook": {"keras_internals"},
     "per_example": {"_arguments", "keras_internals", "tensorflow_internals"},

@@ -12,10 +12,16 @@ MODULES = [
     "tfdpx.accounting.ledger",
     "tfdpx.accounting.plan",
     "tfdpx.augment",
+    "tfdpx.layers.channel_whitening",
     "tfdpx.layers.group_norm",
+    "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
     "tfdpx.optimizers",
     "tfdpx.sampling",
+    "tfdpx.synthetic.dead_leaves",
+    "tfdpx.synthetic.shapes",
+    "tfdpx.synthetic.spectrum",
+    "tfdpx.synthetic.strokes",
 ]
 
 

@@ -1,10 +1,10 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
-`RandomAccess` and the modules `accounting`, `augment`, `callbacks`, `checks`, `distributed` and
-`per_example`. It also installs the hook by which `keras.Model.fit` lets a DP optimizer drive the
-training step, and registers the layers of `tfdpx.layers` with Keras. `tfdpx.models` loads on first
-use.
+`RandomAccess` and the modules `accounting`, `augment`, `callbacks`, `checks`, `distributed`,
+`per_example` and `synthetic`. It also installs the hook by which `keras.Model.fit` lets a DP
+optimizer drive the training step, and registers the layers of `tfdpx.layers` with Keras.
+`tfdpx.models` loads on first use.
 """
 
 import importlib
@@ -52,7 +52,16 @@ import keras
 _check_backend(keras.backend.backend())
 _check_installation()
 
-from tfdpx import accounting, augment, callbacks, checks, distributed, keras_hook, per_example
+from tfdpx import (
+    accounting,
+    augment,
+    callbacks,
+    checks,
+    distributed,
+    keras_hook,
+    per_example,
+    synthetic,
+)
 from tfdpx.accounting import PrivacyPlan
 from tfdpx.callbacks import PrivacyBudget
 from tfdpx.data.random_access import RandomAccess
@@ -79,6 +88,7 @@ __all__ = [
     "make_private",
     "models",
     "per_example",
+    "synthetic",
 ]
 
 
