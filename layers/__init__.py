@@ -2,8 +2,17 @@
 
 from tfdpx.layers.group_norm import GroupNorm
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
+from tfdpx.layers.scattering2d import Scattering2D, ScatteringPath
 from tfdpx.layers.skip_init import SkipInit
 from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
 
-__all__ = ["GroupNorm", "SkipInit", "WSConv2D", "WSConv2DRule", "replace_batch_norm"]
+__all__ = [
+    "GroupNorm",
+    "Scattering2D",
+    "ScatteringPath",
+    "SkipInit",
+    "WSConv2D",
+    "WSConv2DRule",
+    "replace_batch_norm",
+]

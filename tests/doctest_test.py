@@ -13,6 +13,7 @@ MODULES = [
     "tfdpx.accounting.plan",
     "tfdpx.augment",
     "tfdpx.layers.group_norm",
+    "tfdpx.layers.scattering2d",
     "tfdpx.layers.ws_conv2d",
     "tfdpx.optimizers",
     "tfdpx.sampling",
