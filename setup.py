@@ -73,6 +73,13 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9"],
+        "test": [
+            "pytest>=8",
+            "pytest-xdist>=3.5",
+            "hypothesis>=6.100",
+            "ruff>=0.9",
+            # The oracle of Scattering2D, of which the package itself needs nothing.
+            "kymatio==0.3.0",
+        ],
     },
 )

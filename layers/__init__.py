@@ -3,6 +3,7 @@
 from tfdpx.layers.channel_whitening import ChannelWhitening
 from tfdpx.layers.group_norm import GroupNorm
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
+from tfdpx.layers.scattering2d import Scattering2D, ScatteringPath
 from tfdpx.layers.skip_init import SkipInit
 from tfdpx.layers.unit_norm_with_constant import UnitNormWithConstant
 from tfdpx.layers.ws_conv2d import WSConv2D
@@ -11,6 +12,8 @@ from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
 __all__ = [
     "ChannelWhitening",
     "GroupNorm",
+    "Scattering2D",
+    "ScatteringPath",
     "SkipInit",
     "UnitNormWithConstant",
     "WSConv2D",

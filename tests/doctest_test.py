@@ -14,6 +14,7 @@ MODULES = [
     "tfdpx.augment",
     "tfdpx.layers.channel_whitening",
     "tfdpx.layers.group_norm",
+    "tfdpx.layers.scattering2d",
     "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
     "tfdpx.optimizers",

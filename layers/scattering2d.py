@@ -1,0 +1,296 @@
+"""The wavelet scattering transform of images, a layer without weights."""
+
+import itertools
+import math
+import typing
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx._arguments import check_choice, check_positive_integer, require
+from tfdpx.layers import morlet
+
+# What the intermediate values of as many images as are transformed at a time may take.
+_BYTES_AT_A_TIME = 2**28
+# Far below what any pixel resolves; the gradient of a modulus at zero is then zero, not NaN.
+_TINY = 1e-36
+
+
+class ScatteringPath(typing.NamedTuple):
+    """What one feature measures.
+
+    Attributes:
+        order: Int, the number of wavelets: 0, 1 or 2.
+        scales: Tuple of `order` ints, j of each wavelet; coarser ones come later.
+        angles: Tuple of `order` ints from 0 to L - 1, the direction of each.
+    """
+
+    order: int
+    scales: tuple
+    angles: tuple
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class Scattering2D(keras.layers.Layer):
+    """Morlet scattering transform: fixed features of an image at `2**J` times fewer positions.
+
+    With wavelets psi of J scales and L directions and a Gaussian phi, it computes of every colour
+    channel x the averages
+
+    - order 0: `x * phi`;
+    - order 1: `|x * psi1| * phi`, for each of the J L wavelets;
+    - order 2: `||x * psi1| * psi2| * phi`, for each pair with psi2 of a coarser scale than psi1,
+
+    where `*` is convolution, and keeps every `2**J`-th pixel of each axis. That makes
+    `num_paths = 1 + J L + L^2 J (J - 1) / 2` features a position and colour, or `1 + J L` without
+    order 2. They hardly change when the image is shifted or bent a little, so that a linear
+    model on them classifies well, without a network that must be trained privately. Filters,
+    padding and values are those of Kymatio 0.3.
+
+    Privacy: the layer has no weights, and treats every example alone. Computing the features of
+    each example first changes nothing in the guarantee of what is trained on them.
+
+    Args:
+        J: Integer, number of scales. Height and width must be at least `2**J`.
+        L: Integer, number of directions.
+        max_order: 1 or 2, the most wavelets of a path.
+        padding: How an image goes on beyond its border: "reflect" mirrors it, "zeros" is black.
+            It is padded to `(size // 2**J + 2) * 2**J` pixels an axis. Features that lie in the
+            padding are dropped.
+        data_format: "channels_last" or "channels_first". Default: what
+            `keras.config.image_data_format()` says.
+        **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
+
+    Attributes:
+        num_paths: Int, features a position and colour.
+        paths: Tuple of `num_paths` `ScatteringPath(order, scales, angles)`, in the order of the
+            output's channels. Direction t is `(max(L // 2 - 1, 0) - t) * pi / L`, as an angle from
+            the vertical axis towards the horizontal.
+
+    Input shape: `[batch, height, width, channels]`, or `[batch, channels, height, width]` with
+    "channels_first"; any real dtype.
+
+    Output shape: `[batch, height // 2**J, width // 2**J, channels * num_paths]`, or
+    `[batch, channels * num_paths, height // 2**J, width // 2**J]`, in the compute dtype. Channel
+    `c * num_paths + p` is path p of colour c: all paths of one colour are together, order 0 first,
+    then 1, then 2; within an order sorted by scale and direction of the first wavelet, then of the
+    second.
+
+    Everything is computed in float32 (float64 for `dtype="float64"`), whatever the policy. On a
+    TPU the products of the Gaussian average have the precision that XLA gives products of float32.
+    Where the intermediate values of a batch would take more than 256 MiB (with J=2 and L=8 those of
+    54 images of 32x32x3, or of one of 224x224x3), parts of it are computed one after the other.
+
+    Raises:
+        ValueError: If an argument is out of its range; when built, if height, width or channels
+            are unknown or the image is smaller than `2**J`.
+
+    Example:
+    >>> layer = Scattering2D(J=2, L=8, padding="zeros")
+    >>> layer(np.ones((5, 16, 16, 1))).shape
+    TensorShape([5, 4, 4, 81])
+    >>> layer.num_paths, layer.paths[80]
+    (81, ScatteringPath(order=2, scales=(0, 1), angles=(7, 7)))
+
+    References:
+        - [Bruna & Mallat, 2013](https://arxiv.org/abs/1203.1513), "Invariant scattering
+          convolution networks".
+        - [Andreux et al., 2020](https://arxiv.org/abs/1812.11214), Kymatio, for the filters, the
+          padding and the order of paths.
+    """
+
+    def __init__(self, J, L=8, max_order=2, padding="reflect", data_format=None, **kwargs):
+        # Images are not to be rounded to 16 bits before they are transformed.
+        super().__init__(autocast=False, **kwargs)
+        check_positive_integer("J", J, " Use 2 for small images.")
+        check_positive_integer("L", L, " Use 8.")
+        check_choice("max_order", max_order, (1, 2))
+        check_choice("padding", padding, ("reflect", "zeros"))
+        data_format = data_format or keras.config.image_data_format()
+        check_choice("data_format", data_format, ("channels_last", "channels_first"))
+        self.J, self.L, self.max_order = int(J), int(L), int(max_order)
+        self.padding, self.data_format = padding, data_format
+
+    @property
+    def paths(self):
+        """What each feature of a colour measures, in the order of the output's channels."""
+        wavelets = list(itertools.product(range(self.J), range(self.L)))
+        firsts = [ScatteringPath(1, (j,), (t,)) for j, t in wavelets]
+        seconds = [
+            ScatteringPath(2, (j1, j2), (t1, t2))
+            for (j1, t1), (j2, t2) in itertools.product(wavelets, wavelets)
+            if j2 > j1
+        ]
+        return (ScatteringPath(0, (), ()), *firsts, *(seconds if self.max_order == 2 else ()))
+
+    @property
+    def num_paths(self):
+        """Features a position and colour."""
+        return len(self.paths)
+
+    def build(self, input_shape):
+        """Computes the filters for images of this shape; no weights."""
+        channels, *size = self._channels_and_size(input_shape)
+        require(
+            None not in (channels, *size) and len(input_shape) == 4,
+            "input_shape",
+            tuple(input_shape),
+            "have four axes, with known height, width and channels",
+            " Use, e.g., keras.Input((32, 32, 3)).",
+        )
+        smallest = min(size)
+        require(
+            smallest >= 2**self.J,
+            "J",
+            self.J,
+            f"be at most log2 of the image's shorter side, which has {smallest} pixels here",
+            f" Use J={smallest.bit_length() - 1}." if smallest > 1 else " Use larger images.",
+        )
+        bank = morlet.FilterBank(size, self.J, self.L, self.max_order)
+        self._paddings = bank.paddings
+        # NumPy arrays, which become constants of any graph that calls the layer.
+        self._wavelets = {
+            key: spectra.astype(self._complex_dtype) for key, spectra in bank.wavelets.items()
+        }
+        self._averages = {
+            resolution: [matrix.astype(self._real_dtype) for matrix in pair]
+            for resolution, pair in bank.averages.items()
+        }
+        # Products of the finest spectra and all wavelets are the largest of what a row needs, and
+        # as much again is alive beside them.
+        products = self.L ** (2 if self.max_order == 2 and self.J > 1 else 1) * math.prod(
+            bank.padded
+        )
+        held = 2 * products * np.dtype(self._complex_dtype).itemsize
+        self._rows_at_a_time = max(_BYTES_AT_A_TIME // held, 1)
+        self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
+
+    def call(self, inputs):
+        """The features of `inputs`, a batch of images."""
+        images = tf.cast(inputs, self._real_dtype)
+        last = self.data_format == "channels_last"
+        if last:
+            images = tf.transpose(images, [0, 3, 1, 2])
+        _, channels, *size = images.shape
+        features = self._in_parts(tf.reshape(images, [-1, *size]))
+        features = tf.reshape(features, [-1, channels, *features.shape[1:]])
+        # The averages left columns before rows.
+        features = tf.transpose(features, [0, 4, 3, 1, 2] if last else [0, 1, 2, 4, 3])
+        batch, *shape = self.compute_output_shape(inputs.shape)
+        features = tf.reshape(features, [-1 if batch is None else batch, *shape])
+        return tf.cast(features, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape):
+        """The shape of the features of images of shape `input_shape`."""
+        channels, *size = self._channels_and_size(input_shape)
+        size = [None if pixels is None else pixels // 2**self.J for pixels in size]
+        channels = None if channels is None else channels * self.num_paths
+        if self.data_format == "channels_last":
+            return (input_shape[0], *size, channels)
+        return (input_shape[0], channels, *size)
+
+    def get_config(self):
+        """Returns the arguments of the layer, as for any Keras layer."""
+        names = ("J", "L", "max_order", "padding", "data_format")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+    @property
+    def _real_dtype(self):
+        return keras.backend.result_type(self.compute_dtype, "float32")
+
+    @property
+    def _complex_dtype(self):
+        return "complex128" if self._real_dtype == "float64" else "complex64"
+
+    def _channels_and_size(self, shape):
+        """`(channels, height, width)` of images of this shape."""
+        _, *axes = shape
+        return [axes[-1], *axes[:-1]] if self.data_format == "channels_last" else axes
+
+    def _in_parts(self, rows):
+        """`_scatter(rows)`, of so many at a time that memory does not grow with their number."""
+        if rows.shape[0] and rows.shape[0] <= self._rows_at_a_time:
+            return self._scatter(rows)
+        count = tf.shape(rows)[0]
+        parts = tf.maximum(-(-count // self._rows_at_a_time), 1)
+        # Even parts need the fewest rows of zeros at the end.
+        size = tf.maximum(-(-count // parts), 1)
+        rows = tf.pad(rows, [[0, parts * size - count], [0, 0], [0, 0]])
+        height, width = (pixels // 2**self.J for pixels in rows.shape[1:])
+        features = tf.map_fn(
+            self._scatter,
+            tf.reshape(rows, [parts, size, *rows.shape[1:]]),
+            parallel_iterations=1,
+            fn_output_signature=tf.TensorSpec(
+                [None, self.num_paths, width, height], self._real_dtype
+            ),
+        )
+        return tf.reshape(features, [-1, *features.shape[2:]])[:count]
+
+    def _scatter(self, rows):
+        """`[rows, paths, width, height]`, the features of single-colour images `rows`."""
+        mode = {"reflect": "REFLECT", "zeros": "CONSTANT"}[self.padding]
+        for margins in self._paddings:
+            rows = tf.pad(rows, [[0, 0], *margins], mode)
+        spectra = self._spectra(rows)
+        orders = [[self._average(rows[:, tf.newaxis], 0)], [], []]
+        for j1 in range(self.J):
+            moduli = self._moduli(spectra, j1, 0)
+            orders[1].append(self._average(moduli, j1))
+            if self.max_order == 2 and j1 < self.J - 1:
+                inner = self._spectra(moduli)
+                coarser = [
+                    self._average(self._moduli(inner, j2, j1), j2) for j2 in range(j1 + 1, self.J)
+                ]
+                # [rows, L, scales * L, ...], so that the first wavelet comes before the second.
+                pairs = tf.concat(coarser, axis=2)
+                orders[2].append(
+                    tf.reshape(pairs, [-1, pairs.shape[1] * pairs.shape[2], *pairs.shape[3:]])
+                )
+        return tf.concat([feature for order in orders for feature in order], axis=1)
+
+    def _spectra(self, maps):
+        """Fourier transforms of real maps over their last two axes."""
+        return tf.signal.fft2d(tf.cast(maps, self._complex_dtype))
+
+    def _moduli(self, spectra, scale, resolution):
+        """`|x * psi|` for each wavelet of a scale, thinned out to every `2**scale`-th pixel.
+
+        Args:
+            spectra: Complex `[rows, ..., height, width]`, the Fourier transforms of x.
+            scale: Int, j of the wavelets.
+            resolution: Int; x has every `2**resolution`-th pixel.
+
+        Returns:
+            `[rows, ..., L, height', width']`.
+        """
+        filters = self._wavelets[scale, resolution]
+        stride = 2 ** (scale - resolution)
+        # To thin out is to add up stretches of the spectrum, here first of rows, then of columns.
+        bands = zip(
+            tf.split(spectra[..., tf.newaxis, :, :], stride, axis=-2),
+            np.split(filters, stride, axis=-2),
+            strict=True,
+        )
+        folded = tf.add_n([band * weights for band, weights in bands])
+        folded = tf.add_n(tf.split(folded, stride, axis=-1))
+        waves = tf.signal.ifft2d(folded)
+        return tf.sqrt(tf.square(tf.math.real(waves)) + tf.square(tf.math.imag(waves)) + _TINY)
+
+    def _average(self, maps, resolution):
+        """`maps * phi` at the positions of the features, with columns before rows.
+
+        Args:
+            maps: `[rows, ..., height, width]`, every `2**resolution`-th pixel.
+            resolution: Int.
+
+        Returns:
+            `[rows, ..., width', height']`.
+        """
+        vertical, horizontal = self._averages[resolution]
+        *leading, height, width = maps.shape[1:]
+        across = tf.reshape(maps, [-1, width]) @ horizontal
+        across = tf.transpose(tf.reshape(across, [-1, height, horizontal.shape[1]]), [0, 2, 1])
+        both = tf.reshape(across, [-1, height]) @ vertical
+        return tf.reshape(both, [-1, *leading, horizontal.shape[1], vertical.shape[1]])
