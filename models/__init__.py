@@ -1,10 +1,19 @@
 """Models that train well under differential privacy."""
 
 from tfdpx.models.backbones import backbone
-from tfdpx.models.edge_linear import EdgeLinear
 from tfdpx.models.lenet import LeNet
 from tfdpx.models.nf_resnet import NFResNet
+from tfdpx.models.scatter_cnn import ScatterCNN
+from tfdpx.models.scatter_linear import ScatterLinear
 from tfdpx.models.small_cnn import SmallCNN
 from tfdpx.models.wide_resnet import WideResNet
 
-__all__ = ["EdgeLinear", "LeNet", "NFResNet", "SmallCNN", "WideResNet", "backbone"]
+__all__ = [
+    "LeNet",
+    "NFResNet",
+    "ScatterCNN",
+    "ScatterLinear",
+    "SmallCNN",
+    "WideResNet",
+    "backbone",
+]

@@ -36,16 +36,19 @@ from absl import app, flags
 import tfdpx
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.training import AUTO
 from tfdpx.train.data import loading
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
     checkpoint,
+    choice,
     classifiers,
     devices,
     dry_run,
     evaluation,
     finetuning,
+    frozen,
     optimization,
     results,
 )
@@ -93,11 +96,16 @@ def train(settings, workdir, strategy):
     is_chief = devices.is_chief(strategy)
 
     # The data: bytes, in memory or read as they are drawn. They are normalised in the model.
-    classifiers.check_name(settings.model)
+    if settings.model != AUTO:
+        classifiers.check_name(settings.model)
     finetuning.check(settings)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
 
+    # What the preset and the flags leave open.
+    settings, chosen = choice.complete(settings, data.num_train)
+    if chosen and is_chief:
+        print(chosen)
     if settings.augment_padding >= min(data.image_shape[:2]):
         raise UserError(
             f"Flag --augment_padding must be smaller than the images of {data.name!r}, of shape "
@@ -116,7 +124,9 @@ def train(settings, workdir, strategy):
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     with strategy.scope():
-        model = finetuning.build(settings, data)
+        whole = model = finetuning.build(settings, data)
+        if strategy.num_replicas_in_sync == 1:
+            model, data = frozen.head_and_features(settings, whole, data)
         model.compile(
             # The seeds of noise and draws are the operating system's, unless one was asked for.
             optimizer=optimization.private_optimizer(
@@ -173,7 +183,7 @@ def train(settings, workdir, strategy):
         return None
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = tfdpx.callbacks.steps_taken(optimizer)
-    model = devices.on_one_device(model)
+    model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     measured = evaluation.measure(model, data)
     raw_measured = evaluation.measure(_with_weights(model, raw.values), data)
     record = {
@@ -198,13 +208,13 @@ def train(settings, workdir, strategy):
         "model": settings.model,
         "init_from": settings.init_from,
         "trainable": settings.trainable,
-        "parameters": model.count_params(),
+        "parameters": whole.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in trained),
         "replicas": strategy.num_replicas_in_sync,
         "seed": settings.seed,
         "workdir": str(workdir),
     }
-    results.write(record, model, plan, data, measured, learning_curve.rows, workdir)
+    results.write(record, whole, plan, data, measured, learning_curve.rows, workdir)
     folder.remove()
     return record
 

@@ -9,7 +9,7 @@ import tpu_export
 from tensorflow.compiler.xla.service import hlo_pb2
 
 STEP = tpu_export.Step(
-    model="edge_linear", image_shape=(8, 8, 1), batch_per_core=4, cores=4, private=True
+    model="lenet", image_shape=(28, 28, 1), batch_per_core=4, cores=4, private=True
 )
 
 

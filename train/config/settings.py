@@ -84,7 +84,7 @@ class Settings:
     )
     steps: int | None = setting("Model updates.", FROM_ONE, default=None)
     batch_size: int | None = setting("Expected examples a model update.", FROM_ONE, default=None)
-    learning_rate: float = setting("Learning rate, independent of l2_norm_clip.", POSITIVE)
+    learning_rate: float | None = setting("Learning rate, independent of l2_norm_clip.", POSITIVE)
     momentum: float = setting("Momentum of dpsgd.", BELOW_ONE, default=0.0)
     weight_decay: float | None = setting(
         "Weight decay of dpadamw; default 0.004.", FINITE, default=None

@@ -10,6 +10,8 @@ from tfdpx.train.config.settings import BELOW_ONE, FINITE, NOT_NEGATIVE, Check, 
 # The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
 # The order is that in which values of the preset are dropped when the flags overdetermine them.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
+# The model of a run for which `tfdpx.train.run.choice` chooses one.
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class Training(Settings):
     )
     accountant: str = setting("Who computes epsilon.", choices=("pld", "rdp"), default="pld")
     optimizer: str = setting("Optimizer.", choices=("dpsgd", "dpadam", "dpadamw"), default="dpsgd")
-    l2_norm_clip: float = setting(
+    l2_norm_clip: float | None = setting(
         "Bound on the norm of each example's gradient.",
         Check(lambda v: v > 0, "be positive"),
         default=1.0,
@@ -49,13 +51,14 @@ class Training(Settings):
         default=None,
     )
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
-    ema_momentum: float = setting(
+    ema_momentum: float | None = setting(
         "Decay of the average of the weights; 0: no average.", BELOW_ONE, default=0.9999
     )
 
     def __post_init__(self):
         super().__post_init__()
-        if sum(getattr(self, name) is None for name in PRIVACY) != 1:
+        unset = sum(getattr(self, name) is None for name in PRIVACY)
+        if unset != 1 and not (self.open and unset):
             values = {name: getattr(self, name) for name in PRIVACY}
             given = " ".join(f"--{n}={v}" for n, v in values.items() if v is not None)
             raise UserError(
@@ -91,6 +94,12 @@ class Training(Settings):
                 f"--augmult={self.augmult} --augment_padding={self.augment_padding} "
                 f"--augment_resize={self.augment_resize} --augment_flip={self.augment_flip}."
             )
+
+    @property
+    def open(self):
+        """Whether something is left for `tfdpx.train.run.choice` to choose."""
+        chosen = (self.learning_rate, self.l2_norm_clip, self.ema_momentum)
+        return self.model == AUTO or None in chosen
 
     def privacy_plan(self, num_examples):
         """Returns the `tfdpx.PrivacyPlan` of the run on so many training images.

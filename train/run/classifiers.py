@@ -5,14 +5,15 @@ import re
 import keras
 import numpy as np
 
-from tfdpx.models import EdgeLinear, LeNet, NFResNet, SmallCNN, WideResNet
+from tfdpx.models import LeNet, NFResNet, ScatterCNN, ScatterLinear, SmallCNN, WideResNet
 from tfdpx.train.config.errors import UserError, checking_flags
 
 NAMES = (
-    "small_cnn, edge_linear, lenet, wrn_<depth>_<width> such as wrn_16_4, "
+    "small_cnn, scatter_linear, scatter_cnn, lenet, wrn_<depth>_<width> such as wrn_16_4, "
     "nf_resnet_<depth> such as nf_resnet_50"
 )
-_BY_NAME = {"small_cnn": SmallCNN, "edge_linear": EdgeLinear, "lenet": LeNet}
+_ON_FEATURES = {"scatter_linear": ScatterLinear, "scatter_cnn": ScatterCNN}
+_BY_NAME = {"small_cnn": SmallCNN, "lenet": LeNet, **_ON_FEATURES}
 _WIDE_RESNET = re.compile(r"wrn_(\d+)_(\d+)")
 _NF_RESNET = re.compile(r"nf_resnet_(\d+)")
 
@@ -30,11 +31,12 @@ def build(
     """Returns a model from uint8 images to logits.
 
     Its first layer maps a grey level x to `(x - centre) / deviation`: normalising in the model lets
-    images travel to the device as bytes, and a saved model needs no preprocessing.
+    images travel to the device as bytes, and a saved model needs no preprocessing. Models on
+    scattering features take values from 0 to 1 instead, whatever the data set.
 
     Args:
-        name: `"small_cnn"`, `"edge_linear"`, `"lenet"`, `"wrn_<depth>_<width>"` or
-            `"nf_resnet_<depth>"`.
+        name: `"small_cnn"`, `"scatter_linear"`, `"scatter_cnn"`, `"lenet"`,
+            `"wrn_<depth>_<width>"` or `"nf_resnet_<depth>"`.
         image_shape: `(height, width, channels)`.
         num_classes: Number of logits.
         centre: Grey level that becomes 0, or a tuple of one for each channel.
@@ -51,6 +53,8 @@ def build(
     check_name(name)
     with checking_flags():
         body = _body(name, tuple(image_shape), num_classes, group_norm, weight_standardization)
+    if name in _ON_FEATURES:
+        centre, deviation = 0.0, 255.0
     images = keras.Input(image_shape, dtype="uint8", name="image")
     centre, deviation = np.array(centre), np.array(centre if deviation is None else deviation)
     normalise = keras.layers.Rescaling(

@@ -8,7 +8,7 @@ from absl import flags
 from tfdpx import accounting
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import datasets
-from tfdpx.train.run import classifiers
+from tfdpx.train.run import choice, classifiers
 
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only say how large the run is and what epsilon it spends, without data."
@@ -59,6 +59,7 @@ def describe(settings, seconds_per_update=None):
             f"--dry_run knows: {', '.join(known)}."
         )
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
+    settings, _ = choice.complete(settings, num_examples)
     shape = _image_shape(settings, entry.image_shape)
     plan = settings.privacy_plan(num_examples)
     return {

@@ -11,7 +11,8 @@ from tfdpx.train.run import classifiers
     ("name", "shape"),
     [
         ("small_cnn", (8, 8, 1)),
-        ("edge_linear", (8, 8, 1)),
+        ("scatter_linear", (8, 8, 1)),
+        ("scatter_cnn", (32, 32, 3)),
         ("lenet", (28, 28, 1)),
         ("wrn_10_1", (32, 32, 3)),
         ("nf_resnet_26", (32, 32, 3)),
@@ -31,9 +32,17 @@ def test_images_are_normalised_around_the_centre():
     np.testing.assert_allclose(np.ravel(normalised), np.arange(16) / 8 - 1, atol=1e-6)
 
 
+def test_scattering_features_take_values_from_zero_to_one():
+    model = classifiers.build("scatter_linear", (8, 8, 1), num_classes=10, centre=120.0)
+    images = np.array([0, 51, 255, 102], "uint8").reshape(1, 2, 2, 1)
+    np.testing.assert_allclose(
+        np.ravel(model.get_layer("normalise")(images)), [0, 0.2, 1, 0.4], atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("name", ["resnet", "", "wrn", "wrn_16", "wrn_16_4x", "WRN_16_4"])
 def test_unknown_model_lists_the_known_ones(name):
-    with pytest.raises(UserError, match="small_cnn, edge_linear, lenet, wrn_"):
+    with pytest.raises(UserError, match="small_cnn, scatter_linear, scatter_cnn, lenet"):
         classifiers.build(name, (8, 8, 1), 10, 120.0)
 
 

@@ -84,9 +84,9 @@ def test_standardization_per_channel_survives_the_file(tmp_path):
     np.testing.assert_allclose(model.get_layer("normalise")(images), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "edge_linear", "wrn_10_1", "nf_resnet_50"])
+@pytest.mark.parametrize("name", ["small_cnn", "lenet", "wrn_10_1", "nf_resnet_50"])
 def test_last_trains_the_logits_alone(name):
-    shape = (32, 32, 3) if "_1" in name or "resnet" in name else (8, 8, 1)
+    shape = (8, 8, 1) if name == "small_cnn" else (32, 32, 3)
     model = finetuning.build(settings(model=name, trainable="last"), data(4, shape))
     assert [v.path.split("/")[-2:] for v in model.trainable_variables] == [
         ["logits", "kernel"],
@@ -159,8 +159,8 @@ def test_models_that_are_missing(given, message):
 
 def test_files_that_do_not_fit(trained, tmp_path):
     _, path = trained
-    with pytest.raises(UserError, match="another than --model=edge_linear.*it is 'small_cnn'"):
-        finetuning.build(settings(model="edge_linear", init_from=path), data())
+    with pytest.raises(UserError, match="another than --model=scatter_linear.*it is 'small_cnn'"):
+        finetuning.build(settings(model="scatter_linear", init_from=path), data())
     with pytest.raises(UserError, match=r"shape \(8, 8, 3\).*for \(8, 8, 1\)"):
         finetuning.build(settings(init_from=path), data(shape=(8, 8, 3)))
     with pytest.raises(UserError, match="do not fit --model=small_cnn with 4 classes"):

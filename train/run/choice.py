@@ -1,0 +1,94 @@
+"""What is chosen for a private run where the user leaves it open: model, steps, rates, clip.
+
+The rule for a linear classifier on fixed features was fitted on generated problems, of classes of
+distorted strokes and shapes (`docs/features.md`), and reads nothing of the data but their number.
+With features of norm one and a clip well below the gradients, the weights move by up to
+`steps * learning_rate`, and the noise on a logit is a multiple of that over epsilon * N. So the
+best product grows with epsilon * N, and more steps than such a move needs only cost time.
+"""
+
+import dataclasses
+
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.training import AUTO
+
+# Beyond so many, training a network costs less than a full batch and learns more.
+MOST_IMAGES = 20_000
+# As if the budget were that, where the noise is given and not epsilon, or the run is not private.
+_EPSILON = 8.0
+# Of epsilon * N: the product of steps and learning rate, and the steps; both within bounds.
+_MOVE, _LEAST_MOVE, _LARGEST_MOVE = 0.3, 100.0, 6000.0
+_EXAMPLES_A_STEP, _FEWEST_STEPS, _MOST_STEPS = 140, 10, 120
+
+
+def complete(settings, num_examples):
+    """The settings of a run with every open one chosen, and the words to say so.
+
+    A value that the user or the preset gave stays as it is.
+
+    Args:
+        settings: A `training.Training`.
+        num_examples: Int, N, training images; public, as in the plan.
+
+    Returns:
+        A `training.Training` that leaves nothing open, and a string, empty if nothing was.
+
+    Raises:
+        UserError: If nothing can be chosen for so many images.
+    """
+    if not settings.open:
+        return settings, ""
+    model = settings.model
+    if model == AUTO:
+        if num_examples > MOST_IMAGES:
+            raise UserError(
+                f"Flag --model={AUTO} chooses for up to {MOST_IMAGES:,} training images. Received: "
+                f"{num_examples:,} images. Name a model, such as --model=scatter_cnn or "
+                "--model=wrn_16_4, or start from a preset such as --preset=table12/eps8."
+            )
+        model = "scatter_linear"
+    budget = settings.epsilon or _EPSILON
+    rule = _for_features if model == "scatter_linear" else _for_networks
+    values, reason = rule(budget, num_examples)
+    # A budget and a noise leave the steps to be solved for, or with these the batch size.
+    if settings.epsilon is not None and settings.noise_multiplier is not None:
+        del values["steps" if settings.steps is None else "batch_size"]
+    chosen = {name: value for name, value in values.items() if getattr(settings, name) is None}
+    if settings.model == AUTO:
+        chosen = {"model": model, **chosen}
+    settings = dataclasses.replace(settings, **chosen)
+    listed = " ".join(
+        f"--{name}={value:g}" if name != "model" else f"--model={value}"
+        for name, value in chosen.items()
+    )
+    return settings, f"Chosen for {num_examples:,} images: {listed} ({reason}). Flags win over it."
+
+
+def _for_features(epsilon, num_examples):
+    """Values for a linear classifier on features of norm one, and why."""
+    size = epsilon * num_examples
+    steps = round(min(max(size / _EXAMPLES_A_STEP, _FEWEST_STEPS), _MOST_STEPS))
+    move = min(max(_MOVE * size, _LEAST_MOVE), _LARGEST_MOVE)
+    values = dict(
+        batch_size=num_examples,
+        steps=steps,
+        learning_rate=round(move / steps, 1),
+        l2_norm_clip=0.02,
+        ema_momentum=0.0,
+    )
+    return values, (
+        "fixed features cost no privacy; full batches; steps * learning_rate = "
+        f"{_MOVE:g} * epsilon * images, from {_LEAST_MOVE:g} to {_LARGEST_MOVE:g}"
+    )
+
+
+def _for_networks(epsilon, num_examples):
+    """Values for a small network that is trained from scratch, and why."""
+    values = dict(
+        batch_size=min(1024, num_examples),
+        steps=100 if epsilon > 5 else 60,
+        learning_rate=2.0,
+        l2_norm_clip=0.1,
+        ema_momentum=0.9999,
+    )
+    return values, "what the small network needs on scikit-learn's digits; tune it for your images"
