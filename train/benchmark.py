@@ -45,9 +45,8 @@ def define_flags(values):
     flags.DEFINE_string(
         "model",
         "wrn_16_4",
-        "wrn_<depth>_<width>, lenet, small_cnn, scatter_linear, scatter_cnn; dense_head: one layer, "
-        "2048 -> 1000; "
-        "transformer: 4 encoder blocks of width 256 on 64 tokens.",
+        "wrn_<depth>_<width>, lenet, small_cnn, scatter_linear, scatter_cnn; dense_head: one "
+        "layer, 2048 -> 1000; transformer: 4 encoder blocks of width 256 on 64 tokens.",
         **common,
     )
     flags.DEFINE_integer("images", 32, "Examples a step.", **common)

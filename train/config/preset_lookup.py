@@ -49,7 +49,8 @@ def resolve(preset, given):
     else:
         values.pop("epsilon", None)
         values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **given})
-    if "noise_multiplier" in given and "epsilon" not in given and values.get("steps") is None:
+    left_open = None in (values.get("steps"), values.get("batch_size"))
+    if left_open and "noise_multiplier" in given and "epsilon" not in given:
         values.pop("epsilon", None)  # What the preset leaves open is chosen, not solved for.
     for name in PRIVACY:
         if all(values.get(name) is not None for name in PRIVACY) and name not in given:
