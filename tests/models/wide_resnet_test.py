@@ -132,6 +132,7 @@ def test_relu_first_changes_the_order_of_layers_and_nothing_else():
         assert model.get_layer(f"head_{second}").input is model.get_layer(f"head_{first}").output
 
 
+@pytest.mark.slow
 def test_a_private_update_with_relu_first():
     model = WideResNet(10, 1, 3, input_shape=(4, 4, 3), groups=4, relu_first=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
