@@ -11,6 +11,6 @@ which returns the flag values to use for a budget: `--preset=digits`. Such funct
 `COLUMNS` too.
 
 Flags on the command line win over both. The first lines of each module say how to run it and what
-to expect: of a paper's experiments what the paper reports, not what this library was seen to reach. Of
+to expect: of a paper's runs what the paper reports, not what this library was seen to reach. Of
 runs whose hours are not measured `--dry_run --seconds_per_update=S` estimates them.
 """
