@@ -20,6 +20,7 @@ def WideResNet(
     weight_standardization=True,
     use_gain=False,
     use_bias=False,
+    relu_first=False,
     name=None,
 ):
     """Builds the wide residual network `WRN-depth-width` of De et al. (2022).
@@ -37,9 +38,10 @@ def WideResNet(
     channels or the resolution changes.
 
     The authors' published code departs from the two papers' text, which is followed here, in these
-    ways: it puts ReLU before the normalization, it has a ReLU and a normalization of its own before
-    each 1x1 projection (and a projection in every first block), and its convolutions have a gain
-    and a bias (`use_gain=True`, `use_bias=True` here).
+    ways: it puts ReLU before the normalization (`relu_first=True` here), it has a ReLU and a
+    normalization of its own before each 1x1 projection (and a projection in every first block), and
+    its convolutions have a gain and a bias (`use_gain=True`, `use_bias=True` here). So does the
+    network of Sander et al. (2023), without gain and weight standardization.
 
     Args:
         depth: Integer `6n + 4` with `n >= 1`: 10, 16, 22, 28, 34, 40, ...
@@ -53,6 +55,8 @@ def WideResNet(
         use_gain: Boolean, whether each filter has a learnable scale. Needs
             `weight_standardization`.
         use_bias: Boolean, whether the convolutions have a bias.
+        relu_first: Boolean, whether ReLU stands before each normalization, the order of layers
+            being convolution, ReLU, normalization; else convolution, normalization, ReLU.
         name: String, name of the model. Defaults to `"wide_resnet_<depth>_<width>"`.
 
     Returns:
@@ -62,12 +66,14 @@ def WideResNet(
 
     Raises:
         ValueError: If `depth` is not `6n + 4`, if `groups` does not divide 16, if `use_gain` is
-            asked for without `weight_standardization`, if `width` or `num_classes` is not a
-            positive integer, or if `input_shape` is not `(height, width, channels)`.
+            asked for without `weight_standardization` or `relu_first` without `groups`, if `width`
+            or `num_classes` is not a positive integer, or if `input_shape` is not `(height, width,
+            channels)`.
 
     References:
         - [Zagoruyko & Komodakis, 2016](https://arxiv.org/abs/1605.07146).
         - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1 and appendix C.1.
+        - [Sander et al., 2023](https://arxiv.org/abs/2210.03403), with the order of `relu_first`.
     """
     _check_depth(depth)
     check_positive_integer("width", width)
@@ -85,6 +91,11 @@ def WideResNet(
             "Argument `use_gain` belongs to weight-standardized convolutions. Received: "
             "use_gain=True, weight_standardization=False. Leave one of them at its default."
         )
+    if relu_first and groups is None:
+        raise ValueError(
+            "Argument `relu_first` is about the order of ReLU and normalization. Received: "
+            "relu_first=True, groups=None. Leave one of them at its default."
+        )
     conv_class = (
         functools.partial(WSConv2D, use_gain=use_gain)
         if weight_standardization
@@ -94,33 +105,37 @@ def WideResNet(
         conv_class, padding="same", use_bias=use_bias, kernel_initializer=gaussian()
     )
 
+    norm_relu = functools.partial(_norm_relu, groups=groups, relu_first=relu_first)
     inputs = keras.Input(input_shape)
     x = conv(STEM_CHANNELS, 3, name="stem")(inputs)
     for stage, channels in enumerate((16 * width, 32 * width, 64 * width), start=1):
         for block in range(1, (depth - 4) // 6 + 1):
             strides = 2 if stage > 1 and block == 1 else 1
-            x = _block(x, conv, channels, strides, groups, name=f"stage{stage}_block{block}")
-    x = _norm_relu(x, groups, name="head")
+            x = _block(x, conv, norm_relu, channels, strides, name=f"stage{stage}_block{block}")
+    x = norm_relu(x, name="head")
     outputs = pooled_logits(x, num_classes)
     return keras.Model(inputs, outputs, name=name or f"wide_resnet_{depth}_{width}")
 
 
-def _block(x, conv, channels, strides, groups, name):
+def _block(x, conv, norm_relu, channels, strides, name):
     """Adds a pre-activation residual block of two 3x3 convolutions."""
     skip = x
     if strides != 1 or x.shape[-1] != channels:
         skip = conv(channels, 1, strides=strides, name=f"{name}_skip")(x)
-    x = _norm_relu(x, groups, name=f"{name}_1")
+    x = norm_relu(x, name=f"{name}_1")
     x = conv(channels, 3, strides=strides, name=f"{name}_conv1")(x)
-    x = _norm_relu(x, groups, name=f"{name}_2")
+    x = norm_relu(x, name=f"{name}_2")
     x = conv(channels, 3, name=f"{name}_conv2")(x)
     return keras.layers.Add(name=f"{name}_add")([skip, x])
 
 
-def _norm_relu(x, groups, name):
+def _norm_relu(x, groups, relu_first, name):
+    layers = [keras.layers.ReLU(name=f"{name}_relu")]
     if groups is not None:
-        x = GroupNorm(groups, name=f"{name}_norm")(x)
-    return keras.layers.ReLU(name=f"{name}_relu")(x)
+        layers.insert(1 if relu_first else 0, GroupNorm(groups, name=f"{name}_norm"))
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def _check_depth(depth):

@@ -16,7 +16,7 @@ ARROWS = {
     "noise": set(),
     "tensorflow_internals": set(),
     "accounting": {"_arguments"},
-    "augment": {"_arguments"},
+    "augment": {"_arguments", "noise"},
     "synthetic": {"_arguments"},
     "data": {"_arguments", "noise"},
     "keras_hook": {"keras_internals"},

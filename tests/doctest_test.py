@@ -11,7 +11,8 @@ from tfdpx.data.examples import as_examples
 MODULES = [
     "tfdpx.accounting.ledger",
     "tfdpx.accounting.plan",
-    "tfdpx.augment",
+    "tfdpx.augment.crops",
+    "tfdpx.augment.mix_views",
     "tfdpx.layers.channel_whitening",
     "tfdpx.layers.group_norm",
     "tfdpx.layers.scattering2d",

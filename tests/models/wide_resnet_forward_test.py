@@ -14,7 +14,7 @@ from reference_ops import (
 from tfdpx.models import WideResNet
 
 
-def wide_resnet(weights, images, depth, width, groups):
+def wide_resnet(weights, images, depth, width, groups, relu_first=False):
     """Zagoruyko & Komodakis (2016) with the changes of De et al. (2022), from named weights."""
 
     def conv(x, name, strides=1):
@@ -23,18 +23,21 @@ def wide_resnet(weights, images, depth, width, groups):
     def norm(x, name):
         return group_norm(x, groups, weights[f"{name}/gamma"], weights[f"{name}/beta"])
 
+    def norm_relu(x, name):
+        return norm(relu(x), name) if relu_first else relu(norm(x, name))
+
     x = conv(images, "stem")
     for stage in (1, 2, 3):
         for block in range(1, (depth - 4) // 6 + 1):
             name = f"stage{stage}_block{block}"
             strides = 2 if block == 1 and stage != 1 else 1
-            branch = conv(relu(norm(x, f"{name}_1_norm")), f"{name}_conv1", strides)
-            branch = conv(relu(norm(branch, f"{name}_2_norm")), f"{name}_conv2")
+            branch = conv(norm_relu(x, f"{name}_1_norm"), f"{name}_conv1", strides)
+            branch = conv(norm_relu(branch, f"{name}_2_norm"), f"{name}_conv2")
             if x.shape != branch.shape:
                 x = conv(x, f"{name}_skip", strides)
             assert branch.shape[-1] == 2**stage * 8 * width
             x = x + branch
-    features = relu(norm(x, "head_norm")).mean(axis=(1, 2))
+    features = norm_relu(x, "head_norm").mean(axis=(1, 2))
     return features @ weights["logits/kernel"] + weights["logits/bias"]
 
 
@@ -52,3 +55,13 @@ def test_same_logits_from_a_second_construction(depth, width, size, groups):
     regrouped = wide_resnet(weights, images, depth, width, 4)
     with pytest.raises(AssertionError):
         assert_close(model(images), regrouped)
+
+
+def test_same_logits_with_relu_before_each_normalization():
+    shape = (16, 16, 3)
+    model = WideResNet(16, 2, 10, input_shape=shape, relu_first=True)
+    weights = randomized_weights(model)
+    images = np.random.default_rng(1).normal(size=(2, *shape))
+    assert_close(model(images), wide_resnet(weights, images, 16, 2, 16, relu_first=True))
+    with pytest.raises(AssertionError):
+        assert_close(model(images), wide_resnet(weights, images, 16, 2, 16))

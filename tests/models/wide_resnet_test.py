@@ -1,9 +1,12 @@
 """WideResNet: size, shape of the residual blocks, initialisation, errors."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 
+import tfdpx
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models import WideResNet
 
@@ -114,6 +117,34 @@ def test_without_normalization():
     assert model(np.zeros((2, 32, 32, 3))).shape == (2, 10)
 
 
+def test_relu_first_changes_the_order_of_layers_and_nothing_else():
+    usual, other = (WideResNet(10, 1, 10, relu_first=first) for first in (False, True))
+    assert usual.count_params() == other.count_params()
+    names = [{layer.name for layer in model.layers[1:]} for model in (usual, other)]
+    assert names[0] == names[1]
+    for model, first, second in ((usual, "norm", "relu"), (other, "relu", "norm")):
+        for stage, part in itertools.product((1, 2, 3), (1, 2)):
+            name = f"stage{stage}_block1"
+            after = model.get_layer(f"{name}_{part}_{first}").output
+            assert model.get_layer(f"{name}_{part}_{second}").input is after
+            after = model.get_layer(f"{name}_{part}_{second}").output
+            assert model.get_layer(f"{name}_conv{part}").input is after
+        assert model.get_layer(f"head_{second}").input is model.get_layer(f"head_{first}").output
+
+
+@pytest.mark.slow
+def test_a_private_update_with_relu_first():
+    model = WideResNet(10, 1, 3, input_shape=(4, 4, 3), groups=4, relu_first=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = tfdpx.DPSGD(0.5, batch_size=4, noise_multiplier=1.0)
+    model.compile(optimizer, loss, jit_compile=False)
+    before = model.get_weights()
+    x = np.random.default_rng(0).normal(size=(4, 4, 4, 3)).astype("float32")
+    model.train_on_batch(x, np.arange(4) % 3)
+    assert all(np.isfinite(a).all() for a in model.get_weights())
+    assert all((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+
+
 def test_gain_and_bias():
     model = WideResNet(10, 1, 10, use_gain=True, use_bias=True)
     convs = [layer for layer in model.layers if isinstance(layer, WSConv2D)]
@@ -171,6 +202,7 @@ def test_error_lists_the_nearest_depths(depth, nearest):
         ({"input_shape": (None, 32, 32, 3)}, "without the batch axis"),
         ({"input_shape": (32, 32, None)}, "known number of channels"),
         ({"use_gain": True, "weight_standardization": False}, "`use_gain` belongs to weight-stand"),
+        ({"relu_first": True, "groups": None}, "`relu_first`.*groups=None"),
     ],
 )
 def test_errors_name_argument_value_and_mend(arguments, message):

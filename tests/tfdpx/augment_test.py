@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdpx import augment
+from tfdpx.augment import crops
 
 SEED = tf.constant([1, 2], "int64")
 
@@ -54,9 +55,9 @@ def test_views_are_crops_of_the_resized_image(stored, wanted, scale, flip, augmu
 
 def test_a_resize_happens_once_for_all_views(monkeypatch):
     resized = []
-    resize = augment._resize
+    resize = crops._resize
     monkeypatch.setattr(
-        augment,
+        crops,
         "_resize",
         lambda images, *size: resized.append(images.shape) or resize(images, *size),
     )

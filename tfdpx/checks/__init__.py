@@ -56,7 +56,9 @@ def check_step(model, engine, views, x, y, sample_weight, examples):
     """
     with refusing() as problems:
         if views.augment is not None:
-            problems += keras_internals.eagerly(problems_of_augment, views.augment, x, examples)
+            problems += keras_internals.eagerly(
+                problems_of_augment, views.augment, views.count, x, examples
+            )
         batch = (views.example_rows(x), y, sample_weight)
         # Two views show what sixteen do.
         few = min(views.count, 2)

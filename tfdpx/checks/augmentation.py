@@ -14,24 +14,24 @@ from tfdpx.per_example.layout import restored
 # Random augmentations may mix other examples, or by little, in any one draw.
 _DRAWS = 6
 _TOLERANCE = 1e-4
-_VIEWS = 2
 
 
-def problems_of_augment(augment, x, examples):
+def problems_of_augment(augment, views, x, examples):
     """Texts, a list, of how a view of one example depends on another, or on what came before.
 
     Args:
         augment: An object with `draw` and `apply`.
+        views: Int, of each example: some augmentations make the last in another way than the first.
         x: Nest of one tensor [B, ...]; only shape and dtype are read.
         examples: Int, of one pass.
     """
-    examples = examples_of_pass(examples, _VIEWS)
+    examples = examples_of_pass(examples, views)
     batches = made_up.batches(x, examples, 1, vocabulary=256, shuffled=False)
     [small], [wide], [huge] = (tf.nest.flatten(batch.x) for batch in batches)
     kept = batches[0].kept
     variables = getattr(getattr(augment, "layer", None), "variables", [])
     with restored(variables):
-        choices = augment.draw(examples, _VIEWS, tf.zeros([2], tf.int64))
+        choices = augment.draw(examples, views, tf.zeros([2], tf.int64))
         found = state_of_augment(augment, lambda t: augment.apply(t, choices), small)
         problems = list(found.problems("The augmentation", drawing=True))
         if problems:
@@ -44,15 +44,15 @@ def problems_of_augment(augment, x, examples):
             )
             return []
         for draw in range(_DRAWS):
-            choices = augment.draw(examples, _VIEWS, tf.constant([0, draw], tf.int64))
+            choices = augment.draw(examples, views, tf.constant([0, draw], tf.int64))
             before = [v.numpy() for v in variables]
-            views = []
+            made = []
             for images in (small, wide, huge):
                 for variable, value in zip(variables, before, strict=True):
                     variable.assign(value)
-                views.append(augment.apply(images, choices))
+                made.append(augment.apply(images, choices))
             shared = [np.flatnonzero(flags) for flags in (kept, kept | batches[0].wide)]
-            for a, b, rows in zip(views, views[1:], shared, strict=False):
+            for a, b, rows in zip(made, made[1:], shared, strict=False):
                 if not same_rows(a, b, (rows, rows), _TOLERANCE):
                     return [
                         f"The augmentation {augment.get_config()} makes the view of one example "

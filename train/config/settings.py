@@ -75,6 +75,9 @@ class Settings:
     weight_standardization: bool = setting(
         "Whether the convolutions of a WRN are weight-standardized.", default=True
     )
+    relu_first: bool = setting(
+        "Whether a WRN has ReLU before each normalization, not behind it.", default=False
+    )
     init_from: str | None = setting("Start from the weights of this .keras file.", default=None)
     pretrained_on: str | None = setting(
         "What --init_from was trained on; presets say so, nothing depends on it.", default=None

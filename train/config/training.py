@@ -5,7 +5,15 @@ import math
 
 import tfdpx
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.train.config.settings import BELOW_ONE, FINITE, NOT_NEGATIVE, Check, Settings, setting
+from tfdpx.train.config.settings import (
+    BELOW_ONE,
+    FINITE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Check,
+    Settings,
+    setting,
+)
 
 # The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
 # The order is that in which values of the preset are dropped when the flags overdetermine them.
@@ -51,6 +59,14 @@ class Training(Settings):
         default=None,
     )
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
+    augment_mix: int = setting(
+        "Of the --augmult views so many are mixtures of two of the others.", NOT_NEGATIVE, default=0
+    )
+    augment_mix_alpha: float | None = setting(
+        "Alpha of the Beta distribution of the weights of --augment_mix; default 0.2.",
+        POSITIVE,
+        default=None,
+    )
     ema_momentum: float | None = setting(
         "Decay of the average of the weights; 0: no average.", BELOW_ONE, default=0.9999
     )
@@ -93,6 +109,17 @@ class Training(Settings):
                 "--augment_padding, --augment_resize or --augment_flip, which need it. Received: "
                 f"--augmult={self.augmult} --augment_padding={self.augment_padding} "
                 f"--augment_resize={self.augment_resize} --augment_flip={self.augment_flip}."
+            )
+
+        if self.augment_mix and self.augment_mix > self.augmult - 2:
+            raise UserError(
+                "Flag --augment_mix mixes two of the other --augmult views and must leave at least "
+                f"2. Received: --augment_mix={self.augment_mix} --augmult={self.augmult}."
+            )
+        if self.augment_mix_alpha is not None and not self.augment_mix:
+            raise UserError(
+                "Flag --augment_mix_alpha belongs to --augment_mix. Received: "
+                f"--augment_mix_alpha={self.augment_mix_alpha} --augment_mix=0."
             )
 
     @property

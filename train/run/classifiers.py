@@ -27,6 +27,7 @@ def build(
     *,
     group_norm=True,
     weight_standardization=True,
+    relu_first=False,
 ):
     """Returns a model from uint8 images to logits.
 
@@ -43,6 +44,7 @@ def build(
         deviation: Grey levels that become a difference of 1, likewise; `centre` if left out.
         group_norm: Bool, whether a WRN or the small CNN has group normalization.
         weight_standardization: Bool, whether the convolutions of those are weight-standardized.
+        relu_first: Bool, whether a WRN has ReLU before each normalization.
 
     Returns:
         A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
@@ -52,7 +54,9 @@ def build(
     """
     check_name(name)
     with checking_flags():
-        body = _body(name, tuple(image_shape), num_classes, group_norm, weight_standardization)
+        body = _body(
+            name, tuple(image_shape), num_classes, group_norm, weight_standardization, relu_first
+        )
     if name in _ON_FEATURES:
         centre, deviation = 0.0, 255.0
     images = keras.Input(image_shape, dtype="uint8", name="image")
@@ -72,7 +76,7 @@ def check_name(name):
         )
 
 
-def _body(name, input_shape, num_classes, group_norm, weight_standardization):
+def _body(name, input_shape, num_classes, group_norm, weight_standardization, relu_first):
     if wide_resnet := _WIDE_RESNET.fullmatch(name):
         depth, width = map(int, wide_resnet.groups())
         return WideResNet(
@@ -82,6 +86,12 @@ def _body(name, input_shape, num_classes, group_norm, weight_standardization):
             input_shape=input_shape,
             groups=16 if group_norm else None,
             weight_standardization=weight_standardization,
+            relu_first=relu_first,
+        )
+    if relu_first:
+        raise UserError(
+            "Flag --relu_first belongs to wrn_<depth>_<width>. Received: "
+            f"--model={name} --relu_first={relu_first}."
         )
     if name == "small_cnn":
         return SmallCNN(

@@ -76,6 +76,7 @@ def describe(settings, seconds_per_update=None):
             entry.num_classes,
             settings.group_norm,
             settings.weight_standardization,
+            settings.relu_first,
         ),
         "private": settings.private,
         "batch_size": plan.batch_size,
@@ -122,7 +123,7 @@ def _image_shape(settings, shape):
 
 
 @functools.cache
-def _parameters(name, shape, num_classes, group_norm, weight_standardization):
+def _parameters(name, shape, num_classes, group_norm, weight_standardization, relu_first):
     """Parameters of a model, counted on one that is built and thrown away."""
     model = classifiers.build(
         name,
@@ -131,6 +132,7 @@ def _parameters(name, shape, num_classes, group_norm, weight_standardization):
         centre=127.5,
         group_norm=group_norm,
         weight_standardization=weight_standardization,
+        relu_first=relu_first,
     )
     return model.count_params()
 

@@ -58,6 +58,7 @@ def build(settings, data):
         deviation,
         group_norm=settings.group_norm,
         weight_standardization=settings.weight_standardization,
+        relu_first=settings.relu_first,
     )
     if source is not None:
         _copy(source, model, path)
@@ -115,13 +116,12 @@ def _copy(source, model, path):
             f"with {source.count_params()} parameters against {model.count_params()}."
         )
     kinds, expected = (
-        [type(layer) for layer in keras_internals.flatten_layers(m) if layer.weights]
-        for m in (source, model)
+        [type(layer) for layer in keras_internals.flatten_layers(m)] for m in (source, model)
     )
     if kinds != expected:
         raise UserError(
             f"The model of --init_from={path} has other layers than --model={model.name} here: "
-            "give --weight_standardization as it was trained with."
+            "give --weight_standardization and --relu_first as it was trained with."
         )
     for a, b in zip(old, new, strict=True):
         if id(b) not in last:

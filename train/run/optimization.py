@@ -17,6 +17,19 @@ def augmentation(settings):
     return None
 
 
+def views(settings):
+    """What makes the views of a private training: the augmentation, and mixtures if asked for.
+
+    Args:
+        settings: A `training.Training` with `augmult`.
+    """
+    alone = augmentation(settings)
+    if not settings.augment_mix:
+        return alone
+    alpha = 0.2 if settings.augment_mix_alpha is None else settings.augment_mix_alpha
+    return tfdpx.augment.MixViews(alone, settings.augment_mix, alpha)
+
+
 def private_optimizer(settings, plan, seed):
     """The private optimizer that the settings name, or the same step without privacy.
 
@@ -29,7 +42,7 @@ def private_optimizer(settings, plan, seed):
         plan=plan,
         l2_norm_clip=settings.l2_norm_clip,
         microbatch_size=settings.microbatch_size,
-        augment=augmentation(settings) if settings.augmult else None,
+        augment=views(settings) if settings.augmult else None,
         augmult=settings.augmult,
         seed=seed,
         use_ema=settings.ema_momentum > 0,

@@ -73,12 +73,15 @@ def test_sequence_models(make, rng):
     assert_matches_batches_of_one(make(), *tokens_and_targets(rng))
 
 
-@pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize("engine", ["layerwise", "vmap"])
-def test_a_wide_resnet(views, engine, rng):
+@pytest.mark.parametrize(
+    "views, engine, relu_first",
+    [(1, "layerwise", False), (1, "vmap", False), (2, "layerwise", False), (2, "vmap", False)]
+    + [(2, "layerwise", True)],
+)
+def test_a_wide_resnet(views, engine, relu_first, rng):
     x = rng.normal(size=(2 * views, 8, 8, 3)).astype("float32")
     y = rng.integers(0, 4, size=2 * views)
-    model = WideResNet(10, 1, 4, input_shape=(8, 8, 3))
+    model = WideResNet(10, 1, 4, input_shape=(8, 8, 3), relu_first=relu_first)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     assert_matches_batches_of_one(model, x, y, views=views, engine=engine)
 

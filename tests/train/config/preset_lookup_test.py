@@ -92,6 +92,7 @@ def test_unknown_preset_lists_the_known_ones(name):
         ("report_every", 0),
         ("augmult", -1),
         ("augment_padding", -1),
+        ("augment_mix", -1),
         ("seed", -1),
     ],
 )
@@ -171,6 +172,10 @@ def test_what_the_arm_without_privacy_would_ignore(given):
             "--augment_padding=4",
         ),
         ({"augment_resize": 1.2, "image_size": 64}, "--augmult=0"),
+        ({"augment_mix": 2}, "--augment_mix=2 --augmult=0"),
+        ({"augment_mix": 3, "augmult": 4, "augment_padding": 1}, "--augment_mix=3 --augmult=4"),
+        ({"augment_mix_alpha": 0.5}, "--augment_mix=0"),
+        ({"augment_mix_alpha": 0.0}, "--augment_mix_alpha=0.0"),
     ],
 )
 def test_settings_that_do_not_go_together(given, message):

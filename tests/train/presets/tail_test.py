@@ -16,6 +16,8 @@ RADIUS_OF_32_BITS = math.sqrt(2 * 33 * math.log(2))
 # At least as many as the model has; dry_run_test.py counts them.
 MILLIONS_AT_MOST = {
     "small_cnn": 1,
+    "scatter_linear": 1,
+    "scatter_cnn": 1,
     "wrn_16_4": 2.8,
     "wrn_40_4": 9,
     "wrn_28_10": 37,

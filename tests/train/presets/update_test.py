@@ -25,6 +25,8 @@ LIMITS = {
     "table20/eps8": 8_000,
     "table21/all_eps8": 6_000,
     "table21/last_eps8": 4_000,
+    "tan/eps8": 1_500,
+    "dp_mix/eps8": 2_000,
 }
 FAST = ("table12/eps8",)
 
@@ -32,7 +34,7 @@ FAST = ("table12/eps8",)
 def updated(preset):
     """What sets the size of an update."""
     settings = preset_lookup.resolve(preset, {})
-    names = "model dataset image_size augmult trainable".split()
+    names = "model dataset image_size augmult augment_mix trainable relu_first".split()
     return tuple(getattr(settings, name) for name in names)
 
 

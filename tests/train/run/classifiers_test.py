@@ -46,6 +46,14 @@ def test_unknown_model_lists_the_known_ones(name):
         classifiers.build(name, (8, 8, 1), 10, 120.0)
 
 
+def test_relu_first_is_of_wide_resnets():
+    made = classifiers.build("wrn_10_1", (8, 8, 3), 10, 120.0, relu_first=True)
+    body = made.get_layer("wide_resnet_10_1")
+    assert body.get_layer("head_norm").input is body.get_layer("head_relu").output
+    with pytest.raises(UserError, match="--relu_first.*--model=small_cnn"):
+        classifiers.build("small_cnn", (8, 8, 1), 10, 120.0, relu_first=True)
+
+
 @pytest.mark.parametrize("name", ["wrn_17_4", "wrn_16_0", "lenet", "nf_resnet_34"])
 def test_model_that_does_not_exist_at_that_size(name):
     with pytest.raises(UserError, match="Argument `(depth|width|input_shape)`"):

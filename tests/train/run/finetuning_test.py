@@ -15,7 +15,7 @@ from tfdpx.train.run import classifiers, finetuning
 def settings(**given):
     common = dict(
         model="small_cnn", group_norm=True, weight_standardization=True, init_from=None,
-        pretrained_on=None, trainable="all",
+        pretrained_on=None, trainable="all", relu_first=False,
     )  # fmt: skip
     return types.SimpleNamespace(**{**common, **given})
 
@@ -82,6 +82,15 @@ def test_standardization_per_channel_survives_the_file(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype("uint8")
     expected = (images - np.array(mean)) / np.array(deviation)
     np.testing.assert_allclose(model.get_layer("normalise")(images), expected, atol=1e-5)
+
+
+def test_a_network_with_its_layers_in_another_order_is_refused(tmp_path):
+    path = str(tmp_path / "model.keras")
+    classifiers.build("wrn_10_1", (8, 8, 3), 3, 120.0, relu_first=True).save(path)
+    given = dict(model="wrn_10_1", init_from=path)
+    finetuning.build(settings(**given, relu_first=True), data(3, (8, 8, 3)))
+    with pytest.raises(UserError, match="--relu_first as it was trained"):
+        finetuning.build(settings(**given), data(3, (8, 8, 3)))
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "lenet", "wrn_10_1", "nf_resnet_50"])

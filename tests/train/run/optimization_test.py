@@ -36,6 +36,23 @@ def test_augmentation_by_the_settings():
     assert (views.height, views.scale, views.flip) == (10, 1.2, True)
 
 
+def test_mixed_views_by_the_settings():
+    def given(**values):
+        values = {"augmult": 6, "augment_padding": 1, "augment_mix": 2, **values}
+        return optimization.views(preset_lookup.resolve("digits", values))
+
+    made = given()
+    assert (type(made), made.mixed_views, made.alpha) == (tfdpx.augment.MixViews, 2, 0.2)
+    assert type(made.augment) is tfdpx.augment.RandomCropFlip and made.augment.padding == 1
+    assert given(augment_mix_alpha=1.0).alpha == 1.0
+    assert type(given(augment_mix=0)) is tfdpx.augment.RandomCropFlip
+    settings = preset_lookup.resolve(
+        "digits", {"augmult": 6, "augment_padding": 1, "augment_mix": 2}
+    )
+    optimizer = optimization.private_optimizer(settings, settings.privacy_plan(1437), seed=0)
+    assert (optimizer.augment.mixed_views, optimizer.augmult) == (2, 6)
+
+
 def small_model():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])

@@ -1,7 +1,4 @@
-"""Augmentation multiplicity: K independent views of each example, made on the device.
-
-An augmentation draws its random choices for the whole logical batch at once and applies them to any
-part of it. So the views do not depend on `microbatch_size`, and (seed, step) replays them.
+"""Crops and flips of images.
 
 Reference: De et al. 2022 (arXiv:2204.13650), section 3.1 and appendix C.2.
 """
@@ -12,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx._arguments import is_integer, is_number, require
+from tfdpx.augment.draws import draw_below
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -49,7 +47,7 @@ class RandomCropFlip:
         Returns:
             int32 tensor [batch_size, K, 3]: row offset, column offset, flip.
         """
-        return _draw_below(
+        return draw_below(
             [2 * self.padding + 1, 2 * self.padding + 1, 2], batch_size, augmult, seed
         )
 
@@ -127,7 +125,7 @@ class ResizeCropFlip:
         """
         height, width = self._resized()
         counts = [height - self.height + 1, width - self.width + 1, 2]
-        return _draw_below(counts, batch_size, augmult, seed)
+        return draw_below(counts, batch_size, augmult, seed)
 
     def apply(self, images, choices):
         """The views of `images` that `choices` describe.
@@ -163,76 +161,12 @@ class ResizeCropFlip:
         return round(self.scale * self.height), round(self.scale * self.width)
 
 
-@keras.saving.register_keras_serializable(package="tfdpx")
-class LayerViews:
-    """Views from any Keras or keras_cv augmentation layer.
-
-    The layer draws from its own seed generator for all views at once, so unlike those of
-    `RandomCropFlip` the views depend on how the batch is cut into microbatches. It receives 8-bit
-    images as float32, in [0, 255]: some layers take no other. Keras' and keras_cv's layers that
-    interpolate (translation, rotation, zoom) need `jit_compile=False`, the rest compile under XLA.
-
-    Args:
-        layer: A `keras.Layer` that maps images [N, ...] to images [N, ...] independently.
-    """
-
-    def __init__(self, layer):
-        if not isinstance(layer, keras.Layer):
-            raise ValueError(
-                "Argument `augment` must be a tfdpx.augment object or a keras.Layer. Received: "
-                f"augment={layer!r}"
-            )
-        self.layer = layer
-
-    def draw(self, batch_size, augmult, seed):
-        """Only the number of views: int32 tensor [batch_size, K]; the layer draws when applied."""
-        del seed
-        return tf.zeros(tf.stack([batch_size, augmult]), tf.int32)
-
-    def apply(self, images, choices):
-        """Tensor [B, K, ...]: the layer's output on K copies of each of `images` [B, ...]."""
-        augmult = choices.shape[1]
-        if images.dtype == tf.uint8:
-            images = tf.cast(images, "float32")
-        views = self.layer(tf.repeat(images, augmult, axis=0), training=True)
-        return tf.reshape(views, [-1, augmult, *views.shape[1:]])
-
-    def get_config(self):
-        """Returns the configuration as a JSON-serialisable dict."""
-        return {"layer": keras.saving.serialize_keras_object(self.layer)}
-
-    @classmethod
-    def from_config(cls, config):
-        """Builds the wrapper from `get_config()`."""
-        return cls(keras.saving.deserialize_keras_object(config["layer"]))
-
-
-def get(augment):
-    """`augment` as an object with `draw` and `apply`; a `keras.Layer` is wrapped."""
-    if augment is None or (hasattr(augment, "draw") and hasattr(augment, "apply")):
-        return augment
-    return LayerViews(augment)
-
-
 def _check_images(augment, images):
     if images.shape.rank != 4 or not images.shape[1:3].is_fully_defined():
         raise ValueError(
             f"{type(augment).__name__} needs images of shape [batch, height, width, channels] and "
             f"of one size. Received: shape={tuple(images.shape)}"
         )
-
-
-def _draw_below(counts, batch_size, augmult, seed):
-    """int32 [batch_size, augmult, len(counts)], uniform in [0, counts) along the last axis."""
-    bits = tf.random.stateless_uniform(
-        tf.stack([batch_size, augmult, len(counts)]),
-        seed,
-        minval=0,
-        maxval=2**31 - 1,
-        dtype=tf.int32,
-        alg="philox",
-    )
-    return bits % tf.constant(counts)
 
 
 def _take(images, rows, columns, flipped):

@@ -1,0 +1,213 @@
+"""Mixed views against numpy; what mixes examples is refused, and what mixes views is not."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import small
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tfdpx
+from tfdpx import checks
+from tfdpx.augment import MixViews, RandomCropFlip, ResizeCropFlip
+
+SEED = tf.constant([1, 2], "int64")
+
+
+def images(count=5, dtype="uint8", size=6):
+    values = np.random.default_rng(0).integers(0, 256, (count, size, size, 2))
+    return tf.constant(values.astype(dtype))
+
+
+def drawn(count, made, views=5, seed=SEED):
+    """The choices, and as numpy arrays which views are mixed and the weight of the first."""
+    choices = made.draw(count, views, seed)
+    mixing = choices[1].numpy()
+    return choices, mixing[..., 0], mixing[..., 1], made._weights[mixing[..., 2]]
+
+
+@given(
+    st.sampled_from(["uint8", "int16", "float32", "float16"]),
+    st.integers(2, 5),
+    st.integers(1, 5),
+    st.sampled_from([0.2, 1.0, 3.0]),
+)
+def test_views_are_those_of_the_augmentation_and_mixtures_of_two_of_them(dtype, base, mixed, alpha):
+    x, crops = images(dtype=dtype), RandomCropFlip(2)
+    made = MixViews(crops, mixed, alpha)
+    choices, first, second, weights = drawn(5, made, base + mixed)
+    views = made.apply(x, choices)
+    assert views.dtype == x.dtype
+    assert views.shape == (5, base + mixed, 6, 6, 2)
+    views = views.numpy()
+    np.testing.assert_array_equal(views[:, :base], crops.apply(x, crops.draw(5, base, SEED)))
+    rounding = 0.5 + 1e-4 if x.dtype.is_integer else 1e-4 if dtype == "float32" else 0.1
+    for i, j in np.ndindex(5, mixed):
+        a, b, w = first[i, j], second[i, j], weights[i, j]
+        assert a != b and 0 <= min(a, b) and max(a, b) < base
+        pair = views[i, [a, b]].astype("float64")
+        got = views[i, base + j].astype("float64")
+        assert np.abs(got - (w * pair[0] + (1 - w) * pair[1])).max() <= rounding
+        slack = 0 if x.dtype.is_integer else rounding
+        assert (pair.min(0) - slack <= got).all() and (got <= pair.max(0) + slack).all()
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.2, 1.0, 5.0, 1e4])
+def test_weights_have_the_beta_distribution(alpha):
+    weights = drawn(3000, MixViews(RandomCropFlip(0), 3, alpha))[3].ravel()
+    assert ((weights >= 0) & (weights <= 1)).all()
+    if alpha > 0.1:
+        assert scipy.stats.kstest(weights, scipy.stats.beta(alpha, alpha).cdf).pvalue > 1e-3
+        planted = scipy.stats.beta(1.5 * alpha, 1.5 * alpha).cdf
+        assert scipy.stats.kstest(weights, planted).pvalue < 1e-6
+    else:
+        assert ((weights < 0.01) | (weights > 0.99)).mean() > 0.98
+
+
+def test_every_pair_of_views_occurs_and_tells_nothing_of_what_was_cropped():
+    choices, first, second, weights = drawn(2000, MixViews(RandomCropFlip(4), 2, 1.0), views=6)
+    counts = np.unique(np.stack([first, second], -1).reshape(-1, 2), axis=0, return_counts=True)[1]
+    assert len(counts) == 4 * 3
+    assert counts.min() > 0.7 * counts.mean()
+    rows = choices[0].numpy()[:, 0, 0]
+    for other in (first[:, 0], second[:, 0], weights[:, 0]):
+        assert abs(np.corrcoef(rows, other)[0, 1]) < 0.1
+    assert abs(np.corrcoef(first[:, 0], weights[:, 0])[0, 1]) < 0.1
+
+
+def test_seeds_replay_and_part_mixtures():
+    made = MixViews(RandomCropFlip(2), 3)
+    first, again, other = (
+        made.apply(images(), made.draw(5, 6, seed)).numpy() for seed in (SEED, SEED, SEED + 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first[:, 3:] != other[:, 3:]).any()
+
+
+def test_views_depend_on_their_example_alone():
+    made = MixViews(RandomCropFlip(2), 3)
+    choices = made.draw(5, 6, SEED)
+    x = images().numpy()
+    views = made.apply(tf.constant(x), choices).numpy()
+    x[1] = 255 - x[1]
+    changed = (views != made.apply(tf.constant(x), choices).numpy()).any(axis=(2, 3, 4))
+    assert changed[1].all() and not changed[[0, 2, 3, 4]].any()
+    part = tf.nest.map_structure(lambda t: t[2:4], choices)
+    np.testing.assert_array_equal(made.apply(tf.constant(x[2:4]), part), views[2:4])
+
+
+@pytest.mark.parametrize("augment", [RandomCropFlip(2), ResizeCropFlip(5)])
+def test_xla_makes_the_same_views_of_static_shape(augment):
+    made = MixViews(augment, 2)
+
+    def views(x, seed):
+        return made.apply(x, made.draw(5, 4, seed))
+
+    compiled = tf.function(views, jit_compile=True, autograph=False)
+    assert compiled.get_concrete_function(images(), SEED).output_shapes.is_fully_defined()
+    difference = np.asarray(compiled(images(), SEED), "int32") - np.asarray(
+        views(images(), SEED), "int32"
+    )
+    assert np.abs(difference).max() <= 1  # Where rounding is at the edge.
+    assert (difference != 0).mean() < 0.01
+
+
+def model(augment, augmult=4, jit_compile=False, **arguments):
+    def stack():
+        return [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
+
+    return small.model(
+        layers=stack,
+        augment=augment,
+        augmult=augmult,
+        batch_size=8,
+        compile_arguments={"jit_compile": jit_compile},
+        **arguments,
+    )
+
+
+LABELS = np.arange(8) % 3
+
+
+def test_the_checks_pass_it_and_neither_passes_nor_xla_change_the_views():
+    changes = [
+        small.step(
+            model(MixViews(RandomCropFlip(2), 2), microbatch_size=size, jit_compile=jit_compile),
+            images(8).numpy(),
+            LABELS,
+        )
+        for size, jit_compile in ((None, False), (3, True))
+    ]
+    assert np.abs(changes[0]).max() > 0.01
+    np.testing.assert_allclose(*changes, rtol=1e-2, atol=1e-3)
+
+
+def test_a_keras_layer_makes_the_views():
+    layer = keras.layers.RandomFlip(seed=1)
+    made = MixViews(layer, 2)
+    assert made.layer is layer
+    assert np.isfinite(small.step(model(made), images(8).numpy(), LABELS)).all()
+
+
+class MixesExamples(MixViews):
+    """Planted: the second view of a mixture is that of the next example."""
+
+    def apply(self, images, choices):
+        views = super().apply(images, choices)
+        other = tf.roll(views, 1, axis=0)
+        half = views[:, -self.mixed_views :] // 2 + other[:, -self.mixed_views :] // 2
+        return tf.concat([views[:, : -self.mixed_views], half], axis=1)
+
+
+class MixesIntoTheLastView(MixesExamples):
+    """Planted: only where there are more than two views."""
+
+    def apply(self, images, choices):
+        few = choices[0].shape[1] <= 2
+        return (MixViews if few else MixesExamples).apply(self, images, choices)
+
+
+@pytest.mark.parametrize("kind, mixed", [(MixesExamples, 2), (MixesIntoTheLastView, 1)])
+def test_mixing_across_examples_is_refused(kind, mixed):
+    with pytest.raises(checks.UnfitForPrivacy, match="depend on another"):
+        small.step(model(kind(RandomCropFlip(2), mixed)), images(8).numpy(), LABELS)
+
+
+def test_a_layer_that_mixes_examples_is_refused_also_inside():
+    class AddsTheMean(keras.layers.Layer):
+        def call(self, x):
+            return 0.5 * x + 0.5 * tf.reduce_mean(x, axis=0, keepdims=True)
+
+    with pytest.raises(checks.UnfitForPrivacy, match="depend on another"):
+        small.step(model(MixViews(AddsTheMean(), 2)), images(8).numpy(), LABELS)
+
+
+@pytest.mark.parametrize("augment", [RandomCropFlip(2, False), keras.layers.RandomFlip()])
+def test_config(augment):
+    made = MixViews(augment, 2, 0.5)
+    optimizer = tfdpx.DPSGD(0.1, batch_size=8, noise_multiplier=1.0, augment=made, augmult=4)
+    for again in (
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made)),
+        tfdpx.DPSGD.from_config(optimizer.get_config()).augment,
+    ):
+        assert type(again) is MixViews and type(again.augment) is type(made.augment)
+        assert str(again.get_config()) == str(made.get_config())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"mixed_views": 0}, {"mixed_views": 1.5}, {"mixed_views": True}]
+    + [{"mixed_views": 2, "alpha": a} for a in (0, -1.0, float("inf"), float("nan"), "0.2")],
+)
+def test_bad_arguments(arguments):
+    with pytest.raises(ValueError, match=f"`{list(arguments)[-1]}`"):
+        MixViews(RandomCropFlip(2), **arguments)
+
+
+def test_too_few_views_to_mix():
+    with pytest.raises(ValueError, match=r"mixed_views=3, augmult=4"):
+        small.step(model(MixViews(RandomCropFlip(2), 3)), images(8).numpy(), LABELS)
+    with pytest.raises(ValueError, match="`augment`"):
+        MixViews(None, 2)

@@ -1,0 +1,130 @@
+"""Views that mix two views of the same example.
+
+Reference: Bao, Pittaluga, Kumar & Bindschaedler 2023, "DP-Mix: Mixup-based Data Augmentation for
+Differentially Private Learning" (arXiv:2311.01295), whose DP-Mix_Self this is.
+"""
+
+import math
+
+import keras
+import numpy as np
+import scipy.special
+import tensorflow as tf
+
+from tfdpx import noise
+from tfdpx._arguments import is_integer, is_number, require
+from tfdpx.augment.draws import draw_below
+from tfdpx.augment.layer_views import get
+
+# Weights are drawn from so many equally likely quantiles of the Beta distribution: XLA compiles no
+# gamma sampler, and a byte resolves 1/255.
+_QUANTILES = 4096
+_MIXING = 1
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class MixViews:
+    """Views of another augmentation, and mixtures of two of them.
+
+    Of an example's `augmult` views the first are those of `augment`, and the last `mixed_views` are
+    `w * a + (1 - w) * b`, where `a` and `b` are two different ones of the first, chosen at random,
+    and the weight `w` has the distribution Beta(alpha, alpha). All views of an example are its own,
+    so they keep its label, and clipping it bounds what it adds: mixup between examples has neither.
+
+    Mixtures are formed in float32 and rounded to the dtype of the views, so that 8-bit images stay
+    8-bit.
+
+    Args:
+        augment: A `tfdpx.augment` object or a Keras augmentation layer: what makes the views.
+        mixed_views: Int >= 1. How many of the `augmult` views are mixtures; at least two are none.
+        alpha: Float > 0. Below 1 most mixtures are nearly one of the two views; 1 makes all
+            weights equally likely.
+
+    Example:
+    >>> import tfdpx
+    >>> augment = MixViews(tfdpx.augment.RandomCropFlip(padding=4), mixed_views=18)
+    >>> choices = augment.draw(batch_size=2, augmult=34, seed=tf.constant([1, 2], tf.int64))
+    >>> augment.apply(tf.zeros([2, 32, 32, 3], tf.uint8), choices).shape
+    TensorShape([2, 34, 32, 32, 3])
+    """
+
+    def __init__(self, augment, mixed_views, alpha=0.2):
+        require(augment is not None, "augment", augment, "make the views to mix")
+        require(is_integer(mixed_views, 1), "mixed_views", mixed_views, "be an int >= 1")
+        fits = is_number(alpha) and 0 < alpha < math.inf
+        require(fits, "alpha", alpha, "be a positive and finite float")
+        self.augment = get(augment)
+        self.mixed_views = mixed_views
+        self.alpha = float(alpha)
+        middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+        self._weights = scipy.special.betaincinv(alpha, alpha, middles).astype("float32")
+
+    @property
+    def layer(self):
+        """The Keras layer that makes the views and draws for itself, or None."""
+        return getattr(self.augment, "layer", None)
+
+    def draw(self, batch_size, augmult, seed):
+        """Random choices for `augmult` views of each of `batch_size` examples.
+
+        Args:
+            batch_size: Int or int tensor.
+            augmult: Int, K.
+            seed: int64 tensor of shape [2].
+
+        Returns:
+            A pair: what `augment` draws for the views that are no mixtures; and an int32 tensor
+            [batch_size, mixed_views, 3] of the view that is mixed, the view with which, and the
+            place of its weight among the quantiles.
+
+        Raises:
+            ValueError: If there are not two views to mix.
+        """
+        views = augmult - self.mixed_views
+        if views < 2:
+            raise ValueError(
+                "Argument `mixed_views` of MixViews must leave at least 2 of the `augmult` views "
+                f"to mix. Received: mixed_views={self.mixed_views}, augmult={augmult}."
+            )
+        counts = [views, views - 1, _QUANTILES]
+        drawn = draw_below(counts, batch_size, self.mixed_views, noise.fold_in(seed, _MIXING))
+        first, steps, weight = tf.unstack(drawn, axis=-1)
+        mixing = tf.stack([first, (first + 1 + steps) % views, weight], axis=-1)
+        return self.augment.draw(batch_size, views, seed), mixing
+
+    def apply(self, images, choices):
+        """The views of `images` that `choices` describe.
+
+        Args:
+            images: Tensor [B, ...] that `augment` takes.
+            choices: The pair from `draw`.
+
+        Returns:
+            Tensor [B, K, ...] of the dtype of the views.
+        """
+        drawn, mixing = choices
+        views = self.augment.apply(images, drawn)
+        first, second = (
+            tf.cast(tf.gather(views, mixing[..., i], axis=1, batch_dims=1), "float32")
+            for i in (0, 1)
+        )
+        weights = tf.gather(tf.constant(self._weights), mixing[..., 2])
+        inner = [1] * (views.shape.rank - 2)
+        weights = tf.reshape(weights, [-1, self.mixed_views, *inner])
+        mixed = weights * first + (1.0 - weights) * second
+        mixed = tf.round(mixed) if views.dtype.is_integer else mixed
+        return tf.concat([views, tf.cast(mixed, views.dtype)], axis=1)
+
+    def get_config(self):
+        """Returns the configuration as a JSON-serialisable dict."""
+        return {
+            "augment": keras.saving.serialize_keras_object(self.augment),
+            "mixed_views": self.mixed_views,
+            "alpha": self.alpha,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """Builds the augmentation from `get_config()`."""
+        augment = keras.saving.deserialize_keras_object(config["augment"])
+        return cls(**{**config, "augment": augment})
