@@ -74,6 +74,40 @@ def last_layer(model):
     return last_layer(last) if isinstance(last, keras.Model) else last
 
 
+def features(model):
+    """The part of a classifier that is before its last layer; it shares the weights.
+
+    Args:
+        model: A `keras.Model` of `classifiers.build`.
+
+    Returns:
+        A `keras.Model` from uint8 images `[batch, height, width, channels]` to what the last layer
+        receives, `[batch, dimensions]`.
+    """
+    body = model.layers[-1]
+    before_last = keras.Model(body.inputs, last_layer(body).input, name="body")
+    return keras.Model(model.input, before_last(model.get_layer("normalise").output))
+
+
+def features_of(path):
+    """The feature extractor in a `.keras` file of `classify` or `pretrain`.
+
+    Args:
+        path: String.
+
+    Returns:
+        A `keras.Model` as of `features`, frozen.
+
+    Raises:
+        UserError: If the file cannot be read, or neither of the two wrote it.
+    """
+    model = _read(path)
+    _standardization(model, path)
+    found = features(model)
+    found.trainable = False
+    return found
+
+
 def freeze_all_but_last(model):
     """Makes `last_layer(model)` the only one that trains."""
     last = last_layer(model)
