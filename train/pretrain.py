@@ -32,6 +32,7 @@ from tfdpx.train.run import (
     finetuning,
     objectives,
     optimization,
+    origin,
 )
 
 _RECIPE = flags.DEFINE_string(
@@ -125,6 +126,7 @@ def train(settings, workdir):
         "workdir": str(workdir),
     }
     model.save(workdir / "model.keras")
+    origin.write(workdir / "model.keras", origin.seen_by(settings), record)
     print_table(record, title=f"{settings.model} on {data.name}, not private")
     (workdir / "report.json").write_text(to_json(record) + "\n")
     folder.remove()

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from tfdpx import keras_internals
+from tfdpx.run import account
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers
 
@@ -109,11 +110,20 @@ def features_of(path):
 
 
 def freeze_all_but_last(model):
-    """Makes `last_layer(model)` the only one that trains."""
+    """Makes `last_layer(model)` the only one that trains, and returns the layers that no longer do.
+
+    Args:
+        model: A Functional `keras.Model`.
+    """
     last = last_layer(model)
-    for layer in keras_internals.flatten_layers(model):
-        if layer is not last and not isinstance(layer, keras.Model):
-            layer.trainable = False
+    frozen = [
+        layer
+        for layer in keras_internals.flatten_layers(model)
+        if layer.trainable and layer is not last and not isinstance(layer, keras.Model)
+    ]
+    for layer in frozen:
+        layer.trainable = False
+    return frozen
 
 
 def _read(path):
@@ -160,6 +170,7 @@ def _copy(source, model, path):
     for a, b in zip(old, new, strict=True):
         if id(b) not in last:
             b.assign(a)
+    account.pass_on(old, new)
 
 
 def _load_weights(model, path):
