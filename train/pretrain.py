@@ -1,4 +1,4 @@
-r"""Pre-trains an image classifier on public images, without any privacy, for fine-tuning.
+r"""Pre-trains an image classifier without privacy, for fine-tuning: on public images or on none.
 
     python -m tfdpx.train.pretrain --recipe=imagenet32 --workdir=/tmp/pretrained
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
@@ -6,6 +6,11 @@ r"""Pre-trains an image classifier on public images, without any privacy, for fi
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
 which `--init_from` of `classify` reads, and `report.json`, which says what the last line of the
 standard output says. An interrupted run goes on with --resume. Training takes one device.
+
+    python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained
+
+learns from images of `tfdpx.synthetic` alone (--generator). --dataset says for which images: their
+size and constants of normalization come from the table of known data sets, and no data set is read.
 """
 
 import dataclasses

@@ -31,7 +31,6 @@ class DataSet:
         train_images: Training images; None if that is not known.
         image_shape: `(height, width, channels)`; None where it varies.
         num_classes: Classes.
-        images: What data sets of the same images share; None: the source has its own.
         test_split: Name of the split to measure on; None: "test" if there is one, else
             "validation".
         made_here: Whether it can be prepared without a network.
@@ -42,7 +41,6 @@ class DataSet:
     train_images: int | None = None
     image_shape: tuple = (None, None, 3)
     num_classes: int | None = None
-    images: str | None = None
     test_split: str | None = None
     centre: float | tuple = 127.5
     deviation: float | tuple = 127.5
@@ -85,12 +83,12 @@ ENTRIES = (
         train_images=73_257, image_shape=(32, 32, 3), num_classes=10,
     ),
     DataSet(
-        name="imagenet32", source="imagenet_resized/32x32", images="imagenet",
+        name="imagenet32", source="imagenet_resized/32x32",
         train_images=1_281_167, image_shape=(32, 32, 3), num_classes=1000,
     ),
     # The test images of these two have no labels.
     DataSet(
-        name="imagenet2012", source="imagenet2012", images="imagenet", test_split="validation",
+        name="imagenet2012", source="imagenet2012", test_split="validation",
         train_images=1_281_167, num_classes=1000, **_IMAGENET,
     ),
     DataSet(

@@ -59,10 +59,15 @@ def seen_by(settings):
     if told is not None:
         try:
             seen = [json.loads(line) for line in told.decode().splitlines()]
-            return [{**training, "epsilon": float(training["epsilon"])} for training in seen]
+            if not seen:
+                raise ValueError("nothing")
+            return [
+                {**line, "dataset": str(line["dataset"]), "epsilon": float(line["epsilon"])}
+                for line in seen
+            ]
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"Damaged: what --init_from={path} says of its training data: {error}"
+                f"Damaged: what --init_from={path} says of its training data: {error!r}"
             ) from error
     if settings.pretrained_on:
         return [{"dataset": settings.pretrained_on, "epsilon": float("inf")}]
@@ -105,4 +110,5 @@ def _images(name):
     """What names of the same images share; versions and sizes of a data set are no others."""
     if name.path:
         return str(name.path.resolve())
-    return name.entry.images or name.entry.source.partition(":")[0].partition("/")[0]
+    source = name.entry.source.partition(":")[0].partition("/")[0]
+    return "imagenet" if source.startswith("imagenet") else source
