@@ -16,7 +16,8 @@ last line says how large the run is and what epsilon it spends. The working dire
     tensorboard/            event files
 
 With --init_from the run starts from a trained model, and with --trainable=last it trains the last
-layer alone. --private=false is the same run without clipping, noise and any guarantee.
+layer alone; with --head_steps=H in its first H updates, and then all layers, on one account.
+--private=false is the same run without clipping, noise and any guarantee.
 
 On several devices or hosts: --strategy; the chief alone writes. An interrupted run goes on with
 --resume, on several hosts once it is started again on all. Losses and accuracies on the training
@@ -48,8 +49,9 @@ from tfdpx.train.run import (
     dry_run,
     evaluation,
     finetuning,
+    fitting,
     frozen,
-    optimization,
+    origin,
     results,
 )
 
@@ -99,6 +101,8 @@ def train(settings, workdir, strategy):
     if settings.model != AUTO:
         classifiers.check_name(settings.model)
     finetuning.check(settings)
+    if settings.private:
+        origin.check_unseen(settings)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
 
@@ -114,29 +118,21 @@ def train(settings, workdir, strategy):
 
     # The privacy plan: what the budget allows.
     plan = settings.privacy_plan(data.num_train)
+    fitting.check_head_steps(settings, plan)
     devices.check_batch_size(strategy, plan.batch_size)
 
     # The model, as an earlier run left it or new.
     folder = checkpoint.RunFolder(
         workdir, dataclasses.asdict(settings), run_flags.RESUME.value, entropy()
     )
-    saved = tfdpx.callbacks.Checkpoint(folder.path, write=is_chief)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     with strategy.scope():
         whole = model = finetuning.build(settings, data)
         if strategy.num_replicas_in_sync == 1:
             model, data = frozen.head_and_features(settings, whole, data)
-        model.compile(
-            # The seeds of noise and draws are the operating system's, unless one was asked for.
-            optimizer=optimization.private_optimizer(
-                settings, plan, None if settings.seed is None else folder.seeds["noise"]
-            ),
-            loss=optimization.crossentropy(settings.label_smoothing),
-            weighted_metrics=["accuracy"],
-            jit_compile=settings.keras_jit_compile,
-        )
-    start = saved.saved_updates
+    trainer = fitting.Trainer(settings, strategy, plan, data, folder, write=is_chief)
+    start = trainer.steps_saved
     if is_chief:
         folder.begin()
         print(f"{_describe(settings, plan)}; {start} steps are done.")
@@ -153,29 +149,10 @@ def train(settings, workdir, strategy):
         learning_curve,
         raw,
     ]
-    averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
-    epoch = min(settings.report_every, plan.steps)
-    run = dict(
-        epochs=math.ceil(plan.steps / epoch),
-        steps_per_epoch=epoch,
-        callbacks=[*averaging, saved, tfdpx.PrivacyBudget(plan), *(writers if is_chief else [])],
-        verbose=0 if not is_chief else 1 if sys.stdout.isatty() else 2,
-    )
     began = time.perf_counter()
-    if strategy.num_replicas_in_sync > 1:
-        tfdpx.distributed.fit(
-            model,
-            plan,
-            data.train_x,
-            data.train_y,
-            validation_data=data.eval_examples,
-            validation_batch_size=evaluation.BATCH_SIZE,
-            **run,
-        )
-    else:
-        batches = plan.batches(data.train_x, data.train_y, optimizer=model.optimizer)
-        # `batches` draws at random already.
-        model.fit(batches, shuffle=False, validation_data=evaluation.batches(data), **run)
+    if settings.head_steps:
+        trainer.fit_head(model, [learning_curve] if is_chief else [])
+    trainer.fit(model, writers if is_chief else [])
     seconds = time.perf_counter() - began
 
     # The result. `fit` has left the averaged weights in the model.
@@ -208,13 +185,15 @@ def train(settings, workdir, strategy):
         "model": settings.model,
         "init_from": settings.init_from,
         "trainable": settings.trainable,
+        "head_steps": settings.head_steps,
         "parameters": whole.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in trained),
         "replicas": strategy.num_replicas_in_sync,
         "seed": settings.seed,
         "workdir": str(workdir),
     }
-    results.write(record, whole, plan, data, measured, learning_curve.rows, workdir)
+    seen = origin.seen_by(settings)
+    results.write(record, whole, seen, plan, data, measured, learning_curve.rows, workdir)
     folder.remove()
     return record
 

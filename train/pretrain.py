@@ -1,4 +1,4 @@
-r"""Pre-trains an image classifier on public images, without any privacy, for fine-tuning.
+r"""Pre-trains an image classifier without privacy, for fine-tuning: on public images or on none.
 
     python -m tfdpx.train.pretrain --recipe=imagenet32 --workdir=/tmp/pretrained
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
@@ -6,6 +6,11 @@ r"""Pre-trains an image classifier on public images, without any privacy, for fi
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
 which `--init_from` of `classify` reads, and `report.json`, which says what the last line of the
 standard output says. An interrupted run goes on with --resume. Training takes one device.
+
+    python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained
+
+learns from images of `tfdpx.synthetic` alone (--generator). --dataset says for which images: their
+size and constants of normalization come from the table of known data sets, and no data set is read.
 """
 
 import dataclasses
@@ -14,6 +19,7 @@ import sys
 import time
 
 import keras
+import tensorflow as tf
 from absl import app, flags
 
 from tfdpx import noise, sampling
@@ -21,9 +27,18 @@ from tfdpx.data.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import Training
-from tfdpx.train.data import loading
+from tfdpx.train.data import generated, loading
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import checkpoint, classifiers, devices, evaluation, finetuning, optimization
+from tfdpx.train.run import (
+    checkpoint,
+    classifiers,
+    devices,
+    evaluation,
+    finetuning,
+    objectives,
+    optimization,
+    origin,
+)
 
 _RECIPE = flags.DEFINE_string(
     "recipe", "digits", f"Settings to start from, one of: {', '.join(pretraining.RECIPES)}."
@@ -57,31 +72,36 @@ def train(settings, workdir):
     """
     classifiers.check_name(settings.model)
     finetuning.check(settings)
-    data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     folder = checkpoint.RunFolder(workdir, dataclasses.asdict(settings), run_flags.RESUME.value)
+    if settings.generator:
+        data = generated.generate(settings, folder.seeds["sampling"])
+    else:
+        data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     saved = checkpoint.LastState(folder, settings.steps)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    model = finetuning.build(settings, data)
+    classifier = finetuning.build(settings, data)
+    objective = objectives.of(settings, classifier, data)
+    model = objective.model
     optimization.add_weight_decay(model, settings.weight_decay)
     model.compile(
         optimizer=keras.optimizers.SGD(
             optimization.learning_rates(settings), momentum=settings.momentum
         ),
-        loss=optimization.crossentropy(settings.label_smoothing),
-        weighted_metrics=["accuracy"],
+        loss=objective.loss,
+        weighted_metrics=objective.metrics,
         jit_compile=settings.keras_jit_compile,
     )
     saved.restore(model)
     start = int(model.optimizer.iterations)
     epoch = min(settings.report_every, settings.steps)
     began = time.perf_counter()
-    model.fit(
-        _batches(settings, data, folder.seeds["sampling"], start),
+    history = model.fit(
+        _batches(settings, objective, data, folder.seeds["sampling"], start),
         initial_epoch=start // epoch,
         epochs=math.ceil(settings.steps / epoch),
         steps_per_epoch=epoch,
-        validation_data=evaluation.batches(data),
+        validation_data=None if settings.generator else evaluation.batches(data),
         callbacks=[saved, _StopAfter(settings.steps)],
         shuffle=False,
         verbose=1 if sys.stdout.isatty() else 2,
@@ -89,15 +109,18 @@ def train(settings, workdir):
     seconds = time.perf_counter() - began
 
     steps = int(model.optimizer.iterations)
-    model = devices.on_one_device(model)
-    measured = evaluation.measure(model, data)
+    model = devices.on_one_device(classifier)
+    measured = None if settings.generator else evaluation.measure(model, data)
     record = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
-        "top5_accuracy": measured.top5_accuracy,
-        "private": False,
-        "epsilon": math.inf,
+        "top5_accuracy": measured and measured.top5_accuracy,
+        "loss": history.history["loss"][-1],
+        # Of the people in any data set: generated images are of none.
+        "private": bool(settings.generator),
+        "epsilon": 0.0 if settings.generator else math.inf,
         "dataset": data.name,
+        "objective": settings.objective if settings.generator else "labels",
         "num_examples": data.num_train,
         "model": settings.model,
         "parameters": model.count_params(),
@@ -108,6 +131,7 @@ def train(settings, workdir):
         "workdir": str(workdir),
     }
     model.save(workdir / "model.keras")
+    origin.write(workdir / "model.keras", origin.seen_by(settings), record)
     print_table(record, title=f"{settings.model} on {data.name}, not private")
     (workdir / "report.json").write_text(to_json(record) + "\n")
     folder.remove()
@@ -126,14 +150,15 @@ class _StopAfter(keras.callbacks.Callback):
         self.model.stop_training = int(self.model.optimizer.iterations) >= self._steps
 
 
-def _batches(settings, data, seed, start):
-    """Batches of a new permutation every epoch, one random view of each image."""
-    augment, key = optimization.augmentation(settings), noise.make_seed(seed)
+def _batches(settings, objective, data, seed, start):
+    """Batches of a new permutation every epoch, with random views in place of the images."""
+    augment, key = objective.augment, noise.make_seed(seed)
 
-    def one_view(step, batch):
-        x, y, sample_weight = batch
-        choices = augment.draw(settings.batch_size, 1, noise.fold_in(key, step))
-        return augment.apply(x, choices)[:, 0], y, sample_weight
+    def views(step, batch):
+        choices = augment.draw(settings.batch_size, objective.num_views, noise.fold_in(key, step))
+        x = augment.apply(batch[0], choices)
+        x = tf.reshape(x, [-1, *x.shape[2:]])
+        return (x, *(tf.repeat(part, objective.num_views, axis=0) for part in batch[1:]))
 
     with checking_flags():
         dataset = sampling.shuffled_batches(
@@ -144,7 +169,7 @@ def _batches(settings, data, seed, start):
             seed=seed,
             start=start,
         )
-        return dataset if augment is None else dataset.enumerate(start).map(one_view).prefetch(1)
+        return dataset if augment is None else dataset.enumerate(start).map(views).prefetch(1)
 
 
 def _given():

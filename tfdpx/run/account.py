@@ -205,6 +205,17 @@ class Account:
         return merged
 
 
+def pass_on(source, target):
+    """What was spent on some variables was spent on others too, which get their values.
+
+    Args:
+        source: List of `keras.Variable`.
+        target: List of `keras.Variable`, not yet in an optimizer.
+    """
+    for account in set().union(*(_accounts.get(id(variable), ()) for variable in source)):
+        _spent_by(account, target)
+
+
 class _Saved:
     """What a file says was spent on weights that no tfdpx optimizer was there to take."""
 

@@ -59,6 +59,12 @@ class Training(Settings):
         default=None,
     )
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
+    head_steps: int = setting(
+        "Updates of the last layer alone, the first of the run.", NOT_NEGATIVE, default=0
+    )
+    head_learning_rate: float | None = setting(
+        "Learning rate of these; default: --learning_rate.", POSITIVE, default=None
+    )
     augment_mix: int = setting(
         "Of the --augmult views so many are mixtures of two of the others.", NOT_NEGATIVE, default=0
     )
@@ -101,6 +107,16 @@ class Training(Settings):
                 "--noise_multiplier, --l2_norm_clip and --epsilon. Received: "
                 f"--noise_multiplier={self.noise_multiplier} --l2_norm_clip={self.l2_norm_clip} "
                 f"--epsilon={self.epsilon}."
+            )
+        if self.head_learning_rate and not self.head_steps:
+            raise UserError(
+                "Flag --head_learning_rate belongs to --head_steps. Received: "
+                f"--head_learning_rate={self.head_learning_rate} --head_steps=0."
+            )
+        if self.head_steps and self.trainable == "last":
+            raise UserError(
+                "Flag --head_steps trains the last layer before all layers: leave out "
+                f"--trainable=last. Received: --head_steps={self.head_steps} --trainable=last."
             )
         augments = self.augment_padding or self.augment_flip or self.augment_resize > 1
         if bool(augments) != bool(self.augmult):

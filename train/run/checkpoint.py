@@ -116,12 +116,13 @@ class LastState(keras.callbacks.Callback):
 def _draw_seeds(seed):
     """Returns unrelated seeds for each use, from the operating system unless `seed` is given."""
     root = np.random.SeedSequence(secrets.randbits(128) if seed is None else seed)
-    initial, sampling, noise = root.spawn(3)
+    initial, sampling, noise, head_noise = root.spawn(4)
     # Python ints for JSON; Keras's seed has 32 bits, the secret ones 128.
     return {
         "initial_weights": int(initial.generate_state(1)[0]),
         "sampling": _integer(sampling.generate_state(4)),
         "noise": _integer(noise.generate_state(4)),
+        "head_noise": _integer(head_noise.generate_state(4)),
     }
 
 

@@ -8,7 +8,7 @@ from absl import flags
 from tfdpx import accounting
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import datasets
-from tfdpx.train.run import choice, classifiers
+from tfdpx.train.run import choice, classifiers, fitting
 
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only say how large the run is and what epsilon it spends, without data."
@@ -62,6 +62,7 @@ def describe(settings, seconds_per_update=None):
     settings, _ = choice.complete(settings, num_examples)
     shape = _image_shape(settings, entry.image_shape)
     plan = settings.privacy_plan(num_examples)
+    fitting.check_head_steps(settings, plan)
     return {
         "dataset": entry.source,
         "num_examples": num_examples,
@@ -70,6 +71,7 @@ def describe(settings, seconds_per_update=None):
         "model": settings.model,
         "pretrained_on": settings.pretrained_on,
         "trainable": settings.trainable,
+        "head_steps": settings.head_steps,
         "parameters": _parameters(
             settings.model,
             shape,

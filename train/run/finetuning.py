@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from tfdpx import keras_internals
+from tfdpx.run import account
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers
 
@@ -75,12 +76,55 @@ def last_layer(model):
     return last_layer(last) if isinstance(last, keras.Model) else last
 
 
+def features(model):
+    """The part of a classifier that is before its last layer; it shares the weights.
+
+    Args:
+        model: A `keras.Model` of `classifiers.build`.
+
+    Returns:
+        A `keras.Model` from uint8 images `[batch, height, width, channels]` to what the last layer
+        receives, `[batch, dimensions]`.
+    """
+    body = model.layers[-1]
+    before_last = keras.Model(body.inputs, last_layer(body).input, name="body")
+    return keras.Model(model.input, before_last(model.get_layer("normalise").output))
+
+
+def features_of(path):
+    """The feature extractor in a `.keras` file of `classify` or `pretrain`.
+
+    Args:
+        path: String.
+
+    Returns:
+        A `keras.Model` as of `features`, frozen.
+
+    Raises:
+        UserError: If the file cannot be read, or neither of the two wrote it.
+    """
+    model = _read(path)
+    _standardization(model, path)
+    found = features(model)
+    found.trainable = False
+    return found
+
+
 def freeze_all_but_last(model):
-    """Makes `last_layer(model)` the only one that trains."""
+    """Makes `last_layer(model)` the only one that trains, and returns the layers that no longer do.
+
+    Args:
+        model: A Functional `keras.Model`.
+    """
     last = last_layer(model)
-    for layer in keras_internals.flatten_layers(model):
-        if layer is not last and not isinstance(layer, keras.Model):
-            layer.trainable = False
+    frozen = [
+        layer
+        for layer in keras_internals.flatten_layers(model)
+        if layer.trainable and layer is not last and not isinstance(layer, keras.Model)
+    ]
+    for layer in frozen:
+        layer.trainable = False
+    return frozen
 
 
 def _read(path):
@@ -126,6 +170,7 @@ def _copy(source, model, path):
     for a, b in zip(old, new, strict=True):
         if id(b) not in last:
             b.assign(a)
+    account.pass_on(old, new)
 
 
 def _load_weights(model, path):

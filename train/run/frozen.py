@@ -29,7 +29,7 @@ def head_and_features(settings, model, data):
     features = _features(model)
     arrays = [data.train_x, data.eval_x]
     in_memory = all(isinstance(images, np.ndarray) for images in arrays)
-    if settings.augmult or not in_memory or features is None:
+    if settings.augmult or settings.head_steps or not in_memory or features is None:
         return model, data
     shape = features.output_shape[1:]
     if 4 * math.prod(shape) * sum(map(len, arrays)) > MOST_BYTES:

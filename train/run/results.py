@@ -2,15 +2,17 @@
 
 from tfdpx.train.report import pictures, privacy_statement
 from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.run import origin
 
 
-def write(record, model, plan, data, measured, rows, workdir):
+def write(record, model, seen, plan, data, measured, rows, workdir):
     """Writes everything to the working directory, the report last, and prints the table.
 
     Args:
         record: Dict, the report.
         model: A `keras.Model` that was never compiled: a .keras file of a compiled model holds the
             optimizer, whatever `include_optimizer` says, and with it the seed of the noise.
+        seen: What the model had seen before the run, of `origin.seen_by`.
         plan: The `tfdpx.PrivacyPlan`.
         data: `loading.ImageData`.
         measured: `evaluation.Measured`.
@@ -18,6 +20,7 @@ def write(record, model, plan, data, measured, rows, workdir):
         workdir: `pathlib.Path`.
     """
     model.save(workdir / "model.keras")
+    origin.write(workdir / "model.keras", seen, record)
 
     names = ("learning_curve.png", "confusion_matrix.png")
     pictures.learning_curve(rows, workdir / names[0], data.eval_split)

@@ -1,0 +1,199 @@
+"""From synthetic images to a private model: no data set is read before the private run."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from absl import flags
+from absl.testing import flagsaver
+
+import tfdpx
+from tfdpx.train import classify, pretrain
+from tfdpx.train.data import loading
+from tfdpx.train.run import evaluation, finetuning
+
+SHORT = dict(recipe="synthetic", num_images=60, batch_size=20, steps=6, warmup_steps=2)
+HEAD_FIRST = dict(
+    model="small_cnn", batch_size=256, steps=6, head_steps=2, head_learning_rate=4.0, epsilon=3.0,
+    report_every=2, seed=3,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["pretrain"])
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("data"))
+
+
+def run(binary, data_dir, workdir, **given):
+    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(workdir), **given):
+        binary.main(["binary"])
+    return json.loads((workdir / "report.json").read_text())
+
+
+def model_of(workdir):
+    return keras.saving.load_model(workdir / "model.keras")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A pre-trained run, in a world where every data set refuses to be read."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("A data set was read.")
+
+    workdir = tmp_path_factory.mktemp("pretrained")
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in [
+            (tfds, "builder"),
+            (tfds, "load"),
+            (tfds, "data_source"),
+            (loading, "load"),
+            (loading, "load_for"),
+            (loading, "open_builder"),
+            (evaluation, "measure"),
+            (evaluation, "batches"),
+        ]:
+            patch.setattr(owner, name, refuse)
+        record = run(pretrain, "/no/such/folder", workdir, seed=1, **SHORT)
+    return workdir, record
+
+
+def test_pretraining_reads_no_data_and_says_so(pretrained):
+    workdir, record = pretrained
+    assert (record["epsilon"], record["private"], record["objective"]) == (0, True, "contrastive")
+    assert (record["dataset"], record["num_examples"]) == ("synthetic:strokes", 60)
+    assert 0 < record["loss"] < 10 and record["test_accuracy"] is None
+    model = model_of(workdir)
+    assert model.output_shape == (None, 10)
+    # The constants of the data set's entry.
+    np.testing.assert_allclose(model.get_layer("normalise")(np.full([1, 1], 240)), [[1.0]])
+
+
+def test_it_changes_with_nothing_but_its_settings(pretrained, tmp_path):
+    given = dict(SHORT, seed=1)
+    run(pretrain, None, tmp_path / "same", **given)
+    run(pretrain, None, tmp_path / "other", objective="exemplar", generator="shapes", **given)
+    body, same, other = (
+        finetuning.features_of(str(folder / "model.keras")).get_weights()
+        for folder in (pretrained[0], tmp_path / "same", tmp_path / "other")
+    )
+    assert all(map(np.array_equal, body, same)) and not any(map(np.array_equal, body, other))
+
+
+@pytest.fixture(scope="module")
+def head_first(pretrained, data_dir, tmp_path_factory):
+    workdir, bodies = tmp_path_factory.mktemp("head_first"), []
+    fit = keras.Model.fit
+
+    def spy(model, *args, **kwargs):
+        fit(model, *args, **kwargs)
+        bodies.append((len(model.trainable_variables), model.get_weights()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.Model, "fit", spy)
+        init_from = str(pretrained[0] / "model.keras")
+        record = run(classify, data_dir, workdir, init_from=init_from, **HEAD_FIRST)
+    return workdir, record, bodies
+
+
+def test_the_last_layer_is_trained_first_and_then_all(pretrained, head_first):
+    start = model_of(pretrained[0]).get_weights()
+    (count, head), (count_of_all, every) = head_first[2]
+    assert (count, count_of_all) == (2, len(start))
+    same = [np.array_equal(a, b) for a, b in zip(start, head, strict=True)]
+    assert same == [True] * (len(start) - 2) + [False] * 2
+    assert not any(map(np.array_equal, start, every))
+    for a, b in zip(model_of(head_first[0]).get_weights(), every, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_both_phases_are_on_one_account(head_first):
+    workdir, record, _ = head_first
+    assert (record["steps"], record["head_steps"]) == (6, 2)
+    assert record["trained_parameters"] == record["parameters"] == 30_890
+    probability = record["sampling_probability"]
+    spent = tfdpx.accounting.epsilon(record["noise_multiplier"], probability, 6, 1e-5)
+    assert record["epsilon"] == pytest.approx(spent) and 2.99 < spent <= 3
+    assert not record["epsilon_is_approximate"]
+    rows = [json.loads(line) for line in (workdir / "curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    assert rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"] == record["epsilon"]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_run_that_is_killed_in_either_phase_goes_on(
+    pretrained, head_first, data_dir, tmp_path, epoch
+):
+    """After the last layer's epoch, or the first of all layers."""
+    given = dict(HEAD_FIRST, init_from=str(pretrained[0] / "model.keras"))
+    save, saves = tfdpx.callbacks.Checkpoint.on_epoch_end, []
+
+    def save_and_die(self, *args):
+        save(self, *args)
+        saves.append(self)
+        if len(saves) == epoch:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tfdpx.callbacks.Checkpoint, "on_epoch_end", save_and_die)
+        run(classify, data_dir, tmp_path / "run", **given)
+    record = run(classify, data_dir, tmp_path / "run", resume=True, **given)
+    assert (record["steps"], record["epsilon"]) == (6, head_first[1]["epsilon"])
+    for a, b in zip(
+        model_of(head_first[0]).get_weights(), model_of(tmp_path / "run").get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_model_that_has_seen_the_data_is_no_start(head_first, data_dir, tmp_path):
+    again = dict(HEAD_FIRST, init_from=str(head_first[0] / "model.keras"))
+    for other in (dict(), dict(pretrained_on="mnist"), dict(dataset="digits:0-4")):
+        with pytest.raises(SystemExit, match="trained on sklearn_digits already, at epsilon=3"):
+            run(classify, data_dir, tmp_path / "run", **{**again, **other})
+    # What Keras has rewritten does not say what it has seen.
+    path = str(tmp_path / "rewritten.keras")
+    model_of(head_first[0]).save(path)
+    with pytest.raises(SystemExit, match="does not say.*--pretrained_on"):
+        run(classify, data_dir, tmp_path / "run", **{**again, "init_from": path})
+
+
+def test_the_way_back_through_pretraining_is_remembered(head_first, tmp_path):
+    init_from = str(head_first[0] / "model.keras")
+    run(pretrain, None, tmp_path / "on", init_from=init_from, **SHORT)
+    given = dict(HEAD_FIRST, init_from=str(tmp_path / "on" / "model.keras"))
+    with pytest.raises(SystemExit, match="trained on sklearn_digits already, at epsilon=3"):
+        run(classify, None, tmp_path / "run", **given)
+
+
+@pytest.mark.parametrize(
+    ("binary", "given", "message"),
+    [
+        (pretrain, dict(num_images=1), "--num_images must be at least 2. Received: --num_images=1"),
+        (pretrain, dict(temperature=0.0), "--temperature must be positive"),
+        (pretrain, dict(validation=0.1, augment_padding=1), "out --augment_padding, --validation"),
+        (pretrain, dict(dataset="folder:/no/such"), "give --image_size"),
+        (pretrain, dict(batch_size=70), "`batch_size` must lie.*70"),
+        (pretrain, dict(recipe="digits", generator="strokes"), "reads a data set: leave out --gen"),
+        (classify, dict(head_steps=200), "--head_steps must lie below.*100.*--head_steps=200"),
+        (classify, dict(head_steps=-1), "--head_steps must not be negative"),
+        (classify, dict(head_learning_rate=1.0), "--head_learning_rate belongs to --head_steps"),
+        (classify, dict(head_steps=1, trainable="last", init_from="x"), "out --trainable=last"),
+    ],
+)
+def test_errors_of_the_user_are_one_line(binary, given, message, data_dir, tmp_path):
+    short = SHORT if binary is pretrain else {}
+    with pytest.raises(SystemExit, match=message) as error:
+        run(binary, data_dir, tmp_path / "run", **{**short, **given})
+    assert "\n" not in error.value.code

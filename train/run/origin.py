@@ -1,0 +1,114 @@
+"""Which data the weights in a `.keras` file have seen, and at what epsilon.
+
+A model that saw the private data before would have a guarantee for its last training alone, and its
+report would say too little. So `classify` and `pretrain` write into each file what its weights have
+seen, and private training refuses to start from one that has seen its data, or does not say.
+"""
+
+import json
+import zipfile
+
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import datasets
+from tfdpx.train.report.record import to_json
+
+# In the zip archive that a .keras file is. Keras does not read it and writes none, so a file that
+# Keras has rewritten does not say what it has seen.
+_ENTRY = "tfdpx_seen.jsonl"
+
+
+def write(path, seen, record):
+    """Says in a `.keras` file what its weights have seen.
+
+    Args:
+        path: Path of a file without such an entry.
+        seen: What they had seen before, as `seen_by` gives it. If that is not known, the file is
+            left without an entry, so that it says no less than the truth.
+        record: Dict with the report of the run: its `dataset`, `epsilon`, `delta` and `steps`.
+    """
+    if seen is None:
+        return
+    own = {name: record.get(name) for name in ("dataset", "epsilon", "delta", "steps")}
+    folder = datasets.Name.parse(own["dataset"]).path
+    if folder:  # Which need not be found from where the file is read.
+        own["dataset"] = f"{datasets.FOLDER}:{folder.resolve()}"
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(_ENTRY, "".join(to_json(line) + "\n" for line in [*seen, own]))
+
+
+def seen_by(settings):
+    """The trainings behind the weights of `--init_from`.
+
+    Args:
+        settings: A `settings.Settings`. Where the file does not say, its `pretrained_on` does.
+
+    Returns:
+        List of dicts with `dataset` and `epsilon` at least, empty without a file; None if nothing
+        says it.
+
+    Raises:
+        UserError: If what the file says is damaged.
+    """
+    path, told = settings.init_from, None
+    if not path:
+        return []
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if _ENTRY in archive.namelist():
+                told = archive.read(_ENTRY)
+    if told is not None:
+        try:
+            seen = [json.loads(line) for line in told.decode().splitlines()]
+            if not seen:
+                raise ValueError("nothing")
+            return [
+                {**line, "dataset": str(line["dataset"]), "epsilon": float(line["epsilon"])}
+                for line in seen
+            ]
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"Damaged: what --init_from={path} says of its training data: {error!r}"
+            ) from error
+    if settings.pretrained_on:
+        return [{"dataset": settings.pretrained_on, "epsilon": float("inf")}]
+    return None
+
+
+def check_unseen(settings):
+    """Raises UserError if the weights of `--init_from` may have seen the data set of the run.
+
+    Args:
+        settings: A `settings.Settings` of a private run.
+    """
+    path, seen = settings.init_from, seen_by(settings)
+    if seen is None:
+        raise UserError(
+            f"The file does not say what it was trained on: --init_from={path}. If that was none "
+            "of the private data, name it with --pretrained_on."
+        )
+    for training in seen:
+        if training["epsilon"] > 0 and _overlap(training["dataset"], settings.dataset):
+            raise UserError(
+                f"The model of --init_from={path} was trained on {training['dataset']} already, at "
+                f"epsilon={training['epsilon']:.4g}: the epsilon of this run would not cover that. "
+                f"Received: --dataset={settings.dataset}. Start from a model that has not seen it. "
+                "To train the last layer first and then all, give one run --head_steps."
+            )
+
+
+def _overlap(one, other):
+    """Whether two names, as `--dataset` takes them, may mean some of the same images."""
+    one, other = datasets.Name.parse(one), datasets.Name.parse(other)
+    if _images(one) != _images(other):
+        return False
+    if one.classes is None or other.classes is None:
+        return True
+    return one.classes.start < other.classes.stop and other.classes.start < one.classes.stop
+
+
+def _images(name):
+    """What names of the same images share; versions and sizes of a data set are no others."""
+    if name.path:
+        return str(name.path.resolve())
+    source = name.entry.source.partition(":")[0].partition("/")[0]
+    return "imagenet" if source.startswith("imagenet") else source
