@@ -223,7 +223,7 @@ def features_and_gradient(layer):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("rows_at_a_time", [None, 5, 1])
+@pytest.mark.parametrize("rows_at_a_time", [None, 5])
 @pytest.mark.parametrize("batch", [7, None])
 def test_graphs_and_parts_of_a_batch_equal_the_whole(jit_compile, rows_at_a_time, batch):
     x = images(7, 12, 9, 2)
@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_batch():
         for dtype, dimensions in re.findall(r"\b(f32|c64)\[([\d,]+)\]", text)
     }
     # The last moduli of all images would be 614 MB, the features are 62 MB.
-    assert 60e6 < max(sizes) < 2**28
+    assert 60e6 < max(sizes) < 100e6
 
 
 def test_gradient_is_the_derivative():
