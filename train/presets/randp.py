@@ -11,9 +11,9 @@ Hours: not measured.
 
 Batch size, noise, updates, learning rate, clip, views and network are those of the authors'
 published code. They spend 0.98 by PLD, and 1.07 by RDP. The authors learn from images of a StyleGAN
-of random weights, for which other images stand here, and the first 8 epochs of their 875 updates
-train the last layer alone, at a learning rate of 15. Their network also has biases, and normalizes
-what its 1x1 projections see; ours has not. `microbatch_size` is ours.
+of random weights, for which other images stand here. The first 8 epochs of the 875 updates train
+the last layer alone. Their network also has biases, and normalizes what its 1x1 projections see;
+ours has not. `microbatch_size` is ours.
 """
 
 from tfdpx.train.presets import tan
@@ -21,5 +21,7 @@ from tfdpx.train.presets import tan
 COMMON = dict(tan.COMMON, pretrained_on="synthetic", trainable="all")
 
 COLUMNS = {
-    "eps1": dict(learning_rate=0.4, noise_multiplier=9.3, steps=875),
+    "eps1": dict(
+        learning_rate=0.4, noise_multiplier=9.3, steps=875, head_steps=96, head_learning_rate=15.0
+    ),
 }
