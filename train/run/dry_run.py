@@ -59,8 +59,8 @@ def describe(settings, seconds_per_update=None):
             f"--dry_run knows: {', '.join(known)}."
         )
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
-    settings, _ = choice.complete(settings, num_examples)
     shape = _image_shape(settings, entry.image_shape)
+    settings, _ = choice.complete(settings, num_examples)
     plan = settings.privacy_plan(num_examples)
     fitting.check_head_steps(settings, plan)
     return {

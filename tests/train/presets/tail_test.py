@@ -10,6 +10,7 @@ from tfdpx.accounting import accountants
 from tfdpx.accounting.noise_tail import added_delta
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets
+from tfdpx.train.run import choice
 
 RADIUS_OF_32_BITS = math.sqrt(2 * 33 * math.log(2))
 
@@ -32,6 +33,7 @@ def share_of_delta(preset, largest_radius):
     settings = preset_lookup.resolve(preset, {})
     # A part of a data set, such as some of its classes, is noisier than the whole.
     whole = datasets.Name.parse(settings.dataset).entry.train_images
+    settings, _ = choice.complete(settings, whole)
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
         faster = dataclasses.replace(settings, accountant="rdp")

@@ -142,7 +142,7 @@ def test_each_row_of_the_ablation_adds_what_its_name_says():
 def test_digits_and_the_budget_on_the_command_line():
     record = describe("digits", epsilon=3.0)
     assert (record["dataset"], record["num_examples"]) == ("sklearn_digits", 1437)
-    assert record["parameters"] == 30_890
+    assert record["model"] == "scatter_linear" and record["parameters"] == 20_827
     assert 2.999 < record["epsilon_pld"] <= 3.0 < record["epsilon_rdp"]
     assert describe("digits", validation=0.2)["num_examples"] == 1149
     assert describe("digits", validation=137)["num_examples"] == 1300
