@@ -68,7 +68,7 @@ def pretrained(tmp_path_factory):
 
 def test_pretraining_reads_no_data_and_says_so(pretrained):
     workdir, record = pretrained
-    assert (record["epsilon"], record["private"], record["objective"]) == (0, True, "contrastive")
+    assert (record["epsilon"], record["private"], record["objective"]) == (0, True, "exemplar")
     assert (record["dataset"], record["num_examples"]) == ("synthetic:strokes", 60)
     assert 0 < record["loss"] < 10 and record["test_accuracy"] is None
     model = model_of(workdir)
@@ -80,7 +80,7 @@ def test_pretraining_reads_no_data_and_says_so(pretrained):
 def test_it_changes_with_nothing_but_its_settings(pretrained, tmp_path):
     given = dict(SHORT, seed=1)
     run(pretrain, None, tmp_path / "same", **given)
-    run(pretrain, None, tmp_path / "other", objective="exemplar", generator="shapes", **given)
+    run(pretrain, None, tmp_path / "other", objective="contrastive", generator="shapes", **given)
     body, same, other = (
         finetuning.features_of(str(folder / "model.keras")).get_weights()
         for folder in (pretrained[0], tmp_path / "same", tmp_path / "other")
@@ -132,23 +132,20 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_a_run_that_is_killed_in_either_phase_goes_on(
-    pretrained, head_first, data_dir, tmp_path, epoch
-):
-    """After the last layer's epoch, or the first of all layers."""
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_each_phase_goes_on(pretrained, head_first, data_dir, tmp_path):
     given = dict(HEAD_FIRST, init_from=str(pretrained[0] / "model.keras"))
-    save, saves = tfdpx.callbacks.Checkpoint.on_epoch_end, []
+    save = tfdpx.callbacks.Checkpoint.on_epoch_end
 
     def save_and_die(self, *args):
         save(self, *args)
-        saves.append(self)
-        if len(saves) == epoch:
-            raise Killed
+        raise Killed
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tfdpx.callbacks.Checkpoint, "on_epoch_end", save_and_die)
-        run(classify, data_dir, tmp_path / "run", **given)
+        for resume in (False, True):  # After the last layer's epoch; after the first of all layers.
+            with pytest.raises(Killed):
+                run(classify, data_dir, tmp_path / "run", resume=resume, **given)
     record = run(classify, data_dir, tmp_path / "run", resume=True, **given)
     assert (record["steps"], record["epsilon"]) == (6, head_first[1]["epsilon"])
     for a, b in zip(
@@ -159,14 +156,15 @@ def test_a_run_that_is_killed_in_either_phase_goes_on(
 
 def test_a_model_that_has_seen_the_data_is_no_start(head_first, data_dir, tmp_path):
     again = dict(HEAD_FIRST, init_from=str(head_first[0] / "model.keras"))
-    for other in (dict(), dict(pretrained_on="mnist"), dict(dataset="digits:0-4")):
+    for other in (dict(), dict(init_data="mnist"), dict(dataset="digits:0-4")):
         with pytest.raises(SystemExit, match="trained on sklearn_digits already, at epsilon=3"):
             run(classify, data_dir, tmp_path / "run", **{**again, **other})
     # What Keras has rewritten does not say what it has seen.
     path = str(tmp_path / "rewritten.keras")
     model_of(head_first[0]).save(path)
-    with pytest.raises(SystemExit, match="does not say.*--pretrained_on"):
-        run(classify, data_dir, tmp_path / "run", **{**again, "init_from": path})
+    with pytest.raises(SystemExit, match="does not say.*--init_data"):
+        given = dict(again, init_from=path, pretrained_on="synthetic")  # As presets say.
+        run(classify, data_dir, tmp_path / "run", **given)
 
 
 def test_the_way_back_through_pretraining_is_remembered(head_first, tmp_path):

@@ -41,8 +41,9 @@ RECIPES = {
     ),
     # For --dataset=NAME: images of its size, and its constants of normalization.
     "synthetic": dict(
-        dataset="digits", model="small_cnn", generator="strokes", batch_size=256, steps=2000,
-        learning_rate=0.1, weight_decay=1e-4, schedule="cosine", warmup_steps=100, report_every=200,
+        dataset="digits", model="small_cnn", generator="strokes", objective="exemplar",
+        num_images=500, batch_size=128, steps=1000, learning_rate=0.1, weight_decay=1e-4,
+        schedule="cosine", warmup_steps=100, report_every=200,
     ),
 }  # fmt: skip
 
@@ -84,10 +85,10 @@ class Pretraining(Settings):
         "What to learn from images without labels: contrastive, to find the other view of an image "
         "among those of other images; exemplar, each image is a class of its own.",
         choices=("contrastive", "exemplar"),
-        default="contrastive",
+        default="exemplar",
     )
     num_images: int = setting(
-        "Images to generate.", Check(lambda v: v >= 2, "be at least 2"), default=10_000
+        "Images to generate.", Check(lambda v: v >= 2, "be at least 2"), default=500
     )
     temperature: float = setting(
         "Divides the similarities of --objective=contrastive.", POSITIVE, default=0.2

@@ -80,8 +80,10 @@ class Settings:
     )
     init_from: str | None = setting("Start from the weights of this .keras file.", default=None)
     pretrained_on: str | None = setting(
-        "What --init_from was trained on, where the file does not say: never the private data.",
-        default=None,
+        "What --init_from was trained on; presets say so, nothing depends on it.", default=None
+    )
+    init_data: str | None = setting(
+        "The data set that --init_from was trained on, where the file does not say.", default=None
     )
     trainable: str = setting(
         "Layers to train: all, or the last alone.", choices=("all", "last"), default="all"

@@ -40,7 +40,7 @@ def seen_by(settings):
     """The trainings behind the weights of `--init_from`.
 
     Args:
-        settings: A `settings.Settings`. Where the file does not say, its `pretrained_on` does.
+        settings: A `settings.Settings`. Where the file does not say, its `init_data` does.
 
     Returns:
         List of dicts with `dataset` and `epsilon` at least, empty without a file; None if nothing
@@ -69,8 +69,8 @@ def seen_by(settings):
             raise UserError(
                 f"Damaged: what --init_from={path} says of its training data: {error!r}"
             ) from error
-    if settings.pretrained_on:
-        return [{"dataset": settings.pretrained_on, "epsilon": float("inf")}]
+    if settings.init_data:
+        return [{"dataset": settings.init_data, "epsilon": float("inf")}]
     return None
 
 
@@ -84,7 +84,7 @@ def check_unseen(settings):
     if seen is None:
         raise UserError(
             f"The file does not say what it was trained on: --init_from={path}. If that was none "
-            "of the private data, name it with --pretrained_on."
+            "of the private data, name it with --init_data."
         )
     for training in seen:
         if training["epsilon"] > 0 and _overlap(training["dataset"], settings.dataset):

@@ -9,9 +9,9 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import origin
 
 
-def settings(path=None, dataset="digits", pretrained_on=None):
+def settings(path=None, dataset="digits", init_data=None):
     path = path and str(path)
-    return types.SimpleNamespace(init_from=path, dataset=dataset, pretrained_on=pretrained_on)
+    return types.SimpleNamespace(init_from=path, dataset=dataset, init_data=init_data)
 
 
 @pytest.fixture
@@ -85,14 +85,14 @@ def test_a_file_that_does_not_say(tmp_path, file):
     path = tmp_path / "other.weights.h5"
     path.write_bytes(b"weights")
     assert origin.seen_by(settings(path)) is None
-    with pytest.raises(UserError, match="does not say.*name it with --pretrained_on"):
+    with pytest.raises(UserError, match="does not say.*name it with --init_data"):
         origin.check_unseen(settings(path))
-    origin.check_unseen(settings(path, pretrained_on="imagenet32"))
+    origin.check_unseen(settings(path, init_data="imagenet32"))
     with pytest.raises(UserError, match="trained on digits already"):
-        origin.check_unseen(settings(path, pretrained_on="digits"))
+        origin.check_unseen(settings(path, init_data="digits"))
     # What the file says goes before what the user says.
     with pytest.raises(UserError, match="trained on sklearn_digits already"):
-        origin.check_unseen(settings(file("sklearn_digits"), pretrained_on="mnist"))
+        origin.check_unseen(settings(file("sklearn_digits"), init_data="mnist"))
 
 
 def test_training_on_does_not_hide_an_unknown_origin(tmp_path):
