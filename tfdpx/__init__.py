@@ -2,8 +2,8 @@
 
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
 `RandomAccess` and the modules `accounting`, `augment`, `callbacks`, `checks`, `distributed`,
-`heads`, `per_example` and `synthetic`. It also installs the hook by which `keras.Model.fit` lets a DP
-optimizer drive the training step, and registers the layers of `tfdpx.layers` with Keras.
+`heads`, `per_example` and `synthetic`. It also installs the hook by which `keras.Model.fit` lets a
+DP optimizer drive the training step, and registers the layers of `tfdpx.layers` with Keras.
 `tfdpx.models` loads on first use.
 """
 

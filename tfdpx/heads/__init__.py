@@ -4,11 +4,11 @@ Each head reads features that are computed already, and privatises a few statist
 of many small batches ("Differentially Private Image Classification from Features", called the
 paper in this folder):
 
-    head                   what it releases                              classes cost   best for
-    `LeastSquares`         one matrix for all, one a class; class sums   nothing        epsilon < 0.5
-    `FeatureCovariance`    one matrix, `steps` gradients                 nothing        all others
-    `Newton`               `steps` gradients and Hessians, one a class   sqrt(classes)  large epsilon
-    `FirstOrder`           `steps` gradients                             nothing        comparisons
+    head                 what it releases                               noise grows with classes
+    `LeastSquares`       a matrix for all, one and a sum for each class  no
+    `FeatureCovariance`  a matrix for all, `steps` gradients             no
+    `Newton`             `steps` gradients, and a Hessian for each class by their root
+    `FirstOrder`         `steps` gradients                              no
 
     head = tfdpx.heads.FeatureCovariance(num_classes=10, epsilon=1.0, delta=1e-5, steps=10)
     head.noise_multiplier                  # known before any data is read

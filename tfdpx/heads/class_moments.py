@@ -5,7 +5,10 @@ import math
 import numpy as np
 
 from tfdpx.heads import solves
-from tfdpx.heads.moments import ROWS, SecondMoment, clip_rows
+from tfdpx.heads.moments import ROWS, ClippedRows, SecondMoment
+
+# Rows that are kept until the products of each class are worth their calls.
+_WAITING = 16_384
 
 NAMES = ("class moments", "class sums")
 
@@ -64,25 +67,25 @@ def first_positives(targets, most):
 def _sums(examples, classes, l2_norm_clip, max_positives):
     """Pairs of a `SecondMoment` and a float64 sum `[d]` for each of a range of classes."""
     found = [(SecondMoment(examples.dimension), np.zeros(examples.dimension)) for _ in classes]
-    # Rows are kept until there are enough for products that are worth their call.
+    clipped = ClippedRows(l2_norm_clip)
     kept, waiting = [], 0
     for x, targets in examples.chunks(ROWS):
         targets = first_positives(targets, max_positives)[:, classes.start : classes.stop]
         rows = np.flatnonzero(targets.any(axis=1))
         kept.append((x[rows], targets[rows]))
         waiting += len(rows)
-        if waiting >= ROWS:
-            _add(kept, found, l2_norm_clip)
+        if waiting >= _WAITING:
+            _add(kept, found, clipped)
             kept, waiting = [], 0
-    _add(kept, found, l2_norm_clip)
+    _add(kept, found, clipped)
     return found
 
 
-def _add(kept, found, l2_norm_clip):
+def _add(kept, found, clipped):
     if not kept:
         return
     x, targets = (np.concatenate(pieces) for pieces in zip(*kept, strict=True))
     for (moment, total), positive in zip(found, targets.T, strict=True):
-        rows = clip_rows(x[positive > 0], l2_norm_clip)
+        rows = clipped(x[positive > 0])
         moment.add(rows)
         total += rows.sum(axis=0)

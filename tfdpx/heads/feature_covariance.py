@@ -9,7 +9,7 @@ from tfdpx._arguments import check_choice, is_number, require
 from tfdpx.heads import class_moments, solves
 from tfdpx.heads.gradients import Gradients
 from tfdpx.heads.head import Head, check_clip, check_positive, check_regularization, check_steps
-from tfdpx.heads.moments import ROWS, SecondMoment, clip_rows
+from tfdpx.heads.moments import second_moment
 
 STARTS = ("zeros", "least_squares")
 
@@ -134,13 +134,15 @@ class FeatureCovariance(Head):
         }
 
     def _fit(self, examples, released):
-        covariance = self._covariance(examples, released)
+        squared = self.feature_norm_clip**2
+        covariance = second_moment(examples, self.feature_norm_clip)
+        covariance = released.symmetric("covariance", covariance, squared)
         count = examples.count
         ridge = solves.ridge(
             covariance,
             None if self.l2_regularization is None else count * self.l2_regularization,
             self.covariance_noise_multiplier,
-            self.feature_norm_clip**2,
+            squared,
         )
         system = solves.Positive(covariance, ridge)
         bias = np.full([self.num_classes], self.initial_bias)
@@ -151,12 +153,6 @@ class FeatureCovariance(Head):
             gradient = released.gaussian("gradient", gradient, self.l2_norm_clip)
             kernel -= self.learning_rate * system.solve(gradient)
         return kernel, bias
-
-    def _covariance(self, examples, released):
-        moment = SecondMoment(examples.dimension)
-        for x, _ in examples.chunks(ROWS):
-            moment.add(clip_rows(x, self.feature_norm_clip))
-        return released.symmetric("covariance", moment.value(), self.feature_norm_clip**2)
 
     def _initial_kernel(self, examples, released, covariance):
         if self.start == "zeros":

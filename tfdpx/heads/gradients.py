@@ -7,12 +7,12 @@ ch. 4); so with one example more or less its block changes by at most C + 2 (b +
 what products round. Gradients are clipped to C less that share, 0.2%.
 """
 
-import functools
 import math
 
 import numpy as np
 import tensorflow as tf
 
+from tfdpx.heads import moments
 from tfdpx.per_example import rounding
 from tfdpx.replication import replicas
 
@@ -61,7 +61,8 @@ class Gradients:
         rows = tf.TensorSpec([None, width]), tf.TensorSpec([None, num_classes])
         sums = [tf.TensorSpec(shape, tf.float64) for shape in self._shapes]
         weights = tf.TensorSpec([width, num_classes]), tf.TensorSpec([num_classes])
-        signature = [sums, *rows, tf.TensorSpec([None]), *weights]
+        lengths = tf.TensorSpec([None])
+        signature = [sums, *rows, lengths, lengths, *weights]
         self._add = tf.function(self._add_chunk, input_signature=signature, autograph=False)
         self._total = tf.function(self._sum_over_replicas, autograph=False)
 
@@ -79,11 +80,12 @@ class Gradients:
         weights = tf.constant(kernel, "float32"), tf.constant(bias, "float32")
         sums = [tf.zeros(shape, tf.float64) for shape in self._shapes]
         for x, y in self._examples.chunks(self._rows):
-            present = np.ones(len(x), "float32")
-            short = -len(x) % (BLOCK * self._replicas)
-            if short:
-                x, y, present = (_padded(array, short) for array in (x, y, present))
-            arguments = (sums, *map(tf.constant, (x, y, present)), *weights)
+            x, squares = moments.measured(x)
+            # The gradient of a row of zeros is zero but for the bias.
+            arrays = x, y, squares, np.any(x, axis=1).astype("float32")
+            if short := -len(x) % (BLOCK * self._replicas):
+                arrays = [_padded(array, short) for array in arrays]
+            arguments = (sums, *map(tf.constant, arrays), *weights)
             sums = self._strategy.run(self._add, args=arguments)
         kernel_sum, bias_sum = self._strategy.experimental_local_results(
             self._strategy.run(self._total, args=(sums,))
@@ -93,28 +95,28 @@ class Gradients:
     def _sum_over_replicas(self, sums):
         return replicas.sum_over_replicas(sums, tf.distribute.get_replica_context())
 
-    def _add_chunk(self, sums, x, y, present, kernel, bias):
+    def _add_chunk(self, sums, x, y, squares, present, kernel, bias):
         context = tf.distribute.get_replica_context()
-        own = functools.partial(
-            replicas.own_rows, count=tf.shape(x)[0] // self._replicas, context=context, dealt=False
+        count = tf.shape(x)[0] // self._replicas
+        x, y, squares, present = (
+            replicas.own_rows(rows, count, context, dealt=False)
+            for rows in (x, y, squares, present)
         )
-        x, y, present = own(x), own(y), own(present)
-        lengths = rounding.squared_lengths(x)
-        fit = tf.math.is_finite(lengths)
         if self._of_features:
-            x *= self._factors(lengths)[:, tf.newaxis]
-        x = tf.where(fit[:, tf.newaxis], x, 0.0)
+            x *= self._factors(squares)[:, tf.newaxis]
         residuals = tf.sigmoid(tf.matmul(x, kernel) + bias) - y
-        squares = rounding.squared_lengths(residuals)
-        if not self._of_features:
-            squares *= lengths + float(self._use_bias)
-            present *= self._factors(squares)
-        fit &= tf.math.is_finite(squares)
-        scaled = tf.where(fit[:, tf.newaxis], residuals * present[:, tf.newaxis], 0.0)
-        return [
-            sums[0] + _blockwise_product(scaled, x),
-            sums[1] + tf.reduce_sum(tf.cast(scaled, tf.float64), axis=0),
-        ]
+        if self._of_features:
+            factors = present
+        else:
+            squares += float(self._use_bias)
+            factors = present * self._factors(squares * rounding.squared_lengths(residuals))
+        # What is not finite is of the weights alone: then no example counts.
+        residuals = tf.where(tf.math.is_finite(residuals), residuals, 0.0)
+        residuals *= tf.where(tf.math.is_finite(factors), factors, 0.0)[:, tf.newaxis]
+        sums = [sums[0] + _blockwise_product(residuals, x), sums[1]]
+        if self._use_bias:
+            sums[1] += tf.reduce_sum(tf.cast(residuals, tf.float64), axis=0)
+        return sums
 
     def _factors(self, squares):
         if self._clip == math.inf:

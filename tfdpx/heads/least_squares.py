@@ -8,7 +8,7 @@ import numpy as np
 from tfdpx._arguments import check_positive_integer, require
 from tfdpx.heads import class_moments, solves
 from tfdpx.heads.head import Head, check_positive, check_regularization
-from tfdpx.heads.moments import ROWS, SecondMoment, clip_rows
+from tfdpx.heads.moments import second_moment
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -87,10 +87,8 @@ class LeastSquares(Head):
         return {"covariance": dimension**2, **class_moments.sizes(self.num_classes, dimension)}
 
     def _fit(self, examples, released):
-        moment = SecondMoment(examples.dimension)
-        for x, _ in examples.chunks(ROWS):
-            moment.add(clip_rows(x, self.l2_norm_clip))
-        covariance = released.symmetric("covariance", moment.value(), self.l2_norm_clip**2)
+        covariance = second_moment(examples, self.l2_norm_clip)
+        covariance = released.symmetric("covariance", covariance, self.l2_norm_clip**2)
         sensitivity = self.l2_norm_clip**2 * math.sqrt(self.max_positives + self.alpha**2)
         kernel = class_moments.least_squares(
             examples,

@@ -1,11 +1,13 @@
 """Second moments of clipped rows, `sum_i w_i x_i x_i^T`, in float64, and their rounding.
 
-Rows are clipped to `C / (1 + a)`, with a = (d + 16) 2^-24 + 1e-5. The first part of a is what
-float32 can hide of a norm. The second is for the sum. With b rows a product and n in all, a sum of
+Rows are clipped to `C / (1 + a)`, with a = 1e-5, by norms that are never too small (`measured`).
+That a is for the sum. With b rows a product and n in all, a sum of
 n float64 terms of size at most C^2, in any order, errs by at most (b + n / b) 2^-53 n C^2 (Higham
 2002, ch. 4). So one example more or less changes what is computed by at most
 C^2 / (1 + a)^2 + 2 (b + n / b) 2^-53 n C^2, and that is below C^2 for n up to `MOST_EXAMPLES`.
 """
+
+import math
 
 import numpy as np
 from scipy.linalg import blas
@@ -14,27 +16,51 @@ from tfdpx.per_example import rounding
 
 MOST_EXAMPLES = 4_000_000
 _OF_THE_SUM = 1e-5
-# Rows of one product.
-ROWS = 8192
+# Rows of one product: in float64 few enough for a processor's cache.
+ROWS = 2048
 
 
-def clip_rows(x, l2_norm_clip):
-    """float64 `[n, d]`: the rows of `x` at norms of at most `l2_norm_clip`, rounding included.
-
-    A row that is not finite, or whose square overflows in float32, becomes zero.
+def measured(x):
+    """`x` without what is not finite, and the squared norms of its rows.
 
     Args:
         x: float32 `[n, d]`.
-        l2_norm_clip: Float; infinity leaves finite rows as they are.
+
+    Returns:
+        `x`, in which rows that are not finite, or whose square overflows, are zero; and float32
+        `[n]`, squared norms, never too small.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.einsum("ij,ij->i", x, x, dtype="float32")).astype("float64")
-        unfit = ~np.isfinite(norms)
-        allowance = (x.shape[1] + 2 * rounding.EXTRA) * rounding.UNIT + _OF_THE_SUM
-        factors = np.minimum(1.0, l2_norm_clip / (1 + allowance) / np.maximum(norms, 1e-30))
-        rows = np.multiply(x, factors[:, np.newaxis], dtype="float64")
-    rows[unfit] = 0.0
-    return rows
+        squares = rounding.raised(np.einsum("ij,ij->i", x, x), [x.shape[1]])
+    fit = np.isfinite(squares)
+    if not fit.all():
+        x, squares = np.where(fit[:, np.newaxis], x, 0.0), np.where(fit, squares, 0.0)
+    return x, squares.astype("float32")
+
+
+class ClippedRows:
+    """Rows in float64 at norms of at most `l2_norm_clip`, rounding included.
+
+    Args:
+        l2_norm_clip: Float; infinity leaves finite rows as they are.
+    """
+
+    def __init__(self, l2_norm_clip):
+        self._clip = l2_norm_clip / (1 + _OF_THE_SUM)
+        self._buffer = np.empty([0, 0])
+
+    def __call__(self, x):
+        """The rows of float32 `x` `[n, d]`, in memory that the next call uses again."""
+        x, squares = measured(x)
+        if self._buffer.shape < x.shape or self._buffer.shape[1:] != x.shape[1:]:
+            self._buffer = np.empty([max(len(x), ROWS), x.shape[1]])
+        rows = self._buffer[: len(x)]
+        if self._clip == math.inf:
+            rows[:] = x
+            return rows
+        norms = np.sqrt(squares, dtype="float64")
+        factors = self._clip / np.maximum(norms, self._clip)
+        return np.multiply(x, factors[:, np.newaxis], out=rows)
 
 
 class SecondMoment:
@@ -55,3 +81,16 @@ class SecondMoment:
     def value(self):
         """float64 `[d, d]`, symmetric."""
         return np.triu(self._upper) + np.triu(self._upper, 1).T
+
+
+def second_moment(examples, l2_norm_clip):
+    """float64 `[d, d]`: the sum of `x x^T` over all examples, clipped, by one pass.
+
+    Args:
+        examples: `Examples`.
+        l2_norm_clip: Float, or infinity.
+    """
+    moment, clipped = SecondMoment(examples.dimension), ClippedRows(l2_norm_clip)
+    for x, _ in examples.chunks(ROWS):
+        moment.add(clipped(x))
+    return moment.value()

@@ -9,7 +9,7 @@ from tfdpx._arguments import check_positive_integer
 from tfdpx.heads import solves
 from tfdpx.heads.gradients import Gradients
 from tfdpx.heads.head import Head, check_positive, check_regularization, check_steps
-from tfdpx.heads.moments import ROWS, SecondMoment, clip_rows
+from tfdpx.heads.moments import ROWS, ClippedRows, SecondMoment
 
 # The bound on the second derivative of the logistic loss.
 _CURVATURE = 0.25
@@ -122,8 +122,9 @@ class Newton(Head):
     def _moments(self, examples, kernel, classes):
         found = [SecondMoment(examples.dimension) for _ in classes]
         weights = kernel[:, classes.start : classes.stop]
+        clipped = ClippedRows(self.l2_norm_clip)
         for x, _ in examples.chunks(ROWS):
-            rows = clip_rows(x, self.l2_norm_clip)
+            rows = clipped(x)
             decays = np.exp(-np.abs(rows @ weights))
             roots = np.sqrt(decays) / (1 + decays)  # Of p (1 - p); at most 1/2.
             for moment, root in zip(found, roots.T, strict=True):

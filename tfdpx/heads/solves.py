@@ -29,7 +29,7 @@ class Positive:
             scipy.linalg.cho_factor(matrix + 1e-9 * ridge * identity, check_finite=False)
             self._factor = scipy.linalg.cho_factor(matrix + ridge * identity, check_finite=False)
         except scipy.linalg.LinAlgError:
-            values, self._vectors = scipy.linalg.eigh(matrix, check_finite=False)
+            values, self._vectors = scipy.linalg.eigh(matrix, driver="evd")
             self._values = np.maximum(values, 0.0) + ridge
 
     def solve(self, right):
