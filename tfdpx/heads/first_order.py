@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdpx._arguments import check_choice
 from tfdpx.heads.gradients import Gradients
@@ -86,13 +87,18 @@ class FirstOrder(Head):
         optimizer = _OPTIMIZERS[self.optimizer](self.learning_rate)
         optimizer.build([kernel, bias])
         gradients = Gradients(examples, classes, self.l2_norm_clip, use_bias=True)
+        strategy = tf.distribute.get_strategy()
+        replicas = strategy.num_replicas_in_sync
         totals = [0.0, 0.0]
+
+        def apply(slopes):  # Of which Keras adds up all replicas' own.
+            optimizer.apply([slopes[:-1], slopes[-1]])
+
         for _ in range(self.steps):
             both = np.vstack(gradients.sums(kernel.numpy(), bias.numpy()))
             mean = released.gaussian("gradient", both, self.l2_norm_clip) / examples.count
             mean[:-1] += self.l2_regularization * kernel.numpy()
-            slopes = [keras.ops.cast(part, "float32") for part in (mean[:-1], mean[-1])]
-            optimizer.apply(slopes)
+            strategy.run(apply, args=(tf.constant(mean / replicas, "float32"),))
             totals = [t + v.numpy() for t, v in zip(totals, (kernel, bias), strict=True)]
         if self.average:
             return [total / self.steps for total in totals]

@@ -36,8 +36,8 @@ class LeastSquares(Head):
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
         alpha: Float > 0, the weight of examples of other classes.
-        l2_regularization: Float, lambda, of sums and not of means; None makes it as large as the
-            noise.
+        l2_regularization: Float, lambda, of sums and not of means; None makes it a quarter larger
+            than the noise.
         max_positives: Int, k: the most classes that an example has.
         noise_multiplier: Float, in place of epsilon.
         l2_norm_clip: Float, C.

@@ -41,8 +41,8 @@ class Newton(Head):
         delta: Float in (0, 1).
         steps: Int.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, beside the mean H_j/n; None makes it as large as the
-            noise.
+        l2_regularization: Float, lambda, beside the mean H_j/n; None makes it a quarter larger
+            than the noise.
         noise_multiplier: Float, in place of epsilon.
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp" as in the paper, "pld" or "rdp".

@@ -9,13 +9,20 @@ import numpy as np
 import scipy.linalg
 
 
+# The least eigenvalue that a system may keep, as a share of its ridge.
+_LEAST = 1 / 8
+# Of the noise's norm: how large a ridge is that follows it.
+_OF_THE_NOISE = 1.25
+
+
 class Positive:
-    """A symmetric matrix plus `ridge` times the identity, taken to be at least `ridge`.
+    """A symmetric matrix plus `ridge` times the identity, with no eigenvalue near zero or below.
 
     The moment without noise has no negative eigenvalue, so with the ridge none below it. Where
-    noise has pushed eigenvalues below, they are raised to the ridge: that is the nearest matrix (in
-    the Frobenius norm) that the true one could be. No system is then worse conditioned than
-    the largest eigenvalue over the ridge.
+    noise has pushed one below an eighth of the ridge, all that are below the ridge are raised to
+    it: that is the nearest matrix (in the Frobenius norm) that the true one could be. So no system
+    is worse conditioned than 8 times its largest eigenvalue over the ridge. That none is below the
+    eighth is known from a Cholesky factor, which takes a tenth of the time of eigenvalues.
 
     Args:
         matrix: float64 `[d, d]`, symmetric.
@@ -25,8 +32,9 @@ class Positive:
     def __init__(self, matrix, ridge):
         self._vectors = None
         identity = np.eye(len(matrix))
-        try:  # That this succeeds says that no eigenvalue of `matrix` is negative.
-            scipy.linalg.cho_factor(matrix + 1e-9 * ridge * identity, check_finite=False)
+        try:
+            least = matrix + (1 - _LEAST) * ridge * identity
+            scipy.linalg.cho_factor(least, overwrite_a=True, check_finite=False)
             self._factor = scipy.linalg.cho_factor(matrix + ridge * identity, check_finite=False)
         except scipy.linalg.LinAlgError:
             values, self._vectors = scipy.linalg.eigh(matrix, driver="evd")
@@ -45,7 +53,7 @@ class Positive:
 
 
 def ridge(matrix, given, noise_multiplier, sensitivity):
-    """The ridge of a system: `given`, or as large as the noise.
+    """The ridge of a system: `given`, or a quarter larger than the noise.
 
     The spectral norm of noise of standard deviation s on the diagonal, and s / sqrt(2) beside it,
     is about sqrt(2 d) s.
@@ -60,5 +68,7 @@ def ridge(matrix, given, noise_multiplier, sensitivity):
     least = 1e-9 * max(float(np.trace(matrix)) / len(matrix), 1e-9)
     if given is not None:
         return max(given, least)
-    noise = math.sqrt(2 * len(matrix)) * noise_multiplier * sensitivity if noise_multiplier else 0.0
-    return max(noise, 1e3 * least)
+    if not noise_multiplier:
+        return 1e3 * least
+    norm = math.sqrt(2 * len(matrix)) * noise_multiplier * sensitivity
+    return max(_OF_THE_NOISE * norm, 1e3 * least)
