@@ -39,7 +39,8 @@ class FeatureCovariance(Head):
         delta: Float in (0, 1).
         steps: Int, gradients.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, beside the mean G/n; None makes it a quarter larger than the noise.
+        l2_regularization: Float, lambda, beside the mean G/n; None makes it a quarter larger than
+            the noise.
         covariance_share: Float in (0, 1): the share of the budget (of the sum of 1/sigma^2) that G
             gets; None gives all releases the same sigma, as in the paper.
         start: "zeros" or "least_squares".

@@ -94,11 +94,15 @@ class FirstOrder(Head):
         def apply(slopes):  # Of which Keras adds up all replicas' own.
             optimizer.apply([slopes[:-1], slopes[-1]])
 
+        @tf.function(autograph=False)
+        def update(slopes):
+            strategy.run(apply, args=(slopes,))
+
         for _ in range(self.steps):
             both = np.vstack(gradients.sums(kernel.numpy(), bias.numpy()))
             mean = released.gaussian("gradient", both, self.l2_norm_clip) / examples.count
             mean[:-1] += self.l2_regularization * kernel.numpy()
-            strategy.run(apply, args=(tf.constant(mean / replicas, "float32"),))
+            update(tf.constant(mean / replicas, "float32"))
             totals = [t + v.numpy() for t, v in zip(totals, (kernel, bias), strict=True)]
         if self.average:
             return [total / self.steps for total in totals]

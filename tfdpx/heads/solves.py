@@ -8,7 +8,6 @@ import math
 import numpy as np
 import scipy.linalg
 
-
 # The least eigenvalue that a system may keep, as a share of its ridge.
 _LEAST = 1 / 8
 # Of the noise's norm: how large a ridge is that follows it.
