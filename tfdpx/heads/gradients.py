@@ -64,7 +64,6 @@ class Gradients:
         lengths = tf.TensorSpec([None])
         signature = [sums, *rows, lengths, lengths, *weights]
         self._add = tf.function(self._add_chunk, input_signature=signature, autograph=False)
-        self._total = tf.function(self._sum_over_replicas, autograph=False)
 
     @property
     def _replicas(self):
@@ -87,13 +86,10 @@ class Gradients:
                 arrays = [_padded(array, short) for array in arrays]
             arguments = (sums, *map(tf.constant, arrays), *weights)
             sums = self._strategy.run(self._add, args=arguments)
-        kernel_sum, bias_sum = self._strategy.experimental_local_results(
-            self._strategy.run(self._total, args=(sums,))
-        )[0]
-        return kernel_sum.numpy().T, bias_sum.numpy()
-
-    def _sum_over_replicas(self, sums):
-        return replicas.sum_over_replicas(sums, tf.distribute.get_replica_context())
+        # All replicas are on this host: their sums are added up here, once a pass.
+        local = [self._strategy.experimental_local_results(part) for part in sums]
+        kernel_sum, bias_sum = (np.sum([p.numpy() for p in parts], axis=0) for parts in local)
+        return kernel_sum.T, bias_sum
 
     def _add_chunk(self, sums, x, y, squares, present, kernel, bias):
         context = tf.distribute.get_replica_context()
