@@ -73,6 +73,7 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9"],
+        "search": ["optuna>=4"],
+        "test": ["optuna>=4", "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9"],
     },
 )
