@@ -73,7 +73,9 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
+        "search": ["optuna>=4"],
         "test": [
+            "optuna>=4",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",

@@ -47,6 +47,7 @@ ARROWS = {
         *("settings", "train_step"),
     },
     "optimizers": {"accounting", "private_optimizer"},
+    "heads": {"_arguments", "accounting", "noise", "per_example", "replication", "run"},
 }
 CORE = {*ARROWS, "__init__"}
 ARROWS["layers"] = set(CORE)

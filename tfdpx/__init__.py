@@ -2,8 +2,8 @@
 
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
 `RandomAccess` and the modules `accounting`, `augment`, `callbacks`, `checks`, `distributed`,
-`per_example` and `synthetic`. It also installs the hook by which `keras.Model.fit` lets a DP
-optimizer drive the training step, and registers the layers of `tfdpx.layers` with Keras.
+`heads`, `per_example` and `synthetic`. It also installs the hook by which `keras.Model.fit` lets a
+DP optimizer drive the training step, and registers the layers of `tfdpx.layers` with Keras.
 `tfdpx.models` loads on first use.
 """
 
@@ -58,6 +58,7 @@ from tfdpx import (
     callbacks,
     checks,
     distributed,
+    heads,
     keras_hook,
     per_example,
     synthetic,
@@ -84,6 +85,7 @@ __all__ = [
     "callbacks",
     "checks",
     "distributed",
+    "heads",
     "layers",
     "make_private",
     "models",

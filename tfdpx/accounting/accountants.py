@@ -8,6 +8,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx._arguments import check_choice, is_integer, is_number, require
+from tfdpx.accounting.full_batch import FullBatchAccountant, exact_epsilon, zcdp_epsilon
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -37,14 +38,16 @@ def epsilon(noise_multiplier, sampling_probability, steps, delta, accountant="pl
     The mathematics is `dp_accounting`'s. "pld" composes privacy loss distributions (Doroshenko et
     al. 2022, "Connect the Dots") and is the tighter. "rdp" composes Renyi divergences (Mironov et
     al. 2019, "Renyi Differential Privacy of the Sampled Gaussian Mechanism") and converts them by
-    Canonne et al. 2020, Proposition 12: the accountant of De et al. 2022.
+    Canonne et al. 2020, Proposition 12: the accountant of De et al. 2022. Two know full batches
+    alone (`sampling_probability=1`): "gdp" is exact, and "pld" agrees with it there; "zcdp" is the
+    looser conversion of Bun and Steinke 2016.
 
     Args:
         noise_multiplier: Float >= 0. Standard deviation of the noise over the sensitivity.
         sampling_probability: Float in (0, 1].
         steps: Int >= 0. Number of updates.
         delta: Float in (0, 1).
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
         Float. 0.0 when `steps` is 0, else infinity when `noise_multiplier` is 0.
@@ -62,7 +65,7 @@ def composed_epsilon(runs, delta, accountant="pld"):
     Args:
         runs: Tuple of tuples `(noise_multiplier, sampling_probability, steps)`.
         delta: Float in (0, 1).
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
         Float, as `epsilon` returns for a single run and under the same neighbouring relation.
@@ -99,8 +102,10 @@ def _pld_accountant(runs):
     Any grid gives a valid epsilon: losses are rounded such that none is underestimated. But one
     much coarser than the loss of a typical step overestimates it, by 8% at 10 times and threefold
     at 100 times; a fifth of it overestimates by less than 0.5%. dp_accounting's default is the
-    coarsest used.
+    coarsest used. Without sampling no grid is needed.
     """
+    if all(probability == 1 for _, probability, _ in runs):
+        return FullBatchAccountant(exact_epsilon)
     losses = [(steps, _typical_loss(*run)) for *run, steps in runs]
     square = sum(steps * loss**2 for steps, loss in losses)
     grid = 0.2 * square / sum(steps * loss for steps, loss in losses)
@@ -126,6 +131,21 @@ def _rdp_accountant(runs):
     return rdp_privacy_accountant.RdpAccountant(neighboring_relation=_ADD_OR_REMOVE_ONE)
 
 
+def _full_batch_accountant(conversion):
+    """A factory like the others, of an accountant that refuses sampled runs."""
+
+    def accountant(runs):
+        sampled = [probability for _, probability, _ in runs if probability < 1]
+        if sampled:
+            raise ValueError(
+                "The accountants 'gdp' and 'zcdp' know full batches alone. Received: "
+                f"sampling_probability={sampled[0]}. Use accountant='pld' or 'rdp'."
+            )
+        return FullBatchAccountant(conversion)
+
+    return accountant
+
+
 def _typical_loss(noise_multiplier, sampling_probability):
     """The root of the chi-squared divergence of one step: about its privacy loss."""
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
@@ -133,7 +153,12 @@ def _typical_loss(noise_multiplier, sampling_probability):
 
 # By the name that a plan gives: functions of the runs, tuples `(noise_multiplier,
 # sampling_probability, steps)`, to a fresh `dp_accounting.PrivacyAccountant` of add-or-remove-one.
-ACCOUNTANTS = {"pld": _pld_accountant, "rdp": _rdp_accountant}
+ACCOUNTANTS = {
+    "pld": _pld_accountant,
+    "rdp": _rdp_accountant,
+    "gdp": _full_batch_accountant(exact_epsilon),
+    "zcdp": _full_batch_accountant(zcdp_epsilon),
+}
 
 
 def check_accountant(accountant):

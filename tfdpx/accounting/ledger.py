@@ -179,7 +179,7 @@ class Ledger:
 
         Args:
             delta: Float in (0, 1).
-            accountant: "pld" or "rdp".
+            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
 
         Returns:
             Float; 0.0 for an empty ledger, infinity if any step had no noise.

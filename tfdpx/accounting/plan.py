@@ -44,7 +44,7 @@ class PrivacyPlan:
         epsilon: Float > 0.
         delta: Float in (0, 1), well below 1/num_examples.
         sampling: "poisson" or "shuffle".
-        accountant: "pld" (the tighter) or "rdp".
+        accountant: "pld" (the tighter) or "rdp"; for full batches also "gdp" or "zcdp".
 
     Raises:
         ValueError: If an argument is out of its range, if not exactly one of the four is left out,

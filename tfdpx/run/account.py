@@ -217,7 +217,7 @@ def pass_on(source, target):
 
 
 class _Saved:
-    """What a file says was spent on weights that no tfdpx optimizer was there to take."""
+    """What a file or a ledger says was spent on weights with no tfdpx optimizer to take it."""
 
     def __init__(self, rows):
         self._own, self._other, self._run = {}, rows, None
@@ -237,6 +237,25 @@ def _keep_saved(model, arrays):
 
 
 keras_hook.on_saved_optimizer(_keep_saved)
+
+
+def attach(ledger, variables):
+    """Joins a ledger to whatever tfdpx optimizer these weights have now or later.
+
+    Args:
+        ledger: `tfdpx.accounting.Ledger` whose entries name their runs.
+        variables: List of `keras.Variable`.
+    """
+    rows = {
+        _Facts(
+            float(entry.run),
+            entry.noise_multiplier,
+            entry.sampling_probability or 0.0,
+            float(entry.exact),
+        ): entry.steps
+        for entry in ledger.entries
+    }
+    _spent_by(_Saved(rows), variables)
 
 
 def _spent_by(account, variables):

@@ -152,7 +152,7 @@ def test_pld_grid_follows_the_loss():
         ((1.0, 0.1, 1, 0.0), "delta"),
         ((1.0, 0.1, 1, 2), "delta"),
         ((1.0, 0.1, 1, None), "delta"),
-        ((1.0, 0.1, 1, 1e-5, "gdp"), "accountant"),
+        ((1.0, 0.1, 1, 1e-5, "moments"), "accountant"),
     ],
 )
 def test_errors_name_argument_and_value(arguments, name):

@@ -162,7 +162,7 @@ def test_whole_data_set_when_the_budget_allows_it():
         ({"delta": None}, "`delta` must lie strictly between 0 and 1.*delta=None"),
         ({"epsilon": None, "noise_multiplier": -1.0}, "`noise_multiplier` must be a finite"),
         ({"sampling": "cyclic"}, "`sampling` must be one of.*sampling='cyclic'"),
-        ({"accountant": "zcdp"}, "`accountant` must be one of.*accountant='zcdp'"),
+        ({"accountant": "moments"}, "`accountant` must be one of.*accountant='moments'"),
         ({"noise_multiplier": 1.0}, "Exactly one of .* Left out: none"),
         ({"epsilon": None}, "Exactly one of .* Left out: `noise_multiplier`, `epsilon`"),
         ({"steps": None}, "Exactly one of .* Left out: `noise_multiplier`, `steps`"),

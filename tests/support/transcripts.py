@@ -1,0 +1,70 @@
+"""What a head's releases really spend on two data sets that differ in one example.
+
+A head is adaptive: each release depends on the noisy ones before. So its guarantee is about each
+release given all earlier outputs: the second run is handed the outputs of the first.
+"""
+
+import math
+
+import numpy as np
+
+from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.heads.releases import Releases
+
+
+class _Recorder:
+    def __init__(self, monkeypatch, outputs=None):
+        self.values, self.deviations, self.outputs = {}, {}, outputs or {}
+        replay, given, draw = outputs is not None, Releases._count, Releases._noise
+        current = []
+
+        def count(releases, name, part):
+            use = releases._done.get((name, part), 0)
+            current[:] = [(name, use, part)]
+            return given(releases, name, part)
+
+        def noise(releases, shape, deviation):
+            self.deviations[current[0]] = deviation
+            return draw(releases, shape, deviation)
+
+        def wrapped(method):
+            def release(releases, name, value, *args, **kwargs):
+                noisy = method(releases, name, value, *args, **kwargs)
+                key = current[0]
+                self.values[key] = np.array(value)
+                if replay:
+                    return np.array(self.outputs[key])
+                self.outputs[key] = np.array(noisy)
+                return noisy
+
+            return release
+
+        monkeypatch.setattr(Releases, "_count", count)
+        monkeypatch.setattr(Releases, "_noise", noise)
+        monkeypatch.setattr(Releases, "gaussian", wrapped(Releases.gaussian))
+        monkeypatch.setattr(Releases, "symmetric", wrapped(Releases.symmetric))
+
+
+def spent(monkeypatch, head, data, neighbour):
+    """`{release: mu}` of fits on two neighbours, and the epsilon of all at the head's delta.
+
+    Args:
+        monkeypatch: pytest's.
+        head: Function to a fresh head.
+        data: Pair of features and labels.
+        neighbour: Another, with one example more.
+    """
+    with monkeypatch.context() as patched:
+        first = _Recorder(patched)
+        head().fit(*data)
+    with monkeypatch.context() as patched:
+        second = _Recorder(patched, first.outputs)
+        head().fit(*neighbour)
+    assert first.values.keys() == second.values.keys()
+    squares = {}
+    for (name, use, part), value in first.values.items():
+        key = (name, use, part)
+        change = np.linalg.norm(value - second.values[key]) / first.deviations[key]
+        squares[name, use] = squares.get((name, use), 0.0) + change**2
+    mus = {key: math.sqrt(square) for key, square in squares.items()}
+    return mus, exact_epsilon(math.sqrt(sum(squares.values()) + 1e-24), head().delta)

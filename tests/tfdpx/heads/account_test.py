@@ -1,0 +1,166 @@
+"""What a head says it spends: noise, ledger, plan, and the weights' account."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+import tfdpx
+from tfdpx.accounting.full_batch import exact_epsilon, zcdp_epsilon
+from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
+from tfdpx.heads.releases import Releases
+
+SMALL = dict(num_classes=3, delta=1e-5)
+KINDS = [LeastSquares, FeatureCovariance, Newton, FirstOrder]
+
+
+def data(count=30, width=4):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, width)).astype("float32"), rng.integers(0, 3, count)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "noise_multiplier"),
+    [
+        (LeastSquares, {}, 6.462),
+        (FeatureCovariance, {"steps": 10}, 12.37),
+        (Newton, {"steps": 10}, 16.68),
+        (FirstOrder, {"steps": 100}, 37.31),
+    ],
+)
+def test_noise_multipliers_of_the_exact_gaussian_mechanism(kind, kwargs, noise_multiplier):
+    head = kind(num_classes=10, epsilon=1.0, delta=1e-5, **kwargs)
+    assert float(f"{head.noise_multiplier:.4g}") == noise_multiplier
+    releases = head.num_releases
+    # An independent form of the same: Balle and Wang 2018, Eq. 6, with mu^2 = releases / sigma^2.
+    mu = math.sqrt(releases) / head.noise_multiplier
+
+    def tail(z):
+        return math.erfc(-z / math.sqrt(2)) / 2
+
+    delta = tail(mu / 2 - 1 / mu) - math.e * tail(-mu / 2 - 1 / mu)
+    assert delta == pytest.approx(1e-5, rel=5e-4)
+
+
+def test_zcdp_is_the_papers():
+    head = FeatureCovariance(10, 1.0, 1e-5, steps=10, accountant="zcdp")
+    rho = 11 / (2 * head.noise_multiplier**2)
+    assert rho + 2 * math.sqrt(rho * math.log(1e5)) == pytest.approx(1.0, rel=1e-4)
+    assert head.noise_multiplier > 12.38
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 8.0, 50.0])
+def test_exact_epsilon_is_between_rdp_and_nothing(epsilon):
+    head = LeastSquares(10, epsilon, 1e-6)
+    sigma = head.noise_multiplier
+    found = {
+        name: tfdpx.accounting.epsilon(sigma, 1.0, 3, 1e-6, name)
+        for name in ("gdp", "pld", "rdp", "zcdp")
+    }
+    assert found["gdp"] == found["pld"] <= epsilon
+    assert found["gdp"] == pytest.approx(epsilon, rel=2e-4)
+    assert found["gdp"] < found["rdp"] < found["zcdp"] * 1.001
+    assert exact_epsilon(1e-9, 0.5) == 0.0
+    assert zcdp_epsilon(1.0, 1e-5) > exact_epsilon(1.0, 1e-5)
+
+
+def test_accountants_of_full_batches_refuse_sampling():
+    with pytest.raises(ValueError, match="full batches alone.*sampling_probability=0.1"):
+        tfdpx.accounting.epsilon(1.0, 0.1, 1, 1e-5, "gdp")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_ledger_is_what_was_released(kind):
+    kwargs = {} if kind is LeastSquares else {"steps": 3}
+    head = kind(epsilon=1.0, seed=0, **SMALL, **kwargs)
+    assert head.ledger.steps == 0 == head.epsilon_spent()
+    head.fit(*data())
+    assert head.ledger.steps == head.num_releases
+    assert not head.ledger.is_approximate
+    assert {entry.sampling_probability for entry in head.ledger.entries} == {1.0}
+    assert 0.999 < head.epsilon_spent() <= 1.0
+    assert head.ledger.epsilon(1e-5) <= 1.0  # By the default accountant of all ledgers.
+    plan = head.plan(30)
+    assert plan.epsilon == pytest.approx(head.epsilon_spent())
+    assert plan.steps == head.num_releases and plan.sampling_probability == 1.0
+    once = head.ledger
+    head.fit(*data())
+    assert head.epsilon_spent() > 1.3
+    assert (once + head.ledger) == head.ledger  # A run counts once, and another adds up.
+
+
+def test_a_share_moves_noise_and_keeps_epsilon():
+    head = FeatureCovariance(epsilon=1.0, steps=10, covariance_share=0.4, seed=0, **SMALL)
+    assert head.covariance_noise_multiplier < head.noise_multiplier < head.gradient_noise_multiplier
+    assert head.fit(*data()).epsilon_spent() == pytest.approx(1.0, rel=1e-3)
+    assert head.ledger.steps == 11 and len(head.ledger.entries) == 2
+    total = 1 / head.covariance_noise_multiplier**2 + 10 / head.gradient_noise_multiplier**2
+    assert total == pytest.approx(11 / head.noise_multiplier**2)
+
+
+def test_the_layer_brings_its_account_into_private_training():
+    x, y = data()
+    head = LeastSquares(epsilon=1.0, **SMALL).fit(x, y)
+    layer = head.to_layer(name="head")
+    np.testing.assert_allclose(layer(x), head.predict(x), rtol=1e-5, atol=1e-6)
+    model = keras.Sequential([keras.Input((4,)), layer])
+    plan = tfdpx.PrivacyPlan(30, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-5)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), keras.losses.SparseCategoricalCrossentropy(True))
+    model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
+    ledger = model.optimizer.ledger
+    assert ledger.steps == 3 + 2
+    assert ledger.epsilon(1e-5) > max(head.epsilon_spent(), plan.epsilon)
+
+
+def test_noise_has_the_stated_scale():
+    releases = Releases({"a": (2.0, 1), "b": (2.0, 1)}, seed=3)
+    flat = releases.gaussian("a", np.zeros([200, 200]), 0.5)
+    symmetric = releases.symmetric("b", np.zeros([200, 200]), 0.5)
+    assert np.std(flat) == pytest.approx(1.0, rel=0.02)
+    np.testing.assert_array_equal(symmetric, symmetric.T)
+    assert np.std(np.diag(symmetric)) == pytest.approx(1.0, rel=0.2)
+    assert np.std(symmetric[np.triu_indices(200, 1)]) == pytest.approx(0.5**0.5, rel=0.03)
+    assert abs(np.corrcoef(flat.ravel(), symmetric.ravel())[0, 1]) < 0.03
+
+
+def test_fresh_seeds_give_fresh_noise_and_a_seed_repeats_it():
+    x, y = data()
+    kernels = [
+        LeastSquares(epsilon=1.0, seed=s, **SMALL).fit(x, y).kernel for s in (None, None, 5, 5)
+    ]
+    assert not np.array_equal(kernels[0], kernels[1])
+    np.testing.assert_array_equal(kernels[2], kernels[3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "message"),
+    [
+        (LeastSquares, {}, "Exactly one of `epsilon` and `noise_multiplier`"),
+        (LeastSquares, {"epsilon": 0}, "`epsilon` must be a positive number. Received: epsilon=0"),
+        (LeastSquares, {"epsilon": 1, "delta": 1}, "`delta` must lie"),
+        (LeastSquares, {"epsilon": 1, "l2_norm_clip": 0}, "`l2_norm_clip` must be a number >="),
+        (LeastSquares, {"epsilon": 1, "l2_norm_clip": math.inf}, "must be finite"),
+        (LeastSquares, {"epsilon": 1, "max_positives": 4}, "not exceed num_classes=3"),
+        (LeastSquares, {"epsilon": 1, "accountant": "best"}, "`accountant` must be one of"),
+        (FeatureCovariance, {"epsilon": 1, "steps": 0}, "`steps` must be a positive integer"),
+        (FeatureCovariance, {"epsilon": 1, "covariance_share": 1}, "strictly between 0 and 1"),
+        (FeatureCovariance, {"epsilon": 1, "start": "best"}, "`start` must be one of"),
+        (FirstOrder, {"epsilon": 1, "optimizer": "lion"}, "`optimizer` must be one of"),
+        (Newton, {"epsilon": 1, "learning_rate": 0}, "`learning_rate` must be a positive"),
+    ],
+)
+def test_errors_name_argument_and_value(kind, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**{**SMALL, **kwargs})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_config_goes_there_and_back(kind):
+    head = kind(epsilon=2.0, l2_norm_clip=0.3, seed=9, **SMALL)
+    config = head.get_config()
+    assert "seed" not in config
+    again = kind.from_config(config)
+    assert again.get_config() == config
+    assert again.noise_multiplier == head.noise_multiplier
+    assert keras.saving.get_registered_object(f"tfdpx>{kind.__name__}") is kind

@@ -1,0 +1,146 @@
+"""Without noise each head is a known algorithm; streams, passes and replicas change rounding."""
+
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+from head_replica_cases import CLASSES, COUNT, FREE, HEADS, PRIVATE, WIDTH, data
+from sklearn.linear_model import LogisticRegression
+
+from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
+from tfdpx.heads.solves import Positive
+
+
+def clip(rows, norm):
+    return rows * np.minimum(1, norm / np.linalg.norm(rows, axis=-1, keepdims=True))
+
+
+def test_least_squares_is_the_weighted_regression():
+    x, y = data()
+    head = LeastSquares(**FREE, alpha=0.3, l2_regularization=2.0).fit(x, y)
+    for j in range(CLASSES):
+        mine = x[y == j]
+        matrix = mine.T @ mine + 0.3 * x.T @ x + 2.0 * np.eye(WIDTH)
+        np.testing.assert_allclose(
+            head.kernel[:, j], np.linalg.solve(matrix, mine.sum(0)), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_only_the_first_k_positives_count():
+    x, y = data()
+    both = np.eye(CLASSES)[y] + np.eye(CLASSES)[(y + 1) % CLASSES]
+    first = np.eye(CLASSES)[np.minimum(y, (y + 1) % CLASSES)]
+    one = LeastSquares(**FREE).fit(x, both)
+    np.testing.assert_allclose(one.kernel, LeastSquares(**FREE).fit(x, first).kernel, rtol=1e-5)
+    two = LeastSquares(**FREE, max_positives=2).fit(x, both)
+    assert np.abs(two.kernel - one.kernel).max() > 0.01
+
+
+def test_newton_is_the_logistic_regression_of_scikit_learn():
+    x, y = data()
+    head = Newton(**FREE, steps=12, l2_regularization=1e-2).fit(x, y)
+    for j in range(CLASSES):
+        # Newton's ridge is in the step alone, so the optimum is that without a penalty.
+        oracle = LogisticRegression(C=1e8, fit_intercept=False, tol=1e-10).fit(x, y == j)
+        np.testing.assert_allclose(head.kernel[:, j], oracle.coef_[0], rtol=2e-2, atol=5e-3)
+
+
+def test_feature_covariance_is_algorithm_3():
+    x, y = data()
+    head = FeatureCovariance(
+        CLASSES, noise_multiplier=0.0, steps=4, learning_rate=3.0, l2_regularization=0.05,
+        l2_norm_clip=0.8, feature_norm_clip=1.5, initial_bias=-1.0,
+    ).fit(x, y)  # fmt: skip
+    rows, targets = clip(x.astype("float64"), 1.5), np.eye(CLASSES)[y]
+    matrix = rows.T @ rows / COUNT + 0.05 * np.eye(WIDTH)
+    kernel = np.zeros([WIDTH, CLASSES])
+    for _ in range(4):
+        residuals = 1 / (1 + np.exp(1 - x @ kernel)) - targets
+        each = np.einsum("nm,nd->nmd", residuals, x).reshape(COUNT, -1)
+        gradient = clip(each, 0.8).mean(0).reshape(CLASSES, WIDTH).T
+        kernel -= 3.0 * np.linalg.solve(matrix, gradient)
+    # The clip is smaller by what rounding is allowed, 0.2%.
+    np.testing.assert_allclose(head.kernel, kernel, rtol=6e-3, atol=1e-3)
+    np.testing.assert_array_equal(head.bias, [-1.0] * CLASSES)
+
+
+def test_first_order_is_gradient_descent_on_kernel_and_bias():
+    x, y = data()
+    head = FirstOrder(
+        CLASSES, noise_multiplier=0.0, steps=5, optimizer="sgd", learning_rate=0.9,
+        l2_regularization=0.1, l2_norm_clip=0.8, initial_bias=-1.0,
+    ).fit(x, y)  # fmt: skip
+    rows, targets = np.hstack([x, np.ones([COUNT, 1])]), np.eye(CLASSES)[y]
+    both = np.vstack([np.zeros([WIDTH, CLASSES]), np.full([1, CLASSES], -1.0)])
+    for _ in range(5):
+        residuals = 1 / (1 + np.exp(-rows @ both)) - targets
+        each = np.einsum("nm,nd->nmd", residuals, rows).reshape(COUNT, -1)
+        gradient = clip(each, 0.8).mean(0).reshape(CLASSES, -1).T
+        gradient[:-1] += 0.1 * both[:-1]
+        both -= 0.9 * gradient
+    np.testing.assert_allclose(np.vstack([head.kernel, head.bias]), both, rtol=5e-3, atol=2e-3)
+    average = FirstOrder(**PRIVATE, steps=3, average=True).fit(x, y)
+    last = FirstOrder(**PRIVATE, steps=3).fit(x, y)
+    assert np.abs(average.kernel).max() < np.abs(last.kernel).max()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_streams_and_passes_change_rounding_alone(name):
+    x, y = data()
+    expected = HEADS[name]().fit(x, y).kernel
+    order = np.random.default_rng(3).permutation(COUNT)
+    streams = [tf.data.Dataset.from_tensor_slices((x[order], y[order])).batch(n) for n in (7, 64)]
+    bad = np.vstack([x, np.full([2, WIDTH], np.nan), np.full([1, WIDTH], 3e38)]).astype("float32")
+    others = [HEADS[name]().fit(stream).kernel for stream in streams]
+    if name != "first":
+        others.append(HEADS[name](class_memory=1).fit(x, y).kernel)
+    if name == "ls":  # In the others the mean is over all rows.
+        others.append(HEADS[name]().fit(bad, np.append(y, [0, 1, 2])).kernel)
+    for kernel in others:
+        np.testing.assert_allclose(kernel, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+def test_two_replicas_give_what_one_device_does():
+    processes.run_alone("head_replica_cases.heads")
+
+
+def test_an_indefinite_matrix_is_raised_to_the_nearest_that_can_be():
+    rng = np.random.default_rng(0)
+    vectors = np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    values = np.array([-3.0, -1e-3, 0.5, 2.0, 9.0])
+    matrix = (vectors * values) @ vectors.T
+    expected = (vectors / (np.maximum(values, 0) + 0.1)) @ vectors.T
+    np.testing.assert_allclose(Positive(matrix, 0.1).solve(np.eye(5)), expected, atol=1e-8)
+    definite = matrix + 4 * np.eye(5)
+    solved = Positive(definite, 0.1).solve(np.ones(5))
+    np.testing.assert_allclose((definite + 0.1 * np.eye(5)) @ solved, np.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "message"),
+    [
+        (np.ones([4, 2, 2]), [0, 1, 2, 0], "must have the shape"),
+        (np.ones([4, 2]), [0, 1, 3, 0], r"must lie in \[0, 3\)"),
+        (np.ones([4, 2]), [0, 1], "must hold as many examples"),
+        (np.ones([4, 2]), [0.5, 1, 2, 0], "must hold integers"),
+        (np.ones([2, 2]), [[0, 1, 2], [0, 0, 1]], "zeros and ones"),
+    ],
+)
+def test_unfit_data_are_refused(features, labels, message):
+    with pytest.raises(ValueError, match=message):
+        LeastSquares(CLASSES, 1.0).fit(features, np.array(labels))
+    endless = tf.data.Dataset.from_tensors((np.ones([2, 2]), [0, 1])).repeat()
+    with pytest.raises(ValueError, match="infinite dataset"):
+        LeastSquares(CLASSES, 1.0).fit(endless)
+    with pytest.raises(ValueError, match="call `fit` first"):
+        LeastSquares(CLASSES, 1.0).to_layer()
+
+
+def test_accuracy_and_scores():
+    x, y = data()
+    head = LeastSquares(**FREE).fit(x, y)
+    scores = head.predict(x)
+    assert head.evaluate(x, y)["accuracy"] == np.mean(scores.argmax(1) == y) > 0.8
+    stream = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
+    assert head.evaluate(stream) == head.evaluate(x, y)
+    np.testing.assert_allclose(head.predict(stream), scores, rtol=1e-5)

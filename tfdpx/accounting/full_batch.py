@@ -1,0 +1,71 @@
+"""Accountants of Gaussian releases that all examples take part in: no sampling.
+
+Releases at noise multipliers s_1, s_2, ... compose to one Gaussian mechanism whose mu is
+sqrt(sum 1 / s_i^2) (Dong, Roth, Su 2022, "Gaussian Differential Privacy", Corollary 3.3). So one
+number says everything, and its epsilon has a closed form.
+"""
+
+import math
+
+import dp_accounting
+import scipy.optimize
+from dp_accounting.pld import privacy_loss_mechanism
+
+
+class FullBatchAccountant(dp_accounting.PrivacyAccountant):
+    """Composes Gaussian releases of full batches, under adding or removing one example.
+
+    Args:
+        conversion: Function of mu and delta to epsilon: `exact_epsilon` or `zcdp_epsilon`.
+    """
+
+    def __init__(self, conversion):
+        super().__init__(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        self._conversion = conversion
+        self._squared_mu = 0.0
+
+    def _maybe_compose(self, event, count, do_compose):
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            return self._maybe_compose(event.event, count * event.count, do_compose)
+        if not isinstance(event, dp_accounting.GaussianDpEvent):
+            return self.CompositionErrorDetails(event, "Only Gaussians of full batches compose.")
+        if do_compose:
+            self._squared_mu += count / event.noise_multiplier**2
+        return None
+
+    def get_epsilon(self, target_delta):
+        """Epsilon at `target_delta`, a float."""
+        return self._conversion(math.sqrt(self._squared_mu), target_delta)
+
+
+def exact_epsilon(mu, delta):
+    """The least epsilon of the Gaussian mechanism at `delta` (Balle and Wang 2018, Theorem 8).
+
+    Args:
+        mu: Float > 0. Sensitivity over the standard deviation of the noise.
+        delta: Float in (0, 1).
+    """
+    loss = privacy_loss_mechanism.GaussianPrivacyLoss(1 / mu)
+    most = zcdp_epsilon(mu, delta)
+
+    def excess(epsilon):
+        return loss.get_delta_for_epsilon([epsilon])[0] - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    tolerance = 1e-12 * most
+    root = scipy.optimize.brentq(excess, 0.0, most, xtol=tolerance, rtol=1e-13)
+    return min(most, root + 2 * tolerance)
+
+
+def zcdp_epsilon(mu, delta):
+    """Epsilon by zero-concentrated privacy, rho = mu^2 / 2 (Bun and Steinke 2016, Prop. 1.3).
+
+    looser than `exact_epsilon`: by a third at epsilon 1 and delta 1e-5.
+
+    Args:
+        mu: Float > 0. Sensitivity over the standard deviation of the noise.
+        delta: Float in (0, 1).
+    """
+    rho = mu**2 / 2
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))

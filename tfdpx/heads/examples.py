@@ -1,0 +1,118 @@
+"""Features with labels, read in chunks as often as a head needs: from arrays or a dataset."""
+
+import numpy as np
+import tensorflow as tf
+
+
+class Examples:
+    """Rows of features and, unless they are only to be predicted, targets.
+
+    Args:
+        features: Array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)`. Each pass
+            iterates over the dataset once and must meet every example once, in any order.
+        labels: Array of class numbers `[n]` or of zeros and ones `[n, num_classes]`; None with a
+            dataset, or for features alone.
+        num_classes: Int.
+
+    Attributes:
+        dimension: Int, d.
+        count: Int, number of examples; None before a dataset was read to its end once.
+
+    Raises:
+        ValueError: If shapes or kinds do not fit.
+    """
+
+    def __init__(self, features, labels, num_classes):
+        self._num_classes = num_classes
+        self._dataset = features if isinstance(features, tf.data.Dataset) else None
+        if self._dataset is None:
+            self._arrays = np.asanyarray(features), None if labels is None else np.asarray(labels)
+            shape, self.count = self._arrays[0].shape, len(self._arrays[0])
+            _check_rank(shape)
+            if labels is not None and len(self._arrays[1]) != self.count:
+                raise ValueError(
+                    "Arguments `features` and `labels` must hold as many examples. Received: "
+                    f"{self.count} features, {len(self._arrays[1])} labels."
+                )
+        else:
+            if labels is not None:
+                raise ValueError(
+                    "Argument `labels` must be left out with a dataset, which holds them. "
+                    f"Received: labels of type {type(labels).__name__}."
+                )
+            if self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+                raise ValueError(
+                    "Argument `features` must be a dataset that ends: each pass takes every "
+                    "example once. Received: an infinite dataset. Leave out `repeat`."
+                )
+            spec = self._dataset.element_spec
+            shape = (spec[0] if isinstance(spec, tuple) else spec).shape
+            _check_rank(shape)
+            self.count = None
+        self.dimension = shape[1]
+        if not self.dimension:
+            raise ValueError(
+                f"Argument `features` must have a known, positive width. Received: shape {shape}."
+            )
+
+    def chunks(self, rows):
+        """One pass: pairs of float32 features `[<= rows, d]` and float32 targets, in order.
+
+        Targets `[<= rows, num_classes]` are zeros and ones; None without labels.
+
+        Raises:
+            ValueError: If a label is none, or a pass meets more or fewer examples than the first.
+        """
+        seen = 0
+        for x, y in self._pieces(rows):
+            seen += len(x)
+            yield np.asarray(x, "float32"), None if y is None else self._targets(y)
+        if self.count is None:
+            self.count = seen
+        if self.count != seen or not seen:
+            raise ValueError(
+                f"A pass over `features` met {seen} examples, the first one {self.count}. The "
+                "dataset must give every example once, each time that it is iterated over."
+            )
+
+    def _pieces(self, rows):
+        if self._dataset is None:
+            x, y = self._arrays
+            for start in range(0, len(x), rows):
+                part = slice(start, start + rows)
+                yield x[part], None if y is None else y[part]
+            return
+        for batch in self._dataset.rebatch(rows).as_numpy_iterator():
+            yield batch if isinstance(batch, tuple) else (batch, None)
+
+    def _targets(self, labels):
+        classes = self._num_classes
+        if labels.ndim == 2 and labels.shape[1] == classes:
+            if not np.isin(labels, (0, 1)).all():
+                raise ValueError(
+                    f"Argument `labels` of shape [n, {classes}] must hold zeros and ones alone."
+                )
+            return labels.astype("float32")
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(
+                f"Argument `labels` must hold integers [n], or zeros and ones [n, {classes}]. "
+                f"Received: shape {labels.shape}, dtype {labels.dtype}."
+            )
+        if len(labels) and not (0 <= labels.min() and labels.max() < classes):
+            raise ValueError(
+                f"Argument `labels` must lie in [0, {classes}), by num_classes={classes}. "
+                f"Received: labels from {labels.min()} to {labels.max()}."
+            )
+        targets = np.zeros([len(labels), classes], "float32")
+        targets[np.arange(len(labels)), labels] = 1.0
+        return targets
+
+
+def _check_rank(shape):
+    if len(shape) != 2:
+        raise ValueError(
+            f"Argument `features` must have the shape [n, d]. Received: shape {tuple(shape)}. "
+            "Flatten what a backbone gives for an example."
+        )

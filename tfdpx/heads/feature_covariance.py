@@ -1,0 +1,184 @@
+"""Gradient descent preconditioned by the covariance of the features (Algorithm 3)."""
+
+import math
+
+import keras
+import numpy as np
+
+from tfdpx._arguments import check_choice, is_number, require
+from tfdpx.heads import class_moments, solves
+from tfdpx.heads.gradients import Gradients
+from tfdpx.heads.head import Head, check_clip, check_positive, check_regularization, check_steps
+from tfdpx.heads.moments import second_moment
+
+STARTS = ("zeros", "least_squares")
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class FeatureCovariance(Head):
+    """Logistic regression by `steps` full gradients, each times one noisy inverse covariance.
+
+    Algorithm 3 of "Differentially Private Image Classification from Features": it releases
+    `G = sum_i x_i x_i^T` once, of features clipped to C_G, and `steps` sums of gradients of the
+    sigmoid cross-entropy clipped to C_g, and moves by `-eta (G/n + lambda I)^-1 g/n`.
+
+    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
+    2.3: `steps + 1` Gaussians). An example changes G by at most C_G^2 in the Frobenius norm, and
+    each sum of gradients by C_g. The noise on G is symmetric, which is as private
+    (`Releases.symmetric`). Where noise makes G indefinite, see `solves.Positive`.
+
+    The weights start at zero, and every bias stays at `initial_bias`: Algorithm 3 has none.
+    A constant feature learns one (`tfdpx.layers.UnitNormWithConstant`).
+
+    Beyond the paper: `covariance_share`, and `start="least_squares"`, which begins at the solution
+    of Algorithm 2 times `start_scale`; it needs two releases more and uses the same G.
+
+    Args:
+        num_classes: Int.
+        epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
+        delta: Float in (0, 1).
+        steps: Int, gradients.
+        learning_rate: Float, eta.
+        l2_regularization: Float, lambda, beside the mean G/n; None makes it a quarter larger than
+            the noise.
+        covariance_share: Float in (0, 1): the share of the budget (of the sum of 1/sigma^2) that G
+            gets; None gives all releases the same sigma, as in the paper.
+        start: "zeros" or "least_squares".
+        alpha: Float, as of `LeastSquares`, for that start.
+        start_scale: Float, what that start is multiplied by.
+        initial_bias: Float.
+        noise_multiplier: Float, in place of epsilon: that of equal releases.
+        l2_norm_clip: Float, C_g.
+        feature_norm_clip: Float, C_G; None for `l2_norm_clip`.
+        accountant: "gdp" (exact), "zcdp" as in the paper, "pld" or "rdp".
+        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+
+    Attributes:
+        covariance_noise_multiplier, gradient_noise_multiplier: Floats: the releases' own.
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        epsilon=None,
+        delta=1e-5,
+        steps=10,
+        *,
+        learning_rate=4.0,
+        l2_regularization=None,
+        covariance_share=None,
+        start="zeros",
+        alpha=0.1,
+        start_scale=10.0,
+        initial_bias=-10.0,
+        noise_multiplier=None,
+        l2_norm_clip=1.0,
+        feature_norm_clip=None,
+        accountant="gdp",
+        seed=None,
+        class_memory=2**29,
+    ):
+        check_steps(steps)
+        check_choice("start", start, STARTS)
+        super().__init__(
+            num_classes,
+            epsilon,
+            delta,
+            num_releases=steps + (1 if start == "zeros" else 3),
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
+            accountant=accountant,
+            seed=seed,
+        )
+        check_positive("learning_rate", learning_rate)
+        check_positive("alpha", alpha)
+        check_positive("start_scale", start_scale)
+        check_regularization(l2_regularization)
+        fits = covariance_share is None or (
+            is_number(covariance_share) and 0 < covariance_share < 1
+        )
+        require(fits, "covariance_share", covariance_share, "lie strictly between 0 and 1")
+        fits = is_number(initial_bias) and math.isfinite(initial_bias)
+        require(fits, "initial_bias", initial_bias, "be a finite number")
+        self.steps, self.learning_rate, self.initial_bias = steps, learning_rate, initial_bias
+        self.l2_regularization, self.covariance_share = l2_regularization, covariance_share
+        self.start, self.alpha, self.start_scale = start, alpha, start_scale
+        given = feature_norm_clip is not None
+        self._given_clip, self.class_memory = feature_norm_clip, class_memory
+        self.feature_norm_clip = (
+            check_clip("feature_norm_clip", feature_norm_clip) if given else self.l2_norm_clip
+        )
+        share = 1 / self.num_releases if covariance_share is None else covariance_share
+        others = self.num_releases - 1
+        self.covariance_noise_multiplier = self.noise_multiplier / math.sqrt(
+            share * self.num_releases
+        )
+        self.gradient_noise_multiplier = self.noise_multiplier * math.sqrt(
+            others / ((1 - share) * self.num_releases)
+        )
+
+    def _planned(self):
+        sigma = self.gradient_noise_multiplier
+        planned = {
+            "covariance": (self.covariance_noise_multiplier, 1),
+            "gradient": (sigma, self.steps),
+        }
+        if self.start == "least_squares":
+            planned |= {name: (sigma, 1) for name in class_moments.NAMES}
+        return planned
+
+    def _sizes(self, dimension):
+        return {
+            "covariance": dimension**2,
+            "gradient": self.num_classes * dimension,
+            **class_moments.sizes(self.num_classes, dimension),
+        }
+
+    def _fit(self, examples, released):
+        squared = self.feature_norm_clip**2
+        covariance = second_moment(examples, self.feature_norm_clip)
+        covariance = released.symmetric("covariance", covariance, squared)
+        count = examples.count
+        ridge = solves.ridge(
+            covariance,
+            None if self.l2_regularization is None else count * self.l2_regularization,
+            self.covariance_noise_multiplier,
+            squared,
+        )
+        system = solves.Positive(covariance, ridge)
+        bias = np.full([self.num_classes], self.initial_bias)
+        kernel = self._initial_kernel(examples, released, covariance)
+        gradients = Gradients(examples, self.num_classes, self.l2_norm_clip)
+        for _ in range(self.steps):
+            gradient, _ = gradients.sums(kernel, bias)
+            gradient = released.gaussian("gradient", gradient, self.l2_norm_clip)
+            kernel -= self.learning_rate * system.solve(gradient)
+        return kernel, bias
+
+    def _initial_kernel(self, examples, released, covariance):
+        if self.start == "zeros":
+            return np.zeros([examples.dimension, self.num_classes])
+        sigma = math.hypot(
+            self.gradient_noise_multiplier, self.alpha * self.covariance_noise_multiplier
+        )
+        squared = self.feature_norm_clip**2
+        kernel = class_moments.least_squares(
+            examples,
+            released,
+            self.alpha * covariance,
+            num_classes=self.num_classes,
+            l2_norm_clip=self.feature_norm_clip,
+            max_positives=1,
+            memory=self.class_memory,
+            ridge_of=lambda matrix: solves.ridge(matrix, None, sigma, squared),
+        )
+        return self.start_scale * kernel
+
+    def get_config(self):
+        """Arguments of the constructor, but the seed."""
+        names = (
+            *("steps", "learning_rate", "l2_regularization", "covariance_share", "start", "alpha"),
+            *("start_scale", "initial_bias", "class_memory"),
+        )
+        own = {name: getattr(self, name) for name in names}
+        return {**super().get_config(), **own, "feature_norm_clip": self._given_clip}

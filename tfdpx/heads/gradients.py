@@ -1,0 +1,130 @@
+"""Sums of clipped gradients of the sigmoid cross-entropy of a linear classifier, on replicas.
+
+The gradient of an example is `(p - y) x^T`, of rank one, so its norm is `|p - y| |x|` and no
+per-example gradient is formed. Sums run in float32 over `BLOCK` rows and in float64 beyond. With u
+= 2^-24, a float32 sum of b terms of size C errs by at most (b + 8) b u C in any order (Higham 2002,
+ch. 4); so with one example more or less its block changes by at most C + 2 (b + 8) b u C, besides
+what products round. Gradients are clipped to C less that share, 0.2%.
+"""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpx.heads import moments
+from tfdpx.per_example import rounding
+from tfdpx.replication import replicas
+
+BLOCK = 128
+_PARTIAL_SUMS = 2**26  # Bytes of the sums of all blocks of a chunk.
+_MOST_BLOCKS = 64
+_ALLOWANCE = 2 * BLOCK * (BLOCK + rounding.EXTRA) * rounding.UNIT + 1e-5
+
+
+def check_strategy(strategy):
+    """Raises ValueError unless `strategy` is one device or replicas of this host."""
+    single = strategy.num_replicas_in_sync == 1 and replicas.hosts(strategy) == 1
+    mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
+    if not (single or mirrored) or replicas.hosts(strategy) > 1:
+        raise ValueError(
+            "A head is fitted on one device, or under tf.distribute.MirroredStrategy. Received: "
+            f"{type(strategy).__name__}. Fit it on one host: it takes a few passes."
+        )
+
+
+class Gradients:
+    """Passes over the examples that give gradients at given weights.
+
+    Guarantee: one example more or less changes a sum, kernel and bias together, by at most
+    `l2_norm_clip` in the l2 norm (`clip="gradients"`), or its kernel by `sqrt(num_classes)
+    l2_norm_clip` (`clip="features"`, which has no bias). What is not finite contributes zero.
+
+    Args:
+        examples: `Examples`.
+        num_classes: Int.
+        l2_norm_clip: Float, or infinity.
+        clip: "gradients", or "features" for Algorithm 1 of the paper.
+        use_bias: Whether the bias has a gradient.
+    """
+
+    def __init__(self, examples, num_classes, l2_norm_clip, clip="gradients", use_bias=False):
+        self._examples = examples
+        self._strategy = tf.distribute.get_strategy()
+        check_strategy(self._strategy)
+        self._clip = l2_norm_clip / (1 + _ALLOWANCE + rounding.product_error())
+        self._of_features, self._use_bias = clip == "features", use_bias
+        width = examples.dimension
+        self._shapes = [num_classes, width], [num_classes]
+        blocks = _PARTIAL_SUMS // (4 * num_classes * width)
+        self._rows = BLOCK * min(max(blocks, 1), _MOST_BLOCKS) * self._replicas
+        rows = tf.TensorSpec([None, width]), tf.TensorSpec([None, num_classes])
+        sums = [tf.TensorSpec(shape, tf.float64) for shape in self._shapes]
+        weights = tf.TensorSpec([width, num_classes]), tf.TensorSpec([num_classes])
+        lengths = tf.TensorSpec([None])
+        signature = [sums, *rows, lengths, lengths, *weights]
+        self._add = tf.function(self._add_chunk, input_signature=signature, autograph=False)
+
+    @property
+    def _replicas(self):
+        return self._strategy.num_replicas_in_sync
+
+    def sums(self, kernel, bias):
+        """One pass: float64 sums of the clipped gradients, `[d, m]` and `[m]`.
+
+        Args:
+            kernel: Array `[d, m]`.
+            bias: Array `[m]`.
+        """
+        weights = tf.constant(kernel, "float32"), tf.constant(bias, "float32")
+        sums = [tf.zeros(shape, tf.float64) for shape in self._shapes]
+        for x, y in self._examples.chunks(self._rows):
+            x, squares = moments.measured(x)
+            # The gradient of a row of zeros is zero but for the bias.
+            arrays = x, y, squares, np.any(x, axis=1).astype("float32")
+            if short := -len(x) % (BLOCK * self._replicas):
+                arrays = [_padded(array, short) for array in arrays]
+            arguments = (sums, *map(tf.constant, arrays), *weights)
+            sums = self._strategy.run(self._add, args=arguments)
+        # All replicas are on this host: their sums are added up here, once a pass.
+        local = [self._strategy.experimental_local_results(part) for part in sums]
+        kernel_sum, bias_sum = (np.sum([p.numpy() for p in parts], axis=0) for parts in local)
+        return kernel_sum.T, bias_sum
+
+    def _add_chunk(self, sums, x, y, squares, present, kernel, bias):
+        context = tf.distribute.get_replica_context()
+        count = tf.shape(x)[0] // self._replicas
+        x, y, squares, present = (
+            replicas.own_rows(rows, count, context, dealt=False)
+            for rows in (x, y, squares, present)
+        )
+        if self._of_features:
+            x *= self._factors(squares)[:, tf.newaxis]
+        residuals = tf.sigmoid(tf.matmul(x, kernel) + bias) - y
+        if self._of_features:
+            factors = present
+        else:
+            squares += float(self._use_bias)
+            factors = present * self._factors(squares * rounding.squared_lengths(residuals))
+        # What is not finite is of the weights alone: then no example counts.
+        residuals = tf.where(tf.math.is_finite(residuals), residuals, 0.0)
+        residuals *= tf.where(tf.math.is_finite(factors), factors, 0.0)[:, tf.newaxis]
+        sums = [sums[0] + _blockwise_product(residuals, x), sums[1]]
+        if self._use_bias:
+            sums[1] += tf.reduce_sum(tf.cast(residuals, tf.float64), axis=0)
+        return sums
+
+    def _factors(self, squares):
+        if self._clip == math.inf:
+            return tf.ones_like(squares)
+        return self._clip / tf.maximum(tf.sqrt(squares), self._clip)
+
+
+def _blockwise_product(left, right):
+    """float64 `[m, d]`: left^T right, of float32 rows, in blocks."""
+    blocks = [tf.reshape(rows, [-1, BLOCK, rows.shape[1]]) for rows in (left, right)]
+    return tf.reduce_sum(tf.cast(tf.matmul(*blocks, transpose_a=True), tf.float64), axis=0)
+
+
+def _padded(array, rows):
+    return np.concatenate([array, np.zeros([rows, *array.shape[1:]], array.dtype)])

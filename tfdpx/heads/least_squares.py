@@ -1,0 +1,115 @@
+"""Least squares with one matrix for all classes and one for each (Algorithm 2)."""
+
+import math
+
+import keras
+import numpy as np
+
+from tfdpx._arguments import check_positive_integer, require
+from tfdpx.heads import class_moments, solves
+from tfdpx.heads.head import Head, check_positive, check_regularization
+from tfdpx.heads.moments import second_moment
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class LeastSquares(Head):
+    """Linear regression on zeros and ones from noisy second moments, in closed form.
+
+    Algorithm 2 of "Differentially Private Image Classification from Features". With x_i clipped to
+    C = `l2_norm_clip`, it releases, each at the noise multiplier sigma,
+
+        G = sum_i x_i x_i^T,   A_j = sum_{i in j} x_i x_i^T,   b_j = sum_{i in j} x_i,
+
+    and solves `(A_j + alpha G + lambda I) theta_j = b_j` for each class j.
+
+    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
+    2.2: three Gaussians). An example changes G by at most C^2 in the Frobenius norm, all A_j
+    together by sqrt(k) C^2 and all b_j by sqrt(k) C, with k = `max_positives`. Of an example with
+    more positive classes only the first k count. Noise on matrices is symmetric, which is as
+    private as the paper's (`Releases.symmetric`).
+
+    No array `[num_classes, d, d]` is held: classes are solved a few at a time, with a pass over the
+    examples for each `class_memory` bytes of their matrices.
+
+    Args:
+        num_classes: Int.
+        epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
+        delta: Float in (0, 1).
+        alpha: Float > 0, the weight of examples of other classes.
+        l2_regularization: Float, lambda, of sums and not of means; None makes it a quarter larger
+            than the noise.
+        max_positives: Int, k: the most classes that an example has.
+        noise_multiplier: Float, in place of epsilon.
+        l2_norm_clip: Float, C.
+        accountant: "gdp" (exact), "zcdp" as in the paper, "pld" or "rdp".
+        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        class_memory: Int, bytes for the matrices of classes; changes no result but by rounding.
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        epsilon=None,
+        delta=1e-5,
+        *,
+        alpha=0.1,
+        l2_regularization=None,
+        max_positives=1,
+        noise_multiplier=None,
+        l2_norm_clip=1.0,
+        accountant="gdp",
+        seed=None,
+        class_memory=2**29,
+    ):
+        super().__init__(
+            num_classes,
+            epsilon,
+            delta,
+            num_releases=3,
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
+            accountant=accountant,
+            seed=seed,
+        )
+        check_positive("alpha", alpha)
+        check_regularization(l2_regularization)
+        check_positive_integer("max_positives", max_positives)
+        fits = max_positives <= num_classes
+        require(fits, "max_positives", max_positives, f"not exceed num_classes={num_classes}")
+        check_positive_integer("class_memory", class_memory)
+        self.alpha, self.l2_regularization = alpha, l2_regularization
+        self.max_positives, self.class_memory = max_positives, class_memory
+
+    def _planned(self):
+        return {name: (self.noise_multiplier, 1) for name in ("covariance", *class_moments.NAMES)}
+
+    def _sizes(self, dimension):
+        return {"covariance": dimension**2, **class_moments.sizes(self.num_classes, dimension)}
+
+    def _fit(self, examples, released):
+        covariance = second_moment(examples, self.l2_norm_clip)
+        covariance = released.symmetric("covariance", covariance, self.l2_norm_clip**2)
+        sensitivity = self.l2_norm_clip**2 * math.sqrt(self.max_positives + self.alpha**2)
+        kernel = class_moments.least_squares(
+            examples,
+            released,
+            self.alpha * covariance,
+            num_classes=self.num_classes,
+            l2_norm_clip=self.l2_norm_clip,
+            max_positives=self.max_positives,
+            memory=self.class_memory,
+            ridge_of=lambda matrix: solves.ridge(
+                matrix, self.l2_regularization, self.noise_multiplier, sensitivity
+            ),
+        )
+        return kernel, np.zeros(self.num_classes)
+
+    def get_config(self):
+        """Arguments of the constructor, but the seed."""
+        return {
+            **super().get_config(),
+            "alpha": self.alpha,
+            "l2_regularization": self.l2_regularization,
+            "max_positives": self.max_positives,
+            "class_memory": self.class_memory,
+        }

@@ -1,0 +1,137 @@
+"""Newton's method on the sigmoid cross-entropy, with a Hessian for each class (Algorithm 1)."""
+
+import math
+
+import keras
+import numpy as np
+
+from tfdpx._arguments import check_positive_integer
+from tfdpx.heads import solves
+from tfdpx.heads.gradients import Gradients
+from tfdpx.heads.head import Head, check_positive, check_regularization, check_steps
+from tfdpx.heads.moments import ROWS, ClippedRows, SecondMoment
+
+# The bound on the second derivative of the logistic loss.
+_CURVATURE = 0.25
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class Newton(Head):
+    """Logistic regression by `steps` Newton steps with noisy gradients and Hessians.
+
+    Algorithm 1 of "Differentially Private Image Classification from Features". With x_i clipped to
+    C = `l2_norm_clip` and p_ij the sigmoid of the logits, each step releases for all classes j
+
+        g_j = sum_i (p_ij - y_ij) x_i,   H_j = sum_i p_ij (1 - p_ij) x_i x_i^T,
+
+    and moves by `-eta (H_j/n + lambda I)^-1 g_j/n`. The weights start at zero, as does the bias,
+    which stays there: Algorithm 1 has none.
+
+    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example: `2 steps`
+    Gaussians (Theorem 2.1). An example changes all g_j together by at most sqrt(num_classes) C, and
+    all H_j by sqrt(num_classes) C^2 / 4 in the Frobenius norm. The noise on the H_j is symmetric,
+    which is as private (`Releases.symmetric`).
+
+    Classes are treated a few at a time, with a pass over the examples for each `class_memory`
+    bytes of Hessians. Each class costs a product of n d^2 a step.
+
+    Args:
+        num_classes: Int.
+        epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
+        delta: Float in (0, 1).
+        steps: Int.
+        learning_rate: Float, eta.
+        l2_regularization: Float, lambda, beside the mean H_j/n; None makes it a quarter larger
+            than the noise.
+        noise_multiplier: Float, in place of epsilon.
+        l2_norm_clip: Float, C.
+        accountant: "gdp" (exact), "zcdp" as in the paper, "pld" or "rdp".
+        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        class_memory: Int, bytes for the Hessians of classes; changes no result but by rounding.
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        epsilon=None,
+        delta=1e-5,
+        steps=10,
+        *,
+        learning_rate=1.0,
+        l2_regularization=None,
+        noise_multiplier=None,
+        l2_norm_clip=1.0,
+        accountant="gdp",
+        seed=None,
+        class_memory=2**29,
+    ):
+        check_steps(steps)
+        super().__init__(
+            num_classes,
+            epsilon,
+            delta,
+            num_releases=2 * steps,
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
+            accountant=accountant,
+            seed=seed,
+        )
+        check_positive("learning_rate", learning_rate)
+        check_regularization(l2_regularization)
+        check_positive_integer("class_memory", class_memory)
+        self.steps, self.learning_rate = steps, learning_rate
+        self.l2_regularization, self.class_memory = l2_regularization, class_memory
+
+    def _planned(self):
+        planned = (self.noise_multiplier, self.steps)
+        return {"gradient": planned, "hessian": planned}
+
+    def _sizes(self, dimension):
+        size = self.num_classes * dimension
+        return {"gradient": size, "hessian": size * dimension}
+
+    def _fit(self, examples, released):
+        width, root = examples.dimension, math.sqrt(self.num_classes)
+        kernel, bias = np.zeros([width, self.num_classes]), np.zeros(self.num_classes)
+        gradients = Gradients(examples, self.num_classes, self.l2_norm_clip, clip="features")
+        bound = root * _CURVATURE * self.l2_norm_clip**2
+        for _ in range(self.steps):
+            gradient, _ = gradients.sums(kernel, bias)
+            gradient = released.gaussian("gradient", gradient, root * self.l2_norm_clip)
+            moves = np.zeros_like(kernel)
+            for j, moment in self._hessians(examples, kernel):
+                hessian = released.symmetric("hessian", moment.value(), bound, part=j)
+                given = self.l2_regularization
+                given = None if given is None else examples.count * given
+                ridge = solves.ridge(hessian, given, self.noise_multiplier, bound)
+                moves[:, j] = solves.Positive(hessian, ridge).solve(gradient[:, j])
+            kernel -= self.learning_rate * moves
+        return kernel, bias
+
+    def _hessians(self, examples, kernel):
+        """Pairs of a class and its Hessian's `SecondMoment`, at the weights `kernel`."""
+        if not kernel.any():  # The first step: all examples have the same curvature.
+            [moment] = self._moments(examples, kernel, range(1))
+            yield from ((j, moment) for j in range(self.num_classes))
+            return
+        group = max(1, self.class_memory // (8 * examples.dimension**2))
+        for start in range(0, self.num_classes, group):
+            classes = range(start, min(start + group, self.num_classes))
+            yield from zip(classes, self._moments(examples, kernel, classes), strict=True)
+
+    def _moments(self, examples, kernel, classes):
+        found = [SecondMoment(examples.dimension) for _ in classes]
+        weights = kernel[:, classes.start : classes.stop]
+        clipped = ClippedRows(self.l2_norm_clip)
+        for x, _ in examples.chunks(ROWS):
+            rows = clipped(x)
+            decays = np.exp(-np.abs(rows @ weights))
+            roots = np.sqrt(decays) / (1 + decays)  # Of p (1 - p); at most 1/2.
+            for moment, root in zip(found, roots.T, strict=True):
+                moment.add(rows * root[:, np.newaxis])
+        return found
+
+    def get_config(self):
+        """Arguments of the constructor, but the seed."""
+        names = ("steps", "learning_rate", "l2_regularization", "class_memory")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -1,0 +1,114 @@
+"""The noise of a head: every statistic that leaves the data passes here, and is counted.
+
+A head says beforehand what it will release, how often and at which noise multiplier. More than that
+is refused, so that no statistic can be released and not paid for.
+"""
+
+import math
+import secrets
+
+import numpy as np
+
+from tfdpx import noise
+from tfdpx.accounting import accountants
+from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.noise_tail import added_delta
+
+
+class Releases:
+    """The Gaussian releases of one fit.
+
+    Guarantee: each release is one Gaussian mechanism under adding or removing one example, given
+    all releases before it, if `sensitivity` bounds the change of its value (of all its parts
+    together) in the l2 norm. What they cost together is the `ledger`'s.
+
+    Args:
+        planned: Dict from a name to `(noise_multiplier, times)`.
+        seed: Optional int for repeatable experiments; None asks the operating system.
+    """
+
+    def __init__(self, planned, seed=None):
+        self._planned = planned
+        self._seed = noise.make_seed(seed)
+        self._done = {}  # (name, part) -> times
+        self._drawn = 0
+        self._run = secrets.randbits(52) | 1
+
+    def gaussian(self, name, value, sensitivity, part=0):
+        """`value` with independent noise N(0, (noise_multiplier sensitivity)^2) on every entry.
+
+        Args:
+            name: One of the planned names.
+            value: float64 array.
+            sensitivity: Float, l2 bound on what one example changes, over all parts together.
+            part: Int: parts of one release, such as one a class, may come one by one.
+
+        Returns:
+            float64 array.
+
+        Raises:
+            RuntimeError: If this part was released as often as planned already.
+        """
+        sigma = self._count(name, part)
+        return value + self._noise(value.shape, sigma * sensitivity) if sigma else value
+
+    def symmetric(self, name, value, sensitivity, part=0):
+        """A symmetric matrix with symmetric noise; arguments as of `gaussian`.
+
+        The noise is (N + N^T) / 2 with N as in `gaussian`: of standard deviation s on the diagonal
+        and s / sqrt(2) beside it, half of the paper's variance. That is as private: for a symmetric
+        V the released matrix is the symmetric part of V + N, the paper's release, and taking that
+        part reads no data. (So the sensitivity is the Frobenius norm, of all d^2 entries.)
+        """
+        sigma = self._count(name, part)
+        if not sigma:
+            return value
+        full = self._noise(value.shape, sigma * sensitivity)
+        return value + (full + full.T) / 2
+
+    def _count(self, name, part):
+        noise_multiplier, times = self._planned[name]
+        done = self._done.get((name, part), 0)
+        if done >= times:
+            raise RuntimeError(
+                f"The statistic {name!r} was released {done} times, which is all that the budget "
+                "of this head pays for. Plan it as often as it is released."
+            )
+        self._done[name, part] = done + 1
+        return noise_multiplier
+
+    def _noise(self, shape, deviation):
+        self._drawn += 1
+        drawn = noise.normal(shape, noise.fold_in(self._seed, self._drawn), 1.0)
+        return deviation * np.asarray(drawn, "float64")
+
+    def ledger(self):
+        """What was released, a `tfdpx.accounting.Ledger`: steps on the full batch."""
+        times = {}
+        for (name, _), done in self._done.items():
+            times[name] = max(times.get(name, 0), done)
+        steps = {}  # By noise: entries of one run at the same noise are taken for the same steps.
+        for name, done in times.items():
+            sigma = self._planned[name][0]
+            steps[sigma] = steps.get(sigma, 0) + done
+        return Ledger(tuple(Entry(sigma, 1.0, n, run=self._run) for sigma, n in steps.items()))
+
+
+def check_tail(planned, values, delta):
+    """Raises ValueError unless delta's reserve pays for the finite tail of the noise.
+
+    Args:
+        planned: As of `Releases`.
+        values: Dict from a name to how many numbers a release has, over all parts.
+        delta: Float.
+    """
+    added = math.fsum(
+        added_delta(sigma, 1.0, values[name], times, noise.LARGEST_RADIUS)
+        for name, (sigma, times) in planned.items()
+        if sigma and times
+    )
+    if added > accountants.RESERVED_SHARE * delta:
+        raise ValueError(
+            f"Argument `delta` is too small for the tail of the noise, which adds {added:.3g} to "
+            f"it. Received: delta={delta}. Use a larger one, or a smaller epsilon."
+        )

@@ -1,0 +1,116 @@
+"""Searches the hyperparameters of a head, by Optuna or at random and paid for."""
+
+import math
+
+import numpy as np
+
+from tfdpx.accounting import selection
+from tfdpx.heads.releases import Releases
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.run import head_methods
+
+# Ranges as powers of ten, of what each method has.
+_RANGES = {
+    "dp_ls": {"alpha": (-2, 2)},
+    "dp_newton": {"learning_rate": (-2, 1)},
+    "dp_fc": {"learning_rate": (-1, 2)},
+    "dp_adam": {"learning_rate": (-2, 1)},
+}
+_CLIPS = (-1, 0.3)
+
+
+def ranges(method):
+    """Dict from the arguments that are searched to pairs of powers of ten."""
+    base = next(name for name in sorted(_RANGES, key=len) if method.startswith(name))
+    return {**_RANGES[base], "l2_norm_clip": _CLIPS}
+
+
+def split(features, labels, share, seed=0):
+    """Training and held-out parts, each a pair of arrays.
+
+    Every example goes to a part by a draw of its own, which no other example changes: so a score on
+    one part and a head of the other compose in parallel.
+    """
+    held_out = np.random.default_rng(seed).random(len(labels)) < share
+    return (features[~held_out], labels[~held_out]), (features[held_out], labels[held_out])
+
+
+def by_optuna(method, train, held_out, budget, trials):
+    """The arguments that Optuna finds best on examples held out.
+
+    No trial is paid for: the guarantee of the head that is then fitted is for that fit alone, as
+    in the paper.
+
+    Args:
+        method: Name in `head_methods.METHODS`.
+        train: Pair of features and labels.
+        held_out: Likewise.
+        budget: Dict of num_classes, epsilon and delta.
+        trials: Int.
+
+    Returns:
+        Dict of arguments, and the best accuracy.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError(
+            "Flag --trials needs Optuna, which is not installed: pip install 'tfdpx[search]'."
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def accuracy(trial):
+        chosen = {
+            name: trial.suggest_float(name, 10.0**low, 10.0**high, log=True)
+            for name, (low, high) in ranges(method).items()
+        }
+        head = head_methods.build(method, **budget, **chosen)
+        return head.fit(*train).evaluate(*held_out)["accuracy"]
+
+    study = optuna.create_study(direction="maximize")
+    study.optimize(accuracy, n_trials=trials)
+    return study.best_params, study.best_value
+
+
+def privately(method, train, held_out, budget, mean, rng=None):
+    """The best head of a geometric number of runs, within epsilon all together.
+
+    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, of the
+    head and of its noisy score (`tfdpx.accounting.selection`). Each run draws its arguments at
+    random, whatever the others found. An example is either trained on or held out; the score is
+    the number of held-out examples that are right, which one example changes by 1, with noise of
+    deviation noise_multiplier / sqrt(releases): so both parts cost the same, and a run no more.
+
+    Args:
+        method: As of `by_optuna`.
+        train: Pair of features and labels.
+        held_out: Likewise.
+        budget: Dict of num_classes, epsilon and delta.
+        mean: Float > 1, mean number of runs.
+        rng: Optional `numpy.random.Generator` for the arguments.
+
+    Returns:
+        The head, the arguments, the noisy accuracy, and the epsilon of all.
+    """
+    rng = rng or np.random.default_rng()
+    epsilon = budget["epsilon"]
+    releases = head_methods.build(method, **budget).num_releases
+    sigma = selection.selection_noise_multiplier(epsilon, releases, budget["delta"], mean)
+    best = None
+    for _ in range(selection.draw_runs(mean)):
+        chosen = {name: 10.0 ** rng.uniform(*bounds) for name, bounds in ranges(method).items()}
+        unbudgeted = {**budget, "epsilon": None}
+        head = head_methods.build(method, **unbudgeted, **chosen, noise_multiplier=sigma)
+        head.fit(*train)
+        score = _noisy_score(head, held_out, sigma / math.sqrt(releases))
+        if best is None or score > best[2]:
+            best = head, chosen, score
+    spent = selection.selection_epsilon(sigma, releases, budget["delta"], mean)
+    return *best, spent
+
+
+def _noisy_score(head, held_out, deviation):
+    count = len(held_out[1])
+    right = np.array([round(head.evaluate(*held_out)["accuracy"] * count)], "float64")
+    released = Releases({"right": (deviation, 1)})
+    return float(released.gaussian("right", right, 1.0)[0] / count)
