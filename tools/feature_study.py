@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 EPSILONS = (1.0, 3.0, 8.0)
 DELTA = 1e-5
-SIDE, PATCHES = 8, 1500
+SIDE, STRIP, PATCHES = 8, 16, 1500
 
 
 def digits():
@@ -48,7 +48,7 @@ def altered(change):
 def patches():
     """Gray patches of scikit-learn's two photographs; the class is photograph and quarter.
 
-    Patches to train on come from the left half of each quarter, those to test on from the right.
+    Each quarter is cut into upright strips; those to test on come from every second one.
     """
     sets = {}
     for split, start in (("train", 0), ("test", 1)):
@@ -57,9 +57,10 @@ def patches():
             gray = photograph.mean(axis=-1) / 255
             height, width = (n // 2 for n in gray.shape)
             for quarter in range(4):
-                top, left = (quarter // 2) * height, (quarter % 2) * width + start * width // 2
-                rows = rng.integers(top, top + height - SIDE, PATCHES // 4)
-                columns = rng.integers(left, left + width // 2 - SIDE, PATCHES // 4)
+                top, left = (quarter // 2) * height, (quarter % 2) * width
+                rows = rng.integers(top, top + height - SIDE, PATCHES // 8)
+                strips = 2 * rng.integers(0, width // (2 * STRIP), len(rows)) + start
+                columns = left + STRIP * strips + rng.integers(0, STRIP - SIDE + 1, len(rows))
                 images += [
                     gray[r : r + SIDE, c : c + SIDE] for r, c in zip(rows, columns, strict=True)
                 ]
@@ -127,11 +128,12 @@ def main():
     """Measures everything, prints a table, and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=".", help="Folder to write to.")
+    parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA, help="Data sets.")
     parser.add_argument("--seeds", type=int, default=5, help="Runs of each point.")
     arguments = parser.parse_args()
     record = {}
-    for name, make in DATA.items():
-        images = make()
+    for name in arguments.data:
+        images = DATA[name]()
         for kind, build in FEATURES.items():
             features = build()
             x, test_x = (features.predict(i, batch_size=500, verbose=0) for i in images[:2])
@@ -152,7 +154,8 @@ def main():
 
 def draw(record, path):
     """A panel for each data set: median accuracy against epsilon, lowest to highest shaded."""
-    figure, axes = plt.subplots(1, len(record), figsize=(3 * len(record), 3), sharey=False)
+    figure, axes = plt.subplots(1, len(record), figsize=(3 * len(record), 3), squeeze=False)
+    axes = axes[0]
     for axis, (name, kinds) in zip(axes, record.items(), strict=True):
         for kind, points in kinds.items():
             runs = 100 * np.array([points[f"{e:g}"] for e in EPSILONS])

@@ -5,9 +5,10 @@ r"""Extracts features of images by a trained backbone, and fits private heads to
     python -m tfdpx.train.features --preset=table10/vit_g14_jft/cifar10 --epsilon=1 --dry_run
 
 The backbone is a model of `tfdpx.train.pretrain` or `classify` without its last layer; it
-normalises its images itself. Features go to the working directory in shards; an extraction that was
-cut off goes on after the last. With --method a head is then fitted to those of the training images and
-measured on the test images; `head.weights.npz` and `head.json` receive it and its ledger.
+normalises its images itself. Features go to the working directory in shards; an extraction that
+was cut off goes on after the last. With --method a head is then fitted to those of the training
+images and measured on the test images; `head.weights.npz` and `head.json` receive it and its
+ledger.
 
 --trials=N searches the head's arguments by Optuna on a tenth of the training images. That search
 is not covered by the guarantee, which is of the last fit alone. --private_tuning=M covers it: a
