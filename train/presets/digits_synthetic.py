@@ -4,7 +4,7 @@ r"""Digits after pre-training on synthetic strokes, which costs no privacy (Tang
     python -m tfdpx.train.classify --preset=digits_synthetic --epsilon=3 --workdir=/runs/digits \
         --init_from=/runs/pretrained/model.keras
 
-Test accuracy at epsilon 1, 3, 8, median of three seeds: @@ (docs/fine_tuning.md).
+Test accuracy at epsilon 1, 3, 8, median of three seeds: 93.9, 96.9, 98.3% (docs/fine_tuning.md).
 
 Settings were chosen on a quarter of the training images held out, one seed.
 """
