@@ -24,8 +24,9 @@ from tfdpx.train.data import loading
 from tfdpx.train.report import curve
 
 SHORT = dict(
-    steps=6, report_every=4, batch_size=64, augmult=2, augment_padding=1, augment_flip=False, seed=3
-)
+    model="small_cnn", steps=6, report_every=4, batch_size=64, augmult=2, augment_padding=1,
+    augment_flip=False, seed=3,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,6 +102,19 @@ def test_saved_model_is_the_averaged_one_that_was_measured(finished, data_dir):
     record = json.loads((workdir / "report.json").read_text())
     assert np.mean(predictions == data.eval_y) == record["test_accuracy"]
     assert not any(np.array_equal(a, b) for a, b in zip(model.get_weights(), raw, strict=True))
+
+
+def test_what_is_open_is_chosen_and_the_saved_model_is_whole(data_dir, tmp_path, capsys):
+    run(data_dir, tmp_path, epsilon=1.0, seed=0)
+    output = capsys.readouterr().out
+    assert "Chosen for 1,437 images: --model=scatter_linear --steps=10" in output
+    record = json.loads(output.splitlines()[-1])
+    assert record["model"] == "scatter_linear" and record["sampling_probability"] == 1.0
+    assert (record["parameters"], record["trained_parameters"]) == (20_827, 12_970)
+    model = keras.saving.load_model(tmp_path / "model.keras")
+    data = loading.load("digits", data_dir)
+    predictions = np.argmax(model.predict(data.eval_x, verbose=0), axis=-1)
+    assert np.mean(predictions == data.eval_y) == record["test_accuracy"] > 0.9
 
 
 def test_saved_model_holds_no_optimizer_and_nothing_secret_remains(finished):
@@ -248,7 +262,7 @@ def test_final_trains_on_what_the_preset_holds_out():
 def test_dry_run_prints_one_json_object_and_makes_no_folder(tmp_path, capsys):
     run(None, tmp_path / "run", dry_run=True, seconds_per_update=36.0)
     record = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
-    assert (record["steps"], record["estimated_hours"]) == (100, 1.0)
+    assert (record["steps"], record["estimated_hours"]) == (82, 0.82)
     assert not any(tmp_path.iterdir())
 
 

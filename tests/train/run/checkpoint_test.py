@@ -106,7 +106,7 @@ def test_seeds_survive_a_resume_and_differ_between_runs_and_uses(tmp_path):
     assert RunFolder(tmp_path, SETTINGS, resume=True).seeds == first
     (tmp_path / "other").mkdir()
     other = RunFolder(tmp_path / "other", SETTINGS, resume=False).seeds
-    assert len({*first.values(), *other.values()}) == 6
+    assert len({*first.values(), *other.values()}) == 8
     assert first["noise"].bit_length() > 64  # Too many to try out.
     assert first["initial_weights"] < 2**32
 
