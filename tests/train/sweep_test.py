@@ -28,7 +28,7 @@ def run(*arguments, **given):
 def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
     command = [
         sys.executable, "-m", "tfdpx.train.sweep", f"--workdir={tmp_path / 'sweep'}", "--seeds=0",
-        f"--data_dir={tmp_path}", "--model=lenet", "--steps=2", "--batch_size=64",
+        f"--data_dir={tmp_path}", "--model=small_cnn", "--steps=2", "--batch_size=64",
         "--grid=l2_norm_clip=0.1", "--jobs=2", "--epsilon=2",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.run import optimization
+from tfdpx.train.run import choice, optimization
 
 LOGITS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 CLASSES = np.array([0, 1, 2, 3, 1, 0])
@@ -49,6 +49,7 @@ def test_mixed_views_by_the_settings():
     settings = preset_lookup.resolve(
         "digits", {"augmult": 6, "augment_padding": 1, "augment_mix": 2}
     )
+    settings, _ = choice.complete(settings, 1437)
     optimizer = optimization.private_optimizer(settings, settings.privacy_plan(1437), seed=0)
     assert (optimizer.augment.mixed_views, optimizer.augmult) == (2, 6)
 
