@@ -107,7 +107,7 @@ def test_saved_model_is_the_averaged_one_that_was_measured(finished, data_dir):
 def test_what_is_open_is_chosen_and_the_saved_model_is_whole(data_dir, tmp_path, capsys):
     run(data_dir, tmp_path, epsilon=1.0, seed=0)
     output = capsys.readouterr().out
-    assert "Chosen for 1,437 images: --model=scatter_linear --steps=10" in output
+    assert "Chosen for 1,437 images: --model=scatter_linear --batch_size=1437 --steps=10" in output
     record = json.loads(output.splitlines()[-1])
     assert record["model"] == "scatter_linear" and record["sampling_probability"] == 1.0
     assert (record["parameters"], record["trained_parameters"]) == (20_827, 12_970)
