@@ -1,0 +1,44 @@
+"""The price of releasing the best of several runs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tfdpx.accounting import epsilon, selection
+
+
+def test_the_best_of_several_costs_more_than_one_and_less_than_their_sum():
+    sigma, steps, mean = 12.0, 11, 10
+    one = epsilon(sigma, 1.0, steps, 1e-5, "rdp")
+    selected = selection.selection_epsilon(sigma, steps, 1e-5, mean)
+    assert one < selected < epsilon(sigma, 1.0, mean * steps, 1e-5, "rdp")
+    assert selection.selection_epsilon(sigma, steps, 1e-5, 100) > selected
+    assert selection.selection_epsilon(0.0, steps, 1e-5, 100) == math.inf
+
+
+def test_the_papers_bound_is_met():
+    # Theorem 2 of Papernot and Steinke at shape 1, for runs of rho = steps / (2 sigma^2).
+    sigma, steps, mean, delta = 12.0, 11, 10, 1e-5
+    rho = steps / (2 * sigma**2)
+    orders = np.linspace(1.01, 200, 20_000)
+    other = np.min((orders - 1) * rho + np.log(mean) / orders)
+    bound = orders * rho + 2 * other + np.log(mean) / (orders - 1)
+    converted = np.min(bound + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+    found = selection.selection_epsilon(sigma, steps, delta, mean)
+    assert found == pytest.approx(converted, rel=0.05)
+
+
+def test_the_noise_keeps_within_the_target():
+    sigma = selection.selection_noise_multiplier(2.0, 11, 1e-5, 20)
+    spent = selection.selection_epsilon(sigma, 11, 1e-5, 20)
+    assert 1.999 < spent <= 2.0
+
+
+def test_runs_are_geometric():
+    runs = [selection.draw_runs(5) for _ in range(4000)]
+    assert min(runs) == 1
+    assert np.mean(runs) == pytest.approx(5, rel=0.1)
+    assert np.var(runs) == pytest.approx(20, rel=0.25)
+    with pytest.raises(ValueError, match="`mean` must be a number above 1"):
+        selection.draw_runs(1)

@@ -1,0 +1,132 @@
+"""Extraction of features, and the heads that are fitted to them."""
+
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from tfdpx.train import compare_heads, features
+from tfdpx.train.benchmarks import head_speed
+from tfdpx.train.benchmarks.mixture import mixture
+from tfdpx.train.config import head_presets
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.features_on_disk import FeatureFolder
+from tfdpx.train.run import classifiers, head_methods, head_search
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["features"])
+
+
+def values(define, **given):
+    found = flags.FlagValues()
+    define(found)
+    found.mark_as_parsed()
+    for name, value in given.items():
+        setattr(found, name, value)
+    return found
+
+
+def test_features_are_those_before_the_last_layer_and_resume(tmp_path, monkeypatch, capsys):
+    model = classifiers.build("small_cnn", (8, 8, 1), 10, centre=120.0)
+    model.save(tmp_path / "model.keras")
+    folder = tmp_path / "features"
+    monkeypatch.setattr(features, "SHARD", 500)
+    arguments = (str(tmp_path / "model.keras"), "digits", str(folder))
+    with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
+        x, y = features.extract(*arguments).arrays("train")
+        capsys.readouterr()
+        (folder / "train-00001.npz").unlink()
+        again, _ = features.extract(*arguments).arrays("train")
+    assert capsys.readouterr().out == "train: 1000 of 1437\n"
+    np.testing.assert_allclose(again, x, rtol=1e-5, atol=1e-6)
+    assert x.shape == (1437, 256) and len(y) == 1437
+    np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1.0, rtol=1e-5)
+    backbone = features.backbone(model)
+    images = np.full([2, 8, 8, 1], 77, "uint8")
+    whole = model.predict(images, verbose=0)
+    inner = keras.Model(model.layers[-1].inputs, model.layers[-1].layers[-1].input)
+    raw = np.asarray(inner((images - 120.0) / 120.0))
+    scaled = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    np.testing.assert_allclose(backbone.predict(images, verbose=0), scaled, rtol=1e-4, atol=1e-6)
+    assert whole.shape == (2, 10)
+    with pytest.raises(UserError, match="holds features made by"):
+        FeatureFolder(folder, {"other": 1})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = FeatureFolder(tmp_path / "made", {"num_classes": 3})
+    for split, seed, count in (("train", 0, 600), ("test", 1, 200)):
+        x, y = mixture(count, 12, 3, seed=seed, separation=3.0)
+        made.write(split, 0, x, y)
+    return made
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "dp_fc", "seed": 1},
+        {"method": "dp_ls", "trials": 3},
+        {"method": "dp_ls", "private_tuning": 2.0},
+    ],
+)
+def test_a_head_is_fitted_searched_and_reported(folder, given):
+    with flagsaver.flagsaver(workdir=str(folder.path)):
+        record = features.run(values(features.define_flags, epsilon=4.0, **given))
+    assert record["test_accuracy"] > 0.6
+    assert 3.9 < record["epsilon"] <= 4.0
+    assert json.loads((folder.path / "head.json").read_text())["releases"] == record["releases"]
+    assert np.load(folder.path / "head.weights.npz")["kernel"].shape == (12, 3)
+    if "private_tuning" in given:
+        assert record["epsilon_of_a_run"] < 3.5
+    assert ("search_is_private" in record) == ("trials" in given)
+
+
+def test_the_score_of_a_private_search_is_noisy(folder):
+    train, held_out = head_search.split(*folder.arrays("train"), 0.5)
+    assert len(train[1]) + len(held_out[1]) == 600 and 200 < len(train[1]) < 400
+    head = head_methods.build("dp_ls", 3, 4.0, 1e-5).fit(*train)
+    scores = [head_search._noisy_score(head, held_out, 20.0) * len(held_out[1]) for _ in range(200)]
+    assert np.std(scores) == pytest.approx(20.0, rel=0.2)
+
+
+def test_presets_are_the_tables():
+    assert len(head_presets.names()) == 4 * 8
+    large = head_presets.resolve("table9/vit_g14_jft/imagenet")
+    assert (large["l2_norm_clip"], large["trials"], large["delta"]) == (1.0, 300, 8e-7)
+    flagged = values(
+        features.define_flags, preset="table10/vit_b16_imagenet1k/cifar100", epsilon=1.0
+    )
+    record = features.describe(flagged)
+    assert record["noise_multiplier"] == pytest.approx(12.37, abs=5e-3)
+    assert record["l2_norm_clip"] == 0.005 and record["dimension"] == 768
+    with pytest.raises(UserError, match="no preset 'table11'"):
+        head_presets.resolve("table11")
+
+
+def test_methods_are_compared_and_the_comparison_goes_on(folder, tmp_path, capsys):
+    given = dict(
+        features=str(folder.path), methods=["dp_ls", "dp_fc"], workdir=str(tmp_path / "out")
+    )
+    compare_heads.compare(values(compare_heads.define_flags, epsilons=["4"], **given))
+    capsys.readouterr()
+    compare_heads.compare(values(compare_heads.define_flags, epsilons=["4", "inf"], **given))
+    assert capsys.readouterr().out.count("epsilon") == 2
+    table = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert table[0] == "| epsilon | dp_ls | dp_fc |" and len(table) == 4
+    assert (tmp_path / "out" / "heads.png").stat().st_size > 5000
+    assert math.isinf(float(table[-1].split("|")[1]))
+
+
+def test_speed_is_a_ratio_of_medians():
+    record = head_speed.measure(256, repeats=1)
+    assert record["ratio_to_numpy_products"] == pytest.approx(
+        record["fit_seconds"] / record["numpy_products_seconds"]
+    )
