@@ -48,6 +48,8 @@ ARROWS = {
     },
     "optimizers": {"accounting", "private_optimizer"},
     "heads": {"_arguments", "accounting", "noise", "per_example", "replication", "run"},
+    "mixed": {"accounting", "heads"},
+    "adamix": {"_arguments", "accounting", "heads", "mixed"},
 }
 CORE = {*ARROWS, "__init__"}
 ARROWS["layers"] = set(CORE)

@@ -64,6 +64,7 @@ from tfdpx import (
     synthetic,
 )
 from tfdpx.accounting import PrivacyPlan
+from tfdpx.adamix import AdaMix
 from tfdpx.callbacks import PrivacyBudget
 from tfdpx.data.random_access import RandomAccess
 from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
@@ -74,6 +75,7 @@ keras_hook.install()
 importlib.import_module("tfdpx.layers")
 
 __all__ = [
+    "AdaMix",
     "DPAdam",
     "DPAdamW",
     "DPSGD",

@@ -61,6 +61,7 @@ def spent(monkeypatch, head, data, neighbour):
         second = _Recorder(patched, first.outputs)
         head().fit(*neighbour)
     assert first.values.keys() == second.values.keys()
+    assert first.deviations == second.deviations, "The scale of the noise follows the data."
     squares = {}
     for (name, use, part), value in first.values.items():
         key = (name, use, part)

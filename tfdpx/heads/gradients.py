@@ -100,7 +100,7 @@ class Gradients:
         )
         if self._of_features:
             x *= self._factors(squares)[:, tf.newaxis]
-        residuals = tf.sigmoid(tf.matmul(x, kernel) + bias) - y
+        residuals = self._residuals(tf.matmul(x, kernel) + bias, y)
         if self._of_features:
             factors = present
         else:
@@ -113,6 +113,9 @@ class Gradients:
         if self._use_bias:
             sums[1] += tf.reduce_sum(tf.cast(residuals, tf.float64), axis=0)
         return sums
+
+    def _residuals(self, logits, y):
+        return tf.sigmoid(logits) - y
 
     def _factors(self, squares):
         if self._clip == math.inf:

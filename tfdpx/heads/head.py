@@ -102,7 +102,9 @@ class Head(abc.ABC):
         Raises:
             ValueError: If shapes or labels do not fit.
         """
-        examples = Examples(features, labels, self.num_classes)
+        return self._fit_to(Examples(features, labels, self.num_classes))
+
+    def _fit_to(self, examples):
         planned = self._planned()
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
         released = releases.Releases(planned, self.seed)
