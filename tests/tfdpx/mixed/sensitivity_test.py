@@ -1,4 +1,4 @@
-"""One private example moves no release by more than its clip, and decides neither clip nor subspace."""
+"""One private example moves no release by more than its clip, and decides no clip or subspace."""
 
 import hypothesis
 import numpy as np
