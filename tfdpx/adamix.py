@@ -44,13 +44,14 @@ class AdaMix(Head):
         steps: Int, T, in place of epsilon.
         learning_rate: Float, against the mean over all examples. None for that of Theorem 3, 2 /
             (lambda (t + 1)) against sums.
-        l2_regularization: Float > 0, lambda, against sums as in the paper.
+        l2_regularization: Float > 0, lambda, against sums. The paper's 0.01 lets public gradients,
+            and so the clip, fall further at the start; the learning rate must then be larger.
         use: "mixed", as above; "private", the public examples are private too; "public", the
             private ones are not read; "private_then_public", PPGD; "everything", without privacy.
         start: "public", the minimum over the public examples; "initial", `initial_weights`.
         initial_weights: Array `[d, num_classes]`, as `tfdpx.models.zero_shot_head` gives, from
             which the search for that minimum starts and toward which it decays. Must be public.
-            None for zeros.
+            None: zeros.
         decay_to: "start", the w that the steps start from, or "zero".
         clip: "public_quantile"; "public_mean", the norm of the mean public gradient; "fixed".
         quantile: Float in (0, 1].
@@ -75,7 +76,7 @@ class AdaMix(Head):
         *,
         steps=None,
         learning_rate=64.0,
-        l2_regularization=1e-2,
+        l2_regularization=0.1,
         use="mixed",
         start="public",
         initial_weights=None,

@@ -60,7 +60,7 @@ def written_out(head):
         for a, r in zip(x, softmax(x @ w, axis=1) - y, strict=True):
             g = np.outer(a, r)
             total += left.T[: len(left.T)] @ (g * min(1, clip / np.linalg.norm(g)))
-        w = w - eta / everyone * (public + left @ total + 0.01 * (w - head.initial_weights))
+        w = w - eta / everyone * (public + left @ total + 0.1 * (w - head.initial_weights))
     return w
 
 

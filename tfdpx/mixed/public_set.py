@@ -5,7 +5,7 @@ costs no privacy. The private examples have no way into this file.
 """
 
 import numpy as np
-from scipy.special import logsumexp, softmax
+from scipy.special import softmax
 
 from tfdpx.heads.examples import Examples
 
@@ -68,12 +68,6 @@ class PublicSet:
     def gradient(self, kernel):
         """float64 `[d, num_classes]`: the sum of the gradients of all public examples."""
         return self.x.T @ self.residuals(kernel)
-
-    def loss_and_gradient(self, kernel):
-        """The sum of the cross-entropies of all public examples, a float, and its gradient."""
-        logits = self.x @ kernel
-        losses = logsumexp(logits, axis=1) - np.sum(logits * self.y, axis=1)
-        return float(losses.sum()), self.gradient(kernel)
 
     def norms(self, kernel):
         """float64 `[n]`: the l2 norm of each public example's gradient."""

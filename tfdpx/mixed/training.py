@@ -1,9 +1,9 @@
 """The fit of AdaMix in order: a start from public examples, then noisy steps on both sets."""
 
 import numpy as np
-from scipy.special import logsumexp, softmax
 
-from tfdpx.mixed.convergence import minimum
+from tfdpx.mixed.checks import ROWS
+from tfdpx.mixed.convergence import cross_entropy, minimum, minimum_in_row_space
 from tfdpx.mixed.gradients import SoftmaxGradients
 from tfdpx.mixed.instances import Step
 
@@ -43,7 +43,7 @@ def pretrained(head, public, first):
     """
     if head.start == "initial":
         return first
-    return minimum(public.loss_and_gradient, first, head.l2_regularization, first)
+    return minimum_in_row_space(public.x, public.y, head.l2_regularization, first)
 
 
 def train(head, examples, public, released, first):
@@ -62,7 +62,7 @@ def train(head, examples, public, released, first):
     kernel = pretrained(head, public, first)
     kernel, kept = _noisy_steps(head, examples, public, released, kernel)
     if head.use == "private_then_public":
-        kernel = minimum(public.loss_and_gradient, kernel, head.l2_regularization, kernel)
+        kernel = minimum_in_row_space(public.x, public.y, head.l2_regularization, kernel)
     return kernel, kept
 
 
@@ -118,16 +118,15 @@ def public_step(head, public, kernel):
 
 def _everything(head, examples, public, first):
     """The minimum over all examples, without privacy."""
+    everyone = examples if public is None else Joined(examples, public)
 
     def loss_and_gradient(kernel):
-        loss, gradient = (0.0, 0.0) if public is None else public.loss_and_gradient(kernel)
-        for x, y in examples.chunks(8192):
+        loss, gradient = 0.0, np.zeros_like(kernel)
+        for x, y in everyone.chunks(ROWS):
             x = np.where(np.isfinite(x).all(axis=1)[:, np.newaxis], x, 0.0)
-            logits = x @ kernel
-            loss += np.sum(logsumexp(logits, axis=1) - np.sum(logits * y, axis=1))
-            gradient = gradient + x.T @ (softmax(logits, axis=1) - y)
-        return float(loss), gradient
+            more, slopes = cross_entropy(x @ kernel, y)
+            loss, gradient = loss + more, gradient + x.T @ slopes
+        return loss, gradient
 
-    return minimum(
-        loss_and_gradient, pretrained(head, public, first), head.l2_regularization, first
-    )
+    start = pretrained(head, public, first)
+    return minimum(loss_and_gradient, start, head.l2_regularization, first)
