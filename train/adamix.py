@@ -1,0 +1,206 @@
+r"""Compares AdaMix with its ablations and baselines, over budgets and numbers of public images.
+
+    python -m tfdpx.train.adamix --workdir=/tmp/adamix
+    python -m tfdpx.train.adamix --workdir=/tmp/adamix --shifts=rotated,inverted --epsilons=1,3
+    python -m tfdpx.train.adamix --workdir=/tmp/adamix --shots=1,2,5,10,20,50 --epsilons=1
+
+Of each class, --shots training images are public and all others private. Features are those of
+`tfdpx.models.ScatterLinear`, which know no data, or of a public backbone, --init_from. Each private
+method takes the learning rate of the least error on held-out images of another draw; as in the
+paper, epsilon does not cover that.
+
+Every fit is a line of `results.jsonl` in the working directory; a run that was cut off goes on
+after the last, and a further one with other flags adds to it. `table.md` and the pictures are of
+all that is there: test error against epsilon (Figure 1, left and centre; with --shifts Figure 3,
+right), attacks against test error (Figure 1, right), boost against the number of public images
+(Figure 2), and individual epsilons (Figure 3). The last line of the standard output is one JSON
+object. All of these numbers are functions of private data, and not private.
+"""
+
+import json
+import pathlib
+import sys
+
+import keras
+import numpy as np
+from absl import app, flags
+
+import tfdpx
+from tfdpx.train import features
+from tfdpx.train.config import run_flags
+from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.data import loading, public_split
+from tfdpx.train.report import mixed_pictures
+from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.run import mixed_methods
+
+_NOT_PRIVATE = ("only_public", "paragon")
+
+
+def define_flags(values):
+    """Defines the flags in `values`, an `absl.flags.FlagValues`."""
+    common = {"flag_values": values}
+    flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
+    flags.DEFINE_string("init_from", None, "Public backbone, a .keras file.", **common)
+    flags.DEFINE_list("methods", list(mixed_methods.METHODS), "Methods to compare.", **common)
+    flags.DEFINE_list("epsilons", ["1", "3"], "Budgets.", **common)
+    flags.DEFINE_list("shots", ["2", "5"], "Public images of each class.", **common)
+    flags.DEFINE_list("shifts", ["none"], "Domains of the public images.", **common)
+    flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of split and noise.", **common)
+    flags.DEFINE_float("delta", 1e-5, "Delta.", **common)
+    flags.DEFINE_float("noise_multiplier", 20.0, "Sigma; more takes more steps.", **common)
+    flags.DEFINE_integer("num_private", None, "Private images to use at most.", **common)
+
+
+def main(argv, values=flags.FLAGS):
+    """Runs what the flags ask for; errors of the user become one line."""
+    try:
+        if len(argv) > 1:
+            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+        record = run(values)
+    except UserError as error:
+        sys.exit(f"tfdpx.train.adamix: {' '.join(str(error).split())}")
+    print_table(record, title="adamix")
+    print(to_json(record), flush=True)
+
+
+def run(values):
+    """Makes every fit that has no result yet, draws the pictures, and returns the report."""
+    workdir = _workdir(values)
+    for name, known in (("methods", mixed_methods.METHODS), ("shifts", public_split.SHIFTS)):
+        for one in values[name].value:
+            if one not in known:
+                raise UserError(f"Flag --{name} takes {', '.join(known)}. Received: {one}.")
+    study, path = load(values), workdir / "results.jsonl"
+    results, sorted_epsilons = {}, {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        _add(results, json.loads(line))
+    for job in _jobs(values):
+        *setting, seed = job
+        if seed in {result["seed"] for result in results.get(tuple(setting), ())}:
+            continue
+        method, shots, shift, epsilon = setting
+        budget = (epsilon, values.delta, values.noise_multiplier)
+        with checking_flags():
+            known = [r["rate"] for r in results.get(tuple(setting), ())]
+            rate = known[0] if known else mixed_methods.chosen_rate(
+                study, method, shots, shift, budget
+            )  # fmt: skip
+            found, head = mixed_methods.measured(study, method, shots, shift, budget, rate, seed)
+        line = dict(zip(("method", "shots", "shift", "epsilon", "seed"), job, strict=True))
+        line |= {**found, "rate": rate, "spent": min(found["spent"], sys.float_info.max)}
+        if shift == "none" and rate is not None:
+            _, private = study.sets(shots, seed)
+            line["individual"] = np.quantile(
+                head.individual_epsilons(*private), np.linspace(0, 1, 201)
+            ).tolist()
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        _add(results, line)
+        print(f"{method:18} {shots} public, {shift}, epsilon {epsilon}: {found['error']:.4f}")
+    sorted_epsilons = _individuals(results)
+    return _report(values, study, results, sorted_epsilons, workdir)
+
+
+def load(values):
+    """The `mixed_methods.Study` of --dataset, on fixed features."""
+    data = loading.load(values.dataset, run_flags.DATA_DIR.value, download=run_flags.DOWNLOAD.value)
+    if data.train_y is None:
+        raise UserError(f"The images must fit in memory. Received: --dataset={values.dataset}.")
+    if values.init_from:
+        model, scale = (
+            features.backbone(keras.saving.load_model(values.init_from, compile=False)),
+            1,
+        )
+    else:
+        whole = tfdpx.models.ScatterLinear(data.num_classes, data.image_shape)
+        model, scale = keras.Model(whole.input, whole.layers[-1].input), data.train_x.max()
+
+    def of(images):
+        return model.predict(images / scale if scale != 1 else images, verbose=0)
+
+    shifts = {"none", *values.shifts}
+    return mixed_methods.Study(
+        {shift: of(public_split.shifted(data.train_x, shift)) for shift in sorted(shifts)},
+        data.train_y,
+        (of(data.eval_x), data.eval_y),
+        data.num_classes,
+        values.num_private,
+    )
+
+
+def _workdir(values):
+    if run_flags.WORKDIR.value is None:
+        raise UserError("Flag --workdir names the folder for results. It is not set.")
+    workdir = pathlib.Path(run_flags.WORKDIR.value)
+    workdir.mkdir(parents=True, exist_ok=True)
+    about, path = _about(values), workdir / "study.json"
+    if path.exists() and json.loads(path.read_text()) != about:
+        raise UserError(
+            f"The folder {workdir} holds results of {path.read_text()}. Received: "
+            f"{json.dumps(about)}. Choose another --workdir."
+        )
+    path.write_text(json.dumps(about))
+    return workdir
+
+
+def _about(values):
+    names = ("dataset", "init_from", "delta", "noise_multiplier", "num_private")
+    return {name: values[name].value for name in names}
+
+
+def _jobs(values):
+    for shots in map(int, values.shots):
+        for shift in values.shifts:
+            for method in values.methods:
+                free = method in _NOT_PRIVATE
+                for epsilon in [None] if free else map(float, values.epsilons):
+                    for seed in map(int, values.seeds):
+                        yield method, shots, shift, epsilon, seed
+
+
+def _add(results, line):
+    key = tuple(line[name] for name in ("method", "shots", "shift", "epsilon"))
+    results.setdefault(key, []).append(line)
+
+
+def _individuals(results):
+    """Dict from shots and epsilon to a dict from method to sorted epsilons of the first seed."""
+    found = {}
+    for (method, shots, shift, epsilon), lines in results.items():
+        if shift == "none" and "individual" in lines[0]:
+            found.setdefault((shots, epsilon), {})[method] = lines[0]["individual"]
+    return found
+
+
+def _report(values, study, results, individuals, workdir):
+    mixed_pictures.write_table(results, workdir / "table.md")
+    for shots, shift in sorted({key[1:3] for key in results}):
+        mixed_pictures.draw_errors(results, shots, shift, workdir / f"errors_{shots}_{shift}.png")
+        if shift == "none":
+            mixed_pictures.draw_membership(results, shots, workdir / f"membership_{shots}.png")
+    for (shots, epsilon), found in individuals.items():
+        path = workdir / f"individual_{shots}_{epsilon:g}.png"
+        spent = tfdpx.AdaMix(2, epsilon, values.delta, values.noise_multiplier).plan(1).epsilon
+        mixed_pictures.draw_individuals(found, spent, path)
+    free = {key[1] for key in results if key[0] == "only_public" and key[2] == "none"}
+    free &= {key[1] for key in results if key[0] == "paragon" and key[2] == "none"}
+    comparable = {k: v for k, v in results.items() if k[1] in free and k[2] == "none"}
+    for epsilon in sorted({key[3] for key in comparable} - {None}):
+        mixed_pictures.draw_boost(comparable, epsilon, workdir / f"boost_{epsilon:g}.png")
+    record = {**_about(values), "dimension": next(iter(study.features.values())).shape[1]}
+    for (method, shots, shift, epsilon), lines in results.items():
+        at = "" if epsilon is None else f"_eps{epsilon:g}"
+        name = f"{method}_{shots}{'' if shift == 'none' else '_' + shift}{at}"
+        record[f"{name}_error"] = float(np.mean([line["error"] for line in lines]))
+    public = min(map(int, values.shots)) * study.num_classes
+    head = tfdpx.AdaMix(
+        study.num_classes, float(values.epsilons[0]), values.delta, values.noise_multiplier
+    )
+    count = min(len(study.labels) - public, values.num_private or len(study.labels))
+    return {**record, "privacy": head.statement(count, public)}
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    app.run(main)
