@@ -7,6 +7,7 @@ from tfdpx.models.scatter_cnn import ScatterCNN
 from tfdpx.models.scatter_linear import ScatterLinear
 from tfdpx.models.small_cnn import SmallCNN
 from tfdpx.models.wide_resnet import WideResNet
+from tfdpx.models.zero_shot import zero_shot_head
 
 __all__ = [
     "LeNet",
@@ -16,4 +17,5 @@ __all__ = [
     "SmallCNN",
     "WideResNet",
     "backbone",
+    "zero_shot_head",
 ]

@@ -1,0 +1,84 @@
+"""A classifier from the names of its classes, by a small text encoder that is made here."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdpx
+
+NAMES = ["round dark", "round light", "square dark"]
+# Two units for the shape, two for the shade: what the words mean is in the embedding.
+MEANING = {
+    "round": [1, 0, 0, 0],
+    "square": [0, 1, 0, 0],
+    "dark": [0, 0, 1, 0],
+    "light": [0, 0, 0, 1],
+}
+
+
+def encoder():
+    words = keras.layers.TextVectorization(output_mode="int", vocabulary=list(MEANING))
+    table = np.zeros([words.vocabulary_size(), 4], "float32")
+    for index, word in enumerate(words.get_vocabulary()):
+        table[index] = MEANING.get(word, np.zeros(4))
+    embedding = keras.layers.Embedding(*table.shape, weights=[table])
+    inputs = keras.Input([], dtype="string")
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(embedding(words(inputs))))
+
+
+def images(count=60, seed=0):
+    """Embeddings of images at norm one, in the space of the texts, and their classes."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, count)
+    means = np.array([np.add(*(MEANING[word] for word in name.split())) for name in NAMES])
+    x = means[labels] + 0.4 * rng.normal(size=(count, 4))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32"), labels
+
+
+def test_columns_are_the_names_at_norm_100():
+    kernel = tfdpx.models.zero_shot_head(encoder(), NAMES)
+    assert kernel.shape == (4, 3) and kernel.dtype == np.float32
+    expected = 100 / np.sqrt(2) * np.array([[1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]]).T
+    np.testing.assert_allclose(kernel, expected, rtol=1e-5)
+    prompted = tfdpx.models.zero_shot_head(encoder(), NAMES, scale=1, template="photo of a {}.")
+    np.testing.assert_allclose(100 * prompted, kernel, rtol=1e-5)
+
+    def preprocessor(texts):
+        return [ord(text) % 4 for text in texts]
+
+    tokens = tfdpx.models.zero_shot_head(
+        np.eye(4).__getitem__, ["a", "b"], preprocessor=preprocessor
+    )
+    np.testing.assert_array_equal(tokens, 100 * np.eye(4)[:, 1:3])
+
+
+def test_adamix_starts_from_the_names_alone():
+    kernel = tfdpx.models.zero_shot_head(encoder(), NAMES, scale=10)
+    x, y = images()
+    settings = dict(start="initial", clip="fixed", l2_norm_clip=0.5, steps=3, seed=1)
+    head = tfdpx.AdaMix(
+        3, initial_weights=kernel, keep_steps=True, learning_rate=0.5, **settings
+    ).fit(x, y)
+    np.testing.assert_array_equal(head._kept[0].kernel, kernel)
+    assert head.evaluate(x, y)["accuracy"] > 0.8
+    with pytest.raises(ValueError, match=r"have the shape \[4, 3\]"):
+        tfdpx.AdaMix(3, initial_weights=kernel[:2], **settings).fit(x, y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(class_names="round"), "`class_names` must be a sequence"),
+        (dict(class_names=["round", "round"]), "all different"),
+        (dict(class_names=["round", ""]), "not empty"),
+        (dict(scale=0), "`scale` must be a positive"),
+        (dict(template="photo"), "`template` must hold"),
+        (dict(class_names=["round", "unheard of"]), "none such for .'unheard of'"),
+        (dict(text_encoder=lambda texts: np.ones([3])), r"must give embeddings \[3, d\]"),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tfdpx.models.zero_shot_head(
+            **{"text_encoder": encoder(), "class_names": NAMES, **arguments}
+        )
