@@ -56,10 +56,10 @@ def written_out(head):
         if head.clip == "public_quantile":
             clip = np.quantile([np.linalg.norm(g) for g in each], 0.9)
         left = np.linalg.svd(public)[0][:, : head.projection or WIDTH]
-        total = np.zeros_like(w)
+        total = 0.0
         for a, r in zip(x, softmax(x @ w, axis=1) - y, strict=True):
             g = np.outer(a, r)
-            total += left.T[: len(left.T)] @ (g * min(1, clip / np.linalg.norm(g)))
+            total = total + left.T @ (g * min(1, clip / np.linalg.norm(g)))
         w = w - eta / everyone * (public + left @ total + 0.1 * (w - head.initial_weights))
     return w
 
