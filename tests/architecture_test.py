@@ -33,7 +33,7 @@ ARROWS = {
     "callbacks": {"checks", "data", "keras_internals", "run"},
     "replication": {"checks", "data", "keras_internals", "run"},
     "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
-    "settings": {"_arguments", "accounting", "augment", "memory", "per_example"},
+    "settings": {"_arguments", "accounting", "augment", "memory", "per_example", "public_data"},
     "train_step": {
         *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
         *("passes", "per_example", "replication", "run"),
@@ -48,7 +48,8 @@ ARROWS = {
     },
     "optimizers": {"accounting", "private_optimizer"},
     "heads": {"_arguments", "accounting", "noise", "per_example", "replication", "run"},
-    "mixed": {"accounting", "heads"},
+    "mixed": {"accounting", "data", "heads"},
+    "public_data": {"_arguments", "checks", "data", "memory"},
     "adamix": {"_arguments", "accounting", "heads", "mixed"},
 }
 CORE = {*ARROWS, "__init__"}

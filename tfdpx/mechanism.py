@@ -41,6 +41,10 @@ class PrivateGradient:
         """The sum with a tensor that was computed without the data, as a weight regulariser's."""
         return PrivateGradient(self.tensor + tensor, _KEY)
 
+    def times(self, number):
+        """The product with a number that was computed without the data, as a public clip."""
+        return PrivateGradient(self.tensor * number, _KEY)
+
 
 def check_private(gradients):
     """Raises ValueError unless all of `gradients` are `PrivateGradient`s."""
@@ -59,20 +63,22 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size):
     Args:
         squared_norms: float32 [n].
         present: bool [n].
-        l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy.
+        l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 scalar
+            tensor, of `tfdpx.public_data`, which is finite and large enough.
         batch_size: Int, B.
 
     Raises:
         ValueError: If C is so small that the squares of gradients of its size are zero in float32.
     """
-    if l2_norm_clip < rounding.SMALLEST_CLIP:
+    public = tf.is_tensor(l2_norm_clip)
+    if not public and l2_norm_clip < rounding.SMALLEST_CLIP:
         raise ValueError(
             f"Argument `l2_norm_clip` must be at least {rounding.SMALLEST_CLIP}: squares of "
             "smaller gradients are lost in float32, and with them the bound on an example. "
             f"Received: l2_norm_clip={l2_norm_clip}. Multiply the loss and `l2_norm_clip` by one "
             "constant instead: the update stays the same."
         )
-    if l2_norm_clip == math.inf:
+    if not public and l2_norm_clip == math.inf:
         factors = tf.ones_like(squared_norms)
     else:
         factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)

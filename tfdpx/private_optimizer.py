@@ -49,6 +49,8 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     augmult = _read_only("augmult")
     seed = _read_only("seed")
     per_example_engine = _read_only("per_example_engine")
+    public_data = _read_only("public_data")
+    public_quantile = _read_only("public_quantile")
 
     def __init__(
         self,
@@ -62,6 +64,8 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         augmult=0,
         seed=None,
         per_example_engine="layerwise",
+        public_data=None,
+        public_quantile=0.9,
         **kwargs,
     ):
         settings.refuse(kwargs)
@@ -81,6 +85,8 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             augmult=augmult,
             seed=seed,
             per_example_engine=per_example_engine,
+            public_data=public_data,
+            public_quantile=public_quantile,
         )
         self.prepared = weakref.WeakKeyDictionary()
         self.draws = fit_data.NOT_TRAINING  # Or those of the data set that `fit` trains on.
@@ -113,6 +119,8 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
         """
         check_callbacks(arguments.get("callbacks"), self)
+        if self.public_data is not None:
+            self.public_data.check_apart(arguments.get("x"))
         replicas.check_keras_fit(model, arguments.get("x"))
         with fit_data.accounted(self, model, arguments):
             replicas.deal(model, self.draws, arguments)
@@ -256,6 +264,9 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             augmult=self.augmult,
             per_example_engine=self.per_example_engine,
         )
+        if self.public_data is not None:
+            config["public_data"] = self.public_data.get_config()
+            config["public_quantile"] = self.public_quantile
         return config
 
     @classmethod

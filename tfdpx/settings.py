@@ -5,6 +5,7 @@ import math
 import warnings
 
 from tfdpx import augment as augment_module
+from tfdpx import public_data
 from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.memory import pass_size
@@ -22,7 +23,7 @@ REFUSED = {
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "per_example_engine",
+    "per_example_engine public_data public_quantile",
 )
 
 
@@ -61,6 +62,7 @@ def checked(**arguments):
         )
     require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
     check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
+    public = public_data.checked(given)
     if noise_multiplier == 0:
         warnings.warn(
             f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
@@ -75,4 +77,5 @@ def checked(**arguments):
         microbatch_size=int(rows) if is_integer(rows, 1) else rows,
         augment=augment_module.get(given.augment),
         augmult=int(views),
+        public_data=public,
     )

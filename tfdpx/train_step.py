@@ -66,7 +66,11 @@ def _step(optimizer, model, data):
     present = _present(sample_weight, count)
     if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
         present = _of_declared_size(count, optimizer.batch_size)
-    one_pass = _Pass(optimizer, model, prepared.engine, views)
+    public = None
+    if optimizer.public_data is not None:
+        public = optimizer.public_data.at(model, prepared.engine, views.example_rows(x), y, context)
+    clip = optimizer.l2_norm_clip if public is None else public.clip
+    one_pass = _Pass(optimizer, model, prepared.engine, views, clip)
     if optimizer.microbatch_size == pass_size.AUTO:
         batch = ((x, y, sample_weight), choices, present)
         size = prepared.fitting(one_pass.apart, batch, optimizer.batch_size, variables)
@@ -84,6 +88,8 @@ def _step(optimizer, model, data):
     gradients = mechanism.privatize(
         sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
     )
+    if public is not None:
+        gradients = public.join(gradients)
     optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
     penalty, penalty_gradients = regularization(variables)
     gradients = [
@@ -118,12 +124,13 @@ def show_losses(model, loss, output_losses, examples, penalty):
 class _Pass:
     """One microbatch: views, gradients, clipping, metrics."""
 
-    def __init__(self, optimizer, model, engine, views):
+    def __init__(self, optimizer, model, engine, views, l2_norm_clip):
         self.update = engine.update()
         self._optimizer = optimizer
         self._model = model
         self._engine = engine
         self._views = views
+        self._clip = l2_norm_clip
 
     def __call__(self, data, choices, present):
         """The `Totals` of this pass, and Keras' metric logs; `present` None: every row is."""
@@ -137,7 +144,7 @@ class _Pass:
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
         result = self._engine(x, y, sample_weight, self.update)
         factors = mechanism.clip_factors(
-            result.squared_norms, present, self._optimizer.l2_norm_clip, self._optimizer.batch_size
+            result.squared_norms, present, self._clip, self._optimizer.batch_size
         )
         logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
 
@@ -158,7 +165,8 @@ class _Pass:
 
     def apart(self, *part):
         """The `Totals` of a pass in a graph of its own."""
-        return _Pass(self._optimizer, self._model, self._engine, self._views)(*part)[0]
+        own = self._optimizer, self._model, self._engine, self._views, self._clip
+        return _Pass(*own)(*part)[0]
 
     def zero(self):
         """The `Totals` of no pass at all."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfdpx.mixed import overlap
+from tfdpx.data import overlap
 from tfdpx.mixed.public_set import PublicSet
 
 ROWS = 8192

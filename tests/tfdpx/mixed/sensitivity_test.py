@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.data import overlap
 from tfdpx.heads.examples import Examples
-from tfdpx.mixed import overlap, training
+from tfdpx.mixed import training
 from tfdpx.mixed.gradients import SoftmaxGradients
 from tfdpx.mixed.public_set import PublicSet
 
