@@ -52,6 +52,12 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             is what privacy needs: noise of a known seed can be subtracted.
         per_example_engine: `"layerwise"`, or `"vmap"`, slow and large, for models that the first
             cannot explain.
+        public_data: Optional pair `(x, y)` of arrays of public examples, as the model sees them; it
+            needs a plan. Their gradients join every update without clipping or noise, each weighing
+            as much as a private example; the weights may tell all of them. See `tfdpx.public_data`.
+        public_quantile: Float in (0, 1], or None. With `public_data`, private gradients are clipped
+            to this quantile of the norms of the public ones, anew in each update, and
+            `l2_norm_clip` is but the unit of the learning rate. None clips to `l2_norm_clip`.
         **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
@@ -80,8 +86,8 @@ class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
     Args:
         *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
-            `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed` and
-            `per_example_engine` of `DPSGD`.
+            `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
+            `per_example_engine`, `public_data` and `public_quantile` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.
