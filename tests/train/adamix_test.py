@@ -59,7 +59,7 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     assert after.startswith(lines) and len(after.splitlines()) == 2 * len(lines.splitlines()) == 6
     record = run(tmp_path, **{**given, "methods": METHODS, "shifts": ["none", "rotated"]})
     kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert len(kept) == 16
+    assert len(kept) == 14
     errors = [k["error"] for k in kept if (k["method"], k["shift"]) == ("adamix", "none")]
     assert record["adamix_2_eps1_error"] == pytest.approx(np.mean(errors))
     assert record["paragon_2_error"] <= 0.1

@@ -5,7 +5,7 @@ import scipy.optimize
 from scipy.special import logsumexp, softmax
 
 
-def minimum(loss_and_gradient, start, l2_regularization, reference, most_iterations=1000):
+def minimum(loss_and_gradient, start, l2_regularization, reference, most_iterations=500):
     """The kernel at which `loss + l2_regularization / 2 |kernel - reference|^2` is least.
 
     By L-BFGS in float64, to a gradient of 1e-6 in every entry or `most_iterations`.
