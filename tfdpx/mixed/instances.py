@@ -38,17 +38,16 @@ class Step:
     subspace: np.ndarray | None
 
 
-def shares(step, x, y):
+def shares(step, x, y, lengths):
     """float64 `[n]`: what each example adds to the release of a step, over the clip: 0 to 1.
 
     Args:
         step: `Step`.
-        x: Array `[n, d]`.
+        x: float64 `[n, d]`, finite.
         y: Array `[n, m]`, zeros and a single one a row.
+        lengths: float64 `[n]`, the l2 norms of the rows of `x`.
     """
-    x = np.where(np.isfinite(x).all(axis=1)[:, np.newaxis], x, 0.0).astype("float64")
     residuals = np.linalg.norm(softmax(x @ step.kernel, axis=1) - y, axis=1)
-    lengths = np.linalg.norm(x, axis=1)
     factors = np.minimum(1.0, step.l2_norm_clip / np.maximum(residuals * lengths, 1e-300))
     if step.subspace is not None:
         lengths = np.linalg.norm(x @ step.subspace, axis=1)
@@ -64,7 +63,11 @@ def epsilons(steps, chunks, noise_multiplier, delta):
         noise_multiplier: Float > 0, sigma.
         delta: Float in (0, 1).
     """
-    squares = [sum(shares(step, x, y) ** 2 for step in steps) for x, y in chunks]
+    squares = []
+    for x, y in chunks:
+        x = np.where(np.isfinite(x).all(axis=1)[:, np.newaxis], x, 0.0).astype("float64")
+        lengths = np.linalg.norm(x, axis=1)
+        squares.append(sum(shares(step, x, y, lengths) ** 2 for step in steps))
     mus = np.sqrt(np.concatenate(squares)) / noise_multiplier
     grid = math.sqrt(len(steps)) / noise_multiplier / _GRID
     # A hair less, so that the largest, which rounding may have raised, stays what it is.
