@@ -50,8 +50,7 @@ class AdaMix(Head):
             private ones are not read; "private_then_public", PPGD; "everything", without privacy.
         start: "public", the minimum over the public examples; "initial", `initial_weights`.
         initial_weights: Array `[d, num_classes]`, as `tfdpx.models.zero_shot_head` gives, from
-            which the search for that minimum starts and toward which it decays. Must be public.
-            None: zeros.
+            which that minimum is sought and toward which it decays. Public. None: zeros.
         decay_to: "start", the w that the steps start from, or "zero".
         clip: "public_quantile"; "public_mean", the norm of the mean public gradient; "fixed".
         quantile: Float in (0, 1].
@@ -101,6 +100,7 @@ class AdaMix(Head):
         require(fits, "quantile", quantile, "lie in (0, 1]", " The paper takes 0.9.")
         if projection is not None:
             check_positive_integer("projection", projection)
+        checks.check_switches(use, start, clip, projection)
         noisy = use in training.NOISY
         self.steps = self._solved_steps(epsilon, steps, noise_multiplier, delta, accountant, noisy)
         super().__init__(

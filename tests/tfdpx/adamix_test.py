@@ -218,6 +218,17 @@ def test_public_data_that_are_refused(public, message):
         ({"epsilon": 1.0, "quantile": 90}, "`quantile` must lie in"),
         ({"epsilon": 1.0, "projection": 0}, "`projection`"),
         ({"epsilon": 1.0, "clip": "private"}, "`clip` must be one of"),
+        ({"epsilon": 1.0, "use": "private"}, "protects the public examples too"),
+        (
+            {
+                "epsilon": 1.0,
+                "use": "private",
+                "start": "initial",
+                "clip": "fixed",
+                "projection": 1,
+            },
+            "protects the public examples too",
+        ),
         ({"epsilon": 1.0, "use": "all"}, "`use` must be one of"),
         ({"epsilon": 1.0, "clip": "fixed", "l2_norm_clip": math.inf}, "must be finite"),
         ({"epsilon": 1.0, "initial_weights": np.ones([3, 2])}, "`initial_weights`"),

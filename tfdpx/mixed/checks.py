@@ -8,6 +8,16 @@ from tfdpx.mixed.public_set import PublicSet
 ROWS = 8192
 
 
+def check_switches(use, start, clip, projection):
+    """Raises ValueError if public examples that count as private would decide anything openly."""
+    if use == "private" and (start, clip, projection) != ("initial", "fixed", None):
+        raise ValueError(
+            'Argument `use`="private" protects the public examples too, so they may not choose start, '
+            f'clip or subspace. Received: start="{start}", clip="{clip}", projection={projection}. '
+            'Use start="initial", clip="fixed" and projection=None, or use="mixed".'
+        )
+
+
 def public_set(head, data):
     """The `PublicSet` of `data`, or None if that is None and the head needs none.
 
