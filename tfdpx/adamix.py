@@ -49,8 +49,8 @@ class AdaMix(Head):
         use: "mixed", as above; "private", the public examples are private too; "public", the
             private ones are not read; "private_then_public", PPGD; "everything", without privacy.
         start: "public", the minimum over the public examples; "initial", `initial_weights`.
-        initial_weights: Array `[d, num_classes]`, as `tfdpx.models.zero_shot_head` gives, from
-            which that minimum is sought and toward which it decays. Public. None: zeros.
+        initial_weights: Public array `[d, num_classes]`, from which that minimum is sought and
+            toward which it decays, as of `tfdpx.models.zero_shot_head`. None: zeros.
         decay_to: "start", the w that the steps start from, or "zero".
         clip: "public_quantile"; "public_mean", the norm of the mean public gradient; "fixed".
         quantile: Float in (0, 1].
@@ -150,13 +150,13 @@ class AdaMix(Head):
     @classmethod
     def fully_private(cls, num_classes, epsilon=None, delta=1e-5, **kwargs):
         """NoisyGD (Algorithm 1) from zero on all examples, the public ones as private as others."""
-        own = {"use": "private", "start": "initial", "clip": "fixed", "projection": None}
-        return cls(num_classes, epsilon, delta, **{"learning_rate": 4.0, **own, **kwargs})
+        own = {"use": "private", "start": "initial", "clip": "fixed", "learning_rate": 4.0}
+        return cls(num_classes, epsilon, delta, **{**own, **kwargs})
 
     @classmethod
     def ngd(cls, num_classes, epsilon=None, delta=1e-5, **kwargs):
         """AdaMix without what is adaptive: a fixed clip, and no projection."""
-        own = {"clip": "fixed", "projection": None, "learning_rate": 4.0}
+        own = {"clip": "fixed", "learning_rate": 4.0}
         return cls(num_classes, epsilon, delta, **{**own, **kwargs})
 
     @classmethod
@@ -167,7 +167,7 @@ class AdaMix(Head):
         then the minimum over the public examples, with decay toward what that gave.
         """
         own = {"use": "private_then_public", "start": "initial", "clip": "public_mean"}
-        return cls(num_classes, epsilon, delta, **{**own, "projection": None, **kwargs})
+        return cls(num_classes, epsilon, delta, **{**own, **kwargs})
 
     @classmethod
     def paragon(cls, num_classes, **kwargs):

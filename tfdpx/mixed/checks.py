@@ -12,8 +12,8 @@ def check_switches(use, start, clip, projection):
     """Raises ValueError if public examples that count as private would decide anything openly."""
     if use == "private" and (start, clip, projection) != ("initial", "fixed", None):
         raise ValueError(
-            'Argument `use`="private" protects the public examples too, so they may not choose start, '
-            f'clip or subspace. Received: start="{start}", clip="{clip}", projection={projection}. '
+            'Argument `use`="private" protects the public examples too, so they may not choose '
+            f'start, clip or subspace. Received: start="{start}", clip="{clip}", projection={projection}. '
             'Use start="initial", clip="fixed" and projection=None, or use="mixed".'
         )
 
