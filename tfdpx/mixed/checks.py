@@ -13,8 +13,9 @@ def check_switches(use, start, clip, projection):
     if use == "private" and (start, clip, projection) != ("initial", "fixed", None):
         raise ValueError(
             'Argument `use`="private" protects the public examples too, so they may not choose '
-            f'start, clip or subspace. Received: start="{start}", clip="{clip}", projection={projection}. '
-            'Use start="initial", clip="fixed" and projection=None, or use="mixed".'
+            f'start, clip or subspace. Received: start="{start}", clip="{clip}", '
+            f'projection={projection}. Use start="initial", clip="fixed" and projection=None, or '
+            'use="mixed".'
         )
 
 
