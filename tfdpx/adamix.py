@@ -74,7 +74,7 @@ class AdaMix(Head):
         noise_multiplier=20.0,
         *,
         steps=None,
-        learning_rate=64.0,
+        learning_rate=32.0,
         l2_regularization=0.1,
         use="mixed",
         start="public",
