@@ -119,8 +119,6 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
         """
         check_callbacks(arguments.get("callbacks"), self)
-        if self.public_data is not None:
-            self.public_data.check_apart(arguments.get("x"))
         replicas.check_keras_fit(model, arguments.get("x"))
         with fit_data.accounted(self, model, arguments):
             replicas.deal(model, self.draws, arguments)

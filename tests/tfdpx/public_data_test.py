@@ -148,6 +148,8 @@ def test_private_examples_that_are_public_are_refused():
     for data in ((PLAN.batches(x, np.zeros(COUNT, int)),), (x, np.zeros(COUNT, int))):
         with pytest.raises(ValueError, match="holds 2 of the 64 private examples"):
             built.fit(*data, verbose=0)
+    with pytest.raises(ValueError, match="holds 2 of the 64 private examples"):
+        tfdpx.distributed.fit(built, PLAN, x, np.zeros(COUNT, int), verbose=0)
     assert built.optimizer.ledger.steps == 0
     unseen = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
     with pytest.warns(UserWarning, match="not looked for"):

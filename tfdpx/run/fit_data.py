@@ -30,10 +30,13 @@ def accounted(optimizer, model, arguments):
         arguments: Dict of the arguments of `fit`; `x` may be replaced by an equal data set.
 
     Raises:
-        ValueError: If the batches are another plan's, another optimizer's or of another size.
+        ValueError: If the batches are another plan's, another optimizer's or of another size, or
+            private examples are public ones too.
     """
     optimizer.account.follow(model.variables)
     data = arguments.get("x")
+    if optimizer.public_data is not None:
+        optimizer.public_data.check_apart(data)
     draws = draws_of(data)
     if draws is not None and draws.plan is None:
         draws = None
