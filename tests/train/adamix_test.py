@@ -134,3 +134,14 @@ def test_the_boost_is_the_papers():
     assert mixed_pictures.boost(results, "adamix", 2, "none", 1.0) == pytest.approx(3.0)
     assert mixed_pictures.boost(results, "ngd", 2, "none", 1.0) == float("inf")
     assert mixed_pictures.spread([0.1, 0.3]) == "20.0 ± 14.1"
+
+
+@pytest.mark.slow
+def test_on_the_digits_it_beats_what_the_paper_compares(tmp_path):
+    arguments = dict(methods=["only_public", "fully_private", "ngd", "adamix"])
+    with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
+        record = run(tmp_path / "work", **arguments)
+    adamix_error = record["adamix_2_eps1_error"]
+    assert adamix_error <= record["ngd_2_eps1_error"]
+    assert adamix_error < 0.5 * record["only_public_2_error"]
+    assert adamix_error < 0.8 * record["fully_private_2_eps1_error"]
