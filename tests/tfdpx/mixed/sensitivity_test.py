@@ -14,7 +14,7 @@ from tfdpx.mixed import training
 from tfdpx.mixed.gradients import SoftmaxGradients
 from tfdpx.mixed.public_set import PublicSet
 
-CLASSES, WIDTH, DELTA = 4, 6, 1e-5
+CLASSES, WIDTH, EPSILON, DELTA = 4, 6, 0.5, 1e-5
 LARGE = np.full(WIDTH, 1e3, "float32"), 1
 
 
@@ -34,7 +34,7 @@ class Mixed:
     made = []
 
     def __init__(self, kind=tfdpx.AdaMix, public=PUBLIC, **kwargs):
-        self.head, self.public, self.delta = kind(CLASSES, 1.0, seed=1, **kwargs), public, DELTA
+        self.head, self.public, self.delta = kind(CLASSES, EPSILON, seed=1, **kwargs), public, DELTA
         self.made.append(self.head)
 
     def fit(self, *private):
@@ -75,7 +75,7 @@ def spent(monkeypatch, row, label, **kwargs):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_large_example_spends_no_more_than_epsilon(monkeypatch, name):
     mus, epsilon = spent(monkeypatch, *LARGE, **KINDS[name])
-    assert epsilon <= 1.0
+    assert epsilon <= EPSILON
     assert 0.2 / 20 < max(mus.values()) <= 1 / 20
 
 
@@ -129,7 +129,7 @@ def test_gradients_that_are_not_clipped_are_noticed(monkeypatch):
 def test_a_subspace_that_lengthens_is_noticed(monkeypatch):
     given = PublicSet.subspace
     monkeypatch.setattr(PublicSet, "subspace", lambda *args: 2.5 * given(*args))
-    assert spent(monkeypatch, *LARGE, projection=2)[1] > 1.0
+    assert spent(monkeypatch, *LARGE, projection=2)[1] > EPSILON
 
 
 def leaking(monkeypatch, part):
