@@ -7,6 +7,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+import tfdpx
 from tfdpx.train import adamix
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import public_split
@@ -39,7 +40,8 @@ def values(**given):
     found = flags.FlagValues()
     adamix.define_flags(found)
     found.mark_as_parsed()
-    for name, value in {"methods": METHODS, "epsilons": ["1"], "shots": ["2"], **given}.items():
+    defaults = {"epsilons": ["1"], "shots": ["2"], "noise_multiplier": 10.0}  # 7 steps.
+    for name, value in {"methods": METHODS, **defaults, **given}.items():
         setattr(found, name, value)
     return found
 
@@ -64,7 +66,8 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     assert record["adamix_2_eps1_error"] == pytest.approx(np.mean(errors))
     assert record["paragon_2_error"] <= 0.1
     spent = {k["method"]: k["spent"] for k in kept}
-    assert spent["adamix"] == spent["fully_private"] == pytest.approx(0.9858, abs=1e-4)
+    exact = tfdpx.accounting.epsilon(10.0, 1.0, 7, 1e-5, "gdp")
+    assert spent["adamix"] == spent["fully_private"] == exact
     assert spent["only_public"] == 0 and spent["paragon"] > 1e300
     worst = [max(k["individual"]) for k in kept if k["method"] == "adamix" and "individual" in k]
     assert worst and max(worst) <= spent["adamix"] * (1 + 1e-6)
@@ -140,7 +143,7 @@ def test_the_boost_is_the_papers():
 def test_on_the_digits_it_beats_what_the_paper_compares(tmp_path):
     arguments = dict(methods=["only_public", "fully_private", "ngd", "adamix"])
     with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
-        record = run(tmp_path / "work", **arguments)
+        record = run(tmp_path / "work", noise_multiplier=20.0, **arguments)
     adamix_error = record["adamix_2_eps1_error"]
     assert adamix_error <= record["ngd_2_eps1_error"]
     assert adamix_error < 0.5 * record["only_public_2_error"]
