@@ -8,7 +8,9 @@ import tfdpx
 from tfdpx.mixed.membership import membership_auc
 from tfdpx.train.data import public_split
 
-# Learning rates to choose from: those of an adaptive clip are against smaller gradients.
+# Learning rates to choose from: those of an adaptive clip are against smaller gradients. They are
+# against means, and the noise is that of a sum: fewer private examples than _MANY take less.
+_MANY = 1_000
 _ADAPTIVE, _FIXED = (8.0, 24.0, 72.0), (1.5, 5.0, 15.0)
 METHODS = {
     "adamix": (tfdpx.AdaMix, {}, _ADAPTIVE),
@@ -86,7 +88,7 @@ def chosen_rate(study, method, shots, shift, budget):
     public, (x, y) = study.sets(shots, seed=1_000, shift=shift)
     held = int(_HELD_OUT * len(x))
     errors = {}
-    for rate in rates:
+    for rate in [rate * min(1.0, len(x) / _MANY) for rate in rates]:
         head = build(method, study.num_classes, *budget, learning_rate=rate, seed=1_000)
         head.fit(x[held:], y[held:], public_data=public)
         errors[rate] = 1 - head.evaluate(x[:held], y[:held])["accuracy"]
