@@ -90,21 +90,6 @@ def test_a_step_that_does_not_clip_is_noticed(without_noise, monkeypatch):
     assert change() > 2 * found[0]
 
 
-def test_a_clip_of_private_data_is_noticed(without_noise, monkeypatch):
-    given = public_data.PublicData.at
-
-    def leaking(self, model, engine, rows, y, context):
-        self._x, self._y = (tf.constant(part[: sizes[0]]) for part in (X, Y))
-        self.count = sizes.pop(0)
-        return given(self, model, engine, rows, y, context)
-
-    monkeypatch.setattr(public_data.PublicData, "at", leaking)
-    found, sizes = taus(monkeypatch), [4, 5]
-    for _ in range(2):
-        small.step(model(compile_arguments={"run_eagerly": True}), X, Y)
-    assert found[0] != found[1]
-
-
 def test_the_noise_is_sigma_times_the_public_clip(monkeypatch):
     wide = [keras.layers.Dense(400, "relu"), keras.layers.Dense(3)]
     arguments = dict(compile_arguments={"run_eagerly": True}, layers=lambda: list(map(copy, wide)))
@@ -120,7 +105,7 @@ def test_the_noise_is_sigma_times_the_public_clip(monkeypatch):
     assert abs(np.std(drawn) - 2 / 3) > 0.2 and abs(np.std(drawn) - 3 / 2) > 0.2
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fit_learns_from_both_and_counts_the_private_ones(compiled):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(COUNT, 6)).astype("float32")
