@@ -89,7 +89,7 @@ def run(values):
             found, head = mixed_methods.measured(study, method, shots, shift, budget, rate, seed)
         line = dict(zip(("method", "shots", "shift", "epsilon", "seed"), job, strict=True))
         line |= {**found, "rate": rate, "spent": min(found["spent"], sys.float_info.max)}
-        if shift == "none" and rate is not None:
+        if shift == "none" and rate is not None and str(seed) == values.seeds[0]:
             _, private = study.sets(shots, seed)
             line["individual"] = np.quantile(
                 head.individual_epsilons(*private), np.linspace(0, 1, 201)

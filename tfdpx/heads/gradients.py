@@ -78,18 +78,22 @@ class Gradients:
         """
         weights = tf.constant(kernel, "float32"), tf.constant(bias, "float32")
         sums = [tf.zeros(shape, tf.float64) for shape in self._shapes]
+        for arrays in self._chunks():
+            sums = self._strategy.run(self._add, args=(sums, *arrays, *weights))
+        # All replicas are on this host: their sums are added up here, once a pass.
+        local = [self._strategy.experimental_local_results(part) for part in sums]
+        kernel_sum, bias_sum = (np.sum([p.numpy() for p in parts], axis=0) for parts in local)
+        return kernel_sum.T, bias_sum
+
+    def _chunks(self):
+        """One pass: lists of tensors of rows, targets, squared norms and which rows have any."""
         for x, y in self._examples.chunks(self._rows):
             x, squares = moments.measured(x)
             # The gradient of a row of zeros is zero but for the bias.
             arrays = x, y, squares, np.any(x, axis=1).astype("float32")
             if short := -len(x) % (BLOCK * self._replicas):
                 arrays = [_padded(array, short) for array in arrays]
-            arguments = (sums, *map(tf.constant, arrays), *weights)
-            sums = self._strategy.run(self._add, args=arguments)
-        # All replicas are on this host: their sums are added up here, once a pass.
-        local = [self._strategy.experimental_local_results(part) for part in sums]
-        kernel_sum, bias_sum = (np.sum([p.numpy() for p in parts], axis=0) for parts in local)
-        return kernel_sum.T, bias_sum
+            yield list(map(tf.constant, arrays))
 
     def _add_chunk(self, sums, x, y, squares, present, kernel, bias):
         context = tf.distribute.get_replica_context()
