@@ -4,10 +4,12 @@ A head says beforehand what it will release, how often and at which noise multip
 is refused, so that no statistic can be released and not paid for.
 """
 
+import functools
 import math
 import secrets
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx.accounting import accountants
@@ -79,8 +81,8 @@ class Releases:
 
     def _noise(self, shape, deviation):
         self._drawn += 1
-        drawn = noise.normal(shape, noise.fold_in(self._seed, self._drawn), 1.0)
-        return deviation * np.asarray(drawn, "float64")
+        seed, index = tf.constant(self._seed, tf.int64), tf.constant(self._drawn, tf.int64)
+        return deviation * np.asarray(_drawing(tuple(shape))(seed, index), "float64")
 
     def ledger(self):
         """What was released, a `tfdpx.accounting.Ledger`: steps on the full batch."""
@@ -92,6 +94,16 @@ class Releases:
             sigma = self._planned[name][0]
             steps[sigma] = steps.get(sigma, 0) + done
         return Ledger(tuple(Entry(sigma, 1.0, n, run=self._run) for sigma, n in steps.items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _drawing(shape):
+    """A graph that draws: a hundred small operations take long one by one."""
+
+    def draw(seed, index):
+        return noise.normal(shape, noise.fold_in(seed, index), 1.0)
+
+    return tf.function(draw, autograph=False)
 
 
 def check_tail(planned, values, delta):

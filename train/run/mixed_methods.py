@@ -22,7 +22,7 @@ METHODS = {
     "only_public": (tfdpx.AdaMix.only_public, {}, None),
     "paragon": (tfdpx.AdaMix.paragon, {}, None),
 }
-_HELD_OUT = 0.2
+_HELD_OUT, _DRAWS = 0.2, (1_000, 1_001, 1_002)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def build(method, num_classes, epsilon, delta, noise_multiplier, **kwargs):
 
 
 def chosen_rate(study, method, shots, shift, budget):
-    """The learning rate of the least error on a fifth of the private examples of another draw.
+    """The learning rate of the least error on a fifth of the private examples, over other draws.
 
     As in the paper, epsilon does not cover that choice.
 
@@ -85,14 +85,17 @@ def chosen_rate(study, method, shots, shift, budget):
     rates = METHODS[method][2]
     if rates is None:
         return None
-    public, (x, y) = study.sets(shots, seed=1_000, shift=shift)
-    held = int(_HELD_OUT * len(x))
-    errors = {}
-    for rate in [rate * min(1.0, len(x) / _MANY) for rate in rates]:
-        head = build(method, study.num_classes, *budget, learning_rate=rate, seed=1_000)
-        head.fit(x[held:], y[held:], public_data=public)
-        errors[rate] = 1 - head.evaluate(x[:held], y[:held])["accuracy"]
-    return min(errors, key=errors.get)
+    private = len(study.sets(shots, _DRAWS[0], shift)[1][1])
+    scale = min(1.0, private / _MANY)
+    errors = dict.fromkeys(rates, 0.0)
+    for draw in _DRAWS:
+        public, (x, y) = study.sets(shots, draw, shift)
+        held = int(_HELD_OUT * len(x))
+        for rate in rates:
+            head = build(method, study.num_classes, *budget, seed=draw, learning_rate=rate * scale)
+            head.fit(x[held:], y[held:], public_data=public)
+            errors[rate] += 1 - head.evaluate(x[:held], y[:held])["accuracy"]
+    return scale * min(errors, key=errors.get)
 
 
 def measured(study, method, shots, shift, budget, rate, seed):
