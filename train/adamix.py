@@ -6,7 +6,7 @@ r"""Compares AdaMix with its ablations and baselines, over budgets and numbers o
 
 Of each class, --shots training images are public and all others private. Features are those of
 `tfdpx.models.ScatterLinear`, which know no data, or of a public backbone, --init_from. Each private
-method takes the learning rate of the least error on held-out images of other draws; as in the
+method takes the learning rate of the least error on held-out images of another draw; as in the
 paper, epsilon does not cover that.
 
 Every fit is a line of `results.jsonl` in the working directory; a run that was cut off goes on
