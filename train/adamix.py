@@ -185,9 +185,13 @@ def _report(values, study, results, individuals, workdir):
         path = workdir / f"individual_{shots}_{epsilon:g}.png"
         spent = tfdpx.AdaMix(2, epsilon, values.delta, values.noise_multiplier).plan(1).epsilon
         mixed_pictures.draw_individuals(found, spent, path)
-    free = {key[1] for key in results if key[0] == "only_public" and key[2] == "none"}
-    free &= {key[1] for key in results if key[0] == "paragon" and key[2] == "none"}
-    comparable = {k: v for k, v in results.items() if k[1] in free and k[2] == "none"}
+    shots = {key[1] for key in results if key[0] == "only_public" and key[2] == "none"}
+    has_paragon = any(key[0] == "paragon" for key in results)
+    comparable = {
+        key: found
+        for key, found in results.items()
+        if has_paragon and key[1] in shots and key[2] == "none"
+    }
     for epsilon in sorted({key[3] for key in comparable} - {None}):
         mixed_pictures.draw_boost(comparable, epsilon, workdir / f"boost_{epsilon:g}.png")
     record = {**_about(values), "dimension": next(iter(study.features.values())).shape[1]}
