@@ -2,6 +2,7 @@
 
 from tfdpx.models.backbones import backbone
 from tfdpx.models.lenet import LeNet
+from tfdpx.models.linear_on_features import LinearOnFeatures
 from tfdpx.models.nf_resnet import NFResNet
 from tfdpx.models.scatter_cnn import ScatterCNN
 from tfdpx.models.scatter_linear import ScatterLinear
@@ -10,6 +11,7 @@ from tfdpx.models.wide_resnet import WideResNet
 
 __all__ = [
     "LeNet",
+    "LinearOnFeatures",
     "NFResNet",
     "ScatterCNN",
     "ScatterLinear",
