@@ -4,7 +4,7 @@ The gradient of an example is `(p - y) x^T`, of rank one, so its norm is `|p - y
 per-example gradient is formed. Sums run in float32 over `BLOCK` rows and in float64 beyond. With u
 = 2^-24, a float32 sum of b terms of size C errs by at most (b + 8) b u C in any order (Higham 2002,
 ch. 4); so with one example more or less its block changes by at most C + 2 (b + 8) b u C, besides
-what products round. Gradients are clipped to C less that share, 0.8%.
+what products round. Gradients are clipped to C less that share, 0.2%.
 """
 
 import math
@@ -16,9 +16,9 @@ from tfdpx.heads import moments
 from tfdpx.per_example import rounding
 from tfdpx.replication import replicas
 
-BLOCK = 256
+BLOCK = 128
 _PARTIAL_SUMS = 2**26  # Bytes of the sums of all blocks of a chunk.
-_MOST_BLOCKS = 32
+_MOST_BLOCKS = 64
 _ALLOWANCE = 2 * BLOCK * (BLOCK + rounding.EXTRA) * rounding.UNIT + 1e-5
 
 
