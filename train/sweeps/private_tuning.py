@@ -140,7 +140,7 @@ def _noise(points, num_examples, mean):
                 f"{', '.join(map(str, found))}. Give --{name}."
             )
     plan = shared.privacy_plan(num_examples)
-    budget = shared.epsilon, 1.0, 1, shared.delta
+    budget = shared.epsilon, 1.0, 1, shared.delta, "gdp"
     entries = [
         Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps),
         Entry(_SCORE * calibration.least_noise_multiplier(*budget), 1.0, 1),
