@@ -15,14 +15,14 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from tfdpx._arguments import is_number, require
 from tfdpx.accounting import accountants
 
-_MOST_NOISE = 1e6
+_MOST_NOISE, _MOST_RUNS = 1e6, 1000
 
 
 def draw_runs(mean):
     """The number of runs: geometric with this mean, from the operating system's randomness.
 
     Args:
-        mean: Float > 1.
+        mean: Float > 1 and <= 1000.
     """
     check_mean(mean)
     uniform = 1.0 - secrets.SystemRandom().random()
@@ -39,7 +39,7 @@ def selection_epsilon(entries, delta, mean):
         entries: Sequence of `tfdpx.accounting.ledger.Entry`: what a run releases, its score
             included.
         delta: Float in (0, 1).
-        mean: Float > 1, mean number of runs.
+        mean: Float > 1 and <= 1000, mean number of runs.
 
     Raises:
         ValueError: If an argument does not fit, or an entry is not exactly sampled.
@@ -50,7 +50,7 @@ def selection_epsilon(entries, delta, mean):
     if not all(entry.noise_multiplier for entry in entries):
         return math.inf
     judge = _accountant().compose(_event(entries, 1.0, mean))
-    return float(judge.get_epsilon(delta * (1 - accountants.RESERVED_SHARE)))
+    return float(judge.get_epsilon(_left_of(delta, mean)))
 
 
 def selection_scale(entries, target, delta, mean):
@@ -60,7 +60,7 @@ def selection_scale(entries, target, delta, mean):
         entries: As of `selection_epsilon`.
         target: Float > 0.
         delta: Float in (0, 1).
-        mean: Float > 1, mean number of runs.
+        mean: Float > 1 and <= 1000, mean number of runs.
     """
     check_mean(mean)
     _check_exact(entries)
@@ -69,16 +69,22 @@ def selection_scale(entries, target, delta, mean):
         _accountant,
         lambda scale: _event(entries, scale, mean),
         target,
-        delta * (1 - accountants.RESERVED_SHARE),
+        _left_of(delta, mean),
         dp_accounting.ExplicitBracketInterval(0.1 / least, _MOST_NOISE / least),
         tol=1e-5 / least,
     )
 
 
 def check_mean(mean):
-    """Raises ValueError unless `mean`, the mean number of runs, is above 1 and finite."""
-    fits = is_number(mean) and 1 < mean < math.inf
-    require(fits, "mean", mean, "be a number above 1", " It is the mean number of runs.")
+    """Raises ValueError unless `mean`, the mean number of runs, is above 1 and at most 1,000."""
+    fits = is_number(mean) and 1 < mean <= _MOST_RUNS
+    must = f"be a number above 1, up to {_MOST_RUNS}"
+    require(fits, "mean", mean, must, " It is the mean number of runs.")
+
+
+def _left_of(delta, mean):
+    """What is left of delta once the noise's tail, and draws too large, are paid for in each run."""
+    return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 
 def _accountant():

@@ -33,8 +33,6 @@ _FIXED = (
 )
 # The noise of a score, of that at which one release would spend the whole budget.
 _SCORE = 4.0
-# Draws that do not fit are paid for by a share of delta, in every run.
-_OF_DELTA = 0.01
 
 
 def tune(preset, given, swept, mean, workdir, extra):
@@ -74,7 +72,7 @@ def tune(preset, given, swept, mean, workdir, extra):
     with tempfile.TemporaryDirectory(prefix=".private_tuning-", dir=workdir) as folder:
         for index in range(selection.draw_runs(mean)):
             point, settings = points[secrets.randbelow(len(points))]
-            run = _run(preset, point, settings, sigma, mean)
+            run = _run(preset, point, settings, sigma)
             there = pathlib.Path(folder) / str(index)
             failures = runs.execute([run], there, extra, say=lambda line: None)
             if failures:
@@ -153,11 +151,11 @@ def _noise(points, num_examples, mean):
     return entries, entries[1].noise_multiplier, shared
 
 
-def _run(preset, point, settings, noise_multiplier, mean):
+def _run(preset, point, settings, noise_multiplier):
     """The `grid.Run` of settings that leave nothing open, at the noise of all runs."""
     values = {name: value for name, value in dataclasses.asdict(settings).items()
               if value is not None and name != "epsilon"}  # fmt: skip
-    values |= {"noise_multiplier": noise_multiplier, "delta": _OF_DELTA * settings.delta / mean}
+    values["noise_multiplier"] = noise_multiplier
     arguments = [f"--preset={preset}", *(f"--{k}={grid.text_of(v)}" for k, v in values.items())]
     return grid.Run(preset, point, {}, settings, tuple(arguments))
 

@@ -24,9 +24,9 @@ def parsed_flags():
         flags.FLAGS(["sweep"])
 
 
-@pytest.fixture
-def data_dir(tmp_path):
-    with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    with flagsaver.flagsaver(data_dir=str(tmp_path_factory.mktemp("data"))):
         yield
 
 
