@@ -83,7 +83,7 @@ def check_mean(mean):
 
 
 def _left_of(delta, mean):
-    """What is left of delta once the noise's tail, and draws too large, are paid for in each run."""
+    """What is left of delta once the tail of the noise is paid for in each run."""
     return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 

@@ -1,5 +1,7 @@
 """Features with labels, read in chunks as often as a head needs: from arrays or a dataset."""
 
+import math
+
 import numpy as np
 import tensorflow as tf
 
@@ -21,6 +23,7 @@ class Examples:
     Attributes:
         dimension: Int, d.
         count: Int, number of examples; None before a dataset was read to its end once.
+        bytes: Size of the features in float32; infinite for a dataset.
 
     Raises:
         ValueError: If shapes or kinds do not fit.
@@ -58,6 +61,7 @@ class Examples:
             raise ValueError(
                 f"Argument `features` must have a known, positive width. Received: shape {shape}."
             )
+        self.bytes = math.inf if self.count is None else 4 * self.count * self.dimension
 
     def chunks(self, rows):
         """One pass: pairs of float32 features `[<= rows, d]` and float32 targets, in order.
