@@ -20,11 +20,11 @@ from tfdpx import heads
 EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
 DATA = ("digits", "noisy digits", "photographs")
 ARGUMENTS = {
-    heads.LeastSquares: {"alpha": (1.0,)},
-    heads.FeatureCovariance: {"learning_rate": (8.0, 32.0), "initial_bias": (-3.0,)},
+    heads.LeastSquares: {"alpha": (0.1, 1.0)},
+    heads.FeatureCovariance: {"learning_rate": (2.0, 8.0, 32.0), "initial_bias": (-3.0,)},
     heads.FirstOrder: {
-        "learning_rate": (0.3,),
-        "steps": (100,),
+        "learning_rate": (0.3, 1.0),
+        "steps": (20, 100),
         "l2_norm_clip": (0.1,),
         "initial_bias": (-3.0,),
     },
