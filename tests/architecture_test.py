@@ -47,7 +47,10 @@ ARROWS = {
         *("settings", "train_step"),
     },
     "optimizers": {"accounting", "private_optimizer"},
-    "heads": {"_arguments", "accounting", "noise", "per_example", "replication", "run"},
+    "heads": {
+        *("_arguments", "accounting", "noise", "per_example", "replication", "run"),
+        "tensorflow_internals",
+    },
 }
 CORE = {*ARROWS, "__init__"}
 ARROWS["layers"] = set(CORE)
