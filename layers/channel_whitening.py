@@ -107,6 +107,9 @@ class ChannelWhitening(keras.layers.Layer):
         check_positive_integer("batch_size", batch_size)
         must = "be a layer, model or function of a batch of images"
         require(features is None or callable(features), "features", features, must)
+        if isinstance(features, keras.Layer):
+            # Run as a graph, which saves most of the time.
+            features = tf.function(features, autograph=False, reduce_retracing=True)
         mean, covariance = _moments(
             images if features is None else features(images)
             for images in _batches(_vouched_for(source, public), num_images, batch_size)

@@ -168,6 +168,7 @@ class Scattering2D(keras.layers.Layer):
         self._rows_at_a_time = max(_bytes_at_a_time() // held, 1)
         self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
 
+    @tf.autograph.experimental.do_not_convert
     def call(self, inputs):
         """The features of `inputs`, a batch of images."""
         images = tf.cast(inputs, self._real_dtype)

@@ -2,6 +2,7 @@
 
 from tfdpx.models.backbones import backbone
 from tfdpx.models.lenet import LeNet
+from tfdpx.models.linear_on_features import LinearOnFeatures
 from tfdpx.models.nf_resnet import NFResNet
 from tfdpx.models.scatter_cnn import ScatterCNN
 from tfdpx.models.scatter_linear import ScatterLinear
@@ -11,6 +12,7 @@ from tfdpx.models.zero_shot import zero_shot_head
 
 __all__ = [
     "LeNet",
+    "LinearOnFeatures",
     "NFResNet",
     "ScatterCNN",
     "ScatterLinear",

@@ -3,7 +3,7 @@
 import keras
 
 from tfdpx._arguments import check_positive_integer
-from tfdpx.layers import UnitNormWithConstant
+from tfdpx.models.linear_on_features import linear
 from tfdpx.models.scattering_features import scattering_features
 
 
@@ -54,12 +54,5 @@ def ScatterLinear(
     """
     check_positive_integer("num_classes", num_classes)
     inputs, features = scattering_features(input_shape, scales, directions, padding, generator)
-    rows = UnitNormWithConstant(name="unit_norm")(features)
-    outputs = keras.layers.Dense(
-        num_classes,
-        use_bias=False,
-        kernel_initializer="zeros",
-        dtype=keras.config.dtype_policy().variable_dtype,
-        name="logits",
-    )(rows)
+    outputs = linear(features, num_classes)
     return keras.Model(inputs, outputs, name=name)

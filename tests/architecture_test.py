@@ -47,8 +47,11 @@ ARROWS = {
         *("settings", "train_step"),
     },
     "optimizers": {"accounting", "private_optimizer"},
-    "heads": {"_arguments", "accounting", "noise", "per_example", "replication", "run"},
-    "mixed": {"accounting", "data", "heads"},
+    "heads": {
+        *("_arguments", "accounting", "noise", "per_example", "replication", "run"),
+        "tensorflow_internals",
+    },
+    "mixed": {"_arguments", "accounting", "data", "heads"},
     "public_data": {"_arguments", "checks", "data", "memory"},
     "adamix": {"_arguments", "accounting", "heads", "mixed"},
 }

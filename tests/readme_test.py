@@ -10,11 +10,33 @@ from sklearn.datasets import load_digits
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
 
+def examples():
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_a_head_goes_on_a_backbone():
+    digits = load_digits()
+    backbone = keras.Sequential(
+        [
+            keras.Input([8, 8]),
+            keras.layers.Flatten(),
+            keras.layers.Rescaling(1 / 8, -1),
+            keras.layers.UnitNormalization(),
+        ]
+    )
+    names = {"images": digits.images, "labels": digits.target, "backbone": backbone}
+    _, example = examples()
+    exec(compile(example, README.name, "exec"), names)
+    predicted = names["model"].predict(digits.images, verbose=0).argmax(axis=-1)
+    assert np.mean(predicted == digits.target) > 0.7
+    assert 0.99 < names["head"].epsilon_spent() <= 1.0
+
+
 def test_the_example_trains_and_run_again_has_nothing_left_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     digits = load_digits()
     x, y = (digits.images / 8 - 1).astype("float32")[..., None], digits.target
-    [example] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    example, _ = examples()
     names = {"x": x, "y": y}
     exec(compile(example, README.name, "exec"), names)
     model, plan = names["model"], names["plan"]

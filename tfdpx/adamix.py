@@ -11,7 +11,7 @@ import numpy as np
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
 from tfdpx.accounting import calibration
 from tfdpx.heads.examples import Examples
-from tfdpx.heads.head import Head, check_positive
+from tfdpx.heads.head import Head
 from tfdpx.mixed import checks, instances, statement, training
 
 
@@ -93,9 +93,9 @@ class AdaMix(Head):
         check_choice("start", start, ("public", "initial"))
         check_choice("decay_to", decay_to, ("start", "zero"))
         check_choice("clip", clip, training.CLIPS)
-        check_positive("l2_regularization", l2_regularization)
+        checks.check_positive("l2_regularization", l2_regularization)
         if learning_rate is not None:
-            check_positive("learning_rate", learning_rate)
+            checks.check_positive("learning_rate", learning_rate)
         fits = is_number(quantile) and 0 < quantile <= 1
         require(fits, "quantile", quantile, "lie in (0, 1]", " The paper takes 0.9.")
         if projection is not None:
@@ -107,7 +107,6 @@ class AdaMix(Head):
             num_classes,
             None,
             delta,
-            num_releases=self.steps,
             noise_multiplier=noise_multiplier if noisy else 0.0,
             l2_norm_clip=l2_norm_clip,
             accountant=accountant,
@@ -122,13 +121,15 @@ class AdaMix(Head):
         self.initial_weights = _checked_weights(initial_weights, num_classes)
         self.keep_steps, self._kept, self._public = keep_steps, None, None
 
+    def _count_releases(self):
+        return self.steps
+
     @staticmethod
     def _solved_steps(epsilon, steps, noise_multiplier, delta, accountant, noisy):
         if not noisy:
             return 0
-        fits = is_number(noise_multiplier) and 0 < noise_multiplier < math.inf
         hint = " The paper takes 20; AdaMix.paragon is without privacy."
-        require(fits, "noise_multiplier", noise_multiplier, "be a positive, finite number", hint)
+        checks.check_positive("noise_multiplier", noise_multiplier, hint)
         if (epsilon is None) == (steps is None):
             raise ValueError(
                 "Exactly one of `epsilon` and `steps` must be given: the other follows from "
@@ -137,9 +138,8 @@ class AdaMix(Head):
         if steps is not None:
             check_positive_integer("steps", steps)
             return steps
-        fits = is_number(epsilon) and 0 < epsilon < math.inf
         hint = " AdaMix.paragon is without privacy, AdaMix.only_public without private data."
-        require(fits, "epsilon", epsilon, "be a positive, finite number", hint)
+        checks.check_positive("epsilon", epsilon, hint)
         return calibration.most_steps(epsilon, noise_multiplier, 1.0, delta, accountant)
 
     @classmethod
@@ -239,7 +239,7 @@ class AdaMix(Head):
             labels: As for `fit`.
         """
         found = []
-        for scores, targets in self._scored(features, labels):
+        for scores, targets in self._scored(features, labels, labelled=True):
             scores = scores - scores.max(axis=1, keepdims=True)
             found.append(np.log(np.exp(scores).sum(axis=1)) - np.sum(scores * targets, axis=1))
         return np.concatenate(found)

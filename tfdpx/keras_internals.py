@@ -13,7 +13,9 @@ import weakref
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend import compute_output_spec
 from keras.src.losses import loss as loss_module
+from keras.src.models.functional import Functional
 from keras.src.saving import saving_lib
 
 # What `keras_hook` wraps besides public methods: pairs of a module and a name in it.
@@ -282,9 +284,27 @@ def build(model, data):
         dtype = keras.backend.standardize_dtype(leaf.dtype)
         return keras.KerasTensor([None, *leaf.shape[1:]], dtype)
 
+    data = tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
     with recording(None), tf.init_scope():
-        model._symbolic_build(
-            data_batch=tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
+        if _knows_its_outputs(model, data[0]):
+            _build_compiled(model, *data)
+        model._symbolic_build(data_batch=data)
+
+
+def _knows_its_outputs(model, x):
+    """Whether the shapes of `model`'s outputs for `x` are known without running it."""
+    run = type(model).call in (Functional.call, keras.Sequential.call)
+    return run and isinstance(x, keras.KerasTensor) and all(layer.built for layer in model.layers)
+
+
+def _build_compiled(model, x, y, sample_weight):
+    """As `_symbolic_build`, but the model is not traced, which takes as long as in its step."""
+    y_pred = model.compute_output_spec(x)
+    if model._compile_metrics is not None and not model._compile_metrics.built:
+        compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
+    if model._compile_loss is not None and not model._compile_loss.built:
+        compute_output_spec(
+            model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False
         )
 
 

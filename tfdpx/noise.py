@@ -40,10 +40,8 @@ def make_seed(seed=None):
 # Values drawn at a time: bounds the memory of the steps in between.
 _CHUNK = 2**20
 _UNLIKELY = 0x5DEECE66D
-
-# Set the draws of one seed apart.
-_RADIUS_KEY = int.from_bytes(b"radius", "big")
-_ANGLE_KEY = int.from_bytes(b"angle", "big")
+# Sets the seeds of radii and angles apart from all others.
+_KEY = int.from_bytes(b"normal", "big")
 
 _RADIUS_BITS = 64
 # In units of the standard deviation: the least uniform is half a step of its bits.
@@ -84,33 +82,37 @@ def normal(shape, seed, stddev=1.0):
         float32 tensor of `shape`.
     """
     size = math.prod(shape)
-    if size <= _CHUNK:
-        return tf.reshape(_drawn_once(size, seed, stddev), shape)
     sizes = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
-    chunks = [_drawn_once(n, fold_in(seed, index), stddev) for index, n in enumerate(sizes)]
+    seeds = tf.unstack(_seeds(seed, len(sizes)))
+    chunks = [_drawn_once(n, pair, stddev) for n, pair in zip(sizes, seeds, strict=True)]
     return tf.reshape(tf.concat(chunks, axis=0), shape)
 
 
-def _drawn_once(size, seed, stddev):
+def _seeds(seed, count):
+    """int64 [count, 2, 2]: for each chunk a seed of the radii and one of the angles."""
+    return tf.reshape(_words(4 * count, fold_in(seed, _KEY), tf.int64), [count, 2, 2])
+
+
+def _drawn_once(size, seeds, stddev):
     """`_box_muller`, in a loop of one turn, which keeps XLA from fusing it into what reads it.
 
     XLA would draw the bits again for every element of every reader, many times over.
     """
     # One, but no compiler can know: a second turn would give the same.
-    turns = 1 + tf.cast(tf.reduce_all(seed == _UNLIKELY), "int32")
+    turns = 1 + tf.cast(tf.reduce_all(seeds == _UNLIKELY), "int32")
     _, values = tf.while_loop(
         lambda turn, _: turn < turns,
-        lambda turn, _: (turn + 1, _box_muller(size, seed, stddev)),
+        lambda turn, _: (turn + 1, _box_muller(size, *tf.unstack(seeds), stddev)),
         (tf.constant(0), tf.zeros([size])),
     )
     return values
 
 
-def _box_muller(size, seed, stddev):
+def _box_muller(size, radius_seed, angle_seed, stddev):
     pairs = (size + 1) // 2
-    log = _log_uniform(_words(pairs, fold_in(seed, _RADIUS_KEY), tf.int64))
+    log = _log_uniform(_words(pairs, radius_seed, tf.int64))
     radius = tf.sqrt((-2.0 * stddev**2) * log)
-    word = _words(pairs, fold_in(seed, _ANGLE_KEY), tf.int32)
+    word = _words(pairs, angle_seed, tf.int32)
     angle = (2.0 * math.pi * 2.0**-32) * tf.cast(word, "float32")
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:size]
 

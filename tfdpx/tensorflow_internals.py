@@ -29,3 +29,9 @@ def is_under_xla():
 def called_graph(graph, name):
     """The graph of the function `name` that operations of `graph` call."""
     return graph._get_function(name).graph
+
+
+def sources_of(dataset):
+    """Names of the classes of a `tf.data.Dataset` and of all data sets that it reads."""
+    found = {type(dataset).__name__.removeprefix("_")}
+    return found.union(*(sources_of(source) for source in dataset._inputs()))

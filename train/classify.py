@@ -17,6 +17,7 @@ last line says how large the run is and what epsilon it spends. The working dire
 
 With --init_from the run starts from a trained model, and with --trainable=last it trains the last
 layer alone; with --head_steps=H in its first H updates, and then all layers, on one account.
+--features=scatter+RUN trains a linear classifier on fixed features of several kinds, side by side.
 --private=false is the same run without clipping, noise and any guarantee.
 
 On several devices or hosts: --strategy; the chief alone writes. An interrupted run goes on with
@@ -37,7 +38,7 @@ from absl import app, flags
 import tfdpx
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.training import AUTO
+from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES
 from tfdpx.train.data import loading
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
@@ -53,6 +54,7 @@ from tfdpx.train.run import (
     frozen,
     origin,
     results,
+    side_by_side,
 )
 
 _PRESET = flags.DEFINE_string(
@@ -98,9 +100,10 @@ def train(settings, workdir, strategy):
     is_chief = devices.is_chief(strategy)
 
     # The data: bytes, in memory or read as they are drawn. They are normalised in the model.
-    if settings.model != AUTO:
+    if settings.model not in (AUTO, LINEAR_ON_FEATURES):
         classifiers.check_name(settings.model)
     finetuning.check(settings)
+    side_by_side.files(settings.features)
     if settings.private:
         origin.check_unseen(settings)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
@@ -128,7 +131,8 @@ def train(settings, workdir, strategy):
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     with strategy.scope():
-        whole = model = finetuning.build(settings, data)
+        build = side_by_side.build if settings.features else finetuning.build
+        whole = model = build(settings, data)
         if strategy.num_replicas_in_sync == 1:
             model, data = frozen.head_and_features(settings, whole, data)
     trainer = fitting.Trainer(settings, strategy, plan, data, folder, write=is_chief)
@@ -183,6 +187,10 @@ def train(settings, workdir, strategy):
         "num_examples": plan.num_examples,
         "dataset": data.name,
         "model": settings.model,
+        "learning_rate": settings.learning_rate,
+        "l2_norm_clip": settings.l2_norm_clip,
+        "ema_momentum": settings.ema_momentum,
+        "features": settings.features,
         "init_from": settings.init_from,
         "trainable": settings.trainable,
         "head_steps": settings.head_steps,

@@ -31,7 +31,13 @@ also with more values or seeds; runs that failed are tried again. --plot_only wr
 figures of what there is. The last line of the standard output is one JSON object.
 
 The guarantee that a run states is for that run alone: choosing among runs on the private data, or
-releasing several, is not covered by it.
+releasing several, is not covered by it. --private_tuning=M covers it (Papernot and Steinke 2021): a
+random number of runs, M on average, each at a point of the grid drawn at random. The best by a
+noisy score is kept in `best/` of the working directory, the others are deleted, and all together
+keep to --epsilon:
+
+    python -m tfdpx.train.sweep --preset=digits --epsilon=3 --private_tuning=5 \
+        --grid="learning_rate=4,8,16" --workdir=runs/tuned
 """
 
 import pathlib
@@ -45,7 +51,7 @@ from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import devices
-from tfdpx.train.sweeps import figures, grid, runs, table
+from tfdpx.train.sweeps import figures, grid, private_tuning, runs, table
 
 # Where flags stand that are no settings and that every run is given too.
 _HANDED_ON = (run_flags, devices)
@@ -72,6 +78,9 @@ def define_flags(values):
     flags.DEFINE_bool(
         "plot_only", False, "Train nothing: table and figures of --workdir.", **common
     )
+    flags.DEFINE_float(
+        "private_tuning", None, "Mean number of runs, of which the best is paid for.", **common
+    )
 
 
 def main(argv, values=flags.FLAGS):
@@ -82,6 +91,9 @@ def main(argv, values=flags.FLAGS):
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         workdir = _workdir(values.plot_only)
+        if values.private_tuning is not None:
+            print(to_json(_tune(values, workdir)), flush=True)
+            return
         failures = {} if values.plot_only else _sweep(values, workdir)
         record = summarize(workdir)
     except UserError as error:
@@ -134,6 +146,27 @@ def summarize(workdir):
 
 
 def _sweep(values, workdir):
+    swept, given = _grid(values)
+    wanted = grid.runs(values.preset, given, swept, parse_seeds(values.seeds))
+    return runs.execute(
+        wanted, workdir, handed_on(), values.jobs, say=lambda line: print(line, flush=True)
+    )
+
+
+def _tune(values, workdir):
+    for name in ("seeds", "jobs", "plot_only"):
+        if values[name].present:
+            raise UserError(
+                f"Flags --private_tuning and --{name} exclude each other. Received: "
+                f"--{name}={values[name].value}."
+            )
+    swept, given = _grid(values)
+    mean = values.private_tuning
+    return private_tuning.tune(values.preset, given, swept, mean, workdir, handed_on())
+
+
+def _grid(values):
+    """What is swept, and what the flags give for all runs."""
     if values.grid is None:
         raise UserError(
             "Flag --grid says what to sweep, such as "
@@ -145,11 +178,7 @@ def _sweep(values, workdir):
             f"The presets are swept, and one is given. Received: --preset={values.preset} "
             f"--grid={values.grid}. Leave one of them out."
         )
-    given = grid.given_by_flags()
-    wanted = grid.runs(values.preset, given, swept, parse_seeds(values.seeds))
-    return runs.execute(
-        wanted, workdir, handed_on(), values.jobs, say=lambda line: print(line, flush=True)
-    )
+    return swept, grid.given_by_flags()
 
 
 def parse_seeds(texts):

@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import distributed
+from tfdpx import distributed, synthetic
 from tfdpx.checks import UnfitForPrivacy
+from tfdpx.layers import ChannelWhitening
 
 NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
 
@@ -144,7 +145,7 @@ def updates_agree_with_jit():
 
 
 def augmented_updates_agree():
-    """Views are those of the example's number in the draw, whoever has it and whoever splits it."""
+    """Views and their mixtures are those of the example's number in the draw, on any replica."""
     plan = tfdpx.PrivacyPlan(30, batch_size=20, steps=2, noise_multiplier=1.0, delta=1e-3)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 30)
@@ -155,14 +156,16 @@ def augmented_updates_agree():
                 continue  # Which it cannot.
             keras.utils.set_random_seed(7)
             with strategy.scope() if strategy else contextlib.nullcontext():
+                whitening = ChannelWhitening()
                 model = keras.Sequential(
-                    [keras.Input((6, 6, 1)), keras.layers.Conv2D(2, 3), keras.layers.Flatten(),
-                     keras.layers.Dense(3)]
+                    [keras.Input((6, 6, 1)), whitening, keras.layers.Conv2D(2, 3),
+                     keras.layers.Flatten(), keras.layers.Dense(3)]
                 )  # fmt: skip
+                whitening.adapt(synthetic.DeadLeaves(6), num_images=50)
                 model.compile(
                     tfdpx.DPSGD(
-                        1.0, plan=plan, seed=1, l2_norm_clip=50.0, microbatch_size=3, augmult=2,
-                        augment=tfdpx.augment.RandomCropFlip(2),
+                        1.0, plan=plan, seed=1, l2_norm_clip=50.0, microbatch_size=3, augmult=3,
+                        augment=tfdpx.augment.MixViews(tfdpx.augment.RandomCropFlip(2), 1),
                     ),
                     keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"),
                 )  # fmt: skip

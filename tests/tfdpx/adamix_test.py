@@ -191,9 +191,9 @@ UNFIT[3, 2] = np.nan
     [
         (None, '`public_data` is missing.*start="public".*clip="public_quantile"'),
         ((UNFIT, PUBLIC[1]), "Received: 1 rows that are not finite"),
-        ((PUBLIC[0][:0], PUBLIC[1][:0]), "at least one example"),
+        ((PUBLIC[0][:0], PUBLIC[1][:0]), "takes 1 to"),
         ((PUBLIC[0], PUBLIC[1], None), "Received: 3 parts"),
-        ((PUBLIC[0], None), "must hold labels"),
+        ((PUBLIC[0], None), "`labels` must be given"),
         ((PUBLIC[0], np.zeros([8, CLASSES])), "8 examples with none or several"),
         ((PUBLIC[0][:, :3], PUBLIC[1]), "must have one width. Received: 6 and 3"),
         ((PRIVATE[0][3:5], PRIVATE[1][3:5]), "holds 2 of the 60 private examples"),

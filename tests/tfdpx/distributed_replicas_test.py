@@ -33,7 +33,7 @@ def test_on_two_devices(case):
     processes.run_alone(case)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_noise_is_drawn_once(devices):
     processes.run_alone("replica_noise_cases.noise_is_drawn_once", devices)
 

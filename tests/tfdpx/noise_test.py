@@ -81,12 +81,12 @@ def test_the_largest_radius_is_that_of_the_least_word(monkeypatch):
     assert noise.LARGEST_RADIUS == pytest.approx(9.49, abs=0.01)
 
 
-def test_radius_and_angle_of_a_chunk_come_from_keys_of_their_own():
+def test_radii_and_angles_of_all_chunks_come_from_seeds_of_their_own():
     seed = tf.constant([1, 2], "int64")
-    keys = [seed, noise.fold_in(seed, noise._RADIUS_KEY), noise.fold_in(seed, noise._ANGLE_KEY)]
-    assert len({tuple(key.numpy()) for key in keys}) == 3
+    seeds = [seed, *tf.reshape(noise._seeds(seed, 3), [6, 2])]
+    assert len(np.unique(seeds)) == 14
     # The words of `seed` itself are what `fold_in(seed, 0)` gives: other draws must not show them.
-    words = [noise._words(2, key, tf.int64).numpy().tolist() for key in keys]
+    words = [noise._words(2, each, tf.int64).numpy().tolist() for each in seeds]
     assert words[0] == noise.fold_in(seed, 0).numpy().tolist() not in words[1:]
 
 
@@ -95,8 +95,8 @@ def test_chunks_differ_and_each_agrees_with_its_own_draw(monkeypatch, jit_compil
     monkeypatch.setattr(noise, "_CHUNK", 1000)
     sample = draw([2501], [7, 8], jit_compile)
     assert len(np.unique(sample)) > 2490  # A chunk drawn twice would leave 1501.
-    last = noise.normal([501], noise.fold_in(tf.constant([7, 8], "int64"), 2))
-    np.testing.assert_allclose(sample[2000:], last, atol=1e-5)
+    seeds = noise._seeds(tf.constant([7, 8], "int64"), 3)
+    np.testing.assert_allclose(sample[2000:], noise._drawn_once(501, seeds[2], 1.0), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [[], [1], [3, 5]])

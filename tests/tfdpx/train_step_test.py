@@ -104,6 +104,7 @@ def test_microbatches_change_nothing(compile_arguments):
         np.testing.assert_allclose(update, updates[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_wide_resnet_updates_alike_for_any_microbatch_size():
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, size=(4, 32, 32, 3)).astype("uint8")

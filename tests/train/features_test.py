@@ -15,7 +15,7 @@ from tfdpx.train.benchmarks.mixture import mixture
 from tfdpx.train.config import head_presets
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.run import classifiers, head_methods, head_search
+from tfdpx.train.run import classifiers, head_search, noisy_score
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,9 +92,9 @@ def test_a_head_is_fitted_searched_and_reported(folder, given):
 def test_the_score_of_a_private_search_is_noisy(folder):
     train, held_out = head_search.split(*folder.arrays("train"), 0.5)
     assert len(train[1]) + len(held_out[1]) == 600 and 200 < len(train[1]) < 400
-    head = head_methods.build("dp_ls", 3, 4.0, 1e-5).fit(*train)
-    scores = [head_search._noisy_score(head, held_out, 20.0) * len(held_out[1]) for _ in range(200)]
+    scores = [noisy_score.noisy_count(100.4, 20.0) for _ in range(200)]
     assert np.std(scores) == pytest.approx(20.0, rel=0.2)
+    assert np.mean(scores) == pytest.approx(100, abs=6)
 
 
 def test_presets_are_the_tables():
@@ -130,3 +130,4 @@ def test_speed_is_a_ratio_of_medians():
     assert record["ratio_to_numpy_products"] == pytest.approx(
         record["fit_seconds"] / record["numpy_products_seconds"]
     )
+    assert 0 <= record["added_peak_mib"] < 2000

@@ -3,7 +3,7 @@
 Papernot and Steinke 2021 (arXiv:2110.03620), "Hyperparameter Tuning with Renyi Differential
 Privacy"; the mathematics is dp_accounting's. It holds when the number of runs is drawn as said
 here, independently of the data; each run draws its hyperparameters from one distribution, whatever
-the others found; and each run, its score included, has the privacy of `steps` full-batch Gaussians.
+the others found; and each run, its score included, has the privacy of the same Gaussians.
 """
 
 import math
@@ -12,69 +12,79 @@ import secrets
 import dp_accounting
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx._arguments import is_number, require
 from tfdpx.accounting import accountants
 
-_MOST_NOISE = 1e6
+_MOST_NOISE, _MOST_RUNS = 1e6, 1000
 
 
 def draw_runs(mean):
     """The number of runs: geometric with this mean, from the operating system's randomness.
 
     Args:
-        mean: Float > 1.
+        mean: Float > 1 and <= 1000.
     """
     check_mean(mean)
     uniform = 1.0 - secrets.SystemRandom().random()
     return 1 + math.floor(math.log(uniform) / math.log1p(-1 / mean))
 
 
-def selection_epsilon(noise_multiplier, steps, delta, mean):
+def selection_epsilon(entries, delta, mean):
     """The epsilon of releasing the best of a geometric number of runs.
 
     Guarantee: under adding or removing one example, by RDP (Papernot and Steinke 2021, Theorem 2
     at shape 1), as the head of this file says.
 
     Args:
-        noise_multiplier: Float > 0.
-        steps: Int, full-batch Gaussian releases of a run.
+        entries: Sequence of `tfdpx.accounting.ledger.Entry`: what a run releases, its score
+            included.
         delta: Float in (0, 1).
-        mean: Float > 1, mean number of runs.
+        mean: Float > 1 and <= 1000, mean number of runs.
+
+    Raises:
+        ValueError: If an argument does not fit, or an entry is not exactly sampled.
     """
     check_mean(mean)
-    accountants.check_run(noise_multiplier, 1.0, steps)
     accountants.check_delta(delta)
-    if not noise_multiplier:
+    _check_exact(entries)
+    if not all(entry.noise_multiplier for entry in entries):
         return math.inf
-    judge = _accountant().compose(_event(noise_multiplier, steps, mean))
-    return float(judge.get_epsilon(delta * (1 - accountants.RESERVED_SHARE)))
+    judge = _accountant().compose(_event(entries, 1.0, mean))
+    return float(judge.get_epsilon(_left_of(delta, mean)))
 
 
-def selection_noise_multiplier(target, steps, delta, mean):
-    """The least noise multiplier of the runs whose `selection_epsilon` is at most `target`.
+def selection_scale(entries, target, delta, mean):
+    """The least factor of all noise multipliers that keeps `selection_epsilon` within `target`.
 
     Args:
+        entries: As of `selection_epsilon`.
         target: Float > 0.
-        steps: Int, full-batch Gaussian releases of a run.
         delta: Float in (0, 1).
-        mean: Float > 1, mean number of runs.
+        mean: Float > 1 and <= 1000, mean number of runs.
     """
     check_mean(mean)
-    check_positive_integer("steps", steps)
+    _check_exact(entries)
+    least = min(entry.noise_multiplier for entry in entries)
     return dp_accounting.calibrate_dp_mechanism(
         _accountant,
-        lambda sigma: _event(sigma, steps, mean),
+        lambda scale: _event(entries, scale, mean),
         target,
-        delta * (1 - accountants.RESERVED_SHARE),
-        dp_accounting.ExplicitBracketInterval(0.1, _MOST_NOISE),
-        tol=1e-5,
+        _left_of(delta, mean),
+        dp_accounting.ExplicitBracketInterval(0.1 / least, _MOST_NOISE / least),
+        tol=1e-5 / least,
     )
 
 
 def check_mean(mean):
-    """Raises ValueError unless `mean`, the mean number of runs, is above 1 and finite."""
-    fits = is_number(mean) and 1 < mean < math.inf
-    require(fits, "mean", mean, "be a number above 1", " It is the mean number of runs.")
+    """Raises ValueError unless `mean`, the mean number of runs, is above 1 and at most 1,000."""
+    fits = is_number(mean) and 1 < mean <= _MOST_RUNS
+    must = f"be a number above 1, up to {_MOST_RUNS}"
+    require(fits, "mean", mean, must, " It is the mean number of runs.")
+
+
+def _left_of(delta, mean):
+    """What is left of delta once the tail of the noise is paid for in each run."""
+    return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 
 def _accountant():
@@ -83,6 +93,26 @@ def _accountant():
     )
 
 
-def _event(noise_multiplier, steps, mean):
-    run = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), steps)
-    return dp_accounting.dp_event.RepeatAndSelectDpEvent(run, mean=mean, shape=1)
+def _check_exact(entries):
+    for entry in entries:
+        fits = entry.exact and entry.sampling_probability is not None
+        require(fits, "entries", entry, "hold exact entries of a known sampling probability")
+
+
+def _event(entries, scale, mean):
+    composed = dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(
+                _step(entry, scale * entry.noise_multiplier), entry.steps
+            )
+            for entry in entries
+        ]
+    )
+    return dp_accounting.dp_event.RepeatAndSelectDpEvent(composed, mean=mean, shape=1)
+
+
+def _step(entry, noise_multiplier):
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if entry.sampling_probability == 1.0:
+        return gaussian
+    return dp_accounting.PoissonSampledDpEvent(entry.sampling_probability, gaussian)

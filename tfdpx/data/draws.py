@@ -71,6 +71,8 @@ class Draws:
         Returns:
             A `tf.data.Dataset` that `draws_of` recognises.
         """
+        # Nothing in it needs autograph, which takes longer than tracing it.
+        draw = tf.autograph.experimental.do_not_convert(draw)
         if self._shares.is_split:
             first, stop = self._range(self.run)
             key = self._key()

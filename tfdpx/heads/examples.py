@@ -1,7 +1,12 @@
 """Features with labels, read in chunks as often as a head needs: from arrays or a dataset."""
 
+import math
+
 import numpy as np
 import tensorflow as tf
+
+from tfdpx.heads import dataset_kinds, moments
+from tfdpx.heads.passes import Pass
 
 
 class Examples:
@@ -13,26 +18,34 @@ class Examples:
         labels: Array of class numbers `[n]` or of zeros and ones `[n, num_classes]`; None with a
             dataset, or for features alone.
         num_classes: Int.
+        labelled: Bool, whether there must be labels.
 
     Attributes:
         dimension: Int, d.
         count: Int, number of examples; None before a dataset was read to its end once.
+        bytes: Size of the features in float32; infinite for a dataset.
 
     Raises:
         ValueError: If shapes or kinds do not fit.
     """
 
-    def __init__(self, features, labels, num_classes):
-        self._num_classes = num_classes
+    def __init__(self, features, labels, num_classes, labelled=True):
+        self._num_classes, self._first = num_classes, None
         self._dataset = features if isinstance(features, tf.data.Dataset) else None
         if self._dataset is None:
             self._arrays = np.asanyarray(features), None if labels is None else np.asarray(labels)
-            shape, self.count = self._arrays[0].shape, len(self._arrays[0])
+            shape = self._arrays[0].shape
             _check_rank(shape)
-            if labels is not None and len(self._arrays[1]) != self.count:
+            self.count = len(self._arrays[0])
+            _check_count(self.count)
+            if labels is not None and len(np.atleast_1d(self._arrays[1])) != self.count:
                 raise ValueError(
                     "Arguments `features` and `labels` must hold as many examples. Received: "
-                    f"{self.count} features, {len(self._arrays[1])} labels."
+                    f"{self.count} features, labels of shape {self._arrays[1].shape}."
+                )
+            if labels is None and labelled:
+                raise ValueError(
+                    "Argument `labels` must be given beside an array of features. Received: None."
                 )
         else:
             if labels is not None:
@@ -40,13 +53,7 @@ class Examples:
                     "Argument `labels` must be left out with a dataset, which holds them. "
                     f"Received: labels of type {type(labels).__name__}."
                 )
-            if self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-                raise ValueError(
-                    "Argument `features` must be a dataset that ends: each pass takes every "
-                    "example once. Received: an infinite dataset. Leave out `repeat`."
-                )
-            spec = self._dataset.element_spec
-            shape = (spec[0] if isinstance(spec, tuple) else spec).shape
+            shape = dataset_kinds.feature_shape(self._dataset, labelled)
             _check_rank(shape)
             self.count = None
         self.dimension = shape[1]
@@ -54,6 +61,7 @@ class Examples:
             raise ValueError(
                 f"Argument `features` must have a known, positive width. Received: shape {shape}."
             )
+        self.bytes = math.inf if self.count is None else 4 * self.count * self.dimension
 
     def chunks(self, rows):
         """One pass: pairs of float32 features `[<= rows, d]` and float32 targets, in order.
@@ -61,18 +69,26 @@ class Examples:
         Targets `[<= rows, num_classes]` are zeros and ones; None without labels.
 
         Raises:
-            ValueError: If a label is none, or a pass meets more or fewer examples than the first.
+            ValueError: If a label is none, or a pass meets other examples than the first.
         """
-        seen = 0
+        met = Pass(self.dimension, self._num_classes)
         for x, y in self._pieces(rows):
-            seen += len(x)
-            yield np.asarray(x, "float32"), None if y is None else self._targets(y)
-        if self.count is None:
-            self.count = seen
-        if self.count != seen or not seen:
+            with np.errstate(over="ignore"):  # What overflows is not finite, and counts as zero.
+                x = np.asarray(x, "float32")
+            y = None if y is None else self._targets(np.asarray(y))
+            # Arrays cannot change between passes.
+            met.add(x, None if self._dataset is None else y)
+            if met.count > moments.MOST_EXAMPLES:
+                _check_count(met.count)
+            yield x, y
+        _check_count(met.count)
+        first = self._first = self._first or met
+        self.count = first.count
+        if first.count != met.count or first.differs(met):
             raise ValueError(
-                f"A pass over `features` met {seen} examples, the first one {self.count}. The "
-                "dataset must give every example once, each time that it is iterated over."
+                f"A pass over `features` met {met.count} examples, the first one {first.count}, "
+                "or others. The dataset must give every example once, with the same features and "
+                "label each time that it is iterated over, in any order."
             )
 
     def _pieces(self, rows):
@@ -98,7 +114,8 @@ class Examples:
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(
                 f"Argument `labels` must hold integers [n], or zeros and ones [n, {classes}]. "
-                f"Received: shape {labels.shape}, dtype {labels.dtype}."
+                f"Received: shape {labels.shape}, dtype {labels.dtype}. Whole numbers of another "
+                "type are made integers by `labels.astype(int)`."
             )
         if len(labels) and not (0 <= labels.min() and labels.max() < classes):
             raise ValueError(
@@ -115,4 +132,12 @@ def _check_rank(shape):
         raise ValueError(
             f"Argument `features` must have the shape [n, d]. Received: shape {tuple(shape)}. "
             "Flatten what a backbone gives for an example."
+        )
+
+
+def _check_count(count):
+    if not 0 < count <= moments.MOST_EXAMPLES:
+        raise ValueError(
+            f"A head takes 1 to {moments.MOST_EXAMPLES} examples: beyond, rounding may exceed what "
+            f"the clip allows for. Received: {count}, or more."
         )

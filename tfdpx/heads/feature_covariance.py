@@ -5,13 +5,11 @@ import math
 import keras
 import numpy as np
 
-from tfdpx._arguments import check_choice, is_number, require
+from tfdpx._arguments import require
 from tfdpx.heads import class_moments, solves
 from tfdpx.heads.gradients import Gradients
-from tfdpx.heads.head import Head, check_clip, check_positive, check_regularization, check_steps
+from tfdpx.heads.head import Head
 from tfdpx.heads.moments import second_moment
-
-STARTS = ("zeros", "least_squares")
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -78,36 +76,29 @@ class FeatureCovariance(Head):
         seed=None,
         class_memory=2**29,
     ):
-        check_steps(steps)
-        check_choice("start", start, STARTS)
         super().__init__(
             num_classes,
             epsilon,
             delta,
-            num_releases=steps + (1 if start == "zeros" else 3),
             noise_multiplier=noise_multiplier,
             l2_norm_clip=l2_norm_clip,
             accountant=accountant,
             seed=seed,
+            steps=steps,
+            learning_rate=learning_rate,
+            l2_regularization=l2_regularization,
+            covariance_share=covariance_share,
+            start=start,
+            alpha=alpha,
+            start_scale=start_scale,
+            initial_bias=initial_bias,
+            feature_norm_clip=feature_norm_clip,
+            class_memory=class_memory,
         )
-        check_positive("learning_rate", learning_rate)
-        check_positive("alpha", alpha)
-        check_positive("start_scale", start_scale)
-        check_regularization(l2_regularization)
-        fits = covariance_share is None or (
-            is_number(covariance_share) and 0 < covariance_share < 1
-        )
-        require(fits, "covariance_share", covariance_share, "lie strictly between 0 and 1")
-        fits = is_number(initial_bias) and math.isfinite(initial_bias)
-        require(fits, "initial_bias", initial_bias, "be a finite number")
-        self.steps, self.learning_rate, self.initial_bias = steps, learning_rate, initial_bias
-        self.l2_regularization, self.covariance_share = l2_regularization, covariance_share
-        self.start, self.alpha, self.start_scale = start, alpha, start_scale
-        given = feature_norm_clip is not None
-        self._given_clip, self.class_memory = feature_norm_clip, class_memory
-        self.feature_norm_clip = (
-            check_clip("feature_norm_clip", feature_norm_clip) if given else self.l2_norm_clip
-        )
+        if feature_norm_clip is None:
+            self.feature_norm_clip = self.l2_norm_clip
+        fits = self.feature_norm_clip < math.inf or not self.noise_multiplier
+        require(fits, "feature_norm_clip", feature_norm_clip, "be finite for a private head")
         share = 1 / self.num_releases if covariance_share is None else covariance_share
         others = self.num_releases - 1
         self.covariance_noise_multiplier = self.noise_multiplier / math.sqrt(
@@ -116,6 +107,9 @@ class FeatureCovariance(Head):
         self.gradient_noise_multiplier = self.noise_multiplier * math.sqrt(
             others / ((1 - share) * self.num_releases)
         )
+
+    def _count_releases(self):
+        return self.steps + (1 if self.start == "zeros" else 3)
 
     def _planned(self):
         sigma = self.gradient_noise_multiplier
@@ -173,12 +167,3 @@ class FeatureCovariance(Head):
             ridge_of=lambda matrix: solves.ridge(matrix, None, sigma, squared),
         )
         return self.start_scale * kernel
-
-    def get_config(self):
-        """Arguments of the constructor, but the seed."""
-        names = (
-            *("steps", "learning_rate", "l2_regularization", "covariance_share", "start", "alpha"),
-            *("start_scale", "initial_bias", "class_memory"),
-        )
-        own = {name: getattr(self, name) for name in names}
-        return {**super().get_config(), **own, "feature_norm_clip": self._given_clip}

@@ -4,11 +4,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._arguments import check_choice
+from tfdpx.heads import arguments
 from tfdpx.heads.gradients import Gradients
-from tfdpx.heads.head import Head, check_positive, check_regularization, check_steps
-
-_OPTIMIZERS = {"adam": keras.optimizers.Adam, "sgd": keras.optimizers.SGD}
+from tfdpx.heads.head import Head
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -56,23 +54,24 @@ class FirstOrder(Head):
         accountant="gdp",
         seed=None,
     ):
-        check_steps(steps)
-        check_choice("optimizer", optimizer, _OPTIMIZERS)
         super().__init__(
             num_classes,
             epsilon,
             delta,
-            num_releases=steps,
             noise_multiplier=noise_multiplier,
             l2_norm_clip=l2_norm_clip,
             accountant=accountant,
             seed=seed,
+            steps=steps,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            l2_regularization=l2_regularization,
+            initial_bias=initial_bias,
+            average=average,
         )
-        check_positive("learning_rate", learning_rate)
-        check_regularization(l2_regularization)
-        self.steps, self.optimizer, self.learning_rate = steps, optimizer, learning_rate
-        self.l2_regularization = l2_regularization or 0.0
-        self.initial_bias, self.average = initial_bias, average
+
+    def _count_releases(self):
+        return self.steps
 
     def _planned(self):
         return {"gradient": (self.noise_multiplier, self.steps)}
@@ -84,7 +83,7 @@ class FirstOrder(Head):
         width, classes = examples.dimension, self.num_classes
         kernel = keras.Variable(np.zeros([width, classes], "float32"))
         bias = keras.Variable(np.full([classes], self.initial_bias, "float32"))
-        optimizer = _OPTIMIZERS[self.optimizer](self.learning_rate)
+        optimizer = arguments.OPTIMIZERS[self.optimizer](self.learning_rate)
         optimizer.build([kernel, bias])
         gradients = Gradients(examples, classes, self.l2_norm_clip, use_bias=True)
         strategy = tf.distribute.get_strategy()
@@ -101,14 +100,9 @@ class FirstOrder(Head):
         for _ in range(self.steps):
             both = np.vstack(gradients.sums(kernel.numpy(), bias.numpy()))
             mean = released.gaussian("gradient", both, self.l2_norm_clip) / examples.count
-            mean[:-1] += self.l2_regularization * kernel.numpy()
+            mean[:-1] += (self.l2_regularization or 0.0) * kernel.numpy()
             update(tf.constant(mean / replicas, "float32"))
             totals = [t + v.numpy() for t, v in zip(totals, (kernel, bias), strict=True)]
         if self.average:
             return [total / self.steps for total in totals]
         return kernel.numpy(), bias.numpy()
-
-    def get_config(self):
-        """Arguments of the constructor, but the seed."""
-        names = "steps optimizer learning_rate l2_regularization initial_bias average".split()
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

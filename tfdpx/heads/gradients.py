@@ -4,7 +4,7 @@ The gradient of an example is `(p - y) x^T`, of rank one, so its norm is `|p - y
 per-example gradient is formed. Sums run in float32 over `BLOCK` rows and in float64 beyond. With u
 = 2^-24, a float32 sum of b terms of size C errs by at most (b + 8) b u C in any order (Higham 2002,
 ch. 4); so with one example more or less its block changes by at most C + 2 (b + 8) b u C, besides
-what products round. Gradients are clipped to C less that share, 0.2%.
+what products round. Gradients are clipped to C less that share, 0.8%.
 """
 
 import math
@@ -16,9 +16,11 @@ from tfdpx.heads import moments
 from tfdpx.per_example import rounding
 from tfdpx.replication import replicas
 
-BLOCK = 128
+BLOCK = 256
 _PARTIAL_SUMS = 2**26  # Bytes of the sums of all blocks of a chunk.
-_MOST_BLOCKS = 64
+_MOST_BLOCKS = 32
+# Arrays of so many bytes are prepared once for all passes.
+_KEPT = 2**28
 _ALLOWANCE = 2 * BLOCK * (BLOCK + rounding.EXTRA) * rounding.UNIT + 1e-5
 
 
@@ -49,12 +51,13 @@ class Gradients:
     """
 
     def __init__(self, examples, num_classes, l2_norm_clip, clip="gradients", use_bias=False):
-        self._examples = examples
+        self._examples, self._kept = examples, None
         self._strategy = tf.distribute.get_strategy()
         check_strategy(self._strategy)
         self._clip = l2_norm_clip / (1 + _ALLOWANCE + rounding.product_error())
         self._of_features, self._use_bias = clip == "features", use_bias
         width = examples.dimension
+        [self._of_zeros] = moments.measured(np.zeros([1, width], "float32"))[1]
         self._shapes = [num_classes, width], [num_classes]
         blocks = _PARTIAL_SUMS // (4 * num_classes * width)
         self._rows = BLOCK * min(max(blocks, 1), _MOST_BLOCKS) * self._replicas
@@ -86,14 +89,23 @@ class Gradients:
         return kernel_sum.T, bias_sum
 
     def _chunks(self):
-        """One pass: lists of tensors of rows, targets, squared norms and which rows have any."""
-        for x, y in self._examples.chunks(self._rows):
-            x, squares = moments.measured(x)
-            # The gradient of a row of zeros is zero but for the bias.
-            arrays = x, y, squares, np.any(x, axis=1).astype("float32")
-            if short := -len(x) % (BLOCK * self._replicas):
-                arrays = [_padded(array, short) for array in arrays]
-            yield list(map(tf.constant, arrays))
+        """Features, targets, squared norms and whether a row counts, for each chunk of a pass."""
+        if self._kept is not None:
+            return self._kept
+        chunks = (self._prepared(x, y) for x, y in self._examples.chunks(self._rows))
+        if self._examples.bytes > _KEPT:
+            return chunks
+        self._kept = list(chunks)
+        return self._kept
+
+    def _prepared(self, x, y):
+        x, squares = moments.measured(x)
+        # The gradient of a row of zeros is zero but for the bias.
+        arrays = x, y, squares, (squares > self._of_zeros).astype("float32")
+        if short := -len(x) % (BLOCK * self._replicas):
+            arrays = [_padded(array, short) for array in arrays]
+        # Not `tf.constant`, which copies twice.
+        return [tf.convert_to_tensor(array) for array in arrays]
 
     def _add_chunk(self, sums, x, y, squares, present, kernel, bias):
         context = tf.distribute.get_replica_context()
@@ -106,13 +118,13 @@ class Gradients:
             x *= self._factors(squares)[:, tf.newaxis]
         residuals = self._residuals(tf.matmul(x, kernel) + bias, y)
         if self._of_features:
-            factors = present
+            factors = present + 0.0 * tf.reduce_sum(residuals, axis=1)
         else:
             squares += float(self._use_bias)
             factors = present * self._factors(squares * rounding.squared_lengths(residuals))
         # What is not finite is of the weights alone: then no example counts.
-        residuals = tf.where(tf.math.is_finite(residuals), residuals, 0.0)
-        residuals *= tf.where(tf.math.is_finite(factors), factors, 0.0)[:, tf.newaxis]
+        factors = tf.where(tf.math.is_finite(factors), factors, 0.0)
+        residuals = tf.math.multiply_no_nan(residuals, factors[:, tf.newaxis])
         sums = [sums[0] + _blockwise_product(residuals, x), sums[1]]
         if self._use_bias:
             sums[1] += tf.reduce_sum(tf.cast(residuals, tf.float64), axis=0)

@@ -7,13 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx import noise
+from tfdpx._arguments import is_number, require
 from tfdpx.accounting import accountants, calibration
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.heads import moments, releases
+from tfdpx.heads import arguments, releases
 from tfdpx.heads.examples import Examples
-from tfdpx.per_example import rounding
 from tfdpx.run import account
 
 _ROWS = 8192
@@ -24,9 +24,14 @@ class Head(abc.ABC):
 
     All are compositions of Gaussian mechanisms on the full data, `num_releases` of them.
 
+    Args:
+        num_classes, epsilon, delta, noise_multiplier, l2_norm_clip, accountant, seed: As of each.
+        **own: A head's own arguments; each becomes an attribute.
+
     Attributes:
         noise_multiplier: Float, solved from epsilon: that of `num_releases` equal releases. It is
             there before `fit`.
+        num_releases: Int.
         kernel, bias: float32 arrays `[d, num_classes]` and `[num_classes]`; None before `fit`.
         ledger: `tfdpx.accounting.Ledger` of all fits of this head: two fits spend twice.
     """
@@ -37,18 +42,13 @@ class Head(abc.ABC):
         epsilon,
         delta,
         *,
-        num_releases,
         noise_multiplier,
         l2_norm_clip,
         accountant,
         seed,
+        **own,
     ):
-        require(
-            isinstance(num_classes, int) and num_classes >= 2,
-            "num_classes",
-            num_classes,
-            "be an integer >= 2",
-        )
+        arguments.check_num_classes(num_classes)
         accountants.check_delta(delta)
         accountants.check_accountant(accountant)
         if (epsilon is None) == (noise_multiplier is None):
@@ -56,10 +56,15 @@ class Head(abc.ABC):
                 "Exactly one of `epsilon` and `noise_multiplier` must be given. Received: "
                 f"epsilon={epsilon}, noise_multiplier={noise_multiplier}."
             )
-        self.num_classes, self.epsilon, self.delta = num_classes, epsilon, float(delta)
-        self.accountant, self.seed, self.num_releases = accountant, seed, num_releases
-        self.l2_norm_clip = check_clip("l2_norm_clip", l2_norm_clip)
-        self._given_noise = noise_multiplier
+        arguments.check_clip("l2_norm_clip", l2_norm_clip)
+        noise.make_seed(seed)  # Raises an error unless it fits.
+        self._own = arguments.checked(own)
+        vars(self).update(self._own)
+        self.num_classes, self.delta = int(num_classes), float(delta)
+        self.epsilon = arguments.plain(epsilon)
+        self.accountant, self.seed, self.l2_norm_clip = accountant, seed, float(l2_norm_clip)
+        self.num_releases = self._count_releases()
+        self._given_noise = arguments.plain(noise_multiplier)
         self.noise_multiplier = self._solved(noise_multiplier)
         if self.noise_multiplier and self.l2_norm_clip == math.inf:
             raise ValueError(
@@ -112,13 +117,12 @@ class Head(abc.ABC):
             kernel, bias = self._fit(examples, released)
         finally:
             self.ledger += released.ledger()
-        if examples.count > moments.MOST_EXAMPLES:
-            raise ValueError(
-                f"A head takes up to {moments.MOST_EXAMPLES} examples: beyond, rounding may exceed "
-                f"what the clip allows for. Received: {examples.count}. Fit it to a part of them."
-            )
         self.kernel, self.bias = np.asarray(kernel, "float32"), np.asarray(bias, "float32")
         return self
+
+    @abc.abstractmethod
+    def _count_releases(self):
+        """Int, Gaussian releases of a fit."""
 
     @abc.abstractmethod
     def _planned(self):
@@ -159,7 +163,7 @@ class Head(abc.ABC):
         Args:
             features: Array `[n, d]` or a `tf.data.Dataset` of batches, with or without labels.
         """
-        return np.concatenate([scores for scores, _ in self._scored(features, None)])
+        return np.concatenate([scores for scores, _ in self._scored(features, None, False)])
 
     def evaluate(self, features, labels=None):
         """Measures the head on examples; the result is not private.
@@ -172,14 +176,14 @@ class Head(abc.ABC):
             Dict with "accuracy": the share of examples whose best class is one of theirs.
         """
         right, count = 0, 0
-        for scores, targets in self._scored(features, labels):
+        for scores, targets in self._scored(features, labels, True):
             right += np.take_along_axis(targets, scores.argmax(axis=1)[:, None], axis=1).sum()
             count += len(scores)
         return {"accuracy": float(right / count)}
 
-    def _scored(self, features, labels):
+    def _scored(self, features, labels, labelled):
         self._check_fitted()
-        examples = Examples(features, labels, self.num_classes)
+        examples = Examples(features, labels, self.num_classes, labelled)
         require(
             examples.dimension == len(self.kernel),
             "features",
@@ -218,38 +222,10 @@ class Head(abc.ABC):
             "noise_multiplier": self._given_noise,
             "l2_norm_clip": self.l2_norm_clip,
             "accountant": self.accountant,
+            **self._own,
         }
 
     @classmethod
     def from_config(cls, config):
         """The head of `get_config`, not fitted."""
         return cls(**config)
-
-
-def check_clip(name, value):
-    """`value` as a float, if it can bound norms.
-
-    Raises:
-        ValueError: If it cannot.
-    """
-    fits = is_number(value) and value >= rounding.SMALLEST_CLIP
-    require(fits, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
-    return float(value)
-
-
-def check_regularization(value):
-    """Raises ValueError unless `value` is None or a finite number >= 0."""
-    fits = value is None or (is_number(value) and 0 <= value < math.inf)
-    hint = " None follows the noise."
-    require(fits, "l2_regularization", value, "be a finite number >= 0, or None", hint)
-
-
-def check_steps(value):
-    """Raises ValueError unless `value` is a positive integer."""
-    check_positive_integer("steps", value)
-
-
-def check_positive(name, value):
-    """Raises ValueError unless `value` is a positive, finite number."""
-    fits = is_number(value) and 0 < value < math.inf
-    require(fits, name, value, "be a positive, finite number")

@@ -5,9 +5,9 @@ import math
 import keras
 import numpy as np
 
-from tfdpx._arguments import check_positive_integer, require
+from tfdpx._arguments import require
 from tfdpx.heads import class_moments, solves
-from tfdpx.heads.head import Head, check_positive, check_regularization
+from tfdpx.heads.head import Head
 from tfdpx.heads.moments import second_moment
 
 
@@ -65,20 +65,20 @@ class LeastSquares(Head):
             num_classes,
             epsilon,
             delta,
-            num_releases=3,
             noise_multiplier=noise_multiplier,
             l2_norm_clip=l2_norm_clip,
             accountant=accountant,
             seed=seed,
+            alpha=alpha,
+            l2_regularization=l2_regularization,
+            max_positives=max_positives,
+            class_memory=class_memory,
         )
-        check_positive("alpha", alpha)
-        check_regularization(l2_regularization)
-        check_positive_integer("max_positives", max_positives)
         fits = max_positives <= num_classes
         require(fits, "max_positives", max_positives, f"not exceed num_classes={num_classes}")
-        check_positive_integer("class_memory", class_memory)
-        self.alpha, self.l2_regularization = alpha, l2_regularization
-        self.max_positives, self.class_memory = max_positives, class_memory
+
+    def _count_releases(self):
+        return 3
 
     def _planned(self):
         return {name: (self.noise_multiplier, 1) for name in ("covariance", *class_moments.NAMES)}
@@ -103,13 +103,3 @@ class LeastSquares(Head):
             ),
         )
         return kernel, np.zeros(self.num_classes)
-
-    def get_config(self):
-        """Arguments of the constructor, but the seed."""
-        return {
-            **super().get_config(),
-            "alpha": self.alpha,
-            "l2_regularization": self.l2_regularization,
-            "max_positives": self.max_positives,
-            "class_memory": self.class_memory,
-        }

@@ -10,14 +10,15 @@ C^2 / (1 + a)^2 + 2 (b + n / b) 2^-53 n C^2, and that is below C^2 for n up to `
 import math
 
 import numpy as np
-from scipy.linalg import blas
+import tensorflow as tf
 
 from tfdpx.per_example import rounding
 
 MOST_EXAMPLES = 4_000_000
 _OF_THE_SUM = 1e-5
-# Rows of one product: in float64 few enough for a processor's cache.
-ROWS = 2048
+# Rows of one product, in float64.
+ROWS = 8192
+_STRIPS, _NARROWEST = 4, 64
 
 
 def measured(x):
@@ -66,21 +67,32 @@ class ClippedRows:
 class SecondMoment:
     """The sum of `x x^T` over rows that are added piece by piece: memory for one `[d, d]`.
 
+    Only strips on and above the diagonal are formed: five eighths of a general product.
+
     Args:
         dimension: Int, d.
     """
 
     def __init__(self, dimension):
-        self._upper = np.zeros([dimension, dimension], order="F")
+        width = max(-(-dimension // _STRIPS), _NARROWEST)
+        self._starts = range(0, dimension, width)
+        self._strips = [np.zeros([min(width, dimension - s), dimension - s]) for s in self._starts]
 
     def add(self, rows):
-        """Adds float64 rows `[n, d]`; a symmetric product takes half of a general one's time."""
-        if len(rows):
-            self._upper = blas.dsyrk(1.0, rows.T, beta=1.0, c=self._upper, overwrite_c=1)
+        """Adds float64 rows `[n, d]`."""
+        if not len(rows):
+            return
+        rows = tf.convert_to_tensor(rows)
+        for start, strip in zip(self._starts, self._strips, strict=True):
+            left = rows[:, start : start + len(strip)]
+            strip += tf.matmul(left, rows[:, start:], transpose_a=True).numpy()
 
     def value(self):
         """float64 `[d, d]`, symmetric."""
-        return np.triu(self._upper) + np.triu(self._upper, 1).T
+        whole = np.zeros([self._strips[0].shape[1]] * 2)
+        for start, strip in zip(self._starts, self._strips, strict=True):
+            whole[start : start + len(strip), start:] = strip
+        return np.triu(whole) + np.triu(whole, 1).T
 
 
 def second_moment(examples, l2_norm_clip):

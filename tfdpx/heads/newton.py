@@ -5,10 +5,9 @@ import math
 import keras
 import numpy as np
 
-from tfdpx._arguments import check_positive_integer
 from tfdpx.heads import solves
 from tfdpx.heads.gradients import Gradients
-from tfdpx.heads.head import Head, check_positive, check_regularization, check_steps
+from tfdpx.heads.head import Head
 from tfdpx.heads.moments import ROWS, ClippedRows, SecondMoment
 
 # The bound on the second derivative of the logistic loss.
@@ -65,22 +64,22 @@ class Newton(Head):
         seed=None,
         class_memory=2**29,
     ):
-        check_steps(steps)
         super().__init__(
             num_classes,
             epsilon,
             delta,
-            num_releases=2 * steps,
             noise_multiplier=noise_multiplier,
             l2_norm_clip=l2_norm_clip,
             accountant=accountant,
             seed=seed,
+            steps=steps,
+            learning_rate=learning_rate,
+            l2_regularization=l2_regularization,
+            class_memory=class_memory,
         )
-        check_positive("learning_rate", learning_rate)
-        check_regularization(l2_regularization)
-        check_positive_integer("class_memory", class_memory)
-        self.steps, self.learning_rate = steps, learning_rate
-        self.l2_regularization, self.class_memory = l2_regularization, class_memory
+
+    def _count_releases(self):
+        return 2 * self.steps
 
     def _planned(self):
         planned = (self.noise_multiplier, self.steps)
@@ -130,8 +129,3 @@ class Newton(Head):
             for moment, root in zip(found, roots.T, strict=True):
                 moment.add(rows * root[:, np.newaxis])
         return found
-
-    def get_config(self):
-        """Arguments of the constructor, but the seed."""
-        names = ("steps", "learning_rate", "l2_regularization", "class_memory")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import scipy.linalg
+import tensorflow as tf
 
 # The least eigenvalue that a system may keep, as a share of its ridge.
 _LEAST = 1 / 8
@@ -29,13 +30,11 @@ class Positive:
     """
 
     def __init__(self, matrix, ridge):
-        self._vectors = None
+        self._factor = None
         identity = np.eye(len(matrix))
-        try:
-            least = matrix + (1 - _LEAST) * ridge * identity
-            scipy.linalg.cho_factor(least, overwrite_a=True, check_finite=False)
-            self._factor = scipy.linalg.cho_factor(matrix + ridge * identity, check_finite=False)
-        except scipy.linalg.LinAlgError:
+        if _cholesky(matrix + (1 - _LEAST) * ridge * identity) is not None:
+            self._factor = _cholesky(matrix + ridge * identity)
+        if self._factor is None:
             values, self._vectors = scipy.linalg.eigh(matrix, driver="evd")
             self._values = np.maximum(values, 0.0) + ridge
 
@@ -45,10 +44,20 @@ class Positive:
         Args:
             right: float64 `[d]` or `[d, k]`.
         """
-        if self._vectors is None:
-            return scipy.linalg.cho_solve(self._factor, right, check_finite=False)
+        if self._factor is not None:
+            columns = right.reshape(len(right), -1)
+            return tf.linalg.cholesky_solve(self._factor, columns).numpy().reshape(right.shape)
         turned = self._vectors.T @ right
         return self._vectors @ (turned / self._values.reshape(-1, *[1] * (right.ndim - 1)))
+
+
+def _cholesky(matrix):
+    """The factor, or None where there is none. TensorFlow's: BLAS threads wait for each other."""
+    try:
+        factor = tf.linalg.cholesky(matrix)
+    except tf.errors.InvalidArgumentError:  # Some devices say so, others return NaN.
+        return None
+    return factor if np.isfinite(tf.linalg.diag_part(factor)).all() else None
 
 
 def ridge(matrix, given, noise_multiplier, sensitivity):

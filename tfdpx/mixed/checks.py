@@ -1,11 +1,20 @@
 """What a mixed training refuses before its first release."""
 
+import math
+
 import numpy as np
 
+from tfdpx._arguments import is_number, require
 from tfdpx.data import overlap
 from tfdpx.mixed.public_set import PublicSet
 
 ROWS = 8192
+
+
+def check_positive(name, value, hint=""):
+    """Raises ValueError unless `value` is a positive, finite number."""
+    fits = is_number(value) and 0 < value < math.inf
+    require(fits, name, value, "be a positive, finite number", hint)
 
 
 def check_switches(use, start, clip, projection):
@@ -73,8 +82,6 @@ def check_private(examples, public):
         known = overlap.Fingerprints(public.x)
     found = 0
     for x, y in examples.chunks(ROWS):
-        if y is None:
-            raise ValueError("Argument `labels` is missing. Received: labels=None.")
         check_single_labels("labels", y)
         found += 0 if known is None else known.count_in(x)
     overlap.refuse(found, examples.count)

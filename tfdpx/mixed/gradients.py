@@ -6,8 +6,6 @@ import tensorflow as tf
 
 from tfdpx.heads.gradients import Gradients
 
-# Examples of up to so many bytes are kept as they are prepared for a pass: there are many passes.
-_KEPT_BYTES = 2**28
 # Above all norms that float32 holds.
 _NO_CLIP = 1e30
 
@@ -29,7 +27,6 @@ class SoftmaxGradients(Gradients):
         # What a bound of 1 leaves after the allowance for rounding.
         self._share = self._clip
         self._threshold = tf.Variable(1.0, trainable=False, dtype="float32")
-        self._kept = None
 
     def sum(self, kernel, l2_norm_clip):
         """float64 `[d, m]`: the sum over all examples.
@@ -41,15 +38,6 @@ class SoftmaxGradients(Gradients):
         clip = _NO_CLIP if l2_norm_clip == math.inf else l2_norm_clip
         self._threshold.assign(clip * self._share)
         return self.sums(kernel, [0.0] * kernel.shape[1])[0]
-
-    def _chunks(self):
-        if self._kept is not None:
-            return self._kept
-        width, count = self._examples.dimension, self._examples.count
-        if count is None or 4 * width * count > _KEPT_BYTES:
-            return super()._chunks()
-        self._kept = list(super()._chunks())
-        return self._kept
 
     def _residuals(self, logits, y):
         return tf.nn.softmax(logits) - y

@@ -40,11 +40,7 @@ class PublicSet:
             examples = Examples(*data, num_classes)
         else:
             examples = Examples(data, None, num_classes)
-        parts = list(examples.chunks(8192)) if examples.count != 0 else []
-        if not parts or not sum(len(x) for x, _ in parts):
-            raise ValueError("Argument `public_data` must hold at least one example. Received: 0.")
-        if any(y is None for _, y in parts):
-            raise ValueError("Argument `public_data` must hold labels. Received: features alone.")
+        parts = list(examples.chunks(8192))
         self.x = np.vstack([x for x, _ in parts]).astype("float64")
         self.y = np.vstack([y for _, y in parts]).astype("float64")
         unfit = int(np.sum(~np.isfinite(self.x).all(axis=1)))

@@ -23,6 +23,7 @@ class Joined:
     def __init__(self, examples, public):
         self._examples, self._public = examples, public
         self.dimension, self.count = examples.dimension, examples.count + len(public)
+        self.bytes = examples.bytes + 4 * public.x.size
 
     def chunks(self, rows):
         """As `Examples.chunks`."""

@@ -1,6 +1,6 @@
 """Times DP-FC against the plain matrix products that it needs."""
 
-import resource
+import pathlib
 import statistics
 import time
 
@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx.heads import FeatureCovariance
+from tfdpx.train.benchmarks import memory
 from tfdpx.train.benchmarks.mixture import mixture
 
 STEPS, DIMENSION, CLASSES = 10, 768, 100
@@ -45,7 +46,6 @@ def measure(count, repeats=5):
 
     kinds = {"fit": fit, "tensorflow_products": products, "numpy_products": of_numpy}
     wall, processor = ({name: [] for name in kinds} for _ in range(2))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(repeats + 1):  # The first is a warm-up.
         for name, run in kinds.items():
             began = time.perf_counter(), time.process_time()
@@ -60,6 +60,13 @@ def measure(count, repeats=5):
     for name in ("tensorflow_products", "numpy_products"):
         record[f"ratio_to_{name}"] = seconds["fit"] / seconds[name]
         record[f"processor_ratio_to_{name}"] = processor_seconds["fit"] / processor_seconds[name]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"num_examples": count, **record, "features_mib": x.nbytes / 2**20,
-            "added_peak_mib": (peak - before) / 1024}  # fmt: skip
+            "added_peak_mib": _added_peak(fit)}  # fmt: skip
+
+
+def _added_peak(run):
+    """MiB that `run()` adds to the resident memory, at most."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # Sets the peak back.
+    before = memory.resident_mib("VmRSS")
+    run()
+    return memory.resident_mib("VmHWM") - before

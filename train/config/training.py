@@ -20,6 +20,8 @@ from tfdpx.train.config.settings import (
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 # The model of a run for which `tfdpx.train.run.choice` chooses one.
 AUTO = "auto"
+# The model of a run with `features`.
+LINEAR_ON_FEATURES = "linear_on_features"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,11 @@ class Training(Settings):
     microbatch_size: int | str | None = setting(
         "Examples a pass, or auto for what fits in memory; bounds memory, changes no result.",
         Check(lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
+        default=None,
+    )
+    features: str | None = setting(
+        "Kinds of fixed features side by side, joined by +, for a linear classifier instead of "
+        "--model: scatter, and working folders or .keras files of pretrain.",
         default=None,
     )
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
@@ -117,6 +124,20 @@ class Training(Settings):
             raise UserError(
                 "Flag --head_steps trains the last layer before all layers: leave out "
                 f"--trainable=last. Received: --head_steps={self.head_steps} --trainable=last."
+            )
+        if self.features is not None and (
+            self.model not in (AUTO, LINEAR_ON_FEATURES) or self.init_from or self.head_steps
+        ):
+            raise UserError(
+                "Flag --features takes the place of --model and --init_from, and trains nothing "
+                f"but the last layer. Received: --features={self.features} --model={self.model} "
+                f"--init_from={self.init_from} --head_steps={self.head_steps}. Give --model={AUTO} "
+                "and leave the others out."
+            )
+        if self.model == LINEAR_ON_FEATURES and self.features is None:
+            raise UserError(
+                f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter. "
+                f"Received: --model={self.model} without --features."
             )
         augments = self.augment_padding or self.augment_flip or self.augment_resize > 1
         if bool(augments) != bool(self.augmult):

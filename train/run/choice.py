@@ -10,7 +10,7 @@ best product grows with epsilon * N, and more steps than such a move needs only 
 import dataclasses
 
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.training import AUTO
+from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES
 
 # Beyond so many, training a network costs less than a full batch and learns more.
 MOST_IMAGES = 20_000
@@ -46,9 +46,10 @@ def complete(settings, num_examples):
                 f"{num_examples:,} images. Name a model, such as --model=scatter_cnn or "
                 "--model=wrn_16_4, or start from a preset such as --preset=table12/eps8."
             )
-        model = "scatter_linear"
+        model = LINEAR_ON_FEATURES if settings.features else "scatter_linear"
     budget = settings.epsilon or _EPSILON
-    rule = _for_features if model == "scatter_linear" else _for_networks
+    fixed = model in ("scatter_linear", LINEAR_ON_FEATURES)
+    rule = _for_features if fixed else _for_networks
     values, reason = rule(budget, num_examples)
     # A budget and a noise leave the steps to be solved for, or with these the batch size.
     if settings.epsilon is not None and settings.noise_multiplier is not None:

@@ -86,26 +86,30 @@ def features(model):
         A `keras.Model` from uint8 images `[batch, height, width, channels]` to what the last layer
         receives, `[batch, dimensions]`.
     """
-    body = model.layers[-1]
-    before_last = keras.Model(body.inputs, last_layer(body).input, name="body")
-    return keras.Model(model.input, before_last(model.get_layer("normalise").output))
+    return keras.Model(model.input, _before_last(model)(model.get_layer("normalise").output))
 
 
-def features_of(path):
+def features_of(path, flag="features"):
     """The feature extractor in a `.keras` file of `classify` or `pretrain`.
 
     Args:
         path: String.
+        flag: The flag that names it, for errors.
 
     Returns:
-        A `keras.Model` as of `features`, frozen.
+        A frozen `keras.Model` from images `[batch, height, width, channels]` with values from 0 to
+        1 to what the last layer of the model receives, `[batch, dimensions]`.
 
     Raises:
         UserError: If the file cannot be read, or neither of the two wrote it.
     """
-    model = _read(path)
-    _standardization(model, path)
-    found = features(model)
+    model = _read(path, flag)
+    centre, deviation = _standardization(model, path, flag)
+    body = _before_last(model)
+    images = keras.Input(body.input_shape[1:])
+    scale, offset = 255 / np.array(deviation), -np.array(centre) / np.array(deviation)
+    normalise = keras.layers.Rescaling(scale.tolist(), offset.tolist(), name="normalise")
+    found = keras.Model(images, body(normalise(images)))
     found.trainable = False
     return found
 
@@ -127,20 +131,26 @@ def freeze_all_but_last(model):
     return frozen
 
 
-def _read(path):
+def _before_last(model):
+    body = model.layers[-1]
+    return keras.Model(body.inputs, last_layer(body).input, name="body")
+
+
+def _read(path, flag="init_from"):
     try:
         return keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"Cannot read --init_from={path}: {error}") from error
+        raise UserError(f"Cannot read --{flag}={path}: {error}") from error
 
 
-def _standardization(source, path):
+def _standardization(source, path, flag="init_from"):
     layer = next((layer for layer in source.layers if layer.name == "normalise"), None)
     if layer is None:
         raise UserError(
-            f"The model of --init_from={path} was written by neither tfdpx.train.classify nor "
-            "tfdpx.train.pretrain: it has no layer 'normalise'. Its weights in a .weights.h5 file "
-            "do, if they fit --model."
+            f"The model of --{flag}={path} was written by neither tfdpx.train.classify nor "
+            "tfdpx.train.pretrain: it has no layer 'normalise'."
+            + " Its weights in a .weights.h5 file do, if they fit --model."
+            * (flag == "init_from")
         )
     scale, offset = np.array(layer.scale), np.array(layer.offset)
     return (-offset / scale).tolist(), (1 / scale).tolist()

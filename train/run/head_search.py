@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from tfdpx.accounting import selection
-from tfdpx.heads.releases import Releases
+from tfdpx.accounting.ledger import Entry
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.run import head_methods
+from tfdpx.train.run import head_methods, noisy_score
 
 # Ranges as powers of ten, of what each method has.
 _RANGES = {
@@ -95,22 +95,17 @@ def privately(method, train, held_out, budget, mean, rng=None):
     rng = rng or np.random.default_rng()
     epsilon = budget["epsilon"]
     releases = head_methods.build(method, **budget).num_releases
-    sigma = selection.selection_noise_multiplier(epsilon, releases, budget["delta"], mean)
+    delta = budget["delta"]
+    sigma = selection.selection_scale([Entry(1.0, 1.0, releases)], epsilon, delta, mean)
     best = None
     for _ in range(selection.draw_runs(mean)):
         chosen = {name: 10.0 ** rng.uniform(*bounds) for name, bounds in ranges(method).items()}
         unbudgeted = {**budget, "epsilon": None}
         head = head_methods.build(method, **unbudgeted, **chosen, noise_multiplier=sigma)
         head.fit(*train)
-        score = _noisy_score(head, held_out, sigma / math.sqrt(releases))
+        right = head.evaluate(*held_out)["accuracy"] * len(held_out[1])
+        score = noisy_score.noisy_count(right, sigma / math.sqrt(releases)) / len(held_out[1])
         if best is None or score > best[2]:
             best = head, chosen, score
-    spent = selection.selection_epsilon(sigma, releases, budget["delta"], mean)
+    spent = selection.selection_epsilon([Entry(sigma, 1.0, releases)], delta, mean)
     return *best, spent
-
-
-def _noisy_score(head, held_out, deviation):
-    count = len(held_out[1])
-    right = np.array([round(head.evaluate(*held_out)["accuracy"] * count)], "float64")
-    released = Releases({"right": (deviation, 1)})
-    return float(released.gaussian("right", right, 1.0)[0] / count)

@@ -11,6 +11,7 @@ import zipfile
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import datasets
 from tfdpx.train.report.record import to_json
+from tfdpx.train.run import side_by_side
 
 # In the zip archive that a .keras file is. Keras does not read it and writes none, so a file that
 # Keras has rewritten does not say what it has seen.
@@ -37,21 +38,29 @@ def write(path, seen, record):
 
 
 def seen_by(settings):
-    """The trainings behind the weights of `--init_from`.
+    """The trainings behind the weights that a run starts from, of `--init_from` or `--features`.
 
     Args:
-        settings: A `settings.Settings`. Where the file does not say, its `init_data` does.
+        settings: A `settings.Settings`. Where a file does not say, its `init_data` does.
 
     Returns:
-        List of dicts with `dataset` and `epsilon` at least, empty without a file; None if nothing
-        says it.
+        List of dicts with `dataset` and `epsilon` at least, empty without a file; None if a file
+        does not say it, nor do the settings.
 
     Raises:
-        UserError: If what the file says is damaged.
+        UserError: If what a file says is damaged.
     """
-    path, told = settings.init_from, None
-    if not path:
-        return []
+    seen = [_seen_by(path, settings.init_data) for path in _files(settings)]
+    return None if None in seen else [training for of_file in seen for training in of_file]
+
+
+def _files(settings):
+    features = side_by_side.files(getattr(settings, "features", None))
+    return [settings.init_from, *features] if settings.init_from else features
+
+
+def _seen_by(path, init_data):
+    told = None
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if _ENTRY in archive.namelist():
@@ -67,33 +76,34 @@ def seen_by(settings):
             ]
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"Damaged: what --init_from={path} says of its training data: {error!r}"
+                f"Damaged: what the file {path} says of its training data: {error!r}"
             ) from error
-    if settings.init_data:
-        return [{"dataset": settings.init_data, "epsilon": float("inf")}]
-    return None
+    return [{"dataset": init_data, "epsilon": float("inf")}] if init_data else None
 
 
 def check_unseen(settings):
-    """Raises UserError if the weights of `--init_from` may have seen the data set of the run.
+    """Raises UserError if the weights that a run starts from may have seen its data set.
 
     Args:
         settings: A `settings.Settings` of a private run.
     """
-    path, seen = settings.init_from, seen_by(settings)
-    if seen is None:
-        raise UserError(
-            f"The file does not say what it was trained on: --init_from={path}. If that was none "
-            "of the private data, name it with --init_data."
-        )
-    for training in seen:
-        if training["epsilon"] > 0 and _overlap(training["dataset"], settings.dataset):
+    flag = "init_from" if settings.init_from else "features"
+    for path in _files(settings):
+        seen = _seen_by(path, settings.init_data)
+        if seen is None:
             raise UserError(
-                f"The model of --init_from={path} was trained on {training['dataset']} already, at "
-                f"epsilon={training['epsilon']:.4g}: the epsilon of this run would not cover that. "
-                f"Received: --dataset={settings.dataset}. Start from a model that has not seen it. "
-                "To train the last layer first and then all, give one run --head_steps."
+                f"The file does not say what it was trained on: --{flag}={path}. If that was none "
+                "of the private data, name it with --init_data."
             )
+        for training in seen:
+            if training["epsilon"] > 0 and _overlap(training["dataset"], settings.dataset):
+                raise UserError(
+                    f"The model of --{flag}={path} was trained on {training['dataset']} already, "
+                    f"at epsilon={training['epsilon']:.4g}: the epsilon of this run would not "
+                    f"cover that. Received: --dataset={settings.dataset}. Start from a model that "
+                    "has not seen it. To train the last layer first and then all, give one run "
+                    "--head_steps."
+                )
 
 
 def _overlap(one, other):

@@ -132,7 +132,7 @@ def runs(preset, given, grid, seeds):
             settings = preset_lookup.resolve(preset_here, {**chosen, "seed": seed})
             _check_budget(settings, grid)
             arguments = [f"--preset={preset_here}"]
-            arguments += [f"--{name}={_text(v)}" for name, v in {**chosen, "seed": seed}.items()]
+            arguments += [f"--{name}={text_of(v)}" for name, v in {**chosen, "seed": seed}.items()]
             found.append(Run(preset_here, point, fixed, settings, tuple(arguments)))
     return found
 
@@ -171,5 +171,6 @@ def _parse_value(name, text):
         ) from error
 
 
-def _text(value):
+def text_of(value):
+    """A value as its flag takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 
 from tfdpx.accounting import epsilon, selection
+from tfdpx.accounting.ledger import Entry
+
+
+def gaussians(sigma, steps, probability=1.0):
+    return [Entry(sigma, probability, steps)]
 
 
 def test_the_best_of_several_costs_more_than_one_and_less_than_their_sum():
     sigma, steps, mean = 12.0, 11, 10
     one = epsilon(sigma, 1.0, steps, 1e-5, "rdp")
-    selected = selection.selection_epsilon(sigma, steps, 1e-5, mean)
+    selected = selection.selection_epsilon(gaussians(sigma, steps), 1e-5, mean)
     assert one < selected < epsilon(sigma, 1.0, mean * steps, 1e-5, "rdp")
-    assert selection.selection_epsilon(sigma, steps, 1e-5, 100) > selected
-    assert selection.selection_epsilon(0.0, steps, 1e-5, 100) == math.inf
+    assert selection.selection_epsilon(gaussians(sigma, steps), 1e-5, 100) > selected
+    assert selection.selection_epsilon(gaussians(0.0, steps), 1e-5, 100) == math.inf
 
 
 def test_the_papers_bound_is_met():
@@ -25,14 +30,25 @@ def test_the_papers_bound_is_met():
     other = np.min((orders - 1) * rho + np.log(mean) / orders)
     bound = orders * rho + 2 * other + np.log(mean) / (orders - 1)
     converted = np.min(bound + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
-    found = selection.selection_epsilon(sigma, steps, delta, mean)
+    found = selection.selection_epsilon(gaussians(sigma, steps), delta, mean)
     assert found == pytest.approx(converted, rel=0.05)
 
 
-def test_the_noise_keeps_within_the_target():
-    sigma = selection.selection_noise_multiplier(2.0, 11, 1e-5, 20)
-    spent = selection.selection_epsilon(sigma, 11, 1e-5, 20)
-    assert 1.999 < spent <= 2.0
+@pytest.mark.parametrize("entries", [gaussians(1.0, 11), gaussians(1.0, 200, 0.1)])
+def test_the_noise_keeps_within_the_target(entries):
+    entries = [*entries, Entry(5.0, 1.0, 1)]
+    scale = selection.selection_scale(entries, 2.0, 1e-5, 20)
+    scaled = [Entry(scale * e.noise_multiplier, e.sampling_probability, e.steps) for e in entries]
+    spent = selection.selection_epsilon(scaled, 1e-5, 20)
+    assert 1.995 < spent <= 2.0
+    # The score is paid for, and sampling is believed.
+    assert selection.selection_epsilon(scaled[:1], 1e-5, 20) < spent
+
+
+def test_what_is_not_exactly_sampled_is_refused():
+    for entry in (Entry(1.0, 0.1, 5, exact=False), Entry(1.0, None, 5)):
+        with pytest.raises(ValueError, match="`entries` must hold exact entries"):
+            selection.selection_epsilon([entry], 1e-5, 10)
 
 
 def test_runs_are_geometric():

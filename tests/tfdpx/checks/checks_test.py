@@ -258,6 +258,7 @@ def test_the_checks_leave_no_trace():
         np.testing.assert_array_equal(variable, value)
 
 
+@pytest.mark.slow
 def test_a_stock_backbone_becomes_trainable_in_a_line():
     backbone = keras.applications.MobileNetV2(
         weights=None, input_shape=(32, 32, 3), alpha=0.35, classes=3, classifier_activation=None

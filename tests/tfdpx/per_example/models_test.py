@@ -66,7 +66,8 @@ def bidirectional_lstm():
 
 @pytest.mark.parametrize(
     "make",
-    [transformer, grouped_attention, masked_gru, bidirectional_lstm],
+    [transformer, grouped_attention, masked_gru]
+    + [pytest.param(bidirectional_lstm, marks=pytest.mark.slow)],
     ids=lambda f: f.__name__,
 )
 def test_sequence_models(make, rng):
@@ -75,8 +76,7 @@ def test_sequence_models(make, rng):
 
 @pytest.mark.parametrize(
     "views, engine, relu_first",
-    [(1, "layerwise", False), (1, "vmap", False), (2, "layerwise", False), (2, "vmap", False)]
-    + [(2, "layerwise", True)],
+    [(1, "layerwise", False), (2, "vmap", False), (2, "layerwise", True)],
 )
 def test_a_wide_resnet(views, engine, relu_first, rng):
     x = rng.normal(size=(2 * views, 8, 8, 3)).astype("float32")

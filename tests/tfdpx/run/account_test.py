@@ -77,6 +77,15 @@ def test_the_ledger_follows_weights_into_other_models():
     assert second.optimizer.ledger.steps == 7
 
 
+def test_the_ledger_goes_with_values_that_are_passed_on():
+    first, other = make(), make()
+    train(first)
+    account.pass_on(first.weights, other.weights)
+    assert other.optimizer.ledger.steps == 4
+    train(other, steps=2)
+    assert epsilon(other) == spent((PLAN, 6)) and epsilon(first) == spent((PLAN, 4))
+
+
 def test_an_ordinary_optimizer_in_between_forgets_nothing():
     model = make()
     train(model)

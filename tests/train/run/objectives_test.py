@@ -68,7 +68,7 @@ def test_features_are_what_the_last_layer_receives(tmp_path):
     features = finetuning.features_of(str(tmp_path / "model.keras"))
     images = np.random.default_rng(0).integers(0, 256, [4, 8, 8, 1]).astype("uint8")
     last = finetuning.last_layer(classifier)
-    found = features(images)
+    found = features(images / 255.0)
     assert found.shape == (4, 256) and not features.trainable_variables
     np.testing.assert_allclose(last(found), classifier(images), atol=1e-5)
 

@@ -1,0 +1,140 @@
+"""Tuning within a budget: what is kept, what is spent, and what is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from tfdpx.accounting import selection
+from tfdpx.accounting.ledger import Entry
+from tfdpx.train import sweep
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.sweeps import private_tuning
+
+GRID = {"learning_rate": (1.0, 2.0)}
+GIVEN = dict(model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["sweep"])
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    with flagsaver.flagsaver(data_dir=str(tmp_path_factory.mktemp("data"))):
+        yield
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Runs that train nothing; a dict receives how many and at which noise."""
+    seen = {"flags": [], "right": iter([500, 1400, 900, 1000])}
+
+    def execute(runs, folder, extra, say):
+        del extra, say
+        there = folder / "runs" / runs[0].name
+        there.mkdir(parents=True)
+        seen["flags"].append(dict(a[2:].split("=", 1) for a in runs[0].arguments))
+        report = {"epsilon": 0.5, "run": len(seen["flags"])}
+        (there / "report.json").write_text(json.dumps(report))
+        (there / "log.txt").write_text("loss")
+        return {}
+
+    monkeypatch.setattr(private_tuning.runs, "execute", execute)
+    monkeypatch.setattr(private_tuning, "_right", lambda folder, data: next(seen["right"]))
+    monkeypatch.setattr(selection, "draw_runs", lambda mean: 4)
+    return seen
+
+
+def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(tmp_path, data_dir, made_up):
+    report = private_tuning.tune("digits", GIVEN, GRID, 5.0, tmp_path / "tuned", [])
+    assert report["run"] == 2  # 400 images ahead; the noise is of some 30.
+    assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["best"]
+    assert sorted(p.name for p in (tmp_path / "tuned/best").iterdir()) == [
+        "privacy_statement.txt",
+        "report.json",
+    ]
+    assert report["epsilon"] <= 2.0 and report["epsilon"] > 1.99
+    assert (
+        "number of runs, 5 on average"
+        in (tmp_path / "tuned/best/privacy_statement.txt").read_text()
+    )
+    assert not {"runs", "number_of_runs"} & set(report)
+    # All runs have the same noise, which is that of the account.
+    noises = {float(each["noise_multiplier"]) for each in made_up["flags"]}
+    [sigma] = noises
+    assert all("epsilon" not in each for each in made_up["flags"])
+    assert {float(each["learning_rate"]) for each in made_up["flags"]} <= {1.0, 2.0}
+    spent = selection.selection_epsilon([Entry(sigma, 64 / 1437, 3)], 1e-5, 5.0)
+    assert spent < report["epsilon"]
+    with pytest.raises(UserError, match="holds a tuned run"):
+        private_tuning.tune("digits", GIVEN, GRID, 5.0, tmp_path / "tuned", [])
+
+
+def test_a_run_that_fails_leaves_nothing(tmp_path, data_dir, monkeypatch):
+    def execute(runs, folder, extra, say):
+        del extra, say
+        folder.mkdir()
+        return {runs[0].name: "failed: loss."}
+
+    monkeypatch.setattr(private_tuning.runs, "execute", execute)
+    with pytest.raises(UserError, match="Nothing is kept"):
+        private_tuning.tune("digits", GIVEN, GRID, 5.0, tmp_path / "tuned", [])
+    assert not list((tmp_path / "tuned").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "swept", "message"),
+    [
+        (GIVEN, {"batch_size": (64, 128)}, "all runs share batch_size"),
+        (GIVEN, {"epsilon": (1.0, 2.0)}, "all runs share epsilon"),
+        (GIVEN, {"preset": ("digits", "table12/eps8")}, "all runs share preset"),
+        ({**GIVEN, "validation": 0.25}, GRID, "--validation=0.25"),
+        ({**GIVEN, "sampling": "shuffle"}, GRID, "--sampling=shuffle"),
+        ({"private": False}, GRID, "--private=False"),
+        ({**GIVEN, "noise_multiplier": 1.0, "steps": None}, GRID, "--noise_multiplier=1.0"),
+        ({"epsilon": 2.0}, {"model": ("scatter_linear", "small_cnn")}, "all runs share batch_size"),
+    ],
+)
+def test_what_the_account_has_no_room_for_is_refused(given, swept, message, tmp_path, data_dir):
+    with pytest.raises(UserError, match=message):
+        private_tuning.tune("digits", given, swept, 5.0, tmp_path / "tuned", [])
+    assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize(("mean", "message"), [(1.0, "number above 1"), (0.5, "number above 1")])
+def test_a_mean_that_is_none_is_refused(mean, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        private_tuning.tune("digits", GIVEN, GRID, mean, tmp_path / "tuned", [])
+
+
+@pytest.mark.parametrize("argument", ["--seeds=0", "--jobs=2", "--plot_only"])
+def test_flags_of_ordinary_sweeps_are_refused(argument, tmp_path):
+    values = flags.FlagValues()
+    sweep.define_flags(values)
+    values(["sweep", "--private_tuning=5", "--grid=learning_rate=1,2", argument])
+    (tmp_path / "runs").mkdir()
+    with flagsaver.flagsaver(workdir=str(tmp_path)), pytest.raises(SystemExit) as error:
+        sweep.main(["sweep"], values)
+    assert "exclude each other" in error.value.code
+
+
+@pytest.mark.slow
+def test_the_binary_tunes_the_digits(tmp_path):
+    command = [
+        sys.executable, "-m", "tfdpx.train.sweep", f"--workdir={tmp_path / 'tuned'}",
+        f"--data_dir={tmp_path}", "--epsilon=4", "--private_tuning=1.5",
+        "--grid=learning_rate=10,20",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert 3.9 < record["epsilon"] <= 4.0 and record["epsilon_of_a_run"] < 4.0
+    assert record["test_accuracy"] > 0.9 and record["noisy_train_accuracy"] > 0.8
+    assert (tmp_path / "tuned/best/model.keras").exists()
+    assert not (tmp_path / "tuned/best/log.txt").exists()
