@@ -2,11 +2,12 @@
 
 import keras
 
-from tfdpx.accounting import PrivacyPlan
+from tfdpx.accounting import IndividualAccountant, PrivacyPlan
 from tfdpx.private_optimizer import PrivateOptimizer
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
 _register(PrivacyPlan)  # Here, since accounting needs no Keras.
+_register(IndividualAccountant)
 
 
 @_register
@@ -52,6 +53,9 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             is what privacy needs: noise of a known seed can be subtracted.
         per_example_engine: `"layerwise"`, or `"vmap"`, slow and large, for models that the first
             cannot explain.
+        individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
+            is clipped at the norm that it had last, and its own epsilon is known. Needs
+            `fit(plan.batches(...))`.
         **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
@@ -80,8 +84,8 @@ class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
     Args:
         *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
-            `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed` and
-            `per_example_engine` of `DPSGD`.
+            `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
+            `per_example_engine` and `individual` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.

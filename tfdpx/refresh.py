@@ -1,0 +1,73 @@
+"""Measures the norms of all examples between two updates, for individual accounting."""
+
+import keras
+import tensorflow as tf
+
+from tfdpx import keras_internals, noise, sampling
+from tfdpx.augmult import Views
+from tfdpx.per_example.rows import Rows
+
+# Sets the views of a refresh apart from those of the update that has the same seed.
+_VIEWS = int.from_bytes(b"refresh", "big")
+
+
+def add_to(arguments, model, data):
+    """Has a `Refresh` run in a `fit` whose optimizer asks for it, before all other callbacks.
+
+    Args:
+        arguments: Dict of the arguments of `fit`; `callbacks` may be replaced.
+        model: The `keras.Model`.
+        data: What `fit` trains on: `tfdpx.data.draws.Draws`.
+    """
+    estimates = model.optimizer.estimates
+    if estimates is None or not estimates.refreshes_per_epoch:
+        return
+    callback, given = Refresh(data.examples), arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        callback.set_model(model)
+        given.callbacks.insert(0, callback)
+    else:
+        arguments["callbacks"] = [callback, *tf.nest.flatten(given or [])]
+
+
+class Refresh(keras.callbacks.Callback):
+    """Gives the optimizer's `estimates` the norms of all examples, whenever they are due.
+
+    Each host measures all examples, on its first device.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+    """
+
+    def __init__(self, examples):
+        super().__init__()
+        self._examples = examples
+        self._measure = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Measures, if it is time."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if not optimizer.estimates.refresh_is_due():
+            return
+        if self._measure is None:
+            self._measure = tf.function(self._norms, autograph=False)
+        size = min(optimizer.batch_size, self._examples.count)
+        first = 0
+        for x, y, sample_weight in sampling.in_order(self._examples, size):
+            seed = noise.fold_in(noise.fold_in(optimizer.run.step_seed(), _VIEWS), first)
+            norms = self._measure(x, y, sample_weight, seed)
+            ids = tf.range(first, first + len(norms))
+            # Examples of weight zero are never drawn.
+            optimizer.estimates.refresh(ids, sample_weight != 0, norms)
+            first += len(norms)
+
+    def _norms(self, x, y, sample_weight, seed):
+        """float32 [n]: norms over the clip, at most 1."""
+        model = self.model
+        optimizer = keras_internals.innermost(model.optimizer)
+        views = Views(optimizer.augment, optimizer.augmult, x)
+        choices = views.draw(Rows(x).count, seed)
+        y, sample_weight = views.repeat((y, sample_weight))
+        result = optimizer.prepared[model].engine(views.rows(x, choices), y, sample_weight)
+        norms = tf.sqrt(result.squared_norms) / optimizer.l2_norm_clip
+        return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
