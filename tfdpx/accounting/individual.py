@@ -4,15 +4,15 @@ An example whose gradient never was longer than a fraction f of the clip moves e
 that, so it spends what DP-SGD with noise sigma / f does.
 """
 
-import functools
 import math
 
 import numpy as np
 
 from tfdpx._arguments import check_choice, is_integer, is_number, require
 from tfdpx.accounting import accountants, statistics
+from tfdpx.accounting.losses import Losses
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.accounting.sampled_gaussian import CONVERSIONS, divergences, epsilons
+from tfdpx.accounting.sampled_gaussian import CONVERSIONS
 
 # Ids of examples travel between replicas as float32, in which integers up to 2^24 are exact.
 _MOST_EXAMPLES = 2**24
@@ -32,8 +32,8 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
             plan's steps, or `[steps, n]`, one row for each step taken, of whatever number.
         plan: A `PrivacyPlan` of Poisson sampling: its noise, sampling probability, and steps.
         delta: Float in (0, 1); the plan's if left out.
-        conversion: "improved" (Canonne et al. 2020), or "mironov" (Mironov 2017), the looser one
-            of Yu et al.
+        conversion: "improved" (from RDP by Canonne et al. 2020; exact where every step takes the
+            full batch), or "mironov" (Mironov 2017), the looser one of Yu et al.
 
     Returns:
         float64 array `[n]`. By RDP at integer orders, up to 256 for "mironov". At a norm of 1 it
@@ -45,7 +45,7 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
     Example:
     >>> plan = PrivacyPlan(1000, batch_size=80, steps=2600, noise_multiplier=3.2, delta=1e-5)
     >>> individual_epsilon([0.5, 1.0], plan, conversion="mironov").round(3)
-    array([3.311, 7.247])
+    array([3.308, 7.247])
     """
     check_plan(plan)
     check_choice("conversion", conversion, CONVERSIONS)
@@ -57,11 +57,11 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
     hint = " They are fractions of the clip; clip them: `np.minimum(norms / l2_norm_clip, 1)`."
     require(fits, "norms", _range(norms), "lie in [0, 1]", hint)
     times = plan.steps if norms.ndim == 1 else 1
-    orders = CONVERSIONS[conversion]
-    spent = np.zeros([norms.shape[-1], len(orders)])
+    losses = Losses(conversion, exact=plan.sampling_probability == 1)
+    spent = 0.0
     for row in np.atleast_2d(norms):
-        spent += times * divergences(row, plan.noise_multiplier, plan.sampling_probability, orders)
-    return epsilons(spent, orders, delta * (1 - accountants.RESERVED_SHARE), conversion)
+        spent += times * losses.of_step(row, plan.noise_multiplier, plan.sampling_probability)
+    return losses.epsilons(spent, delta)
 
 
 class IndividualAccountant:
@@ -104,7 +104,7 @@ class IndividualAccountant:
         refreshes_per_epoch: Int >= 0. How often the norms of all examples are measured while
             `num_examples / batch_size` steps go by. Each costs about an epoch's time. With
             `steps_per_execution` above 1 they wait for the end of an execution.
-        conversion: From RDP: "improved", or "mironov" as in Yu et al. and looser.
+        conversion: "improved" or "mironov", as of `individual_epsilon`.
 
     Raises:
         ValueError: If an argument is out of its range, or the plan has no noise or no Poisson
@@ -134,6 +134,7 @@ class IndividualAccountant:
         self.refreshes_per_epoch = int(refreshes_per_epoch)
         self.conversion = conversion
         self._record = None
+        self._tables = {}  # What a step costs at each fraction, by how it is counted.
 
     @property
     def fractions(self):
@@ -142,13 +143,13 @@ class IndividualAccountant:
         count = math.ceil(1 / self.rounding * (1 - 1e-12))
         return np.minimum(self.rounding * np.arange(1, count + 1), 1.0)
 
-    @functools.cached_property
-    def _table(self):
-        """float64 [levels, orders]: the RDP of a step at each fraction."""
-        plan, orders = self.plan, CONVERSIONS[self.conversion]
-        return divergences(
-            self.fractions, plan.noise_multiplier, plan.sampling_probability, orders
-        )
+    def _table(self, losses):
+        plan = self.plan
+        if losses not in self._tables:
+            self._tables[losses] = losses.of_step(
+                self.fractions, plan.noise_multiplier, plan.sampling_probability
+            )
+        return self._tables[losses]
 
     def attach(self, record):
         """Called by the optimizer, once: the account is read from `record` from here on.
@@ -187,10 +188,15 @@ class IndividualAccountant:
         delta = self.plan.delta if delta is None else delta
         accountants.check_delta(delta)
         counts, ledger = self._read().counts(), self._ledger()
-        orders = CONVERSIONS[self.conversion]
-        spent = counts @ self._table + self._unseen(ledger, int(counts[0].sum()), orders)
-        reserved = delta * (1 - accountants.RESERVED_SHARE)
-        found = epsilons(spent, orders, reserved, self.conversion)
+        full = all(entry.sampling_probability == 1 for entry in ledger.entries)
+        losses = Losses(self.conversion, exact=full)
+        table = self._table(losses)
+        known = ledger.of(self.plan)
+        spent = counts @ table + max(known.steps - int(counts[0].sum()), 0) * table[-1]
+        for entry in (entry for entry in ledger.entries if entry not in known.entries):
+            worst = losses.of_step([1.0], entry.noise_multiplier, entry.sampling_probability)
+            spent += entry.steps * worst[0]
+        found = losses.epsilons(spent, delta)
         return np.minimum(found, ledger.epsilon(delta, self.plan.accountant))
 
     def norms(self):
@@ -248,17 +254,6 @@ class IndividualAccountant:
 
     def _ledger(self):
         return self._read().ledger().assuming(self.plan.sampling_probability)
-
-    def _unseen(self, ledger, seen, orders):
-        """float64 [orders]: the RDP of the ledger's updates without those that were `seen`."""
-        spent, known = np.zeros(len(orders)), ledger.of(self.plan)
-        spent += max(known.steps - seen, 0) * self._table[-1]
-        for entry in (entry for entry in ledger.entries if entry not in known.entries):
-            if not entry.noise_multiplier:
-                return np.full(len(orders), np.inf)
-            one = divergences([1.0], entry.noise_multiplier, entry.sampling_probability, orders)
-            spent += entry.steps * one[0]
-        return spent
 
 
 def check_plan(plan):

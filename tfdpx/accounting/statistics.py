@@ -14,6 +14,7 @@ from tfdpx.accounting.ledger import Entry, Ledger
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 # The noise of the mean is that of so many releases, averaged.
 _OF_THE_MEAN = 4
+_NOTHING = Ledger()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ def release_statistics(
     steps=20,
     seed=None,
     *,
-    before=Ledger(),
+    before=_NOTHING,
     accountant="pld",
 ):
     """The mean and quantiles of numbers, one an example, by Gaussian releases.
@@ -56,12 +57,12 @@ def release_statistics(
     [0, `bound`]. A value must depend on its own example and on what is public alone. Of epsilons
     from an `IndividualAccountant` that is so: they follow from the noisy weights.
 
-    The mean is the noisy sum of `value - bound / 2`, which one example changes by bound / 2; it gets
-    half of the noise, and is counted four times. For m
-    quantiles, noisy counts of values below m thresholds, each less half of the examples, change by
-    sqrt(m) / 2 together; `steps` times, each threshold goes downhill on the loss of Andrew et al.
-    2021 (arXiv:1905.03871). At the end one rising curve is fitted to all counts, and read off; that
-    costs nothing, and averages the noise.
+    The mean is the noisy sum of `value - bound / 2`, which one example changes by bound / 2; it
+    gets half of the noise, and is counted four times. For m quantiles, noisy counts of values below
+    m thresholds, each less half of the examples, change by sqrt(m) / 2 together; `steps` times,
+    each threshold goes downhill on the loss of Andrew et al. 2021 (arXiv:1905.03871). At the end
+    one rising curve is fitted to all counts, and read off; that costs nothing, and averages the
+    noise.
 
     Args:
         values: Float array [num_examples].

@@ -188,9 +188,9 @@ class Estimates:
 
 def _scatter(variable, kind, places, values):
     """Adds `values` [n] to a variable at `places` [n, rank], or puts them there."""
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+    if not isinstance(variable, tf.distribute.DistributedValues):
         getattr(variable, f"scatter_nd_{kind}")(places, values)
         return
-    # Variables with a copy on each replica know no scatter.
+    # These, with a copy on each replica, know no scatter.
     function = tf.tensor_scatter_nd_add if kind == "add" else tf.tensor_scatter_nd_update
     variable.assign(function(tf.convert_to_tensor(variable), places, values))

@@ -1,0 +1,46 @@
+"""How the losses of single examples are added up and turned into epsilon."""
+
+import dataclasses
+
+import numpy as np
+
+from tfdpx.accounting import accountants
+from tfdpx.accounting.full_batch import exact_epsilons
+from tfdpx.accounting.sampled_gaussian import CONVERSIONS, divergences, epsilons
+
+
+@dataclasses.dataclass(frozen=True)
+class Losses:
+    """Losses of steps as rows of numbers that add up over steps.
+
+    They are Renyi divergences at several orders. Gaussians of full batches have one number, the
+    square of mu, which is exact; also where fractions are chosen as training goes on (Smith and
+    Thakurta 2022, arXiv:2210.17520).
+
+    Args:
+        conversion: "improved" or "mironov".
+        exact: Bool, whether all steps take the full batch. With "mironov" it changes nothing.
+    """
+
+    conversion: str
+    exact: bool
+
+    @property
+    def _is_gaussian(self):
+        return self.exact and self.conversion == "improved"
+
+    def of_step(self, fractions, noise_multiplier, sampling_probability):
+        """float64 [n, numbers]: the loss of one step; arguments as of `divergences`."""
+        if not noise_multiplier:
+            return np.full([len(fractions), 1], np.inf)
+        if self._is_gaussian:
+            return (np.asarray(fractions, float)[:, np.newaxis] / noise_multiplier) ** 2
+        orders = CONVERSIONS[self.conversion]
+        return divergences(fractions, noise_multiplier, sampling_probability, orders)
+
+    def epsilons(self, spent, delta):
+        """float64 [n]: epsilon at `delta` of sums [n, numbers]; the reserve of delta is kept."""
+        delta *= 1 - accountants.RESERVED_SHARE
+        if self._is_gaussian:
+            return exact_epsilons(np.sqrt(spent[:, 0]), delta)
+        return epsilons(spent, CONVERSIONS[self.conversion], delta, self.conversion)
