@@ -46,9 +46,21 @@ class Refresh(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Measures, if it is time."""
+        estimates = keras_internals.innermost(self.model.optimizer).estimates
+        if estimates.refresh_is_due():
+            for ids, present, norms in self.measured():
+                estimates.refresh(ids, present, norms)
+
+    def measured(self):
+        """The norms of all examples at the weights as they are, in parts.
+
+        The model must have made an update.
+
+        Yields:
+            `(ids, present, norms)`: int32, bool and float32 tensors [n]; norms are over the clip,
+            and at most 1. Examples of weight zero, which are never drawn, are not present.
+        """
         optimizer = keras_internals.innermost(self.model.optimizer)
-        if not optimizer.estimates.refresh_is_due():
-            return
         if self._measure is None:
             self._measure = tf.function(self._norms, autograph=False)
         size = min(optimizer.batch_size, self._examples.count)
@@ -56,9 +68,7 @@ class Refresh(keras.callbacks.Callback):
         for x, y, sample_weight in sampling.in_order(self._examples, size):
             seed = noise.fold_in(noise.fold_in(optimizer.run.step_seed(), _VIEWS), first)
             norms = self._measure(x, y, sample_weight, seed)
-            ids = tf.range(first, first + len(norms))
-            # Examples of weight zero are never drawn.
-            optimizer.estimates.refresh(ids, sample_weight != 0, norms)
+            yield tf.range(first, first + len(norms)), sample_weight != 0, norms
             first += len(norms)
 
     def _norms(self, x, y, sample_weight, seed):

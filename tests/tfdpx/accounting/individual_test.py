@@ -39,7 +39,7 @@ def reference(noise_multiplier, probability, steps, delta, orders):
     return judge.get_epsilon(delta * (1 - 1e-4))
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     st.floats(0.05, 1.0),
     st.floats(0.7, 8.0),
@@ -180,9 +180,9 @@ def test_updates_that_were_not_seen_count_in_full():
 
     third, full = np.full(10, 1 / 3), np.ones(10)
     mixed = np.array([2 / 3] * 4 + [1] * 6)
-    np.testing.assert_allclose(
-        found(own), individual_epsilon(np.stack([third, mixed], 1), plan), rtol=1e-9
-    )
+    expected = individual_epsilon(np.stack([third, mixed], 1), plan)
+    bound = Ledger((own,)).epsilon(1e-5)
+    np.testing.assert_allclose(found(own), np.minimum(expected, bound), rtol=1e-9)
     again = np.concatenate([np.stack([third, mixed], 1), np.stack([full, full], 1)])
     expected = individual_epsilon(again, plan)
     bound = Ledger((Entry(3.2, 0.08, 20),)).epsilon(1e-5)
