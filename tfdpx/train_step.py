@@ -44,7 +44,7 @@ def private_train_step(optimizer, model, data):
     """
     ids = None
     if optimizer.estimates is not None:
-        data, ids = optimizer.estimates.split(data)
+        data, ids = optimizer.estimates.split(data, optimizer.draws)
     inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)

@@ -177,6 +177,9 @@ def test_what_does_not_tell_the_examples_is_refused():
         model.train_on_batch(x[:15], y[:15])
     with pytest.raises(ValueError, match="without ids"):
         model.train_step((tf.constant(x[:15]), tf.constant(y[:15])))
+    ids = tf.zeros([15], "int32")
+    with pytest.raises(ValueError, match="without ids"):
+        model.train_step((tf.constant(x[:15]), tf.constant(y[:15]), tf.ones([15]), ids))
     assert model.optimizer.ledger.steps == 0
     model.fit(batches, steps_per_epoch=2, epochs=1, verbose=0)
     with pytest.raises(ValueError, match="in another order"):
@@ -198,6 +201,9 @@ def test_an_accountant_follows_one_optimizer_of_its_plan():
     with pytest.raises(ValueError, match="must be a tfdpx.accounting.IndividualAccountant"):
         tfdpx.DPSGD(1.0, plan=plan, individual=True)
     tfdpx.DPSGD(1.0, **make)
+    for name in ("plan", "rounding", "refreshes_per_epoch", "conversion"):
+        with pytest.raises(AttributeError):
+            setattr(accountant, name, getattr(accountant, name))
     with pytest.raises(ValueError, match="accountant of another optimizer"):
         tfdpx.DPSGD(1.0, **make)
 

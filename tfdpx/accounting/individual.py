@@ -129,12 +129,16 @@ class IndividualAccountant:
                 f"IndividualAccountant follows at most {_MOST_EXAMPLES - 1} examples. Received: "
                 f"plan.num_examples={plan.num_examples}."
             )
-        self.plan = plan
-        self.rounding = float(rounding)
-        self.refreshes_per_epoch = int(refreshes_per_epoch)
-        self.conversion = conversion
+        self._plan, self._rounding = plan, float(rounding)
+        self._refreshes, self._conversion = int(refreshes_per_epoch), conversion
         self._record = None
         self._tables = {}  # What a step costs at each fraction, by how it is counted.
+
+    # Read-only: the clips of the training are those of the arguments.
+    plan = property(lambda self: self._plan, doc="The `PrivacyPlan`.")
+    rounding = property(lambda self: self._rounding, doc="Float.")
+    refreshes_per_epoch = property(lambda self: self._refreshes, doc="Int.")
+    conversion = property(lambda self: self._conversion, doc="String.")
 
     @property
     def fractions(self):

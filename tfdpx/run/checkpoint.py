@@ -21,7 +21,7 @@ from tfdpx._arguments import is_integer, require
 from tfdpx.run import identity
 
 _FORMAT = "tfdpx.Checkpoint/1"
-_FILES = "tfdpx-*"  # Weights, and norms of individual accounting.
+_FILES = ("tfdpx-*.weights.h5", "tfdpx-*.norms.npz")
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -32,7 +32,8 @@ class Checkpoint(keras.callbacks.Callback):
     resumed run ends with the weights, bit by bit, and the ledger of one that was not interrupted.
     The data must be `plan.batches(x, y, optimizer=model.optimizer)`.
 
-    The folder holds the weights, the optimizer's state and its ledger, and the seeds of noise and
+    The folder holds the weights, the optimizer's state and its ledger, the norms of individual
+    accounting if there is any, and the seeds of noise and
     draws, on whose secrecy the guarantee rests: who can read them can subtract the noise. Its owner
     alone may read it. Never release it; `remove()` deletes what was saved. Training on without the
     callback, or on other data, leaves the run: noise and draws are fresh from there on.
@@ -129,7 +130,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def remove(self):
         """Deletes what was saved, and the folder if there is nothing else in it."""
-        for path in [self._record, *self.directory.glob(_FILES)]:
+        for path in [self._record, *self._files()]:
             path.unlink(missing_ok=True)
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
@@ -141,6 +142,10 @@ class Checkpoint(keras.callbacks.Callback):
     @property
     def _run(self):
         return keras_internals.innermost(self.model.optimizer).run
+
+    def _files(self):
+        """What was saved beside the record: weights, and norms of individual accounting."""
+        return [path for pattern in _FILES for path in self.directory.glob(pattern)]
 
     def _save(self):
         """Writes the weights, then the record that names them: a whole save always exists."""
@@ -180,7 +185,7 @@ class Checkpoint(keras.callbacks.Callback):
         _flush(fresh)
         os.replace(fresh, self._record)
         _flush(self.directory)
-        for old in self.directory.glob(_FILES):
+        for old in self._files():
             if old not in (weights, norms):
                 old.unlink()
 

@@ -116,7 +116,7 @@ def by_hand(optimizer, model, rows, sample_weight):
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
     if optimizer.estimates is not None:
-        optimizer.estimates.split(None)
+        optimizer.estimates.split(None, optimizer.draws)
     optimizer.account.follow(model.variables)
     if optimizer.run.is_shared:
         optimizer.leave_shared_run()
