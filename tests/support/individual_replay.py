@@ -95,6 +95,9 @@ def check(plan, accountant, views=0, **arguments):
         for i in ids:
             level[i] = next((f for f in accountant.fractions if f >= norms[i]), 1.0)
     np.testing.assert_allclose(accountant.norms(), level)
+    counts = accountant._record.counts()
+    assert (counts.sum(axis=1) == plan.steps).all()
+    np.testing.assert_allclose(counts @ accountant.fractions, np.sum(charged, axis=0))
     expected = individual_epsilon(charged, plan, conversion=accountant.conversion)
     found = accountant.epsilon()
     np.testing.assert_allclose(found, np.minimum(expected, plan.epsilon), rtol=1e-9)

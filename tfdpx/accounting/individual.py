@@ -84,17 +84,17 @@ class IndividualAccountant:
     - If the summed RDP of i is at most R(a) in every run, the run is (a, R(a))-RDP for adding or
       removing i. That bound on all runs is the plan's epsilon, which holds for everybody.
     - What `epsilon` gives is the sum that this run had. It bounds the loss of this run: for an
-      order a fixed beforehand, the privacy loss of what was released is at most
-      R(a) + log(1 / delta) / (a - 1) with probability 1 - delta over noise and draws. As Yu et al.
-      do, the order is the best one, and epsilon is called that of i. It is an ex-post number, and
-      no promise made before the training.
+      order a fixed beforehand, the privacy loss (the log of the ratio of likelihoods, of weights
+      and draws of i) is at most R(a) + log(1 / delta) / (a - 1) with probability 1 - delta over
+      noise and draws. As Yu et al. do, the order is the best one, and epsilon is called that of i.
+      It is an ex-post number, and no promise made before the training.
 
     Not covered: the individual epsilons are themselves functions of the private data. Tell one to
     its owner at most, and publish statistics only by `release`. Rounding in the float32 sum of
     a batch (about 2**-24 of C for each example in it) does not shrink with an example's clip. What
     is protected is a row of the data: a person in two rows has the sum of both losses.
 
-    Memory: 4 bytes times ceil(1 / rounding) + 2 for each example, on every device: 20 MB for 50,000
+    Memory: 4 bytes times ceil(1 / rounding) + 4 for each example, on every device: 21 MB for 50,000
     at the default. Time: one gather and scatter of a batch a step.
 
     Args:

@@ -36,14 +36,15 @@ class Estimates:
         below = np.where(exact > self._fractions, np.nextafter(exact, np.float32(0)), exact)
         self._clips = tf.constant(below)
         self._count, count = self.plan.num_examples, self.plan.num_examples + 1
-        # The last row is that of absent examples.
+        # The last row is that of absent examples. No int32, which TensorFlow keeps off GPUs; counts
+        # are small integers.
         worst = len(self._fractions)
         self._held = {
-            "levels": shared_variable(np.full([count], worst), "int32"),
-            "since": shared_variable(np.zeros([count]), "int32"),
-            "counts": shared_variable(np.zeros([count, worst]), "int32"),
-            "steps": shared_variable(0, "int32"),
-            "refreshes": shared_variable(0, "int32"),
+            "levels": shared_variable(np.full([count], worst), "int64"),
+            "since": shared_variable(np.zeros([count]), "int64"),
+            "counts": shared_variable(np.zeros([count, worst]), "float32"),
+            "steps": shared_variable(0, "int64"),
+            "refreshes": shared_variable(0, "int64"),
         }
         self._examples = None  # The fingerprint of what the ids are of.
 
@@ -115,14 +116,14 @@ class Estimates:
     def _learn(self, ids, present, norms, upto):
         """Counts the steps before `upto` at the levels so far, and changes these."""
         held = self._held
-        rows = tf.where(present, ids, self._count)
+        rows = tf.where(present, tf.cast(ids, "int64"), self._count)
         levels = tf.gather(held["levels"], rows)
         steps = upto - tf.gather(held["since"], rows)
         places = tf.stack([rows, levels - 1], axis=1)
-        _scatter(held["counts"], "add", places, steps)
+        _scatter(held["counts"], "add", places, tf.cast(steps, "float32"))
         _scatter(held["since"], "update", rows[:, tf.newaxis], tf.fill(tf.shape(rows), upto))
         # The least level whose clip is not below the norm.
-        found = 1 + tf.searchsorted(self._clips, norms, side="left", out_type=tf.int32)
+        found = 1 + tf.searchsorted(self._clips, norms, side="left", out_type=tf.int64)
         found = tf.minimum(found, len(self._fractions))
         _scatter(held["levels"], "update", rows[:, tf.newaxis], found)
 

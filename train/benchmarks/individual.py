@@ -39,5 +39,5 @@ def measure(settings, num_examples, repeats):
         "individual_ratio": median["individual"] / median["plain"],
         "individual_extra_seconds": float(np.median(extra)),
         **{f"{name}_seconds": value for name, value in median.items()},
-        "individual_mib": 4 * held * (len(accountant.fractions) + 2) / 2**20,
+        "individual_mib": 4 * held * (len(accountant.fractions) + 4) / 2**20,
     }
