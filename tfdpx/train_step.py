@@ -154,8 +154,8 @@ class _Pass:
         x = views.rows(x, choices)
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
         result = self._engine(x, y, sample_weight, self.update)
-        size, fractions = self._optimizer.batch_size, None if own is None else own[1]
-        factors = mechanism.clip_factors(result.squared_norms, present, clip, size, fractions)
+        size, fractions = self._optimizer.batch_size, () if own is None else own[1:]
+        factors = mechanism.clip_factors(result.squared_norms, present, clip, size, *fractions)
         logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
 
         def total(losses):
