@@ -151,7 +151,9 @@ def _best_threshold(inside, outside):
     last = np.append(np.diff(losses[order]) > 0, True)
     gained = np.where(last, np.cumsum(gains), -len(losses))
     best = int(np.argmax(gained))
-    return losses[order][best] if gained[best] > 0 else -np.inf
+    # Half way to the next.
+    edges = np.append(losses[order], np.inf)
+    return edges[best : best + 2].mean() if gained[best] > 0 else -np.inf
 
 
 def _pearson(a, b):
