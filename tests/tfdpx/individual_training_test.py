@@ -46,11 +46,11 @@ def clip_of_neighbour(self, ids, original=Estimates.clips):
     return original(self, (ids + 1) % replay.COUNT)
 
 
-def factors_of_plain_clip(norms, present, clip, size, fractions, f=mechanism.clip_factors):
+def factors_of_plain_clip(norms, present, clip, size, *_, f=mechanism.clip_factors):
     return f(norms, present, clip, size)
 
 
-def factors_not_scaled(norms, present, clip, size, fractions, f=mechanism.clip_factors):
+def factors_not_scaled(norms, present, clip, size, fractions=1.0, f=mechanism.clip_factors):
     return f(norms, present, clip, size, fractions) / fractions
 
 
