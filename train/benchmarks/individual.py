@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
+from tfdpx.data.draws import draws_of
 from tfdpx.train.benchmarks import comparison, steps
 
 
@@ -23,12 +24,14 @@ def measure(settings, num_examples, repeats):
     accountant = tfdpx.accounting.IndividualAccountant(plan)
     x, y = steps.make_rows(settings)
     batch = (x, y, tf.ones([settings.images]))
+    draws = draws_of(plan.batches(np.zeros([num_examples], "uint8")))
     generator = np.random.default_rng(0)
     ids = tf.constant(generator.permutation(num_examples)[: settings.images], tf.int32)
     made = {}
     for name, each, data in (("plain", None, batch), ("individual", accountant, (*batch, ids))):
         comparison.PROGRESS.print(f"tracing: {name}")
         model = steps.make_model("private", settings, plan, each)
+        model.optimizer.draws = draws  # As within `fit`.
         made[name] = steps.trace(model.train_step, (data,), settings)
     seconds = steps.interleaved(made, repeats)
     # Of neighbours in time: a machine that slows down does not count.

@@ -71,7 +71,7 @@ def loss_against_epsilon(epsilons, losses, path):
 
 
 def groups(report, path):
-    """Figure 6: mean epsilon and mean loss of each group, by loss.
+    """Figure 6: mean epsilon and mean loss (over the training) of each group, by loss.
 
     Args:
         report: `tfdpx.accounting.GroupReport`.

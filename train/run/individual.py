@@ -26,7 +26,7 @@ Do not publish it, nor the pictures. An image's epsilon may be told to whom it b
 
     arrays.npz    epsilons [n], and labels [n], losses [reports, n] and norms [reports, n] over the
                   clip, of the training images in their order; steps [reports]; and held-out losses
-    groups.json   what is to be seen of the classes
+    groups.json   mean epsilon, loss and success of a membership attack of each class
 """
 
 
@@ -143,16 +143,20 @@ def write(epsilons, worst, history, model, data, workdir):
         held_out_losses=held_out, held_out_labels=held_out_labels,
     )  # fmt: skip
     names = np.array(data.class_names)
-    report = group_report(
+    at_the_end = group_report(
         epsilons, final, names[labels],
         held_out_losses=held_out, held_out_groups=names[held_out_labels],
     )  # fmt: skip
-    (folder / "groups.json").write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    on_average = group_report(epsilons, mean, names[labels])
+    reports = {"loss at the end": at_the_end, "loss on average": on_average}
+    (folder / "groups.json").write_text(
+        json.dumps({n: dataclasses.asdict(report) for n, report in reports.items()}, indent=1)
+    )
     pictures.histogram(epsilons, worst, folder / "histogram.png")
     if len(history.steps) > 1:
         pictures.strata(history.steps, np.array(history.norms), folder / "norms.png")
     found = {"at the end": final, "on average": mean}
     pictures.loss_against_epsilon(epsilons, found, folder / "loss.png")
-    pictures.groups(report, folder / "groups.png")
-    pictures.attacks(report, folder / "attacks.png")
+    pictures.groups(on_average, folder / "groups.png")
+    pictures.attacks(at_the_end, folder / "attacks.png")
     return folder

@@ -43,8 +43,10 @@ def check_written(workdir, steps):
     assert np.ptp(epsilons) > 0
     assert arrays["steps"].tolist() == steps
     assert arrays["norms"].shape == arrays["losses"].shape == (len(steps), 1437)
-    groups = json.loads((folder / "groups.json").read_text())["groups"]
-    assert len(groups) == 10 and sum(group["count"] for group in groups) == 1437
+    reports = json.loads((folder / "groups.json").read_text())
+    for name in ("loss at the end", "loss on average"):
+        groups = reports[name]["groups"]
+        assert len(groups) == 10 and sum(group["count"] for group in groups) == 1437
     for name in ("histogram", "norms", "loss", "groups", "attacks"):
         assert (folder / f"{name}.png").stat().st_size > 5000
     # No number of a single image, or of the classes, elsewhere.
