@@ -226,8 +226,8 @@ def test_a_release_is_added_to_the_ledger_of_the_weights():
     accountant = IndividualAccountant(plan)
     model, _ = replay.train(plan, accountant)
     bound, values = plan.epsilon, accountant.epsilon()
-    found = accountant.release(noise_multiplier=1e-3, seed=0)
-    assert found.mean == pytest.approx(values.mean(), rel=0.01)
+    found = accountant.release(noise_multiplier=1.0, seed=0)
+    assert found.mean == pytest.approx(values.mean(), rel=0.03)
     assert found.quantiles[0.5] == pytest.approx(np.quantile(values, 0.5), rel=0.1)
     assert model.optimizer.ledger.steps == plan.steps + 24
     found = accountant.release(noise_multiplier=50.0, quantiles=())
