@@ -222,7 +222,7 @@ def test_a_loaded_model_has_no_norms_and_counts_what_was_spent_in_full(tmp_path)
 
 
 def test_a_release_is_added_to_the_ledger_of_the_weights():
-    plan = replay.make_plan()
+    plan = replay.make_plan(accountant="rdp")
     accountant = IndividualAccountant(plan)
     model, _ = replay.train(plan, accountant)
     bound, values = plan.epsilon, accountant.epsilon()
@@ -232,7 +232,7 @@ def test_a_release_is_added_to_the_ledger_of_the_weights():
     assert model.optimizer.ledger.steps == plan.steps + 24
     found = accountant.release(noise_multiplier=50.0, quantiles=())
     assert found.ledger.steps == 4
-    assert found.total_epsilon == pytest.approx(model.optimizer.ledger.epsilon(plan.delta))
+    assert found.total_epsilon == pytest.approx(model.optimizer.ledger.epsilon(plan.delta, "rdp"))
     assert found.total_epsilon > bound
 
 
