@@ -64,6 +64,7 @@ def loss_against_epsilon(epsilons, losses, path):
             marker="o",
             label=f"loss {name}; r = {np.corrcoef(epsilons, each)[0, 1]:.2f}",
         )
+    axes.set_xscale("log")
     axes.set_xlabel("mean loss of a tenth of the examples")
     axes.set_ylabel(r"mean individual $\varepsilon$")
     axes.legend()
