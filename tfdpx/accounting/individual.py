@@ -65,7 +65,7 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
 
 
 class IndividualAccountant:
-    """Follows the privacy loss of every example in a training, and makes it a strict bound.
+    """Follows the privacy loss of every example, and has each clipped at what it is charged for.
 
     Given to a DP optimizer as `individual=`, it keeps the norm that each example's gradient had
     when it was last drawn, as a fraction of the clip C, rounded up to a multiple of `rounding`. At
