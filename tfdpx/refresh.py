@@ -37,11 +37,12 @@ class Refresh(keras.callbacks.Callback):
 
     Args:
         examples: `Examples` or `RandomAccess`.
+        batch_size: Int, examples that are measured at a time; the optimizer's if left out.
     """
 
-    def __init__(self, examples):
+    def __init__(self, examples, batch_size=None):
         super().__init__()
-        self._examples = examples
+        self._examples, self._batch_size = examples, batch_size
         self._measure = None
 
     def on_train_batch_end(self, batch, logs=None):
@@ -63,7 +64,7 @@ class Refresh(keras.callbacks.Callback):
         optimizer = keras_internals.innermost(self.model.optimizer)
         if self._measure is None:
             self._measure = tf.function(self._norms, autograph=False)
-        size = min(optimizer.batch_size, self._examples.count)
+        size = min(self._batch_size or optimizer.batch_size, self._examples.count)
         first = 0
         for x, y, sample_weight in sampling.in_order(self._examples, size):
             seed = noise.fold_in(noise.fold_in(optimizer.run.step_seed(), _VIEWS), first)
