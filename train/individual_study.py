@@ -3,10 +3,10 @@ r"""How near individual epsilons are to exact ones, and what clipping by them co
     python -m tfdpx.train.individual_study --data=digits --seeds=5
 
 Trains with `tfdpx.accounting.IndividualAccountant`, and measures the norms of 1,000 examples
-before every update besides. Exact individual epsilons are those of these norms; estimated ones are the
-accountant's, whose norms are as old as an example's last draw (Figure 3 of Yu et al. 2022). Also
-trains with one clip for all, at the same seeds, and compares test accuracy (Table 1 there). With
---attack a model without privacy is attacked too (Figure 7).
+before every update besides. Exact individual epsilons are those of these norms; estimated ones are
+the accountant's, whose norms are as old as an example's last draw (Figure 3 of Yu et al. 2022).
+Also trains with one clip for all, at the same seeds, and compares test accuracy (Table 1 there).
+With --attack a model without privacy is attacked too (Figure 7).
 
 The last line is one JSON object; `private.npz` in --workdir has the epsilons, which are private.
 """
