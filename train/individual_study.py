@@ -25,6 +25,7 @@ from tfdpx import refresh
 from tfdpx.accounting import IndividualAccountant, individual_epsilon
 from tfdpx.accounting.groups import group_report
 from tfdpx.data.examples import as_examples
+from tfdpx.train.benchmarks import comparison
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import digits
 from tfdpx.train.report.record import to_json
@@ -148,6 +149,7 @@ def study(values):
         kept[f"exact_{refreshes}"], close = closeness(accountant, exact.norms)
         kept[f"estimated_{refreshes}"] = accountant.epsilon()[:_MEASURED]
         found[f"refreshes_{refreshes}"] = close
+        comparison.PROGRESS.print(f"{refreshes} refreshes an epoch: {to_json(close)}")
     losses = individual.losses(model, (x, y))
     if values.attack:
         other = train(values, data, 0, private=False)[0]
