@@ -43,7 +43,7 @@ class Refresh(keras.callbacks.Callback):
     def __init__(self, examples, batch_size=None):
         super().__init__()
         self._examples, self._batch_size = examples, batch_size
-        self._measure = None
+        self._measure = self._batches = None
 
     def on_train_batch_end(self, batch, logs=None):
         """Measures, if it is time."""
@@ -63,10 +63,11 @@ class Refresh(keras.callbacks.Callback):
         """
         optimizer = keras_internals.innermost(self.model.optimizer)
         if self._measure is None:
+            size = min(self._batch_size or optimizer.batch_size, self._examples.count)
             self._measure = tf.function(self._norms, autograph=False)
-        size = min(self._batch_size or optimizer.batch_size, self._examples.count)
+            self._batches = sampling.in_order(self._examples, size)
         first = 0
-        for x, y, sample_weight in sampling.in_order(self._examples, size):
+        for x, y, sample_weight in self._batches:
             seed = noise.fold_in(noise.fold_in(optimizer.run.step_seed(), _VIEWS), first)
             norms = self._measure(x, y, sample_weight, seed)
             yield tf.range(first, first + len(norms)), sample_weight != 0, norms
