@@ -100,6 +100,15 @@ def test_steps_of_different_norms_add_up():
     assert found[order[0]] <= individual_epsilon(norms.max(axis=0)[order[:1]], PAPER)[0]
 
 
+@pytest.mark.parametrize("sigma, size", [(3.2, 80), (0.7, 500), (1.0, 1)])
+def test_losses_of_many_norms_are_interpolated_from_above(sigma, size):
+    plan = PrivacyPlan(1000, batch_size=size, steps=100, noise_multiplier=sigma, delta=1e-5)
+    norms = np.append(np.random.default_rng(0).uniform(size=997) ** 2, [1.0, 0.002, 0.0])
+    found = individual_epsilon(norms, plan)[-30:]
+    exact = individual_epsilon(norms[-30:], plan)
+    assert (found >= exact * (1 - 1e-9)).all() and (found <= exact * 1.003 + 1e-6).all()
+
+
 def test_epsilon_rises_with_the_norm():
     for conversion, size in itertools.product(("improved", "mironov"), (4000, 50_000)):
         plan = PrivacyPlan(50_000, batch_size=size, steps=9, noise_multiplier=3.2, delta=1e-5)
