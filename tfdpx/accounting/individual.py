@@ -60,7 +60,7 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
     require(fits, "norms", _range(norms), "lie in [0, 1]", hint)
     times = plan.steps if norms.ndim == 1 else 1
     losses = Losses(conversion, exact=plan.sampling_probability == 1)
-    # Of many different norms by interpolation: at most 0.1% too high.
+    # Of many different norms by interpolation: up to 1% too high, where losses are tiny.
     of_step = losses.interpolated if np.unique(norms).size > _MANY else losses.of_step
     spent = 0.0
     for row in np.atleast_2d(norms):

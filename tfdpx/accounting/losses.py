@@ -9,7 +9,7 @@ from tfdpx.accounting import accountants
 from tfdpx.accounting.full_batch import exact_epsilons
 from tfdpx.accounting.sampled_gaussian import CONVERSIONS, divergences, epsilons
 
-_GRID = np.geomspace(1e-4, 1, 500)
+_GRID = np.geomspace(1e-4, 1, 1000)
 
 
 @dataclasses.dataclass(frozen=True)
