@@ -34,16 +34,17 @@ ARROWS = {
     "replication": {"checks", "data", "keras_internals", "run"},
     "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
     "settings": {"_arguments", "accounting", "augment", "memory", "per_example", "public_data"},
+    "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
     "train_step": {
         *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
         *("passes", "per_example", "replication", "run"),
     },
     "distributed": {
         *("augmult", "checks", "data", "keras_internals", "per_example", "replication", "run"),
-        *("sampling", "train_step"),
+        *("refresh", "sampling", "train_step"),
     },
     "private_optimizer": {
-        *("_arguments", "checks", "keras_internals", "mechanism", "replication", "run"),
+        *("_arguments", "checks", "keras_internals", "mechanism", "refresh", "replication", "run"),
         *("settings", "train_step"),
     },
     "optimizers": {"accounting", "private_optimizer"},

@@ -9,6 +9,7 @@ import pytest
 from tfdpx.data.examples import as_examples
 
 MODULES = [
+    "tfdpx.accounting.individual",
     "tfdpx.accounting.ledger",
     "tfdpx.accounting.plan",
     "tfdpx.augment.crops",

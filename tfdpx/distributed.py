@@ -27,8 +27,9 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdpx import augmult, keras_internals, sampling, train_step
+from tfdpx import augmult, keras_internals, refresh, sampling, train_step
 from tfdpx.checks.callbacks import check_callbacks
+from tfdpx.data.draws import draws_of
 from tfdpx.data.examples import as_examples
 from tfdpx.per_example.losses import row_losses
 from tfdpx.replication import agreement, shares
@@ -109,6 +110,7 @@ def fit(
     )
     accounted = fit_data.accounted(optimizer, model, {"x": planned, "callbacks": callbacks})
     with keras_internals.driving(model, "tfdpx"), accounted:
+        refresh.add_to({"callbacks": callbacks}, model, optimizer.draws)
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
@@ -132,10 +134,11 @@ def fit(
         )  # fmt: skip
 
         def share(context):
-            return plan.batches(
+            batches = plan.batches(
                 x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
             )  # fmt: skip
+            return batches if optimizer.estimates is None else draws_of(batches).with_ids
 
         batches = iter(strategy.distribute_datasets_from_function(share))
         execute = _execution(model, strategy)

@@ -4,7 +4,8 @@ One update is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
 
     g = 1/B * sum_i clip_C(1/K * sum_j grad l_ij) / C + sigma/B * xi,    xi ~ N(0, I),
 
-with g_i the mean of an example's gradients over its K views, and B the declared batch size.
+with g_i the mean of an example's gradients over its K views, and B the declared batch size. With
+individual accounting each example has a clip f_i C of its own, f_i <= 1: it moves the sum by f_i/B.
 
 Guarantee: adding or removing one example changes the sum before the noise by at most 1/B in l2
 norm, since each term is `clip_C(.)/C`, and B is a constant. So the update is one application of the
@@ -57,8 +58,10 @@ def check_private(gradients):
         )
 
 
-def clip_factors(squared_norms, present, l2_norm_clip, batch_size):
+def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=None):
     """float32 [n]: `1/(B C) * min(1, C/norm)`, and 0 for absent or non-finite examples.
+
+    With `fractions` f it is `1/(B C) * min(1, f C/norm)`.
 
     Args:
         squared_norms: float32 [n].
@@ -66,6 +69,7 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size):
         l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 scalar
             tensor, of `tfdpx.public_data`, which is finite and large enough.
         batch_size: Int, B.
+        fractions: Optional float32 [n] in (0, 1], f: what part of C each example is clipped at.
 
     Raises:
         ValueError: If C is so small that the squares of gradients of its size are zero in float32.
@@ -80,8 +84,10 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size):
         )
     if not public and l2_norm_clip == math.inf:
         factors = tf.ones_like(squared_norms)
-    else:
+    elif fractions is None:
         factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)
+    else:
+        factors = fractions / tf.maximum(tf.sqrt(squared_norms), fractions * l2_norm_clip)
     # Dividing the factors by B spares a pass over every weight.
     return tf.where(tf.math.is_finite(squared_norms) & present, factors, 0.0) / float(batch_size)
 

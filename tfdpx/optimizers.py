@@ -2,11 +2,12 @@
 
 import keras
 
-from tfdpx.accounting import PrivacyPlan
+from tfdpx.accounting import IndividualAccountant, PrivacyPlan
 from tfdpx.private_optimizer import PrivateOptimizer
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
 _register(PrivacyPlan)  # Here, since accounting needs no Keras.
+_register(IndividualAccountant)
 
 
 @_register
@@ -58,6 +59,9 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         public_quantile: Float in (0, 1], or None. With `public_data`, private gradients are clipped
             to this quantile of the norms of the public ones, anew in each update, and
             `l2_norm_clip` is but the unit of the learning rate. None clips to `l2_norm_clip`.
+        individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
+            is clipped at the norm that it had last, and its own epsilon is known. Needs
+            `fit(plan.batches(...))`.
         **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
@@ -87,7 +91,7 @@ class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
         *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
-            `per_example_engine`, `public_data` and `public_quantile` of `DPSGD`.
+            `per_example_engine`, `public_data`, `public_quantile` and `individual` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.

@@ -20,6 +20,7 @@ class Totals(typing.NamedTuple):
     output_losses: list
     examples: tf.Tensor  # float32 count of present examples
     nonfinite: tf.Tensor  # float32 count of present examples whose gradient is not finite
+    norms: tf.Tensor | tuple = ()  # of each row of the batch over the clip, 0 outside of the pass
 
 
 def run(one_pass, data, choices, present, size, zero):

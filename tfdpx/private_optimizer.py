@@ -10,13 +10,14 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_internals, settings
+from tfdpx import keras_internals, refresh, settings
 from tfdpx._arguments import is_number
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.mechanism import check_private
 from tfdpx.replication import replicas
 from tfdpx.run import fit_data
 from tfdpx.run.account import FACTS, STEPS, Account
+from tfdpx.run.individual import Estimates
 from tfdpx.run.state import Run, fresh_state, value_of
 from tfdpx.train_step import private_train_step
 
@@ -51,6 +52,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     per_example_engine = _read_only("per_example_engine")
     public_data = _read_only("public_data")
     public_quantile = _read_only("public_quantile")
+    individual = _read_only("individual")
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         per_example_engine="layerwise",
         public_data=None,
         public_quantile=0.9,
+        individual=None,
         **kwargs,
     ):
         settings.refuse(kwargs)
@@ -87,6 +90,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             per_example_engine=per_example_engine,
             public_data=public_data,
             public_quantile=public_quantile,
+            individual=individual,
         )
         self.prepared = weakref.WeakKeyDictionary()
         self.draws = fit_data.NOT_TRAINING  # Or those of the data set that `fit` trains on.
@@ -95,6 +99,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
         self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
         self.account.open(plan and plan.sampling_probability, exact=False)
+        self._estimates = None if individual is None else Estimates(individual, self.account)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
     def by_hand(self, model, rows, sample_weight):
@@ -122,6 +127,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         replicas.check_keras_fit(model, arguments.get("x"))
         with fit_data.accounted(self, model, arguments):
             replicas.deal(model, self.draws, arguments)
+            refresh.add_to(arguments, model, self.draws)
             yield
 
     @property
@@ -133,6 +139,11 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     def account(self):
         """`tfdpx.run.account.Account`: keeps the ledger."""
         return self._account
+
+    @property
+    def estimates(self):
+        """`tfdpx.run.individual.Estimates`: norms of `individual`, or None. Not private."""
+        return self._estimates
 
     @property
     def noise_seed(self):
@@ -250,7 +261,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         # Refused arguments are all None.
         for argument in settings.REFUSED:
             config.pop(argument, None)
-        plan, views = self.plan, self.augment
+        plan, views, each = self.plan, self.augment, self.individual
         # Without `seed`: a file must not tell it, and a copy must have noise of its own.
         config.update(
             plan=None if plan is None else keras.saving.serialize_keras_object(plan),
@@ -261,6 +272,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             augment=None if views is None else keras.saving.serialize_keras_object(views),
             augmult=self.augmult,
             per_example_engine=self.per_example_engine,
+            individual=None if each is None else keras.saving.serialize_keras_object(each),
         )
         if self.public_data is not None:
             config["public_data"] = self.public_data.get_config()
@@ -271,7 +283,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     def from_config(cls, config, custom_objects=None):
         """Builds the optimizer from `get_config()`."""
         config = dict(config)
-        for name in ("plan", "augment"):
+        for name in ("plan", "augment", "individual"):
             if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(
                     config[name], custom_objects=custom_objects

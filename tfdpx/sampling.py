@@ -156,9 +156,9 @@ def poisson_batches(
             "not be left out: raise the capacity.",
         )
         with tf.control_dependencies([fits]):
-            return examples.batch(shares.cut(tf.identity(rows), replica), shares.rows)
+            return shares.cut(tf.identity(rows), replica)
 
-    return draws.dataset(draw)
+    return draws.dataset(draw, examples)
 
 
 def shuffled_batches(
@@ -214,10 +214,9 @@ def shuffled_batches(
 
     def draw(key, step, replica):
         rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
-        rows = shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
-        return examples.batch(rows, shares.rows)
+        return shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
 
-    return draws.dataset(draw)
+    return draws.dataset(draw, examples)
 
 
 def batches_in_order(examples, *, capacity, input_context):

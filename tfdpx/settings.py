@@ -8,8 +8,10 @@ from tfdpx import augment as augment_module
 from tfdpx import public_data
 from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
 from tfdpx.accounting.accountants import check_noise_multiplier
+from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.memory import pass_size
 from tfdpx.per_example import ENGINES
+from tfdpx.per_example.rounding import SMALLEST_CLIP
 
 # Keras arguments that would change the mechanism, and what to use instead.
 REFUSED = {
@@ -23,7 +25,7 @@ REFUSED = {
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "per_example_engine public_data public_quantile",
+    "per_example_engine public_data public_quantile individual",
 )
 
 
@@ -63,6 +65,14 @@ def checked(**arguments):
     require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
     check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
     public = public_data.checked(given)
+    if given.individual is not None:
+        if given.public_data is not None:
+            raise ValueError(
+                "Arguments `individual` and `public_data` exclude each other: individual norms are "
+                "fractions of one clip, and that of `public_data` changes with each update. Leave "
+                "one of them out."
+            )
+        _check_individual(given.individual, given.plan, clip)
     if noise_multiplier == 0:
         warnings.warn(
             f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
@@ -79,3 +89,21 @@ def checked(**arguments):
         augmult=int(views),
         public_data=public,
     )
+
+
+def _check_individual(individual, plan, l2_norm_clip):
+    must = "be a tfdpx.accounting.IndividualAccountant"
+    require(isinstance(individual, IndividualAccountant), "individual", individual, must)
+    if individual.plan != plan:
+        raise ValueError(
+            "Argument `individual` accounts for another plan than the optimizer's. Received: "
+            f"plan={plan}, individual.plan={individual.plan}. Give both the same: "
+            "`DPSGD(plan=plan, individual=IndividualAccountant(plan))`."
+        )
+    if individual.fractions[0] * l2_norm_clip < SMALLEST_CLIP:
+        raise ValueError(
+            "Argument `l2_norm_clip` is too small: the least clip of an example, "
+            f"{individual.fractions[0]:.3g} times it, must be at least {SMALLEST_CLIP}, or the "
+            f"squares of gradients are lost in float32. Received: l2_norm_clip={l2_norm_clip}. "
+            "Multiply the loss and `l2_norm_clip` by one constant: the update stays the same."
+        )

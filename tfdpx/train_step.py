@@ -25,6 +25,8 @@ from tfdpx.replication import replicas
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS = 0, 1
+# In place of a norm.
+_ABSENT = -1.0
 
 
 def private_train_step(optimizer, model, data):
@@ -40,16 +42,19 @@ def private_train_step(optimizer, model, data):
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
         data that the guarantee does not cover.
     """
+    ids = None
+    if optimizer.estimates is not None:
+        data, ids = optimizer.estimates.split(data, optimizer.draws)
     inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
     data = inputs.same_rows(data)
     # Batches may be keyed by `iterations`: it must not advance before the batch was read.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
-        return _step(optimizer, model, data)
+        return _step(optimizer, model, data, ids)
 
 
-def _step(optimizer, model, data):
+def _step(optimizer, model, data, ids):
     context = replicas.check_context(model)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     views = build(model, x, y, sample_weight)
@@ -70,7 +75,10 @@ def _step(optimizer, model, data):
     if optimizer.public_data is not None:
         public = optimizer.public_data.at(model, prepared.engine, views.example_rows(x), y, context)
     clip = optimizer.l2_norm_clip if public is None else public.clip
-    one_pass = _Pass(optimizer, model, prepared.engine, views, clip)
+    one_pass = _Pass(optimizer, model, prepared.engine, views, count, clip)
+    # With individual accounting: where a row stands, and which part of the clip is its own.
+    own = None if ids is None else (tf.range(count), optimizer.estimates.clips(ids))
+    choices = (choices, own)
     if optimizer.microbatch_size == pass_size.AUTO:
         batch = ((x, y, sample_weight), choices, present)
         size = prepared.fitting(one_pass.apart, batch, optimizer.batch_size, variables)
@@ -84,13 +92,21 @@ def _step(optimizer, model, data):
         all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
     totals, logs = all_passes((x, y, sample_weight), choices, present)
 
-    *sums, nonfinite = replicas.sum_over_replicas([*totals.sums, totals.nonfinite], context)
+    shared = [*totals.sums, totals.nonfinite]
+    if own is not None:
+        norms = tf.where(present, totals.norms, _ABSENT)
+        shared.append(replicas.beside_others(tf.stack([tf.cast(ids, "float32"), norms]), context))
+    shared = replicas.sum_over_replicas(shared, context)
+    sums, nonfinite = shared[: len(variables)], shared[len(variables)]
     gradients = mechanism.privatize(
         sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
     )
     if public is not None:
         gradients = public.join(gradients)
     optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
+    if own is not None:
+        ids, norms = tf.unstack(shared[-1])
+        optimizer.estimates.count_update(tf.cast(ids, "int32"), norms != _ABSENT, norms)
     penalty, penalty_gradients = regularization(variables)
     gradients = [
         g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
@@ -124,8 +140,9 @@ def show_losses(model, loss, output_losses, examples, penalty):
 class _Pass:
     """One microbatch: views, gradients, clipping, metrics."""
 
-    def __init__(self, optimizer, model, engine, views, l2_norm_clip):
+    def __init__(self, optimizer, model, engine, views, count, l2_norm_clip):
         self.update = engine.update()
+        self._count = count
         self._optimizer = optimizer
         self._model = model
         self._engine = engine
@@ -135,6 +152,7 @@ class _Pass:
     def __call__(self, data, choices, present):
         """The `Totals` of this pass, and Keras' metric logs; `present` None: every row is."""
         model, views = self._model, self._views
+        choices, own = choices
         x, y, sample_weight = data
         # Where every row is present, Keras counts as it always does.
         counted = views.repeat(present)
@@ -143,8 +161,9 @@ class _Pass:
         x = views.rows(x, choices)
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
         result = self._engine(x, y, sample_weight, self.update)
+        size, fractions = self._optimizer.batch_size, () if own is None else own[1:]
         factors = mechanism.clip_factors(
-            result.squared_norms, present, self._clip, self._optimizer.batch_size
+            result.squared_norms, present, self._clip, size, *fractions
         )
         logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
 
@@ -159,13 +178,22 @@ class _Pass:
                 output_losses=[total(losses) for losses in result.output_losses],
                 examples=tf.reduce_sum(tf.cast(present, "float32")),
                 nonfinite=tf.reduce_sum(tf.cast(bad, "float32")),
+                norms=() if own is None else self._norms(own[0], result.squared_norms, present),
             ),
             logs,
         )
 
+    def _norms(self, places, squared_norms, present):
+        """float32 [count]: norms over the clip, at most 1, at the `places` of this pass."""
+        norms = tf.sqrt(squared_norms) / self._optimizer.l2_norm_clip
+        # Of a gradient that is not finite nothing is known but that it may be long.
+        norms = tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
+        norms = tf.where(present, norms, 0.0)
+        return tf.scatter_nd(places[:, tf.newaxis], norms, [self._count])
+
     def apart(self, *part):
         """The `Totals` of a pass in a graph of its own."""
-        own = self._optimizer, self._model, self._engine, self._views, self._clip
+        own = self._optimizer, self._model, self._engine, self._views, self._count, self._clip
         return _Pass(*own)(*part)[0]
 
     def zero(self):
@@ -176,6 +204,7 @@ class _Pass:
             output_losses=[tf.zeros([]) for _ in keras_internals.output_loss_trackers(self._model)],
             examples=tf.zeros([]),
             nonfinite=tf.zeros([]),
+            norms=() if self._optimizer.estimates is None else tf.zeros([self._count]),
         )
 
 

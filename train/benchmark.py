@@ -31,7 +31,16 @@ import tensorflow as tf
 from absl import app, flags
 
 import tfdpx
-from tfdpx.train.benchmarks import comparison, end_to_end, growth, memory, phases, steps, tables
+from tfdpx.train.benchmarks import (
+    comparison,
+    end_to_end,
+    growth,
+    individual,
+    memory,
+    phases,
+    steps,
+    tables,
+)
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.report.record import to_json
 
@@ -63,10 +72,19 @@ def define_flags(values):
         "Time updates of fit(plan.batches(...)) against fit on shuffled batches, and nothing else.",
         **common,
     )
+    flags.DEFINE_bool(
+        "individual",
+        False,
+        "Time a private step of --images with and without individual accounting of --num_examples, "
+        "and nothing else.",
+        **common,
+    )
     flags.DEFINE_integer(
         "batch_size", None, "Expected examples of an update of --end_to_end.", **common
     )
-    flags.DEFINE_integer("num_examples", 50_000, "Examples of --end_to_end.", **common)
+    flags.DEFINE_integer(
+        "num_examples", 50_000, "Examples of --end_to_end and --individual.", **common
+    )
     flags.DEFINE_string(
         "microbatch_size",
         None,
@@ -102,8 +120,8 @@ def main(argv, values=flags.FLAGS):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         settings = read_settings(values)
         plot = prepare_output(values)
-        if values.end_to_end:
-            record = {**_given(settings, values), **_end_to_end(settings, values)}
+        if values.end_to_end or values.individual:
+            record = {**_given(settings, values), **_one_comparison(settings, values)}
         else:
             record = benchmark(settings, values, plot)
     except UserError as error:
@@ -137,6 +155,8 @@ def read_settings(values):
         raise UserError(f"Flag --plot belongs to --sweep. Received: --plot={values.plot}.")
     if values.end_to_end:
         _check_end_to_end(values)
+    elif values.individual:
+        _check_individual(values)
     elif values.memory:
         memory.check_platform()
     names = {field.name for field in dataclasses.fields(steps.Settings)}
@@ -155,11 +175,24 @@ def _check_end_to_end(values):
             "Flag --end_to_end needs --batch_size between 1 and --num_examples. Received: "
             f"--batch_size={values.batch_size} --num_examples={values.num_examples}."
         )
-    wrong = [n for n in ("sweep", "profile", "explain") if getattr(values, n)]
+    wrong = [n for n in ("sweep", "profile", "explain", "individual") if getattr(values, n)]
     if wrong or values.augmult != 1 or values.microbatch_size == "auto":
         raise UserError(
-            "Flag --end_to_end goes without --augmult, --sweep, --profile, --explain and "
-            "--microbatch_size=auto."
+            "Flag --end_to_end goes without --augmult, --sweep, --profile, --explain, --individual "
+            "and --microbatch_size=auto."
+        )
+
+
+def _check_individual(values):
+    """Raises UserError unless the step is one of a plan, with nothing else to be measured."""
+    if values.augmult != 1 or values.sweep or values.profile or values.explain:
+        raise UserError(
+            "Flag --individual goes without --augmult, --sweep, --profile and --explain."
+        )
+    if values.images > values.num_examples:
+        raise UserError(
+            "Flag --individual needs --images up to --num_examples. Received: "
+            f"--images={values.images} --num_examples={values.num_examples}."
         )
 
 
@@ -218,9 +251,10 @@ def benchmark(settings, values, plot):
     }
 
 
-def _end_to_end(settings, values):
-    """What `end_to_end.measure` finds, also as a table."""
-    record = end_to_end.measure(settings, values.num_examples, values.repeats)
+def _one_comparison(settings, values):
+    """What `end_to_end.measure` or `individual.measure` finds, also as a table."""
+    measure = end_to_end.measure if values.end_to_end else individual.measure
+    record = measure(settings, values.num_examples, values.repeats)
     tables.figures(record, f"{settings.model}, {values.num_examples} examples")
     return record
 

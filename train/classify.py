@@ -12,6 +12,8 @@ last line says how large the run is and what epsilon it spends. The working dire
                             averaged weights, raw_accuracy that of the last ones
     curve.jsonl             accuracy and epsilon spent after every report
     learning_curve.png, confusion_matrix.png
+    individual_PRIVATE/     with --individual: an epsilon for every training image, and pictures of
+                            them; private data
     privacy_statement.txt   the guarantee in words
     tensorboard/            event files
 
@@ -52,6 +54,7 @@ from tfdpx.train.run import (
     finetuning,
     fitting,
     frozen,
+    individual,
     origin,
     results,
     side_by_side,
@@ -153,6 +156,9 @@ def train(settings, workdir, strategy):
         learning_curve,
         raw,
     ]
+    history = individual.History(data, folder.path / "individual_history.npz")
+    if settings.individual and strategy.num_replicas_in_sync == 1:
+        writers.append(history)
     began = time.perf_counter()
     if settings.head_steps:
         trainer.fit_head(model, [learning_curve] if is_chief else [])
@@ -200,6 +206,11 @@ def train(settings, workdir, strategy):
         "seed": settings.seed,
         "workdir": str(workdir),
     }
+    if settings.individual:
+        epsilons = optimizer.individual.epsilon()
+        private = individual.write(epsilons, record["epsilon"], history, model, data, workdir)
+        print(f"An epsilon for every training image is in {private}: private data.")
+        record.update(individual.release(optimizer.individual, settings.individual_release))
     seen = origin.seen_by(settings)
     results.write(record, whole, seen, plan, data, measured, learning_curve.rows, workdir)
     folder.remove()

@@ -166,6 +166,7 @@ NAN[1, 1] = np.nan
         ({"public_data": (x, None)}, "must be a pair"),
         ({"public_data": (x, y[:3])}, "arrays of one length"),
         ({"public_data": (NAN, y)}, "must hold finite numbers"),
+        ({"individual": tfdpx.accounting.IndividualAccountant(PLAN)}, "exclude each other"),
     ],
 )
 def test_arguments_that_are_refused(arguments, message):

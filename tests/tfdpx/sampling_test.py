@@ -1,5 +1,6 @@
 import math
 import time
+import types
 
 import keras
 import numpy as np
@@ -230,10 +231,12 @@ def test_little_is_read_ahead():
     counted = draws.Draws(0, 100, shares.Shares(1), seed=0)
     dataset = counted.dataset(
         lambda key, step, replica: tf.numpy_function(
-            lambda s: given_out.append(int(s)) or s, [step], tf.int64
-        )
+            lambda s: given_out.append(int(s)) or np.array([s]), [step], tf.int64
+        ),
+        types.SimpleNamespace(batch=lambda rows, capacity: (rows,)),
     )
-    assert next(iter(dataset)) == 0
+    [rows] = next(iter(dataset))
+    assert rows == 0
     time.sleep(0.2)  # For whatever reads ahead in the background.
     assert given_out[:1] == [0] and len(given_out) <= 3
 

@@ -8,7 +8,9 @@ number says everything, and its epsilon has a closed form.
 import math
 
 import dp_accounting
+import numpy as np
 import scipy.optimize
+import scipy.special
 from dp_accounting.pld import privacy_loss_mechanism
 
 
@@ -58,6 +60,27 @@ def exact_epsilon(mu, delta):
     return min(most, root + 2 * tolerance)
 
 
+def exact_epsilons(mus, delta):
+    """`exact_epsilon` of an array, all at once.
+
+    Args:
+        mus: float64 array [n], at least 0.
+        delta: Float in (0, 1).
+
+    Returns:
+        float64 array [n], not too low.
+    """
+    mus = np.asarray(mus, float)
+    spent = np.where(np.isfinite(mus), np.maximum(mus, 1e-12), 1.0)
+    low, high = np.zeros(len(mus)), zcdp_epsilon(spent, delta)
+    for _ in range(64):
+        middle = (low + high) / 2
+        tail = middle + scipy.special.log_ndtr(-spent / 2 - middle / spent)
+        exceeds = scipy.special.ndtr(spent / 2 - middle / spent) - np.exp(tail) > delta
+        low, high = np.where(exceeds, middle, low), np.where(exceeds, high, middle)
+    return np.where(np.isfinite(mus), np.where(mus > 0, high, 0.0), np.inf)
+
+
 def zcdp_epsilon(mu, delta):
     """Epsilon by zero-concentrated privacy, rho = mu^2 / 2 (Bun and Steinke 2016, Prop. 1.3).
 
@@ -68,4 +91,4 @@ def zcdp_epsilon(mu, delta):
         delta: Float in (0, 1).
     """
     rho = mu**2 / 2
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    return rho + 2 * np.sqrt(rho * math.log(1 / delta))

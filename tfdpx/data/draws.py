@@ -37,6 +37,8 @@ class Draws:
         examples: What it draws from, or None.
         plain: The data set before its length was asserted, or None. What a run has used makes it
             shorter.
+        with_ids: `plain` or the data set, with a fourth part: the number of each row's example,
+            int32 [rows]; 0 in padding.
         run: The run that the data set was made for, or None.
 
     Raises:
@@ -44,7 +46,7 @@ class Draws:
     """
 
     def __init__(self, purpose, steps, shares, seed=None, start=0, run=None):
-        self.plan = self.examples = self.plain = None
+        self.plan = self.examples = self.plain = self.with_ids = None
         self.run = run
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
         self._bound = None
@@ -62,11 +64,13 @@ class Draws:
         self._is_fresh = seed is None and run is None
         self._seed = None if seed is None else tuple(noise.make_seed(seed))
 
-    def dataset(self, draw):
-        """The data set of `draw(key, step, replica)` over the draws, ready to be trained on.
+    def dataset(self, draw, examples):
+        """The data set of the draws, ready to be trained on.
 
         Args:
-            draw: Function of an int64 tensor [2] and two scalar int64 tensors, to a batch.
+            draw: Function of a key, int64 tensor [2], a step and a replica, scalar int64 tensors,
+                to the rows that these take, int64 [n].
+            examples: `Examples` or `RandomAccess`.
 
         Returns:
             A `tf.data.Dataset` that `draws_of` recognises.
@@ -78,16 +82,21 @@ class Draws:
             key = self._key()
             if self.run is not None:
                 self.run.begin_pass(self._name(), first)
-            pairs = self._shares.steps(first, stop)
-            dataset = self._shares.endless(
-                pairs.map(lambda step, replica: draw(key, step, replica))
+            rows = self._shares.steps(first, stop).map(
+                lambda step, replica: draw(key, step, replica)
             )
         else:
             signature = (tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64))
             pairs = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
             zero = tf.zeros([], tf.int64)
-            dataset = pairs.map(lambda key, step: draw(key, step, zero))
-        dataset = finished(dataset)
+            rows = pairs.map(lambda key, step: draw(key, step, zero))
+        dataset, self.with_ids = (
+            finished(self._shares.endless(batches) if self._shares.is_split else batches)
+            for batches in (
+                rows.map(lambda rows: examples.batch(rows, self._shares.rows)),
+                rows.map(lambda rows: _with_ids(examples, rows, self._shares.rows)),
+            )
+        )
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shares.is_split:
             self.plain, count = dataset, self._steps - int(self._start)
@@ -149,6 +158,11 @@ class Draws:
     def _name(self):
         """What runs know the key by. Two sampling rates share draws, so the rate is no part."""
         return ":".join(str(part) for part in (*self._source(), self._purpose))
+
+
+def _with_ids(examples, rows, capacity):
+    ids = tf.pad(tf.cast(rows, tf.int32), [[0, capacity - tf.shape(rows)[0]]])
+    return *examples.batch(rows, capacity), tf.ensure_shape(ids, [capacity])
 
 
 def finished(dataset):

@@ -160,6 +160,16 @@ def own_rows(nest, count, context, dealt):
     return tf.nest.map_structure(lambda t: t if t is None else own(t), nest)
 
 
+def beside_others(tensor, context):
+    """[..., replicas * n]: a tensor [..., n] at this replica's place, and zeros at all others.
+
+    The sum over replicas then holds what each has.
+    """
+    mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    spread = tensor[..., tf.newaxis, :] * mine[:, tf.newaxis]
+    return tf.reshape(spread, [*tensor.shape[:-1], -1])
+
+
 def sum_over_replicas(tensors, context):
     """The sums of float32 tensors over all replicas, by one all-reduce of one vector.
 

@@ -94,6 +94,10 @@ class Account:
         known = {id(v()) for v in self._variables}
         self._variables += [weakref.ref(v) for v in variables if id(v) not in known]
 
+    def variables(self):
+        """List of the `keras.Variable`s that are followed and alive."""
+        return [v() for v in self._variables if v() is not None]
+
     def trains(self, variables):
         """Tells other accounts that what is spent here is spent on these weights.
 

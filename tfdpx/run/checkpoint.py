@@ -21,7 +21,7 @@ from tfdpx._arguments import is_integer, require
 from tfdpx.run import identity
 
 _FORMAT = "tfdpx.Checkpoint/1"
-_WEIGHTS = "tfdpx-*.weights.h5"
+_FILES = ("tfdpx-*.weights.h5", "tfdpx-*.norms.npz")
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -32,7 +32,8 @@ class Checkpoint(keras.callbacks.Callback):
     resumed run ends with the weights, bit by bit, and the ledger of one that was not interrupted.
     The data must be `plan.batches(x, y, optimizer=model.optimizer)`.
 
-    The folder holds the weights, the optimizer's state and its ledger, and the seeds of noise and
+    The folder holds the weights, the optimizer's state and its ledger, the norms of individual
+    accounting if there is any, and the seeds of noise and
     draws, on whose secrecy the guarantee rests: who can read them can subtract the noise. Its owner
     alone may read it. Never release it; `remove()` deletes what was saved. Training on without the
     callback, or on other data, leaves the run: noise and draws are fresh from there on.
@@ -76,7 +77,7 @@ class Checkpoint(keras.callbacks.Callback):
             data: What `fit` trains on.
         """
         optimizer = keras_internals.innermost(model.optimizer)
-        augmult.build(model, *_example(data))
+        augmult.build(model, *identity.example_of(data))
         optimizer.build(model.trainable_variables)
         self._identity = identity.identity(model, data)
         self._epoch = 0
@@ -96,6 +97,9 @@ class Checkpoint(keras.callbacks.Callback):
         model.load_weights(self.directory / record["weights"])
         for state, value in zip(keras_internals.seed_states(model), record["random"], strict=True):
             state.assign(value)
+        if optimizer.estimates is not None:
+            with np.load(self.directory / record["norms"], allow_pickle=False) as saved_norms:
+                optimizer.estimates.restore(dict(saved_norms))
         if _digest(model) != record["state"]:
             raise ValueError(
                 f"The checkpoint in {os.fspath(self.directory)!r} does not hold all of this "
@@ -126,7 +130,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def remove(self):
         """Deletes what was saved, and the folder if there is nothing else in it."""
-        for path in [self._record, *self.directory.glob(_WEIGHTS)]:
+        for path in [self._record, *self._files()]:
             path.unlink(missing_ok=True)
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
@@ -139,23 +143,34 @@ class Checkpoint(keras.callbacks.Callback):
     def _run(self):
         return keras_internals.innermost(self.model.optimizer).run
 
+    def _files(self):
+        """What was saved beside the record: weights, and norms of individual accounting."""
+        return [path for pattern in _FILES for path in self.directory.glob(pattern)]
+
     def _save(self):
         """Writes the weights, then the record that names them: a whole save always exists."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
         self._saved, self._run.is_shared = self._run.updates, True
         if not self._write:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         os.chmod(self.directory, 0o700)
         # A name of its own each time: the last save stays whole until the record names this one.
-        name = f"tfdpx-{self._saved:09d}-{secrets.token_hex(4)}.weights.h5"
-        weights = self.directory / name
+        name = f"tfdpx-{self._saved:09d}-{secrets.token_hex(4)}"
+        weights = self.directory / f"{name}.weights.h5"
         self.model.save_weights(weights)
         _flush(weights)
+        norms = None
+        if optimizer.estimates is not None:
+            norms = self.directory / f"{name}.norms.npz"
+            np.savez(norms, **optimizer.estimates.state())
+            _flush(norms)
         record = {
             "format": _FORMAT,
             "identity": self._identity,
             "epoch": self._epoch,
-            "weights": name,
+            "weights": weights.name,
+            "norms": norms and norms.name,
             "digest": _digest_of_file(weights),
             "state": _digest(self.model),
             "random": [
@@ -170,8 +185,8 @@ class Checkpoint(keras.callbacks.Callback):
         _flush(fresh)
         os.replace(fresh, self._record)
         _flush(self.directory)
-        for old in self.directory.glob(_WEIGHTS):
-            if old != weights:
+        for old in self._files():
+            if old not in (weights, norms):
                 old.unlink()
 
     def _read(self):
@@ -219,27 +234,15 @@ def restore_for_fit(model, callbacks, data):
     return bool(found)
 
 
-def _example(data):
-    """One made-up example of a data set: `(x, y, sample_weight)`."""
-    if not isinstance(data, tf.data.Dataset):
-        raise ValueError(identity.NOT_OF_THE_RUN)
-    return tf.nest.map_structure(
-        lambda spec: (
-            tf.zeros([1, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else None
-        ),
-        data.element_spec,
-    )
-
-
 def _digest(model):
-    """A hash of all that training changes: weights, the optimizer's state, random layers' state."""
-    digest = hashlib.blake2b()
-    for variable in (
-        *model.weights,
-        *keras_internals.innermost(model.optimizer).variables,
-        *keras_internals.seed_states(model),
-    ):
-        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
+    """A hash of what training changes: weights, the optimizer's state, norms, random layers."""
+    digest, optimizer = hashlib.blake2b(), keras_internals.innermost(model.optimizer)
+    variables = (*model.weights, *optimizer.variables, *keras_internals.seed_states(model))
+    arrays = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    if optimizer.estimates is not None:
+        arrays += optimizer.estimates.state().values()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 

@@ -12,9 +12,10 @@ import warnings
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx import augmult, keras_internals
 from tfdpx.data.draws import draws_of
 from tfdpx.run import checkpoint
+from tfdpx.run.identity import example_of
 
 _KERAS_BATCH_SIZE = 32
 NOT_TRAINING = "no training"  # As `optimizer.draws`, outside of any `fit`.
@@ -47,6 +48,12 @@ def accounted(optimizer, model, arguments):
         check_draws(optimizer, draws)
         probability = draws.plan.sampling_probability
     exact = draws is not None and not draws.plan.is_approximate
+    batches = None
+    if optimizer.estimates is not None:
+        batches = optimizer.estimates.with_ids(data)
+        # Keras itself would look at the parts of a batch, to build.
+        augmult.build(model, *example_of(data))
+        optimizer.build(model.trainable_variables)
     with (
         training_on(optimizer, draws, probability, exact),
         keras_internals.keeping_first_epoch(model),
@@ -54,7 +61,7 @@ def accounted(optimizer, model, arguments):
         if not checkpoint.restore_for_fit(model, arguments.get("callbacks"), data):
             optimizer.leave_shared_run()
         if draws is not None:
-            plain = arguments["x"] = draws.plain or data
+            plain = arguments["x"] = batches or draws.plain or data
             one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
             if one_pass and arguments.get("steps_per_epoch") is None:
                 # So that Keras knows how many steps there are; over several passes that changes.
@@ -111,6 +118,8 @@ def by_hand(optimizer, model, rows, sample_weight):
     """
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
+    if optimizer.estimates is not None:
+        optimizer.estimates.split(None, optimizer.draws)
     optimizer.account.follow(model.variables)
     if optimizer.run.is_shared:
         optimizer.leave_shared_run()

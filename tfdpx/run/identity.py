@@ -56,6 +56,22 @@ def identity(model, data):
     return json.loads(json.dumps(_nameless(found), default=lambda value: type(value).__qualname__))
 
 
+def example_of(data):
+    """One made-up example of a data set: `(x, y, sample_weight)`.
+
+    Raises:
+        ValueError: If it is no data set.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        raise ValueError(NOT_OF_THE_RUN)
+    return tf.nest.map_structure(
+        lambda spec: (
+            tf.zeros([1, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else None
+        ),
+        data.element_spec,
+    )
+
+
 def check_same(saved, given, directory):
     """Raises ValueError, naming what differs, unless two identities are the same.
 

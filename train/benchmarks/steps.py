@@ -54,7 +54,7 @@ class Settings:
         return self.images * self.augmult
 
 
-def make_model(kind, settings, plan=None):
+def make_model(kind, settings, plan=None, individual=None):
     """A compiled and built model; the weights are the same for each kind.
 
     Args:
@@ -62,6 +62,7 @@ def make_model(kind, settings, plan=None):
         settings: `Settings`.
         plan: Optional `tfdpx.PrivacyPlan` of the private optimizer; by default its batches are of
             `settings.images`, and sigma is one.
+        individual: Optional `tfdpx.accounting.IndividualAccountant` of the plan.
 
     Raises:
         UserError: If the settings do not suit the model or the optimizer.
@@ -75,6 +76,7 @@ def make_model(kind, settings, plan=None):
             optimizer = tfdpx.DPSGD(
                 LEARNING_RATE,
                 plan=plan,
+                individual=individual,
                 batch_size=settings.images,
                 noise_multiplier=1.0,
                 l2_norm_clip=1.0,

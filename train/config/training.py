@@ -80,6 +80,23 @@ class Training(Settings):
         POSITIVE,
         default=None,
     )
+    individual: bool = setting(
+        "Clip each image at its own last norm, and write an epsilon for each to a private folder.",
+        default=False,
+    )
+    individual_rounding: float = setting(
+        "Norms of --individual are rounded up to multiples of this part of l2_norm_clip.",
+        Check(lambda v: 1e-4 <= v <= 1, "lie in [0.0001, 1]"),
+        default=0.01,
+    )
+    individual_refreshes: int = setting(
+        "How often an epoch --individual measures all norms.", NOT_NEGATIVE, default=0
+    )
+    individual_release: float | None = setting(
+        "Report the mean and quantiles of --individual, at this noise multiplier.",
+        POSITIVE,
+        default=None,
+    )
     ema_momentum: float | None = setting(
         "Decay of the average of the weights; 0: no average.", BELOW_ONE, default=0.9999
     )
@@ -139,6 +156,7 @@ class Training(Settings):
                 f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter. "
                 f"Received: --model={self.model} without --features."
             )
+        self._check_individual()
         augments = self.augment_padding or self.augment_flip or self.augment_resize > 1
         if bool(augments) != bool(self.augmult):
             raise UserError(
@@ -157,6 +175,20 @@ class Training(Settings):
             raise UserError(
                 "Flag --augment_mix_alpha belongs to --augment_mix. Received: "
                 f"--augment_mix_alpha={self.augment_mix_alpha} --augment_mix=0."
+            )
+
+    def _check_individual(self):
+        if self.individual and (not self.private or self.sampling != "poisson" or self.head_steps):
+            raise UserError(
+                "Flag --individual needs a private run, Poisson sampling and no --head_steps. "
+                f"Received: --private={self.private} --sampling={self.sampling} "
+                f"--head_steps={self.head_steps}."
+            )
+        if not self.individual and (self.individual_release or self.individual_refreshes):
+            raise UserError(
+                "Flags --individual_release and --individual_refreshes belong to --individual. "
+                f"Received: --individual=False --individual_release={self.individual_release} "
+                f"--individual_refreshes={self.individual_refreshes}."
             )
 
     @property

@@ -8,7 +8,7 @@ import keras
 
 import tfdpx
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.run import evaluation, finetuning, optimization
+from tfdpx.train.run import evaluation, finetuning, individual, optimization
 
 
 def check_head_steps(settings, plan):
@@ -84,7 +84,10 @@ class Trainer:
             model.compile(
                 # The seeds of noise and draws are the operating system's, unless one was asked for.
                 optimizer=optimization.private_optimizer(
-                    settings, plan, None if settings.seed is None else self._seeds[seed]
+                    settings,
+                    plan,
+                    None if settings.seed is None else self._seeds[seed],
+                    individual.accountant(settings, plan),
                 ),
                 loss=optimization.crossentropy(settings.label_smoothing),
                 weighted_metrics=["accuracy"],

@@ -30,16 +30,18 @@ def views(settings):
     return tfdpx.augment.MixViews(alone, settings.augment_mix, alpha)
 
 
-def private_optimizer(settings, plan, seed):
+def private_optimizer(settings, plan, seed, individual=None):
     """The private optimizer that the settings name, or the same step without privacy.
 
     Args:
         settings: A `training.Training`.
         plan: The `tfdpx.PrivacyPlan` of the run.
         seed: Int, of the noise and the views.
+        individual: `tfdpx.accounting.IndividualAccountant` of the run, or None.
     """
     common = dict(
         plan=plan,
+        individual=individual,
         l2_norm_clip=settings.l2_norm_clip,
         microbatch_size=settings.microbatch_size,
         augment=views(settings) if settings.augmult else None,

@@ -32,6 +32,11 @@ def write(record, model, seen, plan, data, measured, rows, workdir):
     )
 
     text = privacy_statement.statement(plan, record["steps"], record["seed"])
+    if "total_epsilon" in record:
+        text += (
+            "\nStatistics of the individual epsilons were released too, in report.json. Together "
+            f"with them the run is ({record['total_epsilon']:.4g}, {record['delta']:.3g})-DP.\n"
+        )
     (workdir / "privacy_statement.txt").write_text(text)
     print(text)
     print_table(record, title=f"{record['model']} on {record['dataset']}")

@@ -80,6 +80,7 @@ def test_the_ledger_follows_weights_into_other_models():
 def test_the_ledger_goes_with_values_that_are_passed_on():
     first, other = make(), make()
     train(first)
+    other(small.data(N)[0])  # Which makes its weights.
     account.pass_on(first.weights, other.weights)
     assert other.optimizer.ledger.steps == 4
     train(other, steps=2)

@@ -1,0 +1,105 @@
+"""Individual accounting replayed in NumPy, from what a linear classifier's weights did."""
+
+import keras
+import numpy as np
+
+import tfdpx
+from tfdpx.accounting import individual_epsilon
+
+COUNT, FEATURES, CLASSES, STEPS, RATE, CLIP = 40, 5, 3, 8, 0.5, 1.5
+SEED = 5
+
+
+def data(views=0):
+    """Vectors [40, 5], or [40, views, 5], of very different lengths, and labels [40]."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(COUNT, views or 1, FEATURES)) * rng.uniform(0.02, 1.5, (COUNT, 1, 1))
+    return (x if views else x[:, 0]).astype("float32"), rng.integers(0, CLASSES, COUNT)
+
+
+def make_plan(**arguments):
+    given = dict(batch_size=15, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
+    return tfdpx.PrivacyPlan(COUNT, **{**given, **arguments})
+
+
+class Weights(keras.callbacks.Callback):
+    """The kernel before every update, and at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(self.model.weights[0].numpy())
+
+    def on_train_end(self, logs=None):
+        self.seen.append(self.model.weights[0].numpy())
+
+
+def make_model(plan, accountant=None, views=0, compile_arguments=None, **arguments):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, use_bias=False)]
+    )
+    optimizer = tfdpx.DPSGD(
+        RATE, plan=plan, l2_norm_clip=CLIP, seed=1, individual=accountant, augmult=views,
+        **arguments,
+    )  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **(compile_arguments or {}))
+    return model
+
+
+def train(plan, accountant=None, views=0, weight=None, callbacks=(), xy=None, **arguments):
+    """A model after the plan's steps, on draws of `SEED`; the kernels before each and after all."""
+    model, weights = make_model(plan, accountant, views, **arguments), Weights()
+    batches = plan.batches(*(xy or data(views)), weight, optimizer=model.optimizer, seed=SEED)
+    model.fit(batches, verbose=0, callbacks=[weights, *callbacks])
+    return model, np.array(weights.seen, float)
+
+
+def draws(plan):
+    """The ids that each step draws."""
+    batches = plan.batches(np.arange(1, COUNT + 1), seed=SEED)
+    return [ids.numpy()[weights.numpy() > 0] - 1 for ids, _, weights in batches]
+
+
+def gradients(x, y, kernel):
+    """float64 [n, features, classes]: each example's mean over its views."""
+    x = x.astype(float).reshape(len(x), -1, FEATURES)
+    logits = x @ kernel
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p = p / p.sum(-1, keepdims=True) - np.eye(CLASSES)[y][:, np.newaxis]
+    return np.einsum("nvf,nvc->nfc", x, p) / x.shape[1]
+
+
+def check(plan, accountant, views=0, **arguments):
+    """Trains, and raises AssertionError unless each clip was the accounted one.
+
+    Noise is known from a training with the same seed in which every example is absent.
+    """
+    x, y = data(views)
+    model, seen = train(plan, accountant, views, **arguments)
+    _, noise_alone = train(plan, views=views, weight=np.zeros(COUNT))
+    level, charged = np.ones(COUNT), []
+    drawn = draws(plan)
+    assert len(drawn) == plan.steps == len(seen) - 1
+    for step, ids in enumerate(drawn):
+        each = gradients(x, y, seen[step])
+        norms = np.sqrt((each**2).sum((1, 2))) / CLIP
+        charged.append(level.copy())
+        factors = np.minimum(1, level[ids] / norms[ids]) / CLIP
+        expected = -RATE / plan.batch_size * np.einsum("n,nfc->fc", factors, each[ids])
+        moved = (seen[step + 1] - seen[step]) - (noise_alone[step + 1] - noise_alone[step])
+        np.testing.assert_allclose(moved, expected, atol=2e-6)
+        for i in ids:
+            level[i] = next((f for f in accountant.fractions if f >= norms[i]), 1.0)
+    np.testing.assert_allclose(accountant.norms(), level)
+    counts = accountant._record.counts()
+    assert (counts.sum(axis=1) == plan.steps).all()
+    np.testing.assert_allclose(counts @ accountant.fractions, np.sum(charged, axis=0))
+    expected = individual_epsilon(charged, plan, conversion=accountant.conversion)
+    found = accountant.epsilon()
+    np.testing.assert_allclose(found, np.minimum(expected, plan.epsilon), rtol=1e-9)
+    assert (found <= plan.epsilon).all() and np.ptp(found) > 0.1 * plan.epsilon
+    return model

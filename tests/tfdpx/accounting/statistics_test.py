@@ -1,0 +1,104 @@
+"""Released statistics: near the truth, and as private as they say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tfdpx.accounting import Entry, Ledger, release_statistics
+from tfdpx.accounting import statistics as module
+
+
+def values(count):
+    return np.clip(np.random.default_rng(0).lognormal(0, 0.6, count), 0, 8)
+
+
+@pytest.mark.parametrize("count, noise_multiplier", [(50_000, 100.0), (1437, 5.0)])
+def test_statistics_are_within_two_percent(count, noise_multiplier):
+    x, errors = values(count), []
+    for seed in range(5):
+        found = release_statistics(x, 8.0, 1e-5, noise_multiplier, seed=seed)
+        true = [x.mean(), *np.quantile(x, list(found.quantiles))]
+        errors.append(np.abs([found.mean, *found.quantiles.values()] / np.array(true) - 1))
+    assert np.mean(errors, axis=0).max() < 0.02
+    expected = Ledger((Entry(noise_multiplier, 1.0, 24),)).epsilon(1e-5)
+    assert found.epsilon == found.total_epsilon == expected
+    before = Ledger((Entry(2.0, 0.1, 100),))
+    total = release_statistics(x, 8.0, 1e-5, noise_multiplier, before=before).total_epsilon
+    assert before.epsilon(1e-5) < total < before.epsilon(1e-5) + expected
+
+
+def looks(monkeypatch, x, steps=3, shares=(0.2, 0.5, 0.9)):
+    """The releases of the quantiles without noise, at thresholds that do not depend on `x`."""
+    found = []
+
+    def at_fixed(share_below, shares, bound, steps):
+        for step in range(steps):
+            found.append(share_below(np.linspace(1, 7, len(shares)) + step / 7))
+        return shares
+
+    monkeypatch.setattr(module, "_quantiles", at_fixed)
+    mean = release_statistics(x, 8.0, 1e-5, 1e-12, quantiles=shares, steps=steps).mean
+    return mean, np.array(found)
+
+
+def test_an_example_changes_a_release_by_the_sensitivity_at_most(monkeypatch):
+    count, bound = 40, 8.0
+    x = values(count)
+    for value in (0.0, 3.0, 8.0, 100.0, -5.0):
+        # At the same public number of examples, an absent one adds nothing to either sum.
+        x[0] = value
+        mean, below = looks(monkeypatch, x)
+        rest_mean, rest_below = looks(monkeypatch, x[1:])
+        with_it = (mean - bound / 2) * count, (below - 0.5) * count
+        without = (rest_mean - bound / 2) * (count - 1), (rest_below - 0.5) * (count - 1)
+        assert abs(with_it[0] - without[0]) <= bound / 2 + 1e-9
+        change = np.linalg.norm(with_it[1] - without[1], axis=1)
+        np.testing.assert_allclose(change, math.sqrt(3) / 2)
+
+
+def test_noise_has_the_deviation_that_is_paid_for(monkeypatch):
+    x, sigma = values(50), 3.0
+    means, below = [], []
+    for seed in range(1500):
+        found = []
+        monkeypatch.setattr(
+            module, "_quantiles", lambda f, s, b, n, found=found: found.append(f(np.ones(2))) or s
+        )
+        means.append(release_statistics(x, 8.0, 1e-5, sigma, (0.3, 0.6), seed=seed).mean)
+        below.append(found[0])
+    # Four releases of sensitivity bound / 2 over 50, and counts of sensitivity sqrt(2) / 2.
+    inner = np.array(means)
+    inner = inner[(inner > 0) & (inner < 8)]
+    assert np.std(inner) == pytest.approx(sigma / 2 * 4 / 50, rel=0.08)
+    deviation = sigma * math.sqrt(2) / 2 / 50
+    for deviation_of in np.std(below, axis=0):
+        assert deviation_of == pytest.approx(deviation, rel=0.08)
+        assert not deviation_of == pytest.approx(deviation * 2 / 3, rel=0.3)
+
+
+def test_fresh_noise_unless_a_seed_is_given():
+    x = values(30)
+    first, second = (release_statistics(x, 8.0, 1e-5, 5.0).mean for _ in range(2))
+    assert first != second
+    assert release_statistics(x, 8.0, 1e-5, 5.0, seed=1).mean == pytest.approx(
+        release_statistics(x, 8.0, 1e-5, 5.0, seed=1).mean
+    )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"bound": math.inf}, "`bound` must be positive and finite"),
+        ({"bound": 0.0}, "`bound` must be positive and finite"),
+        ({"noise_multiplier": 0.0}, "`noise_multiplier` must be a finite number > 0"),
+        ({"delta": 1.0}, "`delta` must lie strictly"),
+        ({"steps": 0}, "`steps` must be a positive integer"),
+        ({"quantiles": (0.5, 1.0)}, "`quantiles` must be a tuple"),
+        ({"values": [1.0, math.nan]}, "`values` must be finite"),
+    ],
+)
+def test_unfit_arguments_are_refused(change, message):
+    given = {"values": [1.0, 2.0], "bound": 8.0, "delta": 1e-5, "noise_multiplier": 5.0}
+    with pytest.raises(ValueError, match=message):
+        release_statistics(**{**given, **change})

@@ -1,0 +1,85 @@
+"""Measures the norms of all examples between two updates, for individual accounting."""
+
+import keras
+import tensorflow as tf
+
+from tfdpx import keras_internals, noise, sampling
+from tfdpx.augmult import Views
+from tfdpx.per_example.rows import Rows
+
+# Sets the views of a refresh apart from those of the update that has the same seed.
+_VIEWS = int.from_bytes(b"refresh", "big")
+
+
+def add_to(arguments, model, data):
+    """Has a `Refresh` run in a `fit` whose optimizer asks for it, before all other callbacks.
+
+    Args:
+        arguments: Dict of the arguments of `fit`; `callbacks` may be replaced.
+        model: The `keras.Model`.
+        data: What `fit` trains on: `tfdpx.data.draws.Draws`.
+    """
+    estimates = model.optimizer.estimates
+    if estimates is None or not estimates.refreshes_per_epoch:
+        return
+    callback, given = Refresh(data.examples), arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        callback.set_model(model)
+        given.callbacks.insert(0, callback)
+    else:
+        arguments["callbacks"] = [callback, *tf.nest.flatten(given or [])]
+
+
+class Refresh(keras.callbacks.Callback):
+    """Gives the optimizer's `estimates` the norms of all examples, whenever they are due.
+
+    Each host measures all examples, on its first device.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        batch_size: Int, examples that are measured at a time; the optimizer's if left out.
+    """
+
+    def __init__(self, examples, batch_size=None):
+        super().__init__()
+        self._examples, self._batch_size = examples, batch_size
+        self._measure = self._batches = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Measures, if it is time."""
+        estimates = keras_internals.innermost(self.model.optimizer).estimates
+        if estimates.refresh_is_due():
+            for ids, present, norms in self.measured():
+                estimates.refresh(ids, present, norms)
+
+    def measured(self):
+        """The norms of all examples at the weights as they are, in parts.
+
+        The model must have made an update.
+
+        Yields:
+            `(ids, present, norms)`: int32, bool and float32 tensors [n]; norms are over the clip,
+            and at most 1. Examples of weight zero, which are never drawn, are not present.
+        """
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if self._measure is None:
+            size = min(self._batch_size or optimizer.batch_size, self._examples.count)
+            self._measure = tf.function(self._norms, autograph=False)
+            self._batches = sampling.in_order(self._examples, size)
+        first = 0
+        for x, y, sample_weight in self._batches:
+            seed = noise.fold_in(noise.fold_in(optimizer.run.step_seed(), _VIEWS), first)
+            norms = self._measure(x, y, sample_weight, seed)
+            yield tf.range(first, first + len(norms)), sample_weight != 0, norms
+            first += len(norms)
+
+    def _norms(self, x, y, sample_weight, seed):
+        """float32 [n]: norms over the clip, at most 1."""
+        model = self.model
+        optimizer = keras_internals.innermost(model.optimizer)
+        views = Views(optimizer.augment, optimizer.augmult, x)
+        choices = views.draw(Rows(x).count, seed)
+        y, sample_weight = views.repeat((y, sample_weight))
+        result = optimizer.prepared[model].engine(views.rows(x, choices), y, sample_weight)
+        norms = tf.sqrt(result.squared_norms) / optimizer.l2_norm_clip
+        return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)

@@ -1,0 +1,162 @@
+"""Individual epsilons of a run of `classify`: what is kept as it trains, and what is written.
+
+All of it is private data, one number an example, and goes to a folder of its own that its owner
+alone may read. Nothing of it goes to TensorBoard or into the report, but for released statistics.
+"""
+
+import dataclasses
+import json
+import os
+
+import keras
+import numpy as np
+
+import tfdpx
+from tfdpx import sampling
+from tfdpx.accounting.groups import group_report
+from tfdpx.data.examples import as_examples
+from tfdpx.train.report import individual_pictures as pictures
+from tfdpx.train.run import evaluation
+
+FOLDER = "individual_PRIVATE"
+_NOTICE = """PRIVATE DATA, like the data set itself.
+
+What is in this folder was computed for each training image, and no privacy guarantee covers it.
+Do not publish it, nor the pictures. An image's epsilon may be told to whom it belongs.
+
+    arrays.npz    epsilons [n], and labels [n], losses [reports, n] and norms [reports, n] over the
+                  clip, of the training images in their order; steps [reports]; and held-out losses
+    groups.json   mean epsilon, loss and success of a membership attack of each class
+"""
+
+
+def accountant(settings, plan):
+    """The `IndividualAccountant` that the settings ask for, or None."""
+    if not settings.individual:
+        return None
+    return tfdpx.accounting.IndividualAccountant(
+        plan, settings.individual_rounding, settings.individual_refreshes
+    )
+
+
+class History(keras.callbacks.Callback):
+    """Keeps norms and losses of all training examples after every Keras epoch.
+
+    A pass over these takes as long as the forward part of an epoch of training.
+
+    Args:
+        data: `loading.ImageData`.
+        path: File to keep them in, so that a resumed run has those before it.
+    """
+
+    def __init__(self, data, path):
+        super().__init__()
+        self._data, self._path = data, path
+        self.steps, self.norms, self.losses = [], [], []
+
+    def on_train_begin(self, logs=None):
+        """Reads what is there, up to where the run goes on."""
+        del logs
+        if self._path.exists():
+            with np.load(self._path) as kept:
+                count = int(np.searchsorted(kept["steps"], self._step(), side="right"))
+                self.steps = list(kept["steps"][:count])
+                self.norms, self.losses = list(kept["norms"])[:count], list(kept["losses"])[:count]
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Measures and writes."""
+        del epoch, logs
+        optimizer = self.model.optimizer
+        self.steps.append(self._step())
+        self.norms.append(optimizer.individual.norms().astype("float32"))
+        self.losses.append(losses(self.model, (self._data.train_x, self._data.train_y)))
+        arrays = {"steps": self.steps, "norms": self.norms, "losses": self.losses}
+        np.savez(self._path, **arrays)
+
+    def _step(self):
+        return tfdpx.callbacks.steps_taken(self.model.optimizer)
+
+
+def losses(model, examples):
+    """float32 [n]: the cross-entropy of each example, in their order.
+
+    Args:
+        model: A `keras.Model` from images to logits.
+        examples: Arguments of `tfdpx.data.examples.as_examples`.
+    """
+    found = []
+    for x, y, _ in sampling.in_order(as_examples(*examples), evaluation.BATCH_SIZE):
+        logits = np.asarray(model.predict_on_batch(x), "float32")
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        chosen = np.take_along_axis(shifted, np.asarray(y).reshape(-1, 1), axis=1)[:, 0]
+        found.append(np.log(np.exp(shifted).sum(axis=1)) - chosen)
+    return np.concatenate(found)
+
+
+def release(each, noise_multiplier):
+    """Statistics for the report, a dict; empty unless a noise multiplier asks for them.
+
+    Args:
+        each: The `IndividualAccountant` of the run.
+        noise_multiplier: Float or None.
+    """
+    if noise_multiplier is None:
+        return {}
+    found = each.release(noise_multiplier=noise_multiplier)
+    return {
+        "individual_mean": found.mean,
+        "individual_quantiles": {str(share): value for share, value in found.quantiles.items()},
+        "individual_release_epsilon": found.epsilon,
+        "total_epsilon": found.total_epsilon,
+    }
+
+
+def write(epsilons, worst, history, model, data, workdir):
+    """Writes arrays, pictures and the report of the classes to `workdir / FOLDER`.
+
+    Args:
+        epsilons: float64 array [n], of the training alone.
+        worst: Float, the plan's epsilon after it.
+        history: `History`.
+        model: The trained `keras.Model`.
+        data: `loading.ImageData`.
+        workdir: `pathlib.Path`.
+
+    Returns:
+        Path of the folder.
+    """
+    folder = workdir / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.chmod(folder, 0o700)
+    (folder / "README.txt").write_text(_NOTICE)
+    labels, held_out_labels = (
+        np.concatenate([np.asarray(y) for _, y, _ in sampling.in_order(as_examples(*given), 500)])
+        for given in ((data.train_x, data.train_y), data.eval_examples)
+    )
+    final = losses(model, (data.train_x, data.train_y))
+    held_out = losses(model, data.eval_examples)
+    mean = np.mean(history.losses, axis=0) if history.losses else final
+    np.savez(
+        folder / "arrays.npz",
+        notice=_NOTICE, epsilons=epsilons, labels=labels, final_losses=final,
+        steps=history.steps, norms=history.norms, losses=history.losses,
+        held_out_losses=held_out, held_out_labels=held_out_labels,
+    )  # fmt: skip
+    names = np.array(data.class_names)
+    at_the_end = group_report(
+        epsilons, final, names[labels],
+        held_out_losses=held_out, held_out_groups=names[held_out_labels],
+    )  # fmt: skip
+    on_average = group_report(epsilons, mean, names[labels])
+    reports = {"loss at the end": at_the_end, "loss on average": on_average}
+    (folder / "groups.json").write_text(
+        json.dumps({n: dataclasses.asdict(report) for n, report in reports.items()}, indent=1)
+    )
+    pictures.histogram(epsilons, worst, folder / "histogram.png")
+    if len(history.steps) > 1:
+        pictures.strata(history.steps, np.array(history.norms), folder / "norms.png")
+    found = {"at the end": final, "on average": mean}
+    pictures.loss_against_epsilon(epsilons, found, folder / "loss.png")
+    pictures.groups(on_average, folder / "groups.png")
+    pictures.attacks(at_the_end, folder / "attacks.png")
+    return folder
