@@ -39,7 +39,8 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
 
     Returns:
         float64 array `[n]`. By RDP at integer orders, up to 256 for "mironov". At a norm of 1 it
-        may lie above `plan.epsilon`, which a tighter accountant may have computed.
+        may lie above `plan.epsilon`, which a tighter accountant may have computed. Losses of more
+        than 500 different norms are interpolated: never too low, up to 2% too high where tiny.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -60,7 +61,6 @@ def individual_epsilon(norms, plan, delta=None, conversion="improved"):
     require(fits, "norms", _range(norms), "lie in [0, 1]", hint)
     times = plan.steps if norms.ndim == 1 else 1
     losses = Losses(conversion, exact=plan.sampling_probability == 1)
-    # Of many different norms by interpolation: up to 1% too high, where losses are tiny.
     of_step = losses.interpolated if np.unique(norms).size > _MANY else losses.of_step
     spent = 0.0
     for row in np.atleast_2d(norms):

@@ -106,7 +106,7 @@ def test_losses_of_many_norms_are_interpolated_from_above(sigma, size):
     norms = np.append(np.random.default_rng(0).uniform(size=997) ** 2, [1.0, 0.002, 0.0])
     found = individual_epsilon(norms, plan)[-30:]
     exact = individual_epsilon(norms[-30:], plan)
-    assert (found >= exact * (1 - 1e-9)).all() and (found <= exact * 1.01 + 1e-6).all()
+    assert (found >= exact * (1 - 1e-9)).all() and (found <= exact * 1.02 + 1e-6).all()
 
 
 def test_epsilon_rises_with_the_norm():
