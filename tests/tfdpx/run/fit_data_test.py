@@ -157,10 +157,10 @@ def used(monkeypatch):
     """The rows that each update was given, as a list of tuples of their numbers."""
     seen, step = [], train_step._step
 
-    def spy(optimizer, model, data):
+    def spy(optimizer, model, data, ids):
         x, _, weights = data
         seen.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
-        return step(optimizer, model, data)
+        return step(optimizer, model, data, ids)
 
     monkeypatch.setattr(train_step, "_step", spy)
     return seen
