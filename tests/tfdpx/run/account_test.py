@@ -82,6 +82,7 @@ def test_the_ledger_goes_with_values_that_are_passed_on():
     train(first)
     other(small.data(N)[0])  # Which makes its weights.
     account.pass_on(first.weights, other.weights)
+    other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=first.loss)
     assert other.optimizer.ledger.steps == 4
     train(other, steps=2)
     assert epsilon(other) == spent((PLAN, 6)) and epsilon(first) == spent((PLAN, 4))
