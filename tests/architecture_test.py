@@ -48,6 +48,10 @@ ARROWS = {
     },
     "optimizers": {"accounting", "private_optimizer"},
     "heads": {"_arguments", "accounting", "noise", "per_example", "replication", "run"},
+    "audit": {
+        *("_arguments", "accounting", "checks", "keras_internals", "per_example"),
+        *("private_optimizer", "replication"),
+    },
 }
 CORE = {*ARROWS, "__init__"}
 ARROWS["layers"] = set(CORE)
