@@ -49,7 +49,7 @@ ARROWS = {
     "optimizers": {"accounting", "private_optimizer"},
     "heads": {"_arguments", "accounting", "noise", "per_example", "replication", "run"},
     "audit": {
-        *("_arguments", "accounting", "checks", "keras_internals", "per_example"),
+        *("_arguments", "accounting", "keras_internals", "mechanism", "per_example"),
         *("private_optimizer", "replication"),
     },
 }

@@ -1,0 +1,7 @@
+"""The white-box audit under MirroredStrategy: noise that each replica adds is found."""
+
+from processes import run_alone
+
+
+def test_noise_of_each_replica_is_found():
+    run_alone("audit_replica_cases.honest_and_planted")
