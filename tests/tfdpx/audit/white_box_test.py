@@ -150,7 +150,7 @@ def broken(name):
 def test_planted_bugs_fail(name):
     views = 4 if name == "views" else 0
     optimizer = broken(name)(0.5, batch_size=16, noise_multiplier=1.0, augmult=views)
-    trials = 1000 if name == "two thirds" else 300
+    trials = 1000 if name == "two thirds" else 600
     report = audit.check_optimizer(built(optimizer), optimizer, trials=trials, seconds=15.0)
     assert not report.passed, str(report)
     assert PLANTED[name][1] in str(report) and "FAILED" in str(report)
