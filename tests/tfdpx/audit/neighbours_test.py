@@ -138,7 +138,7 @@ def follows(data):
 
 LEAKS = {
     shown_past_the_noise: [
-        "the file 'log.txt', at place 1: 0 ",
+        "the file 'log.txt', at place ",
         "the file 'outliers': only on neighbour",
         "what is printed, at place 1: mean input",
         "the calls, at place 2: predict(ndarray[16, 6], verbose=0) and save_weights(",

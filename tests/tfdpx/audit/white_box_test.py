@@ -56,7 +56,9 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(
+    "name", ["sgd", "views", pytest.param("structures", marks=pytest.mark.slow)]
+)
 def test_honest_optimizers_pass_with_a_close_bound(name):
     model = HONEST[name]()
     report = audit.check_optimizer(model, model.optimizer, seconds=15.0)
