@@ -55,6 +55,10 @@ ARROWS = {
     "mixed": {"_arguments", "accounting", "data", "heads"},
     "public_data": {"_arguments", "checks", "data", "memory"},
     "adamix": {"_arguments", "accounting", "heads", "mixed"},
+    "audit": {
+        *("_arguments", "accounting", "keras_internals", "mechanism", "per_example"),
+        *("private_optimizer", "replication"),
+    },
 }
 CORE = {*ARROWS, "__init__"}
 ARROWS["layers"] = set(CORE)

@@ -3,15 +3,22 @@
 import doctest
 import importlib
 
+import keras
 import numpy as np
 import pytest
 
+import tfdpx
 from tfdpx.data.examples import as_examples
 
 MODULES = [
     "tfdpx.accounting.individual",
     "tfdpx.accounting.ledger",
     "tfdpx.accounting.plan",
+    "tfdpx.audit.lower_bound",
+    "tfdpx.audit.membership",
+    "tfdpx.audit.neighbours",
+    "tfdpx.audit.scores",
+    "tfdpx.audit.white_box",
     "tfdpx.augment.crops",
     "tfdpx.augment.mix_views",
     "tfdpx.layers.channel_whitening",
@@ -31,6 +38,7 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)
-    # NumPy under its usual name, whether or not the module itself needs it.
-    result = doctest.testmod(module, extraglobs={"np": np, "as_examples": as_examples})
+    # Under their usual names, whether or not the module itself needs them.
+    names = {"np": np, "keras": keras, "tfdpx": tfdpx, "as_examples": as_examples}
+    result = doctest.testmod(module, extraglobs=names)
     assert result.attempted and not result.failed

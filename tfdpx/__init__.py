@@ -1,10 +1,10 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
-`RandomAccess` and the modules `accounting`, `augment`, `callbacks`, `checks`, `distributed`,
-`heads`, `per_example` and `synthetic`. It also installs the hook by which `keras.Model.fit` lets a
-DP optimizer drive the training step, and registers the layers of `tfdpx.layers` with Keras.
-`tfdpx.models` loads on first use.
+`RandomAccess` and the modules `accounting`, `audit`, `augment`, `callbacks`, `checks`,
+`distributed`, `heads`, `per_example` and `synthetic`. It also installs the hook by which
+`keras.Model.fit` lets a DP optimizer drive the training step, and registers the layers of
+`tfdpx.layers` with Keras. `tfdpx.models` loads on first use.
 """
 
 import importlib
@@ -54,6 +54,7 @@ _check_installation()
 
 from tfdpx import (
     accounting,
+    audit,
     augment,
     callbacks,
     checks,
@@ -83,6 +84,7 @@ __all__ = [
     "PrivacyPlan",
     "RandomAccess",
     "accounting",
+    "audit",
     "augment",
     "callbacks",
     "checks",

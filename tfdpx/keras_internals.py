@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
+from keras.src.backend.common import global_state
 from keras.src.losses import loss as loss_module
 from keras.src.models.functional import Functional
 from keras.src.saving import saving_lib
@@ -25,6 +26,7 @@ LOSS_SCALINGS = (
 )
 LOADING = (saving_lib, "_load_state")
 
+_NAMES = "object_name_uids"
 _active = threading.local()
 _drivers = weakref.WeakKeyDictionary()
 _call = keras.Operation.__call__
@@ -212,6 +214,20 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
             weight = present if weight is None else weight
             metric.update_state(true, predicted, sample_weight=weight)
     return model.get_metrics_result()
+
+
+@contextlib.contextmanager
+def fresh_names():
+    """Within it, Keras counts the names that it gives to layers and models from one.
+
+    Afterwards it goes on as if none had been given.
+    """
+    kept = global_state.get_global_attribute(_NAMES)
+    global_state.set_global_attribute(_NAMES, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_NAMES, kept)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,48 @@
+"""Cases like those of `replica_cases`: the white-box audit on replicas."""
+
+from unittest import mock
+
+import tensorflow as tf
+from replica_cases import main, make_model, strategies
+
+import tfdpx
+from tfdpx import audit, mechanism, noise
+from tfdpx.replication import replicas
+
+
+def report(strategy):
+    model = make_model(
+        strategy, lambda: tfdpx.DPSGD(0.5, batch_size=20, noise_multiplier=1.0), jit_compile=False
+    )
+    return audit.check_optimizer(model, model.optimizer, trials=200, seconds=30.0)
+
+
+def honest_and_planted():
+    _, two = strategies()
+    found = report(two)
+    assert found.passed and found.epsilon_lower_bound > 0.5 * found.epsilon, str(found)
+    privatize, add_up = mechanism.privatize, replicas.sum_over_replicas
+
+    def drawn_by_each(sums, noise_multiplier, batch_size, seed):
+        context = tf.distribute.get_replica_context()
+        seed = noise.fold_in(seed, context.replica_id_in_sync_group)
+        return privatize(sums, noise_multiplier, batch_size, seed)
+
+    def counted_by_each(tensors, context):
+        seed = tf.cast(tf.stack([context.replica_id_in_sync_group, 5]), "int64")
+        mixed = noise.fold_in(seed, tf.cast(1e6 * tf.timestamp(), "int64"))
+        return add_up([t + noise.normal(t.shape, mixed, 1 / 20) for t in tensors], context)
+
+    with mock.patch.object(mechanism, "privatize", drawn_by_each):
+        found = report(two)
+        assert not found.passed and "Replicas hold different weights" in str(found), str(found)
+    with (
+        mock.patch.object(replicas, "sum_over_replicas", counted_by_each),
+        mock.patch.object(mechanism, "privatize", lambda s, m, b, seed: privatize(s, 0.0, b, seed)),
+    ):
+        found = report(two)
+        assert not found.passed and "standard deviation" in str(found), str(found)
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,276 @@
+"""`check_optimizer` passes honest optimizers with a close bound, and fails planted bugs."""
+
+import random
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import audit, mechanism, train_step
+from tfdpx.audit import white_box
+
+QUICK = dict(compile_arguments={"jit_compile": False})
+layers = keras.layers
+
+
+def built(optimizer, features=6):
+    inputs = keras.Input((features,))
+    return small.model(optimizer, [inputs, layers.Dense(5, "relu"), layers.Dense(3)], **QUICK)
+
+
+def image_model(optimizer):
+    stack = [keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.Flatten(), layers.Dense(3)]
+    return small.model(optimizer, stack, **QUICK)
+
+
+def two_inputs(optimizer):
+    words, more = keras.Input((4,), dtype="int32", name="words"), keras.Input((3,), name="more")
+    x = {"words": words, "more": more}
+    words = layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(x["words"]))
+    both = layers.Concatenate()([words, x["more"]])
+    model = keras.Model(x, {"a": layers.Dense(2)(both), "b": layers.Dense(1)(both)})
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
+def plan():
+    return tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=4.0, delta=1e-3)
+
+
+HONEST = {
+    "sgd": lambda: built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0, momentum=0.9)),
+    "views": lambda: image_model(
+        tfdpx.DPAdamW(
+            1e-2, plan=plan(), augment=tfdpx.augment.RandomCropFlip(1), augmult=3, use_ema=True
+        )
+    ),
+    "structures": lambda: two_inputs(
+        tfdpx.make_private(keras.optimizers.Lion)(
+            1e-3, batch_size=8, noise_multiplier=0.7, l2_norm_clip=0.1, microbatch_size=2
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["sgd", "views", pytest.param("structures", marks=pytest.mark.slow)]
+)
+def test_honest_optimizers_pass_with_a_close_bound(name):
+    model = HONEST[name]()
+    report = audit.check_optimizer(model, model.optimizer, seconds=15.0)
+    assert report.passed, str(report)
+    assert 0.7 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
+    assert report.confidence == 0.999
+    assert report.delta == (1e-3 if name == "views" else 1e-5)
+    exact = tfdpx.accounting.epsilon(report.noise_multiplier, 1.0, 1, report.delta, "gdp")
+    assert report.epsilon == pytest.approx(exact, rel=1e-3)
+    assert "PASSED" in str(report) and f"{report.epsilon:.4g}" in str(report)
+
+
+def scaled_noise(factor):
+    def privatize(original, sums, noise_multiplier, batch_size, seed):
+        return original(sums, noise_multiplier * factor, batch_size, seed)
+
+    return mechanism, "privatize", privatize
+
+
+def noise_of_one_seed(original, sums, noise_multiplier, batch_size, seed):
+    return original(sums, noise_multiplier, batch_size, tf.constant([1, 2], tf.int64))
+
+
+def none_on_one_variable(original, sums, *arguments):
+    gradients = original(sums, *arguments)
+    gradients[0].tensor = sums[0]
+    return gradients
+
+
+def forgotten_layer(original, one_pass, data, choices, present):
+    engine, batch_size = one_pass._engine, one_pass._optimizer.batch_size
+
+    def forgetful(*arguments):
+        result = engine(*arguments)
+
+        def sums(factors):
+            whole = result.clipped_sums(tf.ones_like(factors) / batch_size)
+            return [whole[0], *result.clipped_sums(factors)[1:]]
+
+        parts = (result.losses, result.output_losses, result.y_pred, result.squared_norms)
+        return type(result)(*parts, sums)
+
+    with mock.patch.object(one_pass, "_engine", forgetful):
+        return original(one_pass, data, choices, present)
+
+
+def whole_batch(original, squared_norms, *arguments):
+    return original(squared_norms * float(squared_norms.shape[0]) ** 2, *arguments)
+
+
+def views_one_by_one(original, *arguments):
+    return 4 * original(*arguments)
+
+
+def padding_counts(original, optimizer, model, data):
+    x, y, weights = data
+    return original(optimizer, model, (x, y, tf.ones_like(weights)))
+
+
+PLANTED = {
+    "half the noise": (scaled_noise(0.5), "noise on variable"),
+    "two thirds": (scaled_noise(2 / 3), "noise on variable"),
+    "too much": (scaled_noise(1.5), "noise on variable"),
+    "one seed": ((mechanism, "privatize", noise_of_one_seed), "Noise repeats"),
+    "one variable": ((mechanism, "privatize", none_on_one_variable), "noise on variable"),
+    "one layer": ((train_step._Pass, "__call__", forgotten_layer), "Clipping does not bound"),
+    "whole batch": ((mechanism, "clip_factors", whole_batch), "clipped as a whole"),
+    "views": ((mechanism, "clip_factors", views_one_by_one), "Clipping does not bound"),
+    "padding": (None, "Padding counts"),
+}
+
+
+def broken(name):
+    """A subclass with this bug."""
+    where, _ = PLANTED[name]
+
+    class Broken(tfdpx.DPSGD):
+        def private_train_step(self, model, data):
+            step = super().private_train_step
+            if where is None:
+                return padding_counts(lambda o, *rest: step(*rest), self, model, data)
+            owner, attribute, planted = where
+            original = getattr(owner, attribute)
+            with mock.patch.object(owner, attribute, lambda *a: planted(original, *a)):
+                return step(model, data)
+
+    return Broken
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bugs_fail(name):
+    views = 4 if name == "views" else 0
+    optimizer = broken(name)(0.5, batch_size=16, noise_multiplier=1.0, augmult=views)
+    trials = 1000 if name == "two thirds" else 600
+    report = audit.check_optimizer(built(optimizer), optimizer, trials=trials, seconds=15.0)
+    assert not report.passed, str(report)
+    assert PLANTED[name][1] in str(report) and "FAILED" in str(report)
+    if name in ("half the noise", "two thirds", "one layer", "views"):
+        # The attack alone shows it.
+        assert report.epsilon_lower_bound > report.epsilon
+
+
+def test_model_optimizer_account_and_noise_stay_as_they_are():
+    x, y = small.data()
+
+    def train(check):
+        model = small.model(noise_multiplier=1.0, seed=5, **QUICK)
+        model.train_on_batch(x, y)
+        optimizer, state = model.optimizer, random.getstate()
+        held = [optimizer.ledger, optimizer.run.state()]
+        numbers = [v.numpy() for v in [*model.variables, *optimizer.variables]]
+        if check:
+            audit.check_optimizer(model, optimizer, trials=20)
+        after = [v.numpy() for v in [*model.variables, *optimizer.variables]]
+        assert all(map(np.array_equal, numbers, after))
+        assert [optimizer.ledger, optimizer.run.state()] == held
+        assert random.getstate() == state and model.optimizer is optimizer
+        model.train_on_batch(x, y)
+        assert optimizer.ledger.steps == 2
+        return small.weights(model)
+
+    np.testing.assert_array_equal(train(False), train(True))
+
+
+class Simulated:
+    """Canaries of a mechanism that is simulated: one variable of 30 values."""
+
+    factor = 1.0
+
+    def __init__(self, model, optimizer, count, x=None):
+        self.count, self._generator = count, np.random.default_rng(self.seed)
+
+    def names(self):
+        return ["v"]
+
+    def sizes(self):
+        return [30]
+
+    def shapes(self):
+        return [[30]]
+
+    def updates(self, noise_multiplier):
+        def update(present, direction):
+            noise = self._generator.normal(size=30) * noise_multiplier * self.factor
+            added = noise + np.eye(30)[0] * (self.count if present else 0)
+            along = added @ np.asarray(direction[0], "float64")
+            return [tf.constant(added, "float32")], along, tf.constant([added @ added]), 0.0
+
+        return update
+
+
+def failures(monkeypatch, audits, confidence, **arguments):
+    monkeypatch.setattr(white_box, "Canaries", Simulated)
+    optimizer = tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=2.0)
+    model, failed = built(optimizer), 0
+    for seed in range(audits):
+        monkeypatch.setattr(Simulated, "seed", seed, raising=False)
+        report = white_box.check_optimizer(model, optimizer, confidence=confidence, **arguments)
+        failed += not report.passed
+    return failed
+
+
+def test_false_alarms_are_as_rare_as_stated(monkeypatch):
+    # At most 10% of 100: 19 or more have a probability of 0.2%.
+    assert failures(monkeypatch, 100, 0.9, trials=50) < 19
+
+
+def test_less_noise_is_noticed_in_each_audit(monkeypatch):
+    monkeypatch.setattr(Simulated, "factor", 2 / 3)
+    assert failures(monkeypatch, 20, 0.999, trials=300) == 20
+
+
+class Net(keras.Model):
+    def __init__(self, units=3, **kwargs):
+        super().__init__(**kwargs)
+        self.units, self.dense = units, layers.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        return {"units": self.units}
+
+
+def test_a_subclassed_model_is_audited_given_its_shapes():
+    model = Net()
+    x, _ = small.data()
+    model(x)
+    optimizer = tfdpx.DPAdam(1e-2, batch_size=16, noise_multiplier=2.0)
+    report = audit.check_optimizer(model, optimizer, x=x, trials=50)
+    assert report.passed and report.trials == 50, str(report)
+
+
+def test_half_precision_and_dropout_are_no_false_alarm():
+    stack = [keras.Input((6,)), layers.Dense(9, "relu", dtype="mixed_bfloat16")]
+    for rest in ([layers.Dense(3)], [layers.Dropout(0.5), layers.Dense(3)]):
+        model = small.model(layers=[*stack, *rest], noise_multiplier=1.0, **QUICK)
+        report = audit.check_optimizer(model, model.optimizer, trials=50)
+        assert report.passed, str(report)
+
+
+def test_what_cannot_be_audited_is_refused():
+    model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0))
+    with pytest.raises(TypeError, match="`optimizer` must be a tfdpx optimizer"):
+        audit.check_optimizer(model, keras.optimizers.SGD())
+    with pytest.warns(UserWarning, match="no noise"):
+        without = tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=0.0)
+    with pytest.raises(ValueError, match="noise_multiplier=0"):
+        audit.check_optimizer(model, without)
+    for name, value in dict(delta=1.0, confidence=0.0, trials=0, seconds=-1.0).items():
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            audit.check_optimizer(model, model.optimizer, **{name: value})
+    unbuilt = small.model(noise_multiplier=1.0, **QUICK)
+    with pytest.raises(ValueError, match="give `x`"):
+        audit.check_optimizer(unbuilt, unbuilt.optimizer)
