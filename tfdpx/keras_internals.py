@@ -309,8 +309,11 @@ def build(model, data):
 
 def _knows_its_outputs(model, x):
     """Whether the shapes of `model`'s outputs for `x` are known without running it."""
-    run = type(model).call in (Functional.call, keras.Sequential.call)
-    return run and isinstance(x, keras.KerasTensor) and all(layer.built for layer in model.layers)
+    # A Sequential model has a Functional one inside, once its inputs are known.
+    graph = getattr(model, "_functional", model)
+    known = isinstance(graph, Functional) and all(layer.built for layer in model.layers)
+    ordinary = type(model).call in (Functional.call, keras.Sequential.call)
+    return known and ordinary and isinstance(x, keras.KerasTensor)
 
 
 def _build_compiled(model, x, y, sample_weight):

@@ -19,7 +19,7 @@ def add_to(arguments, model, data):
         model: The `keras.Model`.
         data: What `fit` trains on: `tfdpx.data.draws.Draws`.
     """
-    estimates = model.optimizer.estimates
+    estimates = keras_internals.innermost(model.optimizer).estimates
     if estimates is None or not estimates.refreshes_per_epoch:
         return
     callback, given = Refresh(data.examples), arguments.get("callbacks")

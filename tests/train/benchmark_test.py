@@ -45,6 +45,7 @@ def whole(tmp_path_factory):
     return folder, output, last_line(output)
 
 
+@pytest.mark.slow
 def test_last_line_holds_ratios_of_medians_and_peaks(whole):
     folder, _, record = whole
     for kind in ("ordinary", "private", "vmap"):
@@ -62,6 +63,7 @@ def test_last_line_holds_ratios_of_medians_and_peaks(whole):
     assert json.loads((folder / "benchmark.json").read_text()) == record
 
 
+@pytest.mark.slow
 def test_last_line_holds_every_flag(whole):
     values = flags.FlagValues()
     benchmark.define_flags(values)
@@ -69,6 +71,7 @@ def test_last_line_holds_every_flag(whole):
     assert whole[2]["augmult"] == 2 and whole[2]["norms"] == "auto" and whole[2]["jit"] is False
 
 
+@pytest.mark.slow
 def test_layers_and_phases_are_reported(whole):
     _, output, record = whole
     (layer,) = record["layers"]
@@ -79,6 +82,7 @@ def test_layers_and_phases_are_reported(whole):
         assert text in output
 
 
+@pytest.mark.slow
 def test_sweep_varies_one_thing_at_a_time_and_is_drawn(whole):
     folder, _, record = whole
     points = [(p["axis"], p["augmult"], p["images"]) for p in record["sweep_points"]]

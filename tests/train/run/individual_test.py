@@ -65,6 +65,7 @@ def test_a_head_on_features_and_its_released_statistics(tmp_path):
     assert report["individual_release_epsilon"] > 0
 
 
+@pytest.mark.slow
 def test_a_network_with_views_and_refreshes(tmp_path):
     workdir = run(
         tmp_path, model="small_cnn", batch_size=64, augmult=2, augment_padding=1,
