@@ -91,8 +91,8 @@ def run(values):
         PROGRESS.print(to_json(row))
     audit_pictures.write_table(rows, workdir / "table.md")
     audit_pictures.draw_losses(scores, rows, workdir / "losses.png")
-    honest = all(row["epsilon_lower_bound"] <= row["epsilon"] for row in rows)
-    return {"passed": honest, "delta": 1 / values.num_examples, "rows": rows}
+    passed = all(phases.passed(row) for row in rows)
+    return {"passed": passed, "delta": 1 / values.num_examples, "rows": rows}
 
 
 def _audited(values, store, data, grid, epsilon):

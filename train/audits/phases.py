@@ -91,6 +91,12 @@ def measured(with_it, without, delta, confidence, full_batch):
     }
 
 
+def passed(row):
+    """Whether no bound that holds for the training exceeds the nominal `epsilon` of a row."""
+    names = ["epsilon_lower_bound"] + ["gdp_epsilon_lower_bound"] * row["gdp_is_exact"]
+    return all(row[name] <= row["epsilon"] for name in names)
+
+
 def _threshold(reserved, count, bound, delta, confidence):
     """The threshold of the best bound, were the scores of `count` further models normal."""
     laws = [scipy.stats.norm(np.mean(s), max(np.std(s), 1e-12)) for s in reserved]
