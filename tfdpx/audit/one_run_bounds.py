@@ -114,7 +114,7 @@ def one_run_gdp_epsilon_lower_bound(correct, guesses, canaries, delta, confidenc
 
     Example:
     >>> round(one_run_gdp_epsilon_lower_bound(95, 100, 1000, delta=1e-5), 2)
-    4.49
+    3.32
     """
     check_delta(delta)
     return epsilon_of_mu(one_run_mu_lower_bound(correct, guesses, canaries, confidence), delta)

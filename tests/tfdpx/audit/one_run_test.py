@@ -84,7 +84,7 @@ def test_a_training_without_privacy_shows_a_large_epsilon():
     assert report.correct == report.guesses and report.epsilon == math.inf
     assert report.epsilon_lower_bound > 3.0 and report.gdp_epsilon_lower_bound > 3.5
     assert report.membership.auc == 1.0 and set(report.membership.tpr_at_fpr.values()) == {1.0}
-    assert "no account" in str(report)
+    assert "NOT PRIVATE" in str(report)
 
 
 def test_canaries_that_are_left_out_add_nothing_and_all_have_a_row():
