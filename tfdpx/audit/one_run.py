@@ -164,13 +164,13 @@ class OneRunAudit(keras.callbacks.Callback):
             trains on (where that can be seen: in `plan.batches` of arrays).
 
     Example:
-    >>> audit = OneRunAudit(np.eye(40, dtype="float32"), np.arange(40) % 2, seed=1)
+    >>> audit = OneRunAudit(9 * np.eye(40, dtype="float32"), np.arange(40) % 2, seed=1)
     >>> x, y, sample_weight = audit.insert(np.zeros([60, 40], "float32"), np.arange(60) % 2)
     >>> x.shape, y.shape, sample_weight.shape
     ((100, 40), (100,), (100,))
     >>> model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(2)])
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    >>> model.compile(keras.optimizers.SGD(9.0), loss, jit_compile=False)
+    >>> model.compile(keras.optimizers.SGD(0.3), loss, jit_compile=False)
     >>> history = model.fit(x, y, 100, 30, sample_weight=sample_weight, callbacks=audit, verbose=0)
     >>> audit.report().epsilon_lower_bound > 1.0
     True
