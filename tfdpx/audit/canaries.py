@@ -20,7 +20,7 @@ from tfdpx.public_data import PublicData
 
 # How much longer than the clip a canary's gradient is: what is not clipped must show.
 _EXCESS = 1000.0
-# With public data, the norm of their gradients over `l2_norm_clip`: the clip of each update.
+# With public data, about the norm of their gradients over `l2_norm_clip`.
 _PUBLIC_NORM = 2.0
 
 
@@ -89,8 +89,8 @@ class Canaries:
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with _undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
-            public, unit = self._public()
-            optimizer = _observed(type(self._optimizer), public, unit).from_config(config)
+            observed = _observed(type(self._optimizer), self._public())
+            optimizer = observed.from_config(config)
             self._model.compile(
                 optimizer,
                 loss=tf.nest.map_structure(lambda _: _linear, self._y),
@@ -122,13 +122,13 @@ class Canaries:
         return run
 
     def _public(self):
-        """Made-up public data, or None, and the clip of the updates over `l2_norm_clip`.
+        """Made-up public data in place of the optimizer's, if it has any.
 
         Two examples whose gradients cancel: they set the clip, and leave nothing in the sum.
         """
         given = self._optimizer
         if given.public_data is None:
-            return None, 1.0
+            return None
         x = tf.nest.map_structure(lambda t: tf.repeat(t[:1], 2, axis=0), self._rows)
         pair = tf.constant([1.0, -1.0]) * _PUBLIC_NORM / _EXCESS
 
@@ -137,10 +137,7 @@ class Canaries:
 
         x = tuple(x) if isinstance(x, list) else x
         y = tf.nest.map_structure(opposite, self._y)
-        fixed = given.public_quantile is None
-        count, clip = given.plan.num_examples, given.l2_norm_clip
-        made_up = PublicData(x, y, given.public_quantile, count, clip)
-        return made_up, 1.0 if fixed else _PUBLIC_NORM
+        return _Public(x, y, given.public_quantile, given.plan.num_examples, given.l2_norm_clip)
 
     def _targets(self):
         """Nest like the model's outputs: the loss is their product, whose gradient is long."""
@@ -161,19 +158,32 @@ class Canaries:
                 "be learned from it. Give another model, or other weights."
             )
         scale = _EXCESS * self._optimizer.l2_norm_clip / norm
-        return tf.nest.map_structure(lambda t: tf.repeat(t * scale, self._each, axis=0), y)
+        y = tf.nest.map_structure(lambda t: tf.repeat(t * scale, self._each, axis=0), y)
+        return tuple(y) if isinstance(y, list) else y
 
 
-def _observed(private, public_data, unit):
+class _Public(PublicData):
+    """Public data that keep the clip of an update, over `l2_norm_clip`, for the same update."""
+
+    def __init__(self, x, y, quantile, num_examples, l2_norm_clip):
+        super().__init__(x, y, quantile, num_examples, l2_norm_clip)
+        self._l2_norm_clip, self.scale = l2_norm_clip, 1.0
+
+    def at(self, *args):
+        public = super().at(*args)
+        self.scale = public.clip / self._l2_norm_clip
+        return public
+
+
+def _observed(private, public_data):
     """A subclass of a private optimizer class whose updates add gradients to the weights as is.
 
     Its methods, and those of its subclasses, run as they do; only what Keras's own optimizer would
-    make of the gradient is left out.
+    make of the gradient is left out, and what is added is in units of the clip.
 
     Args:
         private: The class.
-        public_data: `PublicData` or None, in place of that of the optimizer.
-        unit: Float; what is added is divided by that.
+        public_data: `_Public` or None, in place of the public data of the optimizer.
     """
     base = next(
         c
@@ -182,6 +192,7 @@ def _observed(private, public_data, unit):
     )
 
     def update_step(self, gradient, variable, learning_rate):
+        unit = 1.0 if public_data is None else public_data.scale
         self.assign_sub(variable, tf.cast(gradient * (self.batch_size / unit), variable.dtype))
 
     # Between the private classes and Keras's, by the method resolution order.

@@ -62,6 +62,16 @@ PLANNED = {
 }
 
 
+@pytest.mark.slow
+def test_public_data_of_several_inputs_and_outputs():
+    rng = np.random.default_rng(0)
+    x = {"words": rng.integers(0, 9, (5, 4)).astype("int32"), "more": rng.normal(size=(5, 3))}
+    y = {"a": rng.normal(size=(5, 2)), "b": rng.normal(size=(5, 1))}
+    optimizer = tfdpx.DPAdam(1e-3, plan=plan(), l2_norm_clip=0.1, public_data=(x, y))
+    report = audit.check_optimizer(two_inputs(optimizer), optimizer, trials=50)
+    assert report.passed, str(report)
+
+
 @pytest.mark.parametrize("name", PLANNED)
 def test_what_belongs_to_a_plan_is_audited_without_it(name):
     optimizer = PLANNED[name]()
