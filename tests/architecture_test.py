@@ -56,8 +56,8 @@ ARROWS = {
     "public_data": {"_arguments", "checks", "data", "memory"},
     "adamix": {"_arguments", "accounting", "heads", "mixed"},
     "audit": {
-        *("_arguments", "accounting", "keras_internals", "mechanism", "per_example"),
-        *("private_optimizer", "replication"),
+        *("_arguments", "accounting", "data", "keras_internals", "mechanism", "per_example"),
+        *("private_optimizer", "public_data", "replication"),
     },
 }
 CORE = {*ARROWS, "__init__"}

@@ -15,6 +15,13 @@ from tfdpx.audit.membership import (
     true_class_logits,
 )
 from tfdpx.audit.neighbours import RunReport, check_run
+from tfdpx.audit.one_run import OneRunAudit, OneRunReport, one_run_report
+from tfdpx.audit.one_run_bounds import (
+    one_run_epsilon_lower_bound,
+    one_run_gdp_epsilon_lower_bound,
+    one_run_mu_lower_bound,
+)
+from tfdpx.audit.sampling_check import SamplingReport, check_sampling
 from tfdpx.audit.scores import (
     advantage,
     advantage_upper_bound,
@@ -27,14 +34,18 @@ from tfdpx.audit.white_box import OptimizerReport, check_optimizer
 
 __all__ = [
     "MembershipReport",
+    "OneRunAudit",
+    "OneRunReport",
     "OptimizerReport",
     "RunReport",
+    "SamplingReport",
     "advantage",
     "advantage_upper_bound",
     "auc",
     "best_threshold",
     "check_optimizer",
     "check_run",
+    "check_sampling",
     "clopper_pearson_upper_bound",
     "epsilon_lower_bound",
     "errors",
@@ -44,6 +55,10 @@ __all__ = [
     "likelihood_ratio",
     "loss_threshold",
     "membership_report",
+    "one_run_epsilon_lower_bound",
+    "one_run_gdp_epsilon_lower_bound",
+    "one_run_mu_lower_bound",
+    "one_run_report",
     "tpr_at_fpr",
     "true_class_logits",
 ]

@@ -16,9 +16,12 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.per_example.rows import Rows
 from tfdpx.private_optimizer import PrivateOptimizer
+from tfdpx.public_data import PublicData
 
 # How much longer than the clip a canary's gradient is: what is not clipped must show.
 _EXCESS = 1000.0
+# With public data, about the norm of their gradients over `l2_norm_clip`.
+_PUBLIC_NORM = 2.0
 
 
 class Canaries:
@@ -46,7 +49,7 @@ class Canaries:
             variable.regularizer = variable.constraint = None
         self._jit_compile = model.jit_compile and replicas == 1
         self._x = Rows(specs).map(lambda t: _values(t, self._each, blank=optimizer.augment))
-        self._y = self._targets()
+        self._rows, self._y = self._x, self._targets()
         if optimizer.augment is None and optimizer.augmult:
             self._x = Rows(self._x).map(lambda t: _views(t, optimizer.augmult))
         self._start = [tf.constant(v.numpy()) for v in self._model.trainable_variables]
@@ -77,11 +80,17 @@ class Canaries:
         """
         config = self._optimizer.get_config()
         config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
+        # An example that was never drawn is clipped at the whole clip, which no other exceeds.
+        config.update(individual=None)
+        # Those of files are known by a digest alone, and have targets for another loss.
+        config.pop("public_data", None)
+        config.pop("public_quantile", None)
         config.update({"microbatch_size": None} if config["microbatch_size"] == "auto" else {})
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with _undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
-            optimizer = _observed(type(self._optimizer)).from_config(config)
+            observed = _observed(type(self._optimizer), self._public())
+            optimizer = observed.from_config(config)
             self._model.compile(
                 optimizer,
                 loss=tf.nest.map_structure(lambda _: _linear, self._y),
@@ -112,6 +121,24 @@ class Canaries:
 
         return run
 
+    def _public(self):
+        """Made-up public data in place of the optimizer's, if it has any.
+
+        Two examples whose gradients cancel: they set the clip, and leave nothing in the sum.
+        """
+        given = self._optimizer
+        if given.public_data is None:
+            return None
+        x = tf.nest.map_structure(lambda t: tf.repeat(t[:1], 2, axis=0), self._rows)
+        pair = tf.constant([1.0, -1.0]) * _PUBLIC_NORM / _EXCESS
+
+        def opposite(y):
+            return y[:1] * tf.reshape(pair, [2, *[1] * (y.shape.rank - 1)])
+
+        x = tuple(x) if isinstance(x, list) else x
+        y = tf.nest.map_structure(opposite, self._y)
+        return _Public(x, y, given.public_quantile, given.plan.num_examples, given.l2_norm_clip)
+
     def _targets(self):
         """Nest like the model's outputs: the loss is their product, whose gradient is long."""
         generator = np.random.default_rng(1)
@@ -131,14 +158,32 @@ class Canaries:
                 "be learned from it. Give another model, or other weights."
             )
         scale = _EXCESS * self._optimizer.l2_norm_clip / norm
-        return tf.nest.map_structure(lambda t: tf.repeat(t * scale, self._each, axis=0), y)
+        y = tf.nest.map_structure(lambda t: tf.repeat(t * scale, self._each, axis=0), y)
+        return tuple(y) if isinstance(y, list) else y
 
 
-def _observed(private):
+class _Public(PublicData):
+    """Public data that keep the clip of an update, over `l2_norm_clip`, for the same update."""
+
+    def __init__(self, x, y, quantile, num_examples, l2_norm_clip):
+        super().__init__(x, y, quantile, num_examples, l2_norm_clip)
+        self._l2_norm_clip, self.scale = l2_norm_clip, 1.0
+
+    def at(self, *args):
+        public = super().at(*args)
+        self.scale = public.clip / self._l2_norm_clip
+        return public
+
+
+def _observed(private, public_data):
     """A subclass of a private optimizer class whose updates add gradients to the weights as is.
 
     Its methods, and those of its subclasses, run as they do; only what Keras's own optimizer would
-    make of the gradient is left out.
+    make of the gradient is left out, and what is added is in units of the clip.
+
+    Args:
+        private: The class.
+        public_data: `_Public` or None, in place of the public data of the optimizer.
     """
     base = next(
         c
@@ -147,11 +192,12 @@ def _observed(private):
     )
 
     def update_step(self, gradient, variable, learning_rate):
-        self.assign_sub(variable, tf.cast(gradient * self.batch_size, variable.dtype))
+        unit = 1.0 if public_data is None else public_data.scale
+        self.assign_sub(variable, tf.cast(gradient * (self.batch_size / unit), variable.dtype))
 
     # Between the private classes and Keras's, by the method resolution order.
     last = type(f"Last{base.__name__}", (base,), {"update_step": update_step})
-    return type(f"Observed{private.__name__}", (private, last), {})
+    return type(f"Observed{private.__name__}", (private, last), {"public_data": public_data})
 
 
 def _linear(y_true, y_pred):

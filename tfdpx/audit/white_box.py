@@ -91,9 +91,11 @@ def check_optimizer(
 
     Guarantee: an optimizer that does what it says fails with probability at most
     `1 - confidence`. That it passes proves no privacy. How batches are sampled, what the loss and
-    the layers do to examples, and what else a run shows are not looked at: `tfdpx.checks` and
-    `check_run` do. Weight decay, weight regularisers, constraints and averages of weights read no
-    data, and are left out.
+    the layers do to examples, and what else a run shows are not looked at: `check_sampling`,
+    `tfdpx.checks` and `check_run` do. With `individual=`, canaries are examples that the whole
+    clip is accounted for; smaller clips are not looked at. With `public_data=`, two made-up public
+    examples take the place of the real ones, and set the clip. Weight decay, weight regularisers,
+    constraints and averages of weights read no data, and are left out.
 
     Args:
         model: A built `keras.Model`, compiled or not; under a strategy of one host.

@@ -10,7 +10,7 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import audit, mechanism, train_step
+from tfdpx import audit, mechanism, public_data, train_step
 from tfdpx.audit import white_box
 
 QUICK = dict(compile_arguments={"jit_compile": False})
@@ -39,6 +39,91 @@ def two_inputs(optimizer):
 
 def plan():
     return tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=4.0, delta=1e-3)
+
+
+def individually():
+    each = tfdpx.accounting.IndividualAccountant(plan())
+    return tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5, individual=each)
+
+
+def with_public(quantile, private=tfdpx.DPSGD):
+    x, y = small.data()
+    return private(0.5, plan=plan(), l2_norm_clip=0.5, public_data=(x, y), public_quantile=quantile)
+
+
+# What a model may be compiled with, and the audit made anew without its plan.
+PLANNED = {
+    "individual": individually,
+    "public quantile": lambda: with_public(0.9),
+    "public, fixed clip": lambda: with_public(None),
+    "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5)
+    ),
+}
+
+
+@pytest.mark.slow
+def test_public_data_of_several_inputs_and_outputs():
+    rng = np.random.default_rng(0)
+    x = {"words": rng.integers(0, 9, (5, 4)).astype("int32"), "more": rng.normal(size=(5, 3))}
+    y = {"a": rng.normal(size=(5, 2)), "b": rng.normal(size=(5, 1))}
+    optimizer = tfdpx.DPAdam(1e-3, plan=plan(), l2_norm_clip=0.1, public_data=(x, y))
+    report = audit.check_optimizer(two_inputs(optimizer), optimizer, trials=50)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_what_belongs_to_a_plan_is_audited_without_it(name):
+    optimizer = PLANNED[name]()
+    model = built(optimizer)
+    before = small.weights(model)
+    report = audit.check_optimizer(model, optimizer, trials=300)
+    assert report.passed, str(report)
+    assert 0.6 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
+    np.testing.assert_array_equal(before, small.weights(model))
+    if name == "individual":
+        assert optimizer.individual.plan == plan() and optimizer.estimates is not None
+
+
+def test_noise_that_does_not_follow_a_public_clip_fails():
+    class Fixed(tfdpx.DPSGD):
+        """Noise in units of `l2_norm_clip`, not of the quantile that examples are clipped to."""
+
+        def private_train_step(self, model, data):
+            real = public_data.Public.join
+
+            def join(public, private):
+                scale = public._scale
+                for gradient in private:
+                    gradient.tensor = gradient.tensor - self.noise_of(gradient) * (1 - 1 / scale)
+                return real(public, private)
+
+            with mock.patch.object(public_data.Public, "join", join):
+                with mock.patch.object(mechanism, "privatize", self.noting(mechanism.privatize)):
+                    return super().private_train_step(model, data)
+
+        def noting(self, privatize):
+            def noted(sums, *arguments):
+                made = privatize(sums, *arguments)
+                self._drawn = [m.tensor - s for m, s in zip(made, sums, strict=True)]
+                self._made = made
+                return made
+
+            return noted
+
+        def noise_of(self, gradient):
+            return next(d for m, d in zip(self._made, self._drawn, strict=True) if m is gradient)
+
+    optimizer = with_public(0.9, Fixed)
+    report = audit.check_optimizer(built(optimizer), optimizer, trials=300)
+    assert not report.passed and "noise on variable" in str(report)
+    assert report.epsilon_lower_bound > report.epsilon
+
+
+def test_a_public_clip_that_one_layer_forgets_fails():
+    optimizer = with_public(0.9, broken("one layer"))
+    report = audit.check_optimizer(built(optimizer), optimizer, trials=50)
+    assert not report.passed and "Clipping does not bound" in str(report)
 
 
 HONEST = {
@@ -262,8 +347,9 @@ def test_half_precision_and_dropout_are_no_false_alarm():
 
 def test_what_cannot_be_audited_is_refused():
     model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0))
-    with pytest.raises(TypeError, match="`optimizer` must be a tfdpx optimizer"):
-        audit.check_optimizer(model, keras.optimizers.SGD())
+    for other in (keras.optimizers.SGD(), tfdpx.AdaMix(num_classes=3, epsilon=1.0)):
+        with pytest.raises(TypeError, match="`optimizer` must be a tfdpx optimizer"):
+            audit.check_optimizer(model, other)
     with pytest.warns(UserWarning, match="no noise"):
         without = tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=0.0)
     with pytest.raises(ValueError, match="noise_multiplier=0"):

@@ -1,0 +1,187 @@
+"""Bounds from one run hold as often as they say, for guesses whose law is known."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from tfdpx import audit
+from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.audit import one_run_bounds
+
+CONFIDENCE = 0.9
+
+
+def chance_of_too_high(bound, truth, probabilities):
+    """How probable a bound of the number of right guesses is to exceed the truth: an exact sum.
+
+    Args:
+        bound: Function of that number.
+        truth: Float.
+        probabilities: Of 0, 1, ... right guesses.
+    """
+    return sum(p for c, p in enumerate(probabilities) if p > 1e-12 and bound(c) > truth + 1e-9)
+
+
+def binomial(guesses, rate):
+    return stats.binom.pmf(np.arange(guesses + 1), guesses, rate)
+
+
+def of_epsilon(guesses, canaries, delta):
+    return lambda c: audit.one_run_epsilon_lower_bound(c, guesses, canaries, delta, CONFIDENCE)
+
+
+@pytest.mark.parametrize("epsilon, delta", [(0.0, 1e-5), (0.5, 1e-9), (2.0, 0.01), (4.0, 1e-3)])
+@pytest.mark.parametrize("guesses, canaries", [(40, 40), (30, 200)])
+def test_randomised_response_is_exceeded_no_more_often_than_stated(
+    epsilon, delta, guesses, canaries
+):
+    # Each coin is told with probability delta, and else by randomised response.
+    rate = delta + (1 - delta) / (1 + math.exp(-epsilon))
+    alone = binomial(guesses, rate)
+    # Or all of them are told at once, with probability delta.
+    at_once = (1 - delta) * binomial(guesses, 1 / (1 + math.exp(-epsilon)))
+    at_once[-1] += delta
+    for probabilities in (alone, at_once):
+        bound = of_epsilon(guesses, canaries, delta)
+        assert chance_of_too_high(bound, epsilon, probabilities) <= 1 - CONFIDENCE
+
+
+def gaussian_guesses(mu, canaries, guesses):
+    """Numbers of right guesses if each coin is told with N(0, 1 / mu^2); highest and lowest."""
+    rng = np.random.default_rng(0)
+    coins = rng.integers(0, 2, [20_000, canaries])
+    order = np.argsort(mu * coins + rng.normal(size=coins.shape), axis=1)
+    ordered = np.take_along_axis(coins, order, 1)
+    half = guesses // 2
+    correct = ordered[:, canaries - half :].sum(1) + (1 - ordered[:, : guesses - half]).sum(1)
+    return np.bincount(correct, minlength=guesses + 1) / len(coins)
+
+
+@pytest.mark.parametrize("mu", [0.5, 2.0])
+@pytest.mark.parametrize("guesses, canaries", [(30, 30), (10, 60)])
+def test_gaussian_noise_is_exceeded_no_more_often_than_stated(mu, guesses, canaries):
+    probabilities = gaussian_guesses(mu, canaries, guesses)
+
+    def bound(c):
+        return audit.one_run_mu_lower_bound(c, guesses, canaries, CONFIDENCE)
+
+    assert chance_of_too_high(bound, mu, probabilities) <= 1 - CONFIDENCE
+    epsilon = exact_epsilon(mu, 1e-3)
+    general = of_epsilon(guesses, canaries, 1e-3)
+    assert chance_of_too_high(general, epsilon, probabilities) <= 1 - CONFIDENCE
+
+
+def test_a_bound_that_is_too_high_is_rejected():
+    rate = 1 / (1 + math.exp(-2.0))
+
+    def point_estimate(correct):
+        rate = min(max(correct / 40, 0.5), 0.999)
+        return math.log(rate / (1 - rate))
+
+    assert chance_of_too_high(point_estimate, 2.0, binomial(40, rate)) > 1 - CONFIDENCE
+
+    # One that forgets how many coins there are: all may be told at once.
+    def forgets_canaries(correct):
+        return audit.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
+
+    delta = 0.12
+    told = (1 - delta) * binomial(40, rate)
+    told[-1] += delta
+    assert chance_of_too_high(forgets_canaries, 2.0, told) > 1 - CONFIDENCE
+    assert chance_of_too_high(of_epsilon(40, 40, delta), 2.0, told) <= 1 - CONFIDENCE
+
+
+def test_without_delta_the_bound_is_that_of_binomial_tails():
+    for correct, guesses in ((30, 40), (40, 40), (390, 400)):
+        found = audit.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
+        rate = stats.binomtest(correct, guesses).proportion_ci(0.9, "exact").low
+        assert found == pytest.approx(math.log(rate / (1 - rate)), abs=2e-4)
+
+
+def test_no_privacy_gives_a_large_bound_and_guesses_give_none():
+    assert audit.one_run_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 5.7
+    assert audit.one_run_mu_lower_bound(1000, 1000, 1000) > 2.3
+    assert audit.one_run_gdp_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 11
+    for correct in (0, 480, 505):
+        assert audit.one_run_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
+        assert audit.one_run_gdp_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
+
+
+def test_the_gaussian_bound_is_tighter():
+    for correct, guesses, canaries in ((95, 100, 1000), (900, 1000, 1000), (20, 20, 400)):
+        counts = (correct, guesses, canaries)
+        general = audit.one_run_epsilon_lower_bound(*counts, 1e-5)
+        gaussian = audit.one_run_gdp_epsilon_lower_bound(*counts, 1e-5)
+        assert gaussian > 1.4 * general
+        mu = audit.one_run_mu_lower_bound(*counts)
+        assert gaussian == pytest.approx(exact_epsilon(mu, 1e-5), rel=1e-3)
+
+
+def blow_up(mu):
+    """1 - f of mu-GDP."""
+    return lambda x: special.ndtr(special.ndtri(x) + mu)
+
+
+@given(st.integers(1, 6), st.integers(0, 3), st.floats(0.0, 3.0), st.floats(0.01, 0.9), st.data())
+@settings(max_examples=40)
+def test_the_least_mass_is_the_least_of_all_that_the_inequalities_allow(
+    guesses, more, mu, tail, data
+):
+    """By brute force: distributions that keep every inequality, drawn at random."""
+    correct = data.draw(st.integers(1, guesses))
+    canaries, rng = guesses + more, np.random.default_rng(data.draw(st.integers(0, 99)))
+    needed = one_run_bounds._gaussian_needed(mu)
+    least = one_run_bounds._least_mass(needed, correct, guesses, canaries, tail)
+    bar = blow_up(mu)
+    for _ in range(300):
+        p = np.zeros(guesses + 1)
+        p[correct:] = tail * rng.dirichlet(np.full(guesses + 1 - correct, 0.3))
+        p[:correct] = rng.exponential(rng.choice([0.1, 0.5, 2.0]), correct)
+        holds = all(
+            sum(c * p[c] for c in range(i, guesses + 1)) / canaries
+            <= bar(
+                min(1.0, sum((guesses - c) * p[c] for c in range(i - 1, guesses + 1)) / canaries)
+            )
+            for i in range(1, correct + 1)
+        )
+        if holds:
+            assert p.sum() >= least - 1e-9 or least > 1
+
+
+def test_the_trade_off_function_of_epsilon_and_delta_is_inverted():
+    for epsilon, delta in itertools.product((0.0, 1.0, 3.0), (1e-6, 0.1)):
+        needed = one_run_bounds._approximate_needed(epsilon, delta)
+        for y in np.linspace(0.0, 1.0, 41):
+            x = needed(y)
+            reached = min(
+                1.0, math.exp(epsilon) * x + delta, 1 - math.exp(-epsilon) * (1 - delta - x)
+            )
+            assert x >= 0 and reached >= y - 1e-9
+            assert x == 0 or reached == pytest.approx(y)
+        assert needed(1.1) == math.inf
+
+
+@pytest.mark.parametrize(
+    "counts, name",
+    [
+        ((5, 4, 10), "correct"),
+        ((-1, 4, 10), "correct"),
+        ((1, 11, 10), "guesses"),
+        ((0, 0, 1), "guesses"),
+        ((1, 1, 0), "canaries"),
+    ],
+)
+def test_arguments_out_of_range_are_named(counts, name):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        audit.one_run_epsilon_lower_bound(*counts, 1e-5)
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        audit.one_run_mu_lower_bound(*counts)
+    with pytest.raises(ValueError, match="`delta`"):
+        audit.one_run_gdp_epsilon_lower_bound(1, 2, 3, 0.0)
+    with pytest.raises(ValueError, match="`confidence`"):
+        audit.one_run_epsilon_lower_bound(1, 2, 3, 1e-5, 1.0)

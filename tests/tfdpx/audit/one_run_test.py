@@ -1,0 +1,160 @@
+"""Canaries of one training: what was not private is found, what was is not, and misuse is named."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import small
+
+import tfdpx
+from tfdpx import audit
+
+COUNT, ROWS, CLASSES = 200, 40, 2
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def canaries(**given):
+    """Each has a feature of its own, which shows best what the model took from it."""
+    x = 3.0 * np.eye(COUNT, dtype="float32")
+    return audit.OneRunAudit(x, np.arange(COUNT) % CLASSES, **{"seed": 3, **given})
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = np.zeros([ROWS, COUNT], "float32")
+    return x, rng.integers(0, CLASSES, ROWS)
+
+
+def linear(optimizer):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((COUNT,)), keras.layers.Dense(CLASSES)])
+    model.compile(optimizer, LOSS, jit_compile=False)
+    return model
+
+
+def plan(**given):
+    given = {"batch_size": 120, "steps": 8, "epsilon": 2.0, "delta": 1e-3, **given}
+    return tfdpx.PrivacyPlan(ROWS + COUNT, **given)
+
+
+def trained(planned, optimizer_class=tfdpx.DPSGD, clip=1.0):
+    one_run = canaries()
+    model = linear(optimizer_class(20.0, plan=planned, l2_norm_clip=clip, seed=1))
+    batches = planned.batches(*one_run.insert(*data()), seed=2)
+    model.fit(batches, callbacks=[one_run], verbose=0)
+    return one_run.report()
+
+
+def test_a_private_training_passes_with_a_bound_that_is_not_idle():
+    planned = plan(epsilon=8.0)
+    report = trained(planned)
+    assert report.passed and "PASSED" in str(report)
+    assert report.epsilon == pytest.approx(8.0, rel=1e-3) and report.delta == 1e-3
+    assert 0.2 < report.epsilon_lower_bound <= report.epsilon
+    assert report.epsilon_lower_bound < report.gdp_epsilon_lower_bound <= report.epsilon
+    assert report.canaries == COUNT and report.correct <= report.guesses <= COUNT
+    assert report.membership.members + report.membership.others == COUNT
+    assert report.membership.auc > 0.6 and 0.1 in report.membership.tpr_at_fpr
+
+
+def test_a_training_with_a_tenth_of_the_noise_fails():
+    class Quiet(tfdpx.DPSGD):
+        def private_train_step(self, model, data):
+            real = tfdpx.mechanism.privatize
+
+            def quieter(sums, noise_multiplier, *arguments):
+                return real(sums, noise_multiplier / 10, *arguments)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(tfdpx.mechanism, "privatize", quieter)
+                return super().private_train_step(model, data)
+
+    report = trained(plan(epsilon=1.0), Quiet)
+    assert not report.passed and "FAILED" in str(report)
+    assert report.epsilon_lower_bound > 1.5 > report.epsilon
+
+
+def test_a_training_without_privacy_shows_a_large_epsilon():
+    one_run = canaries()
+    x, y, weights = one_run.insert(*data())
+    model = linear(keras.optimizers.SGD(1.0))
+    model.fit(x, y, 60, 20, sample_weight=weights, callbacks=[one_run], verbose=0)
+    report = one_run.report()
+    assert report.correct == report.guesses and report.epsilon == math.inf
+    assert report.epsilon_lower_bound > 3.0 and report.gdp_epsilon_lower_bound > 3.5
+    assert report.membership.auc == 1.0 and set(report.membership.tpr_at_fpr.values()) == {1.0}
+    assert "NOT PRIVATE" in str(report)
+
+
+def test_canaries_that_are_left_out_add_nothing_and_all_have_a_row():
+    one_run = canaries()
+    x, y, weights = one_run.insert(*data(), sample_weight=np.full(ROWS, 2.0))
+    assert len(x) == len(y) == len(weights) == ROWS + COUNT and x.dtype == np.float32
+    np.testing.assert_array_equal(weights, [2.0] * ROWS + list(one_run.included * 1.0))
+    assert 70 < one_run.included.sum() < 130
+    assert not np.array_equal(canaries(seed=4).included, one_run.included)
+    fresh = canaries(seed=None).included
+    assert not np.array_equal(canaries(seed=None).included, fresh)
+    # What one that is left out looks like changes no weight.
+    model = linear(tfdpx.DPSGD(1.0, batch_size=240, noise_multiplier=1e-6, seed=1))
+    other = x.copy()
+    other[ROWS:][~one_run.included] = 7.0
+    changes = []
+    for each in (x, other):
+        model.set_weights([np.zeros_like(w) for w in model.get_weights()])
+        changes.append(small.step(model, each, y, weights))
+    np.testing.assert_allclose(changes[0], changes[1], atol=1e-6)
+    assert np.abs(changes[0]).max() > 1e-3
+
+
+def test_guesses_come_from_the_order_of_scores():
+    rng = np.random.default_rng(0)
+    coins = rng.integers(0, 2, 400) == 1
+    scores = np.where(coins, rng.normal(4, 1, 400), rng.normal(0, 1, 400))
+    report = audit.one_run_report(scores, coins, delta=1e-5, guesses=100)
+    order = np.argsort(scores)
+    right = coins[order[-50:]].sum() + (~coins[order[:50]]).sum()
+    assert (report.guesses, report.correct) == (100, right)
+    bound = audit.one_run_epsilon_lower_bound(int(right), 100, 400, 1e-5, 0.95)
+    assert report.epsilon_lower_bound == bound
+    # Several numbers of guesses share the confidence.
+    several = audit.one_run_report(scores, coins, delta=1e-5)
+    each = audit.one_run_epsilon_lower_bound(
+        several.correct, several.guesses, 400, 1e-5, 1 - 0.05 / 4
+    )
+    assert several.epsilon_lower_bound == each
+
+
+def test_scores_that_know_nothing_exceed_zero_no_more_often_than_stated():
+    rng, above = np.random.default_rng(0), 0
+    for _ in range(200):
+        coins = rng.integers(0, 2, 64) == 1
+        report = audit.one_run_report(rng.normal(size=64), coins, delta=1e-5, confidence=0.8)
+        above += report.epsilon_lower_bound > 0 or report.gdp_epsilon_lower_bound > 0
+    assert above < 58  # At most 20%: 58 or more of 200 have a probability of 0.2%.
+
+
+def test_misuse_is_named():
+    planned, one_run = plan(noise_multiplier=2.0, epsilon=None), canaries()
+    model = linear(tfdpx.DPSGD(1.0, plan=planned))
+    x, y = data()
+    with pytest.raises(ValueError, match="No canary is in the data"):
+        model.fit(planned.batches(*canaries().insert(x, y)), callbacks=[one_run], verbose=0)
+    inserted = one_run.insert(x, y)
+    with pytest.raises(RuntimeError, match="before `fit` has ended"):
+        one_run.report()
+    for other in (canaries(seed=4).insert(x, y), (np.tile(x, (6, 1)), np.tile(y, 6))):
+        with pytest.raises(ValueError, match="do not end with the canaries"):
+            model.fit(planned.batches(*other), callbacks=[one_run], verbose=0)
+    model.fit(planned.batches(*inserted), callbacks=[one_run], verbose=0)
+    assert one_run.report().passed
+    for bad in (dict(delta=2.0), dict(confidence=1.0)):
+        with pytest.raises(ValueError, match=f"`{[*bad][0]}`"):
+            canaries(**bad)
+    with pytest.raises(ValueError, match="`guesses`"):
+        audit.one_run_report(np.arange(4.0), np.arange(4) < 2, 1e-5, guesses=5)
+    with pytest.raises(ValueError, match="`included`"):
+        audit.one_run_report(np.arange(4.0), np.arange(4), 1e-5)
+    with pytest.raises(ValueError, match="one length"):
+        audit.OneRunAudit(np.ones([3, 2]), np.ones([2]))

@@ -1,0 +1,284 @@
+"""The audit of one training: canaries in the data, by coins, and guesses of the coins afterwards.
+
+After Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run"
+(arXiv:2305.08846), in its black-box form: the attack sees the model before and after.
+"""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import keras_internals
+from tfdpx._arguments import is_integer, require
+from tfdpx.accounting.accountants import check_delta
+from tfdpx.audit import one_run_bounds
+from tfdpx.audit.lower_bound import check_confidence
+from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
+from tfdpx.data.draws import Draws
+from tfdpx.private_optimizer import PrivateOptimizer
+
+# Numbers of guesses that are tried by default, as parts of the canaries.
+_PARTS = (1, 2, 4, 8)
+_FEWEST = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class OneRunReport:
+    """What one training told of its canaries.
+
+    Attributes:
+        canaries: Int, canaries that were inserted or left out.
+        guesses: Int, how many coins were guessed.
+        correct: Int, how many of these rightly.
+        epsilon: Float, by the account; infinity without one.
+        epsilon_lower_bound: Float; the true epsilon is at least that, with this confidence.
+        gdp_epsilon_lower_bound: Float, likewise for a mechanism that is mu-GDP for some mu. Exact
+            for full batches; an estimate for sampled ones.
+        delta: Float, of all three.
+        confidence: Float.
+        membership: `MembershipReport` of the canaries' scores.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+    epsilon: float
+    epsilon_lower_bound: float
+    gdp_epsilon_lower_bound: float
+    delta: float
+    confidence: float
+    membership: MembershipReport
+
+    @property
+    def passed(self):
+        """Bool: nothing found contradicts the account."""
+        return self.epsilon_lower_bound <= self.epsilon
+
+    def __str__(self):
+        verdict = "PASSED" if self.passed else "FAILED"
+        account = f"{verdict}: epsilon {self.epsilon:.4g} by the account"
+        if math.isinf(self.epsilon):
+            account = "NOT PRIVATE by any account"
+        return (
+            f"{account} (delta={self.delta:.3g}); one training shows at least "
+            f"{self.epsilon_lower_bound:.4g}, with {self.confidence:.4%} confidence "
+            f"({self.gdp_epsilon_lower_bound:.4g} if it is Gaussian DP).\n"
+            f"{self.correct} of {self.guesses} guesses were right, of {self.canaries} canaries.\n"
+            f"{self.membership}"
+        )
+
+
+def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, guesses=None):
+    """The `OneRunReport` of an attack's scores of canaries that fair coins included or left out.
+
+    The half of the guesses with the highest scores are "in", those with the lowest "out".
+
+    Args:
+        scores: Array of floats [m], high for canaries that were in the data.
+        included: Bool array [m], the coins; the scores must not have been made with them.
+        delta: Float in (0, 1).
+        epsilon: Float, by the account.
+        confidence: Float in (0, 1).
+        guesses: Optional int in [2, m], chosen without the coins. None tries all canaries, a half,
+            a quarter and an eighth, at a confidence that is shared among them.
+
+    Returns:
+        `OneRunReport`.
+
+    Raises:
+        ValueError: If an argument is out of its range, or all coins fell alike.
+
+    Example:
+    >>> coins = np.arange(200) % 2 == 0
+    >>> one_run_report(coins * 1.0, coins, delta=1e-5).correct
+    200
+    """
+    scores, included = np.asarray(scores, "float64"), np.asarray(included)
+    fits = included.dtype == bool and included.ndim == 1 and scores.shape == included.shape
+    shapes = f"{included.dtype} {included.shape} for scores of shape {scores.shape}"
+    require(fits, "included", shapes, "be a bool array [m] like `scores`")
+    check_delta(delta)
+    check_confidence(confidence)
+    # Refuses NaN, and coins that all fell alike.
+    membership = membership_report(scores[included], scores[~included])
+    m = len(scores)
+    tried = [m // part for part in _PARTS if part == 1 or m // part >= _FEWEST]
+    if guesses is not None:
+        fits = is_integer(guesses, 2) and guesses <= m
+        require(fits, "guesses", guesses, f"be an int from 2 to the {m} canaries")
+        tried = [guesses]
+    each = 1 - (1 - confidence) / len(tried)
+    order = np.argsort(-scores, kind="stable")
+    found = []
+    for count in tried:
+        high = included[order[: count // 2]]
+        low = included[order[m - (count - count // 2) :]]
+        correct = int(high.sum() + (~low).sum())
+        bound = one_run_bounds.one_run_epsilon_lower_bound(correct, count, m, delta, each)
+        gdp = one_run_bounds.one_run_gdp_epsilon_lower_bound(correct, count, m, delta, each)
+        found.append((bound, gdp, correct, count))
+    bound, _, correct, count = max(found)
+    return OneRunReport(
+        canaries=m,
+        guesses=count,
+        correct=correct,
+        epsilon=epsilon,
+        epsilon_lower_bound=bound,
+        gdp_epsilon_lower_bound=max(gdp for _, gdp, *_ in found),
+        delta=delta,
+        confidence=confidence,
+        membership=membership,
+    )
+
+
+class OneRunAudit(keras.callbacks.Callback):
+    """Audits the one training that it is a callback of, by canaries in its data.
+
+    Each canary is in the data or not by a fair coin. The attack is told the canaries and the model
+    before and after, not the coins: those whose loss fell most it takes for trained on. How many
+    guesses are right bounds epsilon from below (`one_run_epsilon_lower_bound`).
+
+    The canaries are part of the data that the account covers: each has a row, and counts in
+    `num_examples`, in the sampling probability and in what the model learns. One that is left out
+    has a sample weight of zero, which is how tfdpx leaves an example out; so the number of rows
+    tells nothing of the coins. Give at most a few percent of the data where accuracy matters.
+    Examples with wrong labels make good canaries.
+
+    Guarantee: that of `one_run_epsilon_lower_bound`, if the coins stay secret until the scores are
+    made. The attack is a weak one: a low bound is no proof of privacy. Losses are measured when the
+    first `fit` with this callback begins and when the last one ends; a program that resumes a
+    training needs the same `seed` as before, and attacks what it sees of it.
+
+    Args:
+        x: Nest of arrays [m, ...]: canaries, of the shape of the examples and of what the model
+            takes. A few hundred at least; 50 right guesses of 50 show epsilon 2.8 at most.
+        y: Nest of arrays [m, ...], their targets.
+        delta: Optional float in (0, 1); by default that of the optimizer's plan, or 1e-5.
+        confidence: Float in (0, 1).
+        guesses: Optional int, as of `one_run_report`.
+        seed: Optional int, of the coins. None takes them from the operating system.
+
+    Raises:
+        ValueError: If an argument is out of its range. By `fit`, if the canaries are not in what it
+            trains on (where that can be seen: in `plan.batches` of arrays).
+
+    Example:
+    >>> audit = OneRunAudit(9 * np.eye(40, dtype="float32"), np.arange(40) % 2, seed=1)
+    >>> x, y, sample_weight = audit.insert(np.zeros([60, 40], "float32"), np.arange(60) % 2)
+    >>> x.shape, y.shape, sample_weight.shape
+    ((100, 40), (100,), (100,))
+    >>> model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(2)])
+    >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    >>> model.compile(keras.optimizers.SGD(0.3), loss, jit_compile=False)
+    >>> history = model.fit(x, y, 100, 30, sample_weight=sample_weight, callbacks=audit, verbose=0)
+    >>> audit.report().epsilon_lower_bound > 1.0
+    True
+    """
+
+    def __init__(self, x, y, delta=None, confidence=0.95, guesses=None, seed=None):
+        super().__init__()
+        lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}
+        require(len(lengths) == 1 and min(lengths) >= 2, "x", f"lengths {sorted(lengths)}",
+                "and `y` hold arrays of one length, at least 2")  # fmt: skip
+        if delta is not None:
+            check_delta(delta)
+        check_confidence(confidence)
+        self._x, self._y, self._count = x, y, lengths.pop()
+        self._delta, self._confidence, self._guesses = delta, confidence, guesses
+        self._coins = np.random.default_rng(seed).integers(0, 2, self._count) == 1
+        self._rows = self._before = self._after = None
+
+    @property
+    def included(self):
+        """Bool array [m]: the coins. Secret until the scores are made."""
+        return self._coins.copy()
+
+    @property
+    def scores(self):
+        """float64 [m]: by how much the loss of each canary fell, or None before training."""
+        return None if self._after is None else self._before - self._after
+
+    def insert(self, x, y, sample_weight=None):
+        """The data to train on: `x` and `y` with the canaries after them.
+
+        Args:
+            x: Nest of arrays [n, ...], like that of the canaries.
+            y: Nest of arrays [n, ...].
+            sample_weight: Optional array of floats [n]; 1 without it.
+
+        Returns:
+            `(x, y, sample_weight)` of n + m rows, for `plan.batches` or `fit`. Canaries that are
+            left out have sample weight 0, the others 1.
+        """
+        rows = len(tf.nest.flatten(x)[0])
+        weights = np.ones([rows]) if sample_weight is None else np.asarray(sample_weight)
+        self._rows = rows
+        return (
+            *(tf.nest.map_structure(_joined, *pair) for pair in ((x, self._x), (y, self._y))),
+            np.concatenate([weights, self._coins]).astype("float32"),
+        )
+
+    def on_train_begin(self, logs=None):
+        """Measures the canaries' losses, at the first beginning."""
+        if self._rows is None:
+            raise ValueError(
+                "No canary is in the data. Train on what `insert` returns: "
+                "`x, y, sample_weight = audit.insert(x, y)`."
+            )
+        self._check_data()
+        if self._before is None:
+            self._before = example_losses(self.model, self._x, self._y)
+
+    def on_train_end(self, logs=None):
+        """Measures them again."""
+        self._after = example_losses(self.model, self._x, self._y)
+
+    def report(self):
+        """The `OneRunReport` of the training.
+
+        Raises:
+            RuntimeError: If there was none.
+        """
+        if self._after is None:
+            raise RuntimeError("There is nothing to report before `fit` has ended with this audit.")
+        optimizer, delta = keras_internals.innermost(self.model.optimizer), self._delta
+        private = isinstance(optimizer, PrivateOptimizer)
+        plan = optimizer.plan if private else None
+        if delta is None:
+            delta = 1e-5 if plan is None else plan.delta
+        epsilon = math.inf
+        if private:
+            epsilon = optimizer.ledger.epsilon(delta, *([] if plan is None else [plan.accountant]))
+        return one_run_report(
+            self.scores, self._coins, delta, epsilon, self._confidence, self._guesses
+        )
+
+    def _check_data(self):
+        """Refuses draws of data that do not end with the canaries, where they can be seen."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        draws = getattr(optimizer, "draws", None)
+        if not isinstance(draws, Draws) or draws.examples is None:
+            return
+        examples, start = draws.examples, self._rows
+        found = examples.count == start + self._count
+        if found:
+            rows = tf.range(start, examples.count, dtype=tf.int64)
+            x, _, weights = examples.batch(rows, self._count)
+            pairs = zip(tf.nest.flatten(x), tf.nest.flatten(self._x), strict=True)
+            alike = [np.array_equal(a, np.asarray(b, a.dtype.as_numpy_dtype)) for a, b in pairs]
+            found = all(alike) and np.array_equal(weights > 0, self._coins)
+        if not found:
+            raise ValueError(
+                "The data do not end with the canaries of this audit. Make the batches of what "
+                "`insert` returned: `plan.batches(x, y, sample_weight)`, with "
+                f"num_examples={start + self._count}. Received: batches of {examples.count} "
+                "examples."
+            )
+
+
+def _joined(examples, canaries):
+    examples = np.asarray(examples)
+    return np.concatenate([examples, np.asarray(canaries, examples.dtype)])

@@ -1,0 +1,200 @@
+"""What many guesses about one training prove: lower bounds on epsilon from a single run.
+
+Each of m canaries was in the data or not, by a fair coin of its own. An attack guesses r of the
+coins, and v guesses are right. How many can be right by a private mechanism has two bounds:
+
+- Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846), Theorem 5.2: at (epsilon, delta), hardly more
+  than Binomial(r, 1 / (1 + exp(-epsilon))).
+- Mahloujifar, Melis and Chaudhuri 2024 (arXiv:2410.22235): for a mechanism with trade-off function
+  f, and p_c the probability of c right guesses, every set T of numbers has
+
+      sum_{c in T} c/m p_c <= 1 - f(sum_{c in T} (r - c + 1)/m p_{c-1}),
+
+  from which the least mass that goes with a tail follows number by number.
+
+Both bound the same probability, so the smaller of the two costs no confidence.
+"""
+
+import math
+
+import numpy as np
+import scipy.special
+import scipy.stats
+
+from tfdpx._arguments import is_integer, require
+from tfdpx.accounting.accountants import check_delta
+from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu
+
+# Where the search for a bound ends; no number of guesses that anybody makes proves as much.
+_MOST_EPSILON = 60.0
+_MOST_MU = 40.0
+
+
+def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.95):
+    """A lower bound on epsilon from how many of one run's guesses were right.
+
+    Guarantee: with probability at least `confidence` over the coins and the run, the bound is no
+    higher than the epsilon that the mechanism has at `delta` under adding or removing one example.
+    It takes that the coins were fair, independent and unknown to the attack, and that the number of
+    guesses was chosen without them.
+
+    Args:
+        correct: Int, right guesses.
+        guesses: Int in [1, canaries]; the other canaries were left out.
+        canaries: Int >= 1, coins.
+        delta: Float in (0, 1).
+        confidence: Float in (0, 1).
+
+    Returns:
+        Float >= 0.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+    >>> round(one_run_epsilon_lower_bound(95, 100, 1000, delta=1e-5), 2)
+    2.17
+    """
+    _check(correct, guesses, canaries, confidence)
+    check_delta(delta)
+    error = 1 - confidence
+
+    def refuted(epsilon):
+        if _steinke(correct, guesses, canaries, epsilon, delta) <= error:
+            return True
+        needed = _approximate_needed(epsilon, delta)
+        return _least_mass(needed, correct, guesses, canaries, error) > 1
+
+    return _largest(refuted, _MOST_EPSILON)
+
+
+def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
+    """A lower bound on mu, of a mechanism that is known to be mu-GDP for some mu.
+
+    Guarantee: as of `one_run_epsilon_lower_bound`, of no mu below the bound describing the
+    mechanism. Gaussian noise on full batches is exactly mu-GDP. A run of sampled batches is only
+    nearly so, after many updates: there the bound is an estimate.
+
+    Args:
+        correct: Int, right guesses.
+        guesses: Int in [1, canaries].
+        canaries: Int >= 1.
+        confidence: Float in (0, 1).
+
+    Returns:
+        Float >= 0.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    _check(correct, guesses, canaries, confidence)
+
+    def refuted(mu):
+        needed = _gaussian_needed(mu)
+        return _least_mass(needed, correct, guesses, canaries, 1 - confidence) > 1
+
+    return _largest(refuted, _MOST_MU)
+
+
+def one_run_gdp_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.95):
+    """The epsilon at `delta` of `one_run_mu_lower_bound`; tighter, and for GDP alone.
+
+    Args:
+        correct: Int, right guesses.
+        guesses: Int in [1, canaries].
+        canaries: Int >= 1.
+        delta: Float in (0, 1).
+        confidence: Float in (0, 1).
+
+    Returns:
+        Float >= 0.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+    >>> round(one_run_gdp_epsilon_lower_bound(95, 100, 1000, delta=1e-5), 2)
+    3.32
+    """
+    check_delta(delta)
+    return epsilon_of_mu(one_run_mu_lower_bound(correct, guesses, canaries, confidence), delta)
+
+
+def _steinke(correct, guesses, canaries, epsilon, delta):
+    """An upper bound on the probability of at least `correct` right guesses."""
+    rate = 1 / (1 + math.exp(-epsilon))
+    tail = scipy.stats.binom.sf(correct - 1, guesses, rate)
+    # Of the numbers just below: what delta may add, at best.
+    below = scipy.stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, rate)
+    steps = np.arange(1, correct + 1)
+    added = np.max(np.cumsum(below) / steps) if correct else 0.0
+    return min(1.0, tail + 2 * canaries * delta * added)
+
+
+def _least_mass(needed, correct, guesses, canaries, tail):
+    """The least sum of p_0, ..., p_r with a `tail`; above 1 if the trade-off function has none.
+
+    The tail is the probability of at least `correct` right guesses. With T = {i, ...}, `right` is
+    the left-hand side and `wrong` the argument of f. The least p_{i-1} that the inequality allows,
+    given those above, leaves the least mass in the end; all of the tail at `correct` does too.
+
+    Args:
+        needed: Function of a left-hand side to the least argument that allows it.
+        correct: Int.
+        guesses: Int.
+        canaries: Int.
+        tail: Float.
+    """
+    right, wrong = tail * correct / canaries, tail * (guesses - correct) / canaries
+    mass = tail
+    for i in range(correct, 0, -1):
+        # p_{i-1}, whose guesses are wrong r - i + 1 times.
+        p = max(0.0, needed(right) - wrong) * canaries / (guesses - i + 1)
+        mass += p
+        if mass > 1:
+            break
+        right += p * (i - 1) / canaries
+        wrong += p * (guesses - i + 1) / canaries
+    return mass
+
+
+def _gaussian_needed(mu):
+    """The x with 1 - f(x) = y, for f the trade-off function of mu-GDP."""
+
+    def needed(y):
+        return float(scipy.special.ndtr(scipy.special.ndtri(y) - mu)) if y < 1 else math.inf
+
+    return needed
+
+
+def _approximate_needed(epsilon, delta):
+    """Likewise, for f the trade-off function of (epsilon, delta)-privacy."""
+    small = math.exp(-epsilon)
+
+    def needed(y):
+        # 1 - f(x) is the smaller of exp(epsilon) x + delta and 1 - exp(-epsilon) (1 - delta - x).
+        if y > 1:
+            return math.inf
+        return max(0.0, small * (y - delta), 1 - delta - (1 - y) / small)
+
+    return needed
+
+
+def _largest(refuted, most):
+    """The largest value from 0 to `most` that is refuted, as are all below; 0.0 if none is."""
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, most
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def _check(correct, guesses, canaries, confidence):
+    require(is_integer(canaries, 1), "canaries", canaries, "be an int >= 1")
+    fits = is_integer(guesses, 1) and guesses <= canaries
+    require(fits, "guesses", guesses, f"be an int from 1 to the {canaries} canaries")
+    fits = is_integer(correct, 0) and correct <= guesses
+    require(fits, "correct", correct, f"be an int from 0 to the {guesses} guesses")
+    check_confidence(confidence)

@@ -1,0 +1,138 @@
+"""Are batches the Poisson samples that a plan counts on, or of a fixed size and order?
+
+Accountants take off what sampling hides. It hides that only if each example is drawn by a coin of
+its own, anew at each step: batches of one size, cut from a permutation, are another mechanism, and
+can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
+"""
+
+import dataclasses
+
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+
+from tfdpx._arguments import check_positive_integer
+from tfdpx.audit.lower_bound import check_confidence
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingReport:
+    """What `check_sampling` found.
+
+    Attributes:
+        steps: Int, batches that were looked at.
+        confidence: Float. Batches that are Poisson samples pass with about this probability.
+        problems: Tuple of strings.
+    """
+
+    steps: int
+    confidence: float
+    problems: tuple[str, ...] = ()
+
+    @property
+    def passed(self):
+        """Bool: nothing found contradicts Poisson sampling."""
+        return not self.problems
+
+    def __str__(self):
+        found = "as Poisson sampling would be" if self.passed else "not what the plan counts on"
+        first = f"{'PASSED' if self.passed else 'FAILED'}: {self.steps} batches are {found}."
+        return "\n".join([first, *(f"- {problem}" for problem in self.problems)])
+
+
+def check_sampling(plan, batches, steps=200, confidence=0.999):
+    """Looks at which examples batches hold, and says whether coins may have chosen them.
+
+    Three numbers are compared with what independent coins give: how many examples are drawn in
+    all, how much batches differ in size, and how much examples differ in how often they are drawn.
+    Batches of one size fail the second, passes over a permutation the third.
+
+    Guarantee: true Poisson samples fail with a probability of about `1 - confidence` (the last two
+    are compared with gamma distributions of the right mean and variance). That batches pass proves
+    nothing of dependencies that leave these numbers as they are.
+
+    Args:
+        plan: A `PrivacyPlan` with Poisson sampling.
+        batches: Iterable of batches made of the numbers of the examples in place of examples,
+            such as `plan.batches(ids, ids)` for `ids = np.arange(plan.num_examples)`: tuples whose
+            first part is int [rows]; a third part is the sample weight, 0 for an absent row. Give
+            it what your program's own input pipeline makes of `ids`.
+        steps: Int, batches to look at; fewer where there are fewer.
+        confidence: Float in (0, 1).
+
+    Returns:
+        `SamplingReport`. Print it.
+
+    Raises:
+        ValueError: If the plan does not claim Poisson sampling, there are no batches, or what they
+            hold are no numbers of examples.
+
+    Example:
+    >>> plan = tfdpx.PrivacyPlan(500, batch_size=50, steps=40, noise_multiplier=1.0, delta=1e-5)
+    >>> ids = np.arange(500)
+    >>> check_sampling(plan, plan.batches(ids, ids, seed=1)).passed
+    True
+    >>> fixed = tf.data.Dataset.from_tensor_slices((ids, ids)).shuffle(500).batch(50).repeat(4)
+    >>> check_sampling(plan, fixed).passed
+    False
+    """
+    check_positive_integer("steps", steps)
+    check_confidence(confidence)
+    if plan.is_approximate:
+        raise ValueError(
+            f'This plan has sampling="{plan.sampling}", and calls its epsilon approximate: it '
+            'does not claim Poisson sampling. Make it with sampling="poisson".'
+        )
+    n, q = plan.num_examples, plan.sampling_probability
+    drawn = [_ids(batch, n) for _, batch in zip(range(steps), batches, strict=False)]
+    if not drawn:
+        raise ValueError("Argument `batches` must hold at least one batch. Received none.")
+    problems = []
+    twice = sum(len(ids) - len(np.unique(ids)) for ids in drawn)
+    if twice:
+        problems.append(f"{twice} rows repeat an example of their own batch.")
+    sizes = np.array([len(ids) for ids in drawn])
+    often = np.bincount(np.concatenate(drawn), minlength=n)
+    level = (1 - confidence) / 3
+    total, trials = int(sizes.sum()), n * len(drawn)
+    if scipy.stats.binomtest(total, trials, q).pvalue < level:
+        problems.append(f"An example is drawn with probability {total / trials:.4g}, not {q:.4g}.")
+    for name, counts, coins in (
+        ("batch size", sizes, n),
+        ("draws of an example", often, len(drawn)),
+    ):
+        ratio, chance = _spread(counts, coins, q)
+        if chance < level:
+            problems.append(
+                f"The {name} varies {'too little' if ratio < 1 else 'too much'}: its variance is "
+                f"{ratio:.3g} times that of independent coins."
+            )
+    return SamplingReport(len(drawn), confidence, tuple(problems))
+
+
+def _ids(batch, count):
+    """The examples of a batch, an int array, without absent rows."""
+    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+    ids = np.asarray(tf.nest.flatten(parts[0])[0])
+    if len(parts) > 2 and parts[2] is not None:
+        ids = ids[np.asarray(parts[2]) != 0]
+    whole = ids.ndim == 1 and ids.dtype.kind in "iu"
+    if not whole or (ids.size and not (0 <= ids.min() and ids.max() < count)):
+        raise ValueError(
+            f"Argument `batches` must hold numbers of examples, ints [rows] from 0 to {count - 1}. "
+            f"Received: {ids.dtype} of shape {ids.shape}. Make the batches of "
+            "`ids = np.arange(plan.num_examples)`."
+        )
+    return ids.astype("int64")
+
+
+def _spread(counts, coins, q):
+    """The mean square of counts around their mean, over that of Binomial(coins, q); its p-value."""
+    variance = coins * q * (1 - q)
+    if variance == 0:
+        return (1.0, 1.0) if np.all(counts == coins) else (np.inf, 0.0)
+    ratio = np.mean((counts - coins * q) ** 2) / variance
+    # The variance of a squared binomial, from its fourth moment.
+    spread = (2 + (1 - 6 * q * (1 - q)) / variance) / len(counts)
+    law = scipy.stats.gamma(1 / spread, scale=spread)
+    return ratio, 2 * min(law.cdf(ratio), law.sf(ratio))
