@@ -1,0 +1,5 @@
+"""Placeholder."""
+
+from tfdpx.checks.proof import rules
+
+__all__ = ["rules"]
