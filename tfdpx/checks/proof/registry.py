@@ -69,7 +69,7 @@ def _apply(name, site, inputs):
         if isinstance(value, Unknown):
             return [value] * len(site.operation.outputs)
     handles = any(isinstance(value, (Handle, Listed)) for value in inputs)
-    if site.is_stateful or handles:
+    if site.is_stateful or handles or "PyFunc" in name:
         raise Lost("it keeps state, or runs Python")
     if any(isinstance(value, Total) for value in inputs):
         return _look_up(_TOTALS, name, "it takes a sum over the examples")(site, *inputs)
@@ -109,7 +109,7 @@ def _content(name, site, inputs):
     if name not in _NUMBERS or any(value.content is None for value in inputs):
         return None
     found = _NUMBERS[name](site, *(array(value) for value in inputs))
-    return None if found is None else tuple(found.flat)
+    return None if found is None else tuple(np.asarray(found, dtype=object).flat)
 
 
 def array(value):

@@ -196,9 +196,7 @@ def _joined(a, b, name):
         return Rows(_common(a, b, name), a.axis, a.after)
     if isinstance(a, Fixed) and isinstance(b, Fixed):
         content = a.content if a.content == b.content else None
-        return Fixed(
-            _common(a, b, name), content, a.like_rows & b.like_rows, a.sources | b.sources
-        )
+        return Fixed(_common(a, b, name), content, a.like_rows & b.like_rows, a.sources | b.sources)
     if isinstance(a, (Fixed, Sized)) and isinstance(b, (Fixed, Sized)):
         return Sized(a.shape if a.shape == b.shape else None)
     raise Lost("it is one kind of tensor first and another later")

@@ -116,7 +116,7 @@ class Frame:
             found = rule_of(operation.type)(site, *inputs)
             found = found if isinstance(found, list) else [found]
             gradients.check(site, inputs, found)
-        except Lost as lost:
+        except Exception as lost:  # Also where a rule fails on what nobody thought of.
             found = [Unknown(site.reason(lost))] * len(operation.outputs)
             if has_effects(operation):
                 self.walk.problems[site.reason(lost)] = None

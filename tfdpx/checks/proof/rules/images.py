@@ -2,14 +2,23 @@
 
 from tfdpx.checks.proof.lengths import Length, product
 from tfdpx.checks.proof.registry import of_rows
-from tfdpx.checks.proof.values import Fixed, Lost, Rows, Sized, ints_of, rank, require_fixed
+from tfdpx.checks.proof.values import (
+    Fixed,
+    Lost,
+    Rows,
+    Sized,
+    beside_rows,
+    ints_of,
+    rank,
+    require_fixed,
+    same_axis,
+)
 
 
 @of_rows(
     "Conv2D Conv3D DepthwiseConv2dNative Dilation2D AvgPool AvgPool3D MaxPool MaxPool3D "
     "DepthToSpace SpaceToDepth LRN ExtractImagePatches ExtractVolumePatches ResizeArea "
-    "ResizeBicubic ResizeBilinear ResizeNearestNeighbor ImageProjectiveTransformV2 RGBToHSV "
-    "HSVToRGB AdjustContrastv2 AdjustHue AdjustSaturation FractionalAvgPool"
+    "ResizeBicubic ResizeBilinear ResizeNearestNeighbor"
 )
 def of_images(site, images, *others):
     """Each image by itself, with a filter, a size or a factor that all share."""
@@ -32,6 +41,18 @@ def _list(site, name):
 def _first(images):
     if not isinstance(images, Rows) or images.axis:
         raise Lost("the examples are not on the first axis")
+
+
+@of_rows("ImageProjectiveTransformV3")
+def transform(site, images, transforms, *others):
+    """Each image by the transform of its own, or by one for all."""
+    require_fixed(*others)
+    _first(images)
+    if isinstance(transforms, Rows):
+        same_axis(images, transforms)
+    else:
+        beside_rows(transforms, 0, images)
+    return site.rows(images, 0)
 
 
 @of_rows("Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput")

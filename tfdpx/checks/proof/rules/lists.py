@@ -1,31 +1,47 @@
 """Lists of tensors, in which loops keep what each round gives: all elements alike."""
 
 from tfdpx.checks.proof.registry import whatever
-from tfdpx.checks.proof.values import Fixed, Listed, Lost, Rows, Sized, Unknown, joined
+from tfdpx.checks.proof.values import (
+    Fixed,
+    Listed,
+    Lost,
+    Rows,
+    Sized,
+    Unknown,
+    joined,
+    require_fixed,
+)
 
 
-def _require(site, made, *others):
-    """Raises `Lost` unless `made` is a list, and no example has a part in `others`."""
-    for value in (made, *others):
+def _require(made, shape=None, *numbers):
+    """Raises `Lost` unless `made` is a list, and no example has a part in the other arguments.
+
+    Args:
+        made: A value.
+        shape: Another, which the number of rows may change.
+        *numbers: Others, which it may not.
+    """
+    for value in (made, shape, *numbers):
         if isinstance(value, Unknown):
             raise Lost(value.reason)
     if not isinstance(made, Listed):
         raise Lost("it is no list of tensors")
-    if not all(isinstance(value, (Fixed, Sized)) for value in others):
-        raise Lost("an index or a shape depends on the examples")
+    if shape is not None and not isinstance(shape, (Fixed, Sized)):
+        raise Lost("a shape depends on the examples")
+    require_fixed(*numbers)
 
 
 @whatever("TensorListReserve EmptyTensorList")
-def reserve(site, *others):
+def reserve(site, shape, number):
     """A list of zeros."""
-    _require(site, Listed(), *others)
+    _require(Listed(), shape, number)
     return Listed()
 
 
 @whatever("TensorListFromTensor")
 def from_tensor(site, x, shape):
     """The parts of a tensor along its first axis."""
-    _require(site, Listed(), shape)
+    _require(Listed(), shape)
     if isinstance(x, Rows) and x.axis:
         return Listed(Rows(x.shape[1:], x.axis - 1, x.after))
     if isinstance(x, Fixed) and x.shape:
@@ -37,14 +53,14 @@ def from_tensor(site, x, shape):
 @whatever("TensorListSetItem")
 def set_item(site, made, index, item, *_):
     """One element more is known."""
-    _require(site, made, index)
+    _require(made, None, index)
     return _with(site, made, item)
 
 
 @whatever("TensorListPushBack")
 def push_back(site, made, item):
     """One element more."""
-    _require(site, made)
+    _require(made)
     return _with(site, made, item)
 
 
@@ -62,21 +78,21 @@ def _with(site, made, item):
 @whatever("TensorListGetItem")
 def get_item(site, made, index, shape):
     """An element."""
-    _require(site, made, index, shape)
+    _require(made, shape, index)
     return _element(made)
 
 
 @whatever("TensorListPopBack")
 def pop_back(site, made, shape):
     """The list without its last element, and that."""
-    _require(site, made, shape)
+    _require(made, shape)
     return [made, _element(made)]
 
 
 @whatever("TensorListStack")
 def stack(site, made, shape):
     """All elements as one tensor."""
-    _require(site, made, shape)
+    _require(made, shape)
     element = _element(made)
     if isinstance(element, Rows):
         return site.rows(element, element.axis + 1, [None, *element.shape])
@@ -88,7 +104,7 @@ def stack(site, made, shape):
 @whatever("TensorListLength")
 def length(site, made):
     """How many elements there are."""
-    _require(site, made)
+    _require(made)
     return Fixed((), None)
 
 
@@ -98,5 +114,3 @@ def _element(made):
     if isinstance(made.element, Unknown):
         raise Lost(made.element.reason)
     return made.element
-
-

@@ -16,9 +16,7 @@ def shape_of(site, *inputs):
     """Lengths of axes, whatever stands along them."""
     found = [
         _measured(site, index, tensor, value)
-        for index, (tensor, value) in enumerate(
-            zip(site.operation.inputs, inputs, strict=True)
-        )
+        for index, (tensor, value) in enumerate(zip(site.operation.inputs, inputs, strict=True))
     ]
     return found
 

@@ -13,7 +13,9 @@ def matmul(site, a, b):
     plain = site.operation.type == "MatMul"
     names = ("transpose_a", "transpose_b") if plain else ("adj_x", "adj_y")
     flips = [site.attribute(name) for name in names]
-    a_last, b_last = (axes[::-1] if f else axes for axes, f in zip(("mk", "kn"), flips, strict=True))
+    a_last, b_last = (
+        axes[::-1] if f else axes for axes, f in zip(("mk", "kn"), flips, strict=True)
+    )
     batch = max(rank(a), rank(b)) - 2
     # Labels as in an equation; a leading axis is labelled by its distance from the last.
     labels = [

@@ -2,8 +2,15 @@
 
 from tfdpx.checks.proof.lengths import ONE
 from tfdpx.checks.proof.registry import of_rows, of_totals
-from tfdpx.checks.proof.values import Fixed, Lost, Rows, Sized, Total, ints_of, rank, require_fixed
-from tfdpx.checks.proof.values import same_axis
+from tfdpx.checks.proof.values import (
+    Lost,
+    Rows,
+    Total,
+    ints_of,
+    rank,
+    require_fixed,
+    same_axis,
+)
 
 _ALONG = "it works along the axis of the examples"
 
@@ -65,19 +72,17 @@ def softmax(site, x):
     return site.rows(x, x.axis, x.shape)
 
 
-@of_rows("TopK TopKV2 InTopKV2")
+@of_rows("TopK TopKV2")
 def top_k(site, x, *others):
     """The largest entries along the last axis, and where they are."""
-    if site.operation.type == "InTopKV2":
-        raise Lost("there is no rule for this type")
     require_fixed(*others)
     _last(x, 1)
     return [site.rows(x, x.axis, [*x.shape[:-1], None], index=index) for index in (0, 1)]
 
 
 @of_rows(
-    "BatchMatrixBandPart MatrixBandPart MatrixInverse MatrixDeterminant Cholesky MatrixDiagPart "
-    "MatrixDiagPartV2 MatrixDiagPartV3 FFT2D IFFT2D"
+    "Cholesky FFT2D IFFT2D MatrixBandPart MatrixDeterminant MatrixDiagPart MatrixDiagPartV2 "
+    "MatrixDiagPartV3 MatrixInverse"
 )
 def of_matrices(site, x, *others):
     """Each matrix of the last two axes by itself."""
@@ -86,7 +91,18 @@ def of_matrices(site, x, *others):
     return site.rows(x, x.axis)
 
 
-@of_rows("FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2 MatrixDiagV3")
+@of_rows("AdjustContrastv2")
+def of_pictures(site, x, *others):
+    """Each picture of the last three axes by itself."""
+    require_fixed(*others)
+    _last(x, 3)
+    return site.rows(x, x.axis)
+
+
+@of_rows(
+    "AdjustHue AdjustSaturation HSVToRGB RGBToHSV FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2 "
+    "MatrixDiagV3"
+)
 def of_vectors(site, x, *others):
     """Each vector of the last axis by itself."""
     require_fixed(*others)
@@ -128,5 +144,3 @@ def cross_entropy(site, logits, labels):
 def half_square(site, x):
     """Half the sum of squares."""
     return Total(())
-
-

@@ -34,15 +34,19 @@ def constant(site):
         content = tuple(Length(int(n)) for n in array.flat)
     rows = site.frame.walk.rows.known
     like_rows = frozenset(
-        axis
-        for axis, length in enumerate(array.shape)
-        if length == rows and _is_even(array, axis)
+        axis for axis, length in enumerate(array.shape) if length == rows and _is_even(array, axis)
     )
     return Fixed(shape, content, like_rows)
 
 
 def _is_even(array, axis):
     return bool((array == np.take(array, [0], axis=axis)).all())
+
+
+@whatever("Placeholder PlaceholderV2 _Arg")
+def unexplained(site):
+    """An input that nobody said anything of."""
+    raise Lost("it is an input of which nothing is known")
 
 
 @whatever("VarHandleOp MutableHashTableV2 HashTableV2")
