@@ -16,7 +16,7 @@ from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.gradients import problems_of_gradients, problems_of_loss
 from tfdpx.checks.hidden_state import problems_of_state_of_loss
 from tfdpx.checks.perturbed import perturbed
-from tfdpx.checks.proof.separation import Separation, separation_of, separation_of_pass
+from tfdpx.checks.proof.verdict import Separation, separation_of, separation_of_pass
 from tfdpx.checks.separation import examples_of_pass, problems_of_pass
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic

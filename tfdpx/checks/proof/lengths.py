@@ -1,4 +1,4 @@
-"""Lengths of axes as products: 4 * rows * time, where some factors are known only when a graph runs.
+"""Lengths of axes as products: 4 * rows * time, of which a factor may be known only at run time.
 
 Two such products that are written alike are equal, whatever the unknown factors are.
 """

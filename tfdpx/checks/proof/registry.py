@@ -53,7 +53,7 @@ def of_totals(types):
 
 
 def of_copies(types):
-    """Registers a function of `Fixed` inputs: along which axes all parts of the output are equal."""
+    """Registers a function of `Fixed` inputs: axes along which all parts of the output are equal."""
     return _register(_COPIES, types)
 
 

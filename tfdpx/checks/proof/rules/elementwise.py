@@ -14,12 +14,13 @@ from tfdpx.checks.proof.values import (
 )
 
 _UNARY = (
-    "Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Cast Ceil "
-    "CheckNumerics ComplexAbs Conj Cos Cosh DecodeBase64 Digamma Elu EncodeBase64 Erf Erfc Erfinv Exp Expm1 Floor "
-    "Gelu Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Mish Ndtri Neg "
-    "OnesLike PreventGradient Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh "
-    "Softplus Softsign Sqrt Square StopGradient StringLength StringLower StringStrip "
-    "StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Tan Tanh ZerosLike"
+    "Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize "
+    "Cast Ceil CheckNumerics ComplexAbs Conj Cos Cosh DecodeBase64 Digamma Elu EncodeBase64 Erf "
+    "Erfc Erfinv Exp Expm1 Floor Gelu Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log "
+    "Log1p LogicalNot Mish Ndtri Neg OnesLike PreventGradient Real Reciprocal Relu Relu6 Rint "
+    "Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square StopGradient "
+    "StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong "
+    "StringToNumber StringUpper Tan Tanh ZerosLike"
 )
 _BINARY = (
     "Add AddV2 ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Div DivNoNan "

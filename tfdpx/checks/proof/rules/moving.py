@@ -29,7 +29,7 @@ def reshape(site, x, shape):
         raise Lost("its new shape could not be followed")
     stride = product(x.shape[x.axis + 1 :]) * x.after
     block = stride * site.frame.walk.rows
-    for axis, length in enumerate(wanted):
+    for axis in range(len(wanted)):
         after = stride.over(product(wanted[axis + 1 :]))
         if after is not None and product(wanted[axis:]).over(block) is not None:
             others = [n for a, n in enumerate(wanted) if a != axis]

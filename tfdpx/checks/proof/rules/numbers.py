@@ -71,7 +71,8 @@ def sliced(site, x, begin, end, strides):
     masks = [site.attribute(f"{name}_mask") for name in ("begin", "end")]
     index = []
     for n, kind in enumerate(kinds(site, len(begin), x.ndim)):
-        first, last = (None if mask >> n & 1 else at[n] for mask, at in zip(masks, (begin, end)))
+        first = None if masks[0] >> n & 1 else begin[n]
+        last = None if masks[1] >> n & 1 else end[n]
         part = slice(first, last, strides[n])
         index.append({"new": np.newaxis, "rest": ..., "one": begin[n]}.get(kind, part))
     found = x[tuple(index)]
@@ -84,7 +85,8 @@ def cut(site, x, begin, size):
     begin, size = _ints(begin), _ints(size)
     if begin is None or size is None:
         return None
-    return x[tuple(slice(b, None if n == -1 else b + n) for b, n in zip(begin, size))]
+    ends = [None if n == -1 else b + n for b, n in zip(begin, size, strict=True)]
+    return x[tuple(map(slice, begin, ends))]
 
 
 @of_numbers("GatherV2")

@@ -1,4 +1,4 @@
-"""Products of matrices: rows must be an axis that both or one have, and none that is summed over."""
+"""Products: the rows must be on an axis of the output, none that is summed over."""
 
 import re
 

@@ -86,11 +86,25 @@ def separation_of_pass(model, one_pass, data, rows):
     """
     length = Length(rows)
     targets = [*Outputs(one_pass.y_pred).tensors, *one_pass.captured]
-    reasons = _reasons_of_forward(one_pass.graph, one_pass.inputs, targets, length)
+    reasons = reasons_of_graph(one_pass.graph, one_pass.inputs, targets, length)
     if model.run_eagerly:
         reasons.append(_EAGER)
     reasons += reasons_of_loss(model, data, one_pass.y_pred, length)
     return Separation(tuple(dict.fromkeys(reasons)), rows)
+
+
+def reasons_of_graph(graph, inputs, targets, rows):
+    """Texts of what could not be followed from the inputs of a graph to its targets, a list.
+
+    Args:
+        graph: `tf.Graph` of a function.
+        inputs: Tensors of `graph`, [rows, ...].
+        targets: Tensors of `graph`, which are to have the same rows on their first axis.
+        rows: `Length`.
+    """
+    walk = Walk(rows)
+    found = walk(graph, _with_rows(inputs, rows), targets)
+    return [*filter(None, (_no_rows(value, rows) for value in found)), *walk.problems]
 
 
 def reasons_of_loss(model, data, y_pred, rows):
@@ -132,18 +146,12 @@ def _reasons(model, specs, rows):
     keras_internals.clear_added_losses(model)
     [(data, y_pred)] = kept
     inputs, targets = batches.Rows(data).tensors, Outputs(y_pred).tensors
-    reasons = _reasons_of_forward(graph, inputs, targets, rows)
+    reasons = reasons_of_graph(graph, inputs, targets, rows)
     if added:
         reasons.append(f"these layers call `add_loss`: {added}")
     if model.run_eagerly:
         reasons.append(_EAGER)
     return reasons if specs[1] is None else reasons + reasons_of_loss(model, data, y_pred, rows)
-
-
-def _reasons_of_forward(graph, inputs, targets, rows):
-    walk = Walk(rows)
-    found = walk(graph, _with_rows(inputs, rows), targets)
-    return [*filter(None, (_no_rows(value, rows) for value in found)), *walk.problems]
 
 
 def _spec_of(leaf, rows):
