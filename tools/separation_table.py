@@ -20,21 +20,26 @@ layers = keras.layers
 FEW = 5
 # These cut large batches into parts, which is proved for few rows only.
 IN_PARTS = ("tfdpx ScatterLinear", "tfdpx ScatterCNN")
-# Cells that a loop runs, bases, and what wraps or reads something else than a batch.
+# Cells that a loop runs, bases, and what wraps or reads something else than a batch of numbers.
 LEFT_OUT = {
-    "AbstractRNNCell", "AutoContrast", "AugMix", "CutMix", "Equalization", "FlaxLayer",
-    "GRUCell", "InputLayer", "IntegerLookup", "JaxLayer", "LSTMCell", "Lambda", "Layer",
-    "MaxNumBoundingBoxes", "MelSpectrogram", "MixUp", "Pipeline", "RandAugment",
-    "RandomColorDegeneration", "RandomColorJitter", "RandomElasticTransform", "RandomErasing",
-    "RandomGaussianBlur", "RandomGrayscale", "RandomHue", "RandomInvert", "RandomPerspective",
-    "RandomPosterization", "RandomSaturation", "RandomSharpness", "RandomShear", "STFTSpectrogram",
-    "SimpleRNNCell", "Solarization", "StackedRNNCells", "StringLookup", "TFSMLayer",
-    "TextVectorization", "TorchModuleWrapper", "Wrapper", "HashedCrossing", "ReversibleEmbedding",
-    "AdaptiveAveragePooling1D", "AdaptiveAveragePooling2D", "AdaptiveAveragePooling3D",
-    "AdaptiveMaxPooling1D", "AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D", "ConvLSTM3D",
-}  # fmt: skip
+    *(
+        "AbstractRNNCell",
+        "AugMix",
+        "CutMix",
+        "Equalization",
+        "FlaxLayer",
+        "GRUCell",
+        "HashedCrossing",
+    ),
+    *("InputLayer", "IntegerLookup", "JaxLayer", "LSTMCell", "Lambda", "Layer"),
+    *("MaxNumBoundingBoxes", "MelSpectrogram", "MixUp", "Pipeline", "RandAugment"),
+    *("STFTSpectrogram", "SimpleRNNCell", "StackedRNNCells", "StringLookup", "TFSMLayer"),
+    *("TextVectorization", "TorchModuleWrapper", "Wrapper"),
+}
+_ABOUT = """Made by `python tools/separation_table.py`; [separation.md](separation.md) says what it
+means. Each layer stands in a model of its own, in training mode."""
 IMAGE, SERIES, VECTOR = (8, 8, 4), (6, 4), (4,)
-VOLUME, TOKENS, FRAMES = (6, 6, 6, 4), (6,), (3, 8, 8, 4)
+VOLUME, TOKENS, FRAMES, PICTURE = (6, 6, 6, 4), (6,), (3, 8, 8, 4), (8, 8, 3)
 
 
 def _layers():
@@ -98,6 +103,18 @@ def _layers():
             made[name] = (lambda n=name, a=given: getattr(layers, n)(*a), [shape])
     for name in ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"):
         made[name] = (lambda n=name: getattr(layers, n)(), [SERIES, SERIES])
+    for name in (
+        *("AutoContrast", "ContrastLimitedAdaptiveHistogramEqualization"),
+        *("RandomColorJitter", "RandomElasticTransform", "RandomGaussianBlur", "RandomGrayscale"),
+        *("RandomErasing", "RandomInvert", "RandomPerspective", "Solarization"),
+    ):
+        made[name] = (lambda n=name: getattr(layers, n)(), [PICTURE])
+    for name in ("RandomColorDegeneration", "RandomHue", "RandomSaturation", "RandomSharpness"):
+        made[name] = (lambda n=name: getattr(layers, n)(0.5), [PICTURE])
+    for n, shape in ((1, SERIES), (2, IMAGE), (3, VOLUME)):
+        for kind in ("Average", "Max"):
+            name = f"Adaptive{kind}Pooling{n}D"
+            made[name] = (lambda n=name: getattr(layers, n)(2), [shape])
     cell = layers.LSTMCell
     made.update(
         {
@@ -118,6 +135,7 @@ def _layers():
             "Conv3DTranspose": (lambda: layers.Conv3DTranspose(3, 2), [VOLUME]),
             "ConvLSTM1D": (lambda: layers.ConvLSTM1D(2, 3), [(3, 8, 4)]),
             "ConvLSTM2D": (lambda: layers.ConvLSTM2D(2, 3), [FRAMES]),
+            "ConvLSTM3D": (lambda: layers.ConvLSTM3D(2, 3), [(2, 6, 6, 6, 2)]),
             "Cropping2D": (lambda: layers.Cropping2D(1), [IMAGE]),
             "Dense": (lambda: layers.Dense(3), [SERIES]),
             "Dense, silu": (lambda: layers.Dense(3, "silu"), [VECTOR]),
@@ -154,6 +172,9 @@ def _layers():
             "RandomRotation": (lambda: layers.RandomRotation(0.1), [IMAGE]),
             "RandomTranslation": (lambda: layers.RandomTranslation(0.1, 0.1), [IMAGE]),
             "RandomZoom": (lambda: layers.RandomZoom(0.1), [IMAGE]),
+            "RandomPosterization": (lambda: layers.RandomPosterization(4), [PICTURE]),
+            "RandomShear": (lambda: layers.RandomShear(0.1, 0.1), [PICTURE]),
+            "ReversibleEmbedding": (lambda: layers.ReversibleEmbedding(9, 3), [TOKENS, "int32"]),
             "RandomContrast": (lambda: layers.RandomContrast(0.1), [IMAGE]),
             "RandomBrightness": (lambda: layers.RandomBrightness(0.1), [IMAGE]),
             "RandomCrop": (lambda: layers.RandomCrop(4, 4), [IMAGE]),
@@ -176,7 +197,8 @@ def _layers():
             "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(3)), [SERIES]),
         }
     )
-    return made
+    # Older versions of Keras lack some.
+    return {name: value for name, value in made.items() if hasattr(layers, name.split(",")[0])}
 
 
 def _frozen_batch_norm():
@@ -313,10 +335,8 @@ def main():
             for name, pair in of_kind.items():
                 print(name, *(reason for each in pair for reason in each.reasons), sep="\n  ")
     else:
-        head = (
-            "# What is proved to keep examples apart\n\n[separation.md](separation.md) says how.\n"
-        )
-        pathlib.Path(arguments.out).write_text(f"{head}\n{text.rstrip()}\n", encoding="utf-8")
+        text = f"# What is proved to keep examples apart\n\n{_ABOUT}\n\n{text.rstrip()}\n"
+        pathlib.Path(arguments.out).write_text(text, encoding="utf-8")
     proved = {
         kind: sum(every.verdict == "proved" for every, _ in of_kind.values())
         for kind, of_kind in found.items()

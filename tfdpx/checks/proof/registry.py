@@ -53,7 +53,7 @@ def of_totals(types):
 
 
 def of_copies(types):
-    """Registers a function of `Fixed` inputs: axes along which all parts of the output are equal."""
+    """Registers a function of `Fixed` inputs: axes along which the output repeats itself."""
     return _register(_COPIES, types)
 
 
