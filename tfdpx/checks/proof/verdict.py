@@ -64,7 +64,7 @@ def separation_of(model, x=None, y=None, sample_weight=None, rows=None):
             f"mix with. Received: rows={rows!r}."
         )
     if x is None:
-        x = getattr(model, "input", None)
+        x = keras_internals.known_inputs(model)
         if x is None:
             raise ValueError(
                 f"Argument `x` must be given, since model '{model.name}' does not know its "

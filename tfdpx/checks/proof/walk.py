@@ -64,11 +64,13 @@ class Frame:
         walk: `Walk`.
         values: Dict `{id of a tensor: value}`, of the inputs at least.
         path: Str, the operations that called it.
+        differentiated: Whether gradients are taken through it.
     """
 
-    def __init__(self, walk, values, path):
+    def __init__(self, walk, values, path, differentiated=True):
         self.walk = walk
         self.path = path
+        self._differentiated = differentiated
         self._values = values
 
     def run(self, targets, operations):
@@ -78,16 +80,17 @@ class Frame:
             self._apply(operation)
         return [self._values[id(t)] for t in targets]
 
-    def enter(self, graph, inputs, name):
+    def enter(self, graph, inputs, name, differentiated=True):
         """The frame of a graph that an operation of this one calls.
 
         Args:
             graph: `tf.Graph` of a function.
             inputs: List of the values of its inputs.
             name: Str, of the operation.
+            differentiated: Whether gradients are taken through it, as far as through this one.
         """
         values = {id(t): value for t, value in zip(graph.inputs, inputs, strict=True)}
-        return Frame(self.walk, values, f"{name}/")
+        return Frame(self.walk, values, f"{name}/", self._differentiated and differentiated)
 
     def outer_values(self, graph, tensors):
         """List of the values of tensors that a function inside of `graph` reads."""
@@ -115,7 +118,8 @@ class Frame:
         try:
             found = rule_of(operation.type)(site, *inputs)
             found = found if isinstance(found, list) else [found]
-            gradients.check(site, inputs, found)
+            if self._differentiated:
+                gradients.check(site, inputs, found)
         except Exception as lost:  # Also where a rule fails on what nobody thought of.
             found = [Unknown(site.reason(lost))] * len(operation.outputs)
             if has_effects(operation):

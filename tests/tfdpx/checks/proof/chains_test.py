@@ -152,7 +152,7 @@ def test_no_chain_that_mixes_is_proved(steps):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=3000)
+@hypothesis.settings(max_examples=1000)
 @hypothesis.given(STEPS)
 def test_none_of_many_chains_that_mix_is_proved(steps):
     check(steps)
