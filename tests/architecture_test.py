@@ -24,7 +24,7 @@ ARROWS = {
     "augmult": {"keras_internals", "per_example"},
     "mechanism": {"noise", "per_example"},
     "memory": {"keras_internals", "per_example", "tensorflow_internals"},
-    "checks": {"keras_internals", "memory", "per_example"},
+    "checks": {"keras_internals", "memory", "per_example", "tensorflow_internals"},
     "run": {
         *("_arguments", "accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
         "per_example",

@@ -316,6 +316,12 @@ def _knows_its_outputs(model, x):
     return known and ordinary and isinstance(x, keras.KerasTensor)
 
 
+def known_inputs(model):
+    """The symbolic inputs that a Functional or Sequential model was built on, a nest; or None."""
+    graph = getattr(model, "_functional", None) or model
+    return getattr(graph, "_inputs_struct", None)
+
+
 def _build_compiled(model, x, y, sample_weight):
     """As `_symbolic_build`, but the model is not traced, which takes as long as in its step."""
     y_pred = model.compute_output_spec(x)

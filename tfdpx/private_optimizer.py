@@ -174,6 +174,14 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         """Bool: whether any update was on batches that were not drawn as the accountant assumes."""
         return self.ledger.is_approximate
 
+    @property
+    def separations(self):
+        """Tuple of `tfdpx.checks.Separation`, one for each kind of pass that was checked so far.
+
+        Whether it is proved, or was only tried, that examples keep apart in the model and the loss.
+        """
+        return tuple(found for known in self.prepared.values() for found in known.separations)
+
     def record(self, gradient_norm, nonfinite):
         """Counts an update and keeps what it measured; called by the private step."""
         self._gradient_norm.assign(gradient_norm)

@@ -1,5 +1,7 @@
 """The private names of TensorFlow: besides `keras_internals`, the only file that touches such."""
 
+import tensorflow as tf
+from tensorflow.python.framework import ops
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
 
@@ -29,6 +31,37 @@ def is_under_xla():
 def called_graph(graph, name):
     """The graph of the function `name` that operations of `graph` call."""
     return graph._get_function(name).graph
+
+
+def has_own_gradient(operation):
+    """Whether somebody wrote a gradient for this operation, in place of that of its type."""
+    try:
+        operation.get_attr("_gradient_op_type")
+    except ValueError:
+        return False
+    # That of a function is one that TensorFlow derived from what is inside.
+    return not ops.get_gradient_function(operation).__module__.startswith("tensorflow.python.eager")
+
+
+def own_gradient(operation):
+    """What the gradient that was written for an operation computes.
+
+    Returns:
+        Pair of a graph and a list of ints. The inputs of the graph are the gradients at the
+        outputs of `operation`, and what it captures of that operation's graph; its outputs are the
+        gradients at the inputs of `operation` that the list numbers.
+    """
+    function, which = ops.get_gradient_function(operation), []
+
+    def gradients(*given):
+        found = list(function(operation, *given))
+        which[:] = [number for number, gradient in enumerate(found) if gradient is not None]
+        return [found[number] for number in which]
+
+    with operation.graph.as_default():
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in operation.outputs]
+        traced = tf.function(gradients, autograph=False).get_concrete_function(*specs)
+    return traced.graph, which
 
 
 def sources_of(dataset):

@@ -215,6 +215,7 @@ class _Prepared:
     key: tuple
     engine: Callable
     sizes: dict = dataclasses.field(default_factory=dict)  # of a checked pass, by kind of batch
+    separations: list = dataclasses.field(default_factory=list)  # of the passes that were checked
     fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
 
 
@@ -242,7 +243,8 @@ def _prepare(optimizer, model, views, data):
     if name not in known.sizes:
         size = pass_size.examples(optimizer, known.engine.work, views.count, *name)
         if size not in known.sizes.values():
-            checks.check_step(model, known.engine, views, x, y, sample_weight, size)
+            found = checks.check_step(model, known.engine, views, x, y, sample_weight, size)
+            known.separations.append(found)
         known.sizes[name] = size
     optimizer.prepared[model] = known
     return known, known.sizes[name]

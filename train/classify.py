@@ -189,6 +189,7 @@ def train(settings, workdir, strategy):
         "sampling_probability": plan.sampling_probability,
         "accountant": plan.accountant,
         "sampling": plan.sampling,
+        "separation": "; ".join(map(str, optimizer.separations)) or None,
         "epsilon_is_approximate": plan.is_approximate or optimizer.epsilon_is_approximate,
         "num_examples": plan.num_examples,
         "dataset": data.name,

@@ -16,11 +16,12 @@ from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.gradients import problems_of_gradients, problems_of_loss
 from tfdpx.checks.hidden_state import problems_of_state_of_loss
 from tfdpx.checks.perturbed import perturbed
+from tfdpx.checks.proof.verdict import Separation, separation_of, separation_of_pass
 from tfdpx.checks.separation import examples_of_pass, problems_of_pass
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic
 
-__all__ = ["UnfitForPrivacy", "check_declared", "check_step"]
+__all__ = ["Separation", "UnfitForPrivacy", "check_declared", "check_step", "separation_of"]
 
 # Of the comparison with batches of one.
 _EXAMPLES = 3
@@ -51,6 +52,9 @@ def check_step(model, engine, views, x, y, sample_weight, examples):
         sample_weight: As `x`, or None.
         examples: Int, of one pass through the model.
 
+    Returns:
+        `Separation`, for the rows that were tried: whether it is also proved that they keep apart.
+
     Raises:
         UnfitForPrivacy: With every reason and its remedy.
     """
@@ -63,9 +67,10 @@ def check_step(model, engine, views, x, y, sample_weight, examples):
         # Two views show what sixteen do.
         few = min(views.count, 2)
         with _not_optimized():
-            keras_internals.eagerly(
+            separation = keras_internals.eagerly(
                 _run, problems, model, engine.with_views(few), batch, few, examples
             )
+    return separation
 
 
 @contextlib.contextmanager
@@ -81,14 +86,19 @@ def _not_optimized():
 
 
 def _run(problems, model, engine, batch, num_views, examples):
-    """Adds to `problems` what running the model shows."""
+    """Adds to `problems` what running the model shows; returns a `Separation` if nothing does."""
+    found = []
     # Losses of several outputs update metrics as they are computed.
     with (
         restored([*model.non_trainable_variables, *model.metrics_variables]),
         perturbed(model.trainable_variables),
     ):
         size = examples_of_pass(examples, num_views)
-        problems += problems_of_pass(model, engine, batch[0], size, num_views)
+
+        def look(one_pass):
+            found.append(separation_of_pass(model, one_pass, batch, size * num_views))
+
+        problems += problems_of_pass(model, engine, batch[0], size, num_views, look)
         with keras_internals.still():
             few = synthetic(batch, _EXAMPLES * num_views, seed=0)
             y_pred = keras_internals.call_model(model, few[0])
@@ -97,3 +107,4 @@ def _run(problems, model, engine, batch, num_views, examples):
             # Norms differ where examples mix.
             if not problems:
                 problems += problems_of_gradients(model, engine, *few, num_views)
+    return found[0] if found else None

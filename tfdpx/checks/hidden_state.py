@@ -11,7 +11,7 @@ from tfdpx.memory import graph_peak
 from tfdpx.per_example.losses import row_losses
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     "Assert DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 Print PrintV2 ReadVariableOp "
     "ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp VariableShape "
     # Their state is a mask of dropout, or a buffer that the backward pass reads.
@@ -19,7 +19,7 @@ _HARMLESS = frozenset(
     "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
 )
 # Where the inputs of a called function start among those of the operation; others are not followed.
-_CALLS = {
+CALLS = {
     **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
     **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
 }
@@ -102,7 +102,7 @@ class Found:
         permitted = {id(handle) for v in allowed for handle in keras_internals.handles(v)}
         self.written, self.drawn, self.python = [], [], []
         for name, operation, resources in _stateful(graph):
-            if operation.type in _HARMLESS or operation.type.startswith(harmless):
+            if operation.type in HARMLESS or operation.type.startswith(harmless):
                 continue
             if "PyFunc" in operation.type:
                 self.python.append(name)
@@ -162,7 +162,7 @@ def _stateful(graph, outer=None, path=""):
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
         functions = [body for _, body in graph_peak.called(operation)]
-        start, name = _CALLS.get(operation.type), f"{path}{operation.name}"
+        start, name = CALLS.get(operation.type), f"{path}{operation.name}"
         if operation.type == "Identity":
             outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
         elif functions and start is not None:

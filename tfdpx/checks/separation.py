@@ -39,7 +39,7 @@ def examples_of_pass(examples, views):
     return max(min(examples, _MOST_ROWS // views), _FEWEST)
 
 
-def problems_of_pass(model, engine, x, examples, views):
+def problems_of_pass(model, engine, x, examples, views, look):
     """Texts of what a training pass keeps, and of the first way in which its examples mix.
 
     Args:
@@ -48,6 +48,7 @@ def problems_of_pass(model, engine, x, examples, views):
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
         examples: Int, of a pass.
         views: Int, rows an example.
+        look: Function of the `TrainingPass` in training mode, called if nothing is wrong with it.
     """
     vocabulary = made_up.vocabulary(lambda batch: keras_internals.call_model(model, batch), x)
     random = bool(keras_internals.seed_generators(model))
@@ -72,6 +73,8 @@ def problems_of_pass(model, engine, x, examples, views):
             if mixing:
                 yield mixing
                 return
+            if not still:
+                look(one_pass)
     with keras_internals.still():
         yield from _compare_alone(model, whole)
 

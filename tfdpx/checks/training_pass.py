@@ -48,6 +48,9 @@ class TrainingPass:
         graph: The `tf.Graph` that was traced.
         added: List of names of the layers that called `add_loss`.
         layers: List of names of the captured layers, in the order of their calls.
+        inputs: Tensors [rows, ...] of the graph, the model's inputs.
+        y_pred: What the model gives there, a nest of tensors.
+        captured: What the captured layers give there, a list of tensors.
     """
 
     def __init__(self, model, engine, specs, rows):
@@ -64,6 +67,8 @@ class TrainingPass:
         self.added = [layer.name for layer in keras_internals.added_losses(model)]
         keras_internals.clear_added_losses(model)
         self.graph = traced.graph
+        self.inputs = traced.graph.inputs[: len(made)]
+        self.y_pred, self.captured = self._kept
         # A model that runs eagerly is looked at as it runs.
         self._function = self._run if model.run_eagerly else traced
 
@@ -76,16 +81,19 @@ class TrainingPass:
     def _run(self, tensors, order, emphasis):
         model, x = self._model, self._rows.pack(tensors)
         if not hasattr(self._engine, "recorder"):
-            tensors = Outputs(keras_internals.call_model(model, x)).tensors
+            y_pred = keras_internals.call_model(model, x)
+            self._kept, tensors = (y_pred, []), Outputs(y_pred).tensors
             return tensors, _fingerprints([tensors]), []
         recorder = self._engine.recorder()
         with recorder.taping():
             with keras_internals.recording(recorder):
-                predictions = Outputs(keras_internals.call_model(model, x))
+                y_pred = keras_internals.call_model(model, x)
+        predictions = Outputs(y_pred)
         targets = predictions.select(predictions.tensors)
         weights = [_weights(t, order, emphasis) for t in targets]
         gradients = recorder.gradients(targets, weights)
         self.layers = [call.layer.name for call in recorder.calls]
+        self._kept = y_pred, [t for call in recorder.calls for t in call.outputs]
         outputs = [*(call.outputs for call in recorder.calls), predictions.tensors]
         return predictions.tensors, *_fingerprints((outputs, gradients))
 

@@ -44,14 +44,24 @@ def loss_of_one(model, x, y, y_pred, sample_weight):
         Function of the tensors of `Rows((x, y, sample_weight))` and of `Outputs(y_pred)`, each
         without batch axis, to a list of float32 scalars: the loss and each output's loss.
     """
+    of_rows = loss_of_rows(model, x, y, y_pred, sample_weight)
+
+    def of_one(inputs, outputs):
+        return of_rows([t[tf.newaxis] for t in inputs], [t[tf.newaxis] for t in outputs])
+
+    return of_one
+
+
+def loss_of_rows(model, x, y, y_pred, sample_weight):
+    """As `loss_of_one`, but its function takes tensors with a batch axis, of any number of rows."""
     predictions = Outputs(y_pred)
     targets = Rows((x, y, sample_weight))
     trackers = keras_internals.output_loss_trackers(model)
     fresh = [(v, tf.zeros(v.shape, v.dtype)) for tracker in trackers for v in tracker.variables]
 
-    def of_one(inputs, outputs):
-        x, y, sample_weight = targets.pack([t[tf.newaxis] for t in inputs])
-        y_pred = predictions.rebuild([t[tf.newaxis] for t in outputs])
+    def of_rows(inputs, outputs):
+        x, y, sample_weight = targets.pack(inputs)
+        y_pred = predictions.rebuild(outputs)
         with (
             keras_internals.recording(None),
             keras_internals.without_weight_regularizers(model.trainable_variables),
@@ -63,7 +73,7 @@ def loss_of_one(model, x, y, y_pred, sample_weight):
         # A loss with reduction="none" still means the sum of what it returns.
         return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]
 
-    return of_one
+    return of_rows
 
 
 def row_losses(model, x, y, y_pred, sample_weight):

@@ -37,6 +37,8 @@ def write(record, model, seen, plan, data, measured, rows, workdir):
             "\nStatistics of the individual epsilons were released too, in report.json. Together "
             f"with them the run is ({record['total_epsilon']:.4g}, {record['delta']:.3g})-DP.\n"
         )
+    if record["separation"] and record["private"]:
+        text += f"\nThat examples keep apart in the model and the loss is {record['separation']}.\n"
     (workdir / "privacy_statement.txt").write_text(text)
     print(text)
     print_table(record, title=f"{record['model']} on {record['dataset']}")

@@ -1,0 +1,175 @@
+"""Which layers, models and losses are proved, and what a training says of it."""
+
+import importlib.util
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import checks
+
+ROOT = pathlib.Path(__file__).parents[4]
+layers = keras.layers
+
+
+@pytest.fixture(scope="module")
+def table():
+    spec = importlib.util.spec_from_file_location("table", ROOT / "tools" / "separation_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# A frozen BatchNormalization is proved. Some of these work on the whole batch; some have operations
+# without a rule.
+NOT_PROVED = {
+    *("ActivityRegularization", "BatchNormalization", "CategoryEncoding"),
+    *("ContrastLimitedAdaptiveHistogramEqualization", "RandomElasticTransform"),
+    "RandomPerspective",
+}
+
+
+def test_the_layers_of_keras_are_proved(table):
+    made = table.layers_of_keras()
+    tried = {name for name, make in made.items() if checks.separation_of(make()).verdict == "tried"}
+    assert tried == NOT_PROVED & set(made)
+    assert len(made) > 80
+
+
+def test_every_layer_of_keras_is_looked_at(table):
+    named = {name.split(",")[0] for name in table.layers_of_keras()}
+    classes = {
+        name
+        for name, value in vars(keras.layers).items()
+        if isinstance(value, type) and issubclass(value, keras.layers.Layer)
+    }
+    # Another name of a class that is in the list, one cell of a loop, no layer by itself, or one
+    # that changes images in a data pipeline.
+    aliases = {n for n in classes if getattr(keras.layers, n).__name__ != n}
+    assert not {n for n in classes - named - aliases - table.LEFT_OUT if n in vars(keras.layers)}
+
+
+SMALL = ["bidirectional LSTM with a mask", "tfdpx LeNet", "tfdpx SmallCNN", "vision transformer"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_models_are_proved(table, name):
+    model = table.models_of_all()[name]()
+    assert checks.separation_of(model).verdict == "proved"
+    assert checks.separation_of(model, rows=7).verdict == "proved"
+
+
+@pytest.mark.slow
+def test_all_models_of_the_table_are_proved(table):
+    for name, make in table.models_of_all().items():
+        model = make()
+        rows = table.FEW if name in table.IN_PARTS else None
+        found = checks.separation_of(model, rows=rows)
+        assert found.verdict == "proved", (name, found)
+
+
+def test_a_sequential_model_knows_its_inputs():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    assert str(checks.separation_of(model)) == "proved, for any number of rows"
+
+
+def crossentropy(**arguments):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **arguments)
+
+
+def own(y, p):
+    return keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
+
+
+LOSSES = {
+    "mean": (crossentropy(), True),
+    "sum": (crossentropy(reduction="sum"), True),
+    "none": (crossentropy(reduction=None), True),
+    "by weight": (crossentropy(reduction="mean_with_sample_weight"), False),
+    "a function": (own, True),
+    "squares": (lambda y, p: tf.square(tf.cast(y, p.dtype)[:, tf.newaxis] - p), True),
+    "scaled": (lambda y, p: 3.0 * own(y, p), True),
+    "centred": (lambda y, p: own(y, p - tf.reduce_mean(p, axis=0)), False),
+    "by the largest": (lambda y, p: own(y, p) / tf.stop_gradient(tf.reduce_max(own(y, p))), False),
+    "counted": (lambda y, p: own(y, p) * tf.reduce_sum(tf.cast(y, "float32")), False),
+    "contrastive": (
+        lambda y, p: -tf.linalg.diag_part(tf.nn.log_softmax(p @ tf.transpose(p))),
+        False,
+    ),
+    "squared sum": (lambda y, p: tf.square(tf.reduce_mean(own(y, p))), False),
+    "reversed": (lambda y, p: own(y, p[::-1]), False),
+    "sorted": (lambda y, p: tf.sort(own(y, p)) * tf.range(16.0), False),
+    "log of the mean": (lambda y, p: tf.math.log(tf.reduce_mean(tf.exp(own(y, p)))), False),
+    "focal": (lambda y, p: tf.square(1.0 - tf.exp(-own(y, p))) * own(y, p), True),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name):
+    loss, proved = LOSSES[name]
+    model = small.model(loss=loss)
+    x, y = small.data()
+    model.build((None, 6))
+    weights = np.ones(16, "float32") if name == "by weight" else None
+    found = checks.separation_of(model, x, y, weights, rows=16)
+    assert (found.verdict == "proved") == proved, found
+    if proved:
+        assert checks.separation_of(model, x, y).verdict == "proved"
+    if proved and name != "squares":  # Keras cannot weigh a loss of several numbers a row.
+        assert str(checks.separation_of(model, x, y, np.ones(16, "float32"))).startswith("proved")
+
+
+def test_several_outputs_with_losses_of_their_own():
+    inputs = keras.Input([6])
+    outputs = [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)]
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), ["mse", "mae"], loss_weights=[1, 2]
+    )
+    x, y = small.data(), np.zeros((16, 1), "float32")
+    assert checks.separation_of(model, x[0], [y, y]).verdict == "proved"
+
+
+def test_a_training_says_what_is_proved():
+    model = small.model(layers=[layers.Dense(5, "silu"), layers.Dropout(0.5), layers.Dense(3)])
+    assert model.optimizer.separations == ()
+    model.fit(*small.data(), verbose=0)
+    [found] = model.optimizer.separations
+    assert (found.verdict, found.rows, str(found)) == (
+        "proved",
+        16,
+        "proved, for passes of 16 rows",
+    )
+
+
+class Turned(layers.Layer):
+    """Turns the entries of a row round, by an operation that no rule knows."""
+
+    def call(self, x):
+        return tf.reverse_sequence(x, tf.fill([tf.shape(x)[0]], x.shape[1]), seq_axis=1)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_is_not_proved_trains_and_says_why(eager):
+    stack = [layers.Dense(3)] if eager else [Turned(name="turned"), layers.Dense(3)]
+    model = small.model(layers=stack, compile_arguments={"run_eagerly": eager})
+    model.fit(*small.data(), verbose=0)
+    [found] = model.optimizer.separations
+    assert found.verdict == "tried"
+    assert ("runs eagerly" if eager else "turned") in str(found)
+
+
+def test_views_and_the_other_engine_are_walked_too():
+    x, y = small.data()
+    model = small.model(layers=[layers.Dense(3)], augmult=2, per_example_engine="vmap")
+    model.build((None, 6))
+    model.train_on_batch(np.stack([x, x], axis=1), y)
+    [found] = model.optimizer.separations
+    assert (found.verdict, found.rows) == ("proved", 32)

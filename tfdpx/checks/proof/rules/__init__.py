@@ -1,0 +1,29 @@
+"""What each type of operation does to rows, a file for each kind; importing registers them."""
+
+from tfdpx.checks.proof.rules import (
+    calls,
+    copies,
+    elementwise,
+    images,
+    lists,
+    moving,
+    numbers,
+    picking,
+    products,
+    reductions,
+    state,
+)
+
+__all__ = [
+    "calls",
+    "copies",
+    "elementwise",
+    "images",
+    "lists",
+    "moving",
+    "numbers",
+    "picking",
+    "products",
+    "reductions",
+    "state",
+]

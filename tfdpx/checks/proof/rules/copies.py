@@ -1,0 +1,84 @@
+"""Operations that repeat entries, and such that make rows out of a shape."""
+
+from tfdpx.checks.proof.lengths import MINUS_ONE, ONE
+from tfdpx.checks.proof.registry import of_copies, of_rows, of_sizes
+from tfdpx.checks.proof.values import Lost, Rows, content_of, rank, require_fixed
+
+
+@of_rows("Tile")
+def tile(site, x, multiples):
+    """Copies along axes other than that of the rows."""
+    require_fixed(multiples)
+    multiples = content_of(multiples)
+    if not isinstance(x, Rows) or multiples[x.axis] != ONE:
+        raise Lost("it repeats the examples")
+    shape = [n * m for n, m in zip(x.shape, multiples, strict=True)]
+    return site.rows(x, x.axis, shape)
+
+
+@of_rows("BroadcastTo")
+def broadcast_to(site, x, shape):
+    """Copies along axes of length 1 and new ones."""
+    wanted = content_of(shape)
+    extra = len(wanted) - rank(x)
+    if not isinstance(x, Rows) or wanted[x.axis + extra] != x.shape[x.axis]:
+        raise Lost("it repeats the examples")
+    if any(n.counts_rows for a, n in enumerate(wanted) if a != x.axis + extra):
+        raise Lost("another axis becomes as long as there are examples")
+    return site.rows(x, x.axis + extra, list(wanted))
+
+
+@of_sizes("Fill")
+def fill(site, shape, value):
+    """The same everywhere."""
+    require_fixed(value)
+    return made_rows(site, content_of(shape))
+
+
+@of_sizes("BroadcastTo")
+def copies(site, x, shape):
+    """The same for every row, where an axis of the length of the batch comes in."""
+    require_fixed(x)
+    made = made_rows(site, content_of(shape))
+    if x.shape is None or len(x.shape) > len(made.shape) - made.axis:
+        axis = made.axis - len(made.shape) + rank(x)
+        if x.shape[axis] != ONE:
+            raise Lost("it gives rows something that goes by their place in the batch")
+    return made
+
+
+@of_sizes("Tile")
+def copies_of_one(site, x, multiples):
+    """The same for every row, where an axis of length 1 is repeated as often as there are rows."""
+    require_fixed(x)
+    multiples = content_of(multiples)
+    made = made_rows(site, [n * m for n, m in zip(x.shape, multiples, strict=True)])
+    if x.shape[made.axis] != ONE:
+        raise Lost("it gives rows something that goes by their place in the batch")
+    return made
+
+
+def made_rows(site, shape):
+    """`Rows` of a shape of which one length is the number of rows, and no other depends on it."""
+    axes = [axis for axis, length in enumerate(shape) if length.counts_rows]
+    if len(axes) != 1 or shape[axes[0]] != site.frame.walk.rows:
+        raise Lost("its shape could not be followed")
+    if MINUS_ONE in shape:
+        raise Lost("its shape is not known")
+    return Rows(tuple(shape), axes[0])
+
+
+@of_copies("Fill OnesLike ZerosLike")
+def everywhere(site, *_):
+    """All axes: the parts along each are equal."""
+    return range(len(site.static() or ()))
+
+
+@of_copies("BroadcastTo Tile")
+def repeated(site, x, *_):
+    """Axes along which one part was repeated."""
+    length = len(site.static() or ())
+    if x.shape is None:
+        return ()
+    extra = length - len(x.shape)
+    return [a for a in range(length) if a < extra or x.shape[a - extra] == ONE]
