@@ -3,7 +3,7 @@
 Each of m canaries was in the data or not, by a fair coin of its own. An attack guesses r of the
 coins, and v guesses are right. How many can be right by a private mechanism has two bounds:
 
-- Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846), Theorem 5.2: at (epsilon, delta), hardly more
+- Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846): at (epsilon, delta), hardly more
   than Binomial(r, 1 / (1 + exp(-epsilon))).
 - Mahloujifar, Melis and Chaudhuri 2024 (arXiv:2410.22235): for a mechanism with trade-off function
   f, and p_c the probability of c right guesses, every set T of numbers has

@@ -122,6 +122,20 @@ def test_the_gaussian_bound_is_tighter():
         assert gaussian == pytest.approx(exact_epsilon(mu, 1e-5), rel=1e-3)
 
 
+@given(st.integers(0, 20), st.integers(0, 20), st.floats(0.0, 5.0), st.sampled_from([1e-6, 0.01]))
+def test_the_tail_follows_from_its_definition(first, second, epsilon, delta):
+    correct, guesses = sorted((first, second + 1))
+    canaries, rate = guesses + 3, 1 / (1 + math.exp(-epsilon))
+
+    def at_least(v):
+        return stats.binom.sf(v - 1, guesses, rate)
+
+    gains = [(at_least(correct - i) - at_least(correct)) / i for i in range(1, canaries + 1)]
+    wanted = min(1.0, at_least(correct) + 2 * canaries * delta * max(gains))
+    found = one_run_bounds._steinke(correct, guesses, canaries, epsilon, delta)
+    assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
 def blow_up(mu):
     """1 - f of mu-GDP."""
     return lambda x: special.ndtr(special.ndtri(x) + mu)

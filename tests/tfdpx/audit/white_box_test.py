@@ -72,7 +72,15 @@ def test_public_data_of_several_inputs_and_outputs():
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "individual",
+        "public quantile",
+        pytest.param("public, fixed clip", marks=pytest.mark.slow),
+        pytest.param("loss scaling", marks=pytest.mark.slow),
+    ],
+)
 def test_what_belongs_to_a_plan_is_audited_without_it(name):
     optimizer = PLANNED[name]()
     model = built(optimizer)
