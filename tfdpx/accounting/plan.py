@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import functools
 import math
+import warnings
 
 import scipy.stats
 
@@ -16,7 +17,11 @@ SAMPLINGS = ("poisson", "shuffle")
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
 
 
-@dataclasses.dataclass(frozen=True)
+# Below this epsilon noise hides whatever the data say, and nothing is learned.
+_LEAST_USEFUL_EPSILON = 0.01
+
+
+@dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan:
     """How many noisy steps on how many examples a privacy budget pays for.
 
@@ -45,10 +50,15 @@ class PrivacyPlan:
         delta: Float in (0, 1), well below 1/num_examples.
         sampling: "poisson" or "shuffle".
         accountant: "pld" (the tighter) or "rdp"; for full batches also "gdp" or "zcdp".
+        epochs: Float > 0, in place of `steps`: so many passes over the data on average, which are
+            `ceil(epochs * num_examples / batch_size)` steps.
 
     Raises:
         ValueError: If an argument is out of its range, if not exactly one of the four is left out,
             or if nothing meets the target.
+
+    Warns:
+        UserWarning: If delta exceeds 1/num_examples, or epsilon is below 0.01.
 
     Example:
     >>> plan = PrivacyPlan(50_000, batch_size=4096, steps=2468, epsilon=8.0, delta=1e-5)
@@ -65,7 +75,33 @@ class PrivacyPlan:
     sampling: str = "poisson"
     accountant: str = "pld"
 
-    def __post_init__(self):
+    def __init__(
+        self,
+        num_examples,
+        batch_size=None,
+        steps=None,
+        noise_multiplier=None,
+        epsilon=None,
+        delta=None,
+        sampling="poisson",
+        accountant="pld",
+        *,
+        epochs=None,
+    ):
+        given = dict(
+            num_examples=num_examples,
+            batch_size=batch_size,
+            steps=steps,
+            noise_multiplier=noise_multiplier,
+            epsilon=epsilon,
+            delta=delta,
+            sampling=sampling,
+            accountant=accountant,
+        )
+        if epochs is not None:
+            given["steps"] = _steps_of(epochs, num_examples, batch_size, steps)
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
         unknown = [name for name in solvable if getattr(self, name) is None]
         if len(unknown) != 1:
@@ -76,6 +112,9 @@ class PrivacyPlan:
             )
         self._check()
         object.__setattr__(self, unknown[0], self._solve(unknown[0]))
+        doubtful = doubts(self.epsilon, self.delta, self.num_examples, self.noise_multiplier)
+        for doubt in doubtful:
+            warnings.warn(doubt, stacklevel=2)
 
     def _check(self):
         """Raises ValueError unless what is given is in range."""
@@ -120,6 +159,14 @@ class PrivacyPlan:
     def sampling_probability(self):
         """Probability that a step draws a given example: batch_size / num_examples."""
         return self.batch_size / self.num_examples
+
+    @property
+    def epochs(self):
+        """How often a given example is drawn on average, a float: steps * batch_size / num_examples.
+
+        Not the `epochs` of `fit`, which may be any number: each reports once.
+        """
+        return self.steps * self.sampling_probability
 
     @property
     def is_approximate(self):
@@ -253,3 +300,52 @@ class PrivacyPlan:
             object.__setattr__(plan, field.name, config[field.name])
         plan._check()
         return plan
+
+
+def doubts(epsilon, delta, num_examples, noise_multiplier):
+    """List of strings: what is doubtful of a guarantee that is in range.
+
+    Args:
+        epsilon: Float.
+        delta: Float.
+        num_examples: Int, or None where unknown.
+        noise_multiplier: Float.
+    """
+    found = []
+    if num_examples is not None and delta > 1 / num_examples:
+        found.append(
+            f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one example "
+            "in full, chosen at random, would satisfy such a guarantee. Choose a delta well below, "
+            f"such as {0.1 / num_examples:.1g}."
+        )
+    if epsilon < _LEAST_USEFUL_EPSILON:
+        found.append(
+            f"epsilon={epsilon:.2g}: noise_multiplier={noise_multiplier:.4g} drowns whatever the "
+            "data say, and nothing will be learned. Epsilons from 1 to 10 are common."
+        )
+    return found
+
+
+def steps_of_epochs(epochs, sampling_probability):
+    """Int: the updates that make so many passes over the data, on average, or a little more.
+
+    Args:
+        epochs: Float > 0.
+        sampling_probability: Float in (0, 1].
+    """
+    fits = is_number(epochs) and 0 < epochs < math.inf
+    require(fits, "epochs", epochs, "be a positive, finite number")
+    steps = epochs / sampling_probability
+    # 30 epochs of 1/300 are 9000 steps, whatever the last bit of the quotient says.
+    return max(1, math.ceil(steps * (1 - 1e-12)))
+
+
+def _steps_of(epochs, num_examples, batch_size, steps):
+    if steps is not None or batch_size is None:
+        raise ValueError(
+            "Argument `epochs` takes the place of `steps`, and needs `batch_size`. Received: "
+            f"epochs={epochs}, steps={steps}, batch_size={batch_size}."
+        )
+    check_positive_integer("num_examples", num_examples)
+    check_positive_integer("batch_size", batch_size)
+    return steps_of_epochs(epochs, min(1.0, batch_size / num_examples))

@@ -1,0 +1,1 @@
+"""Numbers without training: what is asked, what follows, beside others, and what runs have spent."""
