@@ -9,13 +9,14 @@ from tfdpx import keras_internals
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.data.draws import Draws
 from tfdpx.run.budget import (
+    BudgetExceeded,
     check_optimizer,
     epsilon_log,
     epsilon_spent,
-    steps_left,
     steps_taken,
 )
 from tfdpx.run.checkpoint import Checkpoint
+from tfdpx.run.limit import Limit
 
 __all__ = [
     "BudgetExceeded",
@@ -28,11 +29,7 @@ __all__ = [
 ]
 
 
-class BudgetExceeded(RuntimeError):
-    """The privacy budget does not pay for the next step."""
-
-
-class PrivacyBudget(keras.callbacks.Callback):
+class PrivacyBudget(Limit):
     """Keeps training within a `PrivacyPlan`, and logs the epsilon spent.
 
     What was spent is the ledger of the model's weights (`model.optimizer.ledger`): the updates of
@@ -60,43 +57,21 @@ class PrivacyBudget(keras.callbacks.Callback):
     """
 
     def __init__(self, plan, allow_approximate=False):
-        super().__init__()
-        self.plan = plan
+        super().__init__(plan)
         self.allow_approximate = allow_approximate
-        self._end = 0
 
     def on_train_begin(self, logs=None):
         """Checks optimizer and batches against the plan, and that there is budget left."""
-        optimizer, plan = keras_internals.innermost(self.model.optimizer), self.plan
-        check_optimizer(optimizer, plan)
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        check_optimizer(optimizer, self.plan)
         self._check_batches(optimizer.draws)
-        if (keras_internals.initial_epoch(self.model) or 0) >= self.params["epochs"]:
-            return  # Resumed after its last epoch: no step follows.
-        left, execution = steps_left(optimizer, plan), self._execution()
-        if left < execution:
-            taken = optimizer.ledger.assuming(plan.sampling_probability)
-            counted = f"{taken.of(plan).steps} of {plan.steps} steps were taken"
-            if left <= 0:
-                spent = taken.epsilon(plan.delta, plan.accountant)
-                raise BudgetExceeded(
-                    f"The privacy budget is used up: {counted}, at epsilon={spent:.4g}, "
-                    f"delta={plan.delta}."
-                )
-            raise BudgetExceeded(
-                f"An execution of {execution} steps does not fit into the budget: {counted}. "
-                "Compile with a smaller `steps_per_execution`."
-            )
-        self._end = optimizer.run.updates + left
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Stops the training when the next execution might exceed the budget."""
-        if self.model.optimizer.run.updates + self._execution() > self._end:
-            self.model.stop_training = True
+        super().on_train_begin(logs)
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
         if logs is not None:
-            logs.update(epsilon_log(self.plan, self.model.optimizer))
+            optimizer = keras_internals.innermost(self.model.optimizer)
+            logs.update(epsilon_log(self.plan, optimizer))
 
     def _check_batches(self, draws):
         if not isinstance(draws, Draws):
@@ -116,11 +91,6 @@ class PrivacyBudget(keras.callbacks.Callback):
                     f"The batches are of another plan than the budget's. Received: plan.{name}="
                     f"{planned}, and batches of a plan with {name}={actual}. Use one plan for both."
                 )
-
-    def _execution(self):
-        # Our own loop ends with a shorter execution.
-        ours = keras_internals.driver(self.model) == "tfdpx"
-        return 1 if ours else self.model.steps_per_execution
 
 
 class TensorBoard(keras.callbacks.TensorBoard):

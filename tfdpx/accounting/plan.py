@@ -216,6 +216,7 @@ class PrivacyPlan:
         sample_weight=None,
         *,
         class_weight=None,
+        validation_split=0.0,
         optimizer=None,
         seed=None,
         start=0,
@@ -228,12 +229,18 @@ class PrivacyPlan:
         another. However often it is iterated over, `fit` uses each draw once.
 
         Args:
-            x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. Or a
-                `tfdpx.RandomAccess`, for examples read as they are drawn; it holds the targets too.
+            x: What `fit` takes: an array, a pandas object, a list of numbers, or a dict, tuple or
+                list of arrays, of shape `[num_examples, ...]`. Or a `tfdpx.RandomAccess`, for
+                examples read as they are drawn; it holds the targets too. So does a
+                `tf.data.Dataset` of known size, of examples or of batches: draws need every example
+                at hand, so it is read into memory once, here, and a line says how much that is.
             y: Like `x`, or None.
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
             class_weight: Optional dict from class to weight, instead of `sample_weight`.
+            validation_split: Float in [0, 1). As in `fit`: this share of the arrays, the last, is
+                not drawn from, and `fit` validates on it. The plan's `num_examples` counts the
+                others alone.
             optimizer: Optional tfdpx optimizer, which then gives the seed and the step to begin at:
                 a run resumed by `tfdpx.callbacks.Checkpoint` sees the draws that it would have. The
                 dataset ends after the steps that the plan has left. Without it, draws are fresh
@@ -253,7 +260,8 @@ class PrivacyPlan:
             Padding is zero, and its sample_weight (float32) is 0.
 
         Raises:
-            ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
+            ValueError: If the arrays do not hold `num_examples` examples, a weight is unfit, or a
+                data set has no known size.
 
         Example:
         >>> plan = PrivacyPlan(1000, batch_size=100, steps=20, epsilon=8.0, delta=1e-5)
@@ -272,6 +280,7 @@ class PrivacyPlan:
             y,
             sample_weight,
             class_weight=class_weight,
+            validation_split=validation_split,
             optimizer=optimizer,
             seed=seed,
             start=start,

@@ -13,7 +13,7 @@ import math
 import dp_accounting
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from tfdpx._arguments import check_choice, is_integer, require
+from tfdpx._arguments import check_choice, require
 from tfdpx.accounting import accountants
 
 SAMPLINGS = ("poisson", "shuffle", "without_replacement", "with_replacement")
@@ -152,7 +152,9 @@ class Sampling:
         if not self._is_spent(noise_multiplier, sampling_probability, steps):
             return 0.0 if steps == 0 else math.inf
         kept = delta * (1 - accountants.RESERVED_SHARE)
-        return float(self._composed(noise_multiplier, sampling_probability, steps).get_epsilon(kept))
+        return float(
+            self._composed(noise_multiplier, sampling_probability, steps).get_epsilon(kept)
+        )
 
     def delta(self, noise_multiplier, sampling_probability, steps, epsilon, accountant):
         """The least delta at which `steps` updates keep within `epsilon`, as `epsilon` finds it.

@@ -81,7 +81,9 @@ class Question:
         must = f"be one of {list(self.sampling.accountants)} for {self.sampling.name} sampling"
         require(self.accountant in self.sampling.accountants, "accountant", self.accountant, must)
         if self.batch_size and self.num_examples and self.batch_size > self.num_examples:
-            require(False, "batch_size", self.batch_size, f"not exceed {self.num_examples} examples")
+            require(
+                False, "batch_size", self.batch_size, f"not exceed {self.num_examples} examples"
+            )
         for names in (("steps", "epochs"), ("batch_size", "num_examples", "sampling_probability")):
             if all(getattr(self, name) is not None for name in names):
                 listed = " ".join(f"--{name}={getattr(self, name)}" for name in names)

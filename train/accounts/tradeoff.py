@@ -20,9 +20,12 @@ def draw(answer, path):
     """
     fig = figure.Figure(figsize=(10, 4), layout="constrained")
     left, right = fig.subplots(1, 2)
-    steps = np.unique(np.geomspace(max(1, answer.steps / 10), 4 * answer.steps, _POINTS).astype(int))
+    steps = np.unique(
+        np.geomspace(max(1, answer.steps / 10), 4 * answer.steps, _POINTS).astype(int)
+    )
     left.plot(steps, epsilons(answer, steps), marker=".", label=answer.accountant)
-    left.plot(answer.steps, answer.epsilon, "o", color="black")
+    asked = dict(marker="o", color="black", linestyle="", label=f"answer, by {answer.accountant}")
+    left.plot(answer.steps, answer.epsilon, **asked)
     left.set_xlabel("model updates")
     left.set_ylabel(r"$\varepsilon$")
     left.set_title(f"noise multiplier {answer.noise_multiplier:.4g}")
@@ -32,13 +35,16 @@ def draw(answer, path):
     )
     scale = 1 if answer.num_examples is None else answer.num_examples
     right.plot(scale * rates, noises(answer, rates), marker=".", label="rdp")
-    right.plot(scale * answer.sampling_probability, answer.noise_multiplier, "o", color="black")
+    right.plot(scale * answer.sampling_probability, answer.noise_multiplier, **asked)
     right.set_xlabel("sampling probability" if scale == 1 else "expected batch size")
     right.set_ylabel("noise multiplier")
     right.set_title(rf"$\varepsilon$ = {answer.epsilon:.4g} after {answer.steps} updates")
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid(alpha=0.3, which="both")
         axes.legend()
     fig.suptitle(rf"$\delta$ = {answer.delta:g}, {answer.sampling.name} sampling")
