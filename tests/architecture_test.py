@@ -16,7 +16,7 @@ ARROWS = {
     "keras_internals": set(),
     "noise": set(),
     "tensorflow_internals": set(),
-    "accounting": {"_arguments"},
+    "accounting": {"_arguments", "_warnings"},
     "augment": {"_arguments", "noise"},
     "synthetic": {"_arguments"},
     "data": {"_arguments", "noise"},

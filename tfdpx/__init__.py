@@ -52,7 +52,7 @@ def _is_for_numbers_alone():
     It starts in a second without TensorFlow and Keras, whose import takes many.
     """
     command = _sys.orig_argv
-    return ("-m", "tfdpx.train.account") in zip(command, command[1:])
+    return ("-m", "tfdpx.train.account") in zip(command, command[1:], strict=False)
 
 
 # tensorflow-privacy 0.9 cannot be imported on TensorFlow >= 2.16, except for its analysis: this
@@ -64,6 +64,8 @@ _check_installation()
 if not _is_for_numbers_alone():
     if "keras" not in _sys.modules:  # Importing keras with, say, no jax would hide the cause.
         _check_backend(_os.environ.get("KERAS_BACKEND") or "tensorflow")
+    # TensorFlow's notices of processors and drivers, unless somebody asked for them.
+    _os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
     import keras as _keras
 

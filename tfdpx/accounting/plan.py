@@ -4,11 +4,11 @@ import bisect
 import dataclasses
 import functools
 import math
-import warnings
 
 import scipy.stats
 
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
+from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration
 
 SAMPLINGS = ("poisson", "shuffle")
@@ -114,7 +114,7 @@ class PrivacyPlan:
         object.__setattr__(self, unknown[0], self._solve(unknown[0]))
         doubtful = doubts(self.epsilon, self.delta, self.num_examples, self.noise_multiplier)
         for doubt in doubtful:
-            warnings.warn(doubt, stacklevel=2)
+            warn(doubt)
 
     def _check(self):
         """Raises ValueError unless what is given is in range."""
@@ -162,7 +162,7 @@ class PrivacyPlan:
 
     @property
     def epochs(self):
-        """How often a given example is drawn on average, a float: steps * batch_size / num_examples.
+        """Float: how often a given example is drawn on average, steps * batch_size / num_examples.
 
         Not the `epochs` of `fit`, which may be any number: each reports once.
         """
@@ -323,9 +323,9 @@ def doubts(epsilon, delta, num_examples, noise_multiplier):
     found = []
     if num_examples is not None and delta > 1 / num_examples:
         found.append(
-            f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one example "
-            "in full, chosen at random, would satisfy such a guarantee. Choose a delta well below, "
-            f"such as {0.1 / num_examples:.1g}."
+            f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one "
+            "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
+            f"well below, such as {0.1 / num_examples:.1g}."
         )
     if epsilon < _LEAST_USEFUL_EPSILON:
         found.append(

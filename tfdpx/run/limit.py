@@ -54,15 +54,17 @@ class Limit(keras.callbacks.Callback):
         updates = self._optimizer.run.updates
         if self.end is not None and updates + self._execution() > self.end:
             # The first to stop it says so.
-            self._is_spent = not self.model.stop_training and updates >= self.end
+            self._is_spent = not self.model.stop_training
             self.model.stop_training = True
 
     def on_train_end(self, logs=None):
         """Says that the budget is used up, unless `fit` is silent."""
         if self._is_spent and self.params.get("verbose"):
             optimizer, plan = self._optimizer, self.plan
+            left = self.end - optimizer.run.updates
+            rest = f" ({left} left, less than an execution)" if left else ""
             print(
-                f"Privacy budget used up after {steps_taken(optimizer)} updates: "
+                f"Privacy budget used up after {steps_taken(optimizer)} updates{rest}: "
                 f"epsilon={epsilon_spent(optimizer, plan):.4g} at delta={plan.delta:g}."
             )
 
@@ -98,5 +100,6 @@ class Progress(keras.callbacks.ProgbarLogger):
         updates = keras_internals.innermost(self.model.optimizer).run.updates
         left = [limit.end - updates for limit in self._limits if limit.end is not None]
         if self._steps is not None and left:
-            self.target = min(self._steps, *left)
+            execution = self.model.steps_per_execution
+            self.target = min(self._steps, min(left) // execution * execution)
         super().on_epoch_begin(epoch, logs)

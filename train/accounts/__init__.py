@@ -1,1 +1,1 @@
-"""Numbers without training: what is asked, what follows, beside others, and what runs have spent."""
+"""Numbers without training: questions and answers, others beside them, what runs have spent."""

@@ -80,10 +80,9 @@ class Question:
             require(fits, "epsilon", self.epsilon, "be positive and finite")
         must = f"be one of {list(self.sampling.accountants)} for {self.sampling.name} sampling"
         require(self.accountant in self.sampling.accountants, "accountant", self.accountant, must)
-        if self.batch_size and self.num_examples and self.batch_size > self.num_examples:
-            require(
-                False, "batch_size", self.batch_size, f"not exceed {self.num_examples} examples"
-            )
+        if self.batch_size is not None and self.num_examples is not None:
+            fits, must = self.batch_size <= self.num_examples, "not exceed --num_examples"
+            require(fits, "batch_size", self.batch_size, must)
         for names in (("steps", "epochs"), ("batch_size", "num_examples", "sampling_probability")):
             if all(getattr(self, name) is not None for name in names):
                 listed = " ".join(f"--{name}={getattr(self, name)}" for name in names)
