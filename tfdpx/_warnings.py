@@ -1,6 +1,6 @@
 """Warnings that show the user's own line, however deep they were found."""
 
-import sys
+import inspect
 import warnings
 
 # Whose frames are not the user's. `contextlib`: its managers stand between.
@@ -13,7 +13,7 @@ def warn(message):
     Args:
         message: String.
     """
-    frame, level = sys._getframe(1), 2  # 2: the caller of this function.
+    frame, level = inspect.currentframe().f_back, 2  # 2: the caller of this function.
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_USERS:
         frame, level = frame.f_back, level + 1
     # Where nobody is left (a thread of ours), the caller's line has to do.

@@ -15,6 +15,7 @@ from tfdpx.run.budget import (
     check_optimizer,
     epsilon_log,
     epsilon_spent,
+    steps_left,
     steps_taken,
 )
 from tfdpx.run.checkpoint import Checkpoint
@@ -68,6 +69,9 @@ class PrivacyBudget(Limit):
         check_optimizer(optimizer, self.plan)
         self._check_batches(optimizer.draws)
         super().on_train_begin(logs)
+
+    def _updates_left(self, optimizer):
+        return steps_left(optimizer, self.plan, optimizer.account.sampling_probability)
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""

@@ -64,14 +64,29 @@ def steps_taken(optimizer, plan=None):
     return ledger.assuming(plan.sampling_probability).of(plan).steps
 
 
-def steps_left(optimizer, plan, sampling_probability=None, warns=True):
+def updates_left(optimizer):
+    """The number of updates that an optimizer has left of its own plan, an int; may be negative.
+
+    Updates that the plan knows count, whoever made them, and those of the optimizer's own run,
+    whatever the data were. What others have spent on the weights does not: that is for
+    `PrivacyBudget`, which keeps the epsilon of all together.
+
+    Args:
+        optimizer: A tfdpx optimizer with a plan.
+    """
+    plan, run = optimizer.plan, optimizer.run.number
+    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    known = set(ledger.of(plan).entries)
+    return plan.steps - sum(e.steps for e in ledger.entries if e in known or e.run == run)
+
+
+def steps_left(optimizer, plan, sampling_probability=None):
     """The number of updates that a plan still pays for, an int; may be negative.
 
     Args:
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`, which counts for all that was spent on the weights.
         sampling_probability: Optional float, of the updates to come if it is above the plan's.
-        warns: Bool, whether to say that updates which are not the plan's count.
     """
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     known = ledger.of(plan).steps
@@ -81,7 +96,7 @@ def steps_left(optimizer, plan, sampling_probability=None, warns=True):
     if left <= 0 or not other and math.isclose(rate, plan.sampling_probability):
         return left
     spent = ledger.epsilon(plan.delta, plan.accountant)
-    if other and warns:
+    if other:
         warn(
             f"{other} updates of the model's weights are not this plan's. They count: epsilon is "
             f"{spent:.4g} now, and composes with that of the plan's steps."

@@ -16,7 +16,7 @@ from tfdpx import augmult, keras_internals
 from tfdpx._warnings import warn
 from tfdpx.data.draws import draws_of
 from tfdpx.run import checkpoint
-from tfdpx.run.budget import steps_left, used_up
+from tfdpx.run.budget import updates_left, used_up
 from tfdpx.run.identity import example_of
 from tfdpx.run.limit import Limit, Progress
 
@@ -145,10 +145,8 @@ def renew_end(optimizer):
         optimizer: The tfdpx optimizer.
     """
     plan, run = optimizer.plan, optimizer.run
-    if plan is None or not plan.noise_multiplier:
-        return
-    probability = optimizer.account.sampling_probability
-    run.end_after(run.updates + steps_left(optimizer, plan, probability, warns=False))
+    if plan is not None and plan.noise_multiplier:
+        run.end_after(run.updates + updates_left(optimizer))
 
 
 def add_limit(optimizer, arguments):

@@ -3,14 +3,14 @@
 import keras
 
 from tfdpx import keras_internals
-from tfdpx.run.budget import BudgetExceeded, epsilon_spent, steps_left, steps_taken, used_up
+from tfdpx.run.budget import BudgetExceeded, epsilon_spent, steps_taken, updates_left, used_up
 
 
 class Limit(keras.callbacks.Callback):
     """Stops `fit` before the execution that a plan does not pay for, and says so at the end.
 
     Args:
-        plan: A `PrivacyPlan`.
+        plan: The optimizer's `PrivacyPlan`.
 
     Attributes:
         end: Int, the updates of the optimizer's run after which nothing is left; None before the
@@ -32,7 +32,7 @@ class Limit(keras.callbacks.Callback):
         if (keras_internals.initial_epoch(self.model) or 0) >= self.params["epochs"]:
             return  # Resumed after its last epoch: no step follows.
         optimizer, plan = self._optimizer, self.plan
-        left = steps_left(optimizer, plan, optimizer.account.sampling_probability)
+        left = self._updates_left(optimizer)
         execution = self._execution()
         if left <= 0:
             raise used_up(optimizer, plan)
@@ -67,6 +67,10 @@ class Limit(keras.callbacks.Callback):
                 f"Privacy budget used up after {steps_taken(optimizer)} updates{rest}: "
                 f"epsilon={epsilon_spent(optimizer, plan):.4g} at delta={plan.delta:g}."
             )
+
+    def _updates_left(self, optimizer):
+        """Int: how many more updates there may be."""
+        return updates_left(optimizer)
 
     @property
     def _optimizer(self):

@@ -90,7 +90,7 @@ def test_a_loop_of_ones_own_gets_an_error():
     step = tf.function(model.train_step, autograph=False)
     for _ in range(2):
         step((X[:8], Y[:8]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="budget of the optimizer's plan"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="privacy budget of the optim"):
         step((X[:8], Y[:8]))
     assert model.optimizer.ledger.steps == 2
 
@@ -134,12 +134,25 @@ def test_a_saved_model_has_spent_what_it_has(trained, tmp_path):
 def test_fewer_examples_than_planned_cost_more_an_update():
     # A quarter of the data is in each batch, not an eighth: as many updates would spend more.
     plan = make_plan(6)
-    model = make_model(plan)
+    model, budget = make_model(plan), PrivacyBudget(plan, allow_approximate=True)
     with pytest.warns(UserWarning):
-        model.fit(X[:32], Y[:32], batch_size=8, epochs=9, verbose=0)
+        model.fit(X[:32], Y[:32], batch_size=8, epochs=9, verbose=0, callbacks=[budget])
     spent = model.optimizer.ledger
     assert 0 < spent.steps < 6
     assert spent.epsilon(plan.delta, "rdp") <= plan.epsilon
+    with pytest.warns(UserWarning):  # Without the budget their number alone counts.
+        model.fit(X[:32], Y[:32], batch_size=8, epochs=9, verbose=0)
+    assert model.optimizer.ledger.steps == 6
+
+
+def test_what_another_plan_has_spent_is_no_end_of_this_one(trained):
+    model, _ = trained
+    quiet = make_plan(3, noise_multiplier=5.0)
+    model.compile(tfdpx.DPSGD(0.1, plan=quiet), "mse", run_eagerly=True)
+    model.fit(quiet.batches(X, Y), verbose=0)
+    assert model.optimizer.ledger.steps == 5
+    with pytest.raises(BudgetExceeded, match="3 of 3"):
+        model.train_on_batch(X[:8], Y[:8])
 
 
 def test_without_noise_there_is_no_budget_to_end():
