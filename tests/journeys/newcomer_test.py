@@ -37,6 +37,7 @@ def test_every_name_on_the_page_exists():
             found = getattr(found, part)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="tensorflow-privacy refuses Python 3.12")
 def test_tensorflow_privacy_imports_after_tfdpx():
     code = (

@@ -30,7 +30,9 @@ def arrays_of(dataset, num_examples=None):
     elements = list(dataset.as_numpy_iterator())
     if not elements:
         raise ValueError("Argument `x`, a tf.data.Dataset, must hold examples. Received: none.")
-    join = np.stack if count == num_examples else np.concatenate
+    # What has no axis at all is of one example.
+    single = count == num_examples or any(not np.ndim(p) for p in tf.nest.flatten(elements[0]))
+    join = np.stack if single else np.concatenate
     arrays = tf.nest.map_structure(lambda *parts: join([np.asarray(p) for p in parts]), *elements)
     leaves = tf.nest.flatten(arrays)
     megabytes = sum(leaf.nbytes for leaf in leaves) / 2**20

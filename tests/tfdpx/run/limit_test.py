@@ -20,6 +20,7 @@ def make_plan(steps, **arguments):
 
 def make_model(plan, **arguments):
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    arguments = {"jit_compile": False} | arguments
     model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse", **arguments)
     return model
 
@@ -33,7 +34,7 @@ def trained():
     return model, plan
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fit_ends_with_the_plan(capsys, jit_compile):
     plan = make_plan(3)
     model = make_model(plan, jit_compile=jit_compile)
