@@ -49,7 +49,7 @@ def _check_installation():
 def _is_for_numbers_alone():
     """Whether this process runs `python -m tfdpx.train.account`, which trains nothing.
 
-    It starts in a second without TensorFlow and Keras, whose import takes many.
+    It starts in two seconds without TensorFlow and Keras, whose import takes many.
     """
     command = _sys.orig_argv
     return ("-m", "tfdpx.train.account") in zip(command, command[1:], strict=False)

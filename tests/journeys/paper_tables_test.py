@@ -64,6 +64,11 @@ def test_a_slip_of_the_finger_is_understood(given, near):
     assert near in refusal(**given)
 
 
+def test_a_flag_is_understood_too():
+    with pytest.raises(flags.UnrecognizedFlagError, match="Did you mean: epsilon"):
+        flags.FLAGS(["classify", "--epsilom=3"])
+
+
 def test_a_run_that_fails_leaves_nothing_behind(tmp_path):
     workdir = tmp_path / "runs" / "first"
     error = refusal(workdir=str(workdir), preset="digits", model="wrn-16-4")

@@ -122,15 +122,14 @@ def by_hand(optimizer, model, rows, sample_weight):
     """
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
-    if optimizer.plan is not None and optimizer.plan.noise_multiplier:
-        renew_end(optimizer)
-        if optimizer.run.updates >= optimizer.run.end:
-            raise used_up(optimizer, optimizer.plan)
     if optimizer.estimates is not None:
         optimizer.estimates.split(None, optimizer.draws)
     optimizer.account.follow(model.variables)
     if optimizer.run.is_shared:
         optimizer.leave_shared_run()
+    renew_end(optimizer)
+    if optimizer.run.updates >= optimizer.run.end:
+        raise used_up(optimizer, optimizer.plan)
     usual = optimizer.account.open(_guess_probability(optimizer, None), exact=False)
     try:
         yield
