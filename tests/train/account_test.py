@@ -337,6 +337,14 @@ def test_a_seeded_run_is_not_releasable(capsys, tmp_path):
     assert found["releasable"] is False and "Not releasable" in text and "7" not in text[-200:]
 
 
+def test_a_run_without_noise_is_not_releasable(capsys, tmp_path):
+    run = write_report(tmp_path / "a", noise_multiplier=0.0, delta=None)
+    assert "Give --delta" in refusal(capsys, workdir=run)
+    found, text = ask(capsys, workdir=run, delta=1e-5)
+    assert found["epsilon"] == "inf" and found["releasable"] is False
+    assert "no noise" in text
+
+
 def test_an_unfinished_run_has_no_statement_yet(capsys, tmp_path):
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)
     assert "not finished" in refusal(capsys, workdir=tmp_path / "run")

@@ -239,19 +239,20 @@ class Total:
 
     def record(self):
         """Dict of JSON values."""
+        spent = self.epsilon_by("pld")
         return {
             "solved": "epsilon",
             "runs": len(self.runs),
             "num_examples": self.num_examples,
             "steps": self.steps,
             "delta": self.total_delta,
-            "epsilon": self.epsilon_by("pld"),
-            "epsilon_pld": self.epsilon_by("pld"),
+            "epsilon": spent,
+            "epsilon_pld": spent,
             "epsilon_rdp": self.epsilon_by("rdp"),
             "neighbours": self.neighbours,
             "epsilon_is_approximate": self.is_approximate,
             "epsilon_lower_bound": self.lower_bound,
-            "releasable": not any(run.seeded for run in self.runs),
+            "releasable": spent != math.inf and not any(run.seeded for run in self.runs),
         }
 
     def statement(self):
@@ -261,7 +262,7 @@ class Total:
             UserError: If an audit has proven more than the account says.
         """
         spent = self.epsilon_by("pld")
-        lines = [f"{len(self.runs)} on the same data:"]
+        lines = ["What was done to the data:"]
         lines += [f"- {run.path}: {run.about}." for run in self.runs]
         if spent == math.inf:
             return "\n".join([*lines, "", "There was no noise: epsilon is infinite."])
