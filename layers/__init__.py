@@ -2,6 +2,7 @@
 
 from tfdpx.layers.channel_whitening import ChannelWhitening
 from tfdpx.layers.group_norm import GroupNorm
+from tfdpx.layers.make_private_model import make_private_model
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
 from tfdpx.layers.scattering2d import Scattering2D, ScatteringPath
 from tfdpx.layers.skip_init import SkipInit
@@ -18,5 +19,6 @@ __all__ = [
     "UnitNormWithConstant",
     "WSConv2D",
     "WSConv2DRule",
+    "make_private_model",
     "replace_batch_norm",
 ]

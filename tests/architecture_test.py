@@ -12,10 +12,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Which rooms (folders and files of `tfdpx/`) each room may import.
 ARROWS = {
     "_arguments": set(),
+    "_warnings": set(),
     "keras_internals": set(),
     "noise": set(),
     "tensorflow_internals": set(),
-    "accounting": {"_arguments"},
+    "accounting": {"_arguments", "_warnings"},
     "augment": {"_arguments", "noise"},
     "synthetic": {"_arguments"},
     "data": {"_arguments", "noise"},
@@ -23,17 +24,22 @@ ARROWS = {
     "per_example": {"_arguments", "keras_internals", "tensorflow_internals"},
     "augmult": {"keras_internals", "per_example"},
     "mechanism": {"noise", "per_example"},
-    "memory": {"keras_internals", "per_example", "tensorflow_internals"},
-    "checks": {"keras_internals", "memory", "per_example", "tensorflow_internals"},
+    "memory": {"_warnings", "keras_internals", "per_example", "tensorflow_internals"},
+    "checks": {
+        *("_warnings", "keras_internals", "memory", "per_example", "tensorflow_internals"),
+    },
     "run": {
         *("_arguments", "accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
-        "per_example",
+        *("_warnings", "per_example"),
     },
     "passes": {"per_example"},
     "callbacks": {"checks", "data", "keras_internals", "run"},
     "replication": {"checks", "data", "keras_internals", "run"},
     "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
-    "settings": {"_arguments", "accounting", "augment", "memory", "per_example", "public_data"},
+    "settings": {
+        *("_arguments", "_warnings", "accounting", "augment", "memory", "per_example"),
+        "public_data",
+    },
     "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
     "train_step": {
         *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
@@ -45,7 +51,7 @@ ARROWS = {
     },
     "private_optimizer": {
         *("_arguments", "checks", "keras_internals", "mechanism", "refresh", "replication", "run"),
-        *("settings", "train_step"),
+        *("_warnings", "settings", "train_step"),
     },
     "optimizers": {"accounting", "private_optimizer"},
     "heads": {
@@ -53,7 +59,7 @@ ARROWS = {
         "tensorflow_internals",
     },
     "mixed": {"_arguments", "accounting", "data", "heads"},
-    "public_data": {"_arguments", "checks", "data", "memory"},
+    "public_data": {"_arguments", "_warnings", "checks", "data", "memory"},
     "adamix": {"_arguments", "accounting", "heads", "mixed"},
     "audit": {
         *("_arguments", "accounting", "data", "keras_internals", "mechanism", "per_example"),

@@ -1,21 +1,23 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
-`RandomAccess` and the modules `accounting`, `audit`, `augment`, `callbacks`, `checks`,
-`distributed`, `heads`, `per_example` and `synthetic`. It also installs the hook by which
+`make_private_model`, `RandomAccess` and the modules `accounting`, `audit`, `augment`, `callbacks`,
+`checks`, `distributed`, `heads`, `per_example` and `synthetic`. It also installs the hook by which
 `keras.Model.fit` lets a DP optimizer drive the training step, and registers the layers of
 `tfdpx.layers` with Keras. `tfdpx.models` loads on first use.
 """
 
-import importlib
-import importlib.util
-import os
-import sys
+import importlib as _importlib
+import importlib.util as _importlib_util
+import os as _os
+import sys as _sys
 
 __version__ = "0.1.0"
 
 # Folders beside the core, on which it does not depend.
 _PARTS = ("layers", "models")
+# What is imported from a part on first use.
+_FROM_PARTS = {"make_private_model": "layers"}
 
 
 def _check_backend(name):
@@ -29,12 +31,12 @@ def _check_backend(name):
 
 def _check_installation():
     """Raises ImportError unless the folders beside the core are found, and belong to this core."""
-    core = os.path.dirname(os.path.realpath(__file__))
+    core = _os.path.dirname(_os.path.realpath(__file__))
     for name in _PARTS:
-        spec = importlib.util.find_spec(f"{__name__}.{name}")
-        found = spec.origin and os.path.dirname(os.path.realpath(spec.origin)) if spec else None
+        spec = _importlib_util.find_spec(f"{__name__}.{name}")
+        found = spec.origin and _os.path.dirname(_os.path.realpath(spec.origin)) if spec else None
         # They stand beside the core in a checkout and inside it when installed from a wheel.
-        if not found or os.path.dirname(found) not in (core, os.path.dirname(core)):
+        if not found or _os.path.dirname(found) not in (core, _os.path.dirname(core)):
             raise ImportError(
                 f"tfdpx was imported from the folder {core!r}, and its part `tfdpx.{name}` was "
                 f"{f'found in {found!r}, which is another copy' if found else 'not found'}. A "
@@ -44,36 +46,53 @@ def _check_installation():
             )
 
 
-if "keras" not in sys.modules:  # Importing keras with, say, a missing jax would hide the cause.
-    _check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
+def _is_for_numbers_alone():
+    """Whether this process runs `python -m tfdpx.train.account`, which trains nothing.
 
-import keras
+    It starts in two seconds without TensorFlow and Keras, whose import takes many.
+    """
+    command = _sys.orig_argv
+    return ("-m", "tfdpx.train.account") in zip(command, command[1:], strict=False)
 
-_check_backend(keras.backend.backend())
+
+# tensorflow-privacy 0.9 cannot be imported on TensorFlow >= 2.16, except for its analysis: this
+# makes it leave out the rest.
+_sys.skip_tf_privacy_import = True
+
 _check_installation()
 
-from tfdpx import (
-    accounting,
-    audit,
-    augment,
-    callbacks,
-    checks,
-    distributed,
-    heads,
-    keras_hook,
-    per_example,
-    synthetic,
-)
-from tfdpx.accounting import PrivacyPlan
-from tfdpx.adamix import AdaMix
-from tfdpx.callbacks import PrivacyBudget
-from tfdpx.data.random_access import RandomAccess
-from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
+if not _is_for_numbers_alone():
+    if "keras" not in _sys.modules:  # Importing keras with, say, no jax would hide the cause.
+        _check_backend(_os.environ.get("KERAS_BACKEND") or "tensorflow")
+    # TensorFlow's notices of processors and drivers, unless somebody asked for them.
+    _os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-keras_hook.install()
+    import keras as _keras
 
-# Makes Keras know our layers, so that `load_model` works after a plain `import tfdpx`.
-importlib.import_module("tfdpx.layers")
+    _check_backend(_keras.backend.backend())
+
+    from tfdpx import (
+        accounting,
+        audit,
+        augment,
+        callbacks,
+        checks,
+        distributed,
+        heads,
+        keras_hook,
+        per_example,
+        synthetic,
+    )
+    from tfdpx.accounting import PrivacyPlan
+    from tfdpx.adamix import AdaMix
+    from tfdpx.callbacks import PrivacyBudget
+    from tfdpx.data.random_access import RandomAccess
+    from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
+
+    keras_hook.install()
+
+    # Makes Keras know our layers, so that `load_model` works after a plain `import tfdpx`.
+    _importlib.import_module("tfdpx.layers")
 
 __all__ = [
     "AdaMix",
@@ -92,6 +111,7 @@ __all__ = [
     "heads",
     "layers",
     "make_private",
+    "make_private_model",
     "models",
     "per_example",
     "synthetic",
@@ -100,9 +120,11 @@ __all__ = [
 
 def __getattr__(name):
     if name in _PARTS:
-        return importlib.import_module(f"{__name__}.{name}")
+        return _importlib.import_module(f"{__name__}.{name}")
+    if name in _FROM_PARTS:
+        return getattr(_importlib.import_module(f"{__name__}.{_FROM_PARTS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted({*globals(), *_PARTS})
+    return [*__all__, "__doc__", "__version__"]

@@ -1,14 +1,17 @@
 """Keras callbacks: stop at the end of the budget, log what the guarantee covers."""
 
+import math
 import os
 
 import keras
 import tensorflow as tf
+from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx import keras_internals
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.data.draws import Draws
 from tfdpx.run.budget import (
+    BudgetExceeded,
     check_optimizer,
     epsilon_log,
     epsilon_spent,
@@ -16,6 +19,7 @@ from tfdpx.run.budget import (
     steps_taken,
 )
 from tfdpx.run.checkpoint import Checkpoint
+from tfdpx.run.limit import Limit
 
 __all__ = [
     "BudgetExceeded",
@@ -28,11 +32,7 @@ __all__ = [
 ]
 
 
-class BudgetExceeded(RuntimeError):
-    """The privacy budget does not pay for the next step."""
-
-
-class PrivacyBudget(keras.callbacks.Callback):
+class PrivacyBudget(Limit):
     """Keeps training within a `PrivacyPlan`, and logs the epsilon spent.
 
     What was spent is the ledger of the model's weights (`model.optimizer.ledger`): the updates of
@@ -60,43 +60,24 @@ class PrivacyBudget(keras.callbacks.Callback):
     """
 
     def __init__(self, plan, allow_approximate=False):
-        super().__init__()
-        self.plan = plan
+        super().__init__(plan)
         self.allow_approximate = allow_approximate
-        self._end = 0
 
     def on_train_begin(self, logs=None):
         """Checks optimizer and batches against the plan, and that there is budget left."""
-        optimizer, plan = keras_internals.innermost(self.model.optimizer), self.plan
-        check_optimizer(optimizer, plan)
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        check_optimizer(optimizer, self.plan)
         self._check_batches(optimizer.draws)
-        if (keras_internals.initial_epoch(self.model) or 0) >= self.params["epochs"]:
-            return  # Resumed after its last epoch: no step follows.
-        left, execution = steps_left(optimizer, plan), self._execution()
-        if left < execution:
-            taken = optimizer.ledger.assuming(plan.sampling_probability)
-            counted = f"{taken.of(plan).steps} of {plan.steps} steps were taken"
-            if left <= 0:
-                spent = taken.epsilon(plan.delta, plan.accountant)
-                raise BudgetExceeded(
-                    f"The privacy budget is used up: {counted}, at epsilon={spent:.4g}, "
-                    f"delta={plan.delta}."
-                )
-            raise BudgetExceeded(
-                f"An execution of {execution} steps does not fit into the budget: {counted}. "
-                "Compile with a smaller `steps_per_execution`."
-            )
-        self._end = optimizer.run.updates + left
+        super().on_train_begin(logs)
 
-    def on_train_batch_end(self, batch, logs=None):
-        """Stops the training when the next execution might exceed the budget."""
-        if self.model.optimizer.run.updates + self._execution() > self._end:
-            self.model.stop_training = True
+    def _updates_left(self, optimizer):
+        return steps_left(optimizer, self.plan, optimizer.account.sampling_probability)
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
         if logs is not None:
-            logs.update(epsilon_log(self.plan, self.model.optimizer))
+            optimizer = keras_internals.innermost(self.model.optimizer)
+            logs.update(epsilon_log(self.plan, optimizer))
 
     def _check_batches(self, draws):
         if not isinstance(draws, Draws):
@@ -117,11 +98,6 @@ class PrivacyBudget(keras.callbacks.Callback):
                     f"{planned}, and batches of a plan with {name}={actual}. Use one plan for both."
                 )
 
-    def _execution(self):
-        # Our own loop ends with a shorter execution.
-        ours = keras_internals.driver(self.model) == "tfdpx"
-        return 1 if ours else self.model.steps_per_execution
-
 
 class TensorBoard(keras.callbacks.TensorBoard):
     """`keras.callbacks.TensorBoard` without the numbers that the guarantee does not cover.
@@ -130,7 +106,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
     sees them learns more than epsilon says. This writes what the guarantee covers: epsilon, the
     noise multiplier, the learning rate, the norm of the privatized gradient
     (`optimizer.privatized_gradient_norm`) and weight histograms. Validation metrics are written
-    too; they are functions of other data, for which no guarantee is given.
+    too; they are functions of other data, for which no guarantee is given. The x-axis has model
+    updates, not epochs. The hyperparameters stand under "HParams", and under "Text" the plan and
+    what was spent of it. `epsilon` has a second line, of the run "budget": the plan's epsilon.
 
     Args:
         log_dir: String. Folder for the event files.
@@ -148,7 +126,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         super().__init__(log_dir=log_dir, **kwargs)
         self.plan = plan
         self.log_private_metrics = log_private_metrics
-        self._private_writer = None
+        self._private_writer = self._budget_writer = None
         self._batches_seen = 0
 
     def on_train_begin(self, logs=None):
@@ -158,6 +136,18 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.log_private_metrics:
             folder = os.path.join(self.log_dir, "not_private")
             self._private_writer = tf.summary.create_file_writer(folder)
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if self.plan is None:
+            self.plan = getattr(optimizer, "plan", None)
+        with keras_internals.writing(self):
+            hparams.hparams(_hyperparameters(optimizer))
+            if self.plan is not None:
+                self._describe(f"The plan: {self.plan.summary()}.", optimizer)
+        if self.plan is not None and math.isfinite(self.plan.epsilon):
+            self._budget_writer = tf.summary.create_file_writer(
+                os.path.join(self.log_dir, "budget")
+            )
+            self._write_epsilon(optimizer)
 
     def on_train_batch_end(self, batch, logs=None):
         """Writes the batch's numbers, if `update_freq` asks for it."""
@@ -175,24 +165,51 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Writes the epoch's numbers."""
         logs = dict(logs or {})
         covered = {name: value for name, value in logs.items() if is_covered(name)}
-        optimizer = self.model.optimizer
+        optimizer = keras_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):
             covered.update(epsilon_log(self.plan, optimizer))
         if hasattr(optimizer, "noise_multiplier"):
             covered["noise_multiplier"] = optimizer.noise_multiplier
         covered.update(self._gradient_norm())
-        super().on_epoch_end(epoch, covered)
+        super().on_epoch_end(epoch, {})
+        step = _updates(optimizer)
+        keras_internals.write_epoch(self, step, covered)
+        self._write_epsilon(optimizer)
         private = {name: value for name, value in logs.items() if not is_covered(name)}
-        self._write_private("epoch_", private, epoch)
+        self._write_private("epoch_", private, step)
 
     def on_train_end(self, logs=None):
         """Closes the writers."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if self.plan is not None and hasattr(optimizer, "ledger"):
+            [(name, spent)] = epsilon_log(self.plan, optimizer).items()
+            with keras_internals.writing(self):
+                self._describe(
+                    f"Spent: {name}={spent:.4g} at delta={self.plan.delta:g}, in "
+                    f"{_updates(optimizer)} updates, under adding or removing one example.",
+                    optimizer,
+                )
         super().on_train_end(logs)
-        if self._private_writer is not None:
-            self._private_writer.close()
+        for writer in (self._private_writer, self._budget_writer):
+            if writer is not None:
+                writer.close()
+
+    def _describe(self, text, optimizer):
+        tf.summary.text("privacy_statement", text, step=_updates(optimizer))
+
+    def _write_epsilon(self, optimizer):
+        """Epsilon and, as another run, its budget: two lines in one chart."""
+        if self._budget_writer is None or not hasattr(optimizer, "ledger"):
+            return
+        [(name, spent)], step = epsilon_log(self.plan, optimizer).items(), _updates(optimizer)
+        with keras_internals.writing(self):
+            tf.summary.scalar(name, spent, step=step)
+        with self._budget_writer.as_default():
+            tf.summary.scalar(name, self.plan.epsilon, step=step)
 
     def _gradient_norm(self):
-        norm = getattr(self.model.optimizer, "privatized_gradient_norm", None)
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        norm = getattr(optimizer, "privatized_gradient_norm", None)
         return {} if norm is None else {"privatized_gradient_norm": _scalar(norm, float)}
 
     def _write_private(self, prefix, logs, step):
@@ -201,6 +218,26 @@ class TensorBoard(keras.callbacks.TensorBoard):
         with self._private_writer.as_default():
             for name, value in (logs or {}).items():
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
+
+
+def _updates(optimizer):
+    """Int: the updates behind the weights, or of an optimizer that is none of tfdpx, its own."""
+    if hasattr(optimizer, "ledger"):
+        return steps_taken(optimizer)
+    return _scalar(optimizer.iterations, int)
+
+
+def _hyperparameters(optimizer):
+    """Dict of plain values: the optimizer's arguments and its plan's."""
+    settings = optimizer.get_config()
+    plan = getattr(optimizer, "plan", None)
+    if plan is not None:
+        settings |= {f"plan_{name}": value for name, value in plan.get_config().items()}
+    return {
+        name: value
+        for name, value in settings.items()
+        if isinstance(value, (bool, int, float, str))
+    }
 
 
 def _scalar(value, number):

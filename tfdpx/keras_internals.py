@@ -89,6 +89,11 @@ def without(layer, **attributes):
     return twin
 
 
+def compile_arguments(model):
+    """The arguments that a `keras.Model` was compiled with, a dict of the very objects."""
+    return dict(model._compile_config.config)
+
+
 def own_trainable_variables(layer):
     """Trainable variables that `layer` holds itself, not through a sublayer."""
     if not layer.trainable:
@@ -278,6 +283,7 @@ def driver(model):
     return _drivers.get(model)
 
 
+@tf.autograph.experimental.do_not_convert
 def eagerly(function, *args):
     """`function(*args)` in eager mode, also while a graph is being traced.
 
@@ -369,6 +375,24 @@ class OptimizerOverrides:
         if self.use_ema:
             averages = self._model_variables_moving_average
             self.average_weights(zip(trainable_variables, averages, strict=True))
+
+
+def write_epoch(board, step, logs):
+    """Writes the scalars of an epoch as Keras's TensorBoard callback does, at a step of our choice.
+
+    Args:
+        board: A `keras.callbacks.TensorBoard`.
+        step: Int, where on the x-axis.
+        logs: Dict by name; what begins with "val_" goes to the run "validation".
+    """
+    board._log_epoch_metrics(step, logs)
+
+
+@contextlib.contextmanager
+def writing(board):
+    """Within it, summaries go to the run "train" of a Keras TensorBoard callback."""
+    with board._train_writer.as_default():
+        yield
 
 
 # The methods of Keras' `GroupNormalization` that our rule repeats, besides `call`.

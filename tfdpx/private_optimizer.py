@@ -4,7 +4,6 @@ The update itself is `tfdpx.train_step`; the optimizers that users name are in `
 """
 
 import contextlib
-import warnings
 import weakref
 
 import keras
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from tfdpx import keras_internals, refresh, settings
 from tfdpx._arguments import is_number
+from tfdpx._warnings import warn
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.mechanism import check_private
 from tfdpx.replication import replicas
@@ -99,6 +99,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
         self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
         self.account.open(plan and plan.sampling_probability, exact=False)
+        fit_data.renew_end(self)
         self._estimates = None if individual is None else Estimates(individual, self.account)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
@@ -110,6 +111,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         """Called after `model.compile`: what was spent on the model's weights goes on here."""
         self.account.follow(model.variables)
         self.leave_shared_run()
+        fit_data.renew_end(self)
 
     def private_train_step(self, model, data):
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
@@ -126,6 +128,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         check_callbacks(arguments.get("callbacks"), self)
         replicas.check_keras_fit(model, arguments.get("x"))
         with fit_data.accounted(self, model, arguments):
+            fit_data.add_limit(self, arguments)
             replicas.deal(model, self.draws, arguments)
             refresh.add_to(arguments, model, self.draws)
             yield
@@ -202,10 +205,9 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         if all(name in saved for name in names):
             self.account.join_saved(*(saved.pop(name) for name in names))
         elif saved:
-            warnings.warn(
+            warn(
                 "The saved optimizer has no ledger: what was spent on its weights is unknown, and "
                 "not counted.",
-                stacklevel=2,
             )
         self.take_over(None)
         super().load_own_variables(saved)
@@ -218,6 +220,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             state = {**fresh_state(), "used": self.run.state()["used"]}
         self.run.restore(state)
         self.account.move()
+        fit_data.renew_end(self)
 
     def leave_shared_run(self):
         """Before updates that no checkpoint watches: their noise must be no other process's."""

@@ -16,13 +16,13 @@ no guarantee: the weights may tell all of them.
 """
 
 import hashlib
-import warnings
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdpx._arguments import is_number, require
+from tfdpx._warnings import warn
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.data import overlap
 from tfdpx.data.draws import draws_of
@@ -156,10 +156,9 @@ class PublicData:
             if all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(data)):
                 examples = as_examples(data)
         if not isinstance(examples, Examples):
-            warnings.warn(
+            warn(
                 "Whether private examples are among `public_data` is not looked for here: only in "
                 "arrays, and in `plan.batches` of arrays. One that is has no guarantee.",
-                stacklevel=4,
             )
             return
         found = 0

@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import noise
-from tfdpx._arguments import check_positive_integer
+from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting.accountants import check_probability
 from tfdpx.data.draws import Draws, draws_of, finished
-from tfdpx.data.examples import as_examples
+from tfdpx.data.examples import Examples, as_examples
 from tfdpx.replication.shares import Shares
 from tfdpx.run import budget
 
@@ -59,6 +59,7 @@ def plan_batches(
     sample_weight,
     *,
     class_weight,
+    validation_split,
     optimizer,
     seed,
     start,
@@ -67,11 +68,16 @@ def plan_batches(
 ):
     """What `PrivacyPlan.batches` gives; its docstring has all arguments but `plan`."""
     check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
-    examples = as_examples(x, y, sample_weight, class_weight=class_weight)
+    examples = as_examples(
+        x, y, sample_weight, class_weight=class_weight, num_examples=plan.num_examples
+    )
+    examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)
     if examples.count != plan.num_examples:
+        beside = f" beside validation_split={validation_split}" if held_out else ""
         raise ValueError(
             "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
-            f"depends. Received: {examples.count} examples, num_examples={plan.num_examples}."
+            f"depends. Received: {examples.count} examples{beside}, num_examples="
+            f"{plan.num_examples}."
         )
     arguments = {
         "capacity": math.ceil(plan.capacity / pad_to_multiple_of) * pad_to_multiple_of,
@@ -90,8 +96,26 @@ def plan_batches(
         probability = plan.sampling_probability
         dataset = poisson_batches(examples, sampling_probability=probability, **arguments)
     draws = draws_of(dataset)
-    draws.plan, draws.examples = plan, examples
+    draws.plan, draws.examples, draws.held_out = plan, examples, held_out
     return dataset
+
+
+def _without_held_out(examples, share, weighted):
+    """The examples but the last `share`, and these as arrays for `fit` to validate on, or None."""
+    fits = is_number(share) and 0 <= share < 1
+    require(fits, "validation_split", share, "be a number in [0, 1)")
+    if not share:
+        return examples, None
+    if not isinstance(examples, Examples):
+        raise ValueError(
+            "Argument `validation_split` needs arrays, whose last part is held out. Received: "
+            f"validation_split={share}, and examples of type {type(examples).__name__}. Give `fit` "
+            "`validation_data`."
+        )
+    # As Keras counts.
+    kept = math.floor(examples.count * (1 - share))
+    require(kept > 0, "validation_split", share, f"leave some of {examples.count} examples")
+    return examples.split(kept, weighted)
 
 
 def poisson_batches(

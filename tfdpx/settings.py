@@ -2,11 +2,11 @@
 
 import collections
 import math
-import warnings
 
 from tfdpx import augment as augment_module
 from tfdpx import public_data
 from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
+from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.memory import pass_size
@@ -74,10 +74,9 @@ def checked(**arguments):
             )
         _check_individual(given.individual, given.plan, clip)
     if noise_multiplier == 0:
-        warnings.warn(
+        warn(
             f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
             "guarantee; epsilon is infinite.",
-            stacklevel=4,
         )
     return given._replace(
         # NumPy's integers do not go into a config.

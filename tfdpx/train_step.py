@@ -98,6 +98,8 @@ def _step(optimizer, model, data, ids):
         shared.append(replicas.beside_others(tf.stack([tf.cast(ids, "float32"), norms]), context))
     shared = replicas.sum_over_replicas(shared, context)
     sums, nonfinite = shared[: len(variables)], shared[len(variables)]
+    if optimizer.plan is not None:
+        sums = optimizer.run.until_end(sums)
     gradients = mechanism.privatize(
         sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
     )

@@ -30,6 +30,7 @@ the log.
 
 import dataclasses
 import math
+import pathlib
 import sys
 import time
 
@@ -63,6 +64,8 @@ from tfdpx.train.run import (
 _PRESET = flags.DEFINE_string(
     "preset", "digits", f"Settings to start from, one of: {preset_lookup.summary()}."
 )
+for _module in (setting_flags, run_flags, dry_run, devices):
+    flags.adopt_module_key_flags(_module)  # So that --help lists them.
 _LOG_PRIVATE_METRICS = flags.DEFINE_bool(
     "log_private_metrics",
     False,
@@ -81,11 +84,10 @@ def main(argv):
             print(to_json(record), flush=True)
             return
         strategy = devices.from_flags()
-        workdir = run_flags.make_workdir(
-            run_flags.WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S"),
-            devices.is_chief(strategy),
-        )
-        record = train(settings, workdir, strategy)
+        path = run_flags.WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S")
+        with run_flags.leaving_no_empty_folder(pathlib.Path(path)):
+            workdir = run_flags.make_workdir(path, devices.is_chief(strategy))
+            record = train(settings, workdir, strategy)
     except UserError as error:
         sys.exit(f"tfdpx.train.classify: {' '.join(str(error).split())}")
     except tf.errors.UnavailableError as error:

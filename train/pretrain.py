@@ -15,6 +15,7 @@ size and constants of normalization come from the table of known data sets, and 
 
 import dataclasses
 import math
+import pathlib
 import sys
 import time
 
@@ -54,10 +55,10 @@ def main(argv):
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         settings = pretraining.resolve(_RECIPE.value, _given())
-        workdir = run_flags.make_workdir(
-            run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
-        )
-        record = train(settings, workdir)
+        path = run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
+        with run_flags.leaving_no_empty_folder(pathlib.Path(path)):
+            workdir = run_flags.make_workdir(path)
+            record = train(settings, workdir)
     except UserError as error:
         sys.exit(f"tfdpx.train.pretrain: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)

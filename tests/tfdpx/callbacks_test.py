@@ -197,14 +197,18 @@ def test_tensorboard_writes_only_what_the_guarantee_covers(tmp_path, with_budget
     model, norms = make_model(), RecordNorms()
     fit(model, *before, board, norms, epochs=2, steps_per_epoch=3, validation_data=make_data(16))
     scalars = read_scalars(tmp_path)
+    of_plan = {} if with_budget else {"epsilon": [plan.epsilon_at(n) for n in (0, 3, 6)]}
     assert scalars["train"] == {
+        **{name: pytest.approx(values) for name, values in of_plan.items()},
         "epoch_epsilon": pytest.approx([plan.epsilon_at(3), plan.epsilon_at(6)]),
         "epoch_noise_multiplier": [1.0, 1.0],
         "epoch_learning_rate": [0.25, 0.25],
         "epoch_privatized_gradient_norm": pytest.approx(norms.seen[2::3]),
     }
     assert {"epoch_loss", "epoch_mae"} <= set(scalars["validation"])
-    assert set(scalars) == {"train", "validation"}
+    assert set(scalars) == {"train", "validation"} | ({"budget"} if of_plan else set())
+    if of_plan:
+        assert scalars["budget"] == {"epsilon": pytest.approx([plan.epsilon] * 3)}
 
 
 def test_tensorboard_without_a_plan_writes_no_epsilon(tmp_path):
@@ -249,3 +253,23 @@ def test_private_metrics_are_labelled(tmp_path):
     }
     assert not {"epoch_loss", "epoch_mae"} & set(scalars["train"])
     assert "epoch_epsilon" in scalars["train"]
+
+
+def test_tensorboard_counts_updates_and_says_what_is_guaranteed(tmp_path):
+    plan = make_plan(6)
+    model = make_model(tfdpx.DPSGD(0.25, plan=plan, l2_norm_clip=0.5))
+    fit(model, callbacks.TensorBoard(tmp_path), epochs=2, steps_per_epoch=3, plan=plan)
+    events = event_accumulator.EventAccumulator(str(tmp_path / "train"))
+    events.Reload()
+    assert [event.step for event in events.Tensors("epoch_noise_multiplier")] == [3, 6]
+    texts = [
+        tf.make_ndarray(event.tensor_proto).item().decode()
+        for event in events.Tensors("privacy_statement")
+    ]
+    assert texts[0] == f"The plan: {plan.summary()}."
+    assert texts[-1].startswith(f"Spent: epsilon={plan.epsilon:.4g} at delta=0.001, in 6 updates")
+    [tag] = [t for t in events.Tags()["tensors"] if t.startswith("_hparams_/session_start")]
+    content = events.SummaryMetadata(tag).plugin_data.content
+    for name in (b"l2_norm_clip", b"learning_rate", b"plan_epsilon", b"plan_delta"):
+        assert name in content
+    assert b"seed" not in content

@@ -82,10 +82,20 @@ def composed_epsilon(runs, delta, accountant="pld"):
         return 0.0
     if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
         return math.inf
+    return float(composed(runs, accountant).get_epsilon(delta * (1 - RESERVED_SHARE)))
+
+
+def composed(runs, accountant):
+    """The `dp_accounting.PrivacyAccountant` that has seen these runs.
+
+    Args:
+        runs: Tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and steps.
+        accountant: "pld", "rdp", "gdp" or "zcdp".
+    """
     judge = ACCOUNTANTS[accountant](runs)
     for run in runs:
         judge.compose(_event(*run))
-    return float(judge.get_epsilon(delta * (1 - RESERVED_SHARE)))
+    return judge
 
 
 def _event(noise_multiplier, sampling_probability, steps):

@@ -40,7 +40,7 @@ def least_noise_multiplier(target, sampling_probability, steps, delta, accountan
 
     # Epsilon grows with the inverse, as it does with the steps and the batch size.
     low, high = 1 / MAX_NOISE_MULTIPLIER, 1 / MIN_NOISE_MULTIPLIER
-    inverse = _largest(spent, target, low, high, accountant)
+    inverse = largest_within(spent, target, low, high, accountant)
     solution = 1 / inverse
     if spent(inverse) > target:
         raise _unreachable("noise_multiplier", solution, spent(inverse), target, delta)
@@ -104,7 +104,7 @@ def largest_batch_size(target, num_examples, noise_multiplier, steps, delta, acc
 
 def _largest_integer(name, spent, target, most, delta, accountant):
     """The largest n in [1, most] with spent(n) <= target."""
-    solution = _largest(spent, target, 1, most, accountant)
+    solution = largest_within(spent, target, 1, most, accountant)
     while spent(solution) > target and solution > 1:
         solution -= 1
     if spent(solution) > target:
@@ -114,8 +114,10 @@ def _largest_integer(name, spent, target, most, delta, accountant):
     return solution
 
 
-def _largest(spent, target, low, high, accountant):
+def largest_within(spent, target, low, high, accountant):
     """About the largest value in [low, high] with spent(value) <= target; `low` if none has.
+
+    It may be too large by a hair: check it.
 
     RDP goes first: it is the quicker, and its solution is near that of PLD.
 

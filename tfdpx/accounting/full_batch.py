@@ -39,6 +39,11 @@ class FullBatchAccountant(dp_accounting.PrivacyAccountant):
         """Epsilon at `target_delta`, a float."""
         return self._conversion(math.sqrt(self._squared_mu), target_delta)
 
+    def get_delta(self, target_epsilon):
+        """The exact delta at `target_epsilon`, a float; whatever the conversion is."""
+        loss = privacy_loss_mechanism.GaussianPrivacyLoss(1 / math.sqrt(self._squared_mu))
+        return loss.get_delta_for_epsilon([target_epsilon])[0]
+
 
 def exact_epsilon(mu, delta):
     """The least epsilon of the Gaussian mechanism at `delta` (Balle and Wang 2018, Theorem 8).

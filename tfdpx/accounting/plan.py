@@ -8,6 +8,7 @@ import math
 import scipy.stats
 
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
+from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration
 
 SAMPLINGS = ("poisson", "shuffle")
@@ -16,7 +17,11 @@ SAMPLINGS = ("poisson", "shuffle")
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
 
 
-@dataclasses.dataclass(frozen=True)
+# Below this epsilon noise hides whatever the data say, and nothing is learned.
+_LEAST_USEFUL_EPSILON = 0.01
+
+
+@dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan:
     """How many noisy steps on how many examples a privacy budget pays for.
 
@@ -45,10 +50,15 @@ class PrivacyPlan:
         delta: Float in (0, 1), well below 1/num_examples.
         sampling: "poisson" or "shuffle".
         accountant: "pld" (the tighter) or "rdp"; for full batches also "gdp" or "zcdp".
+        epochs: Float > 0, in place of `steps`: so many passes over the data on average, which are
+            `ceil(epochs * num_examples / batch_size)` steps.
 
     Raises:
         ValueError: If an argument is out of its range, if not exactly one of the four is left out,
             or if nothing meets the target.
+
+    Warns:
+        UserWarning: If delta exceeds 1/num_examples, or epsilon is below 0.01.
 
     Example:
     >>> plan = PrivacyPlan(50_000, batch_size=4096, steps=2468, epsilon=8.0, delta=1e-5)
@@ -65,7 +75,33 @@ class PrivacyPlan:
     sampling: str = "poisson"
     accountant: str = "pld"
 
-    def __post_init__(self):
+    def __init__(
+        self,
+        num_examples,
+        batch_size=None,
+        steps=None,
+        noise_multiplier=None,
+        epsilon=None,
+        delta=None,
+        sampling="poisson",
+        accountant="pld",
+        *,
+        epochs=None,
+    ):
+        given = dict(
+            num_examples=num_examples,
+            batch_size=batch_size,
+            steps=steps,
+            noise_multiplier=noise_multiplier,
+            epsilon=epsilon,
+            delta=delta,
+            sampling=sampling,
+            accountant=accountant,
+        )
+        if epochs is not None:
+            given["steps"] = _steps_of(epochs, num_examples, batch_size, steps)
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
         unknown = [name for name in solvable if getattr(self, name) is None]
         if len(unknown) != 1:
@@ -76,6 +112,9 @@ class PrivacyPlan:
             )
         self._check()
         object.__setattr__(self, unknown[0], self._solve(unknown[0]))
+        doubtful = doubts(self.epsilon, self.delta, self.num_examples, self.noise_multiplier)
+        for doubt in doubtful:
+            warn(doubt)
 
     def _check(self):
         """Raises ValueError unless what is given is in range."""
@@ -120,6 +159,14 @@ class PrivacyPlan:
     def sampling_probability(self):
         """Probability that a step draws a given example: batch_size / num_examples."""
         return self.batch_size / self.num_examples
+
+    @property
+    def epochs(self):
+        """Float: how often a given example is drawn on average, steps * batch_size / num_examples.
+
+        Not the `epochs` of `fit`, which may be any number: each reports once.
+        """
+        return self.steps * self.sampling_probability
 
     @property
     def is_approximate(self):
@@ -169,6 +216,7 @@ class PrivacyPlan:
         sample_weight=None,
         *,
         class_weight=None,
+        validation_split=0.0,
         optimizer=None,
         seed=None,
         start=0,
@@ -181,12 +229,18 @@ class PrivacyPlan:
         another. However often it is iterated over, `fit` uses each draw once.
 
         Args:
-            x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. Or a
-                `tfdpx.RandomAccess`, for examples read as they are drawn; it holds the targets too.
+            x: What `fit` takes: an array, a pandas object, a list of numbers, or a dict, tuple or
+                list of arrays, of shape `[num_examples, ...]`. Or a `tfdpx.RandomAccess`, for
+                examples read as they are drawn; it holds the targets too. So does a
+                `tf.data.Dataset` of known size, of examples or of batches: draws need every example
+                at hand, so it is read into memory once, here, and a line says how much that is.
             y: Like `x`, or None.
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
             class_weight: Optional dict from class to weight, instead of `sample_weight`.
+            validation_split: Float in [0, 1). As in `fit`: this share of the arrays, the last, is
+                not drawn from, and `fit` validates on it. The plan's `num_examples` counts the
+                others alone.
             optimizer: Optional tfdpx optimizer, which then gives the seed and the step to begin at:
                 a run resumed by `tfdpx.callbacks.Checkpoint` sees the draws that it would have. The
                 dataset ends after the steps that the plan has left. Without it, draws are fresh
@@ -206,7 +260,8 @@ class PrivacyPlan:
             Padding is zero, and its sample_weight (float32) is 0.
 
         Raises:
-            ValueError: If the arrays do not hold `num_examples` examples, or a weight is unfit.
+            ValueError: If the arrays do not hold `num_examples` examples, a weight is unfit, or a
+                data set has no known size.
 
         Example:
         >>> plan = PrivacyPlan(1000, batch_size=100, steps=20, epsilon=8.0, delta=1e-5)
@@ -225,6 +280,7 @@ class PrivacyPlan:
             y,
             sample_weight,
             class_weight=class_weight,
+            validation_split=validation_split,
             optimizer=optimizer,
             seed=seed,
             start=start,
@@ -253,3 +309,52 @@ class PrivacyPlan:
             object.__setattr__(plan, field.name, config[field.name])
         plan._check()
         return plan
+
+
+def doubts(epsilon, delta, num_examples, noise_multiplier):
+    """List of strings: what is doubtful of a guarantee that is in range.
+
+    Args:
+        epsilon: Float.
+        delta: Float.
+        num_examples: Int, or None where unknown.
+        noise_multiplier: Float.
+    """
+    found = []
+    if num_examples is not None and delta > 1 / num_examples:
+        found.append(
+            f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one "
+            "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
+            f"well below, such as {0.1 / num_examples:.1g}."
+        )
+    if epsilon < _LEAST_USEFUL_EPSILON:
+        found.append(
+            f"epsilon={epsilon:.2g}: noise_multiplier={noise_multiplier:.4g} drowns whatever the "
+            "data say, and nothing will be learned. Epsilons from 1 to 10 are common."
+        )
+    return found
+
+
+def steps_of_epochs(epochs, sampling_probability):
+    """Int: the updates that make so many passes over the data, on average, or a little more.
+
+    Args:
+        epochs: Float > 0.
+        sampling_probability: Float in (0, 1].
+    """
+    fits = is_number(epochs) and 0 < epochs < math.inf
+    require(fits, "epochs", epochs, "be a positive, finite number")
+    steps = epochs / sampling_probability
+    # 30 epochs of 1/300 are 9000 steps, whatever the last bit of the quotient says.
+    return max(1, math.ceil(steps * (1 - 1e-12)))
+
+
+def _steps_of(epochs, num_examples, batch_size, steps):
+    if steps is not None or batch_size is None:
+        raise ValueError(
+            "Argument `epochs` takes the place of `steps`, and needs `batch_size`. Received: "
+            f"epochs={epochs}, steps={steps}, batch_size={batch_size}."
+        )
+    check_positive_integer("num_examples", num_examples)
+    check_positive_integer("batch_size", batch_size)
+    return steps_of_epochs(epochs, min(1.0, batch_size / num_examples))

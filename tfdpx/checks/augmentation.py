@@ -1,10 +1,9 @@
 """Whether an augmentation keeps examples apart."""
 
-import warnings
-
 import numpy as np
 import tensorflow as tf
 
+from tfdpx._warnings import warn
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import same_rows
 from tfdpx.checks.hidden_state import state_of_augment
@@ -37,10 +36,9 @@ def problems_of_augment(augment, views, x, examples):
         if problems:
             return problems
         if found.drawn:
-            warnings.warn(
+            warn(
                 "The augmentation draws random numbers outside of any keras.random.SeedGenerator, "
                 "so it could not be checked that it keeps examples apart.",
-                stacklevel=2,
             )
             return []
         for draw in range(_DRAWS):

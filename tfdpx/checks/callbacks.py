@@ -9,10 +9,10 @@ to read gets a warning. What a callback of one's own does with its logs cannot b
 import os
 import re
 import string
-import warnings
 
 import keras
 
+from tfdpx._warnings import warn
 from tfdpx.checks.errors import refusing
 
 # These write every number of the logs.
@@ -50,11 +50,10 @@ def check_callbacks(callbacks, optimizer):
             problems += _problems_of_paths(callback)
             covered = getattr(callback, "writes_only_covered", False)
             if isinstance(callback, _WRITING) and not covered:
-                warnings.warn(
+                warn(
                     f"{type(callback).__name__} writes the training loss and metrics, which the "
                     "privacy guarantee does not cover. Keep what it writes as secret as the data, "
                     "or use `tfdpx.callbacks.TensorBoard`.",
-                    stacklevel=2,
                 )
 
 

@@ -1,11 +1,10 @@
 """Losses and per-example gradients against what batches of one example give."""
 
-import warnings
-
 import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx._warnings import warn
 from tfdpx.checks.closeness import close, is_full_precision
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
@@ -75,10 +74,9 @@ def problems_of_gradients(model, engine, x, y, sample_weight, views):
     wanted = np.array([float(tf.linalg.global_norm(gradient)) for gradient in gradients])
     finite = np.isfinite(wanted)
     if not wanted[finite].any():
-        warnings.warn(
+        warn(
             "The per-example gradients could not be checked: on made-up data all are zero or not "
             "finite.",
-            stacklevel=2,
         )
         return
     tolerance = 1e-3 if is_full_precision(model) else 0.1

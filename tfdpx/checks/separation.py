@@ -7,12 +7,12 @@ batches that share some examples and differ in others.
 """
 
 import contextlib
-import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx._warnings import warn
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import close, is_full_precision, same_rows
 from tfdpx.checks.culprit import find_mixing_operation
@@ -97,10 +97,9 @@ def _compare_batches(model, one_pass, batches):
         mixing = mixing or _difference(model, one_pass, small, run(first), first.kept)
     floats = [t for t in small.predictions if t.dtype.is_floating]
     if not mixing and not all(tf.reduce_any(tf.math.is_finite(t)) for t in floats):
-        warnings.warn(
+        warn(
             "It could not be checked that examples keep apart: on made-up data the model's outputs "
             "are not finite.",
-            stacklevel=2,
         )
     return mixing, wide
 

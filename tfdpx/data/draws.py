@@ -35,6 +35,7 @@ class Draws:
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.
         examples: What it draws from, or None.
+        held_out: Tuple of arrays to validate on, or None.
         plain: The data set before its length was asserted, or None. What a run has used makes it
             shorter.
         with_ids: `plain` or the data set, with a fourth part: the number of each row's example,
@@ -46,7 +47,7 @@ class Draws:
     """
 
     def __init__(self, purpose, steps, shares, seed=None, start=0, run=None):
-        self.plan = self.examples = self.plain = self.with_ids = None
+        self.plan = self.examples = self.held_out = self.plain = self.with_ids = None
         self.run = run
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
         self._bound = None

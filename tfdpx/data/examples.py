@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdpx.data import dataset_arrays
 from tfdpx.data.inputs import check_dense
 from tfdpx.data.random_access import RandomAccess
 
@@ -39,7 +40,8 @@ class Examples:
         if len(counts) != 1 or 0 in counts:
             raise ValueError(
                 "Arguments `x` and `y` must hold arrays of one length, at least 1. "
-                f"Received: lengths {sorted(counts)}. Pass several inputs as a tuple or dict."
+                f"Received: lengths {sorted(counts)}. A list of arrays is several inputs, as in "
+                "`fit`; of arrays that are one example each, `np.stack` makes one array."
             )
         self.count = counts.pop()
         if class_weight is not None:
@@ -83,6 +85,24 @@ class Examples:
 
         return tf.nest.map_structure(take, self._arrays)
 
+    def split(self, count, weighted):
+        """The first `count` examples, and the others as arrays to measure on.
+
+        Args:
+            count: Int in [1, number of examples).
+            weighted: Bool, whether to give the weights of the others too.
+
+        Returns:
+            Pair of `Examples` and a tuple `(x, y)` or `(x, y, sample_weight)`.
+        """
+
+        def part(places):
+            return tf.nest.map_structure(lambda t: None if t is None else t[places], self._arrays)
+
+        first = object.__new__(Examples)
+        first.count, first._arrays = count, part(slice(count))
+        return first, part(slice(count, None))[: 3 if weighted else 2]
+
     @functools.cached_property
     def _digest(self):
         digest = hashlib.blake2b()
@@ -99,18 +119,27 @@ class Examples:
         return self._digest
 
 
-def as_examples(x, y=None, sample_weight=None, *, class_weight=None):
+def as_examples(x, y=None, sample_weight=None, *, class_weight=None, num_examples=None):
     """`x` if it is a `RandomAccess`, which holds targets too, and else the `Examples` of arrays.
 
     Args:
-        x: `RandomAccess`, or as for `Examples`.
-        y: As for `Examples`; None with a `RandomAccess`, as all that follow.
+        x: `RandomAccess`, a `tf.data.Dataset` of known size, or as for `Examples`.
+        y: As for `Examples`; None with one of the former, as `sample_weight`.
         sample_weight: As for `Examples`.
-        class_weight: As for `Examples`.
+        class_weight: As for `Examples`; None with a `RandomAccess`.
+        num_examples: Optional int. A data set of so many elements is one of examples, any other
+            one of batches.
 
     Raises:
         ValueError: If the arguments do not go together.
     """
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "Argument `x`, a tf.data.Dataset, gives (x, y) or (x, y, sample_weight), so "
+                "neither `y` nor `sample_weight` may be given. Leave them out."
+            )
+        x, y, sample_weight = dataset_arrays.arrays_of(x, num_examples)
     if not isinstance(x, RandomAccess):
         return Examples(x, y, sample_weight, class_weight=class_weight)
     given = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
@@ -129,7 +158,9 @@ def _tensors(name, arrays):
         return {key: _tensors(name, array) for key, array in arrays.items()}
     if isinstance(arrays, tuple):
         return tuple(_tensors(name, array) for array in arrays)
-    # A list is an array; what else is a nest would be taken apart.
+    if isinstance(arrays, list) and arrays and all(getattr(a, "shape", ()) for a in arrays):
+        return tuple(_tensors(name, array) for array in arrays)  # Several inputs, as in `fit`.
+    # A list of numbers is an array; what else is a nest would be taken apart.
     if not isinstance(arrays, list):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):

@@ -7,7 +7,6 @@ its examples nor their clipping, so not its sensitivity.
 """
 
 import math
-import warnings
 
 import keras
 import numpy as np
@@ -16,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpx import keras_internals
+from tfdpx._warnings import warn
 from tfdpx.memory import free_memory, graph_peak
 from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Rows
@@ -179,7 +179,7 @@ def _largest_fitting(one_pass, batch, batch_size, variables):
         f"is predicted to hold {_text(held + size * each)} of the {_text(free)} that are free."
     )
     if room < each:
-        warnings.warn(f"{message} It may run out of memory.", stacklevel=2)
+        warn(f"{message} It may run out of memory.")
     else:
         _say(message)
     return largest

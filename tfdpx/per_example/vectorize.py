@@ -15,6 +15,19 @@ from tfdpx import tensorflow_internals
 _LOOPS = ("While", "StatelessWhile")
 
 
+def _is_of_the_user(record):
+    """Whether a log message is one that the user can do something about.
+
+    Outside of a graph `tf.vectorized_map` makes a function of its own on each call, and TensorFlow
+    warns of retracing it.
+    """
+    message = record.getMessage()
+    return not ("retracing" in message and "<function pfor." in message)
+
+
+tf.get_logger().addFilter(_is_of_the_user)
+
+
 def vectorized_map(function, elements, what="The function", jit_compile=False):
     """See `tf.vectorized_map`.
 

@@ -57,6 +57,11 @@ class Account:
         self._written, self._updates_at_write = {}, run.updates
         self._variables = []  # Weak references: the weights must not outlive their model.
 
+    @property
+    def sampling_probability(self):
+        """Float: that of the updates to come; None where it is unknown."""
+        return self._open.sampling_probability or None
+
     def open(self, sampling_probability, exact):
         """From here on updates spend what such batches cost.
 

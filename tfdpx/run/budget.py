@@ -2,10 +2,15 @@
 
 import bisect
 import math
-import warnings
 
 from tfdpx import keras_internals
+from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Entry, Ledger
+
+
+class BudgetExceeded(RuntimeError):
+    """The privacy budget does not pay for the next step."""
+
 
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
 
@@ -59,26 +64,44 @@ def steps_taken(optimizer, plan=None):
     return ledger.assuming(plan.sampling_probability).of(plan).steps
 
 
-def steps_left(optimizer, plan):
+def updates_left(optimizer):
+    """The number of updates that an optimizer has left of its own plan, an int; may be negative.
+
+    Updates that the plan knows count, whoever made them, and those of the optimizer's own run,
+    whatever the data were. What others have spent on the weights does not: that is for
+    `PrivacyBudget`, which keeps the epsilon of all together.
+
+    Args:
+        optimizer: A tfdpx optimizer with a plan.
+    """
+    plan, run = optimizer.plan, optimizer.run.number
+    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    known = set(ledger.of(plan).entries)
+    return plan.steps - sum(e.steps for e in ledger.entries if e in known or e.run == run)
+
+
+def steps_left(optimizer, plan, sampling_probability=None):
     """The number of updates that a plan still pays for, an int; may be negative.
 
     Args:
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`, which counts for all that was spent on the weights.
+        sampling_probability: Optional float, of the updates to come if it is above the plan's.
     """
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     known = ledger.of(plan).steps
     left = plan.steps - known
     other = ledger.steps - known
-    if not other or left <= 0:
+    rate = max(sampling_probability or 0.0, plan.sampling_probability)
+    if left <= 0 or not other and math.isclose(rate, plan.sampling_probability):
         return left
     spent = ledger.epsilon(plan.delta, plan.accountant)
-    warnings.warn(
-        f"{other} updates of the model's weights are not this plan's. They count: epsilon is "
-        f"{spent:.4g} now, and composes with that of the plan's steps.",
-        stacklevel=3,
-    )
-    kind = (plan.noise_multiplier, plan.sampling_probability)
+    if other:
+        warn(
+            f"{other} updates of the model's weights are not this plan's. They count: epsilon is "
+            f"{spent:.4g} now, and composes with that of the plan's steps."
+        )
+    kind = (plan.noise_multiplier, rate)
 
     def exceeds(steps):
         more = Ledger((Entry(*kind, steps),))
@@ -88,6 +111,21 @@ def steps_left(optimizer, plan):
         return 0
     # How many of 1, 2, ..., left steps do not exceed.
     return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
+
+
+def used_up(optimizer, plan):
+    """The `BudgetExceeded` that says how much of a plan was spent.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`.
+    """
+    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    return BudgetExceeded(
+        f"The privacy budget is used up: {ledger.of(plan).steps} of {plan.steps} steps were taken, "
+        f"at epsilon={ledger.epsilon(plan.delta, plan.accountant):.4g}, delta={plan.delta}. "
+        "Training on needs a plan of more steps, made before the first."
+    )
 
 
 def epsilon_log(plan, optimizer):

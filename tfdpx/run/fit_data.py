@@ -8,14 +8,17 @@ labelled approximate everywhere.
 import contextlib
 import math
 import numbers
-import warnings
 
+import keras
 import tensorflow as tf
 
 from tfdpx import augmult, keras_internals
+from tfdpx._warnings import warn
 from tfdpx.data.draws import draws_of
 from tfdpx.run import checkpoint
+from tfdpx.run.budget import updates_left, used_up
 from tfdpx.run.identity import example_of
+from tfdpx.run.limit import Limit, Progress
 
 _KERAS_BATCH_SIZE = 32
 NOT_TRAINING = "no training"  # As `optimizer.draws`, outside of any `fit`.
@@ -46,6 +49,7 @@ def accounted(optimizer, model, arguments):
         probability = _guess_probability(optimizer, _examples_of(arguments))
     else:
         check_draws(optimizer, draws)
+        _refuse_data_beside(arguments)
         probability = draws.plan.sampling_probability
     exact = draws is not None and not draws.plan.is_approximate
     batches = None
@@ -60,13 +64,13 @@ def accounted(optimizer, model, arguments):
     ):
         if not checkpoint.restore_for_fit(model, arguments.get("callbacks"), data):
             optimizer.leave_shared_run()
+        renew_end(optimizer)
         if draws is not None:
-            plain = arguments["x"] = batches or draws.plain or data
-            one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
-            if one_pass and arguments.get("steps_per_epoch") is None:
-                # So that Keras knows how many steps there are; over several passes that changes.
-                left = tf.data.experimental.assert_cardinality(draws.count_left(optimizer.run))
-                arguments["x"] = plain.apply(left)
+            arguments["x"] = batches or draws.plain or data
+            arguments["shuffle"] = False  # Keras would warn that it does not shuffle a data set.
+            if draws.held_out is not None and arguments.get("validation_data") is None:
+                arguments["validation_data"] = draws.held_out
+            _lay_out(optimizer, model, arguments, draws)
         yield
 
 
@@ -123,11 +127,89 @@ def by_hand(optimizer, model, rows, sample_weight):
     optimizer.account.follow(model.variables)
     if optimizer.run.is_shared:
         optimizer.leave_shared_run()
+    renew_end(optimizer)
+    if optimizer.run.updates >= optimizer.run.end:
+        raise used_up(optimizer, optimizer.plan)
     usual = optimizer.account.open(_guess_probability(optimizer, None), exact=False)
     try:
         yield
     finally:
         optimizer.account.open(*usual)
+
+
+def renew_end(optimizer):
+    """Tells the run of an optimizer with a plan where it ends, by all that is known to be spent.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+    """
+    plan, run = optimizer.plan, optimizer.run
+    if plan is not None and plan.noise_multiplier:
+        run.end_after(run.updates + updates_left(optimizer))
+
+
+def add_limit(optimizer, arguments):
+    """Has a `fit` end with the optimizer's plan, and its progress bar show the steps until then.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        arguments: Dict of the arguments of `fit`; `callbacks` may be replaced.
+    """
+    given = arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):  # It has its model and its bar already.
+        return
+    given = [callback for callback in tf.nest.flatten(given or []) if callback is not None]
+    limits = [callback for callback in given if isinstance(callback, Limit)]
+    plan = optimizer.plan
+    if plan is not None and plan.noise_multiplier and all(limit.plan != plan for limit in limits):
+        own = Limit(plan)
+        given, limits = [own, *given], [own, *limits]
+    has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
+    if limits and not has_bar and arguments.get("verbose", "auto") != 0:
+        given.append(Progress(limits))
+    arguments["callbacks"] = given
+
+
+def _refuse_data_beside(arguments):
+    """Raises ValueError if `fit` was given what belongs to `plan.batches`."""
+    for name in ("y", "sample_weight", "class_weight", "validation_split"):
+        value = arguments.get(name)
+        if value is not None and not (name == "validation_split" and value == 0):
+            there = "x, y" if name == "y" else f"x, y, {name}={name}"
+            raise ValueError(
+                f"Argument `{name}` of `fit` cannot change batches that are drawn by a plan. Give "
+                f"it where they are made: `plan.batches({there})`. Received: {name} of type "
+                f"{type(value).__name__}."
+            )
+
+
+def _lay_out(optimizer, model, arguments, draws):
+    """Shares the steps that are left out to the epochs that `fit` was asked for.
+
+    Keras would make one pass an epoch, and no draw may be used twice: the first epoch would have
+    all of them.
+    """
+    if arguments.get("steps_per_epoch") is not None:
+        return
+    left = draws.count_left(optimizer.run)
+    if optimizer.plan is not None and optimizer.noise_multiplier:
+        left = max(0, min(left, optimizer.run.end - optimizer.run.updates))
+    restored = keras_internals.initial_epoch(model)
+    first = restored or arguments.get("initial_epoch", 0)
+    epochs = arguments.get("epochs", 1)
+    if restored and not left:
+        arguments["epochs"] = restored  # The run was finished.
+    elif not left and optimizer.plan is not None and first < epochs:
+        raise used_up(optimizer, optimizer.plan)
+    elif epochs - first > 1 and left:
+        # A resumed run has epochs as long as they were.
+        whole = math.ceil(draws.plan.steps / epochs) if restored else 0
+        each = max(whole, math.ceil(left / (epochs - first)))
+        arguments["steps_per_epoch"], arguments["epochs"] = each, first + math.ceil(left / each)
+    else:
+        # So that Keras knows how many steps there are.
+        known = tf.data.experimental.assert_cardinality(left)
+        arguments["x"] = arguments["x"].apply(known)
 
 
 def check_draws(optimizer, draws):
@@ -172,11 +254,10 @@ def check_unplanned(optimizer, arguments):
         rows = min(arguments.get("batch_size") or _KERAS_BATCH_SIZE, count)
     _check_size(optimizer, rows)
     if optimizer.plan is not None and not optimizer.plan.is_approximate:
-        warnings.warn(
+        warn(
             "The plan counts on Poisson sampling, but these batches are not exactly what "
             "`plan.batches(...)` made: its epsilon is only an approximation for them, and is "
-            "called `epsilon_approximate`. Give `fit` that data set as it is.",
-            stacklevel=6,
+            "called `epsilon_approximate`. Give `fit` that data set as it is."
         )
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdpx import noise
 
 _HELD = ("noise_seed", "draw_seed", "branch", "rate", "updates", "nonfinite")
+_NEVER = 2**62
 _UNSET = -1  # The bits of a NaN, which is no learning rate.
 
 
@@ -38,6 +39,8 @@ class Run:
         # Held by a plain object, so that no tracking of Keras or TensorFlow finds them.
         self._held = {name: variable(state[name], "int64") for name in _HELD}
         self._used, self._pass = state["used"], None
+        # Nothing to save: what a plan leaves follows from the ledger.
+        self._end = variable(_NEVER, "int64")
         # Whether a checkpoint holds this state too: another process may go on from it.
         self.is_shared = False
 
@@ -45,6 +48,39 @@ class Run:
     def updates(self):
         """Int: the updates that this run has made; nothing that a user assigns changes it."""
         return int(self._array("updates"))
+
+    @property
+    def end(self):
+        """Int: the updates after which the plan has none left; 2**62 without a plan."""
+        return int(value_of(self._end))
+
+    def end_after(self, updates):
+        """Says how many updates the run may make at most, before `until_end` stops it.
+
+        Args:
+            updates: Int, or None for no end.
+        """
+        self._end.assign(_NEVER if updates is None else updates)
+
+    def until_end(self, sums):
+        """What the data may change in an update: nothing, once the plan has none left.
+
+        Python stops `fit` and `train_on_batch` before such an update. This is for whoever calls the
+        step from a loop of their own: an error, or under XLA, which knows no errors, an update of
+        noise alone, which costs no privacy.
+
+        Args:
+            sums: List of tensors, computed from the data.
+
+        Returns:
+            List of tensors.
+        """
+        allowed = self._held["updates"] < self._end
+        stop = tf.debugging.Assert(
+            allowed, ["The privacy budget of the optimizer's plan is used up."]
+        )
+        with tf.control_dependencies([stop] if stop is not None else []):
+            return [tf.where(allowed, total, tf.zeros_like(total)) for total in sums]
 
     @property
     def nonfinite(self):

@@ -1,6 +1,7 @@
 """The one exception that the binaries show to their user as a line of text."""
 
 import contextlib
+import difflib
 
 
 class UserError(Exception):
@@ -18,3 +19,14 @@ def checking_flags():
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def did_you_mean(name, names):
+    """The end of an error, such as: Did you mean 'table12/eps8'? Empty where no name is near.
+
+    Args:
+        name: String, what was received.
+        names: Strings, all that there are.
+    """
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -5,7 +5,7 @@ import math
 import pkgutil
 
 from tfdpx.train import presets
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.config.training import PRIVACY, Training
 
 
@@ -62,7 +62,8 @@ def _values_of(preset, epsilon):
     """Returns the values of a preset, at the given epsilon if it depends on that."""
     if preset not in names():
         raise UserError(
-            f"There is no preset {preset!r}. Received: --preset={preset}. Use one of: {summary()}."
+            f"There is no preset {preset!r}.{did_you_mean(preset, names())} Received: "
+            f"--preset={preset}. Use one of: {summary()}."
         )
     name, _, column = preset.partition("/")
     module = _module(name)

@@ -1,5 +1,6 @@
 """The flags that say where a run reads and writes, of every binary that trains."""
 
+import contextlib
 import pathlib
 
 from absl import flags
@@ -14,6 +15,27 @@ DATA_DIR = flags.DEFINE_string(
 )
 DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if --data_dir has it not.")
 RESUME = flags.DEFINE_bool("resume", False, "Go on with the unfinished run in --workdir, if any.")
+
+
+@contextlib.contextmanager
+def leaving_no_empty_folder(workdir):
+    """Where its block fails, folders that it made and that hold nothing are removed.
+
+    They are `workdir`, and those above it, as `runs` is made for a first run.
+
+    Args:
+        workdir: `pathlib.Path`, before it is made.
+    """
+    missing = [folder for folder in (workdir, *workdir.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            try:
+                folder.rmdir()
+            except OSError:  # It holds something, or was never made.
+                break
+        raise
 
 
 def make_workdir(path, is_chief=True):

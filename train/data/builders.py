@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.data.datasets import FOLDER, KNOWN
 
 
@@ -91,7 +91,8 @@ def _find(name, data_dir, **kwargs):
     # ValueError: not the name of a data set; AssertionError: no such version of it.
     except (ValueError, AssertionError) as error:
         raise UserError(
-            f"There is no data set {name!r}. Use one of {', '.join(KNOWN)}, or the name of any "
+            f"There is no data set {name!r}.{did_you_mean(name, KNOWN)} Use one of "
+            f"{', '.join(KNOWN)}, or the name of any "
             "other image classification data set of TensorFlow Datasets, with --data_dir naming "
             f"the folder that holds it. Received: --data_dir={data_dir}."
         ) from error

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from tfdpx.models import LeNet, NFResNet, ScatterCNN, ScatterLinear, SmallCNN, WideResNet
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, did_you_mean
 
 NAMES = (
     "small_cnn, scatter_linear, scatter_cnn, lenet, wrn_<depth>_<width> such as wrn_16_4, "
@@ -71,8 +71,9 @@ def build(
 def check_name(name):
     """Raises UserError unless there is a model of that name, before any data is read."""
     if name not in _BY_NAME and not (_WIDE_RESNET.fullmatch(name) or _NF_RESNET.fullmatch(name)):
+        near = did_you_mean(name, [*_BY_NAME, "wrn_16_4", "nf_resnet_50"])
         raise UserError(
-            f"There is no model {name!r}. Received: --model={name}. Use one of: {NAMES}."
+            f"There is no model {name!r}.{near} Received: --model={name}. Use one of: {NAMES}."
         )
 
 

@@ -6,7 +6,7 @@ import math
 from absl import flags
 
 from tfdpx import accounting
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.data import datasets
 from tfdpx.train.run import choice, classifiers, fitting
 
@@ -55,7 +55,8 @@ def describe(settings, seconds_per_update=None):
     if entry is None or entry.train_images is None:
         known = [entry.source for entry in datasets.ENTRIES if entry.train_images]
         raise UserError(
-            f"The size of the data set {settings.dataset!r} is not known without reading it. "
+            f"The size of the data set {settings.dataset!r} is not known without reading it."
+            f"{did_you_mean(settings.dataset, datasets.KNOWN)} "
             f"--dry_run knows: {', '.join(known)}."
         )
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)

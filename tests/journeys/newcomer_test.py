@@ -1,0 +1,59 @@
+"""Somebody who knows Opacus or tensorflow-privacy: the page for them, and its code."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+
+
+def test_the_code_of_the_page_runs_and_says_what_was_spent(capsys):
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names = {}
+    exec(compile(code, "coming_from.md", "exec"), names)  # noqa: S102
+    text = capsys.readouterr().out
+    plan, model = names["plan"], names["model"]
+    assert plan.steps == 16 and model.optimizer.ledger.steps == 16
+    assert "Epoch 2/2" in text and "8/8" in text
+    assert "Privacy budget used up after 16 updates: epsilon=8 at delta=0.0001" in text
+    assert float(text.split()[-1]) == pytest.approx(plan.epsilon_at(16))
+    assert [type(layer).__name__ for layer in model.layers][1] == "GroupNorm"
+    assert type(model.optimizer).__name__ == "DPAdam"
+
+
+def test_every_name_on_the_page_exists():
+    import tfdpx
+
+    for name in set(re.findall(r"tfdpx\.((?:\w+\.)*\w+)", PAGE)):
+        if name.startswith("train."):
+            assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
+            continue
+        found = tfdpx
+        for part in name.split("."):
+            found = getattr(found, part)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="tensorflow-privacy refuses Python 3.12")
+def test_tensorflow_privacy_imports_after_tfdpx():
+    code = (
+        "import tfdpx, tensorflow_privacy\n"
+        "from tensorflow_privacy.privacy.analysis import compute_dp_sgd_privacy_lib as lib\n"
+        "print(lib.compute_dp_sgd_privacy_statement(1000, 100, 1.0, 1.0, 1e-5, False))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Epsilon assuming Poisson sampling" in done.stdout
+
+
+def test_nothing_of_pythons_own_is_public():
+    import tfdpx
+
+    assert not any(hasattr(tfdpx, name) for name in ("os", "sys", "importlib", "keras"))
+    assert [name for name in dir(tfdpx) if not name.startswith("_")] == sorted(tfdpx.__all__)
+    assert all(getattr(tfdpx, name) is not None for name in tfdpx.__all__)

@@ -1,0 +1,104 @@
+"""Somebody with a Keras model and arrays: plans, trains, looks, saves, comes back for more."""
+
+import keras
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing import event_accumulator
+
+import tfdpx
+
+
+def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 3, 600)
+    x = (np.eye(3)[y] + 0.3 * generator.normal(size=[600, 3])).astype("float32")
+
+    # They know epochs and epsilon, and hold a sixth out, as Keras does.
+    plan = tfdpx.PrivacyPlan(500, batch_size=100, epochs=6, epsilon=8.0, delta=1e-4)
+    assert plan.steps == 30 and plan.epsilon_at(30) <= 8.0
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(3)])
+    model.compile(
+        tfdpx.DPSGD(4.0, plan=plan),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    board = tfdpx.callbacks.TensorBoard(str(tmp_path / "logs"))
+    history = model.fit(
+        plan.batches(x.tolist(), y.tolist(), validation_split=1 / 6, optimizer=model.optimizer),
+        epochs=6,
+        callbacks=[tfdpx.PrivacyBudget(plan), tfdpx.callbacks.Checkpoint(tmp_path / "run"), board],
+        verbose=2,
+    ).history
+
+    # What they see: six epochs of five steps, epsilon in each, the end of the budget, no warnings.
+    text = capsys.readouterr().out
+    assert "Epoch 6/6" in text and text.count("5/5 - ") == 6
+    assert f"Privacy budget used up after 30 updates: epsilon={plan.epsilon_at(30):.4g}" in text
+    assert history["epsilon"][-1] == pytest.approx(plan.epsilon_at(30))
+    assert history["val_accuracy"][-1] > 0.9
+    assert [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)] == []
+
+    # TensorBoard: epsilon and its budget in one chart, by updates.
+    runs = {}
+    for run in ("train", "budget"):
+        events = event_accumulator.EventAccumulator(str(tmp_path / "logs" / run))
+        events.Reload()
+        runs[run] = {event.step: event for event in events.Tensors("epsilon")}
+    assert sorted(runs["train"]) == sorted(runs["budget"]) == [0, 5, 10, 15, 20, 25, 30]
+
+    # One more call is refused, also after saving: what was spent stays with the weights.
+    with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="30 of 30 steps"):
+        model.fit(plan.batches(x[:500], y[:500]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    with pytest.raises(tfdpx.callbacks.BudgetExceeded):
+        loaded.train_on_batch(x[:100], y[:100])
+
+
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        (lambda m, p, x, y: m.fit(p.batches(x), verbose=0), "`y` is missing"),
+        (
+            lambda m, p, x, y: m.fit(p.batches(x, y), class_weight={0: 2.0}, verbose=0),
+            r"plan\.batches\(x, y, class_weight=class_weight\)",
+        ),
+        (lambda m, p, x, y: p.batches(x[:9], y[:9]), "9 examples, num_examples=60"),
+        (
+            lambda m, p, x, y: m.fit(
+                p.batches(x, y), callbacks=[keras.callbacks.EarlyStopping("loss")], verbose=0
+            ),
+            "EarlyStopping would act on the training data",
+        ),
+        (
+            lambda m, p, x, y: m.fit(
+                x, y, batch_size=10, callbacks=[tfdpx.PrivacyBudget(p)], verbose=0
+            ),
+            r"PrivacyBudget counts on the batches of its plan.*plan\.batches\(x, y\)",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The plan counts on Poisson sampling")
+def test_mistakes_are_answered_by_what_to_write_instead(mistake, message):
+    plan = tfdpx.PrivacyPlan(60, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-3)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse")
+    x, y = np.ones([60, 2], "float32"), np.ones([60, 1], "float32")
+    with pytest.raises(ValueError, match=message):
+        mistake(model, plan, x, y)
+    assert model.optimizer.ledger.steps == 0
+
+
+def test_mixed_float16_is_answered_before_the_first_update():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        plan = tfdpx.PrivacyPlan(60, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-3)
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse")
+        batches = plan.batches(np.ones([60, 2], "float32"), np.ones([60, 1], "float32"))
+        with pytest.raises(ValueError, match="mixed_bfloat16"):
+            model.fit(batches, callbacks=[tfdpx.PrivacyBudget(plan)], verbose=0)
+        assert model.optimizer.inner_optimizer.ledger.steps == 0
+    finally:
+        keras.config.set_dtype_policy("float32")

@@ -1,0 +1,122 @@
+import keras
+import numpy as np
+import pytest
+
+import tfdpx
+
+GIVEN = {"num_examples": 64, "delta": 1e-3, "accountant": "rdp"}
+
+
+def make_model(optimizer="adam", loss="mse", batch_norm=True, **arguments):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(6)])
+    if batch_norm:
+        model.add(keras.layers.BatchNormalization())
+    model.add(keras.layers.Dense(3))
+    model.compile(optimizer, loss, **arguments)
+    return model
+
+
+def private(model, **arguments):
+    steps = {} if "epochs" in arguments else {"steps": 2}
+    target = {} if "epsilon" in arguments else {"noise_multiplier": 1.0}
+    return tfdpx.make_private_model(model, **{**GIVEN, **steps, **target, **arguments})
+
+
+def test_from_a_compiled_model_to_a_trained_private_one():
+    metric = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = make_model(loss=loss, metrics=["accuracy", metric])
+    twin, plan = private(model, epsilon=8.0, epochs=2, batch_size=16)
+    assert (plan.epsilon, plan.steps, plan.batch_size) == (8.0, 8, 16)
+    assert plan.epsilon_at(plan.steps) <= 8.0
+    assert [type(layer).__name__ for layer in twin.layers] == ["Dense", "GroupNorm", "Dense"]
+    for mine, theirs in zip(model.layers[::2], twin.layers[::2], strict=True):
+        np.testing.assert_array_equal(mine.kernel, theirs.kernel)
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=[64, 4]).astype("f4"), generator.integers(0, 3, 64)
+    history = twin.fit(plan.batches(x, y), epochs=2, verbose=0).history
+    assert set(history) == {"loss", "accuracy", "top2"} and len(history["top2"]) == 2
+    assert twin.optimizer.ledger.steps == 8 and not twin.optimizer.epsilon_is_approximate
+    # The model that it was made from is as it was, and its metrics have seen nothing.
+    assert type(model.layers[1]) is keras.layers.BatchNormalization
+    assert type(model.optimizer) is keras.optimizers.Adam and float(metric.result()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "optimizer, name, attributes",
+    [
+        (lambda: keras.optimizers.SGD(0.3, momentum=0.9, nesterov=True), "DPSGD",
+         {"momentum": 0.9, "nesterov": True}),
+        (lambda: keras.optimizers.Adam(0.3, beta_1=0.5), "DPAdam", {"beta_1": 0.5}),
+        (lambda: keras.optimizers.AdamW(0.3, weight_decay=0.1), "DPAdamW", {"weight_decay": 0.1}),
+        (lambda: keras.optimizers.Lion(0.3, use_ema=True, ema_momentum=0.9), "DPLion",
+         {"use_ema": True, "ema_momentum": 0.9}),
+    ],
+)  # fmt: skip
+def test_the_optimizer_keeps_its_arguments(optimizer, name, attributes):
+    model = make_model(optimizer(), batch_norm=False)
+    twin, plan = private(model, l2_norm_clip=0.5, microbatch_size=8)
+    assert twin is model and type(twin.optimizer).__name__ == name
+    assert float(twin.optimizer.learning_rate) == pytest.approx(0.3)
+    assert {key: getattr(twin.optimizer, key) for key in attributes} == attributes
+    assert twin.optimizer.plan == plan
+    assert (twin.optimizer.l2_norm_clip, twin.optimizer.microbatch_size) == (0.5, 8)
+
+
+def test_a_schedule_stays_a_schedule_unless_another_rate_is_given():
+    def make():
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 10, 0.5)
+        return make_model(keras.optimizers.SGD(schedule), batch_norm=False)
+
+    kept, _ = private(make())
+    assert kept.optimizer.get_config()["learning_rate"]["class_name"] == "ExponentialDecay"
+    assert float(private(make(), learning_rate=3.0)[0].optimizer.learning_rate) == 3.0
+
+
+def test_what_compile_was_given_stays():
+    def loss(y, z):
+        return keras.ops.mean(keras.ops.abs(y - z), axis=-1)
+
+    model = make_model(loss=loss, steps_per_execution=2, jit_compile=False, batch_norm=False)
+    twin, _ = private(model)
+    assert twin.loss is loss and twin.steps_per_execution == 2 and twin.jit_compile is False
+
+
+def test_all_data_are_a_batch_where_there_are_few():
+    assert private(make_model(batch_norm=False))[1].batch_size == 64
+
+
+@pytest.mark.parametrize(
+    "make, arguments, error, message",
+    [
+        (lambda: keras.Sequential([keras.Input([1])]), {}, ValueError, "must be compiled"),
+        (lambda: "model", {}, ValueError, "`model` must be a keras.Model"),
+        (lambda: make_model(keras.optimizers.SGD(clipnorm=1.0)), {}, ValueError,
+         "has clipnorm, which would change.*l2_norm_clip"),
+        (lambda: make_model(tfdpx.DPSGD(batch_size=8, noise_multiplier=1.0)), {}, ValueError,
+         "private already.*DPSGD"),
+        (make_model, {"epsilon": -1.0}, ValueError, "`epsilon` must be"),
+        (make_model, {"batch_size": 65}, ValueError, "`batch_size` must not exceed"),
+        (make_model, {"epochs": 2, "steps": 2}, ValueError, "`epochs` takes the place of"),
+        (make_model, {"augmult": -1}, ValueError, "`augmult` must be"),
+    ],
+)  # fmt: skip
+def test_errors(make, arguments, error, message):
+    with pytest.raises(error, match=message):
+        private(make(), **arguments)
+
+
+def test_a_hidden_batch_norm_is_refused_before_anything_is_compiled():
+    @keras.saving.register_keras_serializable(package="tests")
+    class Block(keras.layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.norm = keras.layers.BatchNormalization()
+
+        def call(self, x):
+            return self.norm(x)
+
+    model = keras.Sequential([keras.Input([4]), Block()])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="holds the BatchNormalization"):
+        private(model)

@@ -1,0 +1,112 @@
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from tfdpx.accounting import epsilon
+from tfdpx.accounting.samplings import Sampling
+
+NOISE, PROBABILITY, STEPS, DELTA = 3.0, 0.1, 40, 1e-5
+REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
+
+
+def spent(sampling, accountant="rdp", noise=NOISE, probability=PROBABILITY, steps=STEPS):
+    return sampling.epsilon(noise, probability, steps, DELTA, accountant)
+
+
+def gaussians(noise, times, accountant):
+    """Dp_accounting's epsilon of so many full-batch Gaussians."""
+    judge = {
+        "rdp": rdp_privacy_accountant.RdpAccountant,
+        "pld": pld_privacy_accountant.PLDAccountant,
+    }[accountant]()
+    judge.compose(dp_accounting.GaussianDpEvent(noise), times)
+    return judge.get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("neighbours", ["add_or_remove_one", "zero_out"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_poisson_is_what_a_plan_has(neighbours, accountant):
+    found = spent(Sampling("poisson", neighbours), accountant)
+    assert found == epsilon(NOISE, PROBABILITY, STEPS, DELTA, accountant)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("neighbours, noise", [("zero_out", NOISE), ("replace_one", NOISE / 2)])
+def test_shuffled_batches_get_no_amplification(neighbours, noise, accountant):
+    # 40 steps at a tenth of the data are four epochs, in each of which an example is once.
+    found = spent(Sampling("shuffle", neighbours), accountant)
+    assert found == pytest.approx(gaussians(noise, 4, accountant), rel=1e-3)
+    assert found > 1.5 * spent(Sampling("poisson"), accountant)
+
+
+@pytest.mark.parametrize(
+    "probability, steps, times",
+    [(0.1, 41, 5), (0.3, 6, 2), (0.3, 7, 3), (1 / 3, 6, 2), (1.0, 6, 6)],
+)
+def test_in_how_many_shuffled_batches_an_example_can_be(probability, steps, times):
+    # What is left over at the end of an epoch is dropped: 0.3 makes three batches an epoch.
+    assert Sampling("shuffle").run(NOISE, probability, steps) == (NOISE, 1.0, times)
+
+
+def test_fixed_sizes_are_judged_by_dp_accounting():
+    judge = rdp_privacy_accountant.RdpAccountant(neighboring_relation=REPLACE_ONE)
+    gaussian = dp_accounting.GaussianDpEvent(NOISE / 2)
+    judge.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, gaussian), STEPS)
+    found = spent(Sampling("without_replacement"))
+    assert found == pytest.approx(judge.get_epsilon(DELTA), rel=1e-4)
+
+
+def test_a_replaced_example_moves_the_sum_by_twice_the_clip():
+    # The whole data set, drawn without replacement, is a Gaussian of twice the sensitivity: less
+    # than its exact epsilon is wrong, as the noise of one clip would give.
+    least = gaussians(NOISE / 2, 4, "pld")
+    assert spent(Sampling("without_replacement"), probability=1.0, steps=4) >= least
+    assert gaussians(NOISE, 4, "rdp") < least
+
+
+@pytest.mark.parametrize(
+    "name, neighbours, message",
+    [
+        ("poisson", "replace_one", "No accountant here judges Poisson sampling.*2 epsilon"),
+        ("shuffle", "add_or_remove_one", "moves all behind it.*neighbours='zero_out'"),
+        ("without_replacement", "add_or_remove_one", "one size alone.*'replace_one'"),
+        ("without_replacement", "zero_out", "replaced examples.*'replace_one'"),
+        ("with_replacement", None, "no accountant that judges it.*'without_replacement'"),
+        ("with_replacement", "zero_out", "no accountant that judges it"),
+        ("cyclic", None, "`sampling` must be one of"),
+        ("poisson", "friends", "`neighbours` must be one of"),
+    ],
+)
+def test_what_no_accountant_judges_is_refused(name, neighbours, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(name, neighbours)
+
+
+def test_an_accountant_that_does_not_know_the_sampling_is_refused():
+    with pytest.raises(ValueError, match="`accountant` must be one of .*'rdp'.*='pld'"):
+        spent(Sampling("without_replacement"), "pld")
+
+
+@pytest.mark.parametrize("name", ["poisson", "shuffle", "without_replacement"])
+def test_edges(name):
+    sampling = Sampling(name)
+    assert spent(sampling, steps=0) == 0.0
+    assert spent(sampling, noise=0.0) == math.inf
+    assert sampling.delta(NOISE, PROBABILITY, 0, 1.0, "rdp") == 0.0
+    assert sampling.delta(0.0, PROBABILITY, 1, 1.0, "rdp") == 1.0
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        spent(sampling, noise=-1.0)
+
+
+@pytest.mark.parametrize(
+    "name, accountant",
+    [("poisson", "pld"), ("poisson", "rdp"), ("shuffle", "pld"), ("without_replacement", "rdp")],
+)
+def test_delta_undoes_epsilon(name, accountant):
+    sampling = Sampling(name)
+    target = spent(sampling, accountant)
+    found = sampling.delta(NOISE, PROBABILITY, STEPS, target, accountant)
+    assert found == pytest.approx(DELTA, rel=1e-3)

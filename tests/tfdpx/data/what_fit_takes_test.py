@@ -1,0 +1,139 @@
+"""`plan.batches` takes what `fit` takes, and draws the same examples from each form."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpx
+
+ROWS = 24
+X = np.arange(2 * ROWS, dtype="float32").reshape(ROWS, 2)
+Y = np.arange(ROWS, dtype="float32")
+PLAN = tfdpx.PrivacyPlan(
+    ROWS, batch_size=6, steps=2, noise_multiplier=1.0, delta=1e-3, accountant="rdp"
+)
+
+
+class Frame:
+    """What this project needs of a pandas.DataFrame or Series, which is not installed here."""
+
+    def __init__(self, values):
+        self._values = np.asarray(values)
+        self.shape, self.columns = self._values.shape, ["a", "b"]
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values if dtype is None else self._values.astype(dtype)
+
+    def __len__(self):
+        return len(self._values)
+
+    def __getitem__(self, key):  # By column, not by row: nothing may index it.
+        raise KeyError(key)
+
+
+def drawn(*arguments, **named):
+    return [
+        tf.nest.map_structure(lambda t: t.numpy(), batch)
+        for batch in PLAN.batches(*arguments, **named, seed=5)
+    ]
+
+
+def same(a, b):
+    tf.nest.map_structure(np.testing.assert_array_equal, a, b)
+
+
+def dataset(*parts, batch=None):
+    made = tf.data.Dataset.from_tensor_slices(parts)
+    return made if batch is None else made.batch(batch)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: (X.tolist(), Y.tolist()),
+        lambda: (tf.constant(X), tf.constant(Y)),
+        lambda: (Frame(X), Frame(Y)),
+        lambda: (dataset(X, Y),),
+        lambda: (dataset(X, Y, batch=5),),  # The last is shorter.
+        lambda: (dataset(X, Y, batch=ROWS),),
+    ],
+    ids=["lists", "tensors", "pandas", "examples", "batches", "one batch"],
+)
+def test_every_form_gives_the_same_draws(given, capsys):
+    same(drawn(*given()), drawn(X, Y))
+    said = "has read a tf.data.Dataset of 24 examples" in capsys.readouterr().out
+    assert said == isinstance(given()[0], tf.data.Dataset)
+
+
+def test_several_inputs_are_a_list_a_tuple_or_a_dict():
+    two = drawn((X, -X), Y)
+    same(drawn([X, -X], Y), two)
+    same(drawn([Frame(X), Frame(-X)], Y), two)
+    named = drawn({"a": X, "b": -X}, {"out": Y})
+    same([batch[0]["b"] for batch in named], [batch[0][1] for batch in two])
+    same([batch[1]["out"] for batch in named], [batch[1] for batch in two])
+    by_name = tf.data.Dataset.from_tensor_slices(({"a": X, "b": -X}, {"out": Y}))
+    same(drawn(by_name), named)
+
+
+def test_weights_of_a_data_set_count():
+    weights = np.linspace(0.5, 2.0, ROWS).astype("float32")
+    same(drawn(dataset(X, Y, weights, batch=7)), drawn(X, Y, weights))
+    same(drawn(dataset(X, Y), class_weight={3: 4.0}), drawn(X, Y, class_weight={3: 4.0}))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (lambda: dataset(X, Y).repeat(), "known size.*infinite size.*repeat"),
+        (lambda: dataset(X, Y).filter(lambda x, y: True), "unknown size.*assert_cardinality"),
+        (lambda: dataset(X, Y).take(0), "must hold examples"),
+        (lambda: dataset(X, Y).take(20), "20 examples, num_examples=24"),
+        (lambda: [X[0], X[1]], r"one length.*list of arrays is several inputs.*np\.stack"),
+    ],
+)
+def test_what_has_no_size_of_the_plan_is_refused(given, message):
+    arguments = given()
+    y = () if isinstance(arguments, tf.data.Dataset) else (Y,)
+    with pytest.raises(ValueError, match=message):
+        PLAN.batches(arguments, *y)
+
+
+def test_a_data_set_holds_its_targets():
+    with pytest.raises(ValueError, match="neither `y` nor `sample_weight`"):
+        PLAN.batches(dataset(X, Y), Y)
+
+
+def test_the_last_part_is_held_out_and_validated_on():
+    more_x, more_y = np.concatenate([X, X[:6] + 100]), np.concatenate([Y, Y[:6] + 100])
+    same(drawn(more_x, more_y, validation_split=0.2), drawn(X, Y))
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    optimizer = tfdpx.DPSGD(1e-9, plan=PLAN)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    history = model.fit(PLAN.batches(more_x, more_y, validation_split=0.2), verbose=0).history
+    wanted = model.evaluate(more_x[24:], more_y[24:], verbose=0)
+    assert history["val_loss"] == pytest.approx([wanted], rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1, "0.5", True])
+def test_shares_out_of_range(share):
+    with pytest.raises(ValueError, match="`validation_split` must be a number in"):
+        PLAN.batches(X, Y, validation_split=share)
+
+
+def test_the_plan_counts_what_is_trained_on():
+    with pytest.raises(ValueError, match="19 examples beside validation_split=0.2, num_ex"):
+        PLAN.batches(X, Y, validation_split=0.2)
+
+
+def test_random_access_has_no_last_part():
+    class Source:
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, row):
+            return X[row], Y[row]
+
+    with pytest.raises(ValueError, match="`validation_split` needs arrays.*RandomAccess"):
+        PLAN.batches(tfdpx.RandomAccess(Source()), validation_split=0.2)

@@ -1,0 +1,213 @@
+"""An optimizer that holds a plan ends with it by itself, whoever asks for more."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpx
+from tfdpx.callbacks import BudgetExceeded, Checkpoint, PrivacyBudget
+
+ROWS = 64
+X = np.random.default_rng(0).normal(size=[ROWS, 2]).astype("float32")
+Y = X[:, :1].copy()
+
+
+def make_plan(steps, **arguments):
+    arguments = {"noise_multiplier": 1.0, "delta": 1e-3, "accountant": "rdp"} | arguments
+    return tfdpx.PrivacyPlan(ROWS, batch_size=8, steps=steps, **arguments)
+
+
+def make_model(plan, **arguments):
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    arguments = {"jit_compile": False} | arguments
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse", **arguments)
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model that has spent a plan of two updates, and the plan."""
+    plan = make_plan(2)
+    model = make_model(plan, run_eagerly=True)
+    model.fit(plan.batches(X, Y), verbose=0)
+    return model, plan
+
+
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_fit_ends_with_the_plan(capsys, jit_compile):
+    plan = make_plan(3)
+    model = make_model(plan, jit_compile=jit_compile)
+    with pytest.warns(UserWarning, match="only an approximation") as caught:
+        model.fit(X, Y, batch_size=8, epochs=5, verbose=2)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert model.optimizer.ledger.steps == 3
+    text = capsys.readouterr().out
+    assert f"Privacy budget used up after 3 updates: epsilon={plan.epsilon:.4g} at" in text
+    assert "3/3" in text and "8/8" not in text
+    before = model.get_weights()
+    with pytest.raises(BudgetExceeded, match="used up: 3 of 3 steps"):
+        model.fit(plan.batches(X, Y), verbose=0)
+    with pytest.raises(BudgetExceeded, match="used up: 3 of 3 steps"):
+        model.train_on_batch(X[:8], Y[:8])
+    assert model.optimizer.ledger.steps == 3
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_executions_of_several_steps_end_before_it(capsys):
+    plan = make_plan(7)
+    model = make_model(plan, steps_per_execution=3)
+    model.fit(plan.batches(X, Y), verbose=2)
+    assert model.optimizer.ledger.steps == 6
+    text = capsys.readouterr().out
+    assert "used up after 6 updates (1 left, less than an execution)" in text and "6/6" in text
+    with pytest.raises(BudgetExceeded, match="execution of 3 steps does not fit.*6 of 7"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_train_on_batch_ends_with_the_plan():
+    model = make_model(make_plan(2))
+    for _ in range(2):
+        model.train_on_batch(X[:8], Y[:8])
+    with pytest.raises(BudgetExceeded, match="used up: 2 of 2 steps.*delta=0.001"):
+        model.train_on_batch(X[:8], Y[:8])
+    assert model.optimizer.ledger.steps == 2
+
+
+def test_a_callback_that_lets_training_go_on_is_not_heard():
+    class Stubborn(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = False
+
+    model = make_model(make_plan(3))
+    with pytest.raises(BudgetExceeded), pytest.warns(UserWarning):
+        model.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[Stubborn()])
+    assert model.optimizer.ledger.steps == 3
+
+
+def test_a_loop_of_ones_own_gets_an_error():
+    model = make_model(make_plan(2))
+    step = tf.function(model.train_step, autograph=False)
+    for _ in range(2):
+        step((X[:8], Y[:8]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="privacy budget of the optim"):
+        step((X[:8], Y[:8]))
+    assert model.optimizer.ledger.steps == 2
+
+
+def test_under_xla_an_update_past_the_end_reads_no_data():
+    # XLA drops assertions. What it computes instead must not depend on the examples.
+    ends = []
+    for value in (1.0, -50.0):
+        keras.utils.set_random_seed(1)
+        plan = make_plan(1)
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile(tfdpx.DPSGD(0.1, plan=plan, seed=3), "mse")
+        step = tf.function(model.train_step, jit_compile=True, autograph=False)
+        step((X[:8], Y[:8]))
+        for _ in range(2):
+            step((X[:8] * value, Y[:8] - value))
+        ends.append(model.get_weights())
+        assert model.optimizer.ledger.steps == 3  # Noise alone; counted nevertheless.
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.isfinite(one).all()
+
+
+def test_the_account_follows_the_weights_to_a_new_optimizer(trained):
+    model, plan = trained
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse", run_eagerly=True)
+    with pytest.raises(BudgetExceeded, match="2 of 2"):
+        model.train_on_batch(X[:8], Y[:8])
+    with pytest.raises(BudgetExceeded, match="2 of 2"):
+        model.fit(plan.batches(X, Y, optimizer=model.optimizer), verbose=0)
+
+
+def test_a_saved_model_has_spent_what_it_has(trained, tmp_path):
+    model, plan = trained
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    with pytest.raises(BudgetExceeded, match="2 of 2"):
+        loaded.fit(plan.batches(X, Y), verbose=0)
+
+
+def test_fewer_examples_than_planned_cost_more_an_update():
+    # A quarter of the data is in each batch, not an eighth: as many updates would spend more.
+    plan = make_plan(6)
+    model, budget = make_model(plan), PrivacyBudget(plan, allow_approximate=True)
+    with pytest.warns(UserWarning):
+        model.fit(X[:32], Y[:32], batch_size=8, epochs=9, verbose=0, callbacks=[budget])
+    spent = model.optimizer.ledger
+    assert 0 < spent.steps < 6
+    assert spent.epsilon(plan.delta, "rdp") <= plan.epsilon
+    with pytest.warns(UserWarning):  # Without the budget their number alone counts.
+        model.fit(X[:32], Y[:32], batch_size=8, epochs=9, verbose=0)
+    assert model.optimizer.ledger.steps == 6
+
+
+def test_what_another_plan_has_spent_is_no_end_of_this_one(trained):
+    model, _ = trained
+    quiet = make_plan(3, noise_multiplier=5.0)
+    model.compile(tfdpx.DPSGD(0.1, plan=quiet), "mse", run_eagerly=True)
+    model.fit(quiet.batches(X, Y), verbose=0)
+    assert model.optimizer.ledger.steps == 5
+    with pytest.raises(BudgetExceeded, match="3 of 3"):
+        model.train_on_batch(X[:8], Y[:8])
+
+
+def test_without_noise_there_is_no_budget_to_end():
+    with pytest.warns(UserWarning):
+        plan = make_plan(2, noise_multiplier=0.0)
+        model = make_model(plan)
+        model.fit(X, Y, batch_size=8, verbose=0)
+    assert model.optimizer.ledger.steps == 8
+
+
+@pytest.mark.parametrize("epochs, steps, lengths", [(3, 6, [2, 2, 2]), (3, 8, [3, 3, 2])])
+def test_epochs_share_the_steps(epochs, steps, lengths, capsys):
+    plan = make_plan(steps)
+    model = make_model(plan, run_eagerly=True)
+    taken = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: taken.append(model.optimizer.ledger.steps)
+    )
+    model.fit(plan.batches(X, Y), epochs=epochs, verbose=2, callbacks=[count])
+    assert np.diff([0, *taken]).tolist() == lengths
+    text = capsys.readouterr().out
+    assert f"Epoch {epochs}/{epochs}" in text and f"{lengths[-1]}/{lengths[-1]}" in text
+
+
+def test_a_resumed_run_has_epochs_as_long_as_before(tmp_path):
+    plan, ends = make_plan(6), []
+    for stop_after, wanted in ((1, 2), (3, 6), (3, 6)):
+        model = make_model(plan, run_eagerly=True)
+        stop = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs, m=model, n=stop_after: setattr(
+                m, "stop_training", epoch + 1 >= n
+            )
+        )
+        batches = plan.batches(X, Y, optimizer=model.optimizer)
+        callbacks = [Checkpoint(tmp_path), PrivacyBudget(plan), stop]
+        model.fit(batches, epochs=3, verbose=0, callbacks=callbacks)
+        assert model.optimizer.ledger.steps == wanted
+        ends.append(model.get_weights())
+    for one, other in zip(*ends[1:], strict=True):  # The last found a finished run.
+        np.testing.assert_array_equal(one, other)
+
+
+def test_keras_says_nothing_of_our_batches(recwarn):
+    plan = make_plan(4)
+    make_model(plan, run_eagerly=True).fit(plan.batches(X, Y), epochs=2, verbose=0)
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize("name", ["class_weight", "sample_weight", "y", "validation_split"])
+def test_what_belongs_to_the_draws_is_refused_beside_them(trained, name):
+    model, _ = trained
+    plan = make_plan(9)
+    value = {"class_weight": {0: 2.0}, "validation_split": 0.5}.get(name, np.ones(ROWS))
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse", run_eagerly=True)
+    there = r"\(x, y\)" if name == "y" else rf"\(x, y, {name}={name}\)"
+    with pytest.raises(ValueError, match=rf"`{name}` of `fit` cannot.*plan\.batches{there}"):
+        model.fit(plan.batches(X, Y), verbose=0, **{name: value})

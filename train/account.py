@@ -1,0 +1,120 @@
+r"""Says what private training costs, or what a budget buys, without training.
+
+    python -m tfdpx.train.account --num_examples=50000 --batch_size=4096 --steps=2468 \
+        --delta=1e-5 --epsilon=8
+
+Of the noise, the rate, the length, delta and epsilon the one that is left out is solved from the
+others: the least noise, the largest batch, the most steps or the least delta that keep within
+epsilon. The rate is --batch_size of --num_examples, or --sampling_probability; the length --steps
+or --epochs. Beside it stands what tensorflow-privacy says, and why it says something else.
+
+--sampling and --neighbours ask for what is not Poisson sampling; what no accountant can judge is
+refused. --workdir=RUN,RUN is the statement of finished runs on one data set together: of
+tfdpx.train.classify, of heads (tfdpx.train.features), ledger files, and reports of audits beside
+them. --plot draws epsilon against steps, and noise against batch size. The last line is one JSON
+object.
+"""
+
+import pathlib
+import sys
+
+from absl import app, flags
+
+from tfdpx.accounting import samplings
+from tfdpx.train.accounts import beside, runs
+from tfdpx.train.accounts.question import NAMES, Question
+from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.report.record import print_table, to_json
+
+
+def define_flags(values):
+    """Defines the flags in `values`, an `absl.flags.FlagValues`."""
+    common = {"flag_values": values}
+    flags.DEFINE_float("noise_multiplier", None, "Noise deviation over l2_norm_clip.", **common)
+    flags.DEFINE_integer("batch_size", None, "Expected examples a model update.", **common)
+    flags.DEFINE_float(
+        "sampling_probability", None, "In place of batch_size / num_examples.", **common
+    )
+    flags.DEFINE_integer("num_examples", None, "Training examples.", **common)
+    flags.DEFINE_integer("steps", None, "Model updates.", **common)
+    flags.DEFINE_float("epochs", None, "In place of --steps: passes over the data.", **common)
+    flags.DEFINE_float("delta", None, "Delta; well below 1/num_examples.", **common)
+    flags.DEFINE_float("epsilon", None, "Privacy budget.", **common)
+    flags.DEFINE_enum(
+        "sampling", "poisson", list(samplings.SAMPLINGS), "How batches are drawn.", **common
+    )
+    flags.DEFINE_enum(
+        "neighbours",
+        None,
+        list(samplings.NEIGHBOURS),
+        "Data sets that are told apart. Default: what fits --sampling.",
+        **common,
+    )
+    flags.DEFINE_enum("accountant", None, ["pld", "rdp"], "Who solves. Default: pld.", **common)
+    flags.DEFINE_list("workdir", None, "Finished runs, for one statement of all.", **common)
+    flags.DEFINE_string("plot", None, "PNG file for a picture of the trade-off.", **common)
+
+
+def main(argv, values=flags.FLAGS):
+    """Answers what the flags ask; errors of the user become one line."""
+    try:
+        if len(argv) > 1:
+            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+        record = _of_runs(values) if values.workdir else _of_question(values)
+    except UserError as error:
+        sys.exit(f"tfdpx.train.account: {' '.join(str(error).split())}")
+    print(to_json(record), flush=True)
+
+
+def _of_runs(values):
+    """Prints the statement of the runs in --workdir, and returns the record."""
+    also = [f"--{name}" for name in (*NAMES, "plot") if name != "delta" and values[name].value]
+    if also:
+        raise UserError(
+            f"Flag --workdir says what was done; it takes --delta beside it. Received also: "
+            f"{' '.join(also)}."
+        )
+    with checking_flags():
+        total = runs.Total(tuple(map(runs.read, values.workdir)), values.delta)
+        record = total.record()
+    print(f"{total.statement()}\n")
+    print_table(record, title="what was spent")
+    return record
+
+
+def _of_question(values):
+    """Prints the answer to what the flags ask, and returns the record."""
+    with checking_flags():
+        sampling = samplings.Sampling(values.sampling, values.neighbours)
+    given = {name: values[name].value for name in NAMES}
+    question = Question(**given, sampling=sampling, accountant=values.accountant)
+    if values.plot and not values.plot.lower().endswith(".png"):
+        raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
+    answer = question.answer()
+    record = answer.record()
+    print_table(record, title=f"{answer.solved} solved")
+    print(f"Epsilon is {sampling.about}.\n")
+    print(beside.lines(answer))
+    for doubt in answer.doubts():
+        print(f"Warning: {doubt}", file=sys.stderr)
+    if values.plot:
+        _plot(answer, values.plot)
+    return record
+
+
+def _plot(answer, path):
+    from tfdpx.train.accounts import tradeoff  # Matplotlib takes as long as all else.
+
+    if not answer.noise_multiplier:
+        raise UserError("Flag --plot needs noise: epsilon is infinite for every number of steps.")
+    try:
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        tradeoff.draw(answer, path)
+    except OSError as error:
+        raise UserError(f"Cannot write --plot={path}: {error}.") from error
+    print(f"The trade-off is drawn in {path}.")
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    app.run(main)
