@@ -9,9 +9,13 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import origin
 
 
-def settings(path=None, dataset="digits", init_data=None):
-    path = path and str(path)
-    return types.SimpleNamespace(init_from=path, dataset=dataset, init_data=init_data)
+def settings(path=None, dataset="digits", init_data=None, allow_seen_data=False):
+    return types.SimpleNamespace(
+        init_from=path and str(path),
+        dataset=dataset,
+        init_data=init_data,
+        allow_seen_data=allow_seen_data,
+    )
 
 
 @pytest.fixture
