@@ -22,11 +22,7 @@ def write(folder, counts, size=16):
 
 
 def make_messy(folder):
-    """Makes what people have of a folder of `write`: all that a run must take without a word.
-
-    Returns:
-        Dict from a class to how many images it has now.
-    """
+    """Makes what people have of a folder of `write`: all that a run must take without a word."""
     kinds = iter(
         [
             ("RGB", "photo one.JPG"), ("RGBA", "größe.png"), ("LA", "b.png"), ("P", "c.gif"),
@@ -52,7 +48,6 @@ def make_messy(folder):
     (folder / ".DS_Store").write_bytes(b"\0")
     (classes[1] / "._hidden.png").write_bytes(b"\0")
     (folder / "empty").mkdir()
-    return {path.name: sum(1 for _ in path.rglob("*.*")) for path in classes}
 
 
 def break_two(folder):

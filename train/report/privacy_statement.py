@@ -51,7 +51,7 @@ def statement(
     version = f"dp_accounting {importlib.metadata.version('dp-accounting')}"
     claim = (
         f"The model trained on {dataset} (N = {plan.num_examples:,} training images) has "
-        f"({epsilon:.4g}, {delta:g})-differential privacy after {steps} updates of DP-SGD, for "
+        f"({_up(epsilon)}, {delta:g})-differential privacy after {steps} updates of DP-SGD, for "
         f"data sets that differ in one training image, added or removed ({plan.accountant.upper()} "
         f"accountant of {version}; tfdpx {tfdpx.__version__})."
     )
@@ -64,7 +64,7 @@ def statement(
         "Data set": f"{dataset}, N = {plan.num_examples:,}. N is public.",
         "Neighbours": "Two data sets that differ in one image, added or removed, at the same N and "
         "sampling probability. Of a person with several images among them it says less.",
-        "Epsilon, delta": f"epsilon = {epsilon:.6g}, delta = {delta:g}.",
+        "Epsilon, delta": f"epsilon = {_up(epsilon, 6)}, delta = {delta:g}.",
         "Mechanism": f"{steps} updates; in each the gradient of each image is clipped"
         f"{f' to an l2 norm of {clip:g}' if clip else ''}, and Gaussian noise of "
         f"noise_multiplier = {plan.noise_multiplier:.6g} times that is added to their sum.",
@@ -95,6 +95,12 @@ def statement(
         heading += " (not releasable: see Release)"
     claim = textwrap.fill(claim, _WIDTH, break_long_words=False)
     return "\n".join([heading, "", claim, "", *wrapped]) + "\n"
+
+
+def _up(number, digits=4):
+    """A positive number as text, rounded up: a guarantee must not promise more than there is."""
+    step = 10.0 ** (math.floor(math.log10(number)) - digits + 1)
+    return f"{math.ceil(number / step - 1e-9) * step:.{digits}g}"
 
 
 def _sampling(plan):
