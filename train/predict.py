@@ -64,12 +64,12 @@ def run(values):
         )
     path = model_file(values.model)
     takes = image_input.read(path)
-    files, left_out = _readable(pathlib.Path(values.images).expanduser(), values.skip_broken)
+    folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
+    files, left_out = _readable(folder, values.skip_broken)
     found = probabilities(_load(path), takes, files)
     names = [takes.class_names[index] for index in found.argmax(axis=1)]
-    csv_path = pathlib.Path(values.csv).expanduser()
     write(csv_path, files, names, found, takes.class_names if values.all_classes else ())
-    print_table(files, names, found.max(axis=1), csv_path)
+    print_table(_below(folder, files), names, found.max(axis=1), csv_path)
     return {
         "images": len(files),
         "left_out": left_out,
@@ -125,7 +125,9 @@ def probabilities(model, takes, files):
 
 def print_table(files, names, shares, csv_path):
     """Prints file, class and probability of the first images, and where the others are."""
-    rows = table.Table("file", "class", "probability")
+    rows = table.Table()
+    for title in ("file", "class", "probability"):
+        rows.add_column(title, overflow="fold")
     for file, name, share in list(zip(files, names, shares, strict=True))[:_MOST_ROWS]:
         # Names of files may hold what looks like markup.
         rows.add_row(text.Text(image_files.printable(file)), text.Text(name), f"{share:.3f}")
@@ -159,6 +161,11 @@ def write(path, files, names, found, class_names=()):
         os.replace(fresh, path)
     except OSError as error:
         raise UserError(f"Cannot write --csv={path}: {error}.") from error
+
+
+def _below(folder, files):
+    """The files as they are called below the folder that was searched."""
+    return [file.relative_to(folder) if file != folder else file for file in files]
 
 
 def _load(path):
