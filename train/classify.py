@@ -123,6 +123,7 @@ def train(settings, workdir, strategy):
         print(*data.notes, sep="\n", end="\n" * bool(data.notes))
 
     # What the preset and the flags leave open.
+    asked = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
     settings, chosen = choice.complete(settings, data.num_train)
     if chosen and is_chief:
         print(chosen)
@@ -139,7 +140,7 @@ def train(settings, workdir, strategy):
 
     # The model, as an earlier run left it or new.
     determined_by = {
-        "dataset": settings.dataset,
+        **asked,  # First, so that a resume with another flag names it and not what follows from it.
         **checkpoint.facts(data, origin.files(settings)),
         **dataclasses.asdict(settings),
         "noise_multiplier of the plan": plan.noise_multiplier,

@@ -179,34 +179,49 @@ def test_resume_names_what_is_another(unfinished):
     assert (workdir / "report.json").exists()
 
 
-def test_resume_notices_another_file_to_start_from(data_dir, tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(source), recipe="digits", steps=1):
-        with flagsaver.flagsaver(dataset="digits:0-4"):
-            pretrain.main(["pretrain"])
-    given = dict(data_dir=data_dir, dataset="digits:5-9", model="small_cnn", steps=2, seed=1)
-    given |= dict(init_from=str(source / "model.keras"), trainable="last")
+@pytest.fixture(scope="module")
+def pretrained(data_dir, tmp_path_factory):
+    """A model that has seen some of the digits without privacy."""
+    folder = tmp_path_factory.mktemp("pretrained") / "run"
+    given = dict(recipe="digits", dataset="digits:0-4", steps=1, warmup_steps=0)
+    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(folder), **given):
+        pretrain.main(["pretrain"])
+    return folder / "model.keras"
+
+
+def from_pretrained(path, data_dir, dataset):
+    given = dict(data_dir=data_dir, init_from=str(path), model="small_cnn", dataset=dataset)
+    return dict(**given, trainable="last", steps=1, batch_size=64)
+
+
+def test_resume_notices_another_file_to_start_from(pretrained, data_dir, tmp_path, monkeypatch):
+    copy = tmp_path / "model.keras"
+    copy.write_bytes(pretrained.read_bytes())
+    given = from_pretrained(copy, data_dir, "digits:5-9")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill)
         run(tmp_path / "run", **given)
-    with zipfile.ZipFile(source / "model.keras", "a") as archive:
+    with zipfile.ZipFile(copy, "a") as archive:
         archive.writestr("note.txt", "touched")
     with pytest.raises(SystemExit, match="began with file .*model.keras"):
         run(tmp_path / "run", resume=True, **given)
 
 
-def test_weights_that_saw_the_data_need_an_explicit_word(data_dir, tmp_path):
-    source = tmp_path / "source"
-    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(source), recipe="digits", steps=2):
-        pretrain.main(["pretrain"])
-    given = dict(data_dir=data_dir, init_from=str(source / "model.keras"), model="small_cnn")
-    given |= dict(dataset="digits", trainable="last", steps=1, batch_size=64)
-    with pytest.raises(SystemExit, match="trained on sklearn_digits already.*--allow_seen_data"):
+def test_weights_that_saw_the_data_are_refused(pretrained, data_dir, tmp_path):
+    given = from_pretrained(pretrained, data_dir, "digits")
+    with pytest.raises(
+        SystemExit, match="trained on sklearn_digits:0-4 already.*--allow_seen_data"
+    ):
         run(tmp_path / "run", **given)
+
+
+@pytest.mark.slow
+def test_with_an_explicit_word_all_that_was_spent_is_told(pretrained, data_dir, tmp_path):
+    given = from_pretrained(pretrained, data_dir, "digits")
     run(tmp_path / "run", allow_seen_data=True, **given)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["epsilon"] == "inf"
     statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
     assert "There is no differential privacy" in statement
     described = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert described["seen_before"][0]["dataset"] == "sklearn_digits"
+    assert described["seen_before"][0]["dataset"] == "sklearn_digits:0-4"
