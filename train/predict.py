@@ -180,14 +180,8 @@ def _readable(path, skip_broken):
     if not path.exists():
         raise UserError(f"There is nothing at --images={path}.")
     files = image_files.find(path)[0] if path.is_dir() else [path]
-    readable, broken = image_files.check(files)
-    if broken and not skip_broken:
-        folder = path if path.is_dir() else path.parent
-        raise UserError(
-            f"{len(broken)} of {len(files)} images of --images={path} cannot be read: "
-            f"{image_files.listed(broken, folder)}. Repair or remove them, or add --skip_broken to "
-            "leave them out."
-        )
+    folder = path if path.is_dir() else path.parent
+    readable, broken = image_files.check(files, folder, f"--images={path}", skip_broken)
     if not readable:
         raise UserError(
             f"There is no image that can be read under --images={path}. Suffixes are "

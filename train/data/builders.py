@@ -88,7 +88,7 @@ def _find(name, data_dir, **kwargs):
         return tfds.builder(name, data_dir=data_dir, **kwargs)
     # ValueError: not the name of a data set; AssertionError: no such version of it.
     except (ValueError, AssertionError) as error:
-        if pathlib.Path(name).expanduser().is_dir():
+        if name and pathlib.Path(name).expanduser().is_dir():
             raise UserError(
                 f"There is no data set {name!r}, but a folder. Of its images the name is "
                 f"--dataset={FOLDER}:{name}."

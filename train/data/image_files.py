@@ -67,14 +67,20 @@ def is_shown(name):
     return not name.startswith(".") and name != "__MACOSX"
 
 
-def check(files):
+def check(files, folder, named, skip_broken=False):
     """Reads each file to its end, and says which are images.
 
     Args:
         files: List of `pathlib.Path`.
+        folder: `pathlib.Path`, relative to which an error names them.
+        named: What an error calls them all, such as "--images=PATH".
+        skip_broken: Bool, whether files that cannot be read are no error.
 
     Returns:
         List of `Readable`, and a dict from each broken file to what is wrong with it.
+
+    Raises:
+        UserError: If there are broken ones: it names all.
     """
     screen = console.Console(stderr=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -88,19 +94,13 @@ def check(files):
         )
         found = list(zip(files, looks, strict=True))
     broken = {file: why for file, why in found if isinstance(why, str)}
+    if broken and not skip_broken:
+        each = [f"{printable(f.relative_to(folder))} ({why})" for f, why in broken.items()]
+        raise UserError(
+            f"{len(broken)} of {len(files)} images of {named} cannot be read: {'; '.join(each)}. "
+            "Repair or remove them, or add --skip_broken to leave them out."
+        )
     return [good for _, good in found if not isinstance(good, str)], broken
-
-
-def listed(broken, folder):
-    """The broken files and their troubles, a string of one line.
-
-    Args:
-        broken: Dict as of `check`.
-        folder: `pathlib.Path`, relative to which the files are named.
-    """
-    return "; ".join(
-        f"{printable(file.relative_to(folder))} ({why})" for file, why in broken.items()
-    )
 
 
 def printable(path):

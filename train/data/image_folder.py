@@ -49,30 +49,21 @@ class ImageFolder:
         if not path.is_dir():
             kind = "is no folder" if path.exists() else "does not exist"
             raise UserError(f"Cannot read --dataset={FOLDER}:{path}: it {kind}.")
-        self._train, self._test = _parts(path)
-        if self._test and test_fraction is not None:
+        train, test = _parts(path)
+        if test and test_fraction is not None:
             raise UserError(
-                f"The folder --dataset={FOLDER}:{path} has test images in {self._test.name}: leave "
-                f"out --test_fraction. Received: --test_fraction={test_fraction:g}."
+                f"The folder --dataset={FOLDER}:{path} has test images in {test.name}: leave out "
+                f"--test_fraction. Received: --test_fraction={test_fraction:g}."
             )
         fraction = TEST_FRACTION if test_fraction is None else test_fraction
-        splits = {"train": _by_class(self._train)}
-        if self._test:
-            splits["test"] = _by_class(self._test)
-        readable, broken = image_files.check(
-            [file for found in splits.values() for files in found.values() for file in files]
-        )
+        splits = {"train": _by_class(train)} | ({"test": _by_class(test)} if test else {})
+        files = [file for found in splits.values() for each in found.values() for file in each]
+        readable, broken = image_files.check(files, path, f"--dataset={FOLDER}:{path}", skip_broken)
         self.left_out = len(broken)
-        if broken and not skip_broken:
-            raise UserError(
-                f"{len(broken)} of {len(broken) + len(readable)} images of --dataset={FOLDER}:"
-                f"{path} cannot be read: {image_files.listed(broken, path)}. Repair or remove "
-                "them, or add --skip_broken to leave them out."
-            )
         splits = {split: _without(broken, found) for split, found in splits.items()}
         names = self._class_names(splits)
         self.features = Features((), _shape(readable, image_size), names)
-        if not self._test:
+        if not test:
             splits = _part(splits["train"], fraction, test_seed, path)
         self._splits = {
             split: Files(
@@ -80,19 +71,15 @@ class ImageFolder:
             )
             for split, found in splits.items()
         }
-        how = (
-            f"those in {self._test.name}"
-            if self._test
-            else f"{fraction:g} of each class, --test_fraction; which, --test_seed={test_seed}"
-        )
-        chosen = "--image_size" if image_size else "chosen from the files; --image_size changes it"
+        how = f"{fraction:g} of each class, --test_fraction; which, --test_seed={test_seed}"
+        chosen = "chosen from the files; --image_size changes it"
         height, width, channels = self.features.shape
         self.notes = [
             f"{path}: {len(readable)} images of {len(names)} classes.",
             f"To train on: {len(self._splits['train'])}. To test on: {len(self._splits['test'])} "
-            f"({how}).",
+            f"({f'those in {test.name}' if test else how}).",
             f"Read as {height}x{width} pixels, {'gray' if channels == 1 else 'in colours'} "
-            f"({chosen}).",
+            f"({'--image_size' if image_size else chosen}).",
             "Public, so not protected: how many images there are to train on, the names of the "
             "classes, size and colours.",
             *self._passed_over(broken),

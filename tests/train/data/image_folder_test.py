@@ -177,7 +177,7 @@ def test_pixels_mean_the_same_in_every_mode(tmp_path):
     opaque.save(tmp_path / "clear.png")
     assert (decoded(tmp_path / "clear.png") == 255).all()
     Image.fromarray(ramp.astype("float32")).save(tmp_path / "float.tiff")
-    _, broken = image_files.check([tmp_path / "float.tiff"])
+    _, broken = image_files.check([tmp_path / "float.tiff"], tmp_path, "--images", True)
     assert "32 bits" in broken[tmp_path / "float.tiff"]
 
 
@@ -186,7 +186,7 @@ def test_a_camera_on_its_side(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # Turned: the viewer turns it back by a quarter.
     upright.rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=100)
-    [found], _ = image_files.check([tmp_path / "turned.jpg"])
+    [found], _ = image_files.check([tmp_path / "turned.jpg"], tmp_path, "--images")
     assert found.size == (20, 40)
     pixels = image_sources.decode((tmp_path / "turned.jpg").read_bytes(), (20, 40, 1))
     assert np.abs(pixels[..., 0].astype(int) - np.asarray(upright)).max() < 8
