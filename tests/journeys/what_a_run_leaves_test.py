@@ -194,6 +194,7 @@ def from_pretrained(path, data_dir, dataset):
     return dict(**given, trainable="last", steps=1, batch_size=64)
 
 
+@pytest.mark.slow
 def test_resume_notices_another_file_to_start_from(pretrained, data_dir, tmp_path, monkeypatch):
     copy = tmp_path / "model.keras"
     copy.write_bytes(pretrained.read_bytes())

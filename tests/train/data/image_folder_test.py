@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import tfdpx
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_files, image_folder, image_sources, loading
 from tfdpx.train.data.image_folder import ImageFolder
@@ -156,6 +157,16 @@ def test_many_images_are_read_smaller(tmp_path, monkeypatch):
     assert ImageFolder(tmp_path).features.shape == (64, 64, 1)
     monkeypatch.setattr(image_folder, "_MANY", 9)
     assert ImageFolder(tmp_path).features.shape == (32, 32, 1)
+
+
+def test_large_folders_stay_on_disk(tmp_path, monkeypatch):
+    two_classes(tmp_path, count=10)
+    monkeypatch.setattr(image_sources, "IN_MEMORY_BYTES", 1000)
+    data = loading.load(f"folder:{tmp_path}")
+    assert isinstance(data.train_x, tfdpx.RandomAccess) and data.train_y is None
+    assert (data.num_train, data.num_eval) == (16, 4)
+    x, y, _ = data.train_x.batch(np.arange(16), 16)
+    assert x.shape == (16, 20, 20, 1) and np.bincount(y).tolist() == [8, 8]
 
 
 def decoded(path, channels=1):
