@@ -124,7 +124,7 @@ def train(settings, workdir, strategy):
 
     # What the preset and the flags leave open.
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
-    settings, chosen = choice.complete(settings, data.num_train)
+    settings, chosen = choice.complete(settings, data.num_train, strategy.num_replicas_in_sync)
     if chosen and is_chief:
         print(chosen)
     if settings.augment_padding >= min(data.image_shape[:2]):
