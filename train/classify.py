@@ -191,15 +191,16 @@ def train(settings, workdir, strategy):
     raw_measured = evaluation.measure(_with_weights(model, raw.values), inputs)
     seen = origin.seen_by(settings)
     before = origin.repeated(seen or (), settings.dataset)
+    epsilon = tfdpx.callbacks.epsilon_spent(optimizer, plan)
+    epsilon += sum(each["epsilon"] for each in before)
     record = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
         "top5_accuracy": measured.top5_accuracy,
         "raw_accuracy": raw_measured.accuracy,
         "raw_top5_accuracy": raw_measured.top5_accuracy,
-        "private": plan.noise_multiplier > 0,
-        "epsilon": tfdpx.callbacks.epsilon_spent(optimizer, plan)
-        + sum(each["epsilon"] for each in before),
+        "private": epsilon < math.inf,
+        "epsilon": epsilon,
         "delta": plan.delta + sum(each.get("delta") or 0 for each in before)
         if settings.private
         else None,
