@@ -1,20 +1,23 @@
 r"""Trains an image classifier with differential privacy and reports accuracy and epsilon.
 
     python -m tfdpx.train.classify --preset=digits --epsilon=3 --workdir=/tmp/digits
+    python -m tfdpx.train.classify --dataset=folder:PATH --epsilon=8
 
-The preset gives every setting; flags win over it. Of --epsilon, --noise_multiplier, --steps and
---batch_size the missing one is solved for. With --dry_run nothing is read, written or trained: the
-last line says how large the run is and what epsilon it spends. The working directory receives:
+The second takes your own images, PATH/CLASS/NAME.jpg (docs/own_images.md). The preset gives every
+setting; flags win over it. Of --epsilon, --noise_multiplier, --steps and --batch_size the missing
+one is solved for. With --dry_run nothing is read, written or trained: the last line says how large
+the run is and what epsilon it spends. The working directory receives:
 
-    model.keras             the trained model, without the optimizer; `import tfdpx.layers` and
-                            keras.saving.load_model read it
+    model.keras             the trained model, without the optimizer; `tfdpx.train.predict` takes
+                            it, and `import tfdpx.layers` and keras.saving.load_model read it
     report.json             what the last line of the standard output says: accuracy is that of the
                             averaged weights, raw_accuracy that of the last ones
+    run.json                all of the run but its seeds: settings, data, versions, ledger
     curve.jsonl             accuracy and epsilon spent after every report
     learning_curve.png, confusion_matrix.png
     individual_PRIVATE/     with --individual: an epsilon for every training image, and pictures of
                             them; private data
-    privacy_statement.txt   the guarantee in words
+    privacy_statement.txt   the guarantee in words, to cite
     tensorboard/            event files
 
 With --init_from the run starts from a trained model, and with --trainable=last it trains the last
@@ -62,7 +65,10 @@ from tfdpx.train.run import (
 )
 
 _PRESET = flags.DEFINE_string(
-    "preset", "digits", f"Settings to start from, one of: {preset_lookup.summary()}."
+    "preset",
+    None,
+    f"Settings to start from, one of: {preset_lookup.summary()}. Default: folder for "
+    "--dataset=folder:PATH, else digits.",
 )
 for _module in (setting_flags, run_flags, dry_run, devices):
     flags.adopt_module_key_flags(_module)  # So that --help lists them.
@@ -78,13 +84,15 @@ def main(argv):
     try:
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        settings = preset_lookup.resolve(_PRESET.value, setting_flags.given())
+        given = setting_flags.given()
+        preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
+        settings = preset_lookup.resolve(preset, given)
         if record := dry_run.from_flags(settings):
-            print_table(record, title=f"{_PRESET.value}: nothing was trained")
+            print_table(record, title=f"{preset}: nothing was trained")
             print(to_json(record), flush=True)
             return
         strategy = devices.from_flags()
-        path = run_flags.WORKDIR.value or time.strftime(f"runs/{_PRESET.value}-%Y%m%d-%H%M%S")
+        path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
         with run_flags.leaving_no_empty_folder(pathlib.Path(path)):
             workdir = run_flags.make_workdir(path, devices.is_chief(strategy))
             record = train(settings, workdir, strategy)
@@ -113,9 +121,12 @@ def train(settings, workdir, strategy):
         origin.check_unseen(settings)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+    if is_chief:
+        print(*data.notes, sep="\n", end="\n" * bool(data.notes))
 
     # What the preset and the flags leave open.
-    settings, chosen = choice.complete(settings, data.num_train)
+    asked = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
+    settings, chosen = choice.complete(settings, data.num_train, strategy.num_replicas_in_sync)
     if chosen and is_chief:
         print(chosen)
     if settings.augment_padding >= min(data.image_shape[:2]):
@@ -130,17 +141,22 @@ def train(settings, workdir, strategy):
     devices.check_batch_size(strategy, plan.batch_size)
 
     # The model, as an earlier run left it or new.
-    folder = checkpoint.RunFolder(
-        workdir, dataclasses.asdict(settings), run_flags.RESUME.value, entropy()
-    )
+    determined_by = {
+        **asked,  # First, so that a resume with another flag names it and not what follows from it.
+        **checkpoint.facts(data, origin.files(settings)),
+        **dataclasses.asdict(settings),
+        "noise_multiplier of the plan": plan.noise_multiplier,
+    }
+    folder = checkpoint.RunFolder(workdir, determined_by, run_flags.RESUME.value, entropy())
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     with strategy.scope():
         build = side_by_side.build if settings.features else finetuning.build
         whole = model = build(settings, data)
+        inputs = data
         if strategy.num_replicas_in_sync == 1:
-            model, data = frozen.head_and_features(settings, whole, data)
-    trainer = fitting.Trainer(settings, strategy, plan, data, folder, write=is_chief)
+            model, inputs = frozen.head_and_features(settings, whole, data)
+    trainer = fitting.Trainer(settings, strategy, plan, inputs, folder, write=is_chief)
     start = trainer.steps_saved
     if is_chief:
         folder.begin()
@@ -158,7 +174,7 @@ def train(settings, workdir, strategy):
         learning_curve,
         raw,
     ]
-    history = individual.History(data, folder.path / "individual_history.npz")
+    history = individual.History(inputs, folder.path / "individual_history.npz")
     if settings.individual and strategy.num_replicas_in_sync == 1:
         writers.append(history)
     began = time.perf_counter()
@@ -173,17 +189,23 @@ def train(settings, workdir, strategy):
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = tfdpx.callbacks.steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
-    measured = evaluation.measure(model, data)
-    raw_measured = evaluation.measure(_with_weights(model, raw.values), data)
+    measured = evaluation.measure(model, inputs)
+    raw_measured = evaluation.measure(_with_weights(model, raw.values), inputs)
+    seen = origin.seen_by(settings)
+    before = origin.repeated(seen or (), settings.dataset)
+    epsilon = tfdpx.callbacks.epsilon_spent(optimizer, plan)
+    epsilon += sum(each["epsilon"] for each in before)
     record = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
         "top5_accuracy": measured.top5_accuracy,
         "raw_accuracy": raw_measured.accuracy,
         "raw_top5_accuracy": raw_measured.top5_accuracy,
-        "private": plan.noise_multiplier > 0,
-        "epsilon": tfdpx.callbacks.epsilon_spent(optimizer, plan),
-        "delta": plan.delta if settings.private else None,
+        "private": epsilon < math.inf,
+        "epsilon": epsilon,
+        "delta": plan.delta + sum(each.get("delta") or 0 for each in before)
+        if settings.private
+        else None,
         "noise_multiplier": plan.noise_multiplier,
         "steps": steps,
         "seconds": seconds,
@@ -194,6 +216,7 @@ def train(settings, workdir, strategy):
         "separation": "; ".join(map(str, optimizer.separations)) or None,
         "epsilon_is_approximate": plan.is_approximate or optimizer.epsilon_is_approximate,
         "num_examples": plan.num_examples,
+        "left_out": data.left_out,
         "dataset": data.name,
         "model": settings.model,
         "learning_rate": settings.learning_rate,
@@ -206,16 +229,16 @@ def train(settings, workdir, strategy):
         "parameters": whole.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in trained),
         "replicas": strategy.num_replicas_in_sync,
-        "seed": settings.seed,
+        "seeded": settings.seed is not None,
         "workdir": str(workdir),
     }
     if settings.individual:
         epsilons = optimizer.individual.epsilon()
-        private = individual.write(epsilons, record["epsilon"], history, model, data, workdir)
+        private = individual.write(epsilons, record["epsilon"], history, model, inputs, workdir)
         print(f"An epsilon for every training image is in {private}: private data.")
         record.update(individual.release(optimizer.individual, settings.individual_release))
-    seen = origin.seen_by(settings)
-    results.write(record, whole, seen, plan, data, measured, learning_curve.rows, workdir)
+    ledger, rows = optimizer.ledger, learning_curve.rows
+    results.write(record, settings, whole, ledger, seen, plan, data, measured, rows, workdir)
     folder.remove()
     return record
 

@@ -36,6 +36,7 @@ from tfdpx.train.run import (
     devices,
     evaluation,
     finetuning,
+    image_input,
     objectives,
     optimization,
     origin,
@@ -78,6 +79,7 @@ def train(settings, workdir):
         data = generated.generate(settings, folder.seeds["sampling"])
     else:
         data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+        print(*data.notes, sep="\n", end="\n" * bool(data.notes))
     saved = checkpoint.LastState(folder, settings.steps)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
@@ -133,6 +135,8 @@ def train(settings, workdir):
     }
     model.save(workdir / "model.keras")
     origin.write(workdir / "model.keras", origin.seen_by(settings), record)
+    if not settings.generator:
+        image_input.write(workdir / "model.keras", data)
     print_table(record, title=f"{settings.model} on {data.name}, not private")
     (workdir / "report.json").write_text(to_json(record) + "\n")
     folder.remove()

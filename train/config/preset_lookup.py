@@ -7,11 +7,21 @@ import pkgutil
 from tfdpx.train import presets
 from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.config.training import PRIVACY, Training
+from tfdpx.train.data import datasets
 
 
 def names():
     """Returns the names of all presets, such as `"digits"` and `"table12/eps8"`."""
     return [f"{m}/{c}" if c else m for m, columns in _modules().items() for c in columns or [None]]
+
+
+def default_for(dataset):
+    """Returns the preset of a run that names none.
+
+    Args:
+        dataset: What --dataset says, or None.
+    """
+    return datasets.FOLDER if (dataset or "").startswith(f"{datasets.FOLDER}:") else "digits"
 
 
 def summary():

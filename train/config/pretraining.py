@@ -16,7 +16,8 @@ _DEFAULTS = dict(momentum=0.9, weight_decay=0.0, report_every=1000)
 _GENERATED = ("generator", "objective", "num_images", "temperature")
 # What only data sets need: `data/views.py` makes the views of generated images.
 _OF_LABELS = (
-    "validation", "eval_split", "label_smoothing", "augment_padding", "augment_resize", "trainable",
+    "validation", "test_fraction", "test_seed", "skip_broken", "eval_split", "label_smoothing",
+    "augment_padding", "augment_resize", "trainable",
 )  # fmt: skip
 _CROPS_AND_FLIPS = dict(augment_padding=4, augment_flip=True)
 

@@ -44,7 +44,7 @@ class Settings:
 
     Attributes that their flags do not explain:
         eval_split: Where accuracy is measured; None: on the images held out, if there are any.
-        image_size: None leaves images as they are.
+        image_size: None leaves images of one size as they are.
         init_from: The last layer starts anew, unless the path is one of weights alone
             (`.weights.h5`).
 
@@ -53,8 +53,23 @@ class Settings:
     """
 
     dataset: str = setting(
-        "digits, any image data set of TensorFlow Datasets, folder:PATH for "
-        "PATH/train/CLASS/*.jpg and PATH/test, or NAME:FIRST-LAST for a part of the classes."
+        "digits, any image data set of TensorFlow Datasets, folder:PATH for images as "
+        "PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), or NAME:FIRST-LAST for a part "
+        "of the classes."
+    )
+    test_fraction: float | None = setting(
+        "Of folder:PATH: the part of each class to test on; default 0.2. Not where PATH has train "
+        "and test.",
+        BELOW_ONE,
+        default=None,
+    )
+    test_seed: int = setting(
+        "Of folder:PATH: another number tests on other images.",
+        Check(lambda v: 0 <= v < 2**63, "be a number from 0 on"),
+        default=0,
+    )
+    skip_broken: bool = setting(
+        "Of folder:PATH: leave out images that cannot be read, and count them.", default=False
     )
     validation: float = setting(
         "Hold out this fraction of the training images, or this number from 2 on.",
@@ -107,7 +122,10 @@ class Settings:
         default=1.0,
     )
     image_size: int | None = setting(
-        "Height and width to resize images to, in pixels.", FROM_ONE, default=None
+        "Height and width to resize images to, in pixels. Default: their own, if all have one; of "
+        "folder:PATH: chosen from the files.",
+        FROM_ONE,
+        default=None,
     )
     label_smoothing: float = setting(
         "Weight of the uniform distribution in the targets.", BELOW_ONE, default=0.0

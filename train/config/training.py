@@ -80,6 +80,10 @@ class Training(Settings):
         POSITIVE,
         default=None,
     )
+    allow_seen_data: bool = setting(
+        "Start from weights that were trained on these images before; their epsilon is added.",
+        default=False,
+    )
     individual: bool = setting(
         "Clip each image at its own last norm, and write an epsilon for each to a private folder.",
         default=False,

@@ -1,9 +1,9 @@
 """Opens data sets with TensorFlow Datasets: prepared ones, or by preparing them."""
 
 import dataclasses
+import pathlib
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tfdpx.train.config.errors import UserError, did_you_mean
@@ -36,8 +36,6 @@ def open_builder(name, data_dir, download):
     Raises:
         UserError: If there is no such data set, or it is not prepared and cannot be.
     """
-    if name.path is not None:
-        return _open_folder(name.path)
     source = name.entry.source
     builder = _find(source, data_dir)
     features(builder, source)  # Before it is fetched in vain.
@@ -90,6 +88,11 @@ def _find(name, data_dir, **kwargs):
         return tfds.builder(name, data_dir=data_dir, **kwargs)
     # ValueError: not the name of a data set; AssertionError: no such version of it.
     except (ValueError, AssertionError) as error:
+        if name and pathlib.Path(name).expanduser().is_dir():
+            raise UserError(
+                f"There is no data set {name!r}, but a folder. Of its images the name is "
+                f"--dataset={FOLDER}:{name}."
+            ) from error
         raise UserError(
             f"There is no data set {name!r}.{did_you_mean(name, KNOWN)} Use one of "
             f"{', '.join(KNOWN)}, or the name of any "
@@ -100,19 +103,6 @@ def _find(name, data_dir, **kwargs):
         raise UserError(
             f"Cannot read the data set {name!r}: {error}. Received: --data_dir={data_dir}."
         ) from error
-
-
-def _open_folder(path):
-    try:
-        builder = tfds.ImageFolder(str(path))
-    except (OSError, ValueError, tf.errors.OpError) as error:
-        raise UserError(f"Cannot read --dataset={FOLDER}:{path}: {error}") from error
-    if not builder.info.splits:
-        raise UserError(
-            f"The folder of --dataset={FOLDER}:{path} must hold images as train/CLASS/NAME.jpg and "
-            "test/CLASS/NAME.jpg (or .png). None was found."
-        )
-    return builder
 
 
 def _prepare(source, data_dir, **kwargs):

@@ -5,19 +5,16 @@ antialiased bilinear one, which does not keep the aspect ratio (De et al. 2022, 
 """
 
 import io
-import pathlib
 
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.data.datasets import FOLDER
+from tfdpx.train.data.image_files import eight_bits
 
 # What is held in memory: decoded images up to this, or encoded ones that cannot be read at random.
 IN_MEMORY_BYTES = 2**30
-
-_SUFFIXES = (".jpg", ".jpeg", ".png")  # Those of tfds.ImageFolder.
 
 
 class Images:
@@ -78,7 +75,7 @@ def decode(encoded, shape):
         image = Image.fromarray(encoded[..., 0] if channels == 1 else encoded)
     else:
         image = Image.open(io.BytesIO(encoded))
-    image = image.convert("L" if channels == 1 else "RGB")
+    image = eight_bits(image, channels)
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(shape)
@@ -102,8 +99,6 @@ def records(builder, split, features):
             f"{sorted(builder.info.splits)}. Training needs 'train', measuring needs 'test' or "
             "'validation' (or hold out a part of 'train' with --validation)."
         )
-    if builder.name == tfds.ImageFolder.name:
-        return _Files(builder, split)
     decoders = None
     if isinstance(builder.info.features[features.keys[0]], tfds.features.Image):
         decoders = {features.keys[0]: tfds.decode.SkipDecoding()}
@@ -152,29 +147,3 @@ class _InMemory(_DataSource):
 
     def __getitems__(self, rows):
         return [self._source[row] for row in rows]
-
-
-class _Files(_DataSource):
-    """Of a folder, an image a file: `split/class/name.jpg`, ordered by class and name."""
-
-    def __init__(self, builder, split):
-        folder = pathlib.Path(builder.data_dir) / split
-        self._source = [
-            (file, label)
-            for label, name in enumerate(builder.info.features["label"].names)
-            for file in sorted((folder / name).glob("*"))
-            if file.name.lower().endswith(_SUFFIXES)
-        ]
-        if len(self._source) != builder.info.splits[split].num_examples:
-            raise UserError(f"The images of --dataset={FOLDER} in {folder} change meanwhile.")
-
-    def __getitems__(self, rows):
-        return [(file.read_bytes(), label) for file, label in (self._source[row] for row in rows)]
-
-    def labels(self):
-        """int64 array, without reading an image."""
-        return np.array([label for _, label in self._source])
-
-    def name(self, row):
-        """What to call an example."""
-        return str(self._source[row][0])

@@ -1,6 +1,7 @@
 """Reads the images to train on and those to measure on: from memory, or large sets from disk."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -11,7 +12,8 @@ import tfdpx
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_sources
 from tfdpx.train.data.builders import features, open_builder
-from tfdpx.train.data.datasets import Name
+from tfdpx.train.data.datasets import FOLDER, Name
+from tfdpx.train.data.image_folder import ImageFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,8 @@ class ImageData:
         class_names: One name a class.
         centre: Grey level that the model maps to 0, or a tuple, one for each channel.
         deviation: Likewise, grey levels that it maps to a difference of 1.
+        notes: What was found and chosen, sentences for people.
+        left_out: Images that could not be read, where these are left out.
     """
 
     name: str
@@ -46,11 +50,18 @@ class ImageData:
     class_names: tuple
     centre: float | tuple
     deviation: float | tuple
+    notes: tuple = ()
+    left_out: int = 0
 
     @property
     def num_classes(self):
         """Number of classes."""
         return len(self.class_names)
+
+    @property
+    def num_eval(self):
+        """Number of examples on which accuracy is measured."""
+        return self.eval_x.count if self.eval_y is None else len(self.eval_y)
 
     @property
     def eval_examples(self):
@@ -67,12 +78,16 @@ def load(
     eval_split=None,
     image_size=None,
     train_scale=1.0,
+    test_fraction=None,
+    test_seed=0,
+    skip_broken=False,
 ):
     """Reads the training images of a data set and those to measure accuracy on.
 
     Args:
         name: `"digits"`, any image classification data set of TensorFlow Datasets, or
-            `"folder:PATH"` with images as `PATH/train/CLASS/NAME.jpg` and `PATH/test/...`.
+            `"folder:PATH"` with images as `PATH/CLASS/NAME.jpg`, or as `PATH/train/CLASS/NAME.jpg`
+            and `PATH/test/...`.
             `"NAME:FIRST-LAST"` keeps those classes only (small data sets), numbered from 0.
         data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets. The
             digits are written there on first use.
@@ -82,8 +97,12 @@ def load(
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
         eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
             there are any.
-        image_size: Height and width in pixels to resize to; None leaves images of one size alone.
+        image_size: Height and width in pixels to resize to; None leaves images of one size alone,
+            and chooses for a folder.
         train_scale: Float >= 1. Training images are made this many times larger, to cut views from.
+        test_fraction: Of a folder; see `image_folder.ImageFolder`.
+        test_seed: Likewise.
+        skip_broken: Likewise.
 
     Returns:
         An `ImageData`. The test images of ImageNet and Places-365 are the official validation
@@ -95,19 +114,30 @@ def load(
     """
     name = Name.parse(name)
     eval_split = eval_split or ("validation" if validation else "test")
-    builder = open_builder(name, data_dir, download)
-    kind = features(builder, name.full)
+    if name.path:
+        folder = ImageFolder(name.path, image_size, test_fraction, test_seed, skip_broken)
+        kind, records, test_split = folder.features, folder.records, "test"
+    elif test_fraction is not None or test_seed or skip_broken:
+        raise UserError(
+            "Flags --test_fraction, --test_seed and --skip_broken belong to "
+            f"--dataset={FOLDER}:PATH. Received: --dataset={name.text}."
+        )
+    else:
+        folder, builder = None, open_builder(name, data_dir, download)
+        kind = features(builder, name.full)
+        records = functools.partial(image_sources.records, builder, features=kind)
+        usual = "test" if "test" in builder.info.splits else "validation"
+        test_split = name.entry.test_split or usual
     shape = _image_shape(kind.shape, name, image_size)
     large = (round(train_scale * shape[0]), round(train_scale * shape[1]), shape[2])
     classes = _kept_classes(name, kind)
 
-    train = _Split(builder, "train", kind, classes, name)
+    train = _Split(records, "train", kind, classes, name)
     kept, held_out = _hold_out(train, validation)
     if eval_split == "validation":
         measured, rows = train, held_out
     else:
-        split = name.entry.test_split or ("test" if "test" in builder.info.splits else "validation")
-        measured = _Split(builder, split, kind, classes, name)
+        measured = _Split(records, test_split, kind, classes, name)
         rows = measured.rows
     train_x, train_y = train.read(kept, large)
     eval_x, eval_y = measured.read(rows, shape)
@@ -123,6 +153,8 @@ def load(
         class_names=kind.class_names[classes.start : classes.stop],
         centre=name.entry.centre,
         deviation=name.entry.deviation,
+        notes=tuple(folder.notes) if folder else (),
+        left_out=folder.left_out if folder else 0,
     )
 
 
@@ -136,6 +168,9 @@ def load_for(settings, data_dir, download):
         eval_split=settings.eval_split,
         image_size=settings.image_size,
         train_scale=settings.augment_resize,
+        test_fraction=settings.test_fraction,
+        test_seed=settings.test_seed,
+        skip_broken=settings.skip_broken,
     )
 
 
@@ -147,8 +182,8 @@ class _Split:
         rows: Indices of the examples, an int array.
     """
 
-    def __init__(self, builder, split, kind, classes, name):
-        self._records = image_sources.records(builder, split, kind)
+    def __init__(self, records, split, kind, classes, name):
+        self._records = records(split)
         self._name, self._classes = name, classes
         self.labels, count = None, len(self._records)
         pixels = math.prod(length or 256 for length in kind.shape)

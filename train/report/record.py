@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 from rich import console, table
 
@@ -13,9 +14,23 @@ def to_json(record):
     NaN becomes `null`.
 
     Args:
-        record: Dict of strings, booleans, None, Python numbers or numpy scalars.
+        record: Dict of strings, booleans, None, Python numbers or numpy scalars, and of lists and
+            dicts of these.
     """
-    return json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False)
+    return json.dumps(_plain(record), allow_nan=False)
+
+
+def write(record, path, indent=None):
+    """Writes a dict as a file of JSON, whole or not at all.
+
+    Args:
+        record: Dict as for `to_json`.
+        path: `pathlib.Path`.
+        indent: Spaces to indent by, for people; None for one line.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(_plain(record), allow_nan=False, indent=indent) + "\n")
+    os.replace(fresh, path)
 
 
 def print_table(record, title, file=None):
@@ -35,6 +50,10 @@ def print_table(record, title, file=None):
 
 
 def _plain(value):
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
     if hasattr(value, "item"):  # numpy scalars
         value = value.item()
     if isinstance(value, float) and math.isnan(value):

@@ -1,5 +1,6 @@
 """The folder of an unfinished run: its settings and seeds, and for pre-training its last state."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -9,10 +10,30 @@ import shutil
 import keras
 import numpy as np
 
+from tfdpx.data.examples import as_examples
 from tfdpx.train.config.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
 FREE = ("report_every",)
+
+
+def facts(data, files):
+    """What a run has found, besides its settings: a dict of JSON values by what they are called.
+
+    Args:
+        data: `loading.ImageData`.
+        files: Paths of the files that the run starts from.
+    """
+    found = {
+        "num_examples": data.num_train,
+        "class_names": list(data.class_names),
+        "image_shape": list(data.image_shape),
+        "images to train on (a hash)": as_examples(data.train_x, data.train_y).fingerprint()[:16],
+    }
+    for path in files:
+        digest = hashlib.blake2b(pathlib.Path(path).read_bytes(), digest_size=8)
+        found[f"file {path} (a hash)"] = digest.hexdigest()
+    return found
 
 
 class RunFolder:
@@ -22,8 +43,8 @@ class RunFolder:
 
     Args:
         workdir: Folder of the run.
-        settings: Dict of JSON values that determine the run. A resume with others is refused: its
-            epsilon would be wrong.
+        settings: Dict of JSON values that determine the run, its data among them. A resume with
+            others is refused: its epsilon would be wrong.
         resume: Whether to go on with what the folder holds.
         entropy: Int from which seeds are drawn that `settings` does not give; the same on every
             host. None asks the operating system.
@@ -67,9 +88,9 @@ class RunFolder:
         for name, value in self._settings.items():
             if name not in FREE and run["settings"].get(name) != value:
                 raise UserError(
-                    f"Cannot resume the run in {self.path.parent} with other settings: it began "
-                    f"with {name}={run['settings'].get(name)}. Received: {name}={value}. Its "
-                    "epsilon holds for the settings it began with; use them, or another --workdir."
+                    f"Cannot resume the run in {self.path.parent} with other settings or data: it "
+                    f"began with {name}={run['settings'].get(name)}. Received: {name}={value}. Its "
+                    "epsilon holds for what it began with; use that, or another --workdir."
                 )
         return run["seeds"]
 

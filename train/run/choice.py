@@ -21,7 +21,7 @@ _MOVE, _LEAST_MOVE, _LARGEST_MOVE = 0.3, 100.0, 6000.0
 _EXAMPLES_A_STEP, _FEWEST_STEPS, _MOST_STEPS = 140, 10, 120
 
 
-def complete(settings, num_examples):
+def complete(settings, num_examples, replicas=1):
     """The settings of a run with every open one chosen, and the words to say so.
 
     A value that the user or the preset gave stays as it is.
@@ -29,6 +29,7 @@ def complete(settings, num_examples):
     Args:
         settings: A `training.Training`.
         num_examples: Int, N, training images; public, as in the plan.
+        replicas: Int, the devices that share a batch evenly.
 
     Returns:
         A `training.Training` that leaves nothing open, and a string, empty if nothing was.
@@ -51,6 +52,7 @@ def complete(settings, num_examples):
     fixed = model in ("scatter_linear", LINEAR_ON_FEATURES)
     rule = _for_features if fixed else _for_networks
     values, reason = rule(budget, num_examples)
+    values["batch_size"] -= values["batch_size"] % replicas
     # A budget and a noise leave the steps to be solved for, or with these the batch size.
     if settings.epsilon is not None and settings.noise_multiplier is not None:
         del values["steps" if settings.steps is None else "batch_size"]

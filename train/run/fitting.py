@@ -7,7 +7,7 @@ import sys
 import keras
 
 import tfdpx
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.run import evaluation, finetuning, individual, optimization
 
 
@@ -44,10 +44,15 @@ class Trainer:
 
     @property
     def steps_saved(self):
-        """Int: the updates of the run so far, as its checkpoints have them."""
-        if self._saved.exists:
-            return self._settings.head_steps + self._saved.saved_updates
-        return self._saved_head.saved_updates
+        """Int: the updates of the run so far, as its checkpoints have them.
+
+        Raises:
+            UserError: If a checkpoint is damaged.
+        """
+        with checking_flags():
+            if self._saved.exists:
+                return self._settings.head_steps + self._saved.saved_updates
+            return self._saved_head.saved_updates
 
     def fit_head(self, model, callbacks):
         """Trains the last layer for `head_steps` updates, a single Keras epoch.

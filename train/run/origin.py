@@ -50,11 +50,16 @@ def seen_by(settings):
     Raises:
         UserError: If what a file says is damaged.
     """
-    seen = [_seen_by(path, settings.init_data) for path in _files(settings)]
+    seen = [_seen_by(path, settings.init_data) for path in files(settings)]
     return None if None in seen else [training for of_file in seen for training in of_file]
 
 
-def _files(settings):
+def files(settings):
+    """Paths of the files that a run starts from, of `--init_from` and `--features`.
+
+    Args:
+        settings: A `settings.Settings`.
+    """
     features = side_by_side.files(getattr(settings, "features", None))
     return [settings.init_from, *features] if settings.init_from else features
 
@@ -85,30 +90,45 @@ def check_unseen(settings):
     """Raises UserError if the weights that a run starts from may have seen its data set.
 
     Args:
-        settings: A `settings.Settings` of a private run.
+        settings: A `training.Training` of a private run. With `allow_seen_data` a file may have,
+            if it says at what epsilon.
     """
     flag = "init_from" if settings.init_from else "features"
-    for path in _files(settings):
+    for path in files(settings):
         seen = _seen_by(path, settings.init_data)
         if seen is None:
             raise UserError(
                 f"The file does not say what it was trained on: --{flag}={path}. If that was none "
                 "of the private data, name it with --init_data."
             )
-        for training in seen:
-            if training["epsilon"] > 0 and _overlap(training["dataset"], settings.dataset):
-                raise UserError(
-                    f"The model of --{flag}={path} was trained on {training['dataset']} already, "
-                    f"at epsilon={training['epsilon']:.4g}: the epsilon of this run would not "
-                    f"cover that. Received: --dataset={settings.dataset}. Start from a model that "
-                    "has not seen it. To train the last layer first and then all, give one run "
-                    "--head_steps."
-                )
+        if settings.allow_seen_data:
+            continue
+        for training in repeated(seen, settings.dataset):
+            raise UserError(
+                f"The model of --{flag}={path} was trained on {training['dataset']} already, "
+                f"at epsilon={training['epsilon']:.4g}: the epsilon of this run would not "
+                f"cover that. Received: --dataset={settings.dataset}. Start from a model that "
+                "has not seen it. To train the last layer first and then all, give one run "
+                "--head_steps. With --allow_seen_data the run reports the sum of the epsilons."
+            )
+
+
+def repeated(seen, dataset):
+    """Those of the trainings `seen` that cost something and may have had images of a data set.
+
+    Args:
+        seen: List as of `seen_by`.
+        dataset: String as of `--dataset`.
+    """
+    return [each for each in seen if each["epsilon"] > 0 and _overlap(each["dataset"], dataset)]
 
 
 def _overlap(one, other):
     """Whether two names, as `--dataset` takes them, may mean some of the same images."""
     one, other = datasets.Name.parse(one), datasets.Name.parse(other)
+    if one.path and other.path:  # One folder may lie in the other.
+        first, second = one.path.resolve(), other.path.resolve()
+        return first.is_relative_to(second) or second.is_relative_to(first)
     if _images(one) != _images(other):
         return False
     if one.classes is None or other.classes is None:

@@ -22,7 +22,7 @@ from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
-from tfdpx.train.report.record import to_json
+from tfdpx.train.report import record as record_file
 from tfdpx.train.run import choice, evaluation, noisy_score
 from tfdpx.train.sweeps import grid, runs
 
@@ -180,7 +180,9 @@ def _describe(folder, point, spent, settings, mean, noisy_accuracy):
         "mean_runs": mean,
         "noisy_train_accuracy": noisy_accuracy,
     }
-    (folder / "report.json").write_text(to_json(report) + "\n")
+    described = json.loads((folder / "run.json").read_text())
+    record_file.write({**described, "report": report}, folder / "run.json", indent=2)
+    record_file.write(report, folder / "report.json")
     (folder / "privacy_statement.txt").write_text(
         f"({spent:.4g}, {settings.delta:g})-differential privacy of the training examples, under "
         "adding or removing one example, by RDP (dp_accounting; Papernot and Steinke 2021). It "

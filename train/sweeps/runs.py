@@ -5,7 +5,6 @@ import dataclasses
 import fcntl
 import json
 import math
-import os
 import pathlib
 import signal
 import subprocess
@@ -13,7 +12,10 @@ import sys
 import time
 
 from tfdpx.train.config.errors import UserError
+from tfdpx.train.report import record
 
+# What a run of the sweep is; `classify` writes its own files beside it.
+_POINT = "point.json"
 # The resolution of progress, in seconds.
 _POLL = 0.2
 
@@ -74,7 +76,7 @@ def execute(runs, workdir, extra=(), jobs=1, say=print, on_result=lambda: None):
 def read(folder):
     """Returns `{"point": ..., "settings": ..., "report": ...}` of a finished run, else None."""
     try:
-        described = json.loads((folder / "run.json").read_text())
+        described = json.loads((folder / _POINT).read_text())
         report = json.loads((folder / "report.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):  # A report may have been cut off in writing.
         return None
@@ -140,7 +142,7 @@ def _check_alike(runs, workdir):
                     f"The folder --workdir={workdir} holds a sweep with {name}={was}. Received: "
                     f"{name}={now}. Choose another folder."
                 )
-    _write(path, {"fixed": fixed, "swept": sorted(swept)})
+    record.write({"fixed": fixed, "swept": sorted(swept)}, path)
 
 
 def _claim(run, workdir):
@@ -148,7 +150,7 @@ def _claim(run, workdir):
     folder = workdir / "runs" / run.name
     settings = {"preset": run.preset, **dataclasses.asdict(run.settings)}
     described = json.loads(json.dumps({"point": run.point, "settings": settings}))
-    path = folder / "run.json"
+    path = folder / _POINT
     if path.exists():
         earlier = json.loads(path.read_text())["settings"]
         for name, value in described["settings"].items():
@@ -159,15 +161,8 @@ def _claim(run, workdir):
                 )
         return folder
     folder.mkdir(exist_ok=True)
-    _write(path, described)
+    record.write(described, path)
     return folder
-
-
-def _write(path, record):
-    """Writes JSON, whole or not at all."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(record))
-    os.replace(fresh, path)
 
 
 def _start(run, workdir, extra, lock):

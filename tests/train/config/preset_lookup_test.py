@@ -191,6 +191,15 @@ def test_unknown_column_lists_the_known_ones(preset):
         preset_lookup.resolve(preset, {})
 
 
+@pytest.mark.parametrize(
+    ("dataset", "preset"),
+    [(None, "digits"), ("mnist", "digits"), ("folder:photos", "folder"), ("folders", "digits")],
+)
+def test_a_folder_has_a_preset_of_its_own(dataset, preset):
+    assert preset_lookup.default_for(dataset) == preset
+    assert preset_lookup.resolve(preset, {"dataset": dataset}).model == "auto"
+
+
 def test_a_microbatch_size_is_a_number_or_auto():
     parser = setting_flags.MicrobatchSizeParser()
     assert parser.parse("32") == 32

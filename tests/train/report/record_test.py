@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.report.record import print_table, to_json, write
 
 
 def strict(text):
@@ -55,6 +55,22 @@ def test_always_one_line_of_strict_json_that_keeps_finite_values(record):
 def test_values_that_json_cannot_hold_are_refused():
     with pytest.raises(TypeError):
         to_json({"key": object()})
+
+
+def test_what_is_nested_is_strict_too(tmp_path):
+    record = {"list": [math.inf, {"deep": (np.float32("nan"), 1)}], "text": "größe"}
+    assert strict(to_json(record)) == {"list": ["inf", {"deep": [None, 1]}], "text": "größe"}
+    write(record, tmp_path / "run.json", indent=2)
+    assert strict((tmp_path / "run.json").read_text()) == strict(to_json(record))
+    assert (tmp_path / "run.json").read_text().count("\n") > 5
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "run.json"
+    write({"steps": 1}, path)
+    with pytest.raises(TypeError):
+        write({"steps": 2, "more": object()}, path)
+    assert strict(path.read_text()) == {"steps": 1}
 
 
 def test_table_shows_every_entry():

@@ -1,10 +1,14 @@
 """Checkpoints: whole, secret, and no way to resume into a wrong epsilon."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 
 from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import loading
+from tfdpx.train.run import checkpoint
 from tfdpx.train.run.checkpoint import LastState, RunFolder
 
 STEPS = 100
@@ -70,6 +74,33 @@ def test_resume_with_other_settings_is_refused(tmp_path):
     begin(tmp_path)
     with pytest.raises(UserError, match="began with batch_size=512.*batch_size=256"):
         RunFolder(tmp_path, {**SETTINGS, "batch_size": 256}, resume=True)
+
+
+def test_facts_tell_data_and_files_apart(tmp_path):
+    images, labels = np.arange(32, dtype="uint8").reshape(8, 2, 2, 1), np.arange(8) % 2
+    whole = loading.ImageData(
+        "made up", images, labels, images, labels, 8, (2, 2, 1), "test", ("a", "b"), 127.5, 127.5
+    )
+    file = tmp_path / "model.keras"
+    file.write_bytes(b"weights")
+    before = checkpoint.facts(whole, [file])
+
+    def changed(**fields):
+        after = checkpoint.facts(dataclasses.replace(whole, **fields), [file])
+        return {name for name in before if before[name] != after[name]}
+
+    images_hash = "images to train on (a hash)"
+    other = images.copy()
+    other[3, 0, 0, 0] += 1
+    assert changed() == set()
+    assert changed(train_x=other) == changed(train_y=1 - labels) == {images_hash}
+    assert changed(train_x=images[::-1]) == {images_hash}
+    fewer = dict(train_x=images[1:], train_y=labels[1:], num_train=7)
+    assert changed(**fewer) == {images_hash, "num_examples"}
+    assert changed(class_names=("a", "c")) == {"class_names"}
+    assert changed(image_shape=(4, 4, 1)) == {"image_shape"}
+    file.write_bytes(b"weight5")
+    assert changed() == {f"file {file} (a hash)"}
 
 
 def test_resume_may_report_more_often(tmp_path):

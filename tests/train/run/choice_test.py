@@ -7,8 +7,8 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import choice
 
 
-def chosen(num_examples=1437, **given):
-    return choice.complete(preset_lookup.resolve("digits", given), num_examples)
+def chosen(num_examples=1437, replicas=1, **given):
+    return choice.complete(preset_lookup.resolve("digits", given), num_examples, replicas)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,12 @@ def test_a_network_that_is_named_gets_values_for_networks():
     assert (settings.model, settings.steps, settings.learning_rate) == ("small_cnn", 60, 2.0)
     assert "--model" not in text
     assert chosen(500, model="small_cnn")[0].batch_size == 500
+
+
+def test_replicas_share_a_batch_evenly():
+    assert chosen(replicas=2, epsilon=3.0)[0].batch_size == 1436
+    assert chosen(replicas=8, epsilon=3.0)[0].batch_size == 1432
+    assert chosen(replicas=2, epsilon=3.0, batch_size=7)[0].batch_size == 7  # Refused later.
 
 
 def test_nothing_is_chosen_where_nothing_is_open():

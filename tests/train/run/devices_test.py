@@ -87,6 +87,7 @@ def test_the_copy_for_one_device_predicts_the_same_and_is_not_compiled():
 def classify(workdir, data_dir, *flags, environment=None):
     """Starts the binary at a budget for which it trains a small model."""
     command = [sys.executable, "-m", "tfdpx.train.classify", "--epsilon=1", "--seed=0"]
+    command += ["--batch_size=1436"]  # Of 1,437: two replicas share it evenly.
     return subprocess.Popen(
         [*command, "--report_every=5", f"--workdir={workdir}", f"--data_dir={data_dir}", *flags],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})},

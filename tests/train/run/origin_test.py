@@ -9,9 +9,13 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import origin
 
 
-def settings(path=None, dataset="digits", init_data=None):
-    path = path and str(path)
-    return types.SimpleNamespace(init_from=path, dataset=dataset, init_data=init_data)
+def settings(path=None, dataset="digits", init_data=None, allow_seen_data=False):
+    return types.SimpleNamespace(
+        init_from=path and str(path),
+        dataset=dataset,
+        init_data=init_data,
+        allow_seen_data=allow_seen_data,
+    )
 
 
 @pytest.fixture
@@ -74,6 +78,27 @@ def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
         with pytest.raises(UserError, match="was trained on folder:"):
             origin.check_unseen(settings(path, f"folder:{tmp_path}/{same}"))
     origin.check_unseen(settings(path, f"folder:{tmp_path}/others"))
+
+
+def test_a_folder_within_a_folder_has_the_same_images(file, tmp_path):
+    path = file(f"folder:{tmp_path}/images/train")
+    for same in ("images", "images/train", "images/train/cat"):
+        with pytest.raises(UserError, match="was trained on folder:"):
+            origin.check_unseen(settings(path, f"folder:{tmp_path}/{same}"))
+    for other in ("images/test", "images/training", "other"):
+        origin.check_unseen(settings(path, f"folder:{tmp_path}/{other}"))
+
+
+def test_an_explicit_word_lets_what_is_known_pass_and_no_more(file, tmp_path):
+    path = file("mnist", "sklearn_digits", "digits:0-1", epsilon=1.5)
+    given = settings(path, "digits:1-4", allow_seen_data=True)
+    origin.check_unseen(given)
+    again = origin.repeated(origin.seen_by(given), given.dataset)
+    assert [each["dataset"] for each in again] == ["sklearn_digits", "digits:0-1"]
+    assert sum(each["epsilon"] for each in again) == 3.0
+    (tmp_path / "other.keras").write_bytes(b"weights")
+    with pytest.raises(UserError, match="does not say"):
+        origin.check_unseen(settings(tmp_path / "other.keras", allow_seen_data=True))
 
 
 def test_what_cost_nothing_is_no_reason(file):

@@ -42,6 +42,7 @@ def made_up(monkeypatch):
         seen["flags"].append(dict(a[2:].split("=", 1) for a in runs[0].arguments))
         report = {"epsilon": 0.5, "run": len(seen["flags"])}
         (there / "report.json").write_text(json.dumps(report))
+        (there / "run.json").write_text(json.dumps({"report": report, "data": {}}))
         (there / "log.txt").write_text("loss")
         return {}
 
@@ -58,7 +59,10 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(tmp_path, data_dir,
     assert sorted(p.name for p in (tmp_path / "tuned/best").iterdir()) == [
         "privacy_statement.txt",
         "report.json",
+        "run.json",
     ]
+    described = json.loads((tmp_path / "tuned/best/run.json").read_text())
+    assert described["report"]["epsilon"] == report["epsilon"] and described["data"] == {}
     assert report["epsilon"] <= 2.0 and report["epsilon"] > 1.99
     assert (
         "number of runs, 5 on average"

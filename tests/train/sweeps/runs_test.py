@@ -87,7 +87,7 @@ def test_a_report_that_was_cut_off_counts_as_none(workdir):
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(workdir):
     execute(runs_of(), workdir)
-    path = workdir / "runs/learning_rate=1.0,seed=0/run.json"
+    path = workdir / "runs/learning_rate=1.0,seed=0/point.json"
     described = json.loads(path.read_text())
     assert described["settings"]["epsilon"] == 8.0
     described["settings"]["epsilon"] = 3.0  # As if the preset had been another then.

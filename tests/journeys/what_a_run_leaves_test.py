@@ -1,0 +1,228 @@
+"""A privacy officer looks at the folder of a run, and tries what it should refuse."""
+
+import json
+import zipfile
+
+import keras
+import numpy as np
+import own_images
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+import tfdpx
+from tfdpx.train import classify, predict, pretrain
+from tfdpx.train.data import loading
+from tfdpx.train.data.image_folder import ImageFolder
+from tfdpx.train.run import image_input
+
+SEED = 918_273_645
+SHORT = dict(epsilon=8.0, steps=4, seed=SEED)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["classify"])
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("data"))
+
+
+def run(workdir, **given):
+    with flagsaver.flagsaver(workdir=str(workdir), **given):
+        classify.main(["classify"])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos") / "digits"
+    own_images.write(folder, {3: 20, 5: 20, 8: 20}, size=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def left(photos, tmp_path_factory):
+    """The folder that a seeded run leaves, and what it printed."""
+    workdir = tmp_path_factory.mktemp("run") / "workdir"
+    with pytest.MonkeyPatch.context() as patch:
+        printed = []
+        patch.setattr("builtins.print", lambda *args, **kwargs: printed.extend(map(str, args)))
+        run(workdir, dataset=f"folder:{photos}", augment_flip=False, **SHORT)
+    return workdir, "\n".join(printed)
+
+
+def test_run_json_holds_everything(left, photos):
+    workdir, _ = left
+    described = json.loads((workdir / "run.json").read_text(), parse_constant=pytest.fail)
+    report = json.loads((workdir / "report.json").read_text())
+    assert described["report"] == report
+    assert (workdir / "run.json").read_text().count("\n") > 50  # Readable.
+    assert described["data"]["class_names"] == ["3", "5", "8"]
+    assert described["data"]["image_shape"] == [8, 8, 1]
+    assert (described["data"]["num_examples"], described["data"]["num_measured"]) == (48, 12)
+    settings = described["settings"]
+    assert settings["dataset"] == f"folder:{photos}"
+    assert (settings["steps"], settings["model"]) == (4, "scatter_linear")
+    assert {"l2_norm_clip", "learning_rate", "augmult", "ema_momentum", "test_seed"} <= set(
+        settings
+    )
+    assert settings["learning_rate"] == report["learning_rate"] > 0
+    [entry] = described["ledger"]["entries"]
+    assert (entry["steps"], entry["exact"]) == (4, True)
+    assert entry["noise_multiplier"] == report["noise_multiplier"]
+    assert {"python", "tensorflow", "keras", "dp-accounting"} <= set(described["versions"])
+    assert described["date"].startswith("20") and described["tfdpx"] == tfdpx.__version__
+
+
+def test_no_file_and_no_line_holds_the_seed(left):
+    workdir, printed = left
+    texts = {}
+    for path in workdir.rglob("*"):
+        if path.suffix == ".keras":
+            with zipfile.ZipFile(path) as archive:
+                texts |= {name: archive.read(name) for name in archive.namelist()}
+        elif path.is_file():
+            texts[path.name] = path.read_bytes()
+    texts["printed"] = printed.encode()
+    assert len(texts) > 8
+    for name, text in texts.items():
+        assert str(SEED).encode() not in text, name
+    for name in ("run.json", "report.json"):
+        assert b'"seed"' not in texts[name] and b'"seeded": true' in texts[name]
+
+
+def test_the_statement_can_be_cited(left, photos):
+    workdir, printed = left
+    text = (workdir / "privacy_statement.txt").read_text()
+    report = json.loads((workdir / "report.json").read_text())
+    assert text in printed and "NOT RELEASABLE" in text
+    flat = " ".join(text.split())
+    assert f"trained on folder:{photos} (N = 48 training images)" in flat
+    assert "differ in one training image, added or removed" in flat
+    assert f"l2 norm of {report['l2_norm_clip']:g}" in flat
+    assert '"Epsilon assuming Poisson sampling (*)" applies' in flat
+
+
+def test_the_model_knows_its_classes_and_images(left, photos, tmp_path):
+    workdir, _ = left
+    takes = image_input.read(workdir / "model.keras")
+    assert takes == image_input.ImageInput((8, 8, 1), ("3", "5", "8"))
+    # The same files give what the model makes of the arrays of the training.
+    model = keras.saving.load_model(workdir / "model.keras")
+    data, folder = loading.load(f"folder:{photos}"), ImageFolder(photos)
+    files = [file for file, _ in folder.records("train").pairs]
+    found = predict.probabilities(model, takes, files)
+    np.testing.assert_array_equal(folder.records("train").labels(), data.train_y)
+    expected = keras.ops.softmax(model.predict(data.train_x, verbose=0))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    # Saved again by Keras it no longer says so, and is not guessed at.
+    model.save(tmp_path / "again.keras")
+    values = flags.FlagValues()
+    predict.define_flags(values)
+    values.mark_as_parsed()
+    values.model, values.images = str(tmp_path / "again.keras"), str(photos)
+    with pytest.raises(SystemExit, match="does not say which images it takes"):
+        predict.main(["predict"], values)
+
+
+class Killed(Exception):
+    pass
+
+
+def kill(self, batch, logs=None):
+    raise Killed
+
+
+@pytest.fixture
+def unfinished(photos, tmp_path, monkeypatch):
+    """A copy of the photos, the folder of a run on them that was killed, and its settings."""
+    own_images.write(tmp_path / "photos", {3: 20, 5: 20, 8: 20}, size=8)
+    given = dict(dataset=f"folder:{tmp_path / 'photos'}", noise_multiplier=2.0, batch_size=40)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill)
+        run(tmp_path / "run", **given, **SHORT | dict(epsilon=None))
+    return tmp_path / "photos", tmp_path / "run", {**given, **SHORT, "epsilon": None}
+
+
+def test_resume_names_what_is_another(unfinished):
+    photos, workdir, given = unfinished
+    first = min((photos / "3").iterdir())
+    kept, other = first.read_bytes(), min((photos / "5").iterdir()).read_bytes()
+
+    def refused(message, **changed):
+        with pytest.raises(SystemExit, match=message) as error:
+            run(workdir, resume=True, **{**given, **changed})
+        assert str(SEED) not in error.value.code
+
+    refused("began with noise_multiplier=2.0. Received: noise_multiplier=1.0", noise_multiplier=1.0)
+    for file in photos.rglob("*.png"):  # Whichever is a training image.
+        before = file.read_bytes()
+        file.write_bytes(kept if before != kept else other)
+        with pytest.raises(SystemExit) as error:
+            run(workdir, resume=True, **given)
+        file.write_bytes(before)
+        if "images to train on (a hash)" in error.value.code:
+            break
+    else:
+        pytest.fail("Another image went unnoticed.")
+    first.unlink()
+    refused("began with num_examples=48. Received: num_examples=47")
+    first.write_bytes(kept)
+    (photos / "8").rename(photos / "9")
+    refused(r"class_names=\['3', '5', '8'\]. Received: class_names=\['3', '5', '9'\]")
+    (photos / "9").rename(photos / "8")
+    refused("test_seed", test_seed=1)
+    run(workdir, resume=True, **given)
+    assert (workdir / "report.json").exists()
+
+
+@pytest.fixture(scope="module")
+def pretrained(data_dir, tmp_path_factory):
+    """A model that has seen some of the digits without privacy."""
+    folder = tmp_path_factory.mktemp("pretrained") / "run"
+    given = dict(recipe="digits", dataset="digits:0-4", steps=1, warmup_steps=0)
+    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(folder), **given):
+        pretrain.main(["pretrain"])
+    return folder / "model.keras"
+
+
+def from_pretrained(path, data_dir, dataset):
+    given = dict(data_dir=data_dir, init_from=str(path), model="small_cnn", dataset=dataset)
+    return dict(**given, trainable="last", steps=1, batch_size=64)
+
+
+@pytest.mark.slow
+def test_resume_notices_another_file_to_start_from(pretrained, data_dir, tmp_path, monkeypatch):
+    copy = tmp_path / "model.keras"
+    copy.write_bytes(pretrained.read_bytes())
+    given = from_pretrained(copy, data_dir, "digits:5-9")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill)
+        run(tmp_path / "run", **given)
+    with zipfile.ZipFile(copy, "a") as archive:
+        archive.writestr("note.txt", "touched")
+    with pytest.raises(SystemExit, match="began with file .*model.keras"):
+        run(tmp_path / "run", resume=True, **given)
+
+
+def test_weights_that_saw_the_data_are_refused(pretrained, data_dir, tmp_path):
+    given = from_pretrained(pretrained, data_dir, "digits")
+    with pytest.raises(
+        SystemExit, match="trained on sklearn_digits:0-4 already.*--allow_seen_data"
+    ):
+        run(tmp_path / "run", **given)
+
+
+@pytest.mark.slow
+def test_with_an_explicit_word_all_that_was_spent_is_told(pretrained, data_dir, tmp_path):
+    given = from_pretrained(pretrained, data_dir, "digits")
+    run(tmp_path / "run", allow_seen_data=True, **given)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["epsilon"] == "inf" and report["private"] is False
+    statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
+    assert "There is no differential privacy" in statement
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert described["seen_before"][0]["dataset"] == "sklearn_digits:0-4"

@@ -1,0 +1,246 @@
+"""One's own folder: what is taken, how it is parted, what is chosen, and what is refused."""
+
+import os
+import pathlib
+
+import numpy as np
+import own_images
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import tfdpx
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import image_files, image_folder, image_sources, loading
+from tfdpx.train.data.image_folder import ImageFolder
+
+
+def save(path, size=(20, 20), mode="L", value=128):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+def two_classes(folder, count=5, **kwargs):
+    for name in ("cat", "dog"):
+        for i in range(count):
+            save(folder / name / f"{i}.png", **kwargs)
+    return folder
+
+
+def files_of(folder, split):
+    return [str(file) for file, _ in folder.records(split).pairs]
+
+
+def test_what_people_have_is_taken_without_a_word(tmp_path):
+    own_images.write(tmp_path, {3: 12, 5: 12, 8: 12})
+    own_images.make_messy(tmp_path)
+    folder = ImageFolder(tmp_path)
+    assert folder.features.class_names == ("3", "5", "8") and folder.left_out == 0
+    assert len(folder.records("train")) == 30 and len(folder.records("test")) == 6
+    assert np.bincount(folder.records("test").labels()).tolist() == [2, 2, 2]
+    found = "".join(files_of(folder, "train") + files_of(folder, "test"))
+    for name in ("photo one.JPG", "größe.png", "deeper/nested.PNG", "h.TIFF"):
+        assert name in found
+    assert "notes.txt" not in found and "._hidden" not in found
+    data = loading.load(f"folder:{tmp_path}")
+    assert data.train_x.shape == (30, 16, 16, 3) and "notes.txt" in " ".join(data.notes)
+    # All are the same digits, whatever the format: none is black, white or negative.
+    means = data.train_x.mean(axis=(1, 2, 3))
+    assert means.min() > 40 and means.max() < 130
+
+
+counts = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 30), min_size=2)
+
+
+def parted(sizes, fraction, seed=0):
+    root = pathlib.Path("root")
+    found = {name: [root / name / f"{i}" for i in range(size)] for name, size in sizes.items()}
+    return image_folder._part(found, fraction, seed, root)
+
+
+@given(counts, st.floats(0, 0.99))
+def test_each_class_is_parted(sizes, fraction):
+    splits = parted(sizes, fraction)
+    for name, size in sizes.items():
+        train, test = splits["train"][name], splits["test"][name]
+        assert len({*train, *test}) == len(train) + len(test) == size
+        assert train and bool(test) == (fraction > 0 and size > 1)
+        assert abs(len(test) - fraction * size) <= 1
+    assert parted(sizes, fraction) == splits
+
+
+@given(counts, st.floats(0.05, 0.9))
+def test_one_image_more_moves_one_other_at_most(sizes, fraction):
+    """Else the training sets of neighbouring folders would be no neighbours."""
+    name = min(sizes)
+    before = parted(sizes, fraction)["train"]
+    after = parted({**sizes, name: sizes[name] + 1}, fraction)["train"]
+    assert len(set(after[name]) ^ set(before[name])) <= 2
+    assert all(after[other] == before[other] for other in sizes if other != name)
+
+
+def test_another_seed_tests_on_others():
+    assert parted({"a": 30, "b": 30}, 0.3, 1)["test"] != parted({"a": 30, "b": 30}, 0.3)["test"]
+
+
+def test_train_and_test_are_taken_where_they_are(tmp_path):
+    two_classes(tmp_path / "train")
+    two_classes(tmp_path / "val", count=2)
+    two_classes(tmp_path / "Test", count=3)
+    folder = ImageFolder(tmp_path)
+    assert (len(folder.records("train")), len(folder.records("test"))) == (10, 6)
+    assert all("Test" in file for file in files_of(folder, "test"))
+    assert "in no folder of a class: 4" in " ".join(folder.notes)
+    with pytest.raises(UserError, match="test images in Test: leave out --test_fraction"):
+        ImageFolder(tmp_path, test_fraction=0.1)
+    save(tmp_path / "Test" / "bird" / "0.png")
+    with pytest.raises(UserError, match="classes without images to train on: bird"):
+        ImageFolder(tmp_path)
+
+
+def test_a_lone_train_folder_is_parted(tmp_path):
+    two_classes(tmp_path / "train")
+    folder = ImageFolder(tmp_path)
+    assert folder.features.class_names == ("cat", "dog")
+    assert (len(folder.records("train")), len(folder.records("test"))) == (8, 2)
+
+
+def test_pictures_of_trains_are_a_class(tmp_path):
+    for name in ("train", "plane", "test"):
+        for i in range(3):
+            save(tmp_path / name / f"{i}.png")
+    assert ImageFolder(tmp_path).features.class_names == ("plane", "test", "train")
+
+
+def test_a_class_of_one_image_is_trained_on(tmp_path):
+    save(two_classes(tmp_path) / "rare" / "0.png")
+    folder = ImageFolder(tmp_path)
+    assert np.bincount(folder.records("train").labels()).tolist() == [4, 4, 1]
+    assert np.bincount(folder.records("test").labels()).tolist() == [1, 1]
+
+
+def test_broken_images_are_listed_all_at_once(tmp_path):
+    own_images.write(tmp_path, {3: 10, 5: 10})
+    names = own_images.break_two(tmp_path)
+    (tmp_path / "5" / "empty.png").touch()
+    with pytest.raises(UserError, match="3 of 23 images.*--skip_broken") as error:
+        ImageFolder(tmp_path)
+    for part in (*names, "truncated", "is no image", "empty.png (is empty)"):
+        assert part in str(error.value)
+    folder = ImageFolder(tmp_path, skip_broken=True)
+    assert folder.left_out == 3 and len(folder.records("train")) == 16
+    assert "broken, so left out: 3" in " ".join(folder.notes)
+    assert loading.load(f"folder:{tmp_path}", skip_broken=True).left_out == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode", "shape"),
+    [
+        ([(20, 12)], "L", (12, 20, 1)),
+        ([(20, 12)], "RGB", (12, 20, 3)),
+        ([(100, 300)], "L", (64, 64, 1)),
+        ([(20, 12), (30, 40), (30, 50)], "L", (30, 30, 1)),
+        ([(4, 4), (4, 5)], "L", (8, 8, 1)),
+    ],
+)
+def test_the_size_comes_from_the_files(sizes, mode, shape, tmp_path):
+    for name in ("cat", "dog"):
+        for i, size in enumerate(sizes * 2):
+            save(tmp_path / name / f"{i}.png", size, mode, 128 if mode == "L" else (9, 99, 9))
+    assert ImageFolder(tmp_path).features.shape == shape
+    assert ImageFolder(tmp_path, image_size=10).features.shape == (10, 10, shape[2])
+
+
+def test_many_images_are_read_smaller(tmp_path, monkeypatch):
+    two_classes(tmp_path, size=(90, 90))
+    assert ImageFolder(tmp_path).features.shape == (64, 64, 1)
+    monkeypatch.setattr(image_folder, "_MANY", 9)
+    assert ImageFolder(tmp_path).features.shape == (32, 32, 1)
+
+
+def test_large_folders_stay_on_disk(tmp_path, monkeypatch):
+    two_classes(tmp_path, count=10)
+    monkeypatch.setattr(image_sources, "IN_MEMORY_BYTES", 1000)
+    data = loading.load(f"folder:{tmp_path}")
+    assert isinstance(data.train_x, tfdpx.RandomAccess) and data.train_y is None
+    assert (data.num_train, data.num_eval) == (16, 4)
+    x, y, _ = data.train_x.batch(np.arange(16), 16)
+    assert x.shape == (16, 20, 20, 1) and np.bincount(y).tolist() == [8, 8]
+
+
+def decoded(path, channels=1):
+    width, height = Image.open(path).size
+    return image_sources.decode(path.read_bytes(), (height, width, channels))[..., 0]
+
+
+def test_pixels_mean_the_same_in_every_mode(tmp_path):
+    ramp = np.tile(np.arange(0, 256, 5, dtype="uint8"), (8, 1))
+    gray = Image.fromarray(ramp)
+    gray.save(tmp_path / "gray.png")
+    Image.fromarray(ramp.astype("uint16") * 257).save(tmp_path / "sixteen.png")
+    opaque = gray.convert("RGBA")
+    opaque.save(tmp_path / "opaque.png")
+    for name in ("gray", "sixteen", "opaque"):
+        for channels in (1, 3):
+            np.testing.assert_array_equal(decoded(tmp_path / f"{name}.png", channels), ramp)
+    opaque.putalpha(0)
+    opaque.save(tmp_path / "clear.png")
+    assert (decoded(tmp_path / "clear.png") == 255).all()
+    Image.fromarray(ramp.astype("float32")).save(tmp_path / "float.tiff")
+    _, broken = image_files.check([tmp_path / "float.tiff"], tmp_path, "--images", True)
+    assert "32 bits" in broken[tmp_path / "float.tiff"]
+
+
+def test_a_camera_on_its_side(tmp_path):
+    upright = Image.fromarray(np.tile(np.arange(0, 240, 6, dtype="uint8"), (20, 1)))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # Turned: the viewer turns it back by a quarter.
+    upright.rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=100)
+    [found], _ = image_files.check([tmp_path / "turned.jpg"], tmp_path, "--images")
+    assert found.size == (20, 40)
+    pixels = image_sources.decode((tmp_path / "turned.jpg").read_bytes(), (20, 40, 1))
+    assert np.abs(pixels[..., 0].astype(int) - np.asarray(upright)).max() < 8
+
+
+def test_links_and_odd_names(tmp_path):
+    two_classes(tmp_path / "real")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "cat").symlink_to(tmp_path / "real" / "cat")
+    (tmp_path / "set" / "dog").symlink_to(tmp_path / "real" / "dog")
+    (tmp_path / "real" / "dog" / "again").symlink_to(tmp_path / "real" / "dog")
+    odd = os.fsencode(tmp_path / "real" / "cat") + b"/\xff[red].png"
+    save(tmp_path / "real" / "cat" / "x.png")
+    os.rename(os.fsencode(tmp_path / "real" / "cat" / "x.png"), odd)
+    folder = ImageFolder(tmp_path / "set")
+    assert len(folder.records("train")) + len(folder.records("test")) == 11
+    with open(odd, "wb") as file:
+        file.write(b"no image")
+    with pytest.raises(UserError, match=r"cat/\\udcff\[red\].png \(is no image\)") as error:
+        ImageFolder(tmp_path / "set")
+    str(error.value).encode()
+
+
+def test_folders_that_are_none(tmp_path):
+    for name, message in [("file", "is no folder"), ("nothing", "does not exist")]:
+        (tmp_path / "file").touch()
+        with pytest.raises(UserError, match=f"folder:{tmp_path / name}: it {message}"):
+            ImageFolder(tmp_path / name)
+    with pytest.raises(UserError, match=r"at least two classes, as PATH/CLASS/NAME.*none"):
+        ImageFolder(tmp_path)
+    save(tmp_path / "cat" / "0.png")
+    save(tmp_path / "1.png")
+    with pytest.raises(UserError, match=r"at least two classes.*with classes: cat"):
+        ImageFolder(tmp_path)
+    with pytest.raises(UserError, match="but a folder.*--dataset=folder:"):
+        loading.load(str(tmp_path), tmp_path)
+    with pytest.raises(UserError, match="belong to --dataset=folder:PATH"):
+        loading.load("digits", tmp_path, test_fraction=0.3)
+
+
+def test_nothing_to_test_on(tmp_path):
+    two_classes(tmp_path)
+    with pytest.raises(UserError, match="no image to test on.*--validation"):
+        loading.load(f"folder:{tmp_path}", test_fraction=0.0)
+    data = loading.load(f"folder:{tmp_path}", test_fraction=0.0, validation=2)
+    assert (data.num_train, data.num_eval, data.eval_split) == (8, 2, "validation")
