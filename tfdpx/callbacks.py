@@ -9,6 +9,7 @@ from tfdpx import keras_internals
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.data.draws import Draws
 from tfdpx.run.budget import (
+    BudgetExceeded,
     check_optimizer,
     epsilon_log,
     epsilon_spent,
@@ -26,10 +27,6 @@ __all__ = [
     "epsilon_spent",
     "steps_taken",
 ]
-
-
-class BudgetExceeded(RuntimeError):
-    """The privacy budget does not pay for the next step."""
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -63,7 +60,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         super().__init__()
         self.plan = plan
         self.allow_approximate = allow_approximate
-        self._end = 0
+        self._end, self._run = 0, None
 
     def on_train_begin(self, logs=None):
         """Checks optimizer and batches against the plan, and that there is budget left."""
@@ -72,6 +69,16 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._check_batches(optimizer.draws)
         if (keras_internals.initial_epoch(self.model) or 0) >= self.params["epochs"]:
             return  # Resumed after its last epoch: no step follows.
+        self._count()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Counts anew, if a callback has restored other weights since."""
+        if self._run != keras_internals.innermost(self.model.optimizer).run.number:
+            self._count()
+
+    def _count(self):
+        """Learns after which update to stop."""
+        optimizer, plan = keras_internals.innermost(self.model.optimizer), self.plan
         left, execution = steps_left(optimizer, plan), self._execution()
         if left < execution:
             taken = optimizer.ledger.assuming(plan.sampling_probability)
@@ -86,7 +93,7 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"An execution of {execution} steps does not fit into the budget: {counted}. "
                 "Compile with a smaller `steps_per_execution`."
             )
-        self._end = optimizer.run.updates + left
+        self._end, self._run = optimizer.run.updates + left, optimizer.run.number
 
     def on_train_batch_end(self, batch, logs=None):
         """Stops the training when the next execution might exceed the budget."""

@@ -13,6 +13,7 @@ import weakref
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as loss_module
@@ -25,6 +26,7 @@ LOSS_SCALINGS = (
     (loss_module, "unscale_loss_for_distribution"),
 )
 LOADING = (saving_lib, "_load_state")
+LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
 
 _NAMES = "object_name_uids"
 _active = threading.local()

@@ -10,6 +10,10 @@ from tfdpx.accounting.ledger import Entry, Ledger
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
 
 
+class BudgetExceeded(RuntimeError):
+    """The privacy budget does not pay for the next step."""
+
+
 def check_optimizer(optimizer, plan):
     """Raises unless `optimizer` spends what `plan` counts.
 
@@ -57,6 +61,33 @@ def steps_taken(optimizer, plan=None):
     if plan is None:
         return ledger.steps
     return ledger.assuming(plan.sampling_probability).of(plan).steps
+
+
+def plan_left(optimizer, plan):
+    """Int: the steps of a plan that were not taken; negative if more were.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`.
+    """
+    return plan.steps - steps_taken(optimizer, plan)
+
+
+def check_not_ended(optimizer, plan):
+    """Raises BudgetExceeded unless the plan has a step left.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: The `PrivacyPlan` of the batches.
+    """
+    if plan_left(optimizer, plan) <= 0:
+        taken = steps_taken(optimizer, plan)
+        raise BudgetExceeded(
+            f"The plan has ended: {taken} of its {plan.steps} steps were taken on these weights, "
+            f"at epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}. To train on, "
+            f"say so by a new plan of more steps, tfdpx.PrivacyPlan(..., steps={taken + 1} or "
+            "more): its epsilon counts all of them."
+        )
 
 
 def steps_left(optimizer, plan):

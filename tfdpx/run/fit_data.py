@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdpx import augmult, keras_internals
 from tfdpx.data.draws import draws_of
-from tfdpx.run import checkpoint
+from tfdpx.run import budget, checkpoint
 from tfdpx.run.identity import example_of
 
 _KERAS_BATCH_SIZE = 32
@@ -33,6 +33,7 @@ def accounted(optimizer, model, arguments):
     Raises:
         ValueError: If the batches are another plan's, another optimizer's or of another size, or
             private examples are public ones too.
+        BudgetExceeded: If all steps of their plan were taken.
     """
     optimizer.account.follow(model.variables)
     data = arguments.get("x")
@@ -61,6 +62,9 @@ def accounted(optimizer, model, arguments):
         if not checkpoint.restore_for_fit(model, arguments.get("callbacks"), data):
             optimizer.leave_shared_run()
         if draws is not None:
+            first = keras_internals.initial_epoch(model) or arguments.get("initial_epoch", 0)
+            if first < arguments.get("epochs", 1):
+                budget.check_not_ended(optimizer, draws.plan)
             plain = arguments["x"] = batches or draws.plain or data
             one_pass = arguments.get("epochs", 1) - arguments.get("initial_epoch", 0) <= 1
             if one_pass and arguments.get("steps_per_epoch") is None:
@@ -94,7 +98,7 @@ def training_on(optimizer, draws, sampling_probability, exact):
     optimizer.draws = draws
     usual = account.open(sampling_probability, exact)
     if draws is not None:
-        draws.bind(run)
+        draws.bind(run, lambda: max(budget.plan_left(optimizer, draws.plan), 0))
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ state down. Numbers computed from the data without noise are kept here for the s
 """
 
 import hashlib
+import os
 import secrets
 
 import numpy as np
@@ -38,13 +39,24 @@ class Run:
         # Held by a plain object, so that no tracking of Keras or TensorFlow finds them.
         self._held = {name: variable(state[name], "int64") for name in _HELD}
         self._used, self._pass = state["used"], None
-        # Whether a checkpoint holds this state too: another process may go on from it.
         self.is_shared = False
 
     @property
     def updates(self):
         """Int: the updates that this run has made; nothing that a user assigns changes it."""
         return int(self._array("updates"))
+
+    @property
+    def is_shared(self):
+        """Bool: whether another process may go on from this state too.
+
+        So it is if a checkpoint holds it, and in a process that was forked off.
+        """
+        return self._is_saved or self._process != os.getpid()
+
+    @is_shared.setter
+    def is_shared(self, is_saved):
+        self._is_saved, self._process = is_saved, os.getpid()
 
     @property
     def nonfinite(self):
