@@ -7,8 +7,10 @@ in one place. `keras_hook` puts the wrappers into Keras; while they are in, this
 
 import concurrent.futures
 import contextlib
+import io
 import threading
 import weakref
+import zipfile
 
 import keras
 import numpy as np
@@ -398,3 +400,23 @@ def saved_optimizer(weights_store):
         return {name: np.array(store[name]) for name in store.keys()}
     except KeyError:
         return None
+
+
+def weights_file(model):
+    """The bytes of the file that `model.save_weights` writes, a `.weights.h5`.
+
+    Made in memory: HDF5 itself ends the process where a disk is full.
+    """
+    content, name = io.BytesIO(), "model.weights.h5"
+    with zipfile.ZipFile(content, "w") as archive:
+        store = saving_lib.H5IOStore(name, archive=archive, mode="w")
+        saving_lib._save_state(
+            model,
+            weights_store=store,
+            assets_store=None,
+            inner_path="",
+            visited_saveables=set(),
+        )
+        store.close()
+    with zipfile.ZipFile(content) as archive:
+        return archive.read(name)

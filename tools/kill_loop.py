@@ -2,10 +2,10 @@ r"""Kills trainings at random moments, has them go on, and compares them with un
 
     python tools/kill_loop.py --kills=60
 
-One process imports TensorFlow and forks one child after another, so that a kill costs a second and
-not ten. Each child trains with `tfdpx.callbacks.Checkpoint`, a save after every update, and is sent
-SIGKILL after a random time: while it traces, while it trains, while it saves. When a run has ended
-after all, another child trains the same unbroken, without a checkpoint, from the same seeds.
+One process imports TensorFlow and forks one child after another, which spares each the import. The
+children train with `tfdpx.callbacks.Checkpoint`, a save after every other update, and are sent
+SIGKILL after a random time: while they trace, train or save. When a run has ended after all,
+another child trains the same unbroken, without a checkpoint, from the same seeds.
 
 The last line is a JSON object. The exit status is 1 unless all weights, slots, averages, norms of
 individual accounting and ledgers are equal bit by bit.
@@ -31,7 +31,7 @@ import tensorflow as tf  # noqa: E402
 
 import tfdpx  # noqa: E402
 
-EXAMPLES, BATCH, UPDATES, EPOCH, DELTA = 200, 40, 400, 20, 1e-5
+EXAMPLES, BATCH, UPDATES, EPOCH, DELTA = 200, 40, 100, 10, 1e-5
 KINDS = ("sgd", "individual", "adam")
 # When to kill: at any time, also before the first update; between saves; while files are written.
 MOMENTS = ("any", "training", "saving")
@@ -63,7 +63,7 @@ def train(kind, folder, unbroken):
     if unbroken:
         run.restore(json.loads(start.read_text()))
     else:
-        saved = tfdpx.callbacks.Checkpoint(folder / "checkpoint", save_freq=1)
+        saved = tfdpx.callbacks.Checkpoint(folder / "checkpoint", save_freq=2)
         callbacks = [saved, tfdpx.PrivacyBudget(plan)]
         if not saved.exists:
             put(start, json.dumps(run.state()).encode())
@@ -145,7 +145,7 @@ def kill(process, saved, moment, seconds):
         if begin is not None and time.monotonic() - begin >= seconds:
             if moment != "saving" or is_amid_a_save(saved):
                 break
-        time.sleep(0.0 if moment == "saving" and begin is not None else 0.002)
+        time.sleep(0.0005 if moment == "saving" else 0.005)
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     return True

@@ -54,7 +54,7 @@ MODELS = {
         SERIES,
         lambda x: L.LayerNormalization()(L.MultiHeadAttention(2, 3)(x, x) + x),
     ),
-    "einsum": (SERIES, lambda x: L.EinsumDense("abc,cd->abd", (None, 3), bias_axes="d")(x)),
+    "einsum": (SERIES, lambda x: L.EinsumDense("abc,cd->abd", (5, 3), bias_axes="d")(x)),
     "tokens": ((5,), lambda x: L.GlobalAveragePooling1D()(L.Embedding(7, 3)(x))),
     "batch normalization": ((6,), lambda x: L.BatchNormalization()(x)),  # Must be refused.
 }

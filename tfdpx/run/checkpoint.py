@@ -172,9 +172,9 @@ class Checkpoint(keras.callbacks.Callback):
         try:
             with files.removed_on_error(weights, norms):
                 self._write_all(weights, norms)
-        except (OSError, RuntimeError) as error:  # h5py raises either where a disk is full.
+        except OSError as error:
             raise OSError(
-                getattr(error, "errno", None),
+                error.errno,
                 f"The run could not be saved in {os.fspath(self.directory)!r}: {error}. The save "
                 "before is whole: make room, and call `fit` again to go on from it",
             ) from error
@@ -185,14 +185,12 @@ class Checkpoint(keras.callbacks.Callback):
     def _write_all(self, weights, norms):
         optimizer = keras_internals.innermost(self.model.optimizer)
         files.make_folder(self.directory)
-        self.model.save_weights(weights)
-        files.flush(weights)
+        _write(weights, keras_internals.weights_file(self.model))
         saved = [weights]
         if optimizer.estimates is not None:
             content = io.BytesIO()
             np.savez(content, **optimizer.estimates.state())
-            norms.write_bytes(content.getvalue())
-            files.flush(norms)
+            _write(norms, content.getvalue())
             saved.append(norms)
         record = {
             "format": _FORMAT,
@@ -223,6 +221,12 @@ class Checkpoint(keras.callbacks.Callback):
                 "or remove it to begin anew: what its run spent on the data was still spent."
             ) from error
         return record
+
+
+def _write(path, content):
+    """Writes a file that no record names yet."""
+    path.write_bytes(content)
+    files.flush(path)
 
 
 def restore_for_fit(model, callbacks, data):

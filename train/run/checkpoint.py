@@ -9,6 +9,8 @@ import shutil
 import keras
 import numpy as np
 
+from tfdpx import keras_internals
+from tfdpx.run import files
 from tfdpx.train.config.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
@@ -108,9 +110,7 @@ class LastState(keras.callbacks.Callback):
         del epoch, logs
         if int(self.model.optimizer.iterations) >= self._steps:
             return
-        fresh = self._folder.path / "next.weights.h5"
-        self.model.save_weights(fresh, overwrite=True)
-        os.replace(fresh, self._weights)
+        files.write(self._weights, keras_internals.weights_file(self.model))
 
 
 def _draw_seeds(seed):
