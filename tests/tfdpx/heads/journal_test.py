@@ -60,9 +60,7 @@ def interrupted(monkeypatch, head, folder, releases):
 
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("releases", [1, 3])
-def test_it_ends_as_the_unbroken_one_where_the_seed_is_known(
-    tmp_path, monkeypatch, name, releases
-):
+def test_it_ends_as_the_unbroken_one_where_the_seed_is_known(tmp_path, monkeypatch, name, releases):
     whole = fit(HEADS[name](seed=0))
     interrupted(monkeypatch, HEADS[name](seed=0), tmp_path, releases)
     resumed = fit(HEADS[name](seed=0), checkpoint=Checkpoint(tmp_path))
