@@ -35,7 +35,7 @@ def frozen(x):
 IMAGE, SERIES = (6, 6, 2), (5, 4)
 # From names to the shape of an example and what stands before the last layer.
 MODELS = {
-    "dense": ((6,), L.Dense(5, "relu")),
+    "dense": ((6,), lambda x: L.Dense(5, "relu")(x)),
     "linear": ((6,), lambda x: x),
     "twice": ((6,), twice),
     "frozen": ((6,), frozen),
