@@ -69,12 +69,6 @@ def test_labels_that_are_none_however_it_is_compiled(absent, compiled):
     assert model.optimizer.nonfinite_examples == drawn([2])
 
 
-def test_labels_that_are_none_are_an_error_outside_of_the_private_step():
-    """What Keras does by itself stays."""
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True)([7], [[0.0, 1.0]])
-
-
 @tf.custom_gradient
 def infinite_where_negative(x):
     return x, lambda upstream: tf.where(x < 0, np.inf, 1.0) * upstream
