@@ -3,6 +3,7 @@
 #   make train ARGS="--preset=digits --epsilon=3"   train; WORKDIR=folder says where to write
 #   make test          lint, then the tests but for the slow ones
 #   make test-slow     the slow tests
+#   make reliability   kills, fuzz and sensitivity: the figures of docs/reliability.md; an hour
 #   make smoke-test    install and try it on every other supported Python that this machine has
 #   make lint          ruff's checks and formatting, changing nothing
 #   make format        fix what ruff can fix
@@ -29,7 +30,7 @@ ARGS ?=
 WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
   runs/$(shell date +%Y%m%d-%H%M%S))
 
-.PHONY: train test test-slow smoke-test lint format bazel-check tpu-check clean
+.PHONY: train test test-slow reliability smoke-test lint format bazel-check tpu-check clean
 
 train: $(INSTALLED)
 	$(PYTHON) -m tfdpx.train.classify --workdir=$(WORKDIR) $(ARGS)
@@ -40,6 +41,11 @@ test: lint
 
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow
+
+reliability: $(INSTALLED)
+	$(PYTHON) tools/kill_loop.py --kills=50
+	$(PYTHON) tools/sensitivity_search.py
+	$(PYTHON) tools/fuzz.py --seconds=1300
 
 smoke-test: $(INSTALLED)
 	PYTHON=$(PYTHON) tools/smoke_test_pythons.sh

@@ -174,7 +174,7 @@ class AdaMix(Head):
         """The minimum over all examples, **without privacy**: epsilon is infinite."""
         return cls(num_classes, **{"use": "everything", **kwargs})
 
-    def fit(self, features=None, labels=None, *, public_data=None):
+    def fit(self, features=None, labels=None, *, public_data=None, checkpoint=None):
         """Fits the kernel to private and public examples, and counts what that spends.
 
         Guarantee: that of the class, for `features` and `labels`; none for `public_data`. A row of
@@ -186,6 +186,7 @@ class AdaMix(Head):
             labels: Integers `[n]`, or zeros and a single one a row, `[n, num_classes]`. None with a
                 dataset.
             public_data: Pair of arrays `(features, labels)`, or such a dataset; held in memory.
+            checkpoint: As of the other heads, such as `tfdpx.heads.FirstOrder.fit`.
 
         Returns:
             The head.
@@ -203,7 +204,7 @@ class AdaMix(Head):
         checks.check_private(examples, public)
         if self.use == "private" and public is not None:
             examples = training.Joined(examples, public)
-        return self._fit_to(examples)
+        return self._fit_to(examples, checkpoint)
 
     def _first(self, dimension):
         if self.initial_weights is None:

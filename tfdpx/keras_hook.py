@@ -15,6 +15,8 @@ training needs doors that Keras does not have:
 - The loading of weights: `on_saved_optimizer` learns what stands beside them.
 - Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
   off.
+- Keras's cross-entropy of labels: in the private step a label that is none makes the loss of its
+  example NaN, so that the example counts as zero. By itself TensorFlow ends the run, on CPUs.
 - `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
   layer. Without one, the wrapper adds a single attribute look-up.
 
@@ -46,6 +48,7 @@ def install():
     _wrap(*keras_internals.LOADING, _load_state)
     for module, name in keras_internals.LOSS_SCALINGS:
         _wrap(module, name, _scaling)
+    _wrap(*keras_internals.LABELLED_LOSS, _labelled)
 
 
 def uninstall():
@@ -152,3 +155,18 @@ def _scaling(original):
         return value if keras_internals.is_unscaled() else original(value)
 
     return scaled
+
+
+def _labelled(original):
+    def labelled(target, output, *args, **kwargs):
+        if not keras_internals.is_unscaled():
+            return original(target, output, *args, **kwargs)
+        target = tf.convert_to_tensor(target)
+        classes = tf.cast(tf.shape(output)[-1], target.dtype)
+        valid = (target >= 0) & (target < classes)  # A NaN is neither.
+        losses = original(tf.where(valid, target, 0), output, *args, **kwargs)
+        ones = tf.where(valid, tf.ones([], losses.dtype), float("nan"))
+        # A product, so that the gradient is NaN as well.
+        return losses * tf.reshape(ones, tf.shape(losses))
+
+    return labelled

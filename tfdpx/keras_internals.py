@@ -7,12 +7,15 @@ in one place. `keras_hook` puts the wrappers into Keras; while they are in, this
 
 import concurrent.futures
 import contextlib
+import io
 import threading
 import weakref
+import zipfile
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as loss_module
@@ -25,6 +28,7 @@ LOSS_SCALINGS = (
     (loss_module, "unscale_loss_for_distribution"),
 )
 LOADING = (saving_lib, "_load_state")
+LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
 
 _NAMES = "object_name_uids"
 _active = threading.local()
@@ -426,3 +430,23 @@ def saved_optimizer(weights_store):
         return {name: np.array(store[name]) for name in store.keys()}
     except KeyError:
         return None
+
+
+def weights_file(model):
+    """The bytes of the file that `model.save_weights` writes, a `.weights.h5`.
+
+    Made in memory: HDF5 itself ends the process where a disk is full.
+    """
+    content, name = io.BytesIO(), "model.weights.h5"
+    with zipfile.ZipFile(content, "w") as archive:
+        store = saving_lib.H5IOStore(name, archive=archive, mode="w")
+        saving_lib._save_state(
+            model,
+            weights_store=store,
+            assets_store=None,
+            inner_path="",
+            visited_saveables=set(),
+        )
+        store.close()
+    with zipfile.ZipFile(content) as archive:
+        return archive.read(name)

@@ -50,7 +50,7 @@ class Draws:
         self.plan = self.examples = self.held_out = self.plain = self.with_ids = None
         self.run = run
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
-        self._bound = None
+        self._bound = self._left = None
         _check_start(start, steps, shares)
         if run is not None and not (isinstance(start, int) and start == 0):
             raise ValueError(
@@ -105,9 +105,14 @@ class Draws:
         _made[dataset] = self
         return dataset
 
-    def bind(self, run):
-        """From now on passes go on behind the steps that `run` has used; None ends that."""
-        self._bound = run
+    def bind(self, run, left=None):
+        """From now on passes go on behind the steps that `run` has used; None ends that.
+
+        Args:
+            run: `tfdpx.run.state.Run`, or None.
+            left: Function that gives the most steps of a pass, called when it begins.
+        """
+        self._bound, self._left = run, left
 
     @property
     def is_bound(self):
@@ -143,8 +148,10 @@ class Draws:
         if run is not None and not self._is_fresh:
             first = max(first, run.first_unused(self._name()))
         if callable(self._steps):
-            return first, first + self._steps()
-        return first, max(self._steps, first)
+            stop = first + self._steps()
+        else:
+            stop = max(self._steps, first)
+        return first, stop if self._left is None else min(stop, first + self._left())
 
     def _source(self):
         """Two ints: the seed that is given, the run's, or a fresh one."""

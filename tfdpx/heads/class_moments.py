@@ -1,5 +1,6 @@
 """Second moments and sums of each class, released and solved a few classes at a time."""
 
+import functools
 import math
 
 import numpy as np
@@ -50,9 +51,11 @@ def least_squares(
     # Without noise a clip may be infinite, and no sensitivity matters.
     for start in range(0, num_classes, group):
         classes = range(start, min(start + group, num_classes))
-        found = _sums(examples, classes, l2_norm_clip, max_positives)
-        for j, (moment, total) in zip(classes, found, strict=True):
-            a = released.symmetric(NAMES[0], moment.value(), root * l2_norm_clip**2, part=j)
+        found = functools.cache(lambda of=classes: _sums(examples, of, l2_norm_clip, max_positives))
+        for i, j in enumerate(classes):
+            # Called at once, and only where the value was not released before.
+            moment, total = (lambda i=i: found()[i][0].value(), lambda i=i: found()[i][1])  # noqa: B023
+            a = released.symmetric(NAMES[0], moment, root * l2_norm_clip**2, part=j)
             b = released.gaussian(NAMES[1], total, root * l2_norm_clip, part=j)
             a += shared
             kernel[:, j] = solves.Positive(a, ridge_of(a)).solve(b)

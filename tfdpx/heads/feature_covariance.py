@@ -130,8 +130,9 @@ class FeatureCovariance(Head):
 
     def _fit(self, examples, released):
         squared = self.feature_norm_clip**2
-        covariance = second_moment(examples, self.feature_norm_clip)
-        covariance = released.symmetric("covariance", covariance, squared)
+        covariance = released.symmetric(
+            "covariance", lambda: second_moment(examples, self.feature_norm_clip), squared
+        )
         count = examples.count
         ridge = solves.ridge(
             covariance,
@@ -144,8 +145,9 @@ class FeatureCovariance(Head):
         kernel = self._initial_kernel(examples, released, covariance)
         gradients = Gradients(examples, self.num_classes, self.l2_norm_clip)
         for _ in range(self.steps):
-            gradient, _ = gradients.sums(kernel, bias)
-            gradient = released.gaussian("gradient", gradient, self.l2_norm_clip)
+            gradient = released.gaussian(
+                "gradient", lambda kernel=kernel: gradients.sums(kernel, bias)[0], self.l2_norm_clip
+            )
             kernel -= self.learning_rate * system.solve(gradient)
         return kernel, bias
 

@@ -98,8 +98,12 @@ class FirstOrder(Head):
             strategy.run(apply, args=(slopes,))
 
         for _ in range(self.steps):
-            both = np.vstack(gradients.sums(kernel.numpy(), bias.numpy()))
-            mean = released.gaussian("gradient", both, self.l2_norm_clip) / examples.count
+            both = released.gaussian(
+                "gradient",
+                lambda: np.vstack(gradients.sums(kernel.numpy(), bias.numpy())),
+                self.l2_norm_clip,
+            )
+            mean = both / examples.count
             mean[:-1] += (self.l2_regularization or 0.0) * kernel.numpy()
             update(tf.constant(mean / replicas, "float32"))
             totals = [t + v.numpy() for t, v in zip(totals, (kernel, bias), strict=True)]

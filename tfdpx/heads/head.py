@@ -14,6 +14,7 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.heads import arguments, releases
 from tfdpx.heads.examples import Examples
+from tfdpx.heads.journal import Journal
 from tfdpx.run import account
 
 _ROWS = 8192
@@ -87,7 +88,7 @@ class Head(abc.ABC):
             self.epsilon, 1.0, self.num_releases, self.delta, self.accountant
         )
 
-    def fit(self, features, labels=None):
+    def fit(self, features, labels=None, *, checkpoint=None):
         """Fits kernel and bias to private examples, once, and counts what that spends.
 
         Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, for
@@ -100,19 +101,27 @@ class Head(abc.ABC):
                 ends and gives every example once, in any order. It is read once a pass, and never
                 held in memory.
             labels: Integers `[n]`, or zeros and ones `[n, num_classes]`. None with a dataset.
+            checkpoint: Optional `tfdpx.callbacks.Checkpoint`. What is released is written to its
+                folder; an interrupted fit, called again with the same, goes on behind that at the
+                same epsilon. Only noisy values are there, which the guarantee covers. Of the data,
+                number and width are compared alone.
 
         Returns:
             The head.
 
         Raises:
-            ValueError: If shapes or labels do not fit.
+            ValueError: If shapes or labels do not fit, or the checkpoint is damaged or of another
+                head.
         """
-        return self._fit_to(Examples(features, labels, self.num_classes))
+        return self._fit_to(Examples(features, labels, self.num_classes), checkpoint)
 
-    def _fit_to(self, examples):
-        planned = self._planned()
+    def _fit_to(self, examples, checkpoint):
+        planned, journal = self._planned(), None
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
-        released = releases.Releases(planned, self.seed)
+        if checkpoint is not None:
+            head = {"class": type(self).__name__, "width": examples.dimension, **self.get_config()}
+            journal = Journal(checkpoint, head, examples)
+        released = releases.Releases(planned, self.seed, journal)
         try:
             kernel, bias = self._fit(examples, released)
         finally:

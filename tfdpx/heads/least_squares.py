@@ -87,8 +87,11 @@ class LeastSquares(Head):
         return {"covariance": dimension**2, **class_moments.sizes(self.num_classes, dimension)}
 
     def _fit(self, examples, released):
-        covariance = second_moment(examples, self.l2_norm_clip)
-        covariance = released.symmetric("covariance", covariance, self.l2_norm_clip**2)
+        covariance = released.symmetric(
+            "covariance",
+            lambda: second_moment(examples, self.l2_norm_clip),
+            self.l2_norm_clip**2,
+        )
         sensitivity = self.l2_norm_clip**2 * math.sqrt(self.max_positives + self.alpha**2)
         kernel = class_moments.least_squares(
             examples,

@@ -1,5 +1,6 @@
 """Newton's method on the sigmoid cross-entropy, with a Hessian for each class (Algorithm 1)."""
 
+import functools
 import math
 
 import keras
@@ -95,11 +96,14 @@ class Newton(Head):
         gradients = Gradients(examples, self.num_classes, self.l2_norm_clip, clip="features")
         bound = root * _CURVATURE * self.l2_norm_clip**2
         for _ in range(self.steps):
-            gradient, _ = gradients.sums(kernel, bias)
-            gradient = released.gaussian("gradient", gradient, root * self.l2_norm_clip)
+            gradient = released.gaussian(
+                "gradient",
+                lambda: gradients.sums(kernel, bias)[0],  # noqa: B023, called at once.
+                root * self.l2_norm_clip,
+            )
             moves = np.zeros_like(kernel)
-            for j, moment in self._hessians(examples, kernel):
-                hessian = released.symmetric("hessian", moment.value(), bound, part=j)
+            for j, value in self._hessians(examples, kernel):
+                hessian = released.symmetric("hessian", value, bound, part=j)
                 given = self.l2_regularization
                 given = None if given is None else examples.count * given
                 ridge = solves.ridge(hessian, given, self.noise_multiplier, bound)
@@ -108,15 +112,21 @@ class Newton(Head):
         return kernel, bias
 
     def _hessians(self, examples, kernel):
-        """Pairs of a class and its Hessian's `SecondMoment`, at the weights `kernel`."""
+        """Pairs of a class and a function to its Hessian at the weights `kernel`.
+
+        The first one of a group that is called makes a pass, for all of them.
+        """
         if not kernel.any():  # The first step: all examples have the same curvature.
-            [moment] = self._moments(examples, kernel, range(1))
-            yield from ((j, moment) for j in range(self.num_classes))
-            return
-        group = max(1, self.class_memory // (8 * examples.dimension**2))
-        for start in range(0, self.num_classes, group):
-            classes = range(start, min(start + group, self.num_classes))
-            yield from zip(classes, self._moments(examples, kernel, classes), strict=True)
+            groups, same = [range(1)], range(self.num_classes)
+        else:
+            size = max(1, self.class_memory // (8 * examples.dimension**2))
+            starts, same = range(0, self.num_classes, size), None
+            groups = [range(s, min(s + size, self.num_classes)) for s in starts]
+        for classes in groups:
+            moments = functools.cache(lambda of=classes: self._moments(examples, kernel, of))
+            for j in same or classes:
+                place = 0 if same else j - classes.start
+                yield j, lambda place=place, moments=moments: moments()[place].value()
 
     def _moments(self, examples, kernel, classes):
         found = [SecondMoment(examples.dimension) for _ in classes]

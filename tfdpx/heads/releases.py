@@ -4,6 +4,7 @@ A head says beforehand what it will release, how often and at which noise multip
 is refused, so that no statistic can be released and not paid for.
 """
 
+import collections
 import functools
 import math
 import secrets
@@ -27,21 +28,24 @@ class Releases:
     Args:
         planned: Dict from a name to `(noise_multiplier, times)`.
         seed: Optional int for repeatable experiments; None asks the operating system.
+        journal: Optional `tfdpx.heads.journal.Journal`: what it has was released before, and is
+            neither computed nor spent again.
     """
 
-    def __init__(self, planned, seed=None):
-        self._planned = planned
+    def __init__(self, planned, seed=None, journal=None):
+        self._planned, self._journal = planned, journal
         self._seed = noise.make_seed(seed)
         self._done = {}  # (name, part) -> times
         self._drawn = 0
         self._run = secrets.randbits(52) | 1
+        self._runs = {}  # (name, time) -> the run that released its last part
 
     def gaussian(self, name, value, sensitivity, part=0):
         """`value` with independent noise N(0, (noise_multiplier sensitivity)^2) on every entry.
 
         Args:
             name: One of the planned names.
-            value: float64 array.
+            value: float64 array, or a function to it that reads the data.
             sensitivity: Float, l2 bound on what one example changes, over all parts together.
             part: Int: parts of one release, such as one a class, may come one by one.
 
@@ -51,8 +55,7 @@ class Releases:
         Raises:
             RuntimeError: If this part was released as often as planned already.
         """
-        sigma = self._count(name, part)
-        return value + self._noise(value.shape, sigma * sensitivity) if sigma else value
+        return self._released(name, value, sensitivity, part, lambda noise: noise)
 
     def symmetric(self, name, value, sensitivity, part=0):
         """A symmetric matrix with symmetric noise; arguments as of `gaussian`.
@@ -62,11 +65,23 @@ class Releases:
         V the released matrix is the symmetric part of V + N, the paper's release, and taking that
         part reads no data. (So the sensitivity is the Frobenius norm, of all d^2 entries.)
         """
+        return self._released(name, value, sensitivity, part, lambda noise: (noise + noise.T) / 2)
+
+    def _released(self, name, value, sensitivity, part, shaped):
         sigma = self._count(name, part)
-        if not sigma:
+        known = None if self._journal is None else self._journal.recall(name, part)
+        if known is not None:
+            self._runs[name, self._done[name, part]], value = known
             return value
-        full = self._noise(value.shape, sigma * sensitivity)
-        return value + (full + full.T) / 2
+        value = value() if callable(value) else value
+        if self._journal is not None:
+            self._journal.check_examples()
+        self._runs[name, self._done[name, part]] = self._run
+        if sigma:
+            value = value + shaped(self._noise(value.shape, sigma * sensitivity))
+        if self._journal is not None:
+            self._journal.keep(name, part, self._run, value)
+        return value
 
     def _count(self, name, part):
         noise_multiplier, times = self._planned[name]
@@ -77,23 +92,20 @@ class Releases:
                 "of this head pays for. Plan it as often as it is released."
             )
         self._done[name, part] = done + 1
+        self._drawn += 1
         return noise_multiplier
 
     def _noise(self, shape, deviation):
-        self._drawn += 1
         seed, index = tf.constant(self._seed, tf.int64), tf.constant(self._drawn, tf.int64)
         return deviation * np.asarray(_drawing(tuple(shape))(seed, index), "float64")
 
     def ledger(self):
         """What was released, a `tfdpx.accounting.Ledger`: steps on the full batch."""
-        times = {}
-        for (name, _), done in self._done.items():
-            times[name] = max(times.get(name, 0), done)
-        steps = {}  # By noise: entries of one run at the same noise are taken for the same steps.
-        for name, done in times.items():
-            sigma = self._planned[name][0]
-            steps[sigma] = steps.get(sigma, 0) + done
-        return Ledger(tuple(Entry(sigma, 1.0, n, run=self._run) for sigma, n in steps.items()))
+        # By noise: entries of one run at the same noise are taken for the same steps.
+        steps = collections.Counter(
+            (run, self._planned[name][0]) for (name, _), run in self._runs.items()
+        )
+        return Ledger(tuple(Entry(sigma, 1.0, n, run=run) for (run, sigma), n in steps.items()))
 
 
 @functools.lru_cache(maxsize=64)

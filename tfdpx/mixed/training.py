@@ -80,12 +80,14 @@ def _noisy_steps(head, examples, public, released, kernel):
         step = public_step(head, public, kernel)
         if head.keep_steps:
             kept.append(step)
-        private = gradients.sum(kernel, step.l2_norm_clip)
-        if step.subspace is None:
-            private = released.gaussian("gradient", private, step.l2_norm_clip)
-        else:
-            inside = released.gaussian("gradient", step.subspace.T @ private, step.l2_norm_clip)
-            private = step.subspace @ inside
+
+        def private_sum(kernel=kernel, step=step):
+            private = gradients.sum(kernel, step.l2_norm_clip)
+            return private if step.subspace is None else step.subspace.T @ private
+
+        private = released.gaussian("gradient", private_sum, step.l2_norm_clip)
+        if step.subspace is not None:
+            private = step.subspace @ private
         slope = private + decay * (kernel - reference)
         if mixed:
             slope += public.gradient(kernel)

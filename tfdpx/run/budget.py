@@ -8,11 +8,11 @@ from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Entry, Ledger
 
 
+_DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
+
+
 class BudgetExceeded(RuntimeError):
     """The privacy budget does not pay for the next step."""
-
-
-_DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
 
 
 def check_optimizer(optimizer, plan):
@@ -80,6 +80,27 @@ def updates_left(optimizer):
     return plan.steps - sum(e.steps for e in ledger.entries if e in known or e.run == run)
 
 
+def plan_left(optimizer, plan):
+    """Int: the steps of a plan that were not taken; negative if more were.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`.
+    """
+    return plan.steps - steps_taken(optimizer, plan)
+
+
+def check_not_ended(optimizer, plan):
+    """Raises BudgetExceeded unless the plan has a step left.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: The `PrivacyPlan` of the batches.
+    """
+    if plan_left(optimizer, plan) <= 0:
+        raise used_up(optimizer, plan)
+
+
 def steps_left(optimizer, plan, sampling_probability=None):
     """The number of updates that a plan still pays for, an int; may be negative.
 
@@ -120,11 +141,12 @@ def used_up(optimizer, plan):
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`.
     """
-    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    taken = steps_taken(optimizer, plan)
     return BudgetExceeded(
-        f"The privacy budget is used up: {ledger.of(plan).steps} of {plan.steps} steps were taken, "
-        f"at epsilon={ledger.epsilon(plan.delta, plan.accountant):.4g}, delta={plan.delta}. "
-        "Training on needs a plan of more steps, made before the first."
+        f"The privacy budget is used up: {taken} of {plan.steps} steps were taken, at "
+        f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}. To train on, say so by "
+        f"a new plan of more steps, tfdpx.PrivacyPlan(..., steps={taken + 1} or more): its epsilon "
+        "counts all of them."
     )
 
 

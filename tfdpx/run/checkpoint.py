@@ -6,8 +6,9 @@ noise to the same sums, or else their difference would show the sums without noi
 would change the sums is refused.
 """
 
+import contextlib
 import hashlib
-import json
+import io
 import os
 import pathlib
 import secrets
@@ -18,10 +19,12 @@ import tensorflow as tf
 
 from tfdpx import augmult, keras_internals
 from tfdpx._arguments import is_integer, require
-from tfdpx.run import identity
+from tfdpx.run import files, identity
 
-_FORMAT = "tfdpx.Checkpoint/1"
+_FORMAT = "tfdpx.Checkpoint/2"
 _FILES = ("tfdpx-*.weights.h5", "tfdpx-*.norms.npz")
+# What the fit of a head leaves: `tfdpx.heads.journal`.
+_FILES_OF_HEADS = ("fit.json", "fit.json.new", "tfdpx-*.release", "tfdpx-*.release.new")
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -30,7 +33,8 @@ class Checkpoint(keras.callbacks.Callback):
     Like `keras.callbacks.BackupAndRestore`: with the same callback and the same arguments, `fit`
     restores what the folder holds before its first step, and begins at the epoch after it. The
     resumed run ends with the weights, bit by bit, and the ledger of one that was not interrupted.
-    The data must be `plan.batches(x, y, optimizer=model.optimizer)`.
+    The data must be `plan.batches(x, y, optimizer=model.optimizer)`. Heads take one too, as
+    `head.fit(..., checkpoint=Checkpoint(...))`: see there what theirs holds.
 
     The folder holds the weights, the optimizer's state and its ledger, the norms of individual
     accounting if there is any, and the seeds of noise and
@@ -81,19 +85,28 @@ class Checkpoint(keras.callbacks.Callback):
         optimizer.build(model.trainable_variables)
         self._identity = identity.identity(model, data)
         self._epoch = 0
+        if self._write:
+            files.make_folder(self.directory)
         if not self.exists:
             optimizer.leave_shared_run()
             return
         record = self._read()
-        self._epoch = record["epoch"]
-        keras_internals.set_initial_epoch(model, self._epoch)
         run, saved = optimizer.run, record["run"]
         if run.number == saved["number"] and run.updates >= saved["updates"]:
+            self._epoch = record["epoch"]
+            keras_internals.set_initial_epoch(model, self._epoch)
             # The run that wrote it goes on: with the same noise only if another one would, too.
             if self._identity != record["identity"] or _digest(model) != record["state"]:
                 optimizer.take_over(None)
             return
         identity.check_same(record["identity"], self._identity, self.directory)
+        with _unchanged_on_error(model):
+            self._load(model, optimizer, record)
+        self._epoch = record["epoch"]
+        keras_internals.set_initial_epoch(model, self._epoch)
+        optimizer.take_over(saved)
+
+    def _load(self, model, optimizer, record):
         model.load_weights(self.directory / record["weights"])
         for state, value in zip(keras_internals.seed_states(model), record["random"], strict=True):
             state.assign(value)
@@ -105,7 +118,6 @@ class Checkpoint(keras.callbacks.Callback):
                 f"The checkpoint in {os.fspath(self.directory)!r} does not hold all of this "
                 "model's state. A layer keeps some that Keras does not save."
             )
-        optimizer.take_over(saved)
 
     def on_train_begin(self, logs=None):
         """Refuses other optimizers; from here on the folder may hold what is in memory."""
@@ -130,7 +142,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def remove(self):
         """Deletes what was saved, and the folder if there is nothing else in it."""
-        for path in [self._record, *self._files()]:
+        of_heads = [path for name in _FILES_OF_HEADS for path in self.directory.glob(name)]
+        for path in [self._record, files.beside(self._record), *self._files(), *of_heads]:
             path.unlink(missing_ok=True)
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
@@ -149,29 +162,43 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self):
         """Writes the weights, then the record that names them: a whole save always exists."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
         self._saved, self._run.is_shared = self._run.updates, True
         if not self._write:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        os.chmod(self.directory, 0o700)
         # A name of its own each time: the last save stays whole until the record names this one.
         name = f"tfdpx-{self._saved:09d}-{secrets.token_hex(4)}"
         weights = self.directory / f"{name}.weights.h5"
-        self.model.save_weights(weights)
-        _flush(weights)
-        norms = None
+        norms = self.directory / f"{name}.norms.npz"
+        try:
+            with files.removed_on_error(weights, norms):
+                self._write_all(weights, norms)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"The run could not be saved in {os.fspath(self.directory)!r}: {error}. The save "
+                "before is whole: make room, and call `fit` again to go on from it",
+            ) from error
+        for old in self._files():
+            if old not in (weights, norms):
+                old.unlink()
+
+    def _write_all(self, weights, norms):
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        files.make_folder(self.directory)
+        _write(weights, keras_internals.weights_file(self.model))
+        saved = [weights]
         if optimizer.estimates is not None:
-            norms = self.directory / f"{name}.norms.npz"
-            np.savez(norms, **optimizer.estimates.state())
-            _flush(norms)
+            content = io.BytesIO()
+            np.savez(content, **optimizer.estimates.state())
+            _write(norms, content.getvalue())
+            saved.append(norms)
         record = {
             "format": _FORMAT,
             "identity": self._identity,
             "epoch": self._epoch,
             "weights": weights.name,
-            "norms": norms and norms.name,
-            "digest": _digest_of_file(weights),
+            "norms": norms.name if norms in saved else None,
+            "digests": {path.name: files.digest_of_file(path) for path in saved},
             "state": _digest(self.model),
             "random": [
                 keras.ops.convert_to_numpy(state).tolist()
@@ -179,30 +206,27 @@ class Checkpoint(keras.callbacks.Callback):
             ],
             "run": self._run.state(),
         }
-        fresh = self.directory / "next.json"
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(json.dumps(record))
-        _flush(fresh)
-        os.replace(fresh, self._record)
-        _flush(self.directory)
-        for old in self._files():
-            if old not in (weights, norms):
-                old.unlink()
+        files.write(self._record, files.sealed(record))
 
     def _read(self):
         where = os.fspath(self.directory)
         try:
-            record = json.loads(self._record.read_text())
-            if record["format"] != _FORMAT:
-                raise ValueError(f"its format is {record['format']!r}, not {_FORMAT!r}")
-            if _digest_of_file(self.directory / record["weights"]) != record["digest"]:
-                raise ValueError(f"{record['weights']} is not the file that was saved")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            record = files.opened(self._record.read_bytes(), _FORMAT)
+            for name, digest in record["digests"].items():
+                if files.digest_of_file(self.directory / name) != digest:
+                    raise ValueError(f"{name} is not the file that was saved")
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"The checkpoint in {where!r} is damaged: {error}. Restore the folder from a copy, "
                 "or remove it to begin anew: what its run spent on the data was still spent."
             ) from error
         return record
+
+
+def _write(path, content):
+    """Writes a file that no record names yet."""
+    path.write_bytes(content)
+    files.flush(path)
 
 
 def restore_for_fit(model, callbacks, data):
@@ -246,18 +270,15 @@ def _digest(model):
     return digest.hexdigest()
 
 
-def _digest_of_file(path):
-    digest = hashlib.blake2b()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _flush(path):
-    """Waits until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+@contextlib.contextmanager
+def _unchanged_on_error(model):
+    """Within it an error leaves weights and the optimizer's state as they were, but the ledger."""
+    optimizer = keras_internals.innermost(model.optimizer)
+    variables = [*model.variables, *optimizer.variables, *keras_internals.seed_states(model)]
+    before = [keras.ops.convert_to_numpy(variable) for variable in variables]
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        yield
+    except BaseException:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        raise

@@ -15,8 +15,7 @@ import tensorflow as tf
 from tfdpx import augmult, keras_internals
 from tfdpx._warnings import warn
 from tfdpx.data.draws import draws_of
-from tfdpx.run import checkpoint
-from tfdpx.run.budget import updates_left, used_up
+from tfdpx.run import budget, checkpoint
 from tfdpx.run.identity import example_of
 from tfdpx.run.limit import Limit, Progress
 
@@ -36,6 +35,7 @@ def accounted(optimizer, model, arguments):
     Raises:
         ValueError: If the batches are another plan's, another optimizer's or of another size, or
             private examples are public ones too.
+        BudgetExceeded: If all steps of their plan were taken.
     """
     optimizer.account.follow(model.variables)
     data = arguments.get("x")
@@ -66,6 +66,9 @@ def accounted(optimizer, model, arguments):
             optimizer.leave_shared_run()
         renew_end(optimizer)
         if draws is not None:
+            first = keras_internals.initial_epoch(model) or arguments.get("initial_epoch", 0)
+            if first < arguments.get("epochs", 1):
+                budget.check_not_ended(optimizer, draws.plan)
             arguments["x"] = batches or draws.plain or data
             arguments["shuffle"] = False  # Keras would warn that it does not shuffle a data set.
             if draws.held_out is not None and arguments.get("validation_data") is None:
@@ -98,7 +101,7 @@ def training_on(optimizer, draws, sampling_probability, exact):
     optimizer.draws = draws
     usual = account.open(sampling_probability, exact)
     if draws is not None:
-        draws.bind(run)
+        draws.bind(run, lambda: max(budget.plan_left(optimizer, draws.plan), 0))
     try:
         yield
     finally:
@@ -129,7 +132,7 @@ def by_hand(optimizer, model, rows, sample_weight):
         optimizer.leave_shared_run()
     renew_end(optimizer)
     if optimizer.run.updates >= optimizer.run.end:
-        raise used_up(optimizer, optimizer.plan)
+        raise budget.used_up(optimizer, optimizer.plan)
     usual = optimizer.account.open(_guess_probability(optimizer, None), exact=False)
     try:
         yield
@@ -145,7 +148,7 @@ def renew_end(optimizer):
     """
     plan, run = optimizer.plan, optimizer.run
     if plan is not None and plan.noise_multiplier:
-        run.end_after(run.updates + updates_left(optimizer))
+        run.end_after(run.updates + budget.updates_left(optimizer))
 
 
 def add_limit(optimizer, arguments):
@@ -200,7 +203,7 @@ def _lay_out(optimizer, model, arguments, draws):
     if restored and not left:
         arguments["epochs"] = restored  # The run was finished.
     elif not left and optimizer.plan is not None and first < epochs:
-        raise used_up(optimizer, optimizer.plan)
+        raise budget.used_up(optimizer, optimizer.plan)
     elif epochs - first > 1 and left:
         # A resumed run has epochs as long as they were.
         whole = math.ceil(draws.plan.steps / epochs) if restored else 0

@@ -23,14 +23,22 @@ class Limit(keras.callbacks.Callback):
     def __init__(self, plan):
         super().__init__()
         self.plan = plan
-        self.end = None
+        self.end = self._run = None
         self._is_spent = False
 
     def on_train_begin(self, logs=None):
         """Finds the end, and raises an error if there is no room before it."""
-        self.end, self._is_spent = None, False
+        self.end, self._is_spent, self._run = None, False, None
         if (keras_internals.initial_epoch(self.model) or 0) >= self.params["epochs"]:
             return  # Resumed after its last epoch: no step follows.
+        self._find_end()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Finds the end anew, if a callback has restored other weights since."""
+        if self._run != self._optimizer.run.number:
+            self._find_end()
+
+    def _find_end(self):
         optimizer, plan = self._optimizer, self.plan
         left = self._updates_left(optimizer)
         execution = self._execution()
@@ -42,7 +50,7 @@ class Limit(keras.callbacks.Callback):
                 f"{steps_taken(optimizer, plan)} of {plan.steps} steps were taken. "
                 "Compile with a smaller `steps_per_execution`."
             )
-        self.end = optimizer.run.updates + left
+        self.end, self._run = optimizer.run.updates + left, optimizer.run.number
 
     def on_train_batch_begin(self, batch, logs=None):
         """Raises an error where another callback had the training go on past the end."""

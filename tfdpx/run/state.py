@@ -7,6 +7,7 @@ state down. Numbers computed from the data without noise are kept here for the s
 """
 
 import hashlib
+import os
 import secrets
 
 import numpy as np
@@ -41,7 +42,6 @@ class Run:
         self._used, self._pass = state["used"], None
         # Nothing to save: what a plan leaves follows from the ledger.
         self._end = variable(_NEVER, "int64")
-        # Whether a checkpoint holds this state too: another process may go on from it.
         self.is_shared = False
 
     @property
@@ -81,6 +81,17 @@ class Run:
         )
         with tf.control_dependencies([stop] if stop is not None else []):
             return [tf.where(allowed, total, tf.zeros_like(total)) for total in sums]
+
+    def is_shared(self):
+        """Bool: whether another process may go on from this state too.
+
+        So it is if a checkpoint holds it, and in a process that was forked off.
+        """
+        return self._is_saved or self._process != os.getpid()
+
+    @is_shared.setter
+    def is_shared(self, is_saved):
+        self._is_saved, self._process = is_saved, os.getpid()
 
     @property
     def nonfinite(self):

@@ -10,7 +10,9 @@ import shutil
 import keras
 import numpy as np
 
+from tfdpx import keras_internals
 from tfdpx.data.examples import as_examples
+from tfdpx.run import files
 from tfdpx.train.config.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
@@ -129,9 +131,7 @@ class LastState(keras.callbacks.Callback):
         del epoch, logs
         if int(self.model.optimizer.iterations) >= self._steps:
             return
-        fresh = self._folder.path / "next.weights.h5"
-        self.model.save_weights(fresh, overwrite=True)
-        os.replace(fresh, self._weights)
+        files.write(self._weights, keras_internals.weights_file(self.model))
 
 
 def _draw_seeds(seed):

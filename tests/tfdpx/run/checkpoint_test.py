@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
+from tfdpx.run import files
 
 N, B, STEPS = 60, 20, 12
 PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
@@ -232,12 +233,11 @@ def test_a_save_that_fails_leaves_the_last_one_whole(tmp_path, monkeypatch):
     train(model, [Checkpoint(tmp_path)], epochs=1)
     kept = [np.array(v) for v in model.trainable_variables]
 
-    def write_half(self, path, **kwargs):
-        path.write_bytes(b"half")
-        raise OSError("No space left on device")
+    def fail(path):
+        raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(keras.Model, "save_weights", write_half)
+        patch.setattr(files, "flush", fail)
         train(model, [Checkpoint(tmp_path)], epochs=2)
     resumed = make()
     resumed.build((None, 6))

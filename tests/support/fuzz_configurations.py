@@ -1,0 +1,243 @@
+"""Whole configurations of a private training, at random, held against batches of one."""
+
+import contextlib
+import warnings
+
+import keras
+import numpy as np
+import oracle
+import tensorflow as tf
+from hypothesis import strategies as st
+
+import tfdpx
+from tfdpx.layers import GroupNorm, SkipInit, WSConv2D
+
+L = keras.layers
+CLASSES = 4
+
+
+def twice(x):
+    layer = L.Dense(6, "tanh")
+    return layer(layer(x))
+
+
+def residual(x):
+    return L.Add()([x, SkipInit()(L.Conv2D(2, 3, padding="same", activation="relu")(x))])
+
+
+def frozen(x):
+    layer = L.Dense(5, "relu")
+    outputs = layer(x)
+    layer.trainable = False
+    return outputs
+
+
+IMAGE, SERIES = (6, 6, 2), (5, 4)
+# From names to the shape of an example and what stands before the last layer.
+MODELS = {
+    "dense": ((6,), lambda x: L.Dense(5, "relu")(x)),
+    "linear": ((6,), lambda x: x),
+    "twice": ((6,), twice),
+    "frozen": ((6,), frozen),
+    "prelu": ((6,), lambda x: L.PReLU()(L.Dense(5)(x))),
+    "convolution": (IMAGE, lambda x: L.MaxPooling2D()(GroupNorm(2)(L.Conv2D(4, 3)(x)))),
+    "strided": (IMAGE, lambda x: L.Conv2D(3, 3, strides=2, padding="same", activation="elu")(x)),
+    "standardized": (IMAGE, lambda x: WSConv2D(4, 3, activation="relu")(x)),
+    "separable": (IMAGE, lambda x: L.SeparableConv2D(4, 3, activation="relu")(x)),
+    "depthwise": (IMAGE, lambda x: L.DepthwiseConv2D(3, depth_multiplier=2)(x)),
+    "transposed": (IMAGE, lambda x: L.Conv2DTranspose(2, 3)(x)),
+    "residual": (IMAGE, residual),
+    "lstm": (SERIES, lambda x: L.LSTM(3)(x)),
+    "bidirectional": (SERIES, lambda x: L.Bidirectional(L.GRU(2))(x)),
+    "conv1d": (SERIES, lambda x: L.Conv1D(3, 2, activation="relu")(x)),
+    "attention": (
+        SERIES,
+        lambda x: L.LayerNormalization()(L.MultiHeadAttention(2, 3)(x, x) + x),
+    ),
+    "einsum": (SERIES, lambda x: L.EinsumDense("abc,cd->abd", (5, 3), bias_axes="d")(x)),
+    "tokens": ((5,), lambda x: L.GlobalAveragePooling1D()(L.Embedding(7, 3)(x))),
+    "batch normalization": ((6,), lambda x: L.BatchNormalization()(x)),  # Must be refused.
+}
+REFUSED = {"batch normalization"}
+
+# From names to the loss and the kind of its targets.
+LOSSES = {
+    "sparse": (lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True), "labels"),
+    "smoothed": (
+        lambda: keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
+        "one-hot",
+    ),
+    "binary": (lambda: keras.losses.BinaryCrossentropy(from_logits=True), "one-hot"),
+    "squares": (keras.losses.MeanSquaredError, "numbers"),
+    "sums of squares": (lambda: keras.losses.MeanSquaredError(reduction="sum"), "numbers"),
+    "weighted mean": (
+        lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        "numbers",
+    ),
+    "huber": (keras.losses.Huber, "numbers"),
+    "log cosh": (keras.losses.LogCosh, "numbers"),
+    "hinge": (keras.losses.CategoricalHinge, "one-hot"),
+}
+
+OPTIMIZERS = {
+    "sgd": tfdpx.DPSGD,
+    "adam": tfdpx.DPAdam,
+    "adamw": tfdpx.DPAdamW,
+    "lion": tfdpx.make_private(keras.optimizers.Lion),
+    "rmsprop": tfdpx.make_private(keras.optimizers.RMSprop),
+    "adagrad": tfdpx.make_private(keras.optimizers.Adagrad),
+}
+
+# How far clipped sums may be from the oracle's, in units of C for each example.
+TOLERANCES = {"float32": 2e-3, "float64": 2e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.03}
+HOSTILE = {"infinite": np.inf, "not a number": np.nan, "huge": 1e25, "tiny": 1e-30, "zero": 0.0}
+
+CONFIGURATIONS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(sorted(MODELS)),
+        "loss": st.sampled_from(sorted(LOSSES)),
+        "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+        "policy": st.sampled_from(["float32", *sorted(TOLERANCES)]),
+        "examples": st.integers(1, 12),
+        "batch_size": st.integers(1, 12),
+        "augmult": st.sampled_from([0, 0, 1, 2, 3]),
+        "microbatch_size": st.sampled_from([None, None, 1, 2, 3, 5, 12, "auto"]),
+        "l2_norm_clip": st.sampled_from([1e-4, 0.1, 1.0, 30.0, 1e5]),
+        "weights": st.sampled_from([None, None, "random", "zeros", "some zeros", "extreme"]),
+        "rows": st.sampled_from(["ordinary", "ordinary", "alike", *sorted(HOSTILE)]),
+        "compile": st.sampled_from(["graph", "graph", "graph", "xla", "eager"]),
+        "engine": st.sampled_from(["layerwise", "layerwise", "layerwise", "vmap"]),
+        "seed": st.integers(0, 2**31),
+    }
+)
+
+
+def rows_of(given, rng):
+    """Inputs, [n, K, ...] where there are views, and whether one of them is hostile."""
+    count, shape, views = given["examples"], MODELS[given["model"]][0], given["augmult"]
+    shape = (count, *([views] * bool(views)), *shape)
+    if given["model"] == "tokens":
+        return rng.integers(0, 7, shape)
+    x = rng.normal(size=shape).astype("float32")
+    if given["rows"] == "alike":
+        x[:] = x[:1]
+    elif given["rows"] in HOSTILE:
+        x[rng.integers(count)] *= HOSTILE[given["rows"]]
+    return x
+
+
+def targets_of(kind, count, rng):
+    labels = rng.integers(0, CLASSES, count)
+    if kind == "labels":
+        return labels
+    if kind == "one-hot":
+        return np.eye(CLASSES, dtype="float32")[labels]
+    return rng.normal(size=(count, CLASSES)).astype("float32")
+
+
+def weights_of(kind, count, rng):
+    if kind is None:
+        return None
+    weights = rng.uniform(0.1, 2.0, count).astype("float32")
+    if kind == "zeros":
+        weights[:] = 0.0
+    elif kind == "some zeros":
+        weights[rng.random(count) < 0.5] = 0.0
+    elif kind == "extreme":
+        weights *= 10.0 ** rng.integers(-20, 20, count)
+    return weights
+
+
+@contextlib.contextmanager
+def policy(name):
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def make(given, plan):
+    keras.utils.set_random_seed(given["seed"] % 1000)
+    shape, body = MODELS[given["model"]]
+    inputs = keras.Input(shape, dtype="int64" if given["model"] == "tokens" else None)
+    features = body(inputs)
+    if len(features.shape) > 2:
+        features = L.Flatten()(features)
+    model = keras.Model(inputs, L.Dense(CLASSES)(features))
+    optimizer = OPTIMIZERS[given["optimizer"]](
+        1.0, plan=plan, l2_norm_clip=given["l2_norm_clip"], augmult=given["augmult"],
+        microbatch_size=given["microbatch_size"], per_example_engine=given["engine"],
+    )  # fmt: skip
+    how = given["compile"]
+    model.compile(
+        optimizer,
+        LOSSES[given["loss"]][0](),
+        jit_compile=how == "xla",
+        run_eagerly=how == "eager",
+    )
+    return model
+
+
+def wanted_gradient(model, given, drawn):
+    """Oracle, float64 [P]: the clipped sum over the drawn examples, by B C."""
+    x, y, weights = drawn
+    views = max(given["augmult"], 1)
+    if not len(x):
+        return np.zeros(sum(int(np.prod(v.shape)) for v in model.trainable_variables))
+    if given["augmult"]:
+        x = x.reshape(-1, *x.shape[2:])
+    repeated = [tf.convert_to_tensor(np.repeat(part, views, axis=0)) for part in (y, weights)]
+    with np.errstate(all="ignore"):
+        each = oracle.batch_of_one_gradients(model, tf.convert_to_tensor(x), *repeated, views)
+        norms = np.linalg.norm(each, axis=1)
+        each[~np.isfinite(norms)], norms[~np.isfinite(norms)] = 0.0, 0.0
+        factors = 1.0 / np.maximum(norms, given["l2_norm_clip"])
+    batch_size = min(given["batch_size"], given["examples"])
+    return factors @ each / batch_size
+
+
+def flat(model):
+    return np.concatenate([np.ravel(v.numpy()) for v in model.trainable_variables]).astype(float)
+
+
+def check(given):
+    """Trains one update and holds it against the oracle. Returns "trained" or "refused".
+
+    Raises whatever the training raises, and AssertionError where the update is wrong.
+    """
+    rng = np.random.default_rng(given["seed"])
+    count = given["examples"]
+    x, y = rows_of(given, rng), targets_of(LOSSES[given["loss"]][1], count, rng)
+    weights = weights_of(given["weights"], count, rng)
+    with warnings.catch_warnings(), policy(given["policy"]):
+        warnings.simplefilter("ignore")
+        plan = tfdpx.PrivacyPlan(
+            count, batch_size=min(given["batch_size"], count), steps=1, noise_multiplier=0.0,
+            delta=1e-6,
+        )  # fmt: skip
+        model = make(given, plan)
+        [batch] = plan.batches(x, y, weights, seed=given["seed"])
+        batch = [part.numpy() for part in batch]
+        present = batch[2] != 0
+        wanted = None
+        if given["model"] not in REFUSED:
+            wanted = wanted_gradient(model, given, [part[present] for part in batch])
+        before = flat(model)
+        model.fit(plan.batches(x, y, weights, seed=given["seed"]), verbose=0)
+        optimizer = model.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        after, found = flat(model), optimizer.privatized_gradient_norm
+    assert given["model"] not in REFUSED, "A model that mixes examples was trained."
+    assert optimizer.ledger.steps == 1
+    assert np.isfinite(after).all(), "Weights that are not finite."
+    batch_size = plan.batch_size
+    assert found * batch_size <= present.sum() * (1 + 1e-5) + 1e-30, "More than n C was added."
+    if given["rows"] in ("huge", "infinite", "not a number") or given["weights"] == "extreme":
+        return  # What overflows on the way depends on the order; the bound above is what counts.
+    most = TOLERANCES[given["policy"]] * max(present.sum(), 1)
+    assert abs(found - np.linalg.norm(wanted)) * batch_size <= most, "Another norm than wanted."
+    if given["optimizer"] == "sgd":
+        off = np.linalg.norm(before - after - wanted) * batch_size
+        rounding = 1e-6 * np.linalg.norm(before) * batch_size
+        assert off <= most + rounding, f"The update is off by {off:.3g} C."

@@ -1,0 +1,54 @@
+"""Runs of different noise, sampling and clip compose as dp_accounting composes them."""
+
+import dp_accounting
+import pytest
+import small
+from dp_accounting import pld
+
+import tfdpx
+from tfdpx.accounting import Entry, Ledger
+
+DELTA = 1e-5
+RUNS = [(1.0, 0.05, 300), (4.0, 0.3, 100), (2.0, 1.0, 3), (0.7, 0.01, 50)]
+
+
+def composed(runs, accountant):
+    """By dp_accounting alone, event after event."""
+    for sigma, probability, steps in runs:
+        event = dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(sigma)
+        )
+        accountant.compose(event, steps)
+    return accountant.get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("runs", [RUNS[:2], RUNS[1:3], RUNS])
+def test_a_ledger_of_unlike_entries_is_their_composition(runs):
+    ledger = Ledger(tuple(Entry(*run) for run in runs))
+    wanted = composed(runs, pld.PLDAccountant())
+    assert ledger.epsilon(DELTA) == pytest.approx(wanted, rel=3e-3)
+    wanted = composed(runs, dp_accounting.rdp.RdpAccountant())
+    assert ledger.epsilon(DELTA, "rdp") == pytest.approx(wanted, rel=0.02)
+    # Neither the sum of the epsilons, nor the largest.
+    each = [Ledger((Entry(*run),)).epsilon(DELTA) for run in runs]
+    assert max(each) < ledger.epsilon(DELTA) < sum(each)
+    halves = [Ledger((Entry(s, q, n // 2), Entry(s, q, n - n // 2))) for s, q, n in runs if n > 1]
+    again = sum(halves[1:], start=halves[0])
+    if len(halves) == len(runs):
+        assert again.epsilon(DELTA) == ledger.epsilon(DELTA)  # In whatever pieces it is told.
+
+
+def test_noise_sampling_and_clip_that_change_between_runs():
+    x, y = small.data(60)
+    given = [(1.0, 20, 4, 1.0), (3.0, 20, 5, 0.2), (3.0, 30, 2, 0.2)]
+    model, taken = small.model(), []
+    for sigma, batch_size, steps, clip in given:
+        plan = tfdpx.PrivacyPlan(
+            60, batch_size=batch_size, steps=steps, noise_multiplier=sigma, delta=DELTA
+        )
+        model.compile(tfdpx.DPSGD(0.1, plan=plan, l2_norm_clip=clip), loss=model.loss)
+        model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
+        taken.append((sigma, batch_size / 60, steps))
+        found = tfdpx.callbacks.epsilon_spent(model.optimizer, plan)
+        assert found == pytest.approx(composed(taken, pld.PLDAccountant()), rel=3e-3)
+    assert model.optimizer.ledger.steps == 11

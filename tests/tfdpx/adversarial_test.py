@@ -1,0 +1,40 @@
+"""Whole models with extreme weights: no example moves the clipped sum by more than C."""
+
+import adversarial
+import processes
+import pytest
+
+from tfdpx import mechanism
+
+BOUND = 1.0 + 1e-5
+
+
+@pytest.mark.parametrize("name, policy, jit_compile", [
+    ("dense", "float32", False), ("residual", "mixed_bfloat16", False), ("tokens", "float32", True),
+])  # fmt: skip
+def test_no_example_moves_the_sum_by_more_than_the_clip(name, policy, jit_compile):
+    assert 0.5 < adversarial.largest_ratio(name, policy, jit_compile, trials=15) <= BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", [name for name in adversarial.MODELS if name != "lstm"])
+def test_all_models(name, policy, jit_compile):
+    assert 0.5 < adversarial.largest_ratio(name, policy, jit_compile) <= BOUND
+
+
+def test_factors_that_clip_too_little_are_noticed(monkeypatch):
+    """A planted bug: the root of the factor."""
+    given = mechanism.clip_factors
+
+    def wrong(squared_norms, *args, **kwargs):
+        return given(squared_norms, *args, **kwargs) ** 0.5
+
+    monkeypatch.setattr(mechanism, "clip_factors", wrong)
+    assert adversarial.largest_ratio("dense", trials=5) > 2
+
+
+@pytest.mark.slow
+def test_whole_updates_on_two_replicas():
+    processes.run_alone("adversarial_replica_cases.updates")

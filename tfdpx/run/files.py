@@ -1,0 +1,119 @@
+"""Files that are there whole or not at all, and that tell whether they are what was written."""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+
+_DIGEST = "digest"
+
+
+def make_folder(path):
+    """Makes a folder that its owner alone can read, and shows that files can be written to it.
+
+    Args:
+        path: `pathlib.Path`.
+
+    Raises:
+        OSError: If that cannot be done, with the path and the reason.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        os.chmod(path, 0o700)
+        probe = path / f".{secrets.token_hex(4)}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"Nothing can be saved in {os.fspath(path)!r}: {error}. Give a folder that can be "
+            "written to",
+        ) from error
+
+
+def write(path, content):
+    """Puts a file in place that holds `content` whole, readable by its owner alone.
+
+    Args:
+        path: `pathlib.Path`. What was there before stays until the new file is on the disk.
+        content: Bytes.
+    """
+    fresh = beside(path)
+    with removed_on_error(fresh):
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+        flush(fresh)
+        os.replace(fresh, path)
+    flush(path.parent)
+
+
+def beside(path):
+    """The file that `write` fills before it takes the place of `path`; a kill may leave it."""
+    return path.with_name(f"{path.name}.new")
+
+
+@contextlib.contextmanager
+def removed_on_error(*paths):
+    """Within it an error removes these files: a full disk is not made fuller by their halves."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise
+
+
+def flush(path):
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sealed(record):
+    """A dict of JSON values as bytes that `opened` can check."""
+    return json.dumps({**record, _DIGEST: _digest_of(record)}).encode()
+
+
+def opened(content, form):
+    """The dict that `sealed` was given.
+
+    Args:
+        content: Bytes.
+        form: String, what its entry "format" must be.
+
+    Raises:
+        ValueError: If it is anything else, with the reason.
+    """
+    try:
+        record = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is no JSON that was saved here") from None
+    found = record.get("format") if isinstance(record, dict) else type(record).__name__
+    if found != form:
+        raise ValueError(f"its format is {found!r}, not {form!r}")
+    if record.pop(_DIGEST, None) != _digest_of(record):
+        raise ValueError("it is not what was saved: its content does not fit its digest")
+    return record
+
+
+def digest_of_file(path):
+    """String that tells a file's content from any other."""
+    digest = hashlib.blake2b()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def digest_of(content):
+    """String that tells bytes from any other."""
+    return hashlib.blake2b(content).hexdigest()
+
+
+def _digest_of(record):
+    return digest_of(json.dumps(record, sort_keys=True).encode())

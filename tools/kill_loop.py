@@ -1,0 +1,244 @@
+r"""Kills trainings at random moments, has them go on, and compares them with unbroken ones.
+
+    python tools/kill_loop.py --kills=60
+
+One process imports TensorFlow and forks one child after another, which spares each the import. The
+children train with `tfdpx.callbacks.Checkpoint`, a save after every other update, and are sent
+SIGKILL after a random time: while they trace, train or save. When a run has ended after all,
+another child trains the same unbroken, without a checkpoint, from the same seeds.
+
+The last line is a JSON object. The exit status is 1 unless all weights, slots, averages, norms of
+individual accounting and ledgers are equal bit by bit.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+import warnings
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # A fork cannot share a GPU.
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import tfdpx  # noqa: E402
+
+EXAMPLES, BATCH, UPDATES, EPOCH, DELTA = 200, 40, 100, 10, 1e-5
+KINDS = ("sgd", "individual", "adam")
+# When to kill: at any time, also before the first update; between saves; while files are written.
+MOMENTS = ("any", "training", "saving")
+
+
+def make(kind):
+    """A compiled model, its plan and its `IndividualAccountant` or None; alike in every process."""
+    keras.utils.set_random_seed(1)
+    plan = tfdpx.PrivacyPlan(
+        EXAMPLES, batch_size=BATCH, steps=UPDATES, noise_multiplier=1.0, delta=DELTA
+    )
+    each = tfdpx.accounting.IndividualAccountant(plan) if kind == "individual" else None
+    if kind == "adam":
+        optimizer = tfdpx.DPAdam(0.01, plan=plan, use_ema=True)
+    else:
+        optimizer = tfdpx.DPSGD(0.1, plan=plan, momentum=0.9, individual=each)
+    layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(4)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model, plan, each
+
+
+def train(kind, folder, unbroken):
+    """One life of a run, in a child: writes its result if it gets to the end."""
+    model, plan, each = make(kind)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(EXAMPLES, 8)).astype("float32"), rng.integers(0, 4, EXAMPLES)
+    start, run, callbacks = folder / "start.json", model.optimizer.run, []
+    if unbroken:
+        run.restore(json.loads(start.read_text()))
+    else:
+        saved = tfdpx.callbacks.Checkpoint(folder / "checkpoint", save_freq=2)
+        callbacks = [saved, tfdpx.PrivacyBudget(plan)]
+        if not saved.exists:
+            put(start, json.dumps(run.state()).encode())
+    batches = plan.batches(x, y, optimizer=model.optimizer)
+    model.fit(
+        batches, epochs=UPDATES // EPOCH, steps_per_epoch=EPOCH, callbacks=callbacks, verbose=0
+    )
+    arrays = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+    if each is not None:
+        arrays += [each.norms(), each.epsilon()]
+    result = folder / ("unbroken.npz" if unbroken else "resumed.npz")
+    ledger = model.optimizer.ledger
+    with open(folder / "fresh.npz", "wb") as file:
+        np.savez(file, *arrays, ledger=ledger.to_json(), epsilon=ledger.epsilon(DELTA))
+    os.replace(folder / "fresh.npz", result)
+
+
+def put(path, content):
+    """Writes a file that is whole or not there."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(content)
+    os.replace(fresh, path)
+
+
+def child(kind, folder, unbroken=False):
+    """The process id of a fork that trains."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        warnings.simplefilter("ignore")
+        train(kind, folder, unbroken)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def wait(process):
+    """Raises RuntimeError unless a child ends well."""
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if status:
+        raise RuntimeError(f"A training that nobody killed ended with status {status}.")
+
+
+def is_over(process):
+    """Whether a child has ended, well."""
+    if not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        return False
+    wait(process)
+    return True
+
+
+def is_amid_a_save(saved):
+    """Whether the folder of a checkpoint holds a save that has not taken the last one's place."""
+    return (saved / "run.json.new").exists() or len(list(saved.glob("tfdpx-*.weights.h5"))) > 1
+
+
+def kill(process, saved, moment, seconds):
+    """Kills a child at a moment; False if it has ended well before.
+
+    Args:
+        process: Its id.
+        saved: Path of its checkpoint.
+        moment: One of `MOMENTS`.
+        seconds: Float, how long after the start of the moment, at most; of "saving", after a save.
+    """
+    last = saved / "run.json"
+    before, begin = last.stat().st_mtime_ns if last.exists() else 0, None
+    while True:
+        if is_over(process):
+            return False
+        if begin is None and (
+            moment == "any" or last.exists() and last.stat().st_mtime_ns > before
+        ):
+            begin = time.monotonic()
+        if begin is not None and time.monotonic() - begin >= seconds:
+            if moment != "saving" or is_amid_a_save(saved):
+                break
+        time.sleep(0.0005 if moment == "saving" else 0.005)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return True
+
+
+def differences(first, second):
+    """Names of what differs between two results, by any bit."""
+    with np.load(first) as one, np.load(second) as other:
+        if one.files != other.files:
+            return ["the arrays that there are"]
+        return [
+            name
+            for name in one.files
+            if one[name].dtype != other[name].dtype or one[name].tobytes() != other[name].tobytes()
+        ]
+
+
+def drift(first, second):
+    """How far two results' epsilons are apart."""
+    with np.load(first) as one, np.load(second) as other:
+        return abs(float(one["epsilon"]) - float(other["epsilon"]))
+
+
+def one_run(kind, folder, rng, longest, report):
+    """Kills a run until it has ended.
+
+    Args:
+        kind: One of `KINDS`.
+        folder: Path of an empty folder.
+        rng: `random.Random`.
+        longest: Float, the seconds of a run that nobody kills.
+        report: Function of the number of kills so far.
+
+    Returns:
+        The kills, how many of them were amid a save, and the starts that found a save.
+    """
+    kills = amid = resumed = 0
+    saved = folder / "checkpoint"
+    while True:
+        resumed += (saved / "run.json").exists()
+        moment = rng.choice(MOMENTS)
+        seconds = rng.uniform(0, longest if moment == "any" else longest / 10)
+        if not kill(child(kind, folder), saved, moment, seconds):
+            return kills, amid, resumed
+        kills += 1
+        amid += moment == "saving"
+        report(kills)
+
+
+def main():
+    """Runs the loop; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=60, help="the least number of kills")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    arguments = parser.parse_args()
+    rng, begin, wrong = random.Random(arguments.seed), time.monotonic(), []
+    kills = amid = resumed = runs = 0
+    most = 0.0
+    longest = {}
+    while kills < arguments.kills:
+        kind = KINDS[runs % len(KINDS)]
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            if kind not in longest:
+                (folder / "timed").mkdir()
+                started = time.monotonic()
+                wait(child(kind, folder / "timed"))
+                longest[kind] = time.monotonic() - started
+
+            def report(more, kind=kind, before=kills, run=runs + 1):
+                print(f"\r{before + more} kills, run {run} ({kind}) ", end="", file=sys.stderr)
+
+            found = one_run(kind, folder, rng, longest[kind], report)
+            kills, amid, resumed = kills + found[0], amid + found[1], resumed + found[2]
+            wait(child(kind, folder, unbroken=True))
+            results = folder / "resumed.npz", folder / "unbroken.npz"
+            wrong += [f"{kind}: {name}" for name in differences(*results)]
+            most = max(most, drift(*results))
+        runs += 1
+    print(file=sys.stderr)
+    result = {
+        "kills": kills,
+        "kills_amid_a_save": amid,
+        "resumes": resumed,
+        "runs": runs,
+        "updates_per_run": UPDATES,
+        "differences": wrong,
+        "epsilon_drift": most,
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+    print(json.dumps(result))
+    sys.exit(bool(wrong or most))
+
+
+if __name__ == "__main__":
+    main()
