@@ -214,6 +214,23 @@ MIXERS = {
     "the same random numbers": seeded_alike,
     "sorted random numbers": sorted_random_numbers,
     "place in a table": embedded_place,
+    "a table as long as the batch": lambda x: x + tf.broadcast_to(
+        tf.random.stateless_normal([ROWS, 4], [1, 2]), tf.shape(x)
+    ),
+    "a table as long as the batch, added": lambda x: x + tf.random.stateless_normal(
+        [ROWS, 4], [1, 2]
+    ),
+    "a table that is cut": lambda x: x + tf.random.stateless_normal([64, 4], [1, 2])[
+        : tf.shape(x)[0]
+    ],
+    "a table that is repeated": lambda x: x + tf.tile(
+        tf.random.stateless_normal([2, 4], [1, 2]), [(tf.shape(x)[0] + 1) // 2, 1]
+    )[: tf.shape(x)[0]],
+    "tables in a branch": lambda x: x + tf.cond(
+        tf.random.uniform([]) > 0.5,
+        lambda: tf.zeros_like(x),
+        lambda: tf.random.stateless_normal([ROWS, 4], [1, 2]),
+    ),
     "triangle over the batch": lambda x: tf.linalg.band_part(
         x @ tf.transpose(x), -1, 0
     ) @ x,

@@ -2,7 +2,7 @@
 
 from tfdpx.checks.proof.lengths import MINUS_ONE, ONE
 from tfdpx.checks.proof.registry import of_copies, of_rows, of_sizes
-from tfdpx.checks.proof.values import Lost, Rows, content_of, rank, require_fixed
+from tfdpx.checks.proof.values import Lost, Rows, beside_rows, content_of, rank, require_fixed
 
 
 @of_rows("Tile")
@@ -40,10 +40,8 @@ def copies(site, x, shape):
     """The same for every row, where an axis of the length of the batch comes in."""
     require_fixed(x)
     made = made_rows(site, content_of(shape))
-    if x.shape is None or len(x.shape) > len(made.shape) - made.axis:
-        axis = made.axis - len(made.shape) + rank(x)
-        if x.shape[axis] != ONE:
-            raise Lost("it gives rows something that goes by their place in the batch")
+    # Axes are lined up at the last one.
+    beside_rows(x, rank(x) - len(made.shape) + made.axis, made)
     return made
 
 

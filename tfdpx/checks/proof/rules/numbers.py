@@ -1,6 +1,7 @@
 """Shapes, axes and indices: which whole numbers, or products with the number of rows, they hold."""
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpx.checks.proof.lengths import Length, product
 from tfdpx.checks.proof.registry import of_numbers, whatever
@@ -45,7 +46,7 @@ def _refuse():
 @of_numbers("Cast Identity StopGradient EnsureShape")
 def kept(site, x):
     """The same numbers, if they stay whole."""
-    return x if site.operation.outputs[0].dtype.is_integer else None
+    return x if _is_whole(site) else None
 
 
 @of_numbers("Pack")
@@ -101,6 +102,8 @@ def looked_up(site, x, indices, axis):
 @of_numbers("Prod")
 def multiplied(site, x, axes):
     """The product of a vector."""
+    if not axes.size:
+        return x
     return _scalar(product(x)) if x.ndim == 1 and not site.attribute("keep_dims") else None
 
 
@@ -121,7 +124,7 @@ def expanded(site, x, *_):
 @of_numbers("Mul")
 def product_of(site, a, b):
     """Products; broadcast."""
-    return a * b if site.operation.outputs[0].dtype.is_integer else None
+    return a * b if _is_whole(site) else None
 
 
 @of_numbers("FloorDiv")
@@ -155,7 +158,7 @@ _OF_INTS = {
 @of_numbers(" ".join(_OF_INTS))
 def of_ints(site, *inputs):
     """What NumPy gives, where all is known and whole."""
-    if not site.operation.outputs[0].dtype.is_integer:
+    if not _is_whole(site):
         return None
     numbers = [_ints(array) for array in inputs]
     if None in numbers:
@@ -167,6 +170,11 @@ def of_ints(site, *inputs):
     made = np.empty(found.shape, dtype=object)
     made[...] = [[]] if not found.size else np.vectorize(Length, otypes=[object])(found.astype(int))
     return made
+
+
+def _is_whole(site):
+    """Whether the output holds whole numbers of a size that shapes have."""
+    return site.operation.outputs[0].dtype in (tf.int32, tf.int64)
 
 
 def _ints(array):
