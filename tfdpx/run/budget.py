@@ -7,7 +7,6 @@ from tfdpx import keras_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Entry, Ledger
 
-
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
 
 
