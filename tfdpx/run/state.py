@@ -82,6 +82,7 @@ class Run:
         with tf.control_dependencies([stop] if stop is not None else []):
             return [tf.where(allowed, total, tf.zeros_like(total)) for total in sums]
 
+    @property
     def is_shared(self):
         """Bool: whether another process may go on from this state too.
 
