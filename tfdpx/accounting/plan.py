@@ -10,15 +10,12 @@ import scipy.stats
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration
+from tfdpx.accounting.doubts import doubts
 
 SAMPLINGS = ("poisson", "shuffle")
 
 # Half of what the accountants keep back; the noise's tail has the other half.
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
-
-
-# Below this epsilon noise hides whatever the data say, and nothing is learned.
-_LEAST_USEFUL_EPSILON = 0.01
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -309,30 +306,6 @@ class PrivacyPlan:
             object.__setattr__(plan, field.name, config[field.name])
         plan._check()
         return plan
-
-
-def doubts(epsilon, delta, num_examples, noise_multiplier):
-    """List of strings: what is doubtful of a guarantee that is in range.
-
-    Args:
-        epsilon: Float.
-        delta: Float.
-        num_examples: Int, or None where unknown.
-        noise_multiplier: Float.
-    """
-    found = []
-    if num_examples is not None and delta > 1 / num_examples:
-        found.append(
-            f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one "
-            "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
-            f"well below, such as {0.1 / num_examples:.1g}."
-        )
-    if epsilon < _LEAST_USEFUL_EPSILON:
-        found.append(
-            f"epsilon={epsilon:.2g}: noise_multiplier={noise_multiplier:.4g} drowns whatever the "
-            "data say, and nothing will be learned. Epsilons from 1 to 10 are common."
-        )
-    return found
 
 
 def steps_of_epochs(epochs, sampling_probability):

@@ -62,6 +62,11 @@ class Account:
         """Float: that of the updates to come; None where it is unknown."""
         return self._open.sampling_probability or None
 
+    @property
+    def repeated(self):
+        """Int: updates ahead that the run has made before, and that are not counted again."""
+        return max(0, self._counted - self._run.updates)
+
     def open(self, sampling_probability, exact):
         """From here on updates spend what such batches cost.
 

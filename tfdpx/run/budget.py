@@ -76,7 +76,8 @@ def updates_left(optimizer):
     plan, run = optimizer.plan, optimizer.run.number
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     known = set(ledger.of(plan).entries)
-    return plan.steps - sum(e.steps for e in ledger.entries if e in known or e.run == run)
+    taken = sum(e.steps for e in ledger.entries if e in known or e.run == run)
+    return plan.steps - taken + optimizer.account.repeated
 
 
 def plan_left(optimizer, plan):

@@ -5,8 +5,9 @@ import math
 
 from tfdpx._arguments import is_integer, is_number, require
 from tfdpx.accounting import accountants, calibration
+from tfdpx.accounting.doubts import doubts
 from tfdpx.accounting.full_batch import exact_epsilon
-from tfdpx.accounting.plan import doubts, steps_of_epochs
+from tfdpx.accounting.plan import steps_of_epochs
 from tfdpx.accounting.samplings import Sampling
 from tfdpx.train.config.errors import UserError, checking_flags
 
