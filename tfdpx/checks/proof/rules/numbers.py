@@ -15,21 +15,19 @@ _MOST = 64
 @whatever("Shape ShapeN Size Rank")
 def shape_of(site, *inputs):
     """Lengths of axes, whatever stands along them."""
-    found = [
-        _measured(site, index, tensor, value)
-        for index, (tensor, value) in enumerate(zip(site.operation.inputs, inputs, strict=True))
-    ]
-    return found
+    tensors = site.operation.inputs
+    return [_measured(site, *pair) for pair in zip(tensors, inputs, strict=True)]
 
 
-def _measured(site, index, tensor, value):
+def _measured(site, tensor, value):
     if tensor.shape.is_fully_defined():
         lengths = tuple(Length(n) for n in tensor.shape)
     elif isinstance(value, Unknown):
         return value
     elif getattr(value, "shape", None) is None:
-        # Nothing but a number of examples can be behind an unknown shape of no example.
-        return Sized(None) if isinstance(value, Sized) else _refuse()
+        if not isinstance(value, Sized):
+            raise Lost("its input has an unknown shape")
+        return Sized(None)
     else:
         lengths = value.shape
     kind = site.operation.type
@@ -37,10 +35,6 @@ def _measured(site, index, tensor, value):
     shape = () if kind in ("Size", "Rank") else (Length(len(lengths)),)
     made = Sized if any(n.counts_rows for n in content) else Fixed
     return made(shape, tuple(content))
-
-
-def _refuse():
-    raise Lost("its input has an unknown shape")
 
 
 @of_numbers("Cast Identity StopGradient EnsureShape")
