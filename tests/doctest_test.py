@@ -26,6 +26,7 @@ MODULES = [
     "tfdpx.augment.mix_views",
     "tfdpx.layers.channel_whitening",
     "tfdpx.layers.group_norm",
+    "tfdpx.layers.make_private_model",
     "tfdpx.layers.scattering2d",
     "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
