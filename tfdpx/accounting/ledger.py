@@ -220,7 +220,7 @@ class Ledger:
             if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
             return cls(tuple(Entry(**entry) for entry in content["entries"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"Argument `text` is not a whole ledger: {error}. Received: {text[:80]!r}. The "
                 "steps it recorded count against the budget: restore it from a copy."

@@ -172,3 +172,15 @@ def test_a_save_that_fails_leaves_the_old_file(ledger, tmp_path, monkeypatch, fa
     monkeypatch.undo()
     assert Ledger.load(path) == ledger
     assert os.listdir(tmp_path) == ["ledger.json"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "run: 1E999", "steps: 1E999", "sigma: nan"])
+def test_json_that_python_stumbles_over_is_no_ledger(text):
+    """Found by `tools/fuzz.py`."""
+    entry = {"noise_multiplier": 1.0, "sampling_probability": 0.5, "steps": 3, "run": 7}
+    if ":" in text:
+        name, value = text.replace("sigma", "noise_multiplier").split(": ")
+        entry[name] = float(value)
+        text = json.dumps({"format": "tfdpx.Ledger/2", "entries": [entry]})
+    with pytest.raises(ValueError, match="is not a whole ledger"):
+        Ledger.from_json(text)
