@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 
 import hypothesis
 import pytest
@@ -44,6 +45,18 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tfdpx")
+
+
+# Cases that `make test-slow` runs, while `make test` runs others of the same kind.
+SLOW_CASES = pathlib.Path(__file__).with_name("slow_cases.txt")
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the cases of `slow_cases.txt` as slow."""
+    slow = set(SLOW_CASES.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -218,7 +218,7 @@ def what_would_void_the_guarantee_is_refused():
 
     model = make()
     batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
-    model.fit(batches, verbose=0)
+    model.fit(batches, steps_per_epoch=1, verbose=0)
     # Also once the step has been traced for `fit`.
     for each in (model, make()):
         refused(

@@ -182,6 +182,6 @@ def test_two_that_go_on_from_one_checkpoint_are_one_run(whole, tmp_path):
 def test_a_plan_that_has_ended_trains_no_further():
     model = fit(None, epochs=4)
     assert model.optimizer.ledger.steps == PLAN.steps == 8
-    with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="has ended: 8 of its 8 .*new plan"):
+    with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="used up: 8 of 8 steps.*new plan"):
         fit(None, model=model)
     assert model.optimizer.ledger.steps == 8

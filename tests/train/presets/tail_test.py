@@ -25,14 +25,16 @@ MILLIONS_AT_MOST = {
     "nf_resnet_50": 26,
     "nf_resnet_200": 65,
 }
+IMAGES_OF_A_FOLDER = 200
 PRIVATE = [name for name in preset_lookup.names() if preset_lookup.resolve(name, {}).private]
 
 
 def share_of_delta(preset, largest_radius):
     """What the tail adds to delta, over delta."""
     settings = preset_lookup.resolve(preset, {})
-    # A part of a data set, such as some of its classes, is noisier than the whole.
-    whole = datasets.Name.parse(settings.dataset).entry.train_images
+    # A part of a data set, such as some of its classes, is noisier than the whole. Of a folder's
+    # images nobody knows how many there are.
+    whole = datasets.Name.parse(settings.dataset).entry.train_images or IMAGES_OF_A_FOLDER
     settings, _ = choice.complete(settings, whole)
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
