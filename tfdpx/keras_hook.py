@@ -158,13 +158,15 @@ def _scaling(original):
 
 
 def _labelled(original):
-    def labelled(target, output, *args, **kwargs):
+    def labelled(target, output, from_logits=False, axis=-1):
         if not keras_internals.is_unscaled():
-            return original(target, output, *args, **kwargs)
+            return original(target, output, from_logits=from_logits, axis=axis)
         target = tf.convert_to_tensor(target)
-        classes = tf.cast(tf.shape(output)[-1], target.dtype)
-        valid = (target >= 0) & (target < classes)  # A NaN is neither.
-        losses = original(tf.where(valid, target, 0), output, *args, **kwargs)
+        # In a wide type: bytes cannot say that there are 256 classes.
+        label = tf.cast(target, "int64" if target.dtype.is_integer else "float32")
+        valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))  # No NaN is.
+        target = tf.where(valid, target, tf.zeros_like(target))
+        losses = original(target, output, from_logits=from_logits, axis=axis)
         ones = tf.where(valid, tf.ones([], losses.dtype), float("nan"))
         # A product, so that the gradient is NaN as well.
         return losses * tf.reshape(ones, tf.shape(losses))

@@ -69,6 +69,16 @@ def test_labels_that_are_none_however_it_is_compiled(absent, compiled):
     assert model.optimizer.nonfinite_examples == drawn([2])
 
 
+@pytest.mark.parametrize("classes", [256, 300])
+def test_bytes_as_labels_of_more_classes_than_a_byte_has(classes):
+    def of_bytes(y_true, y_pred):
+        y_true = tf.cast(y_true + 250, "uint8")
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+    model = train(layers=[keras.layers.Dense(classes, kernel_initializer="zeros")], loss=of_bytes)
+    assert model.optimizer.nonfinite_examples == 0
+
+
 @tf.custom_gradient
 def infinite_where_negative(x):
     return x, lambda upstream: tf.where(x < 0, np.inf, 1.0) * upstream
