@@ -82,7 +82,15 @@ def composed_epsilon(runs, delta, accountant="pld"):
         return 0.0
     if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
         return math.inf
-    return float(composed(runs, accountant).get_epsilon(delta * (1 - RESERVED_SHARE)))
+    try:
+        return float(composed(runs, accountant).get_epsilon(delta * (1 - RESERVED_SHARE)))
+    except MemoryError:
+        least = min(noise_multiplier for noise_multiplier, _, _ in runs)
+        raise ValueError(
+            f"Argument `noise_multiplier` is so small that accountant={accountant!r} does not fit "
+            f"into memory. Received: noise_multiplier={least}. Give more noise, or "
+            "accountant='rdp'."
+        ) from None
 
 
 def composed(runs, accountant):

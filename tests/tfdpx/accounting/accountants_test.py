@@ -158,3 +158,13 @@ def test_pld_grid_follows_the_loss():
 def test_errors_name_argument_and_value(arguments, name):
     with pytest.raises(ValueError, match=f"Argument `{name}` .*Received: {name}="):
         epsilon(*arguments)
+
+
+def test_noise_too_small_for_the_memory_is_named(monkeypatch):
+    class Full:
+        def get_epsilon(self, delta):
+            raise MemoryError(delta)
+
+    monkeypatch.setattr(accountants, "composed", lambda runs, accountant: Full())
+    with pytest.raises(ValueError, match="noise_multiplier=0.04.*accountant='rdp'"):
+        epsilon(0.04, 0.1, 100, 1e-5)
