@@ -3,8 +3,9 @@
 `import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
 `make_private_model`, `RandomAccess` and the modules `accounting`, `audit`, `augment`, `callbacks`,
 `checks`, `distributed`, `heads`, `per_example` and `synthetic`. It also installs the hook by which
-`keras.Model.fit` lets a DP optimizer drive the training step, and registers the layers of
-`tfdpx.layers` with Keras. `tfdpx.models` loads on first use.
+`keras.Model.fit` lets a DP optimizer drive the training step, registers the layers of
+`tfdpx.layers` with Keras, and keeps freed memory with the process (`tfdpx.memory.allocator`).
+`tfdpx.models` loads on first use.
 """
 
 import importlib as _importlib
@@ -70,6 +71,10 @@ if not _is_for_numbers_alone():
     import keras as _keras
 
     _check_backend(_keras.backend.backend())
+
+    from tfdpx.memory import allocator as _allocator
+
+    _allocator.keep_freed_memory()
 
     from tfdpx import (
         accounting,
