@@ -77,7 +77,7 @@ def examples(optimizer, work, num_views, count, weighted):
     largest = min(count, mean + math.ceil(4 * deviation))
     if 8 * work.elements * num_views * mean > _LARGE:
         largest = min(largest, -(-mean // 2))
-    size = least_time(*_seconds(work, num_views), mean, deviation, max(largest, 1))
+    size = least_time(*_seconds(work, num_views), mean, deviation, max(largest, 1), count)
     if weighted or count % size == 0:
         return size
     return next((n for n in range(largest, largest // 2, -1) if count % n == 0), count)
@@ -89,7 +89,7 @@ def chosen(model):
     return list(prepared[model].sizes.values()) if model in prepared else []
 
 
-def least_time(each, every, mean, deviation, largest):
+def least_time(each, every, mean, deviation, largest, most):
     """The size of a pass, an int up to `largest`, of least expected time for an update.
 
     Args:
@@ -98,8 +98,9 @@ def least_time(each, every, mean, deviation, largest):
         mean: Float, expected examples of an update, normally distributed.
         deviation: Float, their standard deviation.
         largest: Int.
+        most: Int, the most examples that an update can have.
     """
-    drawn = np.maximum(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0)
+    drawn = np.clip(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, most)
     # Odd sizes divide badly among threads; the largest may save a pass, and a divisor padding.
     sizes = np.arange(1, largest + 1)
     sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]

@@ -160,13 +160,13 @@ def test_passes_of_least_expected_time(batch_size, probability, each, every):
         return weights @ (-(-drawn // size) * (every + size * each))
 
     mean, deviation = number * probability, math.sqrt(number * probability * (1 - probability))
-    size = pass_size.least_time(each, every, mean, deviation, number)
+    size = pass_size.least_time(each, every, mean, deviation, number, number)
     assert seconds(size) <= 1.03 * min(seconds(other) for other in range(1, number + 1, 7))
 
 
 def test_without_padding_a_batch_is_cut_evenly():
-    assert pass_size.least_time(1.0, 30.0, 100, 0.0, 60) == 50
-    assert pass_size.least_time(1.0, 30.0, 100, 0.0, 100) == 100
+    assert pass_size.least_time(1.0, 30.0, 100, 0.0, 60, 100) == 50
+    assert pass_size.least_time(1.0, 30.0, 100, 0.0, 100, 100) == 100
 
 
 PROGRAM = """
