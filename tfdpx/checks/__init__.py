@@ -97,6 +97,7 @@ def _run(problems, model, engine, batch, num_views, examples):
 
         def look(one_pass):
             found.append(separation_of_pass(model, one_pass, batch, size * num_views))
+            return not found[0].reasons
 
         problems += problems_of_pass(model, engine, batch[0], size, num_views, look)
         with keras_internals.still():

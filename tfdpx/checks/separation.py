@@ -42,19 +42,19 @@ def examples_of_pass(examples, views):
 def problems_of_pass(model, engine, x, examples, views, look):
     """Texts of what a training pass keeps, and of the first way in which its examples mix.
 
+    Where `look` proves that they keep apart, nothing is run to see whether they do.
+
     Args:
         model: A compiled, built `keras.Model`.
         engine: The per-example engine.
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
         examples: Int, of a pass.
         views: Int, rows an example.
-        look: Function of the `TrainingPass` in training mode, called if nothing is wrong with it.
+        look: Function of the `TrainingPass` in training mode, called if it keeps nothing. It says
+            whether its examples are proved to keep apart.
     """
-    vocabulary = made_up.vocabulary(lambda batch: keras_internals.call_model(model, batch), x)
     random = bool(keras_internals.seed_generators(model))
     for still in (False, True) if random else (False,):
-        # Random layers draw by place: the examples are reordered only where they hold still.
-        batches = made_up.batches(x, examples, views, vocabulary, shuffled=still or not random)
         with keras_internals.still() if still else contextlib.nullcontext():
             one_pass = TrainingPass(model, engine, x, examples * views)
             if not still:
@@ -69,14 +69,22 @@ def problems_of_pass(model, engine, x, examples, views, look):
                 # Run, it would leave its traces, and two runs could not be compared.
                 if kept:
                     return
+                if look(one_pass):
+                    return
+            # Random layers draw by place: the examples are reordered only where they hold still.
+            batches = _made_up(model, x, examples, views, shuffled=still or not random)
             mixing, whole = _compare_batches(model, one_pass, batches)
             if mixing:
                 yield mixing
                 return
-            if not still:
-                look(one_pass)
     with keras_internals.still():
         yield from _compare_alone(model, whole)
+
+
+def _made_up(model, x, examples, views, shuffled):
+    """The three batches of `made_up.batches`."""
+    vocabulary = made_up.vocabulary(lambda batch: keras_internals.call_model(model, batch), x)
+    return made_up.batches(x, examples, views, vocabulary, shuffled)
 
 
 def _compare_batches(model, one_pass, batches):
