@@ -178,8 +178,12 @@ def test_layers_without_a_rule_of_their_own(make, shape, views):
 
 
 @pytest.mark.parametrize("unrolled", [64, 1])
-@pytest.mark.parametrize("groups, strides, views", [(1, 2, 1), (2, 1, 3)])
-def test_convolutions_by_one_call_an_example(monkeypatch, unrolled, groups, strides, views):
+@pytest.mark.parametrize(
+    "groups, strides, dilation, views", [(1, 2, 1, 1), (2, 1, 1, 3), (2, 1, (2, 3), 1)]
+)
+def test_convolutions_by_one_call_an_example(
+    monkeypatch, unrolled, groups, strides, dilation, views
+):
     # Free launches and slow memory make it the cheapest way, which it is not for small images.
     monkeypatch.setitem(cost_model._RATES, "cpu", (2e11, 1.0, 0.0))
     monkeypatch.setattr(convolution_gradients, "_UNROLLED", unrolled)
@@ -190,9 +194,41 @@ def test_convolutions_by_one_call_an_example(monkeypatch, unrolled, groups, stri
         rule, "_by_calls", property(lambda self: chosen.append(by_calls(self)) or chosen[-1])
     )
     monkeypatch.setattr(rule, "_in_a_loop", lambda self: loops.append(1) or in_a_loop(self))
-    layer = WSConv2D(4, 3, strides, groups=groups, padding="same")
+    layer = WSConv2D(4, 3, strides, groups=groups, dilation_rate=dilation, padding="same")
     check_layer(layer, (6, 5, 4), views, norms=["instantiate"])
     assert chosen and all(chosen) and bool(loops) == (unrolled == 1)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("dilation", [(2, 2), (1, 3), (4, 2)])
+def test_phases_of_a_dilation_give_its_kernel_gradient(padding, known, dilation):
+    rng = np.random.default_rng(0)
+    layer = layers.Conv2D(4, (2, 3), padding=padding, dilation_rate=dilation)
+    images = tf.constant(rng.normal(size=(2, 9, 8, 3)), "float32")
+    layer.build(images.shape)
+    with tf.GradientTape() as tape:
+        outputs = layer(images)
+        gradients = tf.constant(rng.normal(size=outputs.shape), "float32")
+        total = tf.reduce_sum(outputs * gradients)
+    specs = [
+        tf.TensorSpec(t.shape if known else [2, None, None, t.shape[-1]])
+        for t in (images, gradients)
+    ]
+
+    @tf.function(input_signature=specs)
+    def by_phase(images, gradients):
+        images, gradients = window.Window(layer).by_phase(images, gradients)
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=images,
+            filter_sizes=layer.kernel.shape,
+            out_backprop=gradients,
+            strides=[1, 1, 1, 1],
+            padding="VALID",
+        )
+
+    expected = tape.gradient(total, layer.kernel.value)
+    np.testing.assert_allclose(by_phase(images, gradients), expected, rtol=1e-4, atol=1e-5)
 
 
 @given(

@@ -122,10 +122,11 @@ class Conv2DRule(ConvolutionGradients):
 
     def _instance_squares(self):
         """Squared norms at the convolution's kernel [B], the M of `rounding`, and its terms."""
+        axes = tf.constant([-4, -3, -2])
 
         def squares(gradients):
             # One sum, not one for each axis: there may be one of these for every example.
-            return tf.reduce_sum(tf.square(gradients), axis=[-4, -3, -2])
+            return tf.reduce_sum(tf.square(gradients), axis=axes)
 
         if self.instances_apart is None:
             by_filter = squares(self.kernel_instances)

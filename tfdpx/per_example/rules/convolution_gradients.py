@@ -11,7 +11,7 @@ from tfdpx.per_example.rules.base import BeforeActivation, positions
 from tfdpx.per_example.rules.products import FLOAT
 from tfdpx.per_example.rules.window import Window
 
-# Up to here one graph node an example; beyond, a loop keeps the graph small.
+# Up to here one graph node an example and group; beyond, a loop keeps the graph small.
 _UNROLLED = 64
 
 
@@ -49,21 +49,42 @@ class ConvolutionGradients(BeforeActivation):
         """[B * K, H', W', out] summed over an example's views and positions: [B, out]."""
         return sum_rows(images, self.num_views, [1, 2])
 
-    def kernel_gradient(self, inputs, output_gradients):
+    def kernel_gradient(self, inputs, output_gradients, shape=None):
         """The gradient at the convolution's kernel, summed over all images: [*kernel_shape].
 
         Args:
             inputs: float32 [N, H, W, C].
             output_gradients: float32 [N, H', W', out].
+            shape: Optional int32 tensor, `shape_of_group`: one for all calls is less to trace.
         """
-        return tf.raw_ops.Conv2DBackpropFilter(
-            input=inputs,
-            filter_sizes=self.kernel_shape,
-            out_backprop=output_gradients,
-            strides=[1, *self.window.strides, 1],
-            padding=self.window.padding.upper(),
-            dilations=[1, *self.window.dilation, 1],
-        )
+        shape = self.shape_of_group if shape is None else shape
+        padding = self.window.padding.upper()
+        # Without oneDNN, TensorFlow's gradient knows neither dilation nor groups on CPUs.
+        if max(self.window.dilation) > 1:
+            inputs, output_gradients = self.window.by_phase(inputs, output_gradients)
+            padding = "VALID"
+        of_groups = [
+            tf.raw_ops.Conv2DBackpropFilter(
+                input=part,
+                filter_sizes=shape,
+                out_backprop=gradients,
+                strides=[1, *self.window.strides, 1],
+                padding=padding,
+            )
+            for part, gradients in zip(
+                self._split(inputs), self._split(output_gradients), strict=True
+            )
+        ]
+        return of_groups[0] if self.groups == 1 else tf.concat(of_groups, axis=-1)
+
+    @property
+    def shape_of_group(self):
+        """[height, width, in / groups, out / groups] of the part of the kernel of one group."""
+        return [*self.kernel_shape[:3], self.kernel_shape[3] // self.groups]
+
+    def _split(self, images):
+        """`images` [..., c] as a list of one tensor [..., c / groups] a group."""
+        return [images] if self.groups == 1 else tf.split(images, self.groups, axis=-1)
 
     @functools.cached_property
     def kernel_instances(self):
@@ -77,7 +98,8 @@ class ConvolutionGradients(BeforeActivation):
         count, positions, fan_in, fan_out = self.sizes()
         multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
         patches = FLOAT * count * positions * self.groups * fan_in
-        by_calls = Cost(multiply, calls=math.inf if self.call.jit_compile else count)
+        calls = math.inf if self.call.jit_compile else count * self.groups
+        by_calls = Cost(multiply, calls=calls)
         return by_calls, Cost(multiply, bytes=4 * patches)
 
     def sizes(self):
@@ -98,10 +120,11 @@ class ConvolutionGradients(BeforeActivation):
         """List of the examples' float32 [*kernel_shape], or None where no graph holds so many."""
         inputs, gradients = self._by_example()
         count = inputs.shape[0]
-        if not self._by_calls or count is None or count > _UNROLLED:
+        if not self._by_calls or count is None or count * self.groups > _UNROLLED:
             return None
         each = zip(tf.unstack(inputs), tf.unstack(gradients), strict=True)
-        return [self.kernel_gradient(*one) for one in each]
+        shape = tf.constant(self.shape_of_group)
+        return [self.kernel_gradient(*one, shape) for one in each]
 
     def _in_a_loop(self):
         inputs, gradients = self._by_example()

@@ -56,6 +56,31 @@ class Window:
             dilations=self.dilation,
         )
 
+    def by_phase(self, images, gradients):
+        """Both cut into the phases of the dilation, so that each phase needs none.
+
+        A kernel without dilation or padding that sees the phases has the same gradient.
+
+        Args:
+            images: float32 [N, H, W, C].
+            gradients: float32 [N, H', W', out], at what the convolution gives for them.
+
+        Returns:
+            The phases of `images` and of `gradients`: float32 [N * phases, ...].
+        """
+        sizes = gradients.shape[1:3]
+        if None in sizes:
+            sizes = tf.unstack(tf.shape(gradients)[1:3])
+        # What makes the last phases whole meets gradients of zero.
+        ends = [-size % rate for size, rate in zip(sizes, self.dilation, strict=True)]
+        # Dilation excludes strides, and without strides the edges are those of any size.
+        edges = zip(self._edges((1, 1)), ends, strict=True)
+        edges = [[before, after + end] for (before, after), end in edges]
+        return [
+            tf.space_to_batch(images, self.dilation, edges),
+            tf.space_to_batch(gradients, self.dilation, [[0, end] for end in ends]),
+        ]
+
     def gram(self, images, contiguous=False):
         """Inner products of patches: [B, T, T] with T = K H' W'.
 
