@@ -197,8 +197,12 @@ def test_compiles_under_xla():
 
 
 def test_channels_first():
-    layer = WSConv2D(4, 3, data_format="channels_first")
     images = np.random.default_rng(9).normal(size=(2, 5, 8, 7)).astype("float32")
+    try:
+        keras.layers.Conv2D(4, 3, data_format="channels_first")(images)
+    except tf.errors.UnimplementedError:
+        pytest.skip("TensorFlow convolves no channels first on this processor")
+    layer = WSConv2D(4, 3, data_format="channels_first")
     outputs = layer(images)
     expected = convolve_by_hand(
         images.transpose(0, 2, 3, 1), standardize_by_hand(layer.kernel), np.asarray(layer.bias)
