@@ -14,9 +14,10 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="anoth
 # A thread that takes and frees 150 MiB in pieces, as passes of a step do. It prints what
 # `keep_freed_memory` gave, and the page faults of ten rounds.
 _ROUNDS = """
-import importlib.util, resource, sys, threading
+import ctypes, importlib.util, resource, sys, threading
 import numpy as np
 
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would hide faults.
 path, way, megabytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
 given = None
 if way == "import":
