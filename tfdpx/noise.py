@@ -11,6 +11,8 @@ import secrets
 
 import tensorflow as tf
 
+from tfdpx import tensorflow_internals
+
 
 def make_seed(seed=None):
     """An int64 array-like of shape [2]: 128 bits for `tf.random.stateless_*`.
@@ -82,10 +84,12 @@ def normal(shape, seed, stddev=1.0):
         float32 tensor of `shape`.
     """
     size = math.prod(shape)
-    sizes = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
-    seeds = tf.unstack(_seeds(seed, len(sizes)))
-    chunks = [_drawn_once(n, pair, stddev) for n, pair in zip(sizes, seeds, strict=True)]
-    return tf.reshape(tf.concat(chunks, axis=0), shape)
+    count = max(-(-size // _CHUNK), 1)
+    seeds = _seeds(seed, count)
+    # One loop is less to trace; loops apart run side by side where XLA compiles for a CPU.
+    groups = tf.split(seeds, count) if tensorflow_internals.is_under_xla() else [seeds]
+    drawn = tf.concat([_in_a_loop(-(-size // count), each, stddev) for each in groups], axis=0)
+    return tf.reshape(tf.reshape(drawn, [-1])[:size], shape)
 
 
 def _seeds(seed, count):
@@ -93,19 +97,26 @@ def _seeds(seed, count):
     return tf.reshape(_words(4 * count, fold_in(seed, _KEY), tf.int64), [count, 2, 2])
 
 
-def _drawn_once(size, seeds, stddev):
-    """`_box_muller`, in a loop of one turn, which keeps XLA from fusing it into what reads it.
+def _in_a_loop(size, seeds, stddev):
+    """float32 [count, size]: the `_box_muller` of each of `seeds` [count, 2, 2].
 
-    XLA would draw the bits again for every element of every reader, many times over.
+    XLA does not fuse a loop into what reads it; it would draw the bits again for every element of
+    every reader, many times over.
     """
-    # One, but no compiler can know: a second turn would give the same.
-    turns = 1 + tf.cast(tf.reduce_all(seeds == _UNLIKELY), "int32")
-    _, values = tf.while_loop(
-        lambda turn, _: turn < turns,
-        lambda turn, _: (turn + 1, _box_muller(size, *tf.unstack(seeds), stddev)),
-        (tf.constant(0), tf.zeros([size])),
+    count = seeds.shape[0]
+    # As many as there are chunks, but no compiler can know: XLA dissolves a loop of one turn.
+    turns = count + tf.cast(tf.reduce_all(seeds == _UNLIKELY), "int32")
+
+    def turn(index, drawn):
+        place = tf.minimum(index, count - 1)
+        values = _box_muller(size, *tf.unstack(seeds[place]), stddev)
+        return index + 1, drawn.write(place, values)
+
+    drawn = tf.TensorArray("float32", count, element_shape=[size])
+    _, drawn = tf.while_loop(
+        lambda index, _: index < turns, turn, (tf.constant(0), drawn), parallel_iterations=2
     )
-    return values
+    return drawn.stack()
 
 
 def _box_muller(size, radius_seed, angle_seed, stddev):
