@@ -53,27 +53,26 @@ def problems_of_pass(model, engine, x, examples, views, look):
         look: Function of the `TrainingPass` in training mode, called if it keeps nothing. It says
             whether its examples are proved to keep apart.
     """
+    rows = examples * views
+    looked_at = TrainingPass(model, engine, x, rows)
+    if looked_at.added:
+        yield (
+            f"These layers call `add_loss`: {looked_at.added}. Such a loss is not known by example. "
+            "Put a loss on weights into a `kernel_regularizer`, one on data into "
+            "`compile(loss=...)`."
+        )
+    kept = list(problems_of_state(model, looked_at))
+    yield from kept
+    # Run, it would leave its traces, and two runs could not be compared.
+    if kept or look(looked_at):
+        return
     random = bool(keras_internals.seed_generators(model))
     for still in (False, True) if random else (False,):
         with keras_internals.still() if still else contextlib.nullcontext():
-            one_pass = TrainingPass(model, engine, x, examples * views)
-            if not still:
-                if one_pass.added:
-                    yield (
-                        f"These layers call `add_loss`: {one_pass.added}. Such a loss is not known "
-                        "by example. Put a loss on weights into a `kernel_regularizer`, one on "
-                        "data into `compile(loss=...)`."
-                    )
-                kept = list(problems_of_state(model, one_pass))
-                yield from kept
-                # Run, it would leave its traces, and two runs could not be compared.
-                if kept:
-                    return
-                if look(one_pass):
-                    return
+            compared = TrainingPass(model, engine, x, rows, fingerprints=True)
             # Random layers draw by place: the examples are reordered only where they hold still.
             batches = _made_up(model, x, examples, views, shuffled=still or not random)
-            mixing, whole = _compare_batches(model, one_pass, batches)
+            mixing, whole = _compare_batches(model, compared, batches)
             if mixing:
                 yield mixing
                 return

@@ -33,7 +33,7 @@ class Captured:
 
 
 class TrainingPass:
-    """What the private step runs on one pass, but for the rules: traced once, run on several data.
+    """What the private step runs on one pass, but for the rules: traced, and run on several data.
 
     The gradients are those of random weights on the predictions. A loss is known row by row, so no
     loss can hide what these show.
@@ -43,6 +43,7 @@ class TrainingPass:
         engine: The engine whose recorder captures layers; one without gives predictions alone.
         specs: Nest of tensors [rows, ...]; only shapes and dtypes are read.
         rows: Int.
+        fingerprints: Bool, whether it can be run; otherwise there is less to trace.
 
     Attributes:
         graph: The `tf.Graph` that was traced.
@@ -53,9 +54,10 @@ class TrainingPass:
         captured: What the captured layers give there, a list of tensors.
     """
 
-    def __init__(self, model, engine, specs, rows):
+    def __init__(self, model, engine, specs, rows, fingerprints=False):
         self._model = model
         self._engine = engine
+        self._summary = _fingerprints if fingerprints else _nothing
         self._rows = Rows(specs)
         self.layers = []
         keras_internals.clear_added_losses(model)
@@ -83,7 +85,7 @@ class TrainingPass:
         if not hasattr(self._engine, "recorder"):
             y_pred = keras_internals.call_model(model, x)
             self._kept, tensors = (y_pred, []), Outputs(y_pred).tensors
-            return tensors, _fingerprints([tensors]), []
+            return tensors, self._summary([tensors]), []
         recorder = self._engine.recorder()
         with recorder.taping():
             with keras_internals.recording(recorder):
@@ -95,7 +97,12 @@ class TrainingPass:
         self.layers = [call.layer.name for call in recorder.calls]
         self._kept = y_pred, [t for call in recorder.calls for t in call.outputs]
         outputs = [*(call.outputs for call in recorder.calls), predictions.tensors]
-        return predictions.tensors, *_fingerprints((outputs, gradients))
+        return predictions.tensors, *self._summary((outputs, gradients))
+
+
+def _nothing(nest):
+    """As many lists as there are, without what is in them."""
+    return [[] for _ in nest]
 
 
 def _fingerprints(nest):
