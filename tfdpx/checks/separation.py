@@ -57,8 +57,8 @@ def problems_of_pass(model, engine, x, examples, views, look):
     looked_at = TrainingPass(model, engine, x, rows)
     if looked_at.added:
         yield (
-            f"These layers call `add_loss`: {looked_at.added}. Such a loss is not known by example. "
-            "Put a loss on weights into a `kernel_regularizer`, one on data into "
+            f"These layers call `add_loss`: {looked_at.added}. Such a loss is not known by "
+            "example. Put a loss on weights into a `kernel_regularizer`, one on data into "
             "`compile(loss=...)`."
         )
     kept = list(problems_of_state(model, looked_at))
