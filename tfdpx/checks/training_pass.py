@@ -43,7 +43,7 @@ class TrainingPass:
         engine: The engine whose recorder captures layers; one without gives predictions alone.
         specs: Nest of tensors [rows, ...]; only shapes and dtypes are read.
         rows: Int.
-        fingerprints: Bool, whether it can be run; otherwise there is less to trace.
+        fingerprints: Bool, whether it can be run; if not, there is less to trace.
 
     Attributes:
         graph: The `tf.Graph` that was traced.
@@ -76,6 +76,8 @@ class TrainingPass:
 
     def __call__(self, batch):
         """The `Captured` of a `made_up.Batch`."""
+        if self._summary is _nothing:
+            raise ValueError("Only a pass with `fingerprints=True` can be run.")
         order = tf.constant(batch.order, tf.int32)
         emphasis = tf.constant(batch.emphasis, tf.float32)
         return Captured(batch, *self._function(Rows(batch.x).tensors, order, emphasis))

@@ -9,6 +9,7 @@ import tfdpx
 from tfdpx import checks
 from tfdpx.checks.training_pass import TrainingPass
 from tfdpx.per_example import GenericRule, register
+from tfdpx.per_example.layerwise import LayerwiseEngine
 
 
 @pytest.fixture(name="runs")
@@ -44,6 +45,15 @@ def test_a_proved_pass_is_not_run(runs, layers):
 def test_a_pass_that_is_not_proved_is_run(runs):
     assert fitted([], run_eagerly=True).separations[0].verdict == "tried"
     assert len(runs) >= 3
+
+
+def test_a_pass_without_fingerprints_cannot_be_run():
+    model = keras.Sequential([keras.Input([6]), keras.layers.Dense(2)])
+    engine = LayerwiseEngine(model, tf.ones([4, 6]), 1)
+    looked_at = TrainingPass(model, engine, tf.ones([4, 6]), 4)
+    # It would show no difference between any two batches.
+    with pytest.raises(ValueError, match="fingerprints=True"):
+        looked_at(None)
 
 
 class MixesByMean(keras.layers.Layer):
