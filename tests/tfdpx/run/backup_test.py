@@ -3,26 +3,13 @@
 import keras
 import pytest
 import small
+from killing import KillAfter, Killed
 
 import tfdpx
 
 N, STEPS = 60, 12
 PLAN = tfdpx.PrivacyPlan(N, batch_size=20, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
 X, Y = small.data(N)
-
-
-class Killed(Exception):
-    pass
-
-
-class KillAfter(keras.callbacks.Callback):
-    def __init__(self, updates):
-        super().__init__()
-        self.updates = updates
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.model.optimizer.run.updates == self.updates:
-            raise Killed
 
 
 def fit(folder, bound, budget_first, extra=()):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from killing import KillAfter, Killed
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
@@ -29,20 +30,6 @@ def train(model, callbacks=(), epochs=4, plan=PLAN, x=X, y=Y, **arguments):
     return model.fit(
         batches, epochs=epochs, steps_per_epoch=3, callbacks=list(callbacks), verbose=0
     )
-
-
-class Killed(Exception):
-    pass
-
-
-class KillAfter(keras.callbacks.Callback):
-    def __init__(self, updates):
-        super().__init__()
-        self.updates = updates
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.model.optimizer.run.updates == self.updates:
-            raise Killed
 
 
 def raw(model):
