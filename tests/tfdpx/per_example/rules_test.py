@@ -277,6 +277,7 @@ def test_forced_norms_refuses_what_it_does_not_know():
 
 def test_xla():
     check_layer(WSConv2D(4, 3, activation="relu"), (6, 6, 2), 2, jit_compile=True)
+    check_layer(layers.Conv2D(4, 3, dilation_rate=2, groups=2), (8, 7, 2), 2, jit_compile=True)
     check_layer(layers.Embedding(4, 3), (5,), 2, tokens=4, jit_compile=True)
 
 
