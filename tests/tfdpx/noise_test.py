@@ -100,6 +100,14 @@ def test_chunks_differ_and_each_agrees_with_its_own_draw(monkeypatch, jit_compil
     np.testing.assert_allclose(sample, tf.concat(alone, axis=0)[:2501], atol=1e-5)
 
 
+def test_a_graph_that_xla_compiles_later_draws_the_same(monkeypatch):
+    monkeypatch.setattr(noise, "_CHUNK", 1000)
+    seed = tf.constant([7, 8], "int64")
+    traced = tf.function(lambda: noise.normal([2501], seed)).get_concrete_function()
+    later = tf.function(lambda: traced(), jit_compile=True)
+    np.testing.assert_allclose(later(), traced(), atol=1e-5)
+
+
 def test_a_graph_does_not_grow_with_the_chunks(monkeypatch):
     def operations(size):
         seed = tf.constant([7, 8], "int64")
