@@ -130,4 +130,4 @@ def test_speed_is_a_ratio_of_medians():
     assert record["ratio_to_numpy_products"] == pytest.approx(
         record["fit_seconds"] / record["numpy_products_seconds"]
     )
-    assert 0 <= record["added_peak_mib"] < 2000
+    assert record["features_mib"] < record["added_peak_mib"] < 2000
