@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx import keras_internals, tensorflow_internals
 from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.layout import find_layout
@@ -97,8 +97,7 @@ class LayerwiseEngine:
     def recorder(self, update=None):
         """A `Recorder` for one run of the model, with what the passes of an update share."""
         update = update or self.update()
-        # Whatever runs on a TPU is compiled.
-        compiled = self._model.jit_compile or bool(tf.config.list_logical_devices("TPU"))
+        compiled = tensorflow_internals.is_for_xla(self._model)
         return Recorder(self._variables, self._layout, self._num_views, update, compiled)
 
     def rules(self, recorder, predictions, cotangents):

@@ -15,7 +15,6 @@ from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules import (
     base,
     convolution,
-    convolution_gradients,
     dense,
     depthwise,
     einsum_dense,
@@ -177,26 +176,21 @@ def test_layers_without_a_rule_of_their_own(make, shape, views):
     check_layer(make(), shape, views)
 
 
-@pytest.mark.parametrize("unrolled", [64, 1])
 @pytest.mark.parametrize(
     "groups, strides, dilation, views", [(1, 2, 1, 1), (2, 1, 1, 3), (2, 1, (2, 3), 1)]
 )
-def test_convolutions_by_one_call_an_example(
-    monkeypatch, unrolled, groups, strides, dilation, views
-):
+def test_convolutions_by_one_call_an_example(monkeypatch, groups, strides, dilation, views):
     # Free launches and slow memory make it the cheapest way, which it is not for small images.
     monkeypatch.setitem(cost_model._RATES, "cpu", (2e11, 1.0, 0.0))
-    monkeypatch.setattr(convolution_gradients, "_UNROLLED", unrolled)
-    chosen, loops = [], []
+    chosen = []
     rule = convolution.Conv2DRule
-    by_calls, in_a_loop = rule._by_calls.fget, rule._in_a_loop
+    by_calls = rule._by_calls.fget
     monkeypatch.setattr(
         rule, "_by_calls", property(lambda self: chosen.append(by_calls(self)) or chosen[-1])
     )
-    monkeypatch.setattr(rule, "_in_a_loop", lambda self: loops.append(1) or in_a_loop(self))
     layer = WSConv2D(4, 3, strides, groups=groups, dilation_rate=dilation, padding="same")
     check_layer(layer, (6, 5, 4), views, norms=["instantiate"])
-    assert chosen and all(chosen) and bool(loops) == (unrolled == 1)
+    assert chosen and all(chosen)
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])

@@ -92,7 +92,10 @@ class Conv2DRule(ConvolutionGradients):
 
     def contracted_clipped_sum(self, factors, unscaled):
         """See `Rule.contracted_clipped_sum`."""
-        return [self.to_sum(tf.tensordot(factors, *unscaled, axes=1))]
+        [instances] = unscaled
+        flat = tf.reshape(instances, [-1, math.prod(self.kernel_shape)])
+        total = tf.matmul(factors[tf.newaxis], flat)
+        return [self.to_sum(tf.reshape(total, self.kernel_shape))]
 
     def ordinary_clipped_sum(self, factors, unscaled):
         """See `Rule.ordinary_clipped_sum`."""
@@ -122,16 +125,7 @@ class Conv2DRule(ConvolutionGradients):
 
     def _instance_squares(self):
         """Squared norms at the convolution's kernel [B], the M of `rounding`, and its terms."""
-        axes = tf.constant([-4, -3, -2])
-
-        def squares(gradients):
-            # One sum, not one for each axis: there may be one of these for every example.
-            return tf.reduce_sum(tf.square(gradients), axis=axes)
-
-        if self.instances_apart is None:
-            by_filter = squares(self.kernel_instances)
-        else:  # Neither all squares nor a second copy of the instances need memory at once.
-            by_filter = tf.stack([squares(gradient) for gradient in self.instances_apart])
+        by_filter = self.squares_by_filter
         if self.squared_filter_scale is not None:
             by_filter *= self.squared_filter_scale
         squares = tf.reduce_sum(by_filter, axis=1)

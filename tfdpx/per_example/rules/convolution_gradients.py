@@ -6,13 +6,10 @@ import math
 import tensorflow as tf
 
 from tfdpx.per_example.cost_model import Cost, cheapest
-from tfdpx.per_example.rows import split_views, sum_rows
+from tfdpx.per_example.rows import Rows, split_views, sum_rows
 from tfdpx.per_example.rules.base import BeforeActivation, positions
 from tfdpx.per_example.rules.products import FLOAT
 from tfdpx.per_example.rules.window import Window
-
-# Up to here one graph node an example and group; beyond, a loop keeps the graph small.
-_UNROLLED = 64
 
 
 class ConvolutionGradients(BeforeActivation):
@@ -49,15 +46,13 @@ class ConvolutionGradients(BeforeActivation):
         """[B * K, H', W', out] summed over an example's views and positions: [B, out]."""
         return sum_rows(images, self.num_views, [1, 2])
 
-    def kernel_gradient(self, inputs, output_gradients, shape=None):
+    def kernel_gradient(self, inputs, output_gradients):
         """The gradient at the convolution's kernel, summed over all images: [*kernel_shape].
 
         Args:
             inputs: float32 [N, H, W, C].
             output_gradients: float32 [N, H', W', out].
-            shape: Optional int32 tensor, `shape_of_group`: one for all calls is less to trace.
         """
-        shape = self.shape_of_group if shape is None else shape
         padding = self.window.padding.upper()
         # Without oneDNN, TensorFlow's gradient knows neither dilation nor groups on CPUs.
         if max(self.window.dilation) > 1:
@@ -66,7 +61,7 @@ class ConvolutionGradients(BeforeActivation):
         of_groups = [
             tf.raw_ops.Conv2DBackpropFilter(
                 input=part,
-                filter_sizes=shape,
+                filter_sizes=[*self.kernel_shape[:3], self.kernel_shape[3] // self.groups],
                 out_backprop=gradients,
                 strides=[1, *self.window.strides, 1],
                 padding=padding,
@@ -77,11 +72,6 @@ class ConvolutionGradients(BeforeActivation):
         ]
         return of_groups[0] if self.groups == 1 else tf.concat(of_groups, axis=-1)
 
-    @property
-    def shape_of_group(self):
-        """[height, width, in / groups, out / groups] of the part of the kernel of one group."""
-        return [*self.kernel_shape[:3], self.kernel_shape[3] // self.groups]
-
     def _split(self, images):
         """`images` [..., c] as a list of one tensor [..., c / groups] a group."""
         return [images] if self.groups == 1 else tf.split(images, self.groups, axis=-1)
@@ -89,9 +79,12 @@ class ConvolutionGradients(BeforeActivation):
     @functools.cached_property
     def kernel_instances(self):
         """float32 [B, *kernel_shape]: each example's gradient at the convolution's kernel."""
-        if self.instances_apart is not None:
-            return tf.stack(self.instances_apart)
-        return self._in_a_loop() if self._by_calls else self._by_matmul()
+        return self._in_a_loop[0] if self._by_calls else self._by_matmul()
+
+    @property
+    def squares_by_filter(self):
+        """float32 [B, out]: sums of the squares of `kernel_instances`."""
+        return self._in_a_loop[1] if self._by_calls else _squares(self.kernel_instances)
 
     def instance_costs(self):
         """Of one kernel gradient an example, and of one product of patches for all."""
@@ -116,28 +109,29 @@ class ConvolutionGradients(BeforeActivation):
         return cheapest(by_calls, by_patches) is by_calls
 
     @functools.cached_property
-    def instances_apart(self):
-        """List of the examples' float32 [*kernel_shape], or None where no graph holds so many."""
-        inputs, gradients = self._by_example()
-        count = inputs.shape[0]
-        if not self._by_calls or count is None or count * self.groups > _UNROLLED:
-            return None
-        each = zip(tf.unstack(inputs), tf.unstack(gradients), strict=True)
-        shape = tf.constant(self.shape_of_group)
-        return [self.kernel_gradient(*one, shape) for one in each]
-
     def _in_a_loop(self):
-        inputs, gradients = self._by_example()
-        return tf.map_fn(
-            lambda i: self.kernel_gradient(inputs[i], gradients[i]),
-            tf.range(tf.shape(inputs)[0]),
-            fn_output_signature=tf.TensorSpec(self.kernel_shape, "float32"),
-            parallel_iterations=2,
+        """`kernel_instances` and `squares_by_filter`, example by example."""
+        inputs, gradients = (
+            split_views(t, self.num_views) for t in (self.inputs, self.convolved_gradients)
         )
 
-    def _by_example(self):
-        """Inputs and gradients, each [B, K, ...]."""
-        return [split_views(t, self.num_views) for t in (self.inputs, self.convolved_gradients)]
+        count = Rows(inputs).count
+        shapes = self.kernel_shape, self.kernel_shape[-1:]
+
+        def one(index, stacks):
+            gradient = self.kernel_gradient(inputs[index], gradients[index])
+            # Squared here, so that the squares of all examples never need memory at once.
+            made = zip(stacks, (gradient, _squares(gradient)), strict=True)
+            return index + 1, [stack.write(index, each) for stack, each in made]
+
+        # A graph with a node for each example would be slow to make, and for one number alone.
+        _, stacks = tf.while_loop(
+            lambda index, _: index < count,
+            one,
+            (tf.constant(0), [tf.TensorArray("float32", count, element_shape=s) for s in shapes]),
+            parallel_iterations=2,
+        )
+        return [stack.stack() for stack in stacks]
 
     def _by_matmul(self):
         # Slices put together are the fastest patches, but not with strides outside of XLA.
@@ -160,6 +154,11 @@ class ConvolutionGradients(BeforeActivation):
         split = [tf.shape(pixels)[0], tf.shape(pixels)[1], taps, self.groups, channels // taps]
         pixels = tf.transpose(tf.reshape(pixels, split), [0, 3, 1, 2, 4])
         return tf.reshape(pixels, [split[0], self.groups, split[1], channels])
+
+
+def _squares(gradients):
+    """float32 [..., out]: sums of squares of `gradients` [..., *kernel_shape], by filter."""
+    return tf.reduce_sum(tf.square(gradients), axis=[-4, -3, -2])
 
 
 def channels_last(images, layer):

@@ -19,6 +19,7 @@ class DepthwiseConv2DRule(Conv2DRule):
     """
 
     assumes = ("call", "kernel")
+    _by_calls = False
 
     @property
     def kernel_shape(self):
