@@ -22,7 +22,7 @@ ARROWS = {
     "data": {"_arguments", "noise"},
     "keras_hook": {"keras_internals"},
     "per_example": {"_arguments", "keras_internals", "tensorflow_internals"},
-    "augmult": {"keras_internals", "per_example"},
+    "augmult": {"augment", "keras_internals", "per_example"},
     "mechanism": {"noise", "per_example"},
     "memory": {"_warnings", "keras_internals", "per_example", "tensorflow_internals"},
     "checks": {
@@ -43,7 +43,7 @@ ARROWS = {
     "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
     "train_step": {
         *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
-        *("passes", "per_example", "replication", "run"),
+        *("passes", "per_example", "replication", "run", "tensorflow_internals"),
     },
     "distributed": {
         *("augmult", "checks", "data", "keras_internals", "per_example", "replication", "run"),

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx.augment import is_own
 from tfdpx.per_example.rows import Rows, merge_views, synthetic
 
 
@@ -40,6 +41,14 @@ class Views:
                     f"[batch, {self.count}, ...]. Received: shape={wrong[0]}. Give the optimizer "
                     "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
                 )
+
+    @property
+    def suit_any_number(self):
+        """Whether rows are made in the same way for any number of examples, known or not.
+
+        Another's augmentation may look at the number that it is told, which nobody checks.
+        """
+        return self.augment is None or is_own(self.augment)
 
     def draw(self, batch_size, seed):
         """The random choices for the whole batch, or None."""

@@ -2,7 +2,8 @@
 
 A Poisson batch is padded to a capacity that is almost never reached. Rows of padding add nothing,
 so no pass is made for them: rows that are present come first, and there are as many passes as these
-fill. That number is known as the step runs; the size of a pass is fixed, which XLA needs.
+fill. That number is known as the step runs. So is the size of the last pass, which takes what is
+left; under XLA all passes have one size.
 """
 
 import typing
@@ -32,14 +33,16 @@ def run(one_pass, data, choices, present, size, zero):
         data: `(x, y, sample_weight)`, nests of tensors [B, ...].
         choices: Nest of tensors [B, ...], or None.
         present: bool [B], or None where every row is present.
-        size: Int, rows of a pass; fewer only where B is.
+        size: `tfdpx.memory.pass_size.PassSize`; the rows of a pass.
         zero: The `Totals` of no pass at all.
     """
     count = Rows(data).count
-    if present is None and isinstance(count, int) and 0 < count <= size:
+    # Passes of any number of rows are checked as such: to what they run it must be unknown.
+    known = present is None and isinstance(count, int) and not size.varies
+    if known and 0 < count <= size.examples:
         return one_pass(data, choices, None)
     # Where all passes are full, none has a row to leave out.
-    full = present is None and isinstance(count, int) and count % size == 0
+    full = known and count % size.examples == 0
     rows = Rows((data, choices))
     if present is None:
         order, examples = tf.range(count), count
@@ -49,7 +52,11 @@ def run(one_pass, data, choices, present, size, zero):
         examples = tf.reduce_sum(tf.cast(present, "int32"))
 
     def body(index, totals):
-        places = index * size + tf.range(size)
+        start, length = index * size.examples, size.examples
+        if size.varies:
+            left = -(-(examples - start) // size.multiple) * size.multiple
+            length = tf.minimum(length, left)
+        places = start + tf.range(length)
         inside = places < examples
         # The rest of a last pass is filled with an example that is present, as an absent one.
         part = tf.gather(order, tf.where(inside, places, 0))
@@ -60,7 +67,7 @@ def run(one_pass, data, choices, present, size, zero):
         return index + 1, tf.nest.map_structure(tf.add, totals, more)
 
     def is_left(index, _):
-        return index * size < examples
+        return index * size.examples < examples
 
     loop = tf.while_loop(is_left, body, (tf.constant(0), zero), parallel_iterations=1)
     return loop[1], None

@@ -28,6 +28,11 @@ def is_under_xla():
     return control_flow_ops._is_under_xla_context()
 
 
+def is_for_xla(model):
+    """Whether XLA compiles the step of a `keras.Model`, as it does whatever runs on a TPU."""
+    return model.jit_compile or is_under_xla() or bool(tf.config.list_logical_devices("TPU"))
+
+
 def called_graph(graph, name):
     """The graph of the function `name` that operations of `graph` call."""
     return graph._get_function(name).graph

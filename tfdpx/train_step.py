@@ -13,7 +13,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, keras_internals, mechanism, noise, passes
+from tfdpx import checks, keras_internals, mechanism, noise, passes, tensorflow_internals
 from tfdpx.augmult import build
 from tfdpx.checks.callbacks import check_log_names
 from tfdpx.data import inputs
@@ -81,7 +81,8 @@ def _step(optimizer, model, data, ids):
     choices = (choices, own)
     if optimizer.microbatch_size == pass_size.AUTO:
         batch = ((x, y, sample_weight), choices, present)
-        size = prepared.fitting(one_pass.apart, batch, optimizer.batch_size, variables)
+        fits = prepared.fitting(one_pass.apart, batch, optimizer.batch_size, variables)
+        size = pass_size.of_examples(fits, size.varies)
 
     def all_passes(data, choices, present):
         totals, logs = passes.run(one_pass, data, choices, present, size, one_pass.zero())
@@ -222,11 +223,11 @@ class _Prepared:
 
 
 def _prepare(optimizer, model, views, data):
-    """The `_Prepared` for this model and these shapes, and the examples of a pass, an int.
+    """The `_Prepared` for this model and these shapes, and the `PassSize`.
 
     Made and checked once for each.
     """
-    x, y, sample_weight = data
+    x, _, sample_weight = data
     rows = views.example_rows(x)
     # The loss too: a model may be compiled again with the same optimizer.
     key = (
@@ -240,16 +241,28 @@ def _prepare(optimizer, model, views, data):
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
         known = _Prepared(key, engine)
     count = Rows(x).count
-    weighted = bool(tf.nest.flatten(sample_weight)) and sample_weight is not None
+    weighted = any(weight is not None for weight in tf.nest.flatten(sample_weight))
     name = (count if isinstance(count, int) else None, weighted)
     if name not in known.sizes:
-        size = pass_size.examples(optimizer, known.engine.work, views.count, *name)
-        if size not in known.sizes.values():
-            found = checks.check_step(model, known.engine, views, x, y, sample_weight, size)
-            known.separations.append(found)
-        known.sizes[name] = size
+        known.sizes[name] = _checked_size(optimizer, model, known, views, data, *name)
     optimizer.prepared[model] = known
     return known, known.sizes[name]
+
+
+def _checked_size(optimizer, model, known, views, data, count, weighted):
+    """The `PassSize` for such batches, once passes of it are checked."""
+    # XLA needs passes that are alike, and where no example can be missing they are.
+    may_vary = weighted or count is None
+    may_vary &= views.suit_any_number and not tensorflow_internals.is_for_xla(model)
+    sizes = [
+        pass_size.choose(optimizer, known.engine.work, views.count, count, weighted, varies)
+        for varies in ([True, False] if may_vary else [False])
+    ]
+    size = next((size for size in sizes if size in known.sizes.values()), None)
+    if size is None:
+        found, size = checks.check_step(model, known.engine, views, *data, sizes)
+        known.separations.append(found)
+    return size
 
 
 def _of_declared_size(count, batch_size):

@@ -10,46 +10,75 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx import mechanism, passes
+from tfdpx.memory.pass_size import PassSize
 from tfdpx.passes import Totals
 
-ZERO = Totals([tf.zeros([3])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
+ZERO = Totals([tf.zeros([4])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
 
 
 def adding(data, choices, present):
-    """Sums of `x`, of `x` times the row's choice, and the numbers of passes and of weights."""
+    """Sums of `x`, of `x` times the row's choice, and numbers of passes, of weights, of rows."""
     x, _, weights = data
+    rows = tf.cast(tf.shape(x)[0], "float32")
     present = tf.ones(tf.shape(x)[:1]) if present is None else tf.cast(present, "float32")
     total = tf.reduce_sum(x * present)
     drawn = tf.reduce_sum(x * choices * present)
     weight = tf.zeros([]) if weights is None else tf.reduce_sum(weights)
-    counts = tf.stack([drawn, tf.ones([]), weight])
+    counts = tf.stack([drawn, tf.ones([]), weight, rows])
     return Totals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @settings(max_examples=15, deadline=None)
-@given(present=st.lists(st.booleans(), min_size=1, max_size=12), size=st.integers(1, 14))
-def test_every_example_once_and_no_pass_too_many(jit_compile, present, size):
+@given(
+    present=st.lists(st.booleans(), min_size=1, max_size=12),
+    size=st.integers(1, 14),
+    multiple=st.integers(1, 14),
+)
+def test_every_example_once_and_no_pass_too_many(jit_compile, present, size, multiple):
     present = np.array(present)
+    sizes = PassSize(size, size if jit_compile else min(multiple, size))
     x = np.arange(1.0, len(present) + 1, dtype="float32")
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def total(x, present):
         data = (x, None, tf.cast(present, "float32"))
-        return passes.run(adding, data, 10 * x, present, size, ZERO)[0]
+        return passes.run(adding, data, 10 * x, present, sizes, ZERO)[0]
 
     found = total(x, present)
     assert found.examples == present.sum()
     np.testing.assert_allclose(found.loss, x[present].sum())
-    expected = [10 * (x**2)[present].sum(), -(-present.sum() // size), present.sum()]
+    count = present.sum()
+    expected = [10 * (x**2)[present].sum(), -(-count // size), count, sizes.rows(count)]
     np.testing.assert_allclose(found.sums[0], expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 40])
+def test_passes_of_any_size_never_know_it(count):
+    """What was proved for any number of rows must not be traced for one."""
+    seen = []
+
+    def looking(data, choices, present):
+        seen.append(data[0].shape[0])
+        return adding(data, choices, present)
+
+    @tf.function(autograph=False)
+    def total(x, present):
+        return passes.run(looking, (x, None, None), x, present, PassSize(8, 2), ZERO)[0]
+
+    for present in (tf.ones([count], tf.bool), None):
+        found = total.get_concrete_function(tf.TensorSpec([None]), present)
+        x = tf.range(float(count))
+        found = found(x) if present is None else found(x, present)
+        assert found.examples == count and found.loss == np.arange(count).sum()
+    assert seen == [None, None]
 
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     x = tf.constant([1.0, 2.0, 3.0])
-    found, logs = passes.run(adding, (x, None, None), x, None, 3, ZERO)
+    found, logs = passes.run(adding, (x, None, None), x, None, PassSize(3, 3), ZERO)
     assert found.loss == 6 and logs["logs"] == 6
-    found, logs = passes.run(adding, (x, None, None), x, None, 2, ZERO)
+    found, logs = passes.run(adding, (x, None, None), x, None, PassSize(2, 2), ZERO)
     assert found.loss == 6 and logs is None and found.sums[0][1] == 2
 
 

@@ -10,4 +10,12 @@ from tfdpx.augment.crops import RandomCropFlip, ResizeCropFlip
 from tfdpx.augment.layer_views import LayerViews, get
 from tfdpx.augment.mix_views import MixViews
 
+
+def is_own(augment):
+    """Whether `augment` is of this package alone, without a layer or a subclass of a user's."""
+    if type(augment) is MixViews:
+        return is_own(augment.augment)
+    return type(augment) in (RandomCropFlip, ResizeCropFlip)
+
+
 __all__ = ["LayerViews", "MixViews", "RandomCropFlip", "ResizeCropFlip", "get"]

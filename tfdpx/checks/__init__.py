@@ -8,16 +8,18 @@ remedy. Checks give the texts of problems; only `errors.refusing` raises.
 import contextlib
 
 import tensorflow as tf
+from absl import logging
 
 from tfdpx import keras_internals
 from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.declared import declared_problems
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.gradients import problems_of_gradients, problems_of_loss
-from tfdpx.checks.hidden_state import problems_of_state_of_loss
+from tfdpx.checks.hidden_state import problems_of_state, problems_of_state_of_loss
 from tfdpx.checks.perturbed import perturbed
 from tfdpx.checks.proof.verdict import Separation, separation_of, separation_of_pass
 from tfdpx.checks.separation import examples_of_pass, problems_of_pass
+from tfdpx.checks.training_pass import TrainingPass
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import synthetic
 
@@ -40,8 +42,11 @@ def check_declared(model):
         problems += declared_problems(model)
 
 
-def check_step(model, engine, views, x, y, sample_weight, examples):
+def check_step(model, engine, views, x, y, sample_weight, sizes):
     """Raises unless `model` can be trained privately on batches like these.
+
+    Passes whose number of rows varies are let pass only if it is proved, for every number, that
+    examples keep apart: comparing some of made-up data would speak for one number alone.
 
     Args:
         model: A compiled, built `keras.Model` that `check_declared` lets pass.
@@ -50,10 +55,12 @@ def check_step(model, engine, views, x, y, sample_weight, examples):
         x: Nest of tensors [B, ...]; only shapes and dtypes are read, as of what follows.
         y: As `x`, or None.
         sample_weight: As `x`, or None.
-        examples: Int, of one pass through the model.
+        sizes: List of `tfdpx.memory.pass_size.PassSize`, what may be taken, the best first; the
+            last does not vary.
 
     Returns:
-        `Separation`, for the rows that were tried: whether it is also proved that they keep apart.
+        Pair of a `Separation`, for the rows that were tried or for any number of them: whether it
+        is also proved that they keep apart; and the one of `sizes` that it speaks for.
 
     Raises:
         UnfitForPrivacy: With every reason and its remedy.
@@ -61,16 +68,15 @@ def check_step(model, engine, views, x, y, sample_weight, examples):
     with refusing() as problems:
         if views.augment is not None:
             problems += keras_internals.eagerly(
-                problems_of_augment, views.augment, views.count, x, examples
+                problems_of_augment, views.augment, views.count, x, sizes[-1].examples
             )
         batch = (views.example_rows(x), y, sample_weight)
         # Two views show what sixteen do.
         few = min(views.count, 2)
         with _not_optimized():
-            separation = keras_internals.eagerly(
-                _run, problems, model, engine.with_views(few), batch, few, examples
+            return keras_internals.eagerly(
+                _run, problems, model, engine.with_views(few), batch, few, sizes
             )
-    return separation
 
 
 @contextlib.contextmanager
@@ -85,21 +91,26 @@ def _not_optimized():
         tf.config.optimizer.set_experimental_options({off: before})
 
 
-def _run(problems, model, engine, batch, num_views, examples):
-    """Adds to `problems` what running the model shows; returns a `Separation` if nothing does."""
+def _run(problems, model, engine, batch, num_views, sizes):
+    """Adds to `problems` what running the model shows; returns as `check_step` if nothing does."""
     found = []
     # Losses of several outputs update metrics as they are computed.
     with (
         restored([*model.non_trainable_variables, *model.metrics_variables]),
         perturbed(model.trainable_variables),
     ):
-        size = examples_of_pass(examples, num_views)
+        examples = sizes[-1].examples
+        if sizes[0].varies and (proof := _proof_for_any_number(model, engine, batch)):
+            found = [proof, sizes[0]]
+        else:
+            size = examples_of_pass(examples, num_views)
 
-        def look(one_pass):
-            found.append(separation_of_pass(model, one_pass, batch, size * num_views))
-            return not found[0].reasons
+            def look(one_pass):
+                separation = separation_of_pass(model, one_pass, batch, size * num_views)
+                found.extend([separation, sizes[-1]])
+                return not separation.reasons
 
-        problems += problems_of_pass(model, engine, batch[0], size, num_views, look)
+            problems += problems_of_pass(model, engine, batch[0], size, num_views, look)
         with keras_internals.still():
             few = synthetic(batch, _EXAMPLES * num_views, seed=0)
             y_pred = keras_internals.call_model(model, few[0])
@@ -108,4 +119,19 @@ def _run(problems, model, engine, batch, num_views, examples):
             # Norms differ where examples mix.
             if not problems:
                 problems += problems_of_gradients(model, engine, *few, num_views)
-    return found[0] if found else None
+    return tuple(found)
+
+
+def _proof_for_any_number(model, engine, batch):
+    """The `Separation` of passes of any number of rows, or None where nothing proves it."""
+    if model.run_eagerly:
+        return None
+    try:
+        one_pass = TrainingPass(model, engine, batch[0], None)
+    except Exception as error:  # Whatever a layer raises that asks for the number of rows.
+        logging.info("Passes are of one size: '%s' needs a number of rows (%s).", model.name, error)
+        return None
+    if one_pass.added or any(problems_of_state(model, one_pass)):
+        return None
+    separation = separation_of_pass(model, one_pass, batch, None)
+    return None if separation.reasons else separation

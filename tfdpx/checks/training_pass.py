@@ -42,7 +42,7 @@ class TrainingPass:
         model: A built `keras.Model`.
         engine: The engine whose recorder captures layers; one without gives predictions alone.
         specs: Nest of tensors [rows, ...]; only shapes and dtypes are read.
-        rows: Int.
+        rows: Int, or None for any number.
         fingerprints: Bool, whether it can be run; if not, there is less to trace.
 
     Attributes:
@@ -61,10 +61,10 @@ class TrainingPass:
         self._rows = Rows(specs)
         self.layers = []
         keras_internals.clear_added_losses(model)
-        made = Rows(synthetic(specs, rows, seed=0)).tensors
+        made = Rows(synthetic(specs, rows or 1, seed=0)).tensors
         order, emphasis = tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows], tf.float32)
         traced = tf.function(self._run, autograph=False).get_concrete_function(
-            [tf.TensorSpec(t.shape, t.dtype) for t in made], order, emphasis
+            [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in made], order, emphasis
         )
         self.added = [layer.name for layer in keras_internals.added_losses(model)]
         keras_internals.clear_added_losses(model)

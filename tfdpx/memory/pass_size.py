@@ -7,6 +7,7 @@ its examples nor their clipping, so not its sensitivity.
 """
 
 import math
+import typing
 
 import keras
 import numpy as np
@@ -43,8 +44,40 @@ _CALLS = {"cpu": 4, "accelerator": 60}
 _LARGE = 64 * 2**20
 
 
-def examples(optimizer, work, num_views, count, weighted):
-    """The examples of a pass that `microbatch_size` says, or those of least expected time.
+# A last pass takes a multiple of this share of a full one: kernels are compiled for each length.
+_SHARE_OF_PASS = 16
+
+
+class PassSize(typing.NamedTuple):
+    """How many examples the passes of an update take.
+
+    Attributes:
+        examples: Int, of a full pass.
+        multiple: Int. The last pass takes what is left, filled up to a multiple of this; one as
+            large as `examples` makes all passes alike, which XLA needs.
+    """
+
+    examples: int
+    multiple: int
+
+    @property
+    def varies(self):
+        """Whether the last pass may be smaller than the others."""
+        return self.multiple < self.examples
+
+    def rows(self, count):
+        """The rows of all passes for `count` examples, padding included; ints or arrays."""
+        rest = count % self.examples
+        return count - rest + np.minimum(-(-rest // self.multiple) * self.multiple, self.examples)
+
+
+def of_examples(examples, varies):
+    """The `PassSize` for an int, the examples of a full pass."""
+    return PassSize(examples, -(-examples // _SHARE_OF_PASS) if varies else examples)
+
+
+def choose(optimizer, work, num_views, count, weighted, varies=False):
+    """The `PassSize` that `microbatch_size` says, or that of least expected time.
 
     Few examples a pass cost efficiency, many cost padding. Where activations are large a pass takes
     half of the batch at most: it holds output gradients of all layers besides.
@@ -55,10 +88,15 @@ def examples(optimizer, work, num_views, count, weighted):
         num_views: Int K, rows an example.
         count: Int, rows of a replica's batch, or None if unknown.
         weighted: Bool, whether the batch may hold padding.
+        varies: Bool, whether the last pass may take fewer examples than the others.
 
     Returns:
-        Int >= 1. For `"auto"`, the expected examples of a batch.
+        `PassSize`. For `"auto"`, of the expected examples of a batch.
     """
+    return of_examples(_examples(optimizer, work, num_views, count, weighted, varies), varies)
+
+
+def _examples(optimizer, work, num_views, count, weighted, varies):
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     mean = -(-optimizer.batch_size // replicas)
     if count is None:
@@ -76,20 +114,23 @@ def examples(optimizer, work, num_views, count, weighted):
         deviation = math.sqrt(optimizer.batch_size * (1.0 - probability)) / replicas
     largest = min(count, mean + math.ceil(4 * deviation))
     if 8 * work.elements * num_views * mean > _LARGE:
-        largest = min(largest, -(-mean // 2))
-    size = least_time(*_seconds(work, num_views), mean, deviation, max(largest, 1), count)
-    if weighted or count % size == 0:
+        # Of nearly all draws, where that costs no padding.
+        usual = min(largest, mean + math.ceil(2 * deviation)) if varies else mean
+        largest = min(largest, -(-usual // 2))
+    seconds = _seconds(work, num_views)
+    size = least_time(*seconds, mean, deviation, max(largest, 1), count, varies)
+    if weighted or varies or count % size == 0:
         return size
     return next((n for n in range(largest, largest // 2, -1) if count % n == 0), count)
 
 
 def chosen(model):
-    """The sizes of passes of a model's private steps so far, a list of ints."""
+    """The `PassSize`s of a model's private steps so far, a list."""
     prepared = keras_internals.innermost(model.optimizer).prepared
     return list(prepared[model].sizes.values()) if model in prepared else []
 
 
-def least_time(each, every, mean, deviation, largest, most):
+def least_time(each, every, mean, deviation, largest, most, varies=False):
     """The size of a pass, an int up to `largest`, of least expected time for an update.
 
     Args:
@@ -99,13 +140,18 @@ def least_time(each, every, mean, deviation, largest, most):
         deviation: Float, their standard deviation.
         largest: Int.
         most: Int, the most examples that an update can have.
+        varies: Bool, whether the last pass may take fewer examples than the others.
     """
     drawn = np.clip(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, most)
     # Odd sizes divide badly among threads; the largest may save a pass, and a divisor padding.
     sizes = np.arange(1, largest + 1)
     sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]
-    passes = np.ceil(drawn[:, np.newaxis] / sizes).mean(axis=0)
-    return int(sizes[np.argmin(passes * (every + sizes * each))])
+    drawn = np.ceil(drawn)
+    expected = [
+        np.mean(-(-drawn // size)) * every + np.mean(of_examples(size, varies).rows(drawn)) * each
+        for size in map(int, sizes)
+    ]
+    return int(sizes[np.argmin(expected)])
 
 
 def _seconds(work, num_views):

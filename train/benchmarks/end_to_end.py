@@ -83,7 +83,7 @@ def measure(settings, num_examples, repeats):
             seconds[kind] += found if repeat else []  # The first are not timed.
     drawn = _drawn(plan)
     [size] = pass_size.chosen(made["private"])
-    computed = [-(-n // size) * size for n in drawn]
+    computed = [size.rows(n) for n in drawn]
     median = {kind: statistics.median(found) for kind, found in seconds.items()}
     first = {kind: statistics.median(found) for kind, found in first.items()}
     return {
@@ -92,7 +92,7 @@ def measure(settings, num_examples, repeats):
         "padding_rows": float(np.mean(computed) - np.mean(drawn)),
         "drawn_rows": float(np.mean(drawn)),
         "capacity": plan.capacity,
-        "pass_size": size,
+        "pass_size": size.examples,
         **{f"{kind}_seconds": value for kind, value in median.items()},
         **{f"first_{kind}_seconds": value for kind, value in first.items()},
     }

@@ -10,6 +10,7 @@ import tfdpx
 from tfdpx import checks, per_example
 from tfdpx.augmult import Views
 from tfdpx.checks.errors import refusing
+from tfdpx.memory.pass_size import PassSize
 from tfdpx.per_example import GenericRule, register
 
 layers = keras.layers
@@ -253,7 +254,7 @@ def test_the_checks_leave_no_trace():
     before = [v.numpy() for v in model.variables]
     rows = tf.constant(x)
     engine, views = per_example.LayerwiseEngine(model, rows, 1), Views(None, 0, rows)
-    checks.check_step(model, engine, views, rows, tf.constant(y), None, 16)
+    checks.check_step(model, engine, views, rows, tf.constant(y), None, [PassSize(16, 16)])
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
 

@@ -19,6 +19,7 @@ import tfdpx
 from tfdpx import checks, per_example
 from tfdpx.augmult import Views
 from tfdpx.layers import SkipInit
+from tfdpx.memory.pass_size import PassSize
 
 layers = keras.layers
 ROWS = 16
@@ -93,7 +94,9 @@ def test_mixing_in_training_of_a_random_layer_is_refused():
         def call(self, x, training=False):
             return x - mean(x) if training and x.shape[0] and x.shape[0] > 8 else x
 
-    refused(small.model(layers=[layers.Dropout(0.1), Mixes(), layers.Dense(3)]))
+    model = small.model(layers=[layers.Dropout(0.1), Mixes(), layers.Dense(3)])
+    with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
+        model.train_on_batch(*small.data(ROWS))  # `fit` does not tell the layer how many there are.
 
 
 def test_a_patched_call_that_mixes_is_refused():
@@ -181,7 +184,7 @@ def test_the_weights_come_back_bit_for_bit_also_after_a_refusal():
         before = [v.numpy() for v in model.variables]
         engine = per_example.LayerwiseEngine(model, x, 1)
         try:
-            checks.check_step(model, engine, Views(None, 0, x), x, y, None, ROWS)
+            checks.check_step(model, engine, Views(None, 0, x), x, y, None, [PassSize(ROWS, ROWS)])
         except checks.UnfitForPrivacy:
             assert len(stack) == 2
         for variable, value in zip(model.variables, before, strict=True):

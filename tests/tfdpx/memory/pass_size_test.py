@@ -150,17 +150,37 @@ def test_config():
     assert again.microbatch_size == "auto"
 
 
-@given(st.integers(1, 600), st.floats(0.05, 1.0), st.floats(1e-4, 1e-2), st.floats(1e-4, 1e-1))
-def test_passes_of_least_expected_time(batch_size, probability, each, every):
+@given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 1000))
+def test_rows_of_all_passes(examples, multiple, count):
+    size = pass_size.PassSize(examples, min(multiple, examples))
+    computed, left = 0, count
+    while left > 0:
+        computed += min(examples, math.ceil(left / size.multiple) * size.multiple)
+        left -= examples
+    assert size.rows(count) == computed
+    assert not pass_size.of_examples(examples, varies=False).varies
+    most = pass_size.of_examples(examples, varies=True).rows(count) - count
+    assert 0 <= most <= examples / 16
+
+
+@given(
+    st.integers(1, 600),
+    st.floats(0.05, 1.0),
+    st.floats(1e-4, 1e-2),
+    st.floats(1e-4, 1e-1),
+    st.booleans(),
+)
+def test_passes_of_least_expected_time(batch_size, probability, each, every, varies):
     number = max(round(batch_size / probability), batch_size)
     drawn = np.arange(number + 1)
     weights = scipy.stats.binom.pmf(drawn, number, probability)
 
     def seconds(size):
-        return weights @ (-(-drawn // size) * (every + size * each))
+        rows = pass_size.of_examples(size, varies).rows(drawn)
+        return weights @ (-(-drawn // size) * every + rows * each)
 
     mean, deviation = number * probability, math.sqrt(number * probability * (1 - probability))
-    size = pass_size.least_time(each, every, mean, deviation, number, number)
+    size = pass_size.least_time(each, every, mean, deviation, number, number, varies)
     assert seconds(size) <= 1.03 * min(seconds(other) for other in range(1, number + 1, 7))
 
 

@@ -82,9 +82,9 @@ def separation_of_pass(model, one_pass, data, rows):
         model: A compiled, built `keras.Model`.
         one_pass: `tfdpx.checks.training_pass.TrainingPass`.
         data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
-        rows: Int.
+        rows: Int, or None if it was traced for any number.
     """
-    length = Length(rows)
+    length = ROWS if rows is None else Length(rows)
     targets = [*Outputs(one_pass.y_pred).tensors, *one_pass.captured]
     reasons = reasons_of_graph(one_pass.graph, one_pass.inputs, targets, length)
     if model.run_eagerly:
