@@ -8,6 +8,7 @@ the Keras optimizer applies the result.
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable
 
 import keras
@@ -211,13 +212,21 @@ class _Pass:
         )
 
 
+class _Kind(typing.NamedTuple):
+    """What passes depend on besides the model: of a batch, and of how the step runs."""
+
+    count: int | None  # of rows, where it is static
+    weighted: bool
+    way: str  # "eager", "compiled" or "graph"
+
+
 @dataclasses.dataclass
 class _Prepared:
     """What is found out once for a model and the shapes of its batches."""
 
     key: tuple
     engine: Callable
-    sizes: dict = dataclasses.field(default_factory=dict)  # of a checked pass, by kind of batch
+    sizes: dict = dataclasses.field(default_factory=dict)  # `PassSize` of checked ones, by `_Kind`
     separations: list = dataclasses.field(default_factory=list)  # of the passes that were checked
     fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
 
@@ -242,23 +251,25 @@ def _prepare(optimizer, model, views, data):
         known = _Prepared(key, engine)
     count = Rows(x).count
     weighted = any(weight is not None for weight in tf.nest.flatten(sample_weight))
-    name = (count if isinstance(count, int) else None, weighted)
-    if name not in known.sizes:
-        known.sizes[name] = _checked_size(optimizer, model, known, views, data, *name)
+    compiled = tensorflow_internals.is_for_xla(model)
+    way = "eager" if tf.executing_eagerly() else "compiled" if compiled else "graph"
+    kind = _Kind(count if isinstance(count, int) else None, weighted, way)
+    if kind not in known.sizes:
+        known.sizes[kind] = _checked_size(optimizer, model, known, views, data, kind)
     optimizer.prepared[model] = known
-    return known, known.sizes[name]
+    return known, known.sizes[kind]
 
 
-def _checked_size(optimizer, model, known, views, data, count, weighted):
+def _checked_size(optimizer, model, known, views, data, kind):
     """The `PassSize` for such batches, once passes of it are checked."""
-    # XLA needs passes that are alike, and where no example can be missing they are.
-    may_vary = weighted or count is None
-    may_vary &= views.suit_any_number and not tensorflow_internals.is_for_xla(model)
-    sizes = [
-        pass_size.choose(optimizer, known.engine.work, views.count, count, weighted, varies)
-        for varies in ([True, False] if may_vary else [False])
-    ]
-    size = next((size for size in sizes if size in known.sizes.values()), None)
+    # XLA needs passes that are alike; Python is told their rows in eager mode, where none are
+    # proved for an unknown number; and where no example can be missing, nothing is gained.
+    may_vary = (kind.weighted or kind.count is None) and kind.way == "graph"
+    given = optimizer, known.engine.work, views.count, kind.count, kind.weighted
+    varying = [True, False] if may_vary and views.suit_any_number else [False]
+    sizes = [pass_size.choose(*given, varies) for varies in varying]
+    checked = [size for other, size in known.sizes.items() if other.way == kind.way]
+    size = next((size for size in sizes if size in checked), None)
     if size is None:
         found, size = checks.check_step(model, known.engine, views, *data, sizes)
         known.separations.append(found)

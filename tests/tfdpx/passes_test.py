@@ -62,16 +62,16 @@ def test_passes_of_any_size_never_know_it(count):
         seen.append(data[0].shape[0])
         return adding(data, choices, present)
 
-    @tf.function(autograph=False)
-    def total(x, present):
+    def total(x, present=None):
         return passes.run(looking, (x, None, None), x, present, PassSize(8, 2), ZERO)[0]
 
-    for present in (tf.ones([count], tf.bool), None):
-        found = total.get_concrete_function(tf.TensorSpec([None]), present)
-        x = tf.range(float(count))
-        found = found(x) if present is None else found(x, present)
+    data = tf.range(float(count)), tf.ones([count], tf.bool)
+    for length, tensors in ((None, data[:1]), (None, data), (count, data)):
+        traced = tf.function(total, autograph=False)
+        found = traced.get_concrete_function(*(tf.TensorSpec([length], t.dtype) for t in tensors))
+        found = found(*tensors)
         assert found.examples == count and found.loss == np.arange(count).sum()
-    assert seen == [None, None]
+    assert seen == [None, None, None]
 
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():

@@ -85,15 +85,42 @@ def test_the_slip_is_refused_for_the_number_that_runs():
 
 def test_mixing_in_passes_of_known_size_does_not_run_in_others():
     """What a pass that varies would do is proved; a pass of all rows is another graph."""
-    made, plain = (
-        model(function)
-        for function in (lambda x, rows: x - mean(x) if rows and rows > 8 else x, None)
-    )
+    made, plain = model(in_large_passes), model()
     for each in (made, plain):
         assert fitted(each)[0].varies
     np.testing.assert_allclose(small.weights(made), small.weights(plain), rtol=1e-4, atol=1e-6)
     with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
         made.train_on_batch(*small.data())
+
+
+def in_large_passes(x, rows):
+    return x - mean(x) if rows and rows > 8 else x
+
+
+@pytest.mark.parametrize("way", ["train_step", "run_eagerly", "run_functions_eagerly"])
+def test_what_is_proved_for_a_graph_says_nothing_of_eager_mode(way):
+    """There Python is told the number of rows of each pass."""
+    made, (x, y) = model(in_large_passes), small.data()
+    assert fitted(made)[0].varies
+    before = small.weights(made)
+    with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
+        if way == "train_step":
+            made.train_step((tf.constant(x), tf.constant(y), tf.ones(len(x))))
+        if way == "run_eagerly":
+            made.compile(made.optimizer, made.loss, run_eagerly=True)
+        tf.config.run_functions_eagerly(way == "run_functions_eagerly")
+        try:
+            fitted(made)
+        finally:
+            tf.config.run_functions_eagerly(False)
+    np.testing.assert_array_equal(small.weights(made), before)
+
+
+def test_a_model_that_is_compiled_again_for_xla_has_passes_of_one_size():
+    made = model()
+    fitted(made)
+    made.compile(made.optimizer, made.loss, jit_compile=True)
+    assert [size.varies for size in fitted(made)] == [True, False]
 
 
 def test_without_the_proof_nothing_varies(monkeypatch):

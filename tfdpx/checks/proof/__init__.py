@@ -8,7 +8,8 @@ What is proved, where the verdict is "proved":
     weights and outputs, but for factors and terms that no example changes.
 
 It holds for the graph that was walked: `separation_of` traces it for a symbolic number of rows, so
-for every number; a training step for the rows of the passes that were tried.
+for every number, and so does a training step whose passes vary in size; any other step for the rows
+of the passes that were tried.
 
 - Random numbers are drawn row by row by a state that no example changes. Which draw a row gets goes
   by its place, so places change nothing in distribution. A seed that never changes counts as a
