@@ -41,9 +41,10 @@ ARROWS = {
         "public_data",
     },
     "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
+    "preparation": {"checks", "memory", "per_example", "tensorflow_internals"},
     "train_step": {
         *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
-        *("passes", "per_example", "replication", "run", "tensorflow_internals"),
+        *("passes", "per_example", "preparation", "replication", "run"),
     },
     "distributed": {
         *("augmult", "checks", "data", "keras_internals", "per_example", "replication", "run"),

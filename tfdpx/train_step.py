@@ -1,27 +1,23 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
 The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
-checked once (`views`, `checks`); each pass makes K views of its examples (`views`), their gradients
-(`per_example`) and clipped sums (`mechanism`); the sums are added over passes and replicas
-(`replicas`); noise is added once (`mechanism`, `noise`), keyed and counted (`run`, `account`); and
-the Keras optimizer applies the result.
+checked once (`views`, `preparation`, `checks`); each pass makes K views of its examples (`views`),
+their gradients (`per_example`) and clipped sums (`mechanism`); the sums are added over passes and
+replicas (`replicas`); noise is added once (`mechanism`, `noise`), keyed and counted (`run`,
+`account`); and the Keras optimizer applies the result.
 """
-
-import dataclasses
-import typing
-from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from tfdpx import checks, keras_internals, mechanism, noise, passes, tensorflow_internals
+from tfdpx import keras_internals, mechanism, noise, passes
 from tfdpx.augmult import build
 from tfdpx.checks.callbacks import check_log_names
 from tfdpx.data import inputs
 from tfdpx.memory import pass_size
 from tfdpx.passes import Totals
-from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
+from tfdpx.preparation import prepare
 from tfdpx.replication import replicas
 
 # Independent streams of one step's seed.
@@ -62,7 +58,7 @@ def _step(optimizer, model, data, ids):
     variables = model.trainable_variables
     optimizer.account.follow(model.variables)
     optimizer.account.trains(variables)
-    prepared, size = _prepare(optimizer, model, views, (x, y, sample_weight))
+    prepared, size = prepare(optimizer, model, views, (x, y, sample_weight))
     seed = optimizer.run.step_seed()
     # Drawn for the rows of all replicas: which of them has an example does not change its views.
     count = Rows(x).count
@@ -210,70 +206,6 @@ class _Pass:
             nonfinite=tf.zeros([]),
             norms=() if self._optimizer.estimates is None else tf.zeros([self._count]),
         )
-
-
-class _Kind(typing.NamedTuple):
-    """What passes depend on besides the model: of a batch, and of how the step runs."""
-
-    count: int | None  # of rows, where it is static
-    weighted: bool
-    way: str  # "eager", "compiled" or "graph"
-
-
-@dataclasses.dataclass
-class _Prepared:
-    """What is found out once for a model and the shapes of its batches."""
-
-    key: tuple
-    engine: Callable
-    sizes: dict = dataclasses.field(default_factory=dict)  # `PassSize` of checked ones, by `_Kind`
-    separations: list = dataclasses.field(default_factory=list)  # of the passes that were checked
-    fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
-
-
-def _prepare(optimizer, model, views, data):
-    """The `_Prepared` for this model and these shapes, and the `PassSize`.
-
-    Made and checked once for each.
-    """
-    x, _, sample_weight = data
-    rows = views.example_rows(x)
-    # The loss too: a model may be compiled again with the same optimizer.
-    key = (
-        model.loss,
-        tuple(id(v) for v in model.trainable_variables),
-        tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
-    )
-    known = optimizer.prepared.get(model)
-    if known is None or known.key != key:
-        checks.check_declared(model)
-        engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
-        known = _Prepared(key, engine)
-    count = Rows(x).count
-    weighted = any(weight is not None for weight in tf.nest.flatten(sample_weight))
-    compiled = tensorflow_internals.is_for_xla(model)
-    way = "eager" if tf.executing_eagerly() else "compiled" if compiled else "graph"
-    kind = _Kind(count if isinstance(count, int) else None, weighted, way)
-    if kind not in known.sizes:
-        known.sizes[kind] = _checked_size(optimizer, model, known, views, data, kind)
-    optimizer.prepared[model] = known
-    return known, known.sizes[kind]
-
-
-def _checked_size(optimizer, model, known, views, data, kind):
-    """The `PassSize` for such batches, once passes of it are checked."""
-    # XLA needs passes that are alike; Python is told their rows in eager mode, where none are
-    # proved for an unknown number; and where no example can be missing, nothing is gained.
-    may_vary = (kind.weighted or kind.count is None) and kind.way == "graph"
-    given = optimizer, known.engine.work, views.count, kind.count, kind.weighted
-    varying = [True, False] if may_vary and views.suit_any_number else [False]
-    sizes = [pass_size.choose(*given, varies) for varies in varying]
-    checked = [size for other, size in known.sizes.items() if other.way == kind.way]
-    size = next((size for size in sizes if size in checked), None)
-    if size is None:
-        found, size = checks.check_step(model, known.engine, views, *data, sizes)
-        known.separations.append(found)
-    return size
 
 
 def _of_declared_size(count, batch_size):
