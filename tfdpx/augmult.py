@@ -69,7 +69,21 @@ class Views:
         return keras_internals.eagerly(self._example_rows, x)
 
     def _example_rows(self, x):
-        return self.rows(synthetic(x, rows=1, seed=0), self.draw(1, tf.zeros([2], tf.int64)))
+        return self._rows_of_one(synthetic(x, rows=1, seed=0))
+
+    def row_specs(self, x):
+        """`tf.TensorSpec`s [None, ...] of the rows; an axis whose length is unknown stays so."""
+        if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
+            rows = self.example_rows(x)
+        else:
+            traced = tf.function(self._rows_of_one, autograph=False)
+            specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in tf.nest.flatten(x)]
+            specs = tf.nest.pack_sequence_as(x, specs)
+            rows = keras_internals.eagerly(traced.get_concrete_function, specs).structured_outputs
+        return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
+
+    def _rows_of_one(self, x):
+        return self.rows(x, self.draw(1, tf.zeros([2], tf.int64)))
 
     def repeat(self, nest):
         """`nest` [B, ...] repeated for each view, [B * K, ...]."""

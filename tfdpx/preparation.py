@@ -27,6 +27,7 @@ class Prepared:
     key: tuple
     engine: Callable
     sizes: dict = dataclasses.field(default_factory=dict)  # `PassSize` of checked ones, by `_Kind`
+    may_vary: bool = True  # False where the proof was tried in vain
     separations: list = dataclasses.field(default_factory=list)  # of the passes that were checked
     fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
 
@@ -51,7 +52,8 @@ def prepare(optimizer, model, views, data):
     key = (
         model.loss,
         tuple(id(v) for v in model.trainable_variables),
-        tuple((t.shape[1:], t.dtype) for t in tf.nest.flatten(rows)),
+        # The data's too: what has another length in each batch is made up of one.
+        tuple((tuple(t.shape[1:]), t.dtype) for t in tf.nest.flatten((rows, x))),
     )
     known = optimizer.prepared.get(model)
     if known is None or known.key != key:
@@ -75,11 +77,13 @@ def _checked_size(optimizer, model, known, views, data, kind):
     # proved for an unknown number; and where no example can be missing, nothing is gained.
     may_vary = (kind.weighted or kind.count is None) and kind.way == "graph"
     given = optimizer, known.engine.work, views.count, kind.count, kind.weighted
-    varying = [True, False] if may_vary and views.suit_any_number else [False]
+    may_vary &= known.may_vary and known.engine.suits_any_number and views.suit_any_number
+    varying = [True, False] if may_vary else [False]
     sizes = [pass_size.choose(*given, varies) for varies in varying]
     checked = [size for other, size in known.sizes.items() if other.way == kind.way]
-    size = next((size for size in sizes if size in checked), None)
-    if size is None:
-        found, size = checks.check_step(model, known.engine, views, *data, sizes)
-        known.separations.append(found)
+    if sizes[0] in checked:
+        return sizes[0]
+    found, size = checks.check_step(model, known.engine, views, *data, sizes)
+    known.may_vary &= size == sizes[0]
+    known.separations.append(found)
     return size

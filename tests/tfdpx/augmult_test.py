@@ -78,7 +78,8 @@ def test_bytes_travel_and_views_are_made_where_the_model_runs(monkeypatch, jit_c
     # The model sees K crops of each, still of 8 bits, and normalises them.
     assert {(shape[1:], dtype) for shape, dtype in seen.inputs} == {((5, 5, 3), tf.uint8)}
     rows = seen.inputs[-1][0][0]
-    assert rows % K == 0 and rows > K
+    # XLA is told how many; else they are as many as were drawn.
+    assert rows % K == 0 and rows > K if jit_compile else rows is None
 
 
 def test_microbatches_do_not_change_the_views():

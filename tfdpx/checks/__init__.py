@@ -15,7 +15,11 @@ from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.declared import declared_problems
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.gradients import problems_of_gradients, problems_of_loss
-from tfdpx.checks.hidden_state import problems_of_state, problems_of_state_of_loss
+from tfdpx.checks.hidden_state import (
+    problems_of_state,
+    problems_of_state_of_loss,
+    problems_of_state_of_metrics,
+)
 from tfdpx.checks.perturbed import perturbed
 from tfdpx.checks.proof.verdict import Separation, separation_of, separation_of_pass
 from tfdpx.checks.separation import examples_of_pass, problems_of_pass
@@ -70,12 +74,12 @@ def check_step(model, engine, views, x, y, sample_weight, sizes):
             problems += keras_internals.eagerly(
                 problems_of_augment, views.augment, views.count, x, sizes[-1].examples
             )
-        batch = (views.example_rows(x), y, sample_weight)
+        batch, specs = (views.example_rows(x), y, sample_weight), views.row_specs(x)
         # Two views show what sixteen do.
         few = min(views.count, 2)
         with _not_optimized():
             return keras_internals.eagerly(
-                _run, problems, model, engine.with_views(few), batch, few, sizes
+                _run, problems, model, engine.with_views(few), batch, specs, few, sizes
             )
 
 
@@ -91,7 +95,7 @@ def _not_optimized():
         tf.config.optimizer.set_experimental_options({off: before})
 
 
-def _run(problems, model, engine, batch, num_views, sizes):
+def _run(problems, model, engine, batch, specs, num_views, sizes):
     """Adds to `problems` what running the model shows; returns as `check_step` if nothing does."""
     found = []
     # Losses of several outputs update metrics as they are computed.
@@ -100,17 +104,20 @@ def _run(problems, model, engine, batch, num_views, sizes):
         perturbed(model.trainable_variables),
     ):
         examples = sizes[-1].examples
-        if sizes[0].varies and (proof := _proof_for_any_number(model, engine, batch)):
+        targets = batch[1:]
+        if sizes[0].varies and (proof := _proof_for_any_number(model, engine, specs, targets)):
             found = [proof, sizes[0]]
         else:
             size = examples_of_pass(examples, num_views)
 
             def look(one_pass):
-                separation = separation_of_pass(model, one_pass, batch, size * num_views)
+                rows = size * num_views
+                separation = separation_of_pass(model, one_pass, *targets, rows)
                 found.extend([separation, sizes[-1]])
+                problems.extend(problems_of_state_of_metrics(model, one_pass, *targets, rows))
                 return not separation.reasons
 
-            problems += problems_of_pass(model, engine, batch[0], size, num_views, look)
+            problems += problems_of_pass(model, engine, batch[0], specs, size, num_views, look)
         with keras_internals.still():
             few = synthetic(batch, _EXAMPLES * num_views, seed=0)
             y_pred = keras_internals.call_model(model, few[0])
@@ -122,16 +129,17 @@ def _run(problems, model, engine, batch, num_views, sizes):
     return tuple(found)
 
 
-def _proof_for_any_number(model, engine, batch):
+def _proof_for_any_number(model, engine, specs, targets):
     """The `Separation` of passes of any number of rows, or None where nothing proves it."""
     if model.run_eagerly:
         return None
     try:
-        one_pass = TrainingPass(model, engine, batch[0], None)
-    except Exception as error:  # Whatever a layer raises that asks for the number of rows.
+        one_pass = TrainingPass(model, engine, specs, None)
+        metrics = list(problems_of_state_of_metrics(model, one_pass, *targets, None))
+    except Exception as error:  # Whatever a layer or metric raises that asks for the number.
         logging.info("Passes are of one size: '%s' needs a number of rows (%s).", model.name, error)
         return None
-    if one_pass.added or any(problems_of_state(model, one_pass)):
+    if one_pass.added or metrics or any(problems_of_state(model, one_pass)):
         return None
-    separation = separation_of_pass(model, one_pass, batch, None)
+    separation = separation_of_pass(model, one_pass, *targets, None)
     return None if separation.reasons else separation

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.memory import graph_peak
 from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.rows import Rows
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
 HARMLESS = frozenset(
@@ -48,7 +50,7 @@ def problems_of_state(model, one_pass):
 
 
 def problems_of_state_of_loss(model, x, y, sample_weight, y_pred):
-    """Texts of how a loss, or metrics, change state other than metrics' own.
+    """Texts of how a loss changes state.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -61,17 +63,36 @@ def problems_of_state_of_loss(model, x, y, sample_weight, y_pred):
     def loss():
         return row_losses(model, x, y, y_pred, sample_weight).losses
 
-    def metrics():
-        return keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, None)
+    graph = tf.function(loss, autograph=False).get_concrete_function().graph
+    yield from Found(graph, model, keras_internals.seed_states(model)).problems("The loss")
 
-    for what, function, allowed, harmless in (
-        ("The loss", loss, [], ()),
-        ("`compute_metrics`", metrics, model.metrics_variables, ("Collective",)),
-    ):
-        graph = tf.function(function, autograph=False).get_concrete_function().graph
-        allowed = [*allowed, *keras_internals.seed_states(model)]
-        # Reading a metric adds it up over the hosts.
-        yield from Found(graph, model, allowed, harmless).problems(what)
+
+def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows):
+    """Texts of how metrics change state other than their own.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        one_pass: `TrainingPass`, whose inputs and outputs they are given.
+        y: Nest of tensors [rows, ...], or None; shapes and dtypes are read.
+        sample_weight: As `y`.
+        rows: Int, or None for any number, of which some may be absent.
+    """
+    given, predictions = Rows((one_pass.x, y, sample_weight)), Outputs(one_pass.y_pred)
+
+    def metrics(tensors, predicted, present):
+        x, y, sample_weight = given.pack(tensors)
+        y_pred = predictions.rebuild(predicted)
+        return keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+
+    specs = [
+        [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
+        for tensors in (given.tensors, predictions.tensors)
+    ]
+    present = tf.TensorSpec([None], tf.bool) if rows is None else None
+    graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, present).graph
+    allowed = [*model.metrics_variables, *keras_internals.seed_states(model)]
+    # Reading a metric adds it up over the hosts.
+    yield from Found(graph, model, allowed, ("Collective",)).problems("`compute_metrics`")
 
 
 def state_of_augment(augment, apply, images):

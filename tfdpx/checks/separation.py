@@ -39,7 +39,7 @@ def examples_of_pass(examples, views):
     return max(min(examples, _MOST_ROWS // views), _FEWEST)
 
 
-def problems_of_pass(model, engine, x, examples, views, look):
+def problems_of_pass(model, engine, x, specs, examples, views, look):
     """Texts of what a training pass keeps, and of the first way in which its examples mix.
 
     Where `look` proves that they keep apart, nothing is run to see whether they do.
@@ -48,13 +48,14 @@ def problems_of_pass(model, engine, x, examples, views, look):
         model: A compiled, built `keras.Model`.
         engine: The per-example engine.
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+        specs: As `TrainingPass` takes them.
         examples: Int, of a pass.
         views: Int, rows an example.
         look: Function of the `TrainingPass` in training mode, called if it keeps nothing. It says
             whether its examples are proved to keep apart.
     """
     rows = examples * views
-    looked_at = TrainingPass(model, engine, x, rows)
+    looked_at = TrainingPass(model, engine, specs, rows)
     if looked_at.added:
         yield (
             f"These layers call `add_loss`: {looked_at.added}. Such a loss is not known by "
@@ -69,7 +70,7 @@ def problems_of_pass(model, engine, x, examples, views, look):
     random = bool(keras_internals.seed_generators(model))
     for still in (False, True) if random else (False,):
         with keras_internals.still() if still else contextlib.nullcontext():
-            compared = TrainingPass(model, engine, x, rows, fingerprints=True)
+            compared = TrainingPass(model, engine, specs, rows, fingerprints=True)
             # Random layers draw by place: the examples are reordered only where they hold still.
             batches = _made_up(model, x, examples, views, shuffled=still or not random)
             mixing, whole = _compare_batches(model, compared, batches)

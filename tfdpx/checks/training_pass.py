@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.checks import made_up
 from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.rows import Rows, synthetic
+from tfdpx.per_example.rows import Rows
 
 # Of numbers that are squared and added up in single precision.
 _LARGEST = 1e15
@@ -41,7 +41,7 @@ class TrainingPass:
     Args:
         model: A built `keras.Model`.
         engine: The engine whose recorder captures layers; one without gives predictions alone.
-        specs: Nest of tensors [rows, ...]; only shapes and dtypes are read.
+        specs: Nest of `tf.TensorSpec`s [None, ...]; other axes are unknown where they will be.
         rows: Int, or None for any number.
         fingerprints: Bool, whether it can be run; if not, there is less to trace.
 
@@ -49,7 +49,8 @@ class TrainingPass:
         graph: The `tf.Graph` that was traced.
         added: List of names of the layers that called `add_loss`.
         layers: List of names of the captured layers, in the order of their calls.
-        inputs: Tensors [rows, ...] of the graph, the model's inputs.
+        x: Nest of tensors [rows, ...] of the graph, the model's inputs.
+        inputs: The same as a list.
         y_pred: What the model gives there, a nest of tensors.
         captured: What the captured layers give there, a list of tensors.
     """
@@ -58,18 +59,19 @@ class TrainingPass:
         self._model = model
         self._engine = engine
         self._summary = _fingerprints if fingerprints else _nothing
-        self._rows = Rows(specs)
         self.layers = []
         keras_internals.clear_added_losses(model)
-        made = Rows(synthetic(specs, rows or 1, seed=0)).tensors
+        flat = tf.nest.flatten(specs)
+        self._rows = Rows(specs, [True] * len(flat))
         order, emphasis = tf.TensorSpec([rows], tf.int32), tf.TensorSpec([rows], tf.float32)
         traced = tf.function(self._run, autograph=False).get_concrete_function(
-            [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in made], order, emphasis
+            [tf.TensorSpec([rows, *s.shape[1:]], s.dtype) for s in flat], order, emphasis
         )
         self.added = [layer.name for layer in keras_internals.added_losses(model)]
         keras_internals.clear_added_losses(model)
         self.graph = traced.graph
-        self.inputs = traced.graph.inputs[: len(made)]
+        self.inputs = traced.graph.inputs[: len(flat)]
+        self.x = self._rows.pack(self.inputs)
         self.y_pred, self.captured = self._kept
         # A model that runs eagerly is looked at as it runs.
         self._function = self._run if model.run_eagerly else traced

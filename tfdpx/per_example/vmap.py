@@ -34,6 +34,8 @@ class VmapEngine:
         self._model = model
         self._num_views = num_views
 
+    suits_any_number = True
+
     def with_views(self, num_views):
         """The same engine for another number of rows an example."""
         other = copy.copy(self)

@@ -199,7 +199,8 @@ def forgotten_layer(original, one_pass, data, choices, present):
 
 
 def whole_batch(original, squared_norms, *arguments):
-    return original(squared_norms * float(squared_norms.shape[0]) ** 2, *arguments)
+    rows = tf.cast(tf.shape(squared_norms)[0], "float32")
+    return original(squared_norms * rows**2, *arguments)
 
 
 def views_one_by_one(original, *arguments):

@@ -135,6 +135,100 @@ def test_compiled_and_eager_passes_are_of_one_size(compile_arguments):
     assert [size.varies for size in fitted(made)] == [False]
 
 
+class OverTime(layers.Layer):
+    """Mixes where the length of the sequences is unknown."""
+
+    def call(self, x):
+        return x * tf.reduce_sum(x) if x.shape[1] is None else x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize("compile_arguments", [{}, {"jit_compile": True}])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_axes_of_unknown_length_are_unknown_to_the_checks(weighted, compile_arguments):
+    """They were made up of 32: what a layer does where they are unknown was not looked at."""
+    made = small.model(
+        layers=lambda: [keras.Input((None, 3)), OverTime(), layers.GlobalAveragePooling1D(),
+                        layers.Dense(3)],
+        compile_arguments=compile_arguments,
+    )  # fmt: skip
+    signature = tf.TensorSpec([16, None, 3]), tf.TensorSpec([16], tf.int64), tf.TensorSpec([16])
+    batch = np.ones((16, 5, 3)), np.arange(16) % 3, np.ones(16)
+    parts = 3 if weighted else 2
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([batch[:parts]]), output_signature=signature[:parts]
+    )
+    with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
+        made.fit(data, verbose=0)
+
+
+def test_data_of_unknown_length_are_checked_anew():
+    stack = [keras.Input((None, 3)), OverTime(), layers.GlobalAveragePooling1D(), layers.Dense(3)]
+    made, rows = small.model(layers=stack), np.ones((16, 5, 3), "float32")
+    made.train_on_batch(rows, np.arange(16) % 3)
+    signature = tf.TensorSpec([16, None, 3]), tf.TensorSpec([16], tf.int64)
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([(rows, np.arange(16) % 3)]), output_signature=signature
+    )
+    with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
+        made.fit(data, verbose=0)
+
+
+class Writes(keras.Sequential):
+    """Metrics that write what they see into a trained weight, where `told(number of rows)`."""
+
+    told = None
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        if self.told(y.shape[0]):
+            kernel = self.layers[-1].kernel
+            kernel.assign_add(1e3 * tf.reduce_mean(x) * tf.ones_like(kernel))
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+@pytest.mark.parametrize("told", [lambda rows: rows is None, lambda rows: rows == 16])
+def test_metrics_do_not_write_for_the_number_that_runs(told):
+    keras.utils.set_random_seed(7)
+    made = Writes([layers.Dense(3)])
+    made.told = told
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made.compile(tfdpx.DPSGD(0.0, batch_size=16, noise_multiplier=1.0, seed=1), loss)
+    x, y = small.data()
+    made.build(x.shape)
+    before = small.weights(made)
+    fitted(made)  # Where it would write for an unknown number, passes are of one size.
+    np.testing.assert_array_equal(small.weights(made), before)
+    if told(16):
+        with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
+            made.train_on_batch(x, y)
+        np.testing.assert_array_equal(small.weights(made), before)
+
+
+def test_the_rules_of_others_are_told_the_number():
+    """It is what they were compared with batches of one for."""
+
+    class Mine(layers.Dense):
+        pass
+
+    class Rule(tfdpx.per_example.GenericRule):
+        def per_example_gradients(self):
+            inputs, gradients = self.call.args[0], self.output_gradients[0]
+            products = tf.einsum("bi,bo->bio", inputs, gradients)
+            return [tf.reshape(products, [inputs.shape[0], *self.layer.kernel.shape])]
+
+    tfdpx.per_example.register(Mine)(Rule)
+    made = small.model(layers=[Mine(3, use_bias=False)])
+    assert [size.varies for size in fitted(made)] == [False]
+
+
+def test_what_ran_first_does_not_decide():
+    made = model()
+    made.train_on_batch(*small.data())
+    assert [size.varies for size in fitted(made)] == [False, True]
+
+
 class Subclass(RandomCropFlip):
     """Mixes images where their number is unknown."""
 

@@ -75,13 +75,14 @@ def separation_of(model, x=None, y=None, sample_weight=None, rows=None):
     return Separation(tuple(dict.fromkeys(_reasons(model, specs, length))), rows)
 
 
-def separation_of_pass(model, one_pass, data, rows):
+def separation_of_pass(model, one_pass, y, sample_weight, rows):
     """The `Separation` of a training pass that the checks have traced.
 
     Args:
         model: A compiled, built `keras.Model`.
         one_pass: `tfdpx.checks.training_pass.TrainingPass`.
-        data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
+        y: Nest of tensors [rows, ...], or None; shapes and dtypes are read.
+        sample_weight: As `y`.
         rows: Int, or None if it was traced for any number.
     """
     length = ROWS if rows is None else Length(rows)
@@ -89,6 +90,7 @@ def separation_of_pass(model, one_pass, data, rows):
     reasons = reasons_of_graph(one_pass.graph, one_pass.inputs, targets, length)
     if model.run_eagerly:
         reasons.append(_EAGER)
+    data = one_pass.x, y, sample_weight
     reasons += reasons_of_loss(model, data, one_pass.y_pred, length)
     return Separation(tuple(dict.fromkeys(reasons)), rows)
 
