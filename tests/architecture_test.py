@@ -41,7 +41,9 @@ ARROWS = {
         "public_data",
     },
     "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
-    "preparation": {"checks", "memory", "per_example", "tensorflow_internals"},
+    "preparation": {
+        *("checks", "keras_internals", "memory", "per_example", "tensorflow_internals"),
+    },
     "train_step": {
         *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
         *("passes", "per_example", "preparation", "replication", "run"),

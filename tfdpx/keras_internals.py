@@ -186,6 +186,11 @@ def without_weight_regularizers(variables):
             variable.regularizer = regularizer
 
 
+def compilation(model):
+    """An object that each `model.compile` makes anew, and keeps until the next."""
+    return model._loss_tracker
+
+
 def update_loss_tracker(model, loss, count):
     """Adds a batch of `count` examples of mean `loss` to what Keras shows as `loss`."""
     model._loss_tracker.update_state(loss, sample_weight=count)

@@ -37,12 +37,11 @@ def run(one_pass, data, choices, present, size, zero):
         zero: The `Totals` of no pass at all.
     """
     count = Rows(data).count
-    # Passes of any number of rows are checked as such: to what they run it must be unknown.
-    known = present is None and isinstance(count, int) and not size.varies
-    if known and 0 < count <= size.examples:
+    # Where all passes are full, none has a row to leave out. Those of any number of rows are looked
+    # at as such: to what they run it must be unknown.
+    full = present is None and size.fits(count)
+    if full and 0 < count <= size.examples:
         return one_pass(data, choices, None)
-    # Where all passes are full, none has a row to leave out.
-    full = known and count % size.examples == 0
     rows = Rows((data, choices))
     if present is None:
         order, examples = tf.range(count), count

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdpx import checks, tensorflow_internals
+from tfdpx import checks, keras_internals, tensorflow_internals
 from tfdpx.memory import pass_size
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
@@ -48,9 +48,9 @@ def prepare(optimizer, model, views, data):
     """
     x, _, sample_weight = data
     rows = views.example_rows(x)
-    # The loss too: a model may be compiled again with the same optimizer.
+    # A model may be compiled again with the same optimizer, and another loss or other metrics.
     key = (
-        model.loss,
+        keras_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
         # The data's too: what has another length in each batch is made up of one.
         tuple((tuple(t.shape[1:]), t.dtype) for t in tf.nest.flatten((rows, x))),

@@ -25,7 +25,7 @@ from tfdpx.checks.proof.verdict import Separation, separation_of, separation_of_
 from tfdpx.checks.separation import examples_of_pass, problems_of_pass
 from tfdpx.checks.training_pass import TrainingPass
 from tfdpx.per_example.layout import restored
-from tfdpx.per_example.rows import synthetic
+from tfdpx.per_example.rows import Rows, synthetic
 
 __all__ = ["Separation", "UnfitForPrivacy", "check_declared", "check_step", "separation_of"]
 
@@ -77,9 +77,11 @@ def check_step(model, engine, views, x, y, sample_weight, sizes):
         batch, specs = (views.example_rows(x), y, sample_weight), views.row_specs(x)
         # Two views show what sixteen do.
         few = min(views.count, 2)
+        weighted = any(weight is not None for weight in tf.nest.flatten(sample_weight))
+        absent = weighted or not sizes[-1].fits(Rows(x).count)
         with _not_optimized():
             return keras_internals.eagerly(
-                _run, problems, model, engine.with_views(few), batch, specs, few, sizes
+                _run, problems, model, engine.with_views(few), batch, specs, few, sizes, absent
             )
 
 
@@ -95,7 +97,7 @@ def _not_optimized():
         tf.config.optimizer.set_experimental_options({off: before})
 
 
-def _run(problems, model, engine, batch, specs, num_views, sizes):
+def _run(problems, model, engine, batch, specs, num_views, sizes, absent):
     """Adds to `problems` what running the model shows; returns as `check_step` if nothing does."""
     found = []
     # Losses of several outputs update metrics as they are computed.
@@ -114,7 +116,9 @@ def _run(problems, model, engine, batch, specs, num_views, sizes):
                 rows = size * num_views
                 separation = separation_of_pass(model, one_pass, *targets, rows)
                 found.extend([separation, sizes[-1]])
-                problems.extend(problems_of_state_of_metrics(model, one_pass, *targets, rows))
+                problems.extend(
+                    problems_of_state_of_metrics(model, one_pass, *targets, rows, absent)
+                )
                 return not separation.reasons
 
             problems += problems_of_pass(model, engine, batch[0], specs, size, num_views, look)
@@ -135,7 +139,7 @@ def _proof_for_any_number(model, engine, specs, targets):
         return None
     try:
         one_pass = TrainingPass(model, engine, specs, None)
-        metrics = list(problems_of_state_of_metrics(model, one_pass, *targets, None))
+        metrics = list(problems_of_state_of_metrics(model, one_pass, *targets, None, absent=True))
     except Exception as error:  # Whatever a layer or metric raises that asks for the number.
         logging.info("Passes are of one size: '%s' needs a number of rows (%s).", model.name, error)
         return None

@@ -67,7 +67,7 @@ def problems_of_state_of_loss(model, x, y, sample_weight, y_pred):
     yield from Found(graph, model, keras_internals.seed_states(model)).problems("The loss")
 
 
-def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows):
+def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows, absent):
     """Texts of how metrics change state other than their own.
 
     Args:
@@ -75,7 +75,8 @@ def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows):
         one_pass: `TrainingPass`, whose inputs and outputs they are given.
         y: Nest of tensors [rows, ...], or None; shapes and dtypes are read.
         sample_weight: As `y`.
-        rows: Int, or None for any number, of which some may be absent.
+        rows: Int, or None for any number.
+        absent: Bool, whether some of them may be.
     """
     given, predictions = Rows((one_pass.x, y, sample_weight)), Outputs(one_pass.y_pred)
 
@@ -88,9 +89,12 @@ def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows):
         [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
         for tensors in (given.tensors, predictions.tensors)
     ]
-    present = tf.TensorSpec([None], tf.bool) if rows is None else None
+    present = tf.TensorSpec([rows], tf.bool) if absent else None
     graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, present).graph
-    allowed = [*model.metrics_variables, *keras_internals.seed_states(model)]
+    # A metric may have a weight as an attribute, which Keras then counts among its variables.
+    others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
+    own = [v for v in model.metrics_variables if id(v) not in others]
+    allowed = [*own, *keras_internals.seed_states(model)]
     # Reading a metric adds it up over the hosts.
     yield from Found(graph, model, allowed, ("Collective",)).problems("`compute_metrics`")
 

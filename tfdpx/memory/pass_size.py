@@ -44,8 +44,8 @@ _CALLS = {"cpu": 4, "accelerator": 60}
 _LARGE = 64 * 2**20
 
 
-# A last pass takes a multiple of this share of a full one: kernels are compiled for each length.
-_SHARE_OF_PASS = 16
+# A last pass takes a multiple of one part of a full one of so many: kernels are compiled for each length.
+_PARTS_OF_PASS = 16
 
 
 class PassSize(typing.NamedTuple):
@@ -65,6 +65,11 @@ class PassSize(typing.NamedTuple):
         """Whether the last pass may be smaller than the others."""
         return self.multiple < self.examples
 
+    def fits(self, count):
+        """Whether passes hold `count` rows of a batch, an int or a tensor, without any padding."""
+        known = isinstance(count, int) and not self.varies
+        return known and (0 < count <= self.examples or count % self.examples == 0)
+
     def rows(self, count):
         """The rows of all passes for `count` examples, padding included; ints or arrays."""
         rest = count % self.examples
@@ -73,7 +78,7 @@ class PassSize(typing.NamedTuple):
 
 def of_examples(examples, varies):
     """The `PassSize` for an int, the examples of a full pass."""
-    return PassSize(examples, -(-examples // _SHARE_OF_PASS) if varies else examples)
+    return PassSize(examples, -(-examples // _PARTS_OF_PASS) if varies else examples)
 
 
 def choose(optimizer, work, num_views, count, weighted, varies=False):
