@@ -44,7 +44,7 @@ _CALLS = {"cpu": 4, "accelerator": 60}
 _LARGE = 64 * 2**20
 
 
-# A last pass takes a multiple of one part of a full one of so many: kernels are compiled for each length.
+# A last pass takes whole parts, of so many in a full one: kernels are compiled for each length.
 _PARTS_OF_PASS = 16
 
 
