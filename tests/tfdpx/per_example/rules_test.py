@@ -137,7 +137,8 @@ def test_layer_normalization(axis, scale, views):
 @few
 @given(st.integers(1, 9), st.integers(1, 5), views)
 def test_embedding(length, width, views):
-    check_layer(layers.Embedding(4, width), (length,), views, tokens=4)
+    # Norms allow for the rounding of each gradient, and those of one token may cancel.
+    check_layer(layers.Embedding(4, width), (length,), views, tokens=4, tolerance=1e-3)
 
 
 EINSUMS = [
