@@ -62,16 +62,8 @@ def problems_of_gradients(model, engine, x, y, sample_weight, views):
         sample_weight: As `x`, or None.
         views: Int.
     """
-    found = engine(x, y, sample_weight)
-    norms = np.sqrt(found.squared_norms)
-    batch = Rows((x, y, sample_weight))
-    gradients = []
-    for i in range(len(norms)):
-        views_of_one = [
-            batch.map(lambda t, j=j: t[j : j + 1]) for j in range(i * views, (i + 1) * views)
-        ]
-        gradients.append(_ordinary_gradient(model, views_of_one))
-    wanted = np.array([float(tf.linalg.global_norm(gradient)) for gradient in gradients])
+    # Of these only the sum stays, before the engine runs: all gradients at once need memory.
+    wanted, factors, sums = _of_batches_of_one(model, x, y, sample_weight, views)
     finite = np.isfinite(wanted)
     if not wanted[finite].any():
         warn(
@@ -81,21 +73,43 @@ def problems_of_gradients(model, engine, x, y, sample_weight, views):
         return
     tolerance = 1e-3 if is_full_precision(model) else 0.1
     scale = tolerance * wanted[finite].max()
+    found = engine(x, y, sample_weight)
+    norms = np.sqrt(found.squared_norms)
     if not np.allclose(norms[finite], wanted[finite], rtol=tolerance, atol=scale):
         yield (
             "Per-example gradient norms disagree with those of batches of one example: "
             f"{norms.tolist()} against {wanted.tolist()}. {_WRONG_RULE}"
         )
         return
-    factors = np.where(finite, np.arange(len(norms)), 0.0).astype("float32")
-    sums = found.clipped_sums(tf.constant(factors))
-    for variable, total, *each in zip(model.trainable_variables, sums, *gradients, strict=True):
-        of_all = sum(f * np.asarray(g) for f, g in zip(factors, each, strict=True) if f)
-        if not np.allclose(total, of_all, rtol=tolerance, atol=scale):
+    clipped = found.clipped_sums(tf.constant(factors))
+    for variable, ours, ordinary in zip(model.trainable_variables, clipped, sums, strict=True):
+        if not np.allclose(ours, ordinary, rtol=tolerance, atol=scale):
             yield (
                 f"The clipped sum of gradients at '{variable.path}' disagrees with that of batches "
                 f"of one example. {_WRONG_RULE}"
             )
+
+
+def _of_batches_of_one(model, x, y, sample_weight, views):
+    """Norms and factors, float arrays [examples], and the sums of gradients times factors.
+
+    The factor of the first is zero, as it is where a gradient is not finite.
+    """
+    batch = Rows((x, y, sample_weight))
+    norms, factors = [], np.arange(batch.count // views, dtype="float32")
+    sums = [np.zeros(v.shape, "float32") for v in model.trainable_variables]
+    for i in range(len(factors)):
+        views_of_one = [
+            batch.map(lambda t, j=j: t[j : j + 1]) for j in range(i * views, (i + 1) * views)
+        ]
+        gradient = _ordinary_gradient(model, views_of_one)
+        norms.append(float(tf.linalg.global_norm(gradient)))
+        if not np.isfinite(norms[i]):
+            factors[i] = 0.0
+        elif factors[i]:
+            for total, each in zip(sums, gradient, strict=True):
+                total += factors[i] * np.asarray(each)
+    return np.array(norms), factors, sums
 
 
 def _ordinary_gradient(model, views_of_one):

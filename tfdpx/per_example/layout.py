@@ -2,7 +2,9 @@
 
 import contextlib
 import math
+import typing
 
+import keras
 import tensorflow as tf
 
 from tfdpx import keras_internals
@@ -61,28 +63,32 @@ def restored(variables):
             variable.assign(value)
 
 
-class _Sighting:
-    """Shapes of one unit call's arguments and outputs, and whether it drew random numbers."""
+class _Sighting(typing.NamedTuple):
+    """One unit call. Shapes alone: the tensors of all calls at once would need memory."""
 
-    def __init__(self, layer, rule, args, kwargs):
-        generators = keras_internals.seed_generators(layer)
-        before = [g.state.numpy() for g in generators]
-        self.layer, self.rule = layer, rule
-        first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
-        self.looks_up = first is not None and not first.dtype.is_floating
-        self.result = keras_internals.call_operation(layer, args, kwargs)
-        self.arguments = _shapes((args, kwargs))
-        self.outputs = _shapes(self.result)
-        after = [g.state.numpy() for g in generators]
-        self.draws = any((a != b).any() for a, b in zip(before, after, strict=True))
+    layer: keras.layers.Layer
+    rule: type
+    looks_up: bool  # whether its input is of integers
+    arguments: list  # of shapes, None for what is no tensor
+    outputs: list
+    draws: bool  # whether it drew random numbers
 
 
 def _record(model, x):
     seen = []
 
     def look(layer, rule, args, kwargs):
-        seen.append(_Sighting(layer, rule, args, kwargs))
-        return seen[-1].result
+        generators = keras_internals.seed_generators(layer)
+        before = [g.state.numpy() for g in generators]
+        result = keras_internals.call_operation(layer, args, kwargs)
+        after = [g.state.numpy() for g in generators]
+        draws = any((a != b).any() for a, b in zip(before, after, strict=True))
+        first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
+        looks_up = first is not None and not first.dtype.is_floating
+        seen.append(
+            _Sighting(layer, rule, looks_up, _shapes((args, kwargs)), _shapes(result), draws)
+        )
+        return result
 
     with keras_internals.recording(UnitRecorder(model.trainable_variables, look)):
         keras_internals.call_model(model, x)
