@@ -16,7 +16,7 @@ class _Kind(typing.NamedTuple):
     """What passes depend on besides the model: of a batch, and of how the step runs."""
 
     count: int | None  # of rows, where it is static
-    weighted: bool
+    weights: tuple  # `_specs` of the sample weights, empty where there are none
     way: str  # "eager", "compiled" or "graph"
 
 
@@ -26,7 +26,8 @@ class Prepared:
 
     key: tuple
     engine: Callable
-    sizes: dict = dataclasses.field(default_factory=dict)  # `PassSize` of checked ones, by `_Kind`
+    sizes: dict = dataclasses.field(default_factory=dict)  # the `PassSize` of each `_Kind`
+    checked: set = dataclasses.field(default_factory=set)  # what passes were found fit
     may_vary: bool = True  # False where the proof was tried in vain
     separations: list = dataclasses.field(default_factory=list)  # of the passes that were checked
     fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
@@ -46,44 +47,86 @@ def prepare(optimizer, model, views, data):
     Raises:
         UnfitForPrivacy: If the model, the loss or the augmentation is unfit for private training.
     """
-    x, _, sample_weight = data
+    x, y, _ = data
     rows = views.example_rows(x)
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
     key = (
         keras_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
         # The data's too: what has another length in each batch is made up of one.
-        tuple((tuple(t.shape[1:]), t.dtype) for t in tf.nest.flatten((rows, x))),
+        _specs((rows, x, y)),
     )
     known = optimizer.prepared.get(model)
     if known is None or known.key != key:
         checks.check_declared(model)
         engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
         known = Prepared(key, engine)
-    count = Rows(x).count
-    weighted = any(weight is not None for weight in tf.nest.flatten(sample_weight))
-    compiled = tensorflow_internals.is_for_xla(model)
-    way = "eager" if tf.executing_eagerly() else "compiled" if compiled else "graph"
-    kind = _Kind(count if isinstance(count, int) else None, weighted, way)
+    kind = _kind(model, data)
     if kind not in known.sizes:
-        known.sizes[kind] = _checked_size(optimizer, model, known, views, data, kind)
+        known.sizes[kind] = _chosen_size(optimizer, model, known, views, data, kind)
     optimizer.prepared[model] = known
     return known, known.sizes[kind]
 
 
-def _checked_size(optimizer, model, known, views, data, kind):
+def take(model, known, views, data, size):
+    """Makes `size` that of passes for such batches, once they are checked; returns it.
+
+    Args:
+        model: As for `prepare`.
+        known: The `Prepared` for it.
+        views: As for `prepare`.
+        data: As for `prepare`.
+        size: `PassSize`, of which `varies` is as `prepare` found it.
+
+    Raises:
+        UnfitForPrivacy: As for `prepare`.
+    """
+    kind = _kind(model, data)
+    # What is proved for any number of rows is proved for these.
+    if not size.varies:
+        _check(model, known, views, data, kind, [size])
+    known.sizes[kind] = size
+    return size
+
+
+def _kind(model, data):
+    x, _, sample_weight = data
+    count = Rows(x).count
+    compiled = tensorflow_internals.is_for_xla(model)
+    way = "eager" if tf.executing_eagerly() else "compiled" if compiled else "graph"
+    return _Kind(count if isinstance(count, int) else None, _specs(sample_weight), way)
+
+
+def _specs(nest):
+    """Shapes of rows, and dtypes, of the tensors in `nest`."""
+    tensors = [t for t in tf.nest.flatten(nest) if t is not None]
+    return tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
+
+
+def _chosen_size(optimizer, model, known, views, data, kind):
     """The `PassSize` for such batches, once passes of it are checked."""
     # XLA needs passes that are alike; Python is told their rows in eager mode, where none are
     # proved for an unknown number; and where no example can be missing, nothing is gained.
-    may_vary = (kind.weighted or kind.count is None) and kind.way == "graph"
-    given = optimizer, known.engine.work, views.count, kind.count, kind.weighted
+    may_vary = (bool(kind.weights) or kind.count is None) and kind.way == "graph"
+    given = optimizer, known.engine.work, views.count, kind.count, bool(kind.weights)
     may_vary &= known.may_vary and known.engine.suits_any_number and views.suit_any_number
     varying = [True, False] if may_vary else [False]
     sizes = [pass_size.choose(*given, varies) for varies in varying]
-    checked = [size for other, size in known.sizes.items() if other.way == kind.way]
-    if sizes[0] in checked:
+    size = _check(model, known, views, data, kind, sizes)
+    known.may_vary &= size == sizes[0]
+    return size
+
+
+def _check(model, known, views, data, kind, sizes):
+    """The first of `sizes` whose passes are found fit, now or before."""
+
+    def passes(size):
+        # Metrics are given weights where rows of a pass may be absent.
+        return kind.way, kind.weights, size.fits(kind.count), size
+
+    if passes(sizes[0]) in known.checked:
         return sizes[0]
     found, size = checks.check_step(model, known.engine, views, *data, sizes)
-    known.may_vary &= size == sizes[0]
+    known.checked.add(passes(size))
     known.separations.append(found)
     return size

@@ -17,7 +17,7 @@ from tfdpx.data import inputs
 from tfdpx.memory import pass_size
 from tfdpx.passes import Totals
 from tfdpx.per_example.rows import Rows
-from tfdpx.preparation import prepare
+from tfdpx.preparation import prepare, take
 from tfdpx.replication import replicas
 
 # Independent streams of one step's seed.
@@ -53,12 +53,12 @@ def private_train_step(optimizer, model, data):
 
 def _step(optimizer, model, data, ids):
     context = replicas.check_context(model)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    data = x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
     optimizer.account.follow(model.variables)
     optimizer.account.trains(variables)
-    prepared, size = prepare(optimizer, model, views, (x, y, sample_weight))
+    prepared, size = prepare(optimizer, model, views, data)
     seed = optimizer.run.step_seed()
     # Drawn for the rows of all replicas: which of them has an example does not change its views.
     count = Rows(x).count
@@ -77,9 +77,10 @@ def _step(optimizer, model, data, ids):
     own = None if ids is None else (tf.range(count), optimizer.estimates.clips(ids))
     choices = (choices, own)
     if optimizer.microbatch_size == pass_size.AUTO:
-        batch = ((x, y, sample_weight), choices, present)
+        batch = data, choices, present
         fits = prepared.fitting(one_pass.apart, batch, optimizer.batch_size, variables)
         size = pass_size.of_examples(fits, size.varies)
+        size = take(model, prepared, views, data, size)
 
     def all_passes(data, choices, present):
         totals, logs = passes.run(one_pass, data, choices, present, size, one_pass.zero())
@@ -88,7 +89,7 @@ def _step(optimizer, model, data, ids):
     if replicas.compile_apart(model):
         # XLA cannot compile what replicas on CPUs say to each other.
         all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
-    totals, logs = all_passes((x, y, sample_weight), choices, present)
+    totals, logs = all_passes(data, choices, present)
 
     shared = [*totals.sums, totals.nonfinite]
     if own is not None:

@@ -97,6 +97,10 @@ def in_large_passes(x, rows):
     return x - mean(x) if rows and rows > 8 else x
 
 
+def in_passes_of_five(x, rows):
+    return x - mean(x) if rows == 5 else x
+
+
 @pytest.mark.parametrize("way", ["train_step", "run_eagerly", "run_functions_eagerly"])
 def test_what_is_proved_for_a_graph_says_nothing_of_eager_mode(way):
     """There Python is told the number of rows of each pass."""
@@ -206,22 +210,72 @@ def test_metrics_do_not_write_for_the_number_that_runs(told):
         np.testing.assert_array_equal(small.weights(made), before)
 
 
-def test_metrics_do_not_write_where_rows_may_be_absent():
-    """Only then they are given weights where `fit` has none."""
+class WritesIfWeighted(Writes):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.told = lambda rows: sample_weight is not None
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def writes_if_weighted(microbatch_size, **arguments):
+    """Such a model, and data."""
     keras.utils.set_random_seed(7)
-
-    class WritesIfWeighted(Writes):
-        def compute_metrics(self, x, y, y_pred, sample_weight=None):
-            self.told = lambda rows: sample_weight is not None
-            return super().compute_metrics(x, y, y_pred, sample_weight)
-
     made, (x, y) = WritesIfWeighted([layers.Dense(3)]), small.data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = tfdpx.DPSGD(0.0, batch_size=16, noise_multiplier=1.0, microbatch_size=5)
-    made.compile(optimizer, loss)
+    optimizer = tfdpx.DPSGD(
+        0.0, batch_size=16, noise_multiplier=1.0, microbatch_size=microbatch_size
+    )
+    made.compile(optimizer, loss, **arguments)
     made.build(x.shape)
+    return made, x, y
+
+
+@pytest.mark.parametrize("size", [5, "auto"])
+def test_metrics_do_not_write_where_rows_may_be_absent(size, monkeypatch):
+    """Only then they are given weights where `fit` has none."""
+    monkeypatch.setattr(pass_size.Fitting, "__call__", lambda *_: 5)
+    made, x, y = writes_if_weighted(size)
     with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
         made.train_on_batch(x, y)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_what_fits_in_memory_is_looked_at(arguments, monkeypatch):
+    """The passes that `microbatch_size="auto"` takes, not only the whole batch."""
+    monkeypatch.setattr(pass_size.Fitting, "__call__", lambda *_: 5)
+    made = model(in_passes_of_five, microbatch_size="auto", compile_arguments=arguments)
+    x, y = small.data()
+    made.build(x.shape)
+    before = small.weights(made)
+    with pytest.raises(checks.UnfitForPrivacy, match="other examples"):
+        made.train_on_batch(x, y)
+    np.testing.assert_array_equal(small.weights(made), before)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}])
+def test_metrics_are_looked_at_with_weights_too(arguments):
+    """After batches without any, in passes of the same size."""
+    made, x, y = writes_if_weighted(16, **arguments)
+    made.train_on_batch(x, y)
+    before = small.weights(made)
+    with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
+        made.train_on_batch(x, y, sample_weight=np.ones(len(x), "float32"))
+    np.testing.assert_array_equal(small.weights(made), before)
+
+
+def test_losses_are_looked_at_for_other_targets():
+    """One that mixes only for targets of another length."""
+
+    def loss(y, y_pred):
+        wanted = tf.reduce_mean(tf.cast(y, "float32"), axis=-1)
+        errors = tf.square(tf.reduce_mean(y_pred, axis=-1) - wanted)
+        return errors if y.shape[-1] == 1 else errors * tf.reduce_mean(errors)
+
+    made, (x, y) = model(loss=loss), small.data()
+    made.train_on_batch(x, y[:, np.newaxis])
+    before = small.weights(made)
+    with pytest.raises(checks.UnfitForPrivacy, match="loss"):
+        made.train_on_batch(x, np.stack([y, y, y], 1))
+    np.testing.assert_array_equal(small.weights(made), before)
 
 
 @pytest.mark.parametrize("counted_as_its_own", [False, True])
