@@ -116,6 +116,7 @@ def _run(problems, model, engine, batch, specs, num_views, sizes, absent):
                 rows = size * num_views
                 separation = separation_of_pass(model, one_pass, *targets, rows)
                 found.extend([separation, sizes[-1]])
+                problems.extend(problems_of_state_of_loss(model, one_pass, *targets, rows))
                 problems.extend(
                     problems_of_state_of_metrics(model, one_pass, *targets, rows, absent)
                 )
@@ -125,7 +126,6 @@ def _run(problems, model, engine, batch, specs, num_views, sizes, absent):
         with keras_internals.still():
             few = synthetic(batch, _EXAMPLES * num_views, seed=0)
             y_pred = keras_internals.call_model(model, few[0])
-            problems += problems_of_state_of_loss(model, *few, y_pred)
             problems += problems_of_loss(model, *few, y_pred, examples_of_pass(examples, 1))
             # Norms differ where examples mix.
             if not problems:
@@ -139,11 +139,15 @@ def _proof_for_any_number(model, engine, specs, targets):
         return None
     try:
         one_pass = TrainingPass(model, engine, specs, None)
-        metrics = list(problems_of_state_of_metrics(model, one_pass, *targets, None, absent=True))
+        kept = [
+            *problems_of_state(model, one_pass),
+            *problems_of_state_of_loss(model, one_pass, *targets, None),
+            *problems_of_state_of_metrics(model, one_pass, *targets, None, absent=True),
+        ]
     except Exception as error:  # Whatever a layer or metric raises that asks for the number.
         logging.info("Passes are of one size: '%s' needs a number of rows (%s).", model.name, error)
         return None
-    if one_pass.added or metrics or any(problems_of_state(model, one_pass)):
+    if one_pass.added or kept:
         return None
     separation = separation_of_pass(model, one_pass, *targets, None)
     return None if separation.reasons else separation

@@ -49,21 +49,13 @@ def problems_of_state(model, one_pass):
     return found.problems(f"The training pass of '{model.name}'")
 
 
-def problems_of_state_of_loss(model, x, y, sample_weight, y_pred):
-    """Texts of how a loss changes state.
+def problems_of_state_of_loss(model, one_pass, y, sample_weight, rows):
+    """Texts of how a loss changes state; takes the same as `problems_of_state_of_metrics`."""
 
-    Args:
-        model: A compiled, built `keras.Model`.
-        x: Nest of eager tensors [rows, ...].
-        y: As `x`, or None.
-        sample_weight: As `x`, or None.
-        y_pred: What the model gives for `x`.
-    """
-
-    def loss():
+    def losses(x, y, sample_weight, y_pred):
         return row_losses(model, x, y, y_pred, sample_weight).losses
 
-    graph = tf.function(loss, autograph=False).get_concrete_function().graph
+    graph = _graph_after(one_pass, losses, y, sample_weight, rows)
     yield from Found(graph, model, keras_internals.seed_states(model)).problems("The loss")
 
 
@@ -78,25 +70,35 @@ def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows, absent
         rows: Int, or None for any number.
         absent: Bool, whether some of them may be.
     """
-    given, predictions = Rows((one_pass.x, y, sample_weight)), Outputs(one_pass.y_pred)
 
-    def metrics(tensors, predicted, present):
-        x, y, sample_weight = given.pack(tensors)
-        y_pred = predictions.rebuild(predicted)
+    def metrics(x, y, sample_weight, y_pred, present=None):
         return keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
 
-    specs = [
-        [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
-        for tensors in (given.tensors, predictions.tensors)
-    ]
-    present = tf.TensorSpec([rows], tf.bool) if absent else None
-    graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, present).graph
+    flags = [tf.TensorSpec([rows], tf.bool)] if absent else []
+    graph = _graph_after(one_pass, metrics, y, sample_weight, rows, *flags)
     # A metric may have a weight as an attribute, which Keras then counts among its variables.
     others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
     own = [v for v in model.metrics_variables if id(v) not in others]
     allowed = [*own, *keras_internals.seed_states(model)]
     # Reading a metric adds it up over the hosts.
     yield from Found(graph, model, allowed, ("Collective",)).problems("`compute_metrics`")
+
+
+def _graph_after(one_pass, function, y, sample_weight, rows, *more):
+    """The graph of `function(x, y, sample_weight, y_pred, *more)` of `rows`, as it will run.
+
+    What has no known length is given without one: Python may look at it.
+    """
+    given, predictions = Rows((one_pass.x, y, sample_weight)), Outputs(one_pass.y_pred)
+
+    def traced(tensors, predicted, *more):
+        return function(*given.pack(tensors), predictions.rebuild(predicted), *more)
+
+    specs = [
+        [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
+        for tensors in (given.tensors, predictions.tensors)
+    ]
+    return tf.function(traced, autograph=False).get_concrete_function(*specs, *more).graph
 
 
 def state_of_augment(augment, apply, images):

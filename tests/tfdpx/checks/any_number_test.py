@@ -278,6 +278,26 @@ def test_losses_are_looked_at_for_other_targets():
     np.testing.assert_array_equal(small.weights(made), before)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}])
+def test_losses_do_not_write_where_an_axis_is_unknown(arguments):
+    kept = tf.Variable(0.0)
+
+    def loss(y, y_pred):
+        wanted = tf.reduce_mean(tf.cast(y, "float32"), axis=-1)
+        errors = tf.square(tf.reduce_mean(y_pred, axis=-1) - wanted)
+        if y.shape[-1] is None:
+            kept.assign_add(tf.reduce_mean(errors))
+        return errors
+
+    made, (x, y) = model(loss=loss, compile_arguments=arguments), small.data()
+    specs = tf.TensorSpec([16, *x.shape[1:]]), tf.TensorSpec([16, None])
+    y = np.stack([y, y], axis=1).astype("float32")
+    batches = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_signature=specs)
+    with pytest.raises(checks.UnfitForPrivacy, match="The loss changes state"):
+        made.fit(batches, verbose=0)
+    assert kept.numpy() == 0.0
+
+
 @pytest.mark.parametrize("counted_as_its_own", [False, True])
 def test_metrics_of_a_later_compile_are_looked_at(counted_as_its_own):
     """Also one whose attribute is a trained weight: Keras lists that among its variables."""
