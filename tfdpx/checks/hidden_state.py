@@ -50,7 +50,15 @@ def problems_of_state(model, one_pass):
 
 
 def problems_of_state_of_loss(model, one_pass, y, sample_weight, rows):
-    """Texts of how a loss changes state; takes the same as `problems_of_state_of_metrics`."""
+    """Texts of how a loss changes state.
+
+    Args:
+        model: As for `problems_of_state_of_metrics`, like what follows.
+        one_pass: `TrainingPass`.
+        y: Nest of tensors [rows, ...], or None.
+        sample_weight: As `y`.
+        rows: Int, or None for any number.
+    """
 
     def losses(x, y, sample_weight, y_pred):
         return row_losses(model, x, y, y_pred, sample_weight).losses
