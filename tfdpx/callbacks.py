@@ -9,7 +9,6 @@ from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx import keras_internals
 from tfdpx.checks.callbacks import is_covered
-from tfdpx.data.draws import Draws
 from tfdpx.run.budget import (
     BudgetExceeded,
     check_optimizer,
@@ -19,7 +18,7 @@ from tfdpx.run.budget import (
     steps_taken,
 )
 from tfdpx.run.checkpoint import Checkpoint
-from tfdpx.run.limit import Limit
+from tfdpx.run.session import after_save
 
 __all__ = [
     "BudgetExceeded",
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 
-class PrivacyBudget(Limit):
+class PrivacyBudget(keras.callbacks.Callback):
     """Keeps training within a `PrivacyPlan`, and logs the epsilon spent.
 
     What was spent is the ledger of the model's weights (`model.optimizer.ledger`): the updates of
@@ -60,18 +59,19 @@ class PrivacyBudget(Limit):
     """
 
     def __init__(self, plan, allow_approximate=False):
-        super().__init__(plan)
+        super().__init__()
+        self.plan = plan
         self.allow_approximate = allow_approximate
 
     def on_train_begin(self, logs=None):
         """Checks optimizer and batches against the plan, and that there is budget left."""
         optimizer = keras_internals.innermost(self.model.optimizer)
         check_optimizer(optimizer, self.plan)
-        self._check_batches(optimizer.draws)
-        super().on_train_begin(logs)
-
-    def _updates_left(self, optimizer):
-        return steps_left(optimizer, self.plan, optimizer.account.sampling_probability)
+        session, rate = optimizer.session, optimizer.account.sampling_probability
+        self._check_batches(session.draws)
+        session.keep_within(self.plan, lambda: steps_left(optimizer, self.plan, rate))
+        if (keras_internals.initial_epoch(self.model) or 0) < self.params["epochs"]:
+            session.check_room(session.execution(self.model))
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
@@ -80,7 +80,7 @@ class PrivacyBudget(Limit):
             logs.update(epsilon_log(self.plan, optimizer))
 
     def _check_batches(self, draws):
-        if not isinstance(draws, Draws):
+        if draws is None:
             if not self.allow_approximate:
                 raise ValueError(
                     "PrivacyBudget counts on the batches of its plan, and `fit` was given other "
@@ -109,6 +109,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
     too; they are functions of other data, for which no guarantee is given. The x-axis has model
     updates, not epochs. The hyperparameters stand under "HParams", and under "Text" the plan and
     what was spent of it. `epsilon` has a second line, of the run "budget": the plan's epsilon.
+    With a `tfdpx.callbacks.Checkpoint` numbers of an update are written once a save holds it.
 
     Args:
         log_dir: String. Folder for the event files.
@@ -147,19 +148,36 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self._budget_writer = tf.summary.create_file_writer(
                 os.path.join(self.log_dir, "budget")
             )
-            self._write_epsilon(optimizer)
+            self._write_epsilon(self._epsilon(optimizer), _updates(optimizer))
 
     def on_train_batch_end(self, batch, logs=None):
         """Writes the batch's numbers, if `update_freq` asks for it."""
         self._batches_seen += 1
-        if self.update_freq == "epoch":
-            super().on_train_batch_end(batch, {})
-            return
+        super().on_train_batch_end(batch, {})
         # Some releases of Keras (3.8, 3.12) would write every batch.
-        due = self._batches_seen % self.update_freq == 0
-        super().on_train_batch_end(batch, self._gradient_norm() if due else {})
-        if due:
-            self._write_private("batch_", logs, self._batches_seen)
+        if self.update_freq == "epoch" or self._batches_seen % self.update_freq:
+            return
+        step, norm, logs = self._batches_seen, self._gradient_norm(), dict(logs or {})
+
+        def write():
+            with keras_internals.writing(self):
+                for name, value in norm.items():
+                    tf.summary.scalar(f"batch_{name}", value, step=step)
+            self._write_private("batch_", logs, step)
+
+        self._after_save(write)
+
+    def on_test_end(self, logs=None):
+        """Writes what was measured."""
+        super().on_test_end({})
+        logs, step = dict(logs or {}), _scalar(self.model.optimizer.iterations, int)
+
+        def write():
+            with keras_internals.writing(self, validation=True):
+                for name, value in logs.items():
+                    tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
+
+        self._after_save(write)
 
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's numbers."""
@@ -171,12 +189,16 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if hasattr(optimizer, "noise_multiplier"):
             covered["noise_multiplier"] = optimizer.noise_multiplier
         covered.update(self._gradient_norm())
-        super().on_epoch_end(epoch, {})
-        step = _updates(optimizer)
-        keras_internals.write_epoch(self, step, covered)
-        self._write_epsilon(optimizer)
         private = {name: value for name, value in logs.items() if not is_covered(name)}
-        self._write_private("epoch_", private, step)
+        step, spent = _updates(optimizer), self._epsilon(optimizer)
+
+        def write():
+            super(TensorBoard, self).on_epoch_end(epoch, {})
+            keras_internals.write_epoch(self, step, covered)
+            self._write_epsilon(spent, step)
+            self._write_private("epoch_", private, step)
+
+        self._after_save(write)
 
     def on_train_end(self, logs=None):
         """Closes the writers."""
@@ -197,15 +219,28 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def _describe(self, text, optimizer):
         tf.summary.text("privacy_statement", text, step=_updates(optimizer))
 
-    def _write_epsilon(self, optimizer):
-        """Epsilon and, as another run, its budget: two lines in one chart."""
+    def _after_save(self, write):
+        """Calls `write` once a `Checkpoint` holds what it tells of; at once without one."""
+
+        def recorded():
+            with tf.summary.record_if(True):
+                write()
+
+        after_save(self.model, recorded)
+
+    def _epsilon(self, optimizer):
+        """The epsilon spent by its name, a dict; empty where no budget is shown."""
         if self._budget_writer is None or not hasattr(optimizer, "ledger"):
-            return
-        [(name, spent)], step = epsilon_log(self.plan, optimizer).items(), _updates(optimizer)
-        with keras_internals.writing(self):
-            tf.summary.scalar(name, spent, step=step)
-        with self._budget_writer.as_default():
-            tf.summary.scalar(name, self.plan.epsilon, step=step)
+            return {}
+        return epsilon_log(self.plan, optimizer)
+
+    def _write_epsilon(self, spent, step):
+        """Epsilon and, as another run, its budget: two lines in one chart."""
+        for name, value in spent.items():
+            with keras_internals.writing(self):
+                tf.summary.scalar(name, value, step=step)
+            with self._budget_writer.as_default():
+                tf.summary.scalar(name, self.plan.epsilon, step=step)
 
     def _gradient_norm(self):
         optimizer = keras_internals.innermost(self.model.optimizer)

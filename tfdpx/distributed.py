@@ -34,7 +34,8 @@ from tfdpx.data.examples import as_examples
 from tfdpx.per_example.losses import row_losses
 from tfdpx.replication import agreement, shares
 from tfdpx.run import fit_data
-from tfdpx.run.budget import check_optimizer, steps_taken
+from tfdpx.run.budget import check_optimizer, plan_left
+from tfdpx.run.session import Limit
 
 
 def fit(
@@ -58,8 +59,8 @@ def fit(
 
     On several hosts, each runs the same program with the same arguments. Every host draws its own
     share of one Poisson sample, a function of the seed and the step alone; an update makes one
-    all-reduce, of the clipped sums, and all replicas add the same noise. Goes on where the
-    optimizer's run is, and ends at the plan's last step at the latest.
+    all-reduce, of the clipped sums, and all replicas add the same noise. It ends at the plan's last
+    step at the latest.
 
     Callbacks run on every host. Those that only write may be given to the chief alone; those that
     stop the training must be given to all. In `logs` of a batch, metrics are means over this host's
@@ -73,8 +74,8 @@ def fit(
         y: As `x`.
         sample_weight: As for `plan.batches`.
         class_weight: As for `plan.batches`.
-        seed: Int in [0, 2**128) for the draws, or None for that of the optimizer's run, as private
-            training needs. On several hosts, the chief's counts.
+        seed: Int for the draws, for experiments; None for fresh ones, as private training needs. On
+            several hosts, the chief's secret counts.
         epochs: Int, the number of the last epoch.
         steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
         initial_epoch: Int, the number of the first epoch.
@@ -100,7 +101,7 @@ def fit(
     callbacks = keras.callbacks.CallbackList(
         callbacks, add_history=True, add_progbar=verbose != 0, model=model,
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
-        steps=steps_per_epoch or max(plan.steps - steps_taken(optimizer, plan), 1),
+        steps=steps_per_epoch or max(plan_left(optimizer, plan), 1),
     )  # fmt: skip
     examples = as_examples(x, y, sample_weight, class_weight=class_weight)
     with strategy.scope():
@@ -108,19 +109,24 @@ def fit(
     planned = plan.batches(
         x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed
     )
-    accounted = fit_data.accounted(optimizer, model, {"x": planned, "callbacks": callbacks})
-    with keras_internals.driving(model, "tfdpx"), accounted:
-        refresh.add_to({"callbacks": callbacks}, model, optimizer.draws)
+    arguments = {"x": planned, "callbacks": callbacks, "epochs": epochs}
+    with (
+        keras_internals.driving(model, "tfdpx"),
+        fit_data.session_of(optimizer, model, arguments) as session,
+    ):
+        refresh.add_to(arguments, model, session)
+        limit = Limit()
+        limit.set_model(model)
+        limit.set_params(callbacks.params)
+        callbacks.callbacks.insert(0, limit)
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
         initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
-        taken = _Taken(optimizer, plan)
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
-        seed = agreement.agree_on_run(
+        agreement.share_secret(
             strategy,
-            optimizer,
-            seed,
+            session,
             {
                 "data": (
                     x.fingerprint() if examples is x else x,
@@ -130,12 +136,14 @@ def fit(
                 "optimizers": keras.saving.serialize_keras_object(optimizer),
                 "weights or optimizer states": [*model.weights, *optimizer.variables],
                 "arguments of `fit` or `compile`": run,
+                "seeds": [seed, optimizer.seed],
             },
         )  # fmt: skip
+        draw_seed = tuple(session.draw_seed()) if seed is None else seed
 
         def share(context):
             batches = plan.batches(
-                x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed,
+                x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=draw_seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
             )  # fmt: skip
             return batches if optimizer.estimates is None else draws_of(batches).with_ids
@@ -148,38 +156,26 @@ def fit(
         logs = {}
         for epoch in range(initial_epoch, epochs):
             callbacks.on_epoch_begin(epoch)
-            end = min(taken() + (steps_per_epoch or plan.steps), plan.steps)
-            logs = _epoch(model, execute, batches, taken(), end, callbacks)
+            logs = _epoch(model, execute, batches, session, steps_per_epoch, callbacks)
             if measure:
                 logs.update({f"val_{name}": value for name, value in measure(callbacks).items()})
             callbacks.on_epoch_end(epoch, logs)
-            if model.stop_training or taken() >= plan.steps:
+            if model.stop_training or not session.left:
                 break
         optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
     return model.history
 
 
-class _Taken:
-    """How many of a plan's steps were taken, by the counter of the optimizer's run alone."""
-
-    def __init__(self, optimizer, plan):
-        self._run = optimizer.run
-        self._offset = steps_taken(optimizer, plan) - optimizer.run.updates
-
-    def __call__(self):
-        return self._offset + self._run.updates
-
-
-def _epoch(model, execute, batches, begin, end, callbacks):
-    """The updates numbered from `begin` to before `end`; the metrics of all of them."""
+def _epoch(model, execute, batches, session, steps, callbacks):
+    """The updates of an epoch, `steps` of them or all that are left; the metrics of all of them."""
     model.reset_metrics()
-    execution = model.steps_per_execution
-    for step in range(begin, end, execution):
-        count = min(execution, end - step)
-        callbacks.on_train_batch_begin(step - begin)
+    steps = session.left if steps is None else min(steps, session.left)
+    for step in range(0, steps, model.steps_per_execution):
+        count = min(model.steps_per_execution, steps - step)
+        callbacks.on_train_batch_begin(step)
         logs = execute(batches, tf.constant(count))
-        callbacks.on_train_batch_end(step - begin + count - 1, logs)
+        callbacks.on_train_batch_end(step + count - 1, logs)
         if model.stop_training:
             break
     return _numbers(model.get_metrics_result())

@@ -398,9 +398,10 @@ def write_epoch(board, step, logs):
 
 
 @contextlib.contextmanager
-def writing(board):
-    """Within it, summaries go to the run "train" of a Keras TensorBoard callback."""
-    with board._train_writer.as_default():
+def writing(board, validation=False):
+    """Within it, summaries go to the run "train" or "validation" of a TensorBoard callback."""
+    writer = board._val_writer if validation else board._train_writer
+    with writer.as_default():
         yield
 
 

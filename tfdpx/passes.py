@@ -1,9 +1,10 @@
 """The passes of one update: which rows each takes, and what they add up to.
 
-A Poisson batch is padded to a capacity that is almost never reached. Rows of padding add nothing,
-so no pass is made for them: rows that are present come first, and there are as many passes as these
-fill. That number is known as the step runs. So is the size of the last pass, which takes what is
-left; under XLA all passes have one size.
+A Poisson batch is padded to a capacity that is almost never reached. Rows of padding stand at its
+end and add nothing, so passes end with the last row that is present. That number is known as the
+step runs. So is the size of the last pass, which takes what is left; under XLA all passes have one
+size. No row moves to another place: random layers draw by it, and a row that is absent must leave
+the draws of all others as they are.
 """
 
 import typing
@@ -28,8 +29,8 @@ def run(one_pass, data, choices, present, size, zero):
     """The `Totals` of all passes, and the metric logs if a single pass took the batch as it is.
 
     Args:
-        one_pass: Function of `data`, `choices` and `present` of some rows, to their `Totals` and
-            logs.
+        one_pass: Function of `data`, `choices` and `present` of some rows, and of the number of the
+            pass, to their `Totals` and logs.
         data: `(x, y, sample_weight)`, nests of tensors [B, ...].
         choices: Nest of tensors [B, ...], or None.
         present: bool [B], or None where every row is present.
@@ -41,14 +42,11 @@ def run(one_pass, data, choices, present, size, zero):
     # at as such: to what they run it must be unknown.
     full = present is None and size.fits(count)
     if full and 0 < count <= size.examples:
-        return one_pass(data, choices, None)
+        return one_pass(data, choices, None, 0)
     rows = Rows((data, choices))
-    if present is None:
-        order, examples = tf.range(count), count
-    else:
-        # No two keys are equal, so that the rows keep their order.
-        order = tf.argsort(tf.where(present, 0, count) + tf.range(count))
-        examples = tf.reduce_sum(tf.cast(present, "int32"))
+    examples = count
+    if present is not None:
+        examples = tf.reduce_max(tf.where(present, tf.range(1, count + 1), 0))
 
     def body(index, totals):
         start, length = index * size.examples, size.examples
@@ -57,12 +55,14 @@ def run(one_pass, data, choices, present, size, zero):
             length = tf.minimum(length, left)
         places = start + tf.range(length)
         inside = places < examples
-        # The rest of a last pass is filled with an example that is present, as an absent one.
-        part = tf.gather(order, tf.where(inside, places, 0))
+        # The rest of a last pass is filled with the first row, as an absent one.
+        part = tf.where(inside, places, 0)
         (x, y, weights), drawn = rows.map(lambda t: tf.gather(t, part))
+        if present is not None:
+            inside &= tf.gather(present, part)
         if weights is not None:
             weights = Rows(weights).map(lambda w: tf.where(_beside(inside, w), w, tf.zeros_like(w)))
-        more, _ = one_pass((x, y, weights), drawn, None if full else inside)
+        more, _ = one_pass((x, y, weights), drawn, None if full else inside, index)
         return index + 1, tf.nest.map_structure(tf.add, totals, more)
 
     def is_left(index, _):

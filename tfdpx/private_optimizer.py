@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from tfdpx import keras_internals, refresh, settings
-from tfdpx._arguments import is_number
 from tfdpx._warnings import warn
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.mechanism import check_private
@@ -18,7 +17,8 @@ from tfdpx.replication import replicas
 from tfdpx.run import fit_data
 from tfdpx.run.account import FACTS, STEPS, Account
 from tfdpx.run.individual import Estimates
-from tfdpx.run.state import Run, fresh_state, value_of
+from tfdpx.run.session import stand_by
+from tfdpx.run.state import StepState, value_of
 from tfdpx.train_step import private_train_step
 
 
@@ -75,9 +75,6 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
         super().__init__(*args, **kwargs)
-        # A number may be assigned anew; a schedule stays.
-        rate = args[0] if args else kwargs.get("learning_rate")
-        self.first_learning_rate = float(rate) if is_number(rate) else None
         self._settings = settings.checked(
             plan=plan,
             batch_size=batch_size,
@@ -93,14 +90,14 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             individual=individual,
         )
         self.prepared = weakref.WeakKeyDictionary()
-        self.draws = fit_data.NOT_TRAINING  # Or those of the data set that `fit` trains on.
-        self._run = Run(seed)
-        self._account = Account(self._run, self.noise_multiplier)
+        self.session = None  # The `tfdpx.run.session.Session` under way.
+        self.state = StepState()
+        self.account = Account(self.state, self.noise_multiplier)
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
         self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
-        self.account.open(plan and plan.sampling_probability, exact=False)
-        fit_data.renew_end(self)
-        self._estimates = None if individual is None else Estimates(individual, self.account)
+        self.account.open(plan and plan.sampling_probability, exact=False, seeded=seed is not None)
+        stand_by(self)
+        self.estimates = None if individual is None else Estimates(individual, self.account)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
     def by_hand(self, model, rows, sample_weight):
@@ -110,8 +107,8 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     def compiled(self, model):
         """Called after `model.compile`: what was spent on the model's weights goes on here."""
         self.account.follow(model.variables)
-        self.leave_shared_run()
-        fit_data.renew_end(self)
+        if self.session is None:
+            stand_by(self)
 
     def private_train_step(self, model, data):
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
@@ -127,31 +124,24 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         """
         check_callbacks(arguments.get("callbacks"), self)
         replicas.check_keras_fit(model, arguments.get("x"))
-        with fit_data.accounted(self, model, arguments):
-            fit_data.add_limit(self, arguments)
-            replicas.deal(model, self.draws, arguments)
-            refresh.add_to(arguments, model, self.draws)
+        with fit_data.session_of(self, model, arguments) as session:
+            fit_data.add_limit(arguments)
+            replicas.deal(model, session, arguments)
+            refresh.add_to(arguments, model, session)
             yield
 
-    @property
-    def run(self):
-        """`tfdpx.run.state.Run`: the seeds of noise and draws, and how far used. Secret."""
-        return self._run
+    def step_key(self):
+        """int64 tensor [2]: the secret key of the next update, used by no other."""
+        return self.state.key()
 
-    @property
-    def account(self):
-        """`tfdpx.run.account.Account`: keeps the ledger."""
-        return self._account
+    def until_end(self, sums):
+        """`tfdpx.run.state.StepState.until_end`, where there is a plan."""
+        return sums if self.plan is None else self.state.until_end(sums)
 
-    @property
-    def estimates(self):
-        """`tfdpx.run.individual.Estimates`: norms of `individual`, or None. Not private."""
-        return self._estimates
-
-    @property
-    def noise_seed(self):
-        """int64 tensor [2]: the secret seed of this run's noise and views."""
-        return self.run.noise_seed
+    def trains(self, model):
+        """Called by the private step as it is traced: its updates are spent on these weights."""
+        self.account.follow(model.variables)
+        self.account.trains(model.trainable_variables)
 
     @property
     def privatized_gradient_norm(self):
@@ -161,7 +151,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     @property
     def nonfinite_examples(self):
         """Int: examples so far whose gradient was not finite and counted as zero. Not private."""
-        return self.run.nonfinite
+        return self.state.nonfinite
 
     @property
     def ledger(self):
@@ -189,7 +179,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         """Counts an update and keeps what it measured; called by the private step."""
         self._gradient_norm.assign(gradient_norm)
         self.account.count_update()
-        self.run.count_update(nonfinite, self.learning_rate)
+        self.state.count(nonfinite)
 
     def save_own_variables(self, store):
         """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
@@ -199,7 +189,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             store[name] = value_of(variable)
 
     def load_own_variables(self, store):
-        """Loads what Keras loads, joins the saved ledger, and begins a run with fresh noise."""
+        """Loads what Keras loads, joins the saved ledger, and goes on as a run of its own."""
         names = self._ledger_variables()
         saved = {name: store[name] for name in store.keys()}
         if all(name in saved for name in names):
@@ -209,23 +199,11 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
                 "The saved optimizer has no ledger: what was spent on its weights is unknown, and "
                 "not counted.",
             )
-        self.take_over(None)
         super().load_own_variables(saved)
-
-    def take_over(self, state):
-        """Becomes a run: that of a `Run.state()`, or a fresh one if that is None."""
-        self.account.synchronize()
-        if state is None:
-            # Draws of a given seed that were used stay used.
-            state = {**fresh_state(), "used": self.run.state()["used"]}
-        self.run.restore(state)
-        self.account.move()
-        fit_data.renew_end(self)
-
-    def leave_shared_run(self):
-        """Before updates that no checkpoint watches: their noise must be no other process's."""
-        if self.account.synchronize() or self.run.is_shared:
-            self.take_over(None)
+        if self.session is None:
+            stand_by(self)
+        else:
+            self.session.renew()
 
     def _ledger_variables(self):
         return {FACTS: self._ledger_facts, STEPS: self._ledger_steps}

@@ -167,7 +167,7 @@ class PublicData:
             found += self._known.count_in(_rows(examples.batch(places, len(places))[0]))
         overlap.refuse(found, examples.count)
 
-    def at(self, model, engine, rows, y, context):
+    def at(self, model, engine, rows, y, context, key):
         """What the public examples say at the weights of this step.
 
         Args:
@@ -176,6 +176,7 @@ class PublicData:
             rows: Nest of tensors like what the model sees of private examples; not read.
             y: Nest of tensors, targets of private examples; not read.
             context: `tf.distribute.ReplicaContext`.
+            key: int64 tensor [2], of random layers.
 
         Returns:
             `Public`.
@@ -197,7 +198,7 @@ class PublicData:
                     f"as the model sees it. Received: {kinds[0]}, for private {kinds[1]}."
                 )
         y = tf.nest.map_structure(lambda own, other: tf.cast(own, other.dtype), self._y, y)
-        result = engine.with_views(1)(self._x, y, None)
+        result = engine.with_views(1)(self._x, y, None, key=key)
         finite = tf.math.is_finite(result.squared_norms)
         gradients = result.clipped_sums(tf.cast(finite, "float32"))
         clip = self._unit

@@ -11,18 +11,18 @@ from tfdpx.per_example.rows import Rows
 _VIEWS = int.from_bytes(b"refresh", "big")
 
 
-def add_to(arguments, model, data):
+def add_to(arguments, model, session):
     """Has a `Refresh` run in a `fit` whose optimizer asks for it, before all other callbacks.
 
     Args:
         arguments: Dict of the arguments of `fit`; `callbacks` may be replaced.
         model: The `keras.Model`.
-        data: What `fit` trains on: `tfdpx.data.draws.Draws`.
+        session: The `tfdpx.run.session.Session` of the `fit`.
     """
     estimates = keras_internals.innermost(model.optimizer).estimates
     if estimates is None or not estimates.refreshes_per_epoch:
         return
-    callback, given = Refresh(data.examples), arguments.get("callbacks")
+    callback, given = Refresh(session.draws.examples), arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):
         callback.set_model(model)
         given.callbacks.insert(0, callback)
@@ -68,7 +68,7 @@ class Refresh(keras.callbacks.Callback):
             self._batches = sampling.in_order(self._examples, size)
         first = 0
         for x, y, sample_weight in self._batches:
-            seed = noise.fold_in(noise.fold_in(optimizer.run.step_seed(), _VIEWS), first)
+            seed = noise.fold_in(optimizer.step_key(), _VIEWS, first)
             norms = self._measure(x, y, sample_weight, seed)
             yield tf.range(first, first + len(norms)), sample_weight != 0, norms
             first += len(norms)
@@ -80,6 +80,7 @@ class Refresh(keras.callbacks.Callback):
         views = Views(optimizer.augment, optimizer.augmult, x)
         choices = views.draw(Rows(x).count, seed)
         y, sample_weight = views.repeat((y, sample_weight))
-        result = optimizer.prepared[model].engine(views.rows(x, choices), y, sample_weight)
+        rows, key = views.rows(x, choices), noise.fold_in(seed, _VIEWS)
+        result = optimizer.prepared[model].engine(rows, y, sample_weight, key=key)
         norms = tf.sqrt(result.squared_norms) / optimizer.l2_norm_clip
         return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)

@@ -88,7 +88,7 @@ def plan_batches(
     }
     if optimizer is not None:
         budget.check_optimizer(optimizer, plan)
-        arguments["run"] = optimizer.run
+        arguments["optimizer"] = optimizer
         arguments["steps"] = lambda: max(plan.steps - budget.steps_taken(optimizer, plan), 0)
     if plan.sampling == "shuffle":
         dataset = shuffled_batches(examples, batch_size=plan.batch_size, **arguments)
@@ -126,7 +126,7 @@ def poisson_batches(
     steps,
     seed=None,
     start=0,
-    run=None,
+    optimizer=None,
     input_context=None,
 ):
     """Batches that hold each example with `sampling_probability`, independently.
@@ -140,12 +140,13 @@ def poisson_batches(
         capacity: Int. Number of rows of every batch; a step that draws more is an error.
         steps: Int. Number of steps of the whole training; the dataset ends there. Or a function
             that gives how many steps are left, called when an iterator begins.
-        seed: Optional int. None takes the seed of `run`, or else a fresh one from the operating
-            system for each iterator.
+        seed: Optional int, for experiments; or a pair of ints that is a key already. None takes the
+            secret of the `fit` that trains on it, or else a fresh one from the operating system for
+            each iterator.
         start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
             batch of an iterator is. A step must count itself only when it has read its batch, as
             those of tfdpx's optimizers do; Keras's own may do it before.
-        run: Optional `tfdpx.run.state.Run`: iterators begin at the first step that it has not used.
+        optimizer: Optional tfdpx optimizer, the only one that may train on the data set.
         input_context: Optional `tf.distribute.InputContext`, for one pass by
             `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
             replica of this host in turn (see `tfdpx.replication.shares`). All hosts need the same
@@ -169,7 +170,7 @@ def poisson_batches(
     """
     check_probability(sampling_probability)
     shares = Shares(capacity, input_context)
-    draws = Draws(_POISSON_KEY, steps, shares, seed, start, run)
+    draws = Draws(_POISSON_KEY, steps, shares, seed, start, optimizer)
 
     def draw(key, step, replica):
         rows = poisson_rows(key, step, examples.count, sampling_probability)
@@ -193,7 +194,7 @@ def shuffled_batches(
     steps,
     seed=None,
     start=0,
-    run=None,
+    optimizer=None,
     input_context=None,
 ):
     """Batches of `batch_size` cut from a permutation of the examples, a new one every epoch.
@@ -209,7 +210,7 @@ def shuffled_batches(
         steps: As in `poisson_batches`.
         seed: As in `poisson_batches`.
         start: As in `poisson_batches`.
-        run: As in `poisson_batches`.
+        optimizer: As in `poisson_batches`.
         input_context: As in `poisson_batches`.
 
     Returns:
@@ -224,7 +225,7 @@ def shuffled_batches(
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
     shares = Shares(capacity, input_context)
-    draws = Draws(_SHUFFLE_KEY, steps, shares, seed, start, run)
+    draws = Draws(_SHUFFLE_KEY, steps, shares, seed, start, optimizer)
     per_epoch = examples.count // batch_size
     known = {}
 

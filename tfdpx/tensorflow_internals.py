@@ -1,8 +1,15 @@
 """The private names of TensorFlow: besides `keras_internals`, the only file that touches such."""
 
+import contextlib
+import functools
+import threading
+
 import tensorflow as tf
 from tensorflow.python.framework import ops
+from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
+
+_active = threading.local()
 
 
 def vectorize_products_by(multiply):
@@ -21,6 +28,62 @@ def vectorize_products_by(multiply):
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
     pfor._pfor_converter_registry["BatchMatMulV2"] = convert
+
+
+@contextlib.contextmanager
+def stateful_draws_from(next_key):
+    """Within it, in this thread, what draws from a state of TensorFlow's own draws from keys.
+
+    So do `tf.random.uniform`, `normal` and `truncated_normal`, and a `tf.random.Generator`, whose
+    state is left alone.
+
+    Args:
+        next_key: Function to an int64 tensor [2], another one on each call.
+    """
+    _redirect_stateful_draws()
+    before, _active.next_key = getattr(_active, "next_key", None), next_key
+    try:
+        yield
+    finally:
+        _active.next_key = before
+
+
+@functools.cache
+def _redirect_stateful_draws():
+    def uniform(shape, dtype, **_):
+        return tf.random.stateless_uniform(shape, _active.next_key(), dtype=dtype)
+
+    def integers(shape, minval, maxval, **_):
+        return tf.random.stateless_uniform(
+            shape, _active.next_key(), minval, maxval, dtype=minval.dtype
+        )
+
+    def normal(shape, dtype, **_):
+        return tf.random.stateless_normal(shape, _active.next_key(), dtype=dtype)
+
+    def truncated(shape, dtype, **_):
+        return tf.random.stateless_truncated_normal(shape, _active.next_key(), dtype=dtype)
+
+    def counter_and_key(*_, **__):
+        return tf.random.stateless_uniform([3], _active.next_key(), None, None, tf.int64)
+
+    for module, name, keyed in (
+        (gen_random_ops, "random_uniform", uniform),
+        (gen_random_ops, "random_uniform_int", integers),
+        (gen_random_ops, "random_standard_normal", normal),
+        (gen_random_ops, "truncated_normal", truncated),
+        (gen_stateful_random_ops, "rng_read_and_skip", counter_and_key),
+    ):
+        setattr(module, name, _redirected(getattr(module, name), keyed))
+
+
+def _redirected(original, keyed):
+    @functools.wraps(original)
+    def draw(*args, **kwargs):
+        is_keyed = getattr(_active, "next_key", None) is not None
+        return (keyed if is_keyed else original)(*args, **kwargs)
+
+    return draw
 
 
 def is_under_xla():

@@ -3,8 +3,8 @@
 The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
 checked once (`views`, `preparation`, `checks`); each pass makes K views of its examples (`views`),
 their gradients (`per_example`) and clipped sums (`mechanism`); the sums are added over passes and
-replicas (`replicas`); noise is added once (`mechanism`, `noise`), keyed and counted (`run`,
-`account`); and the Keras optimizer applies the result.
+replicas (`replicas`); noise is added once (`mechanism`, `noise`), keyed and counted (`run`);
+and the Keras optimizer applies the result.
 """
 
 import keras
@@ -21,7 +21,7 @@ from tfdpx.preparation import prepare, take
 from tfdpx.replication import replicas
 
 # Independent streams of one step's seed.
-_NOISE, _VIEWS = 0, 1
+_NOISE, _VIEWS, _MASKS, _PUBLIC = 0, 1, 2, 3
 # In place of a norm.
 _ABSENT = -1.0
 
@@ -41,7 +41,7 @@ def private_train_step(optimizer, model, data):
     """
     ids = None
     if optimizer.estimates is not None:
-        data, ids = optimizer.estimates.split(data, optimizer.draws)
+        data, ids = optimizer.estimates.split(data, optimizer.session)
     inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
@@ -56,23 +56,27 @@ def _step(optimizer, model, data, ids):
     data = x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
-    optimizer.account.follow(model.variables)
-    optimizer.account.trains(variables)
+    optimizer.trains(model)
     prepared, size = prepare(optimizer, model, views, data)
-    seed = optimizer.run.step_seed()
+    seed = optimizer.step_key()
     # Drawn for the rows of all replicas: which of them has an example does not change its views.
     count = Rows(x).count
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
-    dealt = replicas.is_dealt(model, optimizer.draws)
+    dealt = replicas.is_dealt(model, optimizer.session)
     choices = replicas.own_rows(choices, count, context, dealt)
     present = _present(sample_weight, count)
     if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
         present = _of_declared_size(count, optimizer.batch_size)
     public = None
     if optimizer.public_data is not None:
-        public = optimizer.public_data.at(model, prepared.engine, views.example_rows(x), y, context)
+        key = noise.fold_in(seed, _PUBLIC)
+        public = optimizer.public_data.at(
+            model, prepared.engine, views.example_rows(x), y, context, key
+        )
     clip = optimizer.l2_norm_clip if public is None else public.clip
-    one_pass = _Pass(optimizer, model, prepared.engine, views, count, clip)
+    # Passes are counted over all replicas: no two have the same masks.
+    masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
+    one_pass = _Pass(optimizer, model, prepared.engine, views, count, clip, masks)
     # With individual accounting: where a row stands, and which part of the clip is its own.
     own = None if ids is None else (tf.range(count), optimizer.estimates.clips(ids))
     choices = (choices, own)
@@ -97,8 +101,7 @@ def _step(optimizer, model, data, ids):
         shared.append(replicas.beside_others(tf.stack([tf.cast(ids, "float32"), norms]), context))
     shared = replicas.sum_over_replicas(shared, context)
     sums, nonfinite = shared[: len(variables)], shared[len(variables)]
-    if optimizer.plan is not None:
-        sums = optimizer.run.until_end(sums)
+    sums = optimizer.until_end(sums)
     gradients = mechanism.privatize(
         sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
     )
@@ -141,7 +144,7 @@ def show_losses(model, loss, output_losses, examples, penalty):
 class _Pass:
     """One microbatch: views, gradients, clipping, metrics."""
 
-    def __init__(self, optimizer, model, engine, views, count, l2_norm_clip):
+    def __init__(self, optimizer, model, engine, views, count, l2_norm_clip, masks):
         self.update = engine.update()
         self._count = count
         self._optimizer = optimizer
@@ -149,9 +152,13 @@ class _Pass:
         self._engine = engine
         self._views = views
         self._clip = l2_norm_clip
+        self._masks = masks
 
-    def __call__(self, data, choices, present):
-        """The `Totals` of this pass, and Keras' metric logs; `present` None: every row is."""
+    def __call__(self, data, choices, present, index):
+        """The `Totals` of a pass, and Keras' metric logs; `present` None: every row is.
+
+        Its number `index` is that of its random layers' draws.
+        """
         model, views = self._model, self._views
         choices, own = choices
         x, y, sample_weight = data
@@ -161,7 +168,8 @@ class _Pass:
             present = tf.ones([Rows(data).count], tf.bool)
         x = views.rows(x, choices)
         y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
-        result = self._engine(x, y, sample_weight, self.update)
+        key = noise.fold_in(self._masks, index)
+        result = self._engine(x, y, sample_weight, self.update, key)
         size, fractions = self._optimizer.batch_size, () if own is None else own[1:]
         factors = mechanism.clip_factors(
             result.squared_norms, present, self._clip, size, *fractions
@@ -195,7 +203,7 @@ class _Pass:
     def apart(self, *part):
         """The `Totals` of a pass in a graph of its own."""
         own = self._optimizer, self._model, self._engine, self._views, self._count, self._clip
-        return _Pass(*own)(*part)[0]
+        return _Pass(*own, tf.zeros([2], tf.int64))(*part, 0)[0]
 
     def zero(self):
         """The `Totals` of no pass at all."""

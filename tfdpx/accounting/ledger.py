@@ -8,8 +8,8 @@ import tempfile
 
 from tfdpx.accounting import accountants
 
-_FORMAT = "tfdpx.Ledger/2"
-_READABLE = (_FORMAT, "tfdpx.Ledger/1")
+_FORMAT = "tfdpx.Ledger/3"
+_READABLE = (_FORMAT, "tfdpx.Ledger/2", "tfdpx.Ledger/1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Entry:
             the accountants assume.
         run: Optional int that names the training run. Entries of one run at the same noise and
             sampling are the same steps, seen earlier and later.
+        seeded: Bool. Whether somebody has given the seed of draws or noise. Epsilon holds only
+            where nobody knows it: such weights are for experiments.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -34,6 +36,7 @@ class Entry:
     steps: int
     exact: bool = True
     run: int | None = None
+    seeded: bool = False
 
     def __post_init__(self):
         probability = self.sampling_probability
@@ -49,7 +52,7 @@ class Entry:
     @property
     def facts(self):
         """What another entry must share to tell of the same steps."""
-        return self.run, self.noise_multiplier, self.sampling_probability, self.exact
+        return self.run, self.noise_multiplier, self.sampling_probability, self.exact, self.seeded
 
 
 _PLAIN = {
@@ -58,6 +61,7 @@ _PLAIN = {
     "steps": int,
     "exact": bool,
     "run": int,
+    "seeded": bool,
 }
 
 
@@ -149,6 +153,11 @@ class Ledger:
     def is_approximate(self):
         """Whether any step drew its examples otherwise than the accountants assume."""
         return any(not entry.exact for entry in self.entries)
+
+    @property
+    def is_seeded(self):
+        """Whether any step had a seed that somebody gave: such weights are not to be released."""
+        return any(entry.seeded for entry in self.entries)
 
     def of(self, plan):
         """The entries that `plan` knows: its noise and sampling probability.

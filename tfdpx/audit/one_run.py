@@ -17,7 +17,6 @@ from tfdpx.accounting.accountants import check_delta
 from tfdpx.audit import one_run_bounds
 from tfdpx.audit.lower_bound import check_confidence
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
-from tfdpx.data.draws import Draws
 from tfdpx.private_optimizer import PrivateOptimizer
 
 # Numbers of guesses that are tried by default, as parts of the canaries.
@@ -259,8 +258,8 @@ class OneRunAudit(keras.callbacks.Callback):
     def _check_data(self):
         """Refuses draws of data that do not end with the canaries, where they can be seen."""
         optimizer = keras_internals.innermost(self.model.optimizer)
-        draws = getattr(optimizer, "draws", None)
-        if not isinstance(draws, Draws) or draws.examples is None:
+        draws = getattr(getattr(optimizer, "session", None), "draws", None)
+        if draws is None or draws.examples is None:
             return
         examples, start = draws.examples, self._rows
         found = examples.count == start + self._count

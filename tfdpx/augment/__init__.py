@@ -12,10 +12,10 @@ from tfdpx.augment.mix_views import MixViews
 
 
 def is_own(augment):
-    """Whether `augment` is of this package alone, without a layer or a subclass of a user's."""
+    """Whether `augment` is of this package, and no subclass of a user's: it treats images alone."""
     if type(augment) is MixViews:
         return is_own(augment.augment)
-    return type(augment) in (RandomCropFlip, ResizeCropFlip)
+    return type(augment) in (LayerViews, RandomCropFlip, ResizeCropFlip)
 
 
 __all__ = ["LayerViews", "MixViews", "RandomCropFlip", "ResizeCropFlip", "get"]

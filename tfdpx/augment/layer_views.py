@@ -1,20 +1,27 @@
 """Views by an augmentation layer of Keras or keras_cv."""
 
+import itertools
+
 import keras
 import tensorflow as tf
+
+from tfdpx import noise, tensorflow_internals
+from tfdpx.per_example.randomness import keyed
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
 class LayerViews:
     """Views from any Keras or keras_cv augmentation layer.
 
-    The layer draws from its own seed generator for all views at once, so unlike those of
-    `RandomCropFlip` the views depend on how the batch is cut into microbatches. It receives 8-bit
-    images as float32, in [0, 255]: some layers take no other. Keras' and keras_cv's layers that
-    interpolate (translation, rotation, zoom) need `jit_compile=False`, the rest compile under XLA.
+    The layer makes each view by itself, as a batch of one, with random numbers of its own. So no
+    view depends on another example, on its place or on how the batch is cut into microbatches,
+    whatever the layer does; and neither `keras.utils.set_random_seed` nor a `seed` of the layer has
+    a say. It receives 8-bit images as float32, in [0, 255]: some layers take no other. Keras' and
+    keras_cv's layers that interpolate (translation, rotation, zoom) need `jit_compile=False`, the
+    rest compile under XLA.
 
     Args:
-        layer: A `keras.Layer` that maps images [N, ...] to images [N, ...] independently.
+        layer: A `keras.Layer` that maps images [1, ...] to images [1, ...].
     """
 
     def __init__(self, layer):
@@ -24,19 +31,50 @@ class LayerViews:
                 f"augment={layer!r}"
             )
         self.layer = layer
+        self._traced = {}  # By shape and dtype: Python in the layer chooses once, for all images.
+
+    def __getstate__(self):
+        return {**vars(self), "_traced": {}}
 
     def draw(self, batch_size, augmult, seed):
-        """Only the number of views: int32 tensor [batch_size, K]; the layer draws when applied."""
-        del seed
-        return tf.zeros(tf.stack([batch_size, augmult]), tf.int32)
+        """A key for each view: int64 tensor [batch_size, K, 2]; the layer draws when applied."""
+        shape = tf.stack([batch_size, augmult, 2])
+        return tf.random.stateless_uniform(shape, seed, None, None, tf.int64, alg="philox")
 
     def apply(self, images, choices):
-        """Tensor [B, K, ...]: the layer's output on K copies of each of `images` [B, ...]."""
+        """Tensor [B, K, ...]: the layer's outputs for K copies of each of `images` [B, ...]."""
         augmult = choices.shape[1]
         if images.dtype == tf.uint8:
             images = tf.cast(images, "float32")
-        views = self.layer(tf.repeat(images, augmult, axis=0), training=True)
+
+        one = self._one(tf.TensorSpec(images.shape[1:], images.dtype))
+        rows = tf.repeat(images, augmult, axis=0), tf.reshape(choices, [-1, 2])
+        made = one.structured_outputs
+        views = tf.map_fn(one, rows, fn_output_signature=tf.TensorSpec(made.shape, made.dtype))
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
+
+    def graphs(self):
+        """List of the `tf.Graph`s that make a view, of those that were needed so far."""
+        return [function.graph for function in self._traced.values()]
+
+    def _one(self, spec):
+        """The function, traced once, from an image like `spec` and a key to a view."""
+
+        def view(element):
+            image, key = element
+            count = itertools.count()
+            with (
+                keyed(self.layer, key),
+                tensorflow_internals.stateful_draws_from(lambda: noise.fold_in(key, next(count))),
+            ):
+                return self.layer(image[tf.newaxis], training=True)[0]
+
+        kind = tuple(spec.shape), spec.dtype
+        if kind not in self._traced:
+            function = tf.function(view, autograph=False)
+            key = tf.TensorSpec([2], tf.int64)
+            self._traced[kind] = function.get_concrete_function((spec, key))
+        return self._traced[kind]
 
     def get_config(self):
         """Returns the configuration as a JSON-serialisable dict."""

@@ -59,11 +59,6 @@ class MixViews:
         middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
         self._weights = scipy.special.betaincinv(alpha, alpha, middles).astype("float32")
 
-    @property
-    def layer(self):
-        """The Keras layer that makes the views and draws for itself, or None."""
-        return getattr(self.augment, "layer", None)
-
     def draw(self, batch_size, augmult, seed):
         """Random choices for `augmult` views of each of `batch_size` examples.
 

@@ -3,12 +3,12 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._warnings import warn
+from tfdpx import keras_internals
+from tfdpx.augment import LayerViews, is_own
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import same_rows
-from tfdpx.checks.hidden_state import state_of_augment
+from tfdpx.checks.hidden_state import Found
 from tfdpx.checks.separation import examples_of_pass
-from tfdpx.per_example.layout import restored
 
 # Random augmentations may mix other examples, or by little, in any one draw.
 _DRAWS = 6
@@ -24,37 +24,46 @@ def problems_of_augment(augment, views, x, examples):
         x: Nest of one tensor [B, ...]; only shape and dtype are read.
         examples: Int, of one pass.
     """
+    if is_own(augment):
+        return list(_problems_of_layer(augment))
     examples = examples_of_pass(examples, views)
     batches = made_up.batches(x, examples, 1, vocabulary=256, shuffled=False)
     [small], [wide], [huge] = (tf.nest.flatten(batch.x) for batch in batches)
+    if problems := _problems_of_state(augment, examples, views, small):
+        return problems
     kept = batches[0].kept
-    variables = getattr(getattr(augment, "layer", None), "variables", [])
-    with restored(variables):
-        choices = augment.draw(examples, views, tf.zeros([2], tf.int64))
-        found = state_of_augment(augment, lambda t: augment.apply(t, choices), small)
-        problems = list(found.problems("The augmentation", drawing=True))
-        if problems:
-            return problems
-        if found.drawn:
-            warn(
-                "The augmentation draws random numbers outside of any keras.random.SeedGenerator, "
-                "so it could not be checked that it keeps examples apart.",
-            )
-            return []
-        for draw in range(_DRAWS):
-            choices = augment.draw(examples, views, tf.constant([0, draw], tf.int64))
-            before = [v.numpy() for v in variables]
-            made = []
-            for images in (small, wide, huge):
-                for variable, value in zip(variables, before, strict=True):
-                    variable.assign(value)
-                made.append(augment.apply(images, choices))
-            shared = [np.flatnonzero(flags) for flags in (kept, kept | batches[0].wide)]
-            for a, b, rows in zip(made, made[1:], shared, strict=False):
-                if not same_rows(a, b, (rows, rows), _TOLERANCE):
-                    return [
-                        f"The augmentation {augment.get_config()} makes the view of one example "
-                        "depend on another (as MixUp and CutMix do), so clipping each example "
-                        "bounds nothing. Use one that treats images one by one."
-                    ]
+    for draw in range(_DRAWS):
+        choices = augment.draw(examples, views, tf.constant([0, draw], tf.int64))
+        made = [augment.apply(images, choices) for images in (small, wide, huge)]
+        shared = [np.flatnonzero(flags) for flags in (kept, kept | batches[0].wide)]
+        for a, b, rows in zip(made, made[1:], shared, strict=False):
+            if not same_rows(a, b, (rows, rows), _TOLERANCE):
+                return [
+                    f"The augmentation {augment.get_config()} makes the view of one example depend "
+                    "on another, so clipping each example bounds nothing. Use one that treats "
+                    "images one by one."
+                ]
     return []
+
+
+def _problems_of_state(augment, examples, views, images):
+    choices = augment.draw(examples, views, tf.zeros([2], tf.int64))
+    function = tf.function(lambda t: augment.apply(t, choices), autograph=False)
+    found = Found(function.get_concrete_function(images).graph, None, [])
+    return list(found.problems("The augmentation"))
+
+
+def _problems_of_layer(augment):
+    """Texts of what a layer does that makes each view alone: it may still draw or keep unseen."""
+    inner = getattr(augment, "augment", augment)
+    if not isinstance(inner, LayerViews):
+        return
+    for layer in keras_internals.flatten_layers(inner.layer):
+        if type(layer).__name__ in ("MixUp", "CutMix"):
+            yield (
+                f"{type(layer).__name__} makes the view of one example depend on another, and here "
+                "each view is made by itself. Use `tfdpx.augment.MixViews`, which mixes views of "
+                "one example."
+            )
+    for graph in inner.graphs():
+        yield from Found(graph, inner.layer, []).problems("The augmentation")

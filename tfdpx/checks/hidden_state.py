@@ -64,7 +64,7 @@ def problems_of_state_of_loss(model, one_pass, y, sample_weight, rows):
         return row_losses(model, x, y, y_pred, sample_weight).losses
 
     graph = _graph_after(one_pass, losses, y, sample_weight, rows)
-    yield from Found(graph, model, keras_internals.seed_states(model)).problems("The loss")
+    yield from Found(graph, model, []).problems("The loss")
 
 
 def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows, absent):
@@ -87,9 +87,8 @@ def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows, absent
     # A metric may have a weight as an attribute, which Keras then counts among its variables.
     others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
     own = [v for v in model.metrics_variables if id(v) not in others]
-    allowed = [*own, *keras_internals.seed_states(model)]
     # Reading a metric adds it up over the hosts.
-    yield from Found(graph, model, allowed, ("Collective",)).problems("`compute_metrics`")
+    yield from Found(graph, model, own, ("Collective",)).problems("`compute_metrics`")
 
 
 def _graph_after(one_pass, function, y, sample_weight, rows, *more):
@@ -107,19 +106,6 @@ def _graph_after(one_pass, function, y, sample_weight, rows, *more):
         for tensors in (given.tensors, predictions.tensors)
     ]
     return tf.function(traced, autograph=False).get_concrete_function(*specs, *more).graph
-
-
-def state_of_augment(augment, apply, images):
-    """The `Found` of an augmentation: what it changes other than seed generators.
-
-    Args:
-        augment: An object with `draw` and `apply`.
-        apply: Function of images.
-        images: Eager tensor [B, ...].
-    """
-    layer = getattr(augment, "layer", None)
-    graph = tf.function(apply, autograph=False).get_concrete_function(images).graph
-    return Found(graph, layer, [] if layer is None else keras_internals.seed_states(layer))
 
 
 class Found:
@@ -147,23 +133,22 @@ class Found:
                 names = [known[id(r)] for r in resources if id(r) in known]
                 self.written.extend(names or [f"{name} ({operation.type})"])
 
-    def problems(self, what, drawing=False):
+    def problems(self, what):
         """Texts, naming variables, or operations where they are none of the layer's.
 
         Args:
             what: Str, what the graph is.
-            drawing: Whether it may draw random numbers outside of seed generators.
         """
         if self.python:
             yield (
                 f"{what} runs Python inside the graph: {self.python}. What that keeps or mixes "
                 "cannot be checked. Write it with TensorFlow's or Keras' operations."
             )
-        if self.drawn and not drawing:
+        if self.drawn:
             yield (
                 f"{what} draws random numbers outside of any keras.random.SeedGenerator: "
-                f"{self.drawn}. So it cannot be checked that examples do not mix. Give random "
-                "layers an attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' "
+                f"{self.drawn}. They must be secret, as the noise is. Give random layers an "
+                "attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' "
                 "own have, and draw from that."
             )
         if self.written:

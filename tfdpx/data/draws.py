@@ -1,11 +1,10 @@
 """Which draws a data set of a plan gives, decided anew each time that it is iterated over.
 
-A draw is named by a key and a step. What an accountant counts holds only if no draw feeds two
-updates, so the training that uses a data set binds it to its `Run`, which knows how far each key
-was used: a pass then begins behind the last update, however often the data set was looked at.
+A draw is named by a key and a step. What an accountant counts holds only if every update draws a
+fresh batch. So the training that uses a data set enters its session here: the key follows from the
+session's secret, or from a seed that was given, and the step is the number of the update.
 """
 
-import hashlib
 import numbers
 import weakref
 
@@ -20,50 +19,50 @@ _made = weakref.WeakKeyDictionary()
 class Draws:
     """Gives out the draws of one data set. Each iteration over it is one pass.
 
-    The key follows from `seed`, or else from the run, or else it is fresh for every pass. A pass
-    begins at `start`; with a run (given here or by `bind`) at the first step that it has not used.
+    The key follows from `seed`, or else from the session, or else it is fresh for every pass. A
+    pass begins at `start`; within a session at the number of its next update.
 
     Args:
         purpose: Int, sets the keys apart from whatever else is keyed by the same seed.
         steps: Int, the number of steps of the whole training, or a function that gives how many are
             left, called when a pass begins.
         shares: `tfdpx.replication.shares.Shares`.
-        seed: Optional int.
+        seed: Optional int, or pair of ints that is a key already.
         start: Int, or scalar variable that is read when a pass begins.
-        run: Optional `tfdpx.run.state.Run`.
+        optimizer: Optional tfdpx optimizer that the data set is made for.
 
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.
         examples: What it draws from, or None.
         held_out: Tuple of arrays to validate on, or None.
-        plain: The data set before its length was asserted, or None. What a run has used makes it
-            shorter.
+        plain: The data set before its length was asserted, or None. The updates that were made
+            before make it shorter.
         with_ids: `plain` or the data set, with a fourth part: the number of each row's example,
             int32 [rows]; 0 in padding.
-        run: The run that the data set was made for, or None.
+        optimizer: As given.
+        session: The `Session` that trains on it, or None.
+        is_seeded: Bool, whether somebody gave the seed.
 
     Raises:
         ValueError: If an argument is out of its range, or two contradict each other.
     """
 
-    def __init__(self, purpose, steps, shares, seed=None, start=0, run=None):
+    def __init__(self, purpose, steps, shares, seed=None, start=0, optimizer=None):
         self.plan = self.examples = self.held_out = self.plain = self.with_ids = None
-        self.run = run
+        self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
-        self._bound = self._left = None
         _check_start(start, steps, shares)
-        if run is not None and not (isinstance(start, int) and start == 0):
+        if optimizer is not None and not (isinstance(start, int) and start == 0):
             raise ValueError(
                 "Argument `start` must be left out with `optimizer`, which knows the step to begin "
                 f"at. Received: start={start!r}."
             )
-        if shares.is_split and seed is None and run is None:
+        if shares.is_split and seed is None:
             raise ValueError(
                 "Argument `seed` must be given with an `input_context`: hosts that draw with "
                 "different seeds would take examples twice. Received: seed=None."
             )
-        self._is_fresh = seed is None and run is None
-        self._seed = None if seed is None else tuple(noise.make_seed(seed))
+        self._seed = seed if seed is None or isinstance(seed, tuple) else noise.make_seed(seed)
 
     def dataset(self, draw, examples):
         """The data set of the draws, ready to be trained on.
@@ -79,11 +78,8 @@ class Draws:
         # Nothing in it needs autograph, which takes longer than tracing it.
         draw = tf.autograph.experimental.do_not_convert(draw)
         if self._shares.is_split:
-            first, stop = self._range(self.run)
             key = self._key()
-            if self.run is not None:
-                self.run.begin_pass(self._name(), first)
-            rows = self._shares.steps(first, stop).map(
+            rows = self._shares.steps(*self._range()).map(
                 lambda step, replica: draw(key, step, replica)
             )
         else:
@@ -105,67 +101,32 @@ class Draws:
         _made[dataset] = self
         return dataset
 
-    def bind(self, run, left=None):
-        """From now on passes go on behind the steps that `run` has used; None ends that.
-
-        Args:
-            run: `tfdpx.run.state.Run`, or None.
-            left: Function that gives the most steps of a pass, called when it begins.
-        """
-        self._bound, self._left = run, left
-
-    @property
-    def is_bound(self):
-        """Bool: whether a run trains on the data set."""
-        return self._bound is not None
-
-    def count_left(self, run):
-        """Int: the steps of the next pass, if `run` is to train on it."""
-        first, stop = self._range(run)
-        return stop - first
-
-    @property
-    def seed_digest(self):
-        """String that tells the given seed from others and does not tell it; None without one."""
-        if self._seed is None:
-            return None
-        return hashlib.sha256(f"tfdpx draws of {self._seed}".encode()).hexdigest()
-
     def _one_pass(self):
         """Yields (key, step), as the data set is iterated over."""
         key = self._key().numpy()
-        first, stop = self._range(self._bound or self.run)
-        if self._bound is not None and not self._is_fresh:
-            self._bound.begin_pass(self._name(), first)
-        for step in range(first, stop):
+        for step in range(*self._range()):
             yield key, step
 
-    def _range(self, run):
+    def _range(self):
         first = self._start
         if not isinstance(first, numbers.Integral):
             first = keras.ops.convert_to_numpy(first)
+        session = self.session
+        # Shares are made within the session, for it alone.
+        if self._shares.is_split and self.optimizer is not None:
+            session = self.optimizer.session
         first = int(first)
-        if run is not None and not self._is_fresh:
-            first = max(first, run.first_unused(self._name()))
-        if callable(self._steps):
-            stop = first + self._steps()
-        else:
-            stop = max(self._steps, first)
-        return first, stop if self._left is None else min(stop, first + self._left())
-
-    def _source(self):
-        """Two ints: the seed that is given, the run's, or a fresh one."""
-        if self._seed is not None:
-            return self._seed
-        return tuple(noise.make_seed()) if self.run is None else self.run.draw_seed
+        if session is not None:
+            first = max(first, session.number)
+            return first, first + session.left
+        return first, first + self._steps() if callable(self._steps) else max(self._steps, first)
 
     def _key(self):
-        """int64 tensor [2]."""
-        return noise.fold_in(tf.constant(self._source(), tf.int64), self._purpose)
-
-    def _name(self):
-        """What runs know the key by. Two sampling rates share draws, so the rate is no part."""
-        return ":".join(str(part) for part in (*self._source(), self._purpose))
+        """int64 tensor [2]: of the seed that is given, the session's, or a fresh one."""
+        seed = self._seed
+        if seed is None:
+            seed = noise.make_seed() if self.session is None else self.session.draw_seed()
+        return noise.fold_in(tf.constant(seed, tf.int64), self._purpose)
 
 
 def _with_ids(examples, rows, capacity):

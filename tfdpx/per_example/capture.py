@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.per_example import registry
 from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.randomness import Draws
+from tfdpx.per_example.randomness import RngReplay, example_seeds
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.per_example.rules.generic import GenericRule
 from tfdpx.per_example.vectorize import vectorized_map
@@ -68,7 +68,7 @@ class Call:
         self.jit_compile = jit_compile
         self._rows = Rows((args, kwargs), layout.batched)
         self._num_views = num_views
-        self._draws = Draws(layout.layer) if layout.draws else None
+        self._draws = RngReplay(layout.layer) if layout.draws else None
 
     def forward(self, tape):
         """Makes the call and watches its outputs; returns them as the layer would."""
@@ -96,13 +96,17 @@ class Call:
         """The layer in the words of an error."""
         return f"Layer '{self.layer.name}' (of type {type(self.layer).__name__})"
 
-    def run(self, rows, index):
-        """The `Outputs` of the call made again on the `rows` of example `index`.
+    def seeds(self, count):
+        """int64 [count, ...]: what `run` takes for each example, to draw the same again."""
+        return example_seeds([], count) if self._draws is None else self._draws.seeds(count)
+
+    def run(self, rows, seeds):
+        """The `Outputs` of the call made again on the `rows` of one example, with its `seeds`.
 
         Random draws are the same again. Tensors are [K, ...].
         """
         args, kwargs = self._rows.pack(rows)
-        draws = self._draws.of_example(index) if self._draws else contextlib.nullcontext()
+        draws = self._draws.of_example(seeds) if self._draws else contextlib.nullcontext()
         with keras_internals.recording(None), draws:
             return Outputs(self.layer(*args, **kwargs))
 
@@ -114,8 +118,8 @@ class Call:
             return made[-1].tensors
 
         examples = self.examples()
-        index = tf.range(tf.shape(examples[0])[0])
-        tensors = vectorized_map(one, (index, examples), self.description, self.jit_compile)
+        seeds = self.seeds(tf.shape(examples[0])[0])
+        tensors = vectorized_map(one, (seeds, examples), self.description, self.jit_compile)
         return made[-1].rebuild([merge_views(t) for t in tensors])
 
 

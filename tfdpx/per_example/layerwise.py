@@ -10,6 +10,7 @@ from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.randomness import keyed
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import add_up, squared_norms
 from tfdpx.per_example.rules.base import sum_each, zero_excluded
@@ -54,15 +55,16 @@ class LayerwiseEngine:
         """The `Update` that the passes of one update share."""
         return Update((each.layer, each.rule) for each in self._layout)
 
-    def __call__(self, x, y, sample_weight, update=None):
+    def __call__(self, x, y, sample_weight, update=None, key=None):
         """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
 
-        With an `Update`, its `finished` is left to do to the sums, once for all passes.
+        With an `Update`, its `finished` is left to do to the sums, once for all passes. Random
+        layers draw by `key`, int64 [2], of no other pass; without one, by Keras's seeds.
         """
         model, shared = self._model, update or self.update()
         recorder = self.recorder(shared)
         with recorder.taping():
-            with keras_internals.recording(recorder):
+            with keras_internals.recording(recorder), keyed(model, key):
                 y_pred = keras_internals.call_model(model, x)
             losses = row_losses(model, x, y, y_pred, sample_weight)
         # 1/K: the gradient of an example is the mean over its views.

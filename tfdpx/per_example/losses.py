@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.randomness import check_assigned
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import vectorized_map
 
@@ -70,6 +71,7 @@ def loss_of_rows(model, x, y, y_pred, sample_weight):
         ):
             loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
             each = [scope.get_current_value(tracker.total) for tracker in trackers]
+        check_assigned(scope, [v for v, _ in fresh], "The loss", model)
         # A loss with reduction="none" still means the sum of what it returns.
         return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]
 

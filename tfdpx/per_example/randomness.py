@@ -1,4 +1,11 @@
-"""Random layers inside a recomputed unit: the same draws again, other ones for each example."""
+"""Keras's random layers under a secret: their seed generators run from keys, never from themselves.
+
+A layer draws by the states of its `keras.random.SeedGenerator`s, which whoever calls
+`keras.utils.set_random_seed` knows, and which Keras saves. In the private step these states are
+replaced (`keras.StatelessScope`): neither read, nor advanced, nor saved. Under a secret that nobody
+knows, masks that are drawn for each row are independent and alike, so their order changes no
+distribution (`docs/proofs/private_step.md`).
+"""
 
 import contextlib
 
@@ -7,8 +14,50 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 
+# Keras takes the words of a seed modulo this.
+_WORDS = 2**31 - 2
 
-class Draws:
+
+class UnmappedState(ValueError):
+    """A layer assigned to a variable that is not the state of one of its seed generators."""
+
+
+def seeds(key, shape):
+    """Independent uniform states of seed generators, both words filled.
+
+    Args:
+        key: int64 tensor [2].
+        shape: Sequence of ints and scalar int tensors.
+
+    Returns:
+        int64 tensor [*shape, 2].
+    """
+    return tf.random.stateless_uniform(
+        tf.stack([*shape, 2]), key, minval=0, maxval=_WORDS, dtype=tf.int64, alg="philox"
+    )
+
+
+@contextlib.contextmanager
+def keyed(layer, key):
+    """Within it every seed generator of a layer and its sublayers runs from `key`.
+
+    Args:
+        layer: `keras.Layer`.
+        key: int64 tensor [2]. None changes nothing: for runs whose draws are not used.
+
+    Raises:
+        UnmappedState: If anything else was assigned to: that would be lost.
+    """
+    if key is None:
+        yield
+        return
+    generators = keras_internals.seed_generators(layer)
+    states = tf.unstack(seeds(key, [len(generators)])) if generators else []
+    with _states(layer, generators, states):
+        yield
+
+
+class RngReplay:
     """The states that a layer's seed generators have as it is called; then they move on.
 
     Args:
@@ -16,22 +65,69 @@ class Draws:
     """
 
     def __init__(self, layer):
-        self._generators = keras_internals.seed_generators(layer)
+        self._layer, self._generators = layer, keras_internals.seed_generators(layer)
         self._states = [generator.next() for generator in self._generators]
 
-    @contextlib.contextmanager
-    def of_example(self, index):
-        """Within it, the generators start from a state of example `index`'s own, and stay put."""
-        # The golden ratio spreads consecutive examples over 31 bits, whatever the state's dtype.
-        offset = (tf.cast(index, "int64") + 1) * 0x9E3779B9 % 2**31
-        mapping = [
-            (
-                g.state,
-                tf.stack(
-                    [tf.bitwise.bitwise_xor(state[0], tf.cast(offset, state.dtype)), state[1]]
-                ),
-            )
-            for g, state in zip(self._generators, self._states, strict=True)
-        ]
-        with keras.StatelessScope(state_mapping=mapping):
-            yield
+    def seeds(self, count):
+        """int64 [count, generators, 2]: states for each example, all its own.
+
+        Args:
+            count: Int or scalar int tensor, examples.
+        """
+        return example_seeds(self._states, count)
+
+    def of_example(self, seeds):
+        """A context within which the generators start from the `seeds` [generators, 2]."""
+        states = tf.unstack(seeds) if self._generators else []
+        return _states(self._layer, self._generators, states)
+
+
+def example_seeds(states, count):
+    """int64 [count, len(states), 2]: states for each example, that follow from those of a batch.
+
+    Args:
+        states: List of tensors [2].
+        count: Int or scalar int tensor.
+    """
+    if not states:
+        return tf.zeros(tf.stack([count, 0, 2]), tf.int64)
+    return tf.stack([seeds(tf.cast(state, tf.int64), [count]) for state in states], axis=1)
+
+
+@contextlib.contextmanager
+def _states(layer, generators, states):
+    pairs = zip(generators, states, strict=True)
+    mapping = [(g.state, tf.cast(state, g.state.dtype)) for g, state in pairs]
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        yield
+    check_assigned(scope, [g.state for g in generators], f"Layer '{layer.name}'", layer)
+
+
+def check_assigned(scope, allowed, what, layer=None):
+    """Raises UnmappedState if more was assigned to within a scope than some variables.
+
+    Keras drops such an assignment, so that no graph shows it.
+
+    Args:
+        scope: `keras.StatelessScope` that has ended.
+        allowed: List of `keras.Variable`.
+        what: Str, what ran within it.
+        layer: Optional `keras.Layer`, whose variables are known by name.
+    """
+    permitted = {id(variable) for variable in allowed}
+    unmapped = [i for i in scope.state_mapping if i not in permitted]
+    if not unmapped:
+        return
+    known = {id(v): v.path for v in ([] if layer is None else layer.variables)}
+    if not any(i in known for i in unmapped):
+        raise UnmappedState(
+            f"{what} draws from Keras's global seed generator, or changes a variable that is not "
+            "its own, where random numbers must be secret. Give random layers an attribute "
+            "`seed_generator = keras.random.SeedGenerator()` and draw from that."
+        )
+    names = sorted(known[i] for i in unmapped if i in known)
+    raise UnmappedState(
+        f"{what} changes state in training: {names}. What it takes from the data would stay "
+        "without noise. Replace layers that keep statistics of a batch (BatchNormalization: "
+        "`tfdpx.layers.replace_batch_norm(model)`)."
+    )

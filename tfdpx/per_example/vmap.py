@@ -8,7 +8,7 @@ from tfdpx import keras_internals
 from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.randomness import Draws
+from tfdpx.per_example.randomness import RngReplay, keyed
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import Rows, merge_views, split_views
@@ -46,21 +46,22 @@ class VmapEngine:
         """As `LayerwiseEngine.update`; nothing is shared."""
         return Update()
 
-    def __call__(self, x, y, sample_weight, update=None):
-        """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`."""
+    def __call__(self, x, y, sample_weight, update=None, key=None):
+        """As `LayerwiseEngine.__call__`; the update shares nothing."""
         del update
         model, num_views = self._model, self._num_views
         batch = Rows((x, y, sample_weight))
-        draws = Draws(model)
+        with keyed(model, key):
+            draws = RngReplay(model)
         made = []
 
         def one(inputs):
-            index, rows = inputs
+            seeds, rows = inputs
             x, y, sample_weight = batch.pack(rows)
             with (
                 tf.GradientTape() as tape,
                 keras_internals.recording(None),
-                draws.of_example(index),
+                draws.of_example(seeds),
             ):
                 y_pred = keras_internals.call_model(model, x)
                 made.append(Outputs(y_pred))
@@ -80,8 +81,8 @@ class VmapEngine:
             return losses, each, made[-1].tensors, gradients
 
         examples = [split_views(t, num_views) for t in batch.tensors]
-        index = tf.range(tf.shape(examples[0])[0])
-        losses, each, tensors, gradients = vectorized_map(one, (index, examples), "The model")
+        seeds = draws.seeds(tf.shape(examples[0])[0])
+        losses, each, tensors, gradients = vectorized_map(one, (seeds, examples), "The model")
         return PerExample(
             merge_views(losses),
             [merge_views(t) for t in each],

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx.replication import replicas
-from tfdpx.run.state import common_state
 
 
 def agree(strategy, seed, parts):
@@ -54,31 +53,19 @@ def agree(strategy, seed, parts):
     )
 
 
-def agree_on_run(strategy, optimizer, seed, parts):
-    """`agree` before a training: the hosts share one run, with its seeds of noise and draws.
+def share_secret(strategy, session, parts):
+    """`agree` before a training: the session of every host takes the chief's secret.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        optimizer: The tfdpx optimizer. A run that has made no update takes seeds of the chief.
-        seed: Int in [0, 2**128) for the draws, or None for the run's.
+        session: The `tfdpx.run.session.Session` of this host.
         parts: As for `agree`.
-
-    Returns:
-        The seed for the draws, the chief's if it is an int; or None.
 
     Raises:
         ValueError: On every host, if two differ in a part.
     """
-    if replicas.hosts(strategy) == 1:
-        return seed
-    run = optimizer.run
-    is_new = run.updates == 0 and optimizer.seed is None
-    if not is_new:
-        parts = {**parts, "seeds of noise": {**run.state(), "number": None}}
-    chiefs = agree(strategy, seed, {**parts, "arguments `seed`": seed is None})
-    if is_new:
-        optimizer.take_over(common_state(agree(strategy, None, {})))
-    return None if seed is None else chiefs
+    if replicas.hosts(strategy) > 1:
+        session.share(agree(strategy, None, parts))
 
 
 def _gather(strategy, vector):

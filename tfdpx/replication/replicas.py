@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.checks import UnfitForPrivacy
-from tfdpx.data.draws import Draws
 from tfdpx.replication import shares
 
 _STRATEGIES = (
@@ -114,16 +113,16 @@ def compile_apart(model):
     return keras_internals.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
-def deal(model, draws, arguments):
+def deal(model, session, arguments):
     """Has Keras's `fit` give each replica as many examples of a draw, where it splits a plan's.
 
     Args:
         model: The `keras.Model`.
-        draws: The `tfdpx.data.draws.Draws` of the data, or None.
+        session: The `tfdpx.run.session.Session` of the `fit`.
         arguments: Dict of the arguments of `fit`; `x` may be replaced.
     """
     count = model.distribute_strategy.num_replicas_in_sync
-    if count > 1 and is_dealt(model, draws):
+    if count > 1 and is_dealt(model, session):
 
         def by_share(*batch):
             return tf.nest.map_structure(
@@ -133,9 +132,10 @@ def deal(model, draws, arguments):
         arguments["x"] = arguments["x"].map(by_share)
 
 
-def is_dealt(model, draws):
+def is_dealt(model, session):
     """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
-    return keras_internals.driver(model) == "tfdpx" or isinstance(draws, Draws)
+    drawn = session is not None and session.draws is not None
+    return keras_internals.driver(model) == "tfdpx" or drawn
 
 
 def own_rows(nest, count, context, dealt):

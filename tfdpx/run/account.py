@@ -2,13 +2,14 @@
 
 Each optimizer keeps a table with a row for the updates of one run, noise and sampling. The table is
 saved with the optimizer by Keras and `tf.train.Checkpoint`, and the step itself adds to it, so each
-file tells the truth. But a user may assign to variables. So an optimizer's own rows are counted
-apart, by its `Run`; what a file or another optimizer says is joined row by row, and the larger
-count stays. Nothing that is assigned or loaded lowers the account.
+file tells the truth. What a file or another optimizer says is joined row by row, and the larger
+count stays. Whoever loads a table goes on as a run of its own, and so does a forked process: so
+rows of one number are the same updates, seen earlier and later, and all others compose.
 """
 
 import collections
 import itertools
+import os
 import secrets
 import weakref
 
@@ -27,69 +28,98 @@ _ROWS = 64
 _accounts = collections.defaultdict(set)
 
 # What tells one row from another.
-_Facts = collections.namedtuple("_Facts", "run noise_multiplier sampling_probability exact")
+_Facts = collections.namedtuple("_Facts", "run noise_multiplier sampling_probability exact seeded")
+
+# Part of the number of every run of this process.
+_process = secrets.randbits(52)
+
+
+def _begin_process():
+    global _process
+    _process = secrets.randbits(52)
+
+
+os.register_at_fork(after_in_child=_begin_process)
 
 
 class Account:
     """What was spent on the weights that one optimizer trains.
 
     Args:
-        run: The optimizer's `tfdpx.run.state.Run`.
+        state: The optimizer's `tfdpx.run.state.StepState`.
         noise_multiplier: Float, the optimizer's.
 
     Attributes:
-        facts: `tf.Variable` float64 [rows, 4]: run, noise multiplier, sampling probability (0
-            where it is unknown), and whether the sampling is the accounted one.
+        facts: `tf.Variable` float64 [rows, 5]: run, noise multiplier, sampling probability (0
+            where it is unknown), whether the sampling is the accounted one, and whether a seed was
+            given.
         steps: `tf.Variable` int64 [rows]: updates. These two are to be saved.
     """
 
-    def __init__(self, run, noise_multiplier):
-        self.facts = shared_variable(np.zeros([_ROWS, 4]), "float64")
+    def __init__(self, state, noise_multiplier):
+        self.facts = shared_variable(np.zeros([_ROWS, len(_Facts._fields)]), "float64")
         self.steps = shared_variable(np.zeros([_ROWS]), "int64")
         # The row that updates count in; nothing to save.
         self._row = shared_variable(0, "int64")
-        self._run, self._noise_multiplier = run, float(noise_multiplier)
-        self._own, self._other = {}, {}  # _Facts -> updates
-        self._open = None
-        self._counted = run.updates
-        self._most = {}  # Number of a run -> the updates that it was seen to make
-        self._merged = float(secrets.randbits(52) | 1)
-        self._written, self._updates_at_write = {}, run.updates
+        self._state, self._noise_multiplier = state, float(noise_multiplier)
+        self._rows, self._open = {}, None  # _Facts -> updates
+        self._runs = set()  # Numbers of the runs that this optimizer has made.
+        self._counted = self._updates_at_write = state.updates
+        self._written = {}
         self._variables = []  # Weak references: the weights must not outlive their model.
+        self.renew()
 
     @property
-    def sampling_probability(self):
-        """Float: that of the updates to come; None where it is unknown."""
-        return self._open.sampling_probability or None
+    def run(self):
+        """Int below 2**52: names the run under way in ledgers. It is no secret."""
+        return (self._random ^ _process) | 1
 
-    @property
-    def repeated(self):
-        """Int: updates ahead that the run has made before, and that are not counted again."""
-        return max(0, self._counted - self._run.updates)
+    def renew(self, random=None):
+        """What is spent from here on is another run's.
 
-    def open(self, sampling_probability, exact):
+        Args:
+            random: Int that all hosts share, or None.
+        """
+        self._random = secrets.randbits(52) if random is None else random % 2**52 ^ _process
+        if self._open is not None:
+            facts = self._open
+            self.open(facts.sampling_probability or None, facts.exact, facts.seeded)
+
+    def made(self, run):
+        """Whether this optimizer has made the updates of a run, named by its number."""
+        return run in self._runs
+
+    def open(self, sampling_probability, exact, seeded):
         """From here on updates spend what such batches cost.
 
         Args:
             sampling_probability: Float in (0, 1], or None where it is unknown.
             exact: Bool, whether the batches are drawn as the accountant assumes.
+            seeded: Bool, whether somebody has given the seed of draws or noise.
 
         Returns:
             The arguments of the last call, to go back to them; None at first.
         """
-        before = self._open and (self._open.sampling_probability or None, bool(self._open.exact))
+        last = self._open
         facts = _Facts(
-            float(self._run.number),
+            float(self.run),
             self._noise_multiplier,
             float(sampling_probability or 0.0),
             float(exact),
+            float(seeded),
         )
-        if facts != self._open:
+        if facts != last:
             self._settle()
             self._open = facts
-            self._own.setdefault(facts, 0)
+            self._runs.add(self.run)
+            self._rows.setdefault(facts, 0)
             self._write()
-        return before
+        return last and (last.sampling_probability or None, bool(last.exact), bool(last.seeded))
+
+    @property
+    def sampling_probability(self):
+        """Float: that of the updates to come; None where it is unknown."""
+        return self._open.sampling_probability or None
 
     def count_update(self):
         """Called by the private step, once an update: keeps what is saved up to date."""
@@ -127,37 +157,31 @@ class Account:
                     steps=updates,
                     exact=bool(facts.exact),
                     run=int(facts.run),
+                    seeded=bool(facts.seeded),
                 )
-                for facts, updates in self._rows()
+                for facts, updates in self._rows.items()
+                if updates
             )
         )
 
     def synchronize(self):
-        """Joins what was loaded, assigned, or spent by others, and writes the result down.
-
-        Returns:
-            Bool: whether the table has more updates of this very run than it has made here. Then
-            the weights are those of a later state of it, restored by `tf.train.Checkpoint`.
-        """
+        """Joins what was loaded, restored, or spent by others, and writes the result down."""
         self._settle()
-        since = self._run.updates - self._updates_at_write
+        since = self._state.updates - self._updates_at_write
         saved = _table(value_of(self.facts), value_of(self.steps))
         # What was written, and what updates have added to it, is nothing new.
-        new = {f: n for f, n in saved.items() if n > self._written.get(f, 0) + max(since, 0)}
-        self._join(new)
+        self._join({f: n for f, n in saved.items() if n > self._written.get(f, 0) + max(since, 0)})
         others = itertools.chain.from_iterable(_accounts.get(id(v()), ()) for v in self._variables)
         for account in {id(a): a for a in others if a is not self}.values():
             account._settle()
-            self._join({**account._other, **account._own})
-            self._run.learn(account._run)
+            self._join(account._rows)
         self._write()
-        return any(facts.run == self._run.number for facts in new)
 
     def join_saved(self, facts, steps):
-        """Joins a saved table.
+        """Joins a saved table, whose weights this optimizer trains from here on as another run.
 
         Args:
-            facts: float64 array [rows, 4], as the attribute.
+            facts: float64 array [rows, 5], as the attribute.
             steps: int64 array [rows], as the attribute.
 
         Raises:
@@ -165,58 +189,46 @@ class Account:
         """
         self._settle()
         self._join(_table(np.asarray(facts), np.asarray(steps)))
-        self._write()
-
-    def move(self):
-        """Called once the run has become another: what it spends is counted from here on."""
-        number = float(self._run.number)
-        self._most[self._open.run] = self._counted
-        rows = {**self._other, **self._own}
-        self._own = {f: n for f, n in rows.items() if f.run == number}
-        self._other = {f: n for f, n in rows.items() if f.run != number and n}
-        # Steps that a run takes again, with the same draws and noise, cost nothing.
-        self._counted = max(self._run.updates, self._most.get(number, 0))
-        probability, exact = self._open.sampling_probability, self._open.exact
-        self._open = None
-        self.open(probability or None, exact)
+        self.renew()
 
     def _settle(self):
         """Counts the updates since the last call in the row that is open."""
-        updates = self._run.updates
+        updates = self._state.updates
         if updates > self._counted:
-            self._own[self._open] += updates - self._counted
+            self._rows[self._open] += updates - self._counted
             self._counted = updates
 
     def _join(self, rows):
         for facts, updates in rows.items():
-            mine = self._own if facts in self._own else self._other
-            mine[facts] = max(mine.get(facts, 0), updates)
-
-    def _rows(self):
-        return [(f, n) for f, n in {**self._own, **self._other}.items() if n]
+            self._rows[facts] = max(self._rows.get(facts, 0), updates)
 
     def _write(self):
-        rows = {**self._own, **self._other}
-        if len(rows) > _ROWS:
-            rows = {**self._own, **self._merge(self._other)}
+        self._rows = {f: n for f, n in self._rows.items() if n or f == self._open}
+        if len(self._rows) > _ROWS:
+            self._merge()
+        rows = self._rows
         if len(rows) > _ROWS:
             raise RuntimeError(
                 f"The ledger of these weights has {len(rows)} different entries of noise and "
                 f"sampling, and room for {_ROWS}. Train them with fewer different settings."
             )
-        facts, steps = np.zeros([_ROWS, 4]), np.zeros([_ROWS], "int64")
+        facts, steps = np.zeros([_ROWS, len(_Facts._fields)]), np.zeros([_ROWS], "int64")
         facts[: len(rows)], steps[: len(rows)] = list(rows), list(rows.values())
-        self._written, self._updates_at_write = rows, self._run.updates
+        self._written, self._updates_at_write = dict(rows), self._state.updates
         self.facts.assign(facts)
         self.steps.assign(steps)
         self._row.assign(list(rows).index(self._open))
 
-    def _merge(self, rows):
-        """`rows` with those of different runs at the same noise and sampling put into one."""
-        merged = collections.Counter()
-        for facts, updates in rows.items():
-            merged[facts._replace(run=self._merged)] += updates
-        return merged
+    def _merge(self):
+        """Puts rows of other runs at the same noise and sampling into one, of a run of its own.
+
+        A file that holds them apart counts them once more: never less than was spent.
+        """
+        merged, run = collections.Counter(), float(secrets.randbits(52) | 1)
+        for facts, updates in self._rows.items():
+            is_open = facts.run == self._open.run
+            merged[facts if is_open else facts._replace(run=run)] += updates
+        self._rows = dict(merged)
 
 
 def pass_on(source, target):
@@ -234,7 +246,7 @@ class _Saved:
     """What a file or a ledger says was spent on weights with no tfdpx optimizer to take it."""
 
     def __init__(self, rows):
-        self._own, self._other, self._run = {}, rows, None
+        self._rows = rows
 
     def _settle(self):
         pass
@@ -266,6 +278,7 @@ def attach(ledger, variables):
             entry.noise_multiplier,
             entry.sampling_probability or 0.0,
             float(entry.exact),
+            float(entry.seeded),
         ): entry.steps
         for entry in ledger.entries
     }
@@ -285,9 +298,12 @@ def _table(facts, steps):
     Raises:
         ValueError: If it is none.
     """
-    if facts.shape != (_ROWS, 4) or steps.shape != (_ROWS,):
+    columns = len(_Facts._fields)
+    if facts.shape == (_ROWS, columns - 1):  # Before version 0.2 nobody kept whether it was seeded.
+        facts = np.pad(facts, [(0, 0), (0, 1)])
+    if facts.shape != (_ROWS, columns) or steps.shape != (_ROWS,):
         raise ValueError(
-            f"A saved ledger has arrays of shapes {(_ROWS, 4)} and {(_ROWS,)}. Received: "
+            f"A saved ledger has arrays of shapes {(_ROWS, columns)} and {(_ROWS,)}. Received: "
             f"{facts.shape} and {steps.shape}. The file is of another version of tfdpx."
         )
     rows = {}

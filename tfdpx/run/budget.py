@@ -66,18 +66,18 @@ def steps_taken(optimizer, plan=None):
 def updates_left(optimizer):
     """The number of updates that an optimizer has left of its own plan, an int; may be negative.
 
-    Updates that the plan knows count, whoever made them, and those of the optimizer's own run,
+    Updates that the plan knows count, whoever made them, and those of the optimizer itself,
     whatever the data were. What others have spent on the weights does not: that is for
     `PrivacyBudget`, which keeps the epsilon of all together.
 
     Args:
         optimizer: A tfdpx optimizer with a plan.
     """
-    plan, run = optimizer.plan, optimizer.run.number
+    plan = optimizer.plan
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     known = set(ledger.of(plan).entries)
-    taken = sum(e.steps for e in ledger.entries if e in known or e.run == run)
-    return plan.steps - taken + optimizer.account.repeated
+    made = optimizer.account.made
+    return plan.steps - sum(e.steps for e in ledger.entries if e in known or made(e.run))
 
 
 def plan_left(optimizer, plan):
@@ -88,17 +88,6 @@ def plan_left(optimizer, plan):
         plan: A `PrivacyPlan`.
     """
     return plan.steps - steps_taken(optimizer, plan)
-
-
-def check_not_ended(optimizer, plan):
-    """Raises BudgetExceeded unless the plan has a step left.
-
-    Args:
-        optimizer: A tfdpx optimizer.
-        plan: The `PrivacyPlan` of the batches.
-    """
-    if plan_left(optimizer, plan) <= 0:
-        raise used_up(optimizer, plan)
 
 
 def steps_left(optimizer, plan, sampling_probability=None):

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, and that tell whether they are what was written."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -39,7 +40,8 @@ def write(path, content):
         path: `pathlib.Path`. What was there before stays until the new file is on the disk.
         content: Bytes.
     """
-    fresh = beside(path)
+    # A name of its own: two processes may write the same file, and the last one stays whole.
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     with removed_on_error(fresh):
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(content)
@@ -48,9 +50,39 @@ def write(path, content):
     flush(path.parent)
 
 
-def beside(path):
-    """The file that `write` fills before it takes the place of `path`; a kill may leave it."""
-    return path.with_name(f"{path.name}.new")
+def leftovers(folder):
+    """List of the files that a kill left while `write` filled them."""
+    return list(folder.glob(".*.new"))
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """Within it no other process enters the same folder so.
+
+    Args:
+        folder: `pathlib.Path` of a folder that is there.
+
+    Yields:
+        Bool: whether the file system knows such locks.
+
+    Raises:
+        RuntimeError: If another process is within.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(
+                f"Another training uses the checkpoint folder {os.fspath(folder)!r}: wait until "
+                "it has ended, or give this one a folder of its own."
+            ) from None
+        except OSError:  # No matter: two that write leave a whole file all the same.
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -16,16 +16,14 @@ from tfdpx import augmult, keras_internals
 from tfdpx._warnings import warn
 from tfdpx.data.draws import draws_of
 from tfdpx.run import budget, checkpoint
-from tfdpx.run.identity import example_of
-from tfdpx.run.limit import Limit, Progress
+from tfdpx.run.session import Limit, Progress, Session, stand_by
 
 _KERAS_BATCH_SIZE = 32
-NOT_TRAINING = "no training"  # As `optimizer.draws`, outside of any `fit`.
 
 
 @contextlib.contextmanager
-def accounted(optimizer, model, arguments):
-    """Around Keras's `fit`: the account and the run know the data that it trains on.
+def session_of(optimizer, model, arguments):
+    """The `Session` of a `fit`, around it: account and checkpoint know what it trains on.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -45,72 +43,34 @@ def accounted(optimizer, model, arguments):
     if draws is not None and draws.plan is None:
         draws = None
     if draws is None:
+        count = _examples_of(arguments)
         check_unplanned(optimizer, arguments)
-        probability = _guess_probability(optimizer, _examples_of(arguments))
+        probability = _guess_probability(optimizer, count)
     else:
+        count = draws.plan.num_examples
         check_draws(optimizer, draws)
         _refuse_data_beside(arguments)
         probability = draws.plan.sampling_probability
-    exact = draws is not None and not draws.plan.is_approximate
     batches = None
     if optimizer.estimates is not None:
         batches = optimizer.estimates.with_ids(data)
         # Keras itself would look at the parts of a batch, to build.
-        augmult.build(model, *example_of(data))
-        optimizer.build(model.trainable_variables)
+        build(model, arguments)
     with (
-        training_on(optimizer, draws, probability, exact),
+        Session(optimizer, draws, probability) as session,
         keras_internals.keeping_first_epoch(model),
+        checkpoint.kept(model, arguments, session, count, build),
     ):
-        if not checkpoint.restore_for_fit(model, arguments.get("callbacks"), data):
-            optimizer.leave_shared_run()
-        renew_end(optimizer)
         if draws is not None:
             first = keras_internals.initial_epoch(model) or arguments.get("initial_epoch", 0)
             if first < arguments.get("epochs", 1):
-                budget.check_not_ended(optimizer, draws.plan)
+                session.check_room()
             arguments["x"] = batches or draws.plain or data
             arguments["shuffle"] = False  # Keras would warn that it does not shuffle a data set.
             if draws.held_out is not None and arguments.get("validation_data") is None:
                 arguments["validation_data"] = draws.held_out
-            _lay_out(optimizer, model, arguments, draws)
-        yield
-
-
-@contextlib.contextmanager
-def training_on(optimizer, draws, sampling_probability, exact):
-    """Within it, updates of `optimizer` are accounted as on these data.
-
-    Args:
-        optimizer: The tfdpx optimizer.
-        draws: The `Draws` of the data set, or None where there is none.
-        sampling_probability: Float, or None where unknown.
-        exact: Bool, whether the accountant's sampling is really done.
-    """
-    account, run = optimizer.account, optimizer.run
-    if optimizer.draws is not NOT_TRAINING:
-        raise RuntimeError(
-            "This optimizer is training already, in another thread or around this `fit`. One "
-            "account cannot follow two trainings at a time: wait until the other has ended."
-        )
-    if draws is not None and draws.is_bound:
-        raise RuntimeError(
-            "These batches are being trained on already, and each draw may be used once. Make "
-            "another data set: `plan.batches(...)`."
-        )
-    optimizer.draws = draws
-    usual = account.open(sampling_probability, exact)
-    if draws is not None:
-        draws.bind(run, lambda: max(budget.plan_left(optimizer, draws.plan), 0))
-    try:
-        yield
-    finally:
-        run.end_pass()
-        if draws is not None:
-            draws.bind(None)
-        optimizer.draws = NOT_TRAINING
-        account.open(*usual)
-        account.synchronize()
+            _lay_out(model, arguments, session)
+        yield session
 
 
 @contextlib.contextmanager
@@ -126,51 +86,54 @@ def by_hand(optimizer, model, rows, sample_weight):
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
     if optimizer.estimates is not None:
-        optimizer.estimates.split(None, optimizer.draws)
+        optimizer.estimates.split(None, None)
     optimizer.account.follow(model.variables)
-    if optimizer.run.is_shared:
-        optimizer.leave_shared_run()
-    renew_end(optimizer)
-    if optimizer.run.updates >= optimizer.run.end:
-        raise budget.used_up(optimizer, optimizer.plan)
-    usual = optimizer.account.open(_guess_probability(optimizer, None), exact=False)
+    if optimizer.session is None:
+        stand_by(optimizer)
+    if optimizer.state.updates >= optimizer.state.end:
+        raise budget.used_up(optimizer, (optimizer.session or optimizer).plan)
+    probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
+    usual = optimizer.account.open(probability, exact=False, seeded=seeded)
     try:
         yield
     finally:
         optimizer.account.open(*usual)
 
 
-def renew_end(optimizer):
-    """Tells the run of an optimizer with a plan where it ends, by all that is known to be spent.
+def build(model, arguments):
+    """Builds a compiled model and its optimizer for what `fit` is given, without reading it.
 
     Args:
-        optimizer: The tfdpx optimizer.
+        model: A model compiled with a tfdpx optimizer.
+        arguments: Dict of the arguments of `fit`.
     """
-    plan, run = optimizer.plan, optimizer.run
-    if plan is not None and plan.noise_multiplier:
-        run.end_after(run.updates + budget.updates_left(optimizer))
+    data = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
+    if isinstance(data[0], tf.data.Dataset):
+        data = data[0].element_spec
+
+    def example(leaf):
+        known = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        return tf.zeros([1, *(n or 1 for n in leaf.shape[1:])], leaf.dtype) if known else None
+
+    data = tf.nest.map_structure(example, data)
+    augmult.build(model, *keras.utils.unpack_x_y_sample_weight(data))
+    optimizer = keras_internals.innermost(model.optimizer)
+    optimizer.build(model.trainable_variables)
 
 
-def add_limit(optimizer, arguments):
-    """Has a `fit` end with the optimizer's plan, and its progress bar show the steps until then.
+def add_limit(arguments):
+    """Has a `fit` end with its session, and its progress bar show the steps until then.
 
     Args:
-        optimizer: The tfdpx optimizer.
         arguments: Dict of the arguments of `fit`; `callbacks` may be replaced.
     """
     given = arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):  # It has its model and its bar already.
         return
     given = [callback for callback in tf.nest.flatten(given or []) if callback is not None]
-    limits = [callback for callback in given if isinstance(callback, Limit)]
-    plan = optimizer.plan
-    if plan is not None and plan.noise_multiplier and all(limit.plan != plan for limit in limits):
-        own = Limit(plan)
-        given, limits = [own, *given], [own, *limits]
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
-    if limits and not has_bar and arguments.get("verbose", "auto") != 0:
-        given.append(Progress(limits))
-    arguments["callbacks"] = given
+    bar = [] if has_bar or arguments.get("verbose", "auto") == 0 else [Progress()]
+    arguments["callbacks"] = [Limit(), *given, *bar]
 
 
 def _refuse_data_beside(arguments):
@@ -186,7 +149,7 @@ def _refuse_data_beside(arguments):
             )
 
 
-def _lay_out(optimizer, model, arguments, draws):
+def _lay_out(model, arguments, session):
     """Shares the steps that are left out to the epochs that `fit` was asked for.
 
     Keras would make one pass an epoch, and no draw may be used twice: the first epoch would have
@@ -194,19 +157,14 @@ def _lay_out(optimizer, model, arguments, draws):
     """
     if arguments.get("steps_per_epoch") is not None:
         return
-    left = draws.count_left(optimizer.run)
-    if optimizer.plan is not None and optimizer.noise_multiplier:
-        left = max(0, min(left, optimizer.run.end - optimizer.run.updates))
+    left, epochs = session.left, arguments.get("epochs", 1)
     restored = keras_internals.initial_epoch(model)
     first = restored or arguments.get("initial_epoch", 0)
-    epochs = arguments.get("epochs", 1)
     if restored and not left:
         arguments["epochs"] = restored  # The run was finished.
-    elif not left and optimizer.plan is not None and first < epochs:
-        raise budget.used_up(optimizer, optimizer.plan)
     elif epochs - first > 1 and left:
         # A resumed run has epochs as long as they were.
-        whole = math.ceil(draws.plan.steps / epochs) if restored else 0
+        whole = math.ceil(session.draws.plan.steps / epochs) if restored else 0
         each = max(whole, math.ceil(left / (epochs - first)))
         arguments["steps_per_epoch"], arguments["epochs"] = each, first + math.ceil(left / each)
     else:
@@ -232,7 +190,7 @@ def check_draws(optimizer, draws):
                 f"{name}={ours}: its epsilon would not be theirs. Train on `plan.batches(...)` of "
                 "the plan that the optimizer was given."
             )
-    if draws.run is not None and draws.run is not optimizer.run:
+    if draws.optimizer is not None and draws.optimizer is not optimizer:
         raise ValueError(
             "These batches were made for another optimizer. Make them by "
             "`plan.batches(x, y, optimizer=model.optimizer)` after the model was compiled."

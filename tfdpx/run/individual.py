@@ -7,7 +7,7 @@ variable that Keras or `tf.train.Checkpoint` saves; `tfdpx.callbacks.Checkpoint`
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.data.draws import Draws, draws_of
+from tfdpx.data.draws import draws_of
 from tfdpx.run.account import attach
 from tfdpx.run.state import value_of
 from tfdpx.run.state import variable as shared_variable
@@ -71,17 +71,18 @@ class Estimates:
         self._check_examples(draws.examples.fingerprint())
         return draws.with_ids
 
-    def split(self, data, draws):
+    def split(self, data, session):
         """The batch as Keras knows it, and the ids.
 
         Args:
             data: `(x, y, sample_weight, ids)`.
-            draws: What `fit` trains on, the optimizer's `draws`.
+            session: The `tfdpx.run.session.Session` under way, or None.
 
         Raises:
             ValueError: If it has no ids, or `fit` did not see to them.
         """
-        if not isinstance(draws, Draws) or not isinstance(data, tuple) or len(data) != 4:
+        drawn = session is not None and session.draws is not None
+        if not drawn or not isinstance(data, tuple) or len(data) != 4:
             raise ValueError(
                 "Individual accounting must know which examples a batch holds. Received: a batch "
                 "without ids. Train with `model.fit(plan.batches(x, y))` or "

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.data.draws import draws_of
+from tfdpx.run.session import Session
 from tfdpx.train.benchmarks import comparison, steps
 
 
@@ -33,7 +34,7 @@ def measure(settings, num_examples, repeats):
     for name, each, data in (("plain", None, batch), ("individual", accountant, (*batch, ids))):
         comparison.PROGRESS.print(f"tracing: {name}")
         model = steps.make_model("private", settings, plan, each)
-        model.optimizer.draws = draws  # As within `fit`.
+        model.optimizer.session = Session(model.optimizer, draws, None)  # As within `fit`.
         made[name] = steps.trace(model.train_step, (data,), settings)
     estimates = model.optimizer.estimates
 

@@ -84,7 +84,7 @@ def _prefixes(settings):
 
     def noisy(sums):
         scale = optimizer.noise_multiplier, optimizer.batch_size
-        noisy = privatize(sums, *scale, optimizer.run.step_seed())
+        noisy = privatize(sums, *scale, optimizer.step_key())
         return [gradient.tensor for gradient in noisy]
 
     prefixes = dict(zip(PHASES, (forward, backward, norms, sums), strict=False))

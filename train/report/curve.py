@@ -6,11 +6,14 @@ import pathlib
 import keras
 
 from tfdpx.callbacks import epsilon_spent, steps_taken
+from tfdpx.run.session import after_save
 from tfdpx.train.report.record import to_json
 
 
 class Curve(keras.callbacks.Callback):
     """Writes accuracy and epsilon after every Keras epoch, one JSON object a line.
+
+    A row is written once a `Checkpoint` of the same `fit`, if there is one, holds its update.
 
     Args:
         path: File to write.
@@ -41,4 +44,7 @@ class Curve(keras.callbacks.Callback):
                 "accuracy": float(logs["val_accuracy"]),
             }
         )
+        after_save(self.model, self._write)
+
+    def _write(self):
         self._path.write_text("".join(to_json(row) + "\n" for row in self.rows))

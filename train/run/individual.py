@@ -15,6 +15,7 @@ import tfdpx
 from tfdpx import sampling
 from tfdpx.accounting.groups import group_report
 from tfdpx.data.examples import as_examples
+from tfdpx.run.session import after_save
 from tfdpx.train.report import individual_pictures as pictures
 from tfdpx.train.run import evaluation
 
@@ -70,8 +71,10 @@ class History(keras.callbacks.Callback):
         self.steps.append(self._step())
         self.norms.append(optimizer.individual.norms().astype("float32"))
         self.losses.append(losses(self.model, (self._data.train_x, self._data.train_y)))
-        arrays = {"steps": self.steps, "norms": self.norms, "losses": self.losses}
-        np.savez(self._path, **arrays)
+        after_save(self.model, self._write)
+
+    def _write(self):
+        np.savez(self._path, steps=self.steps, norms=self.norms, losses=self.losses)
 
     def _step(self):
         return tfdpx.callbacks.steps_taken(self.model.optimizer)

@@ -29,10 +29,10 @@ class GenericRule(Rule):
         targets = [v.value for v in self.variables]
 
         def gradient_of_one(inputs):
-            index, rows, output_gradients = inputs
+            seeds, rows, output_gradients = inputs
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(targets)
-                made = self.call.run(rows, index)
+                made = self.call.run(rows, seeds)
                 outputs = made.select(made.tensors)
             gradients = tape.gradient(
                 outputs,
@@ -45,7 +45,7 @@ class GenericRule(Rule):
             return [tf.convert_to_tensor(g) for g in gradients]
 
         gradients = [split_views(g, self.num_views) for g in self.output_gradients]
-        index = tf.range(tf.shape(gradients[0])[0])
-        examples, call = (index, self.call.examples(), gradients), self.call
+        call = self.call
+        examples = (call.seeds(tf.shape(gradients[0])[0]), call.examples(), gradients)
         instances = vectorized_map(gradient_of_one, examples, call.description, call.jit_compile)
         return [tf.cast(g, "float32") for g in instances]
