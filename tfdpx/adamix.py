@@ -3,6 +3,7 @@
 "Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), called the paper here.
 """
 
+import hashlib
 import math
 
 import keras
@@ -216,6 +217,13 @@ class AdaMix(Head):
             f"have the shape [{dimension}, {self.num_classes}]",
         )
         return self.initial_weights
+
+    def _public_facts(self):
+        # The steps of a fit follow from its public examples.
+        digest = hashlib.blake2b(digest_size=16)
+        for array in () if self._public is None else (self._public.x, self._public.y):
+            digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return {"public data (a hash)": digest.hexdigest()}
 
     def _planned(self):
         if self.use == "everything":

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpx import checks, keras_internals, tensorflow_internals
+from tfdpx._warnings import warn
 from tfdpx.memory import pass_size
 from tfdpx.per_example import ENGINES
 from tfdpx.per_example.rows import Rows
@@ -63,7 +64,17 @@ def prepare(optimizer, model, views, data):
         known = Prepared(key, engine)
     kind = _kind(model, data)
     if kind not in known.sizes:
-        known.sizes[kind] = _chosen_size(optimizer, model, known, views, data, kind)
+        size = _chosen_size(optimizer, model, known, views, data, kind)
+        why = checks.why_alone(model, views, x, known.separations[-1])
+        if why and not isinstance(known.engine, ENGINES["vmap"]):
+            warn(
+                "Each example is computed alone, which takes longer, so that its random numbers "
+                f"are its own: {why}."
+            )
+            known = Prepared(key, ENGINES["vmap"](model, rows, views.count))
+            checks.check_alone(model, known.engine, views, *data, why)
+            size = _chosen_size(optimizer, model, known, views, data, kind)
+        known.sizes[kind] = size
     optimizer.prepared[model] = known
     return known, known.sizes[kind]
 

@@ -229,7 +229,7 @@ def train(settings, workdir, strategy):
         "parameters": whole.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in trained),
         "replicas": strategy.num_replicas_in_sync,
-        "seeded": settings.seed is not None,
+        "seeded": optimizer.ledger.is_seeded,
         "workdir": str(workdir),
     }
     if settings.individual:

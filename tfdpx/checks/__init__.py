@@ -21,13 +21,26 @@ from tfdpx.checks.hidden_state import (
     problems_of_state_of_metrics,
 )
 from tfdpx.checks.perturbed import perturbed
-from tfdpx.checks.proof.verdict import Separation, separation_of, separation_of_pass
+from tfdpx.checks.proof.verdict import (
+    Separation,
+    separation_of,
+    separation_of_pass,
+    shared_draws,
+)
 from tfdpx.checks.separation import examples_of_pass, problems_of_pass
 from tfdpx.checks.training_pass import TrainingPass
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import Rows, synthetic
 
-__all__ = ["Separation", "UnfitForPrivacy", "check_declared", "check_step", "separation_of"]
+__all__ = [
+    "Separation",
+    "UnfitForPrivacy",
+    "check_alone",
+    "check_declared",
+    "check_step",
+    "separation_of",
+    "why_alone",
+]
 
 # Of the comparison with batches of one.
 _EXAMPLES = 3
@@ -83,6 +96,53 @@ def check_step(model, engine, views, x, y, sample_weight, sizes):
             return keras_internals.eagerly(
                 _run, problems, model, engine.with_views(few), batch, specs, few, sizes, absent
             )
+
+
+def why_alone(model, views, x, separation):
+    """Text of why each example must be computed alone for its random draws to be its own, or None.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        views: As for `check_step`, like `x`.
+        x: Nest of tensors [B, ...]; only shapes and dtypes are read.
+        separation: The `Separation` of its passes.
+    """
+    if not separation.reasons or not keras_internals.seed_generators(model):
+        return None
+    found = keras_internals.eagerly(shared_draws, model, views.row_specs(x), separation.rows)
+    return next(iter(found), None)
+
+
+def check_alone(model, engine, views, x, y, sample_weight, why):
+    """Raises unless TensorFlow can compute each example of such batches alone, random layers too.
+
+    Args:
+        model: As for `check_step`, like what follows.
+        engine: The engine that does.
+        views: `tfdpx.augmult.Views`.
+        x: Nest of tensors [B, ...]; only shapes and dtypes are read.
+        y: As `x`, or None.
+        sample_weight: As `x`, or None.
+        why: Str, why they are to be.
+
+    Raises:
+        UnfitForPrivacy: With the reason and the remedy.
+    """
+    batch = views.example_rows(x), y, sample_weight
+
+    def run():
+        with restored([*model.non_trainable_variables, *model.metrics_variables]):
+            made_up = synthetic(batch, 2 * views.count, seed=0)
+            engine(*made_up, key=tf.zeros([2], tf.int64)).squared_norms.numpy()
+
+    try:
+        keras_internals.eagerly(run)
+    except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+        raise UnfitForPrivacy(
+            f"{why}, so one example more or less would change the draws of others; and TensorFlow "
+            "cannot compute such a model for each example alone. Give the random layer to the "
+            "optimizer as `augment=`, which makes each view by itself, or leave it out."
+        ) from error
 
 
 @contextlib.contextmanager

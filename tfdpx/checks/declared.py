@@ -50,6 +50,12 @@ def _problems_of_layer(layer):
             "alone, with a `kernel_constraint` that divides the kernel by its largest singular "
             "value: it acts after the noise."
         )
+    if type(layer).__name__ == "AugMix":
+        yield (
+            f"Layer '{layer.name}' is an AugMix, which draws by Python's own random numbers: they "
+            "are not secret, and the same for all examples of a pass. Give it to the optimizer as "
+            "`augment=`, which makes each view by itself."
+        )
     if getattr(layer, "activity_regularizer", None) is not None:
         yield (
             f"Layer '{layer.name}' has an activity regulariser, a loss over the whole batch. "

@@ -25,7 +25,8 @@ CALLS = {
     **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
     **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
 }
-_RANDOM = (
+# What types of operations begin with that draw random numbers.
+RANDOM = (
     "Multinomial",
     "ParameterizedTruncatedNormal",
     "Random",
@@ -127,7 +128,7 @@ class Found:
                 continue
             if "PyFunc" in operation.type:
                 self.python.append(name)
-            elif operation.type.startswith(_RANDOM):
+            elif operation.type.startswith(RANDOM):
                 self.drawn.append(name)
             elif not resources or any(id(r) not in permitted for r in resources):
                 names = [known[id(r)] for r in resources if id(r) in known]

@@ -1,6 +1,7 @@
 """What all heads share: the budget, the fit, and what a fitted head can do."""
 
 import abc
+import contextlib
 import math
 
 import keras
@@ -118,16 +119,22 @@ class Head(abc.ABC):
     def _fit_to(self, examples, checkpoint):
         planned, journal = self._planned(), None
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
-        if checkpoint is not None:
-            head = {"class": type(self).__name__, "width": examples.dimension, **self.get_config()}
-            journal = Journal(checkpoint, head, examples)
-        released = releases.Releases(planned, self.seed, journal)
-        try:
-            kernel, bias = self._fit(examples, released)
-        finally:
-            self.ledger += released.ledger()
+        with contextlib.ExitStack() as stack:
+            if checkpoint is not None:
+                head = {"class": type(self).__name__, "width": examples.dimension}
+                head |= {**self.get_config(), **self._public_facts()}
+                journal = stack.enter_context(Journal(checkpoint, head, examples))
+            released = releases.Releases(planned, self.seed, journal)
+            try:
+                kernel, bias = self._fit(examples, released)
+            finally:
+                self.ledger += released.ledger()
         self.kernel, self.bias = np.asarray(kernel, "float32"), np.asarray(bias, "float32")
         return self
+
+    def _public_facts(self):
+        """Dict of JSON values: what else a fit must share to go on from another's releases."""
+        return {}
 
     @abc.abstractmethod
     def _count_releases(self):

@@ -5,6 +5,7 @@ noisy values goes the same way, without a pass for any of them, and draws fresh 
 follows. No secret is on disk and no noise is used twice, whatever the second fit is given.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -14,11 +15,11 @@ import numpy as np
 from tfdpx.run import files
 from tfdpx.run.checkpoint import Checkpoint
 
-_FORMAT, _RELEASE = "tfdpx.HeadFit/1", "tfdpx.Release/1"
+_FORMAT, _RELEASE = "tfdpx.HeadFit/2", "tfdpx.Release/2"
 
 
 class Journal:
-    """The releases of one fit, in order, a file each; all are read and checked at the start.
+    """The releases of one fit, in order, a file each; all are read and checked on entering.
 
     Args:
         checkpoint: `tfdpx.callbacks.Checkpoint`, whose folder is used.
@@ -28,6 +29,7 @@ class Journal:
     Raises:
         TypeError: If `checkpoint` is none.
         ValueError: If the folder holds the fit of another head, or a damaged one.
+        RuntimeError: If another fit or training uses the folder.
         OSError: If nothing can be saved in the folder.
     """
 
@@ -38,20 +40,30 @@ class Journal:
                 f"checkpoint={checkpoint!r}."
             )
         self._folder, self._examples = checkpoint.directory, examples
+        self._head = json.loads(json.dumps(head))
+        self._kept, self._next = [], 0
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self):
         files.make_folder(self._folder)
-        head = json.loads(json.dumps(head))
-        try:
-            self._kept = self._read(head)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"The checkpoint in {os.fspath(self._folder)!r} cannot be gone on from: {error}. "
-                "Restore the folder from a copy, or remove it to begin anew: what was released "
-                "from the data was still spent."
-            ) from error
-        self._next = 0
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(files.locked(self._folder))
+            try:
+                self._kept = self._read(self._head)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"The checkpoint in {os.fspath(self._folder)!r} cannot be gone on from: "
+                    f"{error}. Restore the folder from a copy, or remove it to begin anew: what "
+                    "was released from the data was still spent."
+                ) from error
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        self._open.close()
 
     def recall(self, name, part):
-        """The next release as it was, `(run, value)`, or None if it was not made.
+        """The next release as it was, `(made, value)` as of `keep`, or None if it was not made.
 
         Raises:
             ValueError: If another one was.
@@ -67,7 +79,7 @@ class Journal:
                 f"part {part}. It is of another version of tfdpx: remove it to begin anew."
             )
         self._next += 1
-        return record["run"], value
+        return (record["run"], record["seeded"]), value
 
     def check_examples(self):
         """Raises ValueError unless the examples are as many as those of the releases before."""
@@ -78,9 +90,17 @@ class Journal:
                     f"{record['examples']} examples. Received: {self._examples.count}."
                 )
 
-    def keep(self, name, part, run, value):
-        """Writes a release down, before anything is computed from it."""
-        record = {"format": _RELEASE, "name": name, "part": part, "run": run}
+    def keep(self, name, part, made, value):
+        """Writes a release down, before anything is computed from it.
+
+        Args:
+            name: Str.
+            part: Int.
+            made: The run that made it, an int, and whether a seed was given.
+            value: Array.
+        """
+        record = {"format": _RELEASE, "name": name, "part": part}
+        record |= {"run": made[0], "seeded": made[1]}
         record |= {"examples": self._examples.count, "number": len(self._kept)}
         content = io.BytesIO()
         np.save(content, value)

@@ -34,11 +34,12 @@ class Releases:
 
     def __init__(self, planned, seed=None, journal=None):
         self._planned, self._journal = planned, journal
-        self._seed = noise.make_seed(seed)
+        self._seed, self._seeded = noise.make_seed(seed), seed is not None
         self._done = {}  # (name, part) -> times
         self._drawn = 0
         self._run = secrets.randbits(52) | 1
-        self._runs = {}  # (name, time) -> the run that released its last part
+        # (name, time) -> the run that released its last part, and whether its seed was given.
+        self._runs = {}
 
     def gaussian(self, name, value, sensitivity, part=0):
         """`value` with independent noise N(0, (noise_multiplier sensitivity)^2) on every entry.
@@ -76,11 +77,11 @@ class Releases:
         value = value() if callable(value) else value
         if self._journal is not None:
             self._journal.check_examples()
-        self._runs[name, self._done[name, part]] = self._run
+        self._runs[name, self._done[name, part]] = made = self._run, self._seeded
         if sigma:
             value = value + shaped(self._noise(value.shape, sigma * sensitivity))
         if self._journal is not None:
-            self._journal.keep(name, part, self._run, value)
+            self._journal.keep(name, part, made, value)
         return value
 
     def _count(self, name, part):
@@ -103,9 +104,13 @@ class Releases:
         """What was released, a `tfdpx.accounting.Ledger`: steps on the full batch."""
         # By noise: entries of one run at the same noise are taken for the same steps.
         steps = collections.Counter(
-            (run, self._planned[name][0]) for (name, _), run in self._runs.items()
+            (*made, self._planned[name][0]) for (name, _), made in self._runs.items()
         )
-        return Ledger(tuple(Entry(sigma, 1.0, n, run=run) for (run, sigma), n in steps.items()))
+        entries = (
+            Entry(sigma, 1.0, n, run=run, seeded=seeded)
+            for (run, seeded, sigma), n in steps.items()
+        )
+        return Ledger(tuple(entries))
 
 
 @functools.lru_cache(maxsize=64)

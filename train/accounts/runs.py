@@ -120,7 +120,7 @@ def _of_report(path, report):
         delta=report["delta"],
         num_examples=report["num_examples"],
         shuffled=shuffled,
-        seeded=report.get("seed") is not None,
+        seeded=bool(report.get("seeded")),
     )
 
 
@@ -237,6 +237,11 @@ class Total:
             entries.append(Entry(noise, probability, steps))
         return Ledger(tuple(entries))
 
+    @property
+    def is_seeded(self):
+        """Bool: whether somebody has given the seed of draws or noise of a run."""
+        return any(run.seeded or run.ledger.is_seeded for run in self.runs)
+
     def record(self):
         """Dict of JSON values."""
         spent = self.epsilon_by("pld")
@@ -252,7 +257,7 @@ class Total:
             "neighbours": self.neighbours,
             "epsilon_is_approximate": self.is_approximate,
             "epsilon_lower_bound": self.lower_bound,
-            "releasable": spent != math.inf and not any(run.seeded for run in self.runs),
+            "releasable": spent != math.inf and not self.is_seeded,
         }
 
     def statement(self):
@@ -282,7 +287,7 @@ class Total:
             )
         if any(run.epsilon for run in self.runs):
             lines.append("What is no Gaussian update adds its own epsilon and delta.")
-        if any(run.seeded for run in self.runs):
+        if self.is_seeded:
             lines.append(
                 "Not releasable: a run had a seed that somebody chose, and who knows it can remove "
                 "the noise."

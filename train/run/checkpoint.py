@@ -1,4 +1,4 @@
-"""The folder of an unfinished run: its settings and seeds, and for pre-training its last state."""
+"""The folder of an unfinished run: its settings, and for pre-training its last state."""
 
 import hashlib
 import json
@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from tfdpx import keras_internals
-from tfdpx.data.examples import as_examples
 from tfdpx.run import files
 from tfdpx.train.config.errors import UserError
 
@@ -30,7 +29,6 @@ def facts(data, files):
         "num_examples": data.num_train,
         "class_names": list(data.class_names),
         "image_shape": list(data.image_shape),
-        "images to train on (a hash)": as_examples(data.train_x, data.train_y).fingerprint()[:16],
     }
     for path in files:
         digest = hashlib.blake2b(pathlib.Path(path).read_bytes(), digest_size=8)
@@ -41,7 +39,8 @@ def facts(data, files):
 class RunFolder:
     """The folder `<workdir>/checkpoint`, which an unfinished run leaves behind.
 
-    It holds secrets, so its owner alone may read it, and `remove` deletes it when the run ends.
+    It holds no seed of noise or draws. With individual accounting the norms of examples are in it:
+    its owner alone may read it, and `remove` deletes it when the run ends.
 
     Args:
         workdir: Folder of the run.
@@ -53,7 +52,8 @@ class RunFolder:
 
     Attributes:
         path: `pathlib.Path`.
-        seeds: Dict of the seeds of the run, the same after a resume.
+        seeds: Dict of two ints, the same after a resume: of the initial weights, and of the batches
+            of a pre-training, which is not private.
 
     Raises:
         UserError: If the folder holds an unfinished run and `resume` is False, or one with other
@@ -77,7 +77,7 @@ class RunFolder:
         os.replace(fresh, self._file)
 
     def remove(self):
-        """Deletes the folder with its secrets."""
+        """Deletes the folder."""
         shutil.rmtree(self.path)
 
     def _read(self, resume):
@@ -137,15 +137,9 @@ class LastState(keras.callbacks.Callback):
 def _draw_seeds(seed):
     """Returns unrelated seeds for each use, from the operating system unless `seed` is given."""
     root = np.random.SeedSequence(secrets.randbits(128) if seed is None else seed)
-    initial, sampling, noise, head_noise = root.spawn(4)
-    # Python ints for JSON; Keras's seed has 32 bits, the secret ones 128.
+    initial, sampling = root.spawn(2)
+    # Python ints for JSON; Keras's seed has 32 bits.
     return {
         "initial_weights": int(initial.generate_state(1)[0]),
-        "sampling": _integer(sampling.generate_state(4)),
-        "noise": _integer(noise.generate_state(4)),
-        "head_noise": _integer(head_noise.generate_state(4)),
+        "sampling": int.from_bytes(sampling.generate_state(4).astype("<u4").tobytes(), "little"),
     }
-
-
-def _integer(words):
-    return int.from_bytes(words.astype("<u4").tobytes(), "little")

@@ -38,7 +38,7 @@ class Trainer:
 
     def __init__(self, settings, strategy, plan, data, folder, write):
         self._settings, self._strategy, self._plan, self._data = settings, strategy, plan, data
-        self._seeds, self._write = folder.seeds, write
+        self._write = write
         self._saved_head = tfdpx.callbacks.Checkpoint(folder.path / "head", write=write)
         self._saved = tfdpx.callbacks.Checkpoint(folder.path, write=write)
 
@@ -50,9 +50,7 @@ class Trainer:
             UserError: If a checkpoint is damaged.
         """
         with checking_flags():
-            if self._saved.exists:
-                return self._settings.head_steps + self._saved.saved_updates
-            return self._saved_head.saved_updates
+            return (self._saved if self._saved.exists else self._saved_head).saved_updates
 
     def fit_head(self, model, callbacks):
         """Trains the last layer for `head_steps` updates, a single Keras epoch.
@@ -67,7 +65,7 @@ class Trainer:
         settings = dataclasses.replace(self._settings, learning_rate=rate)
         frozen = finetuning.freeze_all_but_last(model)
         steps = settings.head_steps
-        self._fit(model, settings, "head_noise", self._saved_head, steps, steps, callbacks)
+        self._fit(model, settings, self._saved_head, steps, steps, callbacks)
         for layer in frozen:
             layer.trainable = True
 
@@ -80,19 +78,15 @@ class Trainer:
         """
         settings, steps = self._settings, self._plan.steps - self._settings.head_steps
         epoch = min(settings.report_every, steps)
-        self._fit(model, settings, "noise", self._saved, steps, epoch, callbacks)
+        self._fit(model, settings, self._saved, steps, epoch, callbacks)
 
-    def _fit(self, model, settings, seed, saved, steps, epoch, callbacks):
+    def _fit(self, model, settings, saved, steps, epoch, callbacks):
         """Compiles and fits; `fit` leaves the averaged weights in the model."""
         plan, data, strategy = self._plan, self._data, self._strategy
         with strategy.scope():
             model.compile(
-                # The seeds of noise and draws are the operating system's, unless one was asked for.
                 optimizer=optimization.private_optimizer(
-                    settings,
-                    plan,
-                    None if settings.seed is None else self._seeds[seed],
-                    individual.accountant(settings, plan),
+                    settings, plan, settings.seed, individual.accountant(settings, plan)
                 ),
                 loss=optimization.crossentropy(settings.label_smoothing),
                 weighted_metrics=["accuracy"],

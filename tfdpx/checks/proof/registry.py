@@ -1,5 +1,7 @@
 """Which rule says what of which type of operation; a type without one is not followed."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
@@ -72,10 +74,27 @@ def _apply(name, site, inputs):
     if site.is_stateful or handles or "PyFunc" in name:
         raise Lost("it keeps state, or runs Python")
     if any(isinstance(value, Total) for value in inputs):
-        return _look_up(_TOTALS, name, "it takes a sum over the examples")(site, *inputs)
-    if any(isinstance(value, Rows) for value in inputs):
-        return _look_up(_ROWS, name, "there is no rule for this type")(site, *inputs)
-    return _shared(name, site, inputs)
+        rule = _look_up(_TOTALS, name, "it takes a sum over the examples")
+    elif any(isinstance(value, Rows) for value in inputs):
+        rule = _look_up(_ROWS, name, "there is no rule for this type")
+    else:
+        return _shared(name, site, inputs)
+    found = rule(site, *inputs)
+    for place, value in enumerate(inputs):
+        if isinstance(value, Fixed) and value.sources and _is_for_all(rule, site, inputs, place):
+            site.shares(value)
+    return found
+
+
+def _is_for_all(rule, site, inputs, place):
+    """Whether a draw is the same for all rows: it is if it need not stand along them."""
+    inputs = list(inputs)
+    inputs[place] = dataclasses.replace(inputs[place], like_rows=frozenset())
+    try:
+        rule(site, *inputs)
+    except Lost:
+        return False
+    return True
 
 
 def _look_up(table, name, why):
@@ -96,6 +115,9 @@ def _shared(name, site, inputs):
         if any(length.counts_rows for length in content):
             return Sized(shape, content)
         return site.fixed(inputs, content, shape)
+    for value in inputs if sized else ():
+        if isinstance(value, Fixed):
+            site.shares(value)
     if not sized:
         axes = _like_rows(name, site, inputs)
         return [site.fixed(inputs, like_rows=axes[i], index=i) for i in range(len(outputs))]
@@ -134,6 +156,9 @@ def _like_rows(name, site, inputs):
             Rows(v.shape, axis) if axis in v.like_rows and v.shape[axis] == rows else v
             for v in inputs
         ]
+        # A draw that all rows share leaves no two of them independent.
+        if any(isinstance(v, Fixed) and v.sources for v in given):
+            continue
         try:
             found = _ROWS[name](site, *given)
         except Lost:
@@ -141,6 +166,6 @@ def _like_rows(name, site, inputs):
         for own, value in zip(axes, found if isinstance(found, list) else [found], strict=True):
             if isinstance(value, Rows) and value.after == ONE and value.shape[value.axis] == rows:
                 own.add(value.axis)
-    if name in _COPIES:
+    if name in _COPIES and not any(v.sources for v in inputs):
         axes[0].update(_COPIES[name](site, *inputs))
     return axes

@@ -6,10 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx.checks.hidden_state import RANDOM
 from tfdpx.checks.proof import rules  # noqa: F401  (says what each type of operation does)
 from tfdpx.checks.proof.lengths import ONE, ROWS, Length, symbol
 from tfdpx.checks.proof.values import Fixed, Rows, Total, Unknown
 from tfdpx.checks.proof.walk import Walk
+from tfdpx.memory import graph_peak
 from tfdpx.per_example import rows as batches
 from tfdpx.per_example.losses import loss_of_rows
 from tfdpx.per_example.outputs import Outputs
@@ -71,8 +73,32 @@ def separation_of(model, x=None, y=None, sample_weight=None, rows=None):
                 "inputs. Received: x=None."
             )
     length = ROWS if rows is None else Length(rows)
-    specs = tf.nest.map_structure(lambda t: _spec_of(t, length), (x, y, sample_weight))
-    return Separation(tuple(dict.fromkeys(_reasons(model, specs, length))), rows)
+    reasons = _reasons(model, (x, y, sample_weight), length)
+    return Separation(tuple(dict.fromkeys(reasons)), rows)
+
+
+def shared_draws(model, x, rows):
+    """Texts of why random numbers are not known to be each example's own; a list.
+
+    Empty where the training-mode forward pass draws none, or is proved.
+
+    Args:
+        model: A built `keras.Model`.
+        x: Nest of `tf.TensorSpec`s [None, ...].
+        rows: Int, of a pass, or None for any number.
+    """
+    length = ROWS if rows is None else Length(rows)
+    graph, reasons = _walked(model, (x, None, None), length)
+    return [] if graph is not None and not _draws(graph) else reasons
+
+
+def _draws(graph):
+    """Whether a graph, or one that it calls, draws random numbers."""
+    return any(
+        operation.type.removeprefix("Stateless").startswith(RANDOM)
+        or any(_draws(body) for _, body in graph_peak.called(operation))
+        for operation in graph.get_operations()
+    )
 
 
 def separation_of_pass(model, one_pass, y, sample_weight, rows):
@@ -133,6 +159,13 @@ def reasons_of_loss(model, data, y_pred, rows):
 
 def _reasons(model, specs, rows):
     """Texts of what could not be followed in the model, and in the loss if `specs` has targets."""
+    _, reasons = _walked(model, specs, rows)
+    return [*reasons, _EAGER] if model.run_eagerly else reasons
+
+
+def _walked(model, specs, rows):
+    """The graph of the forward pass or None, and what could not be followed there and in a loss."""
+    specs = tf.nest.map_structure(lambda t: _spec_of(t, rows), specs)
     kept = []
 
     def forward(data):
@@ -143,7 +176,7 @@ def _reasons(model, specs, rows):
     try:
         graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
     except Exception as error:
-        return [f"the model could not be traced: {error}"]
+        return None, [f"the model could not be traced: {error}"]
     added = [layer.name for layer in keras_internals.added_losses(model)]
     keras_internals.clear_added_losses(model)
     [(data, y_pred)] = kept
@@ -151,9 +184,9 @@ def _reasons(model, specs, rows):
     reasons = reasons_of_graph(graph, inputs, targets, rows)
     if added:
         reasons.append(f"these layers call `add_loss`: {added}")
-    if model.run_eagerly:
-        reasons.append(_EAGER)
-    return reasons if specs[1] is None else reasons + reasons_of_loss(model, data, y_pred, rows)
+    if specs[1] is not None:
+        reasons += reasons_of_loss(model, data, y_pred, rows)
+    return graph, reasons
 
 
 def _spec_of(leaf, rows):

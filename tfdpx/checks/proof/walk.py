@@ -12,6 +12,7 @@ from tfdpx.memory import graph_peak
 # Such draw from a state of their own, which no example changes.
 _RANDOM = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "TruncatedNormal")
 _STATEFUL = {}
+SHARED_DRAW = "it draws once for all examples of a pass"
 
 
 class Walk:
@@ -28,7 +29,7 @@ class Walk:
         self.rows = rows
         self.problems = {}
         self._written = set()
-        self._draws = []
+        self._draws, self._shared = [], []
 
     def __call__(self, graph, inputs, targets, operations=None):
         """List of the values of `targets`.
@@ -46,11 +47,18 @@ class Walk:
         for name, sources in self._draws:
             if not sources & self._written:
                 self.problems[f"{name}: it draws the same random numbers in every step"] = None
+        for name, sources in self._shared:
+            if sources & self._written:
+                self.problems[f"{name}: {SHARED_DRAW}"] = None
         return found
 
     def writes(self, handle):
         """Notes that the graph assigns to a variable what no example changes."""
         self._written.add(handle)
+
+    def shares(self, name, sources):
+        """Notes that all rows meet one value, which comes from `sources`."""
+        self._shared.append((name, sources))
 
     def draws(self, name, sources):
         """Notes that random numbers are drawn by a seed that comes from `sources`."""
@@ -153,6 +161,12 @@ class Site:
     def reason(self, lost):
         """`lost` with the name of the operation."""
         return f"operation '{self.name}' (of type {self.operation.type}): {lost}"
+
+    def shares(self, value):
+        """Notes that all rows meet one `Fixed` value here: no draw may be such."""
+        if value.sources:
+            name = f"operation '{self.name}' (of type {self.operation.type})"
+            self.frame.walk.shares(name, value.sources)
 
     def attribute(self, name):
         """An attribute of the operation."""

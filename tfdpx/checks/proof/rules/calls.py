@@ -26,7 +26,7 @@ def _run(site, body, inputs):
 @whatever("If StatelessIf Case StatelessCase")
 def branch(site, condition, *inputs):
     """One of several functions; which, no example may decide."""
-    _require_shared(condition, "which branch runs")
+    _require_shared(site, condition, "which branch runs")
     branches = [_run(site, body, inputs) for _, body in graph_peak.called(site.operation)]
     found = branches[0]
     for other in branches[1:]:
@@ -37,7 +37,9 @@ def branch(site, condition, *inputs):
     return found
 
 
-def _require_shared(condition, what):
+def _require_shared(site, condition, what):
+    if isinstance(condition, Fixed):
+        site.shares(condition)
     if isinstance(condition, Unknown):
         raise Lost(f"{what} could not be followed, by {condition.reason}")
     if not isinstance(condition, Fixed):
@@ -60,7 +62,7 @@ def loop(site, *inputs):
         ]
         if wider == state:
             [condition] = _run(site, graphs["cond"], state)
-            _require_shared(condition, "how long it runs")
+            _require_shared(site, condition, "how long it runs")
             return state
         state = wider
     raise Lost("its variables could not be followed to rest")

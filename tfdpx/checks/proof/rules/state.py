@@ -1,5 +1,7 @@
 """Constants, variables, tables and random numbers."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
@@ -127,7 +129,8 @@ def assign(site, handle, value):
 def draw(site, shape, *others):
     """Random numbers from a state of the operation's own, anew in every run."""
     require_fixed(*others)
-    return _drawn(site, shape)
+    site.frame.walk.writes(site.name)
+    return _drawn(site, shape, frozenset([site.name]), others)
 
 
 @whatever(
@@ -139,19 +142,26 @@ def draw(site, shape, *others):
 def draw_by_seed(site, shape, seed, *others):
     """Random numbers by a seed, which must come from a variable that the graph changes."""
     require_fixed(seed, *others)
-    made = _drawn(site, shape)
+    if site.operation.type.endswith("V2"):
+        counter, *others = others
+        seed = dataclasses.replace(seed, sources=seed.sources | counter.sources)
+    made = _drawn(site, shape, seed.sources, others)
     if isinstance(made, Fixed) and not made.like_rows:
         return made
     site.frame.walk.draws(f"operation '{site.name}' (of type {site.operation.type})", seed.sources)
     return made
 
 
-def _drawn(site, shape):
+def _drawn(site, shape, sources, others):
     if isinstance(shape, Sized):
+        for value in others:
+            site.shares(value)
         return made_rows(site, content_of(shape))
     require_fixed(shape)
     lengths = site.shape()
     rows = site.frame.walk.rows
     # Of a square of random numbers, one axis may be taken for that of the examples.
     axis = next((a for a, n in enumerate(lengths or ()) if n == rows), None)
-    return Fixed(lengths, like_rows=frozenset() if axis is None else frozenset([axis]))
+    shared = frozenset().union(*(value.sources for value in others))
+    like_rows = frozenset() if axis is None or shared else frozenset([axis])
+    return Fixed(lengths, like_rows=like_rows, sources=sources | shared)
