@@ -17,7 +17,7 @@ ARROWS = {
     "tensorflow_internals": set(),
     "noise": {"tensorflow_internals"},
     "accounting": {"_arguments", "_warnings"},
-    "augment": {"_arguments", "noise"},
+    "augment": {"_arguments", "noise", "per_example", "tensorflow_internals"},
     "synthetic": {"_arguments"},
     "data": {"_arguments", "noise"},
     "keras_hook": {"keras_internals"},
@@ -26,11 +26,12 @@ ARROWS = {
     "mechanism": {"noise", "per_example"},
     "memory": {"_warnings", "keras_internals", "per_example", "tensorflow_internals"},
     "checks": {
-        *("_warnings", "keras_internals", "memory", "per_example", "tensorflow_internals"),
+        *("_warnings", "augment", "keras_internals", "memory", "per_example"),
+        "tensorflow_internals",
     },
     "run": {
         *("_arguments", "accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
-        *("_warnings", "per_example"),
+        "_warnings",
     },
     "passes": {"per_example"},
     "callbacks": {"checks", "data", "keras_internals", "run"},
@@ -42,7 +43,8 @@ ARROWS = {
     },
     "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
     "preparation": {
-        *("checks", "keras_internals", "memory", "per_example", "tensorflow_internals"),
+        *("_warnings", "checks", "keras_internals", "memory", "per_example"),
+        "tensorflow_internals",
     },
     "train_step": {
         *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),

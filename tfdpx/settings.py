@@ -78,6 +78,12 @@ def checked(**arguments):
             f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
             "guarantee; epsilon is infinite.",
         )
+    if given.seed is not None:
+        warn(
+            "The optimizer is made with a `seed`: whoever knows it can take the noise away, so its "
+            "weights are for experiments and must not be released. Leave `seed` out for private "
+            "training."
+        )
     return given._replace(
         # NumPy's integers do not go into a config.
         batch_size=int(batch_size),

@@ -38,8 +38,8 @@ class Fixed:
         content: Its whole numbers, a flat tuple of `Length`s; None if they are not known.
         like_rows: Frozenset of axes; cut along one of them, all parts are equal, or independent
             random draws of one kind. Along such an axis it may stand beside rows.
-        sources: Frozenset of the variables of whole numbers that it was made of: seeds. If the graph
-            changes one of them, this is another value in each pass.
+        sources: Frozenset of the variables of whole numbers that it was made of: seeds. Where the
+            graph changes one of them, the value is another in each pass.
     """
 
     shape: tuple
