@@ -1,0 +1,262 @@
+"""Attacks on what trainings share: nothing may be shared but what was spent together."""
+
+import copy
+import json
+import os
+import pathlib
+import pickle
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import small
+from scipy import stats
+
+import tfdpx
+from tfdpx.accounting import Ledger
+from tfdpx.callbacks import Checkpoint
+from tfdpx.run import files
+
+N, STEPS, SIGMA, DELTA = 40, 12, 5.0, 1e-5
+# Every update on all examples: two continuations differ by their noise alone.
+PLAN = tfdpx.PrivacyPlan(N, batch_size=N, steps=STEPS, noise_multiplier=SIGMA, delta=DELTA)
+X, Y = small.data(N, features=20)
+
+
+def two_layers():
+    return [keras.layers.Dense(20, "relu"), keras.layers.Dense(3)]
+
+
+def other_code():
+    return [keras.layers.Dense(20, "relu"), keras.layers.Dense(3, activation=lambda x: 2 * x)]
+
+
+def with_dropout():
+    return [keras.layers.Dropout(0.5), *two_layers()]
+
+
+def make(layers=two_layers, seed=None, **arguments):
+    optimizer = tfdpx.DPSGD(1.0, plan=PLAN, l2_norm_clip=1e-3, seed=seed, **arguments)
+    return small.model(optimizer, layers=layers)
+
+
+def train(model, updates, callbacks=(), x=X, epochs=1):
+    batches = PLAN.batches(x, Y, optimizer=model.optimizer)
+    model.fit(batches, epochs=epochs, steps_per_epoch=updates, callbacks=list(callbacks), verbose=0)
+    return small.weights(model)
+
+
+def is_independent_noise(difference, updates=1):
+    """Whether a difference of weights has the variance of two independent noises, at 1e-6."""
+    deviation = SIGMA / N * np.sqrt(2 * updates)
+    statistic = np.sum((difference / deviation) ** 2)
+    count = len(difference)
+    return min(stats.chi2.cdf(statistic, count), stats.chi2.sf(statistic, count)) > 5e-7
+
+
+def views():
+    return {"augment": keras.layers.GaussianNoise(0.1, seed=1), "augmult": 2}
+
+
+CONTINUATIONS = {  # What the second of two has, and what both have.
+    "the same": (dict, dict),
+    "other data": (lambda: {"x": np.concatenate([X[:1] + 9, X[1:]])}, dict),
+    "other code": (lambda: {"layers": other_code}, dict),
+    "a Keras augmentation": (dict, views),
+    "Dropout, other microbatches": (
+        lambda: {"microbatch_size": 7},
+        lambda: {"layers": with_dropout},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUATIONS)
+def test_two_continuations_have_independent_noise(name, tmp_path):
+    """The attack: with the noise replayed their difference was that of the sums, without noise."""
+    second, both = CONTINUATIONS[name]
+    start = train(make(**both()), 2, [Checkpoint(tmp_path / "first")])
+    ends, ledgers = [], []
+    for number, changes in enumerate((dict, second)):
+        shutil.copytree(tmp_path / "first", tmp_path / str(number))
+        arguments = {**both(), **changes()}
+        x = arguments.pop("x", X)
+        model = make(**arguments)
+        ends.append(train(model, 1, [Checkpoint(tmp_path / str(number))], x=x, epochs=2))
+        ledgers.append(model.optimizer.ledger)
+    assert is_independent_noise(ends[0] - ends[1])
+    assert is_independent_noise((ends[0] - start) * np.sqrt(2))
+    # Planted: the same noise twice.
+    assert not is_independent_noise(ends[0] - ends[0])
+    # The two compose exactly: their common part counts once.
+    both = ledgers[0] + ledgers[1]
+    assert [ledger.steps for ledger in (*ledgers, both)] == [3, 3, 4]
+    wanted = tfdpx.accounting.epsilon(SIGMA, 1.0, 4, DELTA, accountant="gdp")
+    assert both.epsilon(DELTA, "gdp") == pytest.approx(wanted, rel=1e-9)
+
+
+COPIES = {
+    "deepcopy": lambda model: copy.deepcopy(model),
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "the same model": lambda model: model,
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_no_training_shares_noise_with_another(name):
+    model = make()
+    model.build((None, 20))
+    start = small.weights(model)
+    other = COPIES[name](model)
+    first = train(model, 1) - start
+    second = train(other, 1) - (start if other is not model else small.weights(model) * 0)
+    if other is model:
+        second -= first + start
+    assert is_independent_noise(first - second)
+
+
+def test_a_forked_process_is_a_run_of_its_own():
+    """Both count on: their ledgers compose, though they began as one."""
+    account = make().optimizer.account
+    reading, writing = os.pipe()
+    if not os.fork():
+        os.write(writing, str(account.run).encode())
+        os._exit(0)
+    os.wait()
+    assert int(os.read(reading, 100)) != account.run
+
+
+def test_with_a_seed_a_resume_is_bit_equal_and_without_one_the_ledger_is(tmp_path):
+    for seed in (5, None):
+        whole = make(with_dropout, seed=seed, use_ema=True)
+        end = train(whole, 2, epochs=3)
+        folder = tmp_path / str(seed)
+        for epochs in (1, 3):
+            model = make(with_dropout, seed=seed, use_ema=True)
+            resumed = train(model, 2, [Checkpoint(folder)], epochs=epochs)
+        assert np.array_equal(resumed, end) == (seed is not None)
+        ledgers = whole.optimizer.ledger, model.optimizer.ledger
+        assert ledgers[0].steps == ledgers[1].steps == 6
+        assert ledgers[0].epsilon(DELTA) == ledgers[1].epsilon(DELTA)
+
+
+def test_a_given_seed_is_remembered_everywhere(tmp_path):
+    with pytest.warns(UserWarning, match="must not be released") as caught:
+        model = make(seed=5)
+    assert sum("must not be released" in str(w.message) for w in caught) == 1
+    train(model, 1)
+    fresh = make()
+    fresh.build((None, 20))
+    assert not fresh.optimizer.ledger.is_seeded
+    model.save(tmp_path / "m.keras")
+    model.save_weights(tmp_path / "m.weights.h5")
+    fresh.load_weights(tmp_path / "m.weights.h5")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    for other in (model, loaded, fresh):
+        assert other.optimizer.ledger.is_seeded
+    assert Ledger.from_json(model.optimizer.ledger.to_json()).is_seeded
+    by_draws = make()
+    by_draws.fit(PLAN.batches(X, Y, seed=3), steps_per_epoch=1, verbose=0)
+    assert by_draws.optimizer.ledger.is_seeded
+    head = tfdpx.heads.LeastSquares(3, 1.0, DELTA, seed=1).fit(X, Y)
+    assert head.ledger.is_seeded
+    assert not tfdpx.heads.LeastSquares(3, 1.0, DELTA).fit(X, Y).ledger.is_seeded
+
+
+def test_a_second_training_on_a_folder_is_refused_and_writers_do_not_harm(tmp_path, monkeypatch):
+    class Second(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with pytest.raises(RuntimeError, match="Another training uses the checkpoint folder"):
+                train(make(), 1, [Checkpoint(tmp_path)])
+
+    train(make(), 1, [Checkpoint(tmp_path), Second()])
+    # A file system without locks: both write, and what is there is whole, by the last of them.
+    monkeypatch.setattr(files.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "no")))
+
+    class Beside(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            train(make(), 1, [Checkpoint(tmp_path)], epochs=3)
+
+    train(make(), 1, [Checkpoint(tmp_path), Beside()], epochs=4)
+    assert Checkpoint(tmp_path).saved_updates in (3, 4)
+    assert os.listdir(tmp_path) == ["tfdpx-checkpoint.zip"]
+
+
+def test_a_resume_says_so_and_makes_the_updates_that_are_left(tmp_path, capsys):
+    train(make(), 3, [Checkpoint(tmp_path)], epochs=2)
+    assert "Resumed" not in capsys.readouterr().out
+    model = make()
+    batches = PLAN.batches(X, Y)
+    model.fit(batches, epochs=4, callbacks=[Checkpoint(tmp_path)], verbose=0)
+    assert "Resumed at update 6." in capsys.readouterr().out
+    assert model.optimizer.ledger.steps == STEPS
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        ({"steps": STEPS + 1}, "plan"),
+        ({"noise_multiplier": 6.0}, "plan"),
+        ({"num_examples": N - 1, "batch_size": N - 1}, "plan|number of examples"),
+    ],
+)
+def test_another_plan_is_refused_by_name(tmp_path, change, name):
+    train(make(), 1, [Checkpoint(tmp_path)])
+    settings = dict(num_examples=N, batch_size=N, steps=STEPS, noise_multiplier=SIGMA, delta=DELTA)
+    plan = tfdpx.PrivacyPlan(**{**settings, **change})
+    model = small.model(tfdpx.DPSGD(1.0, plan=plan))
+    count = plan.num_examples
+    with pytest.raises(ValueError, match=f"of a run with another ({name})"):
+        model.fit(plan.batches(X[:count], Y[:count]), callbacks=[Checkpoint(tmp_path)], verbose=0)
+
+
+KILLED = """
+import os, sys, keras, small, tfdpx, session_test as t
+class Kill(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            os._exit(9)
+from tfdpx.train.report.curve import Curve
+folder = sys.argv[1]
+model = t.make()
+model.compile(model.optimizer, model.loss, metrics=["accuracy"])
+board = tfdpx.callbacks.TensorBoard(folder + "/board", plan=t.PLAN, update_freq=1)
+curve = Curve(folder + "/curve.jsonl", t.PLAN, 0)
+model.fit(
+    t.PLAN.batches(t.X, t.Y), epochs=3, steps_per_epoch=2, verbose=0,
+    validation_data=(t.X, t.Y), callbacks=[board, curve, Kill(), tfdpx.callbacks.Checkpoint(folder)]
+)
+"""
+
+
+def test_what_is_written_of_an_update_waits_for_the_save(tmp_path):
+    """Killed between the writers of the second epoch and its save: nothing of it is on the disk."""
+    here = pathlib.Path(__file__).parent
+    paths = [str(here), str(pathlib.Path(small.__file__).parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment)
+    assert done.returncode == 9
+    assert Checkpoint(tmp_path).saved_updates == 2
+    assert [json.loads(line)["step"] for line in open(tmp_path / "curve.jsonl")] == [2]
+    steps = {event.step for event in events(tmp_path / "board")}
+    assert steps and max(steps) == 2
+
+
+def events(folder):
+    from tensorflow.python.summary.summary_iterator import summary_iterator
+
+    for path in folder.rglob("*tfevents*"):
+        yield from (event for event in summary_iterator(str(path)) if event.summary.value)
+
+
+def test_adamix_refuses_to_go_on_with_other_public_data(tmp_path):
+    """It told an individual epsilon of 0.03 for 0.82: the steps of one set, releases of another."""
+    public = X[:10] + 1, Y[:10]
+    arguments = dict(num_classes=3, epsilon=1.0, delta=DELTA, keep_steps=True)
+    tfdpx.AdaMix(**arguments).fit(X, Y, public_data=public, checkpoint=Checkpoint(tmp_path))
+    again = tfdpx.AdaMix(**arguments)
+    with pytest.raises(ValueError, match="another|with public data"):
+        again.fit(X, Y, public_data=(public[0] + 1, Y[:10]), checkpoint=Checkpoint(tmp_path))
+    again.fit(X, Y, public_data=public, checkpoint=Checkpoint(tmp_path))
