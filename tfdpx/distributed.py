@@ -75,7 +75,7 @@ def fit(
         sample_weight: As for `plan.batches`.
         class_weight: As for `plan.batches`.
         seed: Int for the draws, for experiments; None for fresh ones, as private training needs. On
-            several hosts, the chief's secret counts.
+            several hosts, the chief's count.
         epochs: Int, the number of the last epoch.
         steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
         initial_epoch: Int, the number of the first epoch.
@@ -124,9 +124,10 @@ def fit(
         # After the callbacks, which may have restored a checkpoint.
         initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
-        agreement.share_secret(
+        seed = agreement.share_secret(
             strategy,
             session,
+            seed,
             {
                 "data": (
                     x.fingerprint() if examples is x else x,
@@ -136,7 +137,7 @@ def fit(
                 "optimizers": keras.saving.serialize_keras_object(optimizer),
                 "weights or optimizer states": [*model.weights, *optimizer.variables],
                 "arguments of `fit` or `compile`": run,
-                "seeds": [seed, optimizer.seed],
+                "seeds of optimizers": optimizer.seed,
             },
         )  # fmt: skip
         draw_seed = tuple(session.draw_seed()) if seed is None else seed

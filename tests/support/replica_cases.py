@@ -256,7 +256,6 @@ def hosts_must_hold_the_same():
     refused(ValueError, "different data", fit, model, plan, x if worker else x[::-1], y, seed=3)
     refused(ValueError, "arguments of `fit`", fit, model, plan, x, y, epochs=1 + worker)
     # As if one host had not found the checkpoint.
-    model.optimizer.noise_seed  # noqa: B018
     if worker:
         model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
     refused(ValueError, "different weights", fit, model, plan, x, y)

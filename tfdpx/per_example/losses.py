@@ -71,7 +71,10 @@ def loss_of_rows(model, x, y, y_pred, sample_weight):
         ):
             loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
             each = [scope.get_current_value(tracker.total) for tracker in trackers]
-        check_assigned(scope, [v for v, _ in fresh], "The loss", model)
+        # They may have been made just now.
+        made = keras_internals.output_loss_trackers(model)
+        own = [v for tracker in made for v in tracker.variables]
+        check_assigned(scope, own, "The loss", model)
         # A loss with reduction="none" still means the sum of what it returns.
         return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]
 

@@ -53,19 +53,26 @@ def agree(strategy, seed, parts):
     )
 
 
-def share_secret(strategy, session, parts):
+def share_secret(strategy, session, seed, parts):
     """`agree` before a training: the session of every host takes the chief's secret.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
         session: The `tfdpx.run.session.Session` of this host.
+        seed: Int for the draws, or None.
         parts: As for `agree`.
+
+    Returns:
+        The seed for the draws, the chief's if it is an int; or None.
 
     Raises:
         ValueError: On every host, if two differ in a part.
     """
-    if replicas.hosts(strategy) > 1:
-        session.share(agree(strategy, None, parts))
+    if replicas.hosts(strategy) == 1:
+        return seed
+    chiefs = agree(strategy, seed, {**parts, "arguments `seed`": seed is None})
+    session.share(agree(strategy, None, {}))
+    return None if seed is None else chiefs
 
 
 def _gather(strategy, vector):

@@ -226,6 +226,15 @@ MIXERS = {
     "a table that is repeated": lambda x: x + tf.tile(
         tf.random.stateless_normal([2, 4], [1, 2]), [(tf.shape(x)[0] + 1) // 2, 1]
     )[: tf.shape(x)[0]],
+    "a draw for all": lambda x: x * tf.random.uniform([]),
+    "a draw for all, along the features": lambda x: x + tf.random.normal([1, 4]),
+    "a draw for all that chooses a branch": lambda x: tf.cond(
+        tf.random.uniform([]) > 0.5, lambda: x, lambda: -x
+    ),
+    "draws between bounds that are drawn for all": lambda x: x
+    + tf.random.uniform(tf.shape(x), tf.random.uniform([]), 2.0),
+    "the mean of draws": lambda x: x
+    + tf.reduce_mean(tf.random.uniform(tf.shape(x)), axis=0, keepdims=True),
     "tables in a branch": lambda x: x + tf.cond(
         tf.random.uniform([]) > 0.5,
         lambda: tf.zeros_like(x),
@@ -278,7 +287,7 @@ KEPT_APART = {
     "loop over entries": lambda x: tf.while_loop(
         lambda i, y: i < 4, lambda i, y: (i + 1, y * 2.0 + x), (0, tf.zeros_like(x))
     )[1],
-    "branch": lambda x: tf.cond(tf.random.uniform([]) > 0.5, lambda: x, lambda: -x),
+    "branch": lambda x: tf.cond(tf.identity(0.7) > 0.5, lambda: x, lambda: -x),
     "inner function": lambda x: tf.function(lambda t: t * 2.0, autograph=False)(x),
     "random": lambda x: x * tf.random.uniform(tf.shape(x)),
     "picked by each row": lambda x: tf.gather(

@@ -30,6 +30,8 @@ NOT_PROVED = {
     *("ActivityRegularization", "BatchNormalization", "CategoryEncoding"),
     *("ContrastLimitedAdaptiveHistogramEqualization", "RandomElasticTransform"),
     "RandomPerspective",
+    # They draw once for all examples of a pass.
+    *("RandomCrop", "RandomGaussianBlur"),
 }
 
 
