@@ -38,7 +38,7 @@ ARROWS = {
     "replication": {"checks", "data", "keras_internals", "run"},
     "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
     "settings": {
-        *("_arguments", "_warnings", "accounting", "augment", "memory", "per_example"),
+        *("_arguments", "_warnings", "accounting", "augment", "memory", "noise", "per_example"),
         "public_data",
     },
     "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},

@@ -67,12 +67,12 @@ def prepare(optimizer, model, views, data):
         size = _chosen_size(optimizer, model, known, views, data, kind)
         why = checks.why_alone(model, views, x, known.separations[-1])
         if why and not isinstance(known.engine, ENGINES["vmap"]):
+            known = Prepared(key, ENGINES["vmap"](model, rows, views.count))
+            checks.check_alone(model, known.engine, views, *data, why)
             warn(
                 "Each example is computed alone, which takes longer, so that its random numbers "
                 f"are its own: {why}."
             )
-            known = Prepared(key, ENGINES["vmap"](model, rows, views.count))
-            checks.check_alone(model, known.engine, views, *data, why)
             size = _chosen_size(optimizer, model, known, views, data, kind)
         known.sizes[kind] = size
     optimizer.prepared[model] = known

@@ -140,9 +140,9 @@ def poisson_batches(
         capacity: Int. Number of rows of every batch; a step that draws more is an error.
         steps: Int. Number of steps of the whole training; the dataset ends there. Or a function
             that gives how many steps are left, called when an iterator begins.
-        seed: Optional int, for experiments; or a pair of ints that is a key already. None takes the
-            secret of the `fit` that trains on it, or else a fresh one from the operating system for
-            each iterator.
+        seed: Optional int, for experiments; or with an `input_context` a pair of ints, secret. None
+            takes the secret of the `fit` that trains on it, or else a fresh one from the operating
+            system for each iterator.
         start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
             batch of an iterator is. A step must count itself only when it has read its batch, as
             those of tfdpx's optimizers do; Keras's own may do it before.

@@ -4,7 +4,7 @@ import collections
 import math
 
 from tfdpx import augment as augment_module
-from tfdpx import public_data
+from tfdpx import noise, public_data
 from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
@@ -63,6 +63,7 @@ def checked(**arguments):
             "takes noise_multiplier=0."
         )
     require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
+    noise.make_seed(given.seed)  # Raises an error unless it fits.
     check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
     public = public_data.checked(given)
     if given.individual is not None:

@@ -39,7 +39,7 @@ def hung(*_):
 
 
 def a_checkpoint(folder):
-    """Trains a little, with individual accounting; the updates that `folder` then holds."""
+    """Trains a little, with individual accounting and a checkpoint in `folder`."""
     plan = tfdpx.PrivacyPlan(12, batch_size=4, steps=3, noise_multiplier=1.0, delta=1e-3)
     each = tfdpx.accounting.IndividualAccountant(plan)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
@@ -47,7 +47,6 @@ def a_checkpoint(folder):
     x = keras.random.normal((12, 2), seed=0)
     batches = plan.batches(x, x, optimizer=model.optimizer)
     model.fit(batches, callbacks=[tfdpx.callbacks.Checkpoint(folder)], verbose=0)
-    return 3
 
 
 def check_configuration(given):
@@ -65,12 +64,9 @@ def check_configuration(given):
 
 def kinds(folder):
     """Dict from names to a strategy, a check, and the share of the time that it gets."""
-    updates = a_checkpoint(folder)
-    files = sorted(path.name for path in folder.iterdir())
-    size = max((folder / name).stat().st_size for name in files)
-    damages = hypothesis.strategies.tuples(
-        hypothesis.strategies.sampled_from(files), fuzz_inputs.damage(size)
-    )
+    a_checkpoint(folder / "whole")
+    (folder / "damaged").mkdir()
+    size = (folder / "whole" / fuzz_inputs.CHECKPOINT).stat().st_size
     return {
         "configurations": (fuzz_configurations.CONFIGURATIONS, check_configuration, 0.8),
         "plans": (fuzz_inputs.PLANS, fuzz_inputs.check_plan, 0.04),
@@ -80,7 +76,9 @@ def kinds(folder):
             fuzz_inputs.damage(len(fuzz_inputs.SAVED_LEDGER)), fuzz_inputs.check_ledger, 0.02,
         ),
         "checkpoint_files": (
-            damages, lambda pair: fuzz_inputs.check_file(folder, *pair, updates), 0.04,
+            fuzz_inputs.damage(size),
+            lambda how: fuzz_inputs.check_checkpoint(folder / "whole", folder / "damaged", how),
+            0.04,
         ),
     }  # fmt: skip
 

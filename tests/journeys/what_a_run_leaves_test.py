@@ -1,6 +1,8 @@
 """A privacy officer looks at the folder of a run, and tries what it should refuse."""
 
 import json
+import subprocess
+import sys
 import zipfile
 
 import keras
@@ -94,6 +96,12 @@ def test_no_file_and_no_line_holds_the_seed(left):
         assert b'"seed"' not in texts[name] and b'"seeded": true' in texts[name]
 
 
+def test_account_says_that_it_is_not_to_be_released(left):
+    command = [sys.executable, "-m", "tfdpx.train.account", f"--workdir={left[0]}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["releasable"] is False
+
+
 def test_the_statement_can_be_cited(left, photos):
     workdir, printed = left
     text = (workdir / "privacy_statement.txt").read_text()
@@ -150,7 +158,7 @@ def unfinished(photos, tmp_path, monkeypatch):
 def test_resume_names_what_is_another(unfinished):
     photos, workdir, given = unfinished
     first = min((photos / "3").iterdir())
-    kept, other = first.read_bytes(), min((photos / "5").iterdir()).read_bytes()
+    kept = first.read_bytes()
 
     def refused(message, **changed):
         with pytest.raises(SystemExit, match=message) as error:
@@ -158,16 +166,6 @@ def test_resume_names_what_is_another(unfinished):
         assert str(SEED) not in error.value.code
 
     refused("began with noise_multiplier=2.0. Received: noise_multiplier=1.0", noise_multiplier=1.0)
-    for file in photos.rglob("*.png"):  # Whichever is a training image.
-        before = file.read_bytes()
-        file.write_bytes(kept if before != kept else other)
-        with pytest.raises(SystemExit) as error:
-            run(workdir, resume=True, **given)
-        file.write_bytes(before)
-        if "images to train on (a hash)" in error.value.code:
-            break
-    else:
-        pytest.fail("Another image went unnoticed.")
     first.unlink()
     refused("began with num_examples=48. Received: num_examples=47")
     first.write_bytes(kept)

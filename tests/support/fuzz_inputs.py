@@ -1,19 +1,22 @@
 """Plans, flags, ledgers and files at random: each is taken, or refused by an error of ours."""
 
 import contextlib
-import json
+import io
 import math
 import pathlib
 import warnings
+import zipfile
 
 from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.callbacks import Checkpoint
+from tfdpx.run import files
 from tfdpx.run.budget import BudgetExceeded
 
 ROOT = pathlib.Path(tfdpx.__file__).resolve().parents[1]
+CHECKPOINT = "tfdpx-checkpoint.zip"
 ERRORS = (ValueError, TypeError, BudgetExceeded, OSError)
 
 NUMBERS = st.one_of(
@@ -130,30 +133,30 @@ def check_ledger(how):
         assert Ledger.from_json(ledger.to_json()) == ledger
 
 
-def check_file(folder, name, how, wanted):
-    """A checkpoint with one damaged file is refused, or is what was saved. Restores the file.
+def check_checkpoint(whole, folder, how):
+    """A damaged checkpoint is refused, or what is restored is what was saved.
 
     Args:
-        folder: Path of a whole checkpoint.
-        name: The file's.
+        whole: Path of a folder with a whole checkpoint.
+        folder: Path of another folder, which gets the damaged one.
         how: A `damage`.
-        wanted: The number of updates that it holds.
     """
-    path = folder / name
-    whole = path.read_bytes()
-    content = damaged(whole, how)
-    path.write_bytes(content)
+    content = (whole / CHECKPOINT).read_bytes()
+    (folder / CHECKPOINT).write_bytes(damaged(content, how))
     try:
-        found = Checkpoint(folder).saved_updates
-    except BaseException as error:
-        assert is_ours(error) and "is damaged" in str(error), repr(error)
-    else:
-        same = content == whole
-        if name == "run.json":  # White space that JSON does not read is no damage.
-            same = json.loads(content) == json.loads(whole)
-        assert same and found == wanted, f"{name}: a damaged file was taken for whole"
-    finally:
-        path.write_bytes(whole)
+        record, restored = Checkpoint(folder)._read()
+    except ValueError as error:
+        assert "is damaged: " in str(error) and is_ours(error), repr(error)
+        return
+    saved = parts(content)
+    assert record == files.opened(saved.pop("record.json"), record["format"])
+    assert restored == saved
+
+
+def parts(content):
+    """`{name: bytes}` of what a checkpoint's file holds."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def flag_strategy(settings_class):

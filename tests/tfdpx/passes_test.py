@@ -1,4 +1,4 @@
-"""Passes hold every example that is present once, and there are no more than these fill."""
+"""Passes hold every example that is present once, at its place, and end with the last."""
 
 import keras
 import numpy as np
@@ -13,18 +13,20 @@ from tfdpx import mechanism, passes
 from tfdpx.memory.pass_size import PassSize
 from tfdpx.passes import Totals
 
-ZERO = Totals([tf.zeros([4])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
+ZERO = Totals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
 
 
-def adding(data, choices, present):
-    """Sums of `x`, of `x` times the row's choice, and numbers of passes, of weights, of rows."""
+def adding(data, choices, present, index):
+    """Sums of `x`, of `x` times choices and places, and numbers of passes, of weights, of rows."""
     x, _, weights = data
     rows = tf.cast(tf.shape(x)[0], "float32")
     present = tf.ones(tf.shape(x)[:1]) if present is None else tf.cast(present, "float32")
     total = tf.reduce_sum(x * present)
     drawn = tf.reduce_sum(x * choices * present)
     weight = tf.zeros([]) if weights is None else tf.reduce_sum(weights)
-    counts = tf.stack([drawn, tf.ones([]), weight, rows])
+    places = 100.0 * tf.cast(index, "float32") + tf.range(rows)
+    placed = tf.reduce_sum(x * places * present)
+    counts = tf.stack([drawn, placed, tf.ones([]), weight, rows])
     return Totals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
 
 
@@ -48,8 +50,11 @@ def test_every_example_once_and_no_pass_too_many(jit_compile, present, size, mul
     found = total(x, present)
     assert found.examples == present.sum()
     np.testing.assert_allclose(found.loss, x[present].sum())
-    count = present.sum()
-    expected = [10 * (x**2)[present].sum(), -(-count // size), count, sizes.rows(count)]
+    last = max(np.flatnonzero(present), default=-1) + 1
+    rows = np.arange(len(present))
+    placed = (x * (100 * (rows // size) + rows % size))[present].sum()
+    drawn = 10 * (x**2)[present].sum()
+    expected = [drawn, placed, -(-last // size), present.sum(), sizes.rows(last)]
     np.testing.assert_allclose(found.sums[0], expected)
 
 
@@ -58,9 +63,9 @@ def test_passes_of_any_size_never_know_it(count):
     """What was proved for any number of rows must not be traced for one."""
     seen = []
 
-    def looking(data, choices, present):
+    def looking(data, *rest):
         seen.append(data[0].shape[0])
-        return adding(data, choices, present)
+        return adding(data, *rest)
 
     def total(x, present=None):
         return passes.run(looking, (x, None, None), x, present, PassSize(8, 2), ZERO)[0]
@@ -79,7 +84,7 @@ def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     found, logs = passes.run(adding, (x, None, None), x, None, PassSize(3, 3), ZERO)
     assert found.loss == 6 and logs["logs"] == 6
     found, logs = passes.run(adding, (x, None, None), x, None, PassSize(2, 2), ZERO)
-    assert found.loss == 6 and logs is None and found.sums[0][1] == 2
+    assert found.loss == 6 and logs is None and found.sums[0][2] == 2
 
 
 def model(**arguments):
@@ -98,7 +103,7 @@ def test_an_empty_draw_gives_noise_alone(compile_arguments):
     x, y = small.data()
     made.build(x.shape)
     before = small.weights(made)
-    seed = tf.constant(made.optimizer.run.step_seed())
+    seed = tf.constant(made.optimizer.step_key())
     logs = made.train_on_batch(x, y, sample_weight=np.zeros(len(x)), return_dict=True)
     zeros = [tf.zeros(v.shape) for v in made.trainable_variables]
     from tfdpx import noise, train_step

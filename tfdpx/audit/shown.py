@@ -15,8 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 _CALLS = ("fit", "evaluate", "predict", "save", "save_weights", "load_weights")
-# The folder of `tfdpx.callbacks.Checkpoint` is secret: only that its files are there is public.
-_SECRET = ("run.json", "tfdpx-*.weights.h5")
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TIMES = re.compile(r"\b\d+(\.\d+)?(ms|us|s|m|h)(/step|/epoch|/sample)?\b|\b\d+:\d\d(:\d\d)?\b")
 _EVENTS = re.compile(r"(events\.out\.tfevents)\..*?(\.v2)?$")
@@ -63,8 +61,6 @@ class Shown:
 
     def _contents(self, folder):
         paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        record, weights = _SECRET
-        secret = {p.parent for p in paths if p.name == record and any(p.parent.glob(weights))}
         found = {}
         for path in paths:
             name = path.relative_to(folder).as_posix()
@@ -73,8 +69,7 @@ class Shown:
             name = _EVENTS.sub(r"\1\2", name)
             while name in found:
                 name += "+"
-            hidden = secret & {path.parent, *path.parents}
-            found[name] = "secret" if hidden else _content(path)
+            found[name] = _content(path)
         return found
 
 

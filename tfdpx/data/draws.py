@@ -27,7 +27,7 @@ class Draws:
         steps: Int, the number of steps of the whole training, or a function that gives how many are
             left, called when a pass begins.
         shares: `tfdpx.replication.shares.Shares`.
-        seed: Optional int, or pair of ints that is a key already.
+        seed: Optional int; or for shares a pair of ints, secret.
         start: Int, or scalar variable that is read when a pass begins.
         optimizer: Optional tfdpx optimizer that the data set is made for.
 
@@ -62,7 +62,9 @@ class Draws:
                 "Argument `seed` must be given with an `input_context`: hosts that draw with "
                 "different seeds would take examples twice. Received: seed=None."
             )
-        self._seed = seed if seed is None or isinstance(seed, tuple) else noise.make_seed(seed)
+        # A pair is a session's secret, by which its hosts draw.
+        is_secret = shares.is_split and isinstance(seed, tuple)
+        self._seed = seed if seed is None or is_secret else noise.make_seed(seed)
 
     def dataset(self, draw, examples):
         """The data set of the draws, ready to be trained on.

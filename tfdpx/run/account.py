@@ -64,6 +64,7 @@ class Account:
         self._state, self._noise_multiplier = state, float(noise_multiplier)
         self._rows, self._open = {}, None  # _Facts -> updates
         self._runs = set()  # Numbers of the runs that this optimizer has made.
+        self._merged = float(secrets.randbits(52) | 1)
         self._counted = self._updates_at_write = state.updates
         self._written = {}
         self._variables = []  # Weak references: the weights must not outlive their model.
@@ -109,7 +110,8 @@ class Account:
             float(seeded),
         )
         if facts != last:
-            self._settle()
+            if last is not None:
+                self._collect()
             self._open = facts
             self._runs.add(self.run)
             self._rows.setdefault(facts, 0)
@@ -166,6 +168,10 @@ class Account:
 
     def synchronize(self):
         """Joins what was loaded, restored, or spent by others, and writes the result down."""
+        self._collect()
+        self._write()
+
+    def _collect(self):
         self._settle()
         since = self._state.updates - self._updates_at_write
         saved = _table(value_of(self.facts), value_of(self.steps))
@@ -175,7 +181,6 @@ class Account:
         for account in {id(a): a for a in others if a is not self}.values():
             account._settle()
             self._join(account._rows)
-        self._write()
 
     def join_saved(self, facts, steps):
         """Joins a saved table, whose weights this optimizer trains from here on as another run.
@@ -203,10 +208,9 @@ class Account:
             self._rows[facts] = max(self._rows.get(facts, 0), updates)
 
     def _write(self):
-        self._rows = {f: n for f, n in self._rows.items() if n or f == self._open}
-        if len(self._rows) > _ROWS:
-            self._merge()
-        rows = self._rows
+        rows = {f: n for f, n in self._rows.items() if n or f == self._open}
+        if len(rows) > _ROWS:
+            rows = self._fewer(rows)
         if len(rows) > _ROWS:
             raise RuntimeError(
                 f"The ledger of these weights has {len(rows)} different entries of noise and "
@@ -214,21 +218,21 @@ class Account:
             )
         facts, steps = np.zeros([_ROWS, len(_Facts._fields)]), np.zeros([_ROWS], "int64")
         facts[: len(rows)], steps[: len(rows)] = list(rows), list(rows.values())
-        self._written, self._updates_at_write = dict(rows), self._state.updates
+        self._written, self._updates_at_write = rows, self._state.updates
         self.facts.assign(facts)
         self.steps.assign(steps)
         self._row.assign(list(rows).index(self._open))
 
-    def _merge(self):
-        """Puts rows of other runs at the same noise and sampling into one, of a run of its own.
+    def _fewer(self, rows):
+        """`rows` with those of other runs at the same noise and sampling put into one of its own.
 
-        A file that holds them apart counts them once more: never less than was spent.
+        Whoever knows some of them by another file counts these once more: never less than spent.
         """
-        merged, run = collections.Counter(), float(secrets.randbits(52) | 1)
-        for facts, updates in self._rows.items():
+        merged = collections.Counter()
+        for facts, updates in rows.items():
             is_open = facts.run == self._open.run
-            merged[facts if is_open else facts._replace(run=run)] += updates
-        self._rows = dict(merged)
+            merged[facts if is_open else facts._replace(run=self._merged)] += updates
+        return dict(merged)
 
 
 def pass_on(source, target):

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx._arguments import is_integer, require
-from tfdpx.run import budget, files
+from tfdpx.run import files
 
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
@@ -71,7 +71,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     @property
     def saved_updates(self):
-        """Int: the updates of its plan that the folder holds; 0 if it holds none."""
+        """Int: the updates behind the weights that the folder holds; 0 if it holds none."""
         return self._read()[0]["updates"] if self.exists else 0
 
     @contextlib.contextmanager
@@ -85,7 +85,7 @@ class Checkpoint(keras.callbacks.Callback):
         """
         optimizer = keras_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)
-        self._plan, self._session = plan, session
+        self._session = session
         self._facts = {
             "plan": plan and plan.get_config(),
             "number of examples": num_examples,
@@ -101,6 +101,12 @@ class Checkpoint(keras.callbacks.Callback):
                         path.unlink(missing_ok=True)
             if self.exists:
                 self._restore(model, optimizer)
+            elif (self.directory / "run.json").exists():
+                raise ValueError(
+                    f"The checkpoint in {os.fspath(self.directory)!r} is of a version of tfdpx "
+                    "before 0.2, whose resumes repeat noise. Give this run another folder: what "
+                    "that run spent on the data was still spent."
+                )
             session.saves()
             try:
                 yield
@@ -198,7 +204,7 @@ class Checkpoint(keras.callbacks.Callback):
             "format": _FORMAT,
             **self._facts,
             "epoch": self._epoch,
-            "updates": budget.steps_taken(optimizer, self._plan),
+            "updates": optimizer.ledger.steps,
             "run": optimizer.account.run,
             "digests": {name: files.digest_of(part) for name, part in content.items()},
         }
@@ -255,7 +261,8 @@ def kept(model, arguments, session, num_examples, build):
     if not found:
         yield
         return
-    build(model, arguments)
+    if found[0].exists:
+        build(model, arguments)
     with found[0].within(model, session, num_examples):
         yield
 

@@ -107,9 +107,21 @@ def build(model, arguments):
         model: A model compiled with a tfdpx optimizer.
         arguments: Dict of the arguments of `fit`.
     """
+    optimizer = keras_internals.innermost(model.optimizer)
     data = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
     if isinstance(data[0], tf.data.Dataset):
         data = data[0].element_spec
+    elif isinstance(data[0], keras.utils.PyDataset):
+        data = data[0][0]
+    elif _length(data[0]) is None:
+        if not model.built:
+            raise ValueError(
+                "A model that is not built cannot be restored for data whose shapes are not known "
+                f"before they are read. Received: x of type {type(data[0]).__name__}. Call "
+                "`model.build(input_shape)` before `fit`."
+            )
+        optimizer.build(model.trainable_variables)
+        return
 
     def example(leaf):
         known = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
@@ -117,7 +129,6 @@ def build(model, arguments):
 
     data = tf.nest.map_structure(example, data)
     augmult.build(model, *keras.utils.unpack_x_y_sample_weight(data))
-    optimizer = keras_internals.innermost(model.optimizer)
     optimizer.build(model.trainable_variables)
 
 

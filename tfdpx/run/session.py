@@ -36,7 +36,7 @@ class Session:
         self._seed, self._probability = optimizer.seed, sampling_probability
         self._budgets = []  # Pairs of a plan and a function to the updates that it leaves.
         self._entropy, self._renewals = secrets.randbits(128), 0
-        self._saves, self._unsaved = False, []
+        self._saved, self._unsaved = None, []  # The updates that a save holds, and what waits.
         if optimizer.plan is not None and optimizer.noise_multiplier:
             self._budgets.append((optimizer.plan, lambda: budget.updates_left(optimizer)))
         if draws is not None:
@@ -74,7 +74,7 @@ class Session:
         """Takes a fresh secret and finds the end: at the start, and when weights were restored."""
         self._renewals += 1
         self._state.begin(self._secret("step"), self._optimizer.ledger.steps)
-        self._find_end()
+        self.find_end()
 
     def share(self, entropy):
         """Takes the chief's secret, so that all hosts make one training.
@@ -118,9 +118,10 @@ class Session:
             left: Function that gives the updates that it still pays for.
         """
         self._budgets.append((plan, left))
-        self._find_end()
+        self.find_end()
 
-    def _find_end(self):
+    def find_end(self):
+        """Finds the end anew, by all that is known to be spent: something may have been restored."""
         counts = [left() for _, left in self._budgets]
         least = min(counts, default=None)
         self.plan = None if least is None else self._budgets[counts.index(least)][0]
@@ -151,18 +152,18 @@ class Session:
 
     def saves(self):
         """From here on, what is written of an update waits until a save holds it."""
-        self._saves = True
+        self._saved = self.updates
 
     def after_save(self, write):
         """Calls `write()` once a save holds the updates made so far; at once if nothing saves."""
-        if self._saves:
-            self._unsaved.append(write)
-        else:
+        if self._saved in (None, self.updates):
             write()
+        else:
+            self._unsaved.append(write)
 
     def saved(self):
         """Writes what has waited: a save holds the updates made so far."""
-        waiting, self._unsaved = self._unsaved, []
+        self._saved, waiting, self._unsaved = self.updates, self._unsaved, []
         for write in waiting:
             write()
 
@@ -212,6 +213,10 @@ class Limit(keras.callbacks.Callback):
         first = keras_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # Resumed after its last epoch, no step follows.
             self._session.check_room(self._session.execution(self.model))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Finds the end anew: a callback may have restored weights."""
+        self._session.find_end()
 
     def on_train_batch_begin(self, batch, logs=None):
         """Raises an error where another callback had the training go on past the end."""

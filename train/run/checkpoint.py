@@ -15,7 +15,7 @@ from tfdpx.run import files
 from tfdpx.train.config.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
-FREE = ("report_every",)
+FREE = ("report_every", "seed")
 
 
 def facts(data, files):
@@ -73,7 +73,9 @@ class RunFolder:
         """Writes down what has begun; nothing is on disk before."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         fresh = self.path / "next.settings.json"
-        fresh.write_text(json.dumps({"settings": self._settings, "seeds": self.seeds}))
+        # Not the seed: whoever knows it can take the noise away.
+        settings = {name: value for name, value in self._settings.items() if name != "seed"}
+        fresh.write_text(json.dumps({"settings": settings, "seeds": self.seeds}))
         os.replace(fresh, self._file)
 
     def remove(self):

@@ -355,10 +355,9 @@ class Subclass(RandomCropFlip):
 
 
 def test_the_augmentations_of_others_have_passes_of_one_size():
-    assert is_own(RandomCropFlip()) and is_own(ResizeCropFlip(8))
-    assert is_own(MixViews(RandomCropFlip(), 2))
-    flip = LayerViews(layers.RandomFlip())
-    assert not any(map(is_own, [flip, MixViews(flip, 2), Subclass(), MixViews(Subclass(), 2)]))
+    own = [RandomCropFlip(), ResizeCropFlip(8), LayerViews(layers.RandomFlip())]
+    assert all(is_own(each) and is_own(MixViews(each, 2)) for each in own)
+    assert not is_own(Subclass()) and not is_own(MixViews(Subclass(), 2))
 
 
 @pytest.mark.parametrize("augment", [RandomCropFlip(1), Subclass(1)])

@@ -159,11 +159,21 @@ def test_a_train_step_that_mixes_the_batch_first_is_refused():
         model.fit(*small.data(), verbose=0)
 
 
-def flips_and_mixes():
+class MixedViews(tfdpx.augment.RandomCropFlip):
+    def __init__(self):
+        super().__init__(padding=1)
+
+    def apply(self, images, choices):
+        views = super().apply(images, choices)
+        return views - tf.reduce_mean(views)
+
+
+def flips_and_centres():
+    """A layer makes each view by itself: there is nothing to mix it with."""
     return keras.Sequential([layers.RandomFlip("horizontal", seed=1), Centred()])
 
 
-@pytest.mark.parametrize("make, mixes", [(flips_and_mixes, True), (layers.RandomFlip, False)])
+@pytest.mark.parametrize("make, mixes", [(MixedViews, True), (flips_and_centres, False)])
 def test_an_augmentation_that_mixes_examples_is_refused(make, mixes):
     x = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32")
     model = small.model(
