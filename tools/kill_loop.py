@@ -8,9 +8,9 @@ SIGKILL after a random time: while they trace, train or save. When a run has end
 another child trains the same unbroken, without a checkpoint. So for optimizers with a `seed`, and
 for others without, as many kills each.
 
-The last line is a JSON object. The exit status is 1 unless every resumed run has the updates and the
-epsilon of the unbroken one, and with a seed its weights, slots, averages and norms of individual
-accounting, bit by bit.
+The last line is a JSON object. The exit status is 1 unless every resumed run has the updates and
+the epsilon of the unbroken one, and with a seed its weights, slots, averages and norms of
+individual accounting, bit by bit.
 """
 
 import argparse

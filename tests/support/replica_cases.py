@@ -174,13 +174,34 @@ def augmented_updates_agree():
             assert_close(weights(model), wanted)
 
 
-def _fit_ours(model, plan, x, y):
-    tfdpx.distributed.fit(model, plan, x, y, seed=3, verbose=0)
+def masks_are_drawn_for_each_replica():
+    """Equal masks on two replicas would be one draw: of the 20 rows an even number would stay."""
+    plan = tfdpx.PrivacyPlan(20, batch_size=20, steps=16, noise_multiplier=0.0, delta=1e-3)
+    strategy, kept = strategies()[1], []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            kept.append(20 * float(weights(self.model)[0]))
+
+    x = np.full((20, 1), 2.0, "float32")
+    for fit in (_fit_ours, _fit_keras):
+        kept.clear()
+        with strategy.scope():
+            one = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dropout(0.5), one])
+            model.compile(tfdpx.DPSGD(1.0, plan=plan), lambda y, z: -z, jit_compile=False)
+        fit(model, plan, x, x, callbacks=[Count()])
+        counts = np.round(np.diff([0.0, *kept])).astype(int)
+        assert len(counts) == 16 and np.any(counts % 2), counts
 
 
-def _fit_keras(model, plan, x, y):
+def _fit_ours(model, plan, x, y, callbacks=()):
+    tfdpx.distributed.fit(model, plan, x, y, seed=3, verbose=0, callbacks=[*callbacks])
+
+
+def _fit_keras(model, plan, x, y, callbacks=()):
     batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
-    model.fit(batches, verbose=0)
+    model.fit(batches, verbose=0, callbacks=[*callbacks])
 
 
 def keras_fit_agrees_with_ours():

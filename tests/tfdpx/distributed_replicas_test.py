@@ -24,6 +24,7 @@ def test_updates_metrics_and_all_reduces_on_two_hosts(case):
     "case",
     [
         "replica_cases.augmented_updates_agree",
+        "replica_cases.masks_are_drawn_for_each_replica",
         "replica_cases.keras_fit_agrees_with_ours",
         "replica_cases.what_would_void_the_guarantee_is_refused",
         "replica_noise_cases.planted_bugs_in_the_noise_are_found",

@@ -8,6 +8,7 @@ labelled approximate everywhere.
 import contextlib
 import math
 import numbers
+import threading
 
 import keras
 import tensorflow as tf
@@ -16,7 +17,7 @@ from tfdpx import augmult, keras_internals
 from tfdpx._warnings import warn
 from tfdpx.data.draws import draws_of
 from tfdpx.run import budget, checkpoint
-from tfdpx.run.session import Limit, Progress, Session, stand_by
+from tfdpx.run.session import BUSY, Limit, Progress, Session, begin_alone, stand_by
 
 _KERAS_BATCH_SIZE = 32
 
@@ -87,17 +88,25 @@ def by_hand(optimizer, model, rows, sample_weight):
         _check_size(optimizer, rows, exactly=False)
     if optimizer.estimates is not None:
         optimizer.estimates.split(None, None)
-    optimizer.account.follow(model.variables)
-    if optimizer.session is None:
-        stand_by(optimizer)
-    if optimizer.state.updates >= optimizer.state.end:
-        raise budget.used_up(optimizer, (optimizer.session or optimizer).plan)
-    probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
-    usual = optimizer.account.open(probability, exact=False, seeded=seeded)
-    try:
-        yield
-    finally:
-        optimizer.account.open(*usual)
+    session, account = optimizer.session, optimizer.account
+    if session is not None and session.thread != threading.get_ident():
+        raise RuntimeError(BUSY)
+    with optimizer.state.lock:
+        account.follow(model.variables)
+        if session is None:
+            stand_by(optimizer)
+        else:
+            begin_alone(optimizer)
+        if optimizer.state.updates >= optimizer.state.end:
+            raise budget.used_up(optimizer, (session or optimizer).plan)
+        probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
+        usual = account.open(probability, exact=False, seeded=seeded)
+        try:
+            yield
+        finally:
+            account.open(*usual)
+            if session is not None:
+                session.begin()
 
 
 def build(model, arguments):

@@ -7,11 +7,17 @@ them, whatever was copied, loaded, restored or forked between.
 """
 
 import secrets
+import threading
 
 import keras
 
 from tfdpx import keras_internals, noise
 from tfdpx.run import budget
+
+BUSY = (
+    "This optimizer is training already, in another thread or around this `fit`. One account "
+    "cannot follow two trainings at a time: wait until the other has ended."
+)
 
 
 class Session:
@@ -25,6 +31,7 @@ class Session:
     Attributes:
         draws: As given.
         plan: The `PrivacyPlan` that ends the training, or None.
+        thread: Int, the thread that it was made in.
 
     Raises:
         RuntimeError: On entering, if the optimizer or the data set is in a session already.
@@ -33,6 +40,7 @@ class Session:
     def __init__(self, optimizer, draws, sampling_probability):
         self.draws, self.plan = draws, None
         self._optimizer, self._state = optimizer, optimizer.state
+        self.thread = threading.get_ident()
         self._seed, self._probability = optimizer.seed, sampling_probability
         self._budgets = []  # Pairs of a plan and a function to the updates that it leaves.
         self._entropy, self._renewals = secrets.randbits(128), 0
@@ -45,10 +53,7 @@ class Session:
     def __enter__(self):
         optimizer, draws = self._optimizer, self.draws
         if optimizer.session is not None:
-            raise RuntimeError(
-                "This optimizer is training already, in another thread or around this `fit`. One "
-                "account cannot follow two trainings at a time: wait until the other has ended."
-            )
+            raise RuntimeError(BUSY)
         if draws is not None and draws.session is not None:
             raise RuntimeError(
                 "These batches are being trained on already, and each draw may be used once. Make "
@@ -73,8 +78,12 @@ class Session:
     def renew(self):
         """Takes a fresh secret and finds the end: at the start, and when weights were restored."""
         self._renewals += 1
-        self._state.begin(self._secret("step"), self._optimizer.ledger.steps)
+        self.begin()
         self.find_end()
+
+    def begin(self):
+        """From here on updates are keyed by the session's secret."""
+        self._state.begin(self._secret("step"), self._optimizer.ledger.steps)
 
     def share(self, entropy):
         """Takes the chief's secret, so that all hosts make one training.
@@ -121,7 +130,7 @@ class Session:
         self.find_end()
 
     def find_end(self):
-        """Finds the end anew, by all that is known to be spent: something may have been restored."""
+        """Finds the end anew, by all that is known to be spent."""
         counts = [left() for _, left in self._budgets]
         least = min(counts, default=None)
         self.plan = None if least is None else self._budgets[counts.index(least)][0]
@@ -174,10 +183,19 @@ def stand_by(optimizer):
     Args:
         optimizer: The tfdpx optimizer.
     """
-    seed = secrets.randbits(128) if optimizer.seed is None else optimizer.seed
-    optimizer.state.begin(secret_of(seed, "step"), optimizer.ledger.steps)
+    begin_alone(optimizer)
     ends = optimizer.plan is not None and optimizer.noise_multiplier
     optimizer.state.end_after(budget.updates_left(optimizer) if ends else None)
+
+
+def begin_alone(optimizer):
+    """From here on updates are keyed by a fresh secret, of no session.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+    """
+    seed = secrets.randbits(128) if optimizer.seed is None else optimizer.seed
+    optimizer.state.begin(secret_of(seed, "step"), optimizer.ledger.steps)
 
 
 def after_save(model, write):

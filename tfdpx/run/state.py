@@ -5,6 +5,8 @@ variable that Keras or `tf.train.Checkpoint` knows, and no file holds it. Number
 data without noise are kept here for the same reason.
 """
 
+import threading
+
 import numpy as np
 import tensorflow as tf
 
@@ -22,6 +24,7 @@ class StepState:
         self._updates = variable(0, "int64")
         self._end = variable(_NEVER, "int64")
         self._nonfinite = variable(0, "int64")
+        self.lock = threading.RLock()  # Held by an update outside of any `fit`.
 
     @property
     def updates(self):

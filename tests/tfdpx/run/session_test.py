@@ -8,11 +8,13 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
 import pytest
 import small
+import tensorflow as tf
 from scipy import stats
 
 import tfdpx
@@ -260,3 +262,83 @@ def test_adamix_refuses_to_go_on_with_other_public_data(tmp_path):
     with pytest.raises(ValueError, match="another|with public data"):
         again.fit(X, Y, public_data=(public[0] + 1, Y[:10]), checkpoint=Checkpoint(tmp_path))
     again.fit(X, Y, public_data=public, checkpoint=Checkpoint(tmp_path))
+
+
+def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
+    """The ledger said 12 for 20 updates where nobody had looked at it in between."""
+
+    def built():
+        model = make()
+        model.build((None, 20))
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    trained = built()
+    train(trained, 8)
+    path = tf.train.Checkpoint(model=trained, optimizer=trained.optimizer).save(str(tmp_path / "c"))
+
+    def restore(model):
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path)
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            restore(self.model)
+
+    for callbacks in ([], [tfdpx.PrivacyBudget(PLAN), Restore()]):
+        model = built()
+        if not callbacks:
+            restore(model)
+        model.fit(PLAN.batches(X, Y), callbacks=callbacks, verbose=0)
+        assert sorted(entry.steps for entry in model.optimizer.ledger.entries) == [4, 8]
+
+
+def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
+    model = make()
+    zeros = np.zeros(N, "float32")
+    model.train_on_batch(X, Y, sample_weight=zeros)
+    seen = []
+    step = model.optimizer.record
+
+    def recorded(norm, nonfinite):
+        step(norm, nonfinite)
+        tf.numpy_function(lambda n: seen.append(float(n)), [norm], [])
+
+    model.optimizer.record = recorded
+    model.train_function = None
+    threads = [
+        threading.Thread(
+            target=lambda: [model.train_on_batch(X, Y, sample_weight=zeros) for _ in range(3)]
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    class ByHand(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.train_on_batch(X, Y, sample_weight=zeros)
+
+    train(model, 2, [ByHand()])
+    assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
+
+
+def test_any_data_may_be_resumed(tmp_path, capsys):
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return X, Y
+
+    plans = {"PyDataset": (Data(), {}), "arrays": (X, {"y": Y, "batch_size": N})}
+    for name, (x, arguments) in plans.items():
+        for epochs in (1, 2):
+            make().fit(
+                x, epochs=epochs, callbacks=[Checkpoint(tmp_path / name)], verbose=0, **arguments
+            )
+        assert Checkpoint(tmp_path / name).saved_updates == 2 * (2 if name == "PyDataset" else 1)
+    assert "Resumed at update 2." in capsys.readouterr().out
+    with pytest.raises(ValueError, match="seed"):
+        PLAN.batches(X, Y, seed=(1, 2))
