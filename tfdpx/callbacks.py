@@ -68,7 +68,9 @@ class PrivacyBudget(keras.callbacks.Callback):
         optimizer = keras_internals.innermost(self.model.optimizer)
         check_optimizer(optimizer, self.plan)
         session, rate = optimizer.session, optimizer.account.sampling_probability
-        self._check_batches(session.draws)
+        self._check_batches(None if session is None else session.draws)
+        if session is None:  # A loop of one's own: the step itself ends with the optimizer's plan.
+            return
         session.keep_within(self.plan, lambda: steps_left(optimizer, self.plan, rate))
         if (keras_internals.initial_epoch(self.model) or 0) < self.params["epochs"]:
             session.check_room(session.execution(self.model))

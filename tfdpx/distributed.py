@@ -109,7 +109,8 @@ def fit(
     planned = plan.batches(
         x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed
     )
-    arguments = {"x": planned, "callbacks": callbacks, "epochs": epochs}
+    arguments = {"x": planned, "callbacks": callbacks}
+    arguments |= {"epochs": epochs, "initial_epoch": initial_epoch}
     with (
         keras_internals.driving(model, "tfdpx"),
         fit_data.session_of(optimizer, model, arguments) as session,

@@ -133,15 +133,6 @@ def opened(content, form):
     return record
 
 
-def digest_of_file(path):
-    """String that tells a file's content from any other."""
-    digest = hashlib.blake2b()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def digest_of(content):
     """String that tells bytes from any other."""
     return hashlib.blake2b(content).hexdigest()
