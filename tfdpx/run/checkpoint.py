@@ -107,7 +107,7 @@ class Checkpoint(keras.callbacks.Callback):
                     "before 0.2, whose resumes repeat noise. Give this run another folder: what "
                     "that run spent on the data was still spent."
                 )
-            session.saves()
+            session.saved()
             try:
                 yield
             finally:

@@ -62,10 +62,10 @@ class Session:
         exact = draws is not None and not draws.plan.is_approximate
         seeded = self._seed is not None or draws is not None and draws.is_seeded
         self._usual = optimizer.account.open(self._probability, exact, seeded)
+        self.renew()
         optimizer.session = self
         if draws is not None:
             draws.session = self
-        self.renew()
         return self
 
     def __exit__(self, *error):
@@ -159,10 +159,6 @@ class Session:
                 f"{self.plan.steps} steps were taken. Compile with a smaller `steps_per_execution`."
             )
 
-    def saves(self):
-        """From here on, what is written of an update waits until a save holds it."""
-        self._saved = self.updates
-
     def after_save(self, write):
         """Calls `write()` once a save holds the updates made so far; at once if nothing saves."""
         if self._saved in (None, self.updates):
@@ -171,7 +167,7 @@ class Session:
             self._unsaved.append(write)
 
     def saved(self):
-        """Writes what has waited: a save holds the updates made so far."""
+        """Writes what has waited: a save holds the updates made so far, and will hold others."""
         self._saved, waiting, self._unsaved = self.updates, self._unsaved, []
         for write in waiting:
             write()
