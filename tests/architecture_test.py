@@ -19,7 +19,7 @@ ARROWS = {
     "accounting": {"_arguments", "_warnings"},
     "augment": {"_arguments", "noise", "per_example", "tensorflow_internals"},
     "synthetic": {"_arguments"},
-    "data": {"_arguments", "noise"},
+    "data": {"_arguments", "noise", "tensorflow_internals"},
     "keras_hook": {"keras_internals"},
     "per_example": {"_arguments", "keras_internals", "tensorflow_internals"},
     "augmult": {"augment", "keras_internals", "per_example"},

@@ -135,4 +135,9 @@ def own_gradient(operation):
 def sources_of(dataset):
     """Names of the classes of a `tf.data.Dataset` and of all data sets that it reads."""
     found = {type(dataset).__name__.removeprefix("_")}
-    return found.union(*(sources_of(source) for source in dataset._inputs()))
+    return found.union(*(sources_of(source) for source in inputs_of(dataset)))
+
+
+def inputs_of(dataset):
+    """List of the data sets that a `tf.data.Dataset` reads."""
+    return dataset._inputs()

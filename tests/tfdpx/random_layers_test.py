@@ -121,15 +121,18 @@ def test_seeds_of_keras_are_not_advanced(where, name):
 
 
 class Signs(layers.Layer):
-    """Gives each row a random sign; or, as a planted bug, one to the whole microbatch."""
+    """Gives each row a random sign; or one to the whole microbatch, from a draw or the seed."""
 
-    def __init__(self, shared=False):
+    def __init__(self, shared=False, of_the_seed=False):
         super().__init__()
         self.shared, self.seed_generator = shared, keras.random.SeedGenerator(0)
+        self.of_the_seed = of_the_seed
 
     def call(self, x, training=False):
         if not training:
             return x
+        if self.of_the_seed:
+            return x * tf.cast(1 - 2 * (self.seed_generator.next()[0] // 3 % 2), x.dtype)
         rows = 1 if self.shared else tf.shape(x)[0]
         signs = keras.random.randint((rows, 1), 0, 2, seed=self.seed_generator)
         return x * tf.cast(2 * signs - 1, x.dtype)
@@ -165,8 +168,9 @@ def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others(monkeypatch):
     # Every row has a sign of its own, whichever rows there are: the others keep their law.
     for rows in (N, N - 1):
         assert is_independent(sums_of_signs(Signs(), rows, 300), rows)
-        # A draw for the whole microbatch is found, and every example computed alone.
-        assert is_independent(sums_of_signs(Signs(shared=True), rows, 300), rows)
+    # A draw for the whole microbatch is found, and every example computed alone.
+    for layer in (Signs(shared=True), Signs(of_the_seed=True)):
+        assert is_independent(sums_of_signs(layer, N, 300), N)
     # Planted: the same where nobody looks for shared draws.
     monkeypatch.setattr("tfdpx.checks.why_alone", lambda *_: None)
     assert not is_independent(sums_of_signs(Signs(shared=True), N, 300), N)
@@ -182,6 +186,64 @@ def test_what_cannot_be_computed_alone_is_refused_by_name(layer, name, monkeypat
     monkeypatch.setitem(INSIDE, layer, lambda: getattr(layers, layer)(value_range=(0, 1)))
     with pytest.raises(UnfitForPrivacy, match=f"{name}.*augment="):
         Trained("inside", layer).update()
+
+
+class DrawsInALoop(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(0)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+
+        def body(i, y):
+            return i + 1, y * keras.random.normal(tf.shape(x), seed=self.seed_generator)
+
+        return tf.while_loop(lambda i, y: i < 2, body, (0, x))[1]
+
+
+def test_draws_that_would_repeat_in_a_loop_are_refused():
+    model = keras.Sequential([keras.Input((2,)), DrawsInALoop(), layers.Dense(1)])
+    model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), "mse", jit_compile=False)
+    with pytest.raises(ValueError, match="draws_in_a_loop.*would repeat in every round"):
+        model.train_on_batch(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+
+
+class OwnViews:
+    """Turns images at random; `draw` may look at its seed or not."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def apply(self, images, choices):
+        return images[:, tf.newaxis] * tf.where(choices < 0.5, -1.0, 1.0)[..., tf.newaxis]
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    "draw, fits",
+    [
+        (lambda b, k, seed: tf.random.stateless_uniform([b, k], seed), True),
+        (lambda b, k, seed: tf.ones([b, k]), True),
+        (lambda b, k, seed: tf.random.uniform([b, k]), False),
+        (lambda b, k, seed: tf.random.stateless_uniform([b, k], [1, 2]), False),
+        (lambda b, k, seed: tf.constant(np.random.random((b, k)), "float32"), False),
+    ],
+)
+def test_an_augmentation_of_ones_own_draws_by_the_seed_that_it_is_given(draw, fits):
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    views = OwnViews(lambda b, k, seed: draw(int(b), k, seed))
+    optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0, augment=views, augmult=2)
+    model.compile(optimizer, "mse", jit_compile=False)
+    data = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    if fits:
+        model.train_on_batch(*data)
+        return
+    with pytest.raises(UnfitForPrivacy, match="do not follow from the `seed`|must be secret"):
+        model.train_on_batch(*data)
 
 
 class GlobalSeed(layers.Layer):

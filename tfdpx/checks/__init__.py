@@ -44,6 +44,8 @@ __all__ = [
 
 # Of the comparison with batches of one.
 _EXAMPLES = 3
+# Of random numbers that decide which branches run.
+_KEYS = 6
 
 
 def check_declared(model):
@@ -132,8 +134,9 @@ def check_alone(model, engine, views, x, y, sample_weight, why):
 
     def run():
         with restored([*model.non_trainable_variables, *model.metrics_variables]):
-            made_up = synthetic(batch, 2 * views.count, seed=0)
-            engine(*made_up, key=tf.zeros([2], tf.int64)).squared_norms.numpy()
+            for number in range(_KEYS):
+                made_up = synthetic(batch, 2 * views.count, seed=number)
+                engine(*made_up, key=tf.constant([0, number], tf.int64)).squared_norms.numpy()
 
     try:
         keras_internals.eagerly(run)

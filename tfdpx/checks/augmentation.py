@@ -47,10 +47,29 @@ def problems_of_augment(augment, views, x, examples):
 
 
 def _problems_of_state(augment, examples, views, images):
-    choices = augment.draw(examples, views, tf.zeros([2], tf.int64))
-    function = tf.function(lambda t: augment.apply(t, choices), autograph=False)
-    found = Found(function.get_concrete_function(images).graph, None, [])
-    return list(found.problems("The augmentation"))
+    def draw(number):
+        return augment.draw(examples, views, tf.constant([0, number], tf.int64))
+
+    choices = draw(0)
+    for function, given in (
+        (lambda t: augment.apply(t, choices), images),
+        (lambda seed: augment.draw(examples, views, seed), tf.TensorSpec([2], tf.int64)),
+    ):
+        graph = tf.function(function, autograph=False).get_concrete_function(given).graph
+        if problems := list(Found(graph, None, []).problems("The augmentation")):
+            return problems
+    again, other = (
+        all(np.array_equal(*pair) for pair in zip(*map(tf.nest.flatten, nests), strict=True))
+        for nests in ((choices, draw(0)), (choices, draw(1)))
+    )
+    alike = all(np.all(np.equal(t, t[:1])) for t in tf.nest.flatten(choices))
+    if again and (alike or not other):
+        return []
+    return [
+        f"The random choices of the augmentation {augment.get_config()} do not follow from the "
+        "`seed` that its `draw` is given, so they are not secret. Draw by "
+        "`tf.random.stateless_uniform(shape, seed)`."
+    ]
 
 
 def _problems_of_layer(augment):

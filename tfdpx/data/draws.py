@@ -11,7 +11,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfdpx import noise
+from tfdpx import noise, tensorflow_internals
 
 _made = weakref.WeakKeyDictionary()
 
@@ -151,6 +151,15 @@ def draws_of(data):
     A data set that was transformed (`take`, `cache`, `map`, `prefetch`, ...) is something else.
     """
     return _made.get(data) if isinstance(data, tf.data.Dataset) else None
+
+
+def is_seeded(data):
+    """Whether a data set, or one that it was made of, has draws of a seed that somebody gave."""
+    if not isinstance(data, tf.data.Dataset):
+        return False
+    found = _made.get(data)
+    sources = tensorflow_internals.inputs_of(data)
+    return found is not None and found.is_seeded or any(map(is_seeded, sources))
 
 
 def _check_start(start, steps, shares):

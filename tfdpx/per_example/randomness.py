@@ -98,9 +98,23 @@ def example_seeds(states, count):
 def _states(layer, generators, states):
     pairs = zip(generators, states, strict=True)
     mapping = [(g.state, tf.cast(state, g.state.dtype)) for g, state in pairs]
+    graph = tf.compat.v1.get_default_graph()
     with keras.StatelessScope(state_mapping=mapping) as scope:
         yield
     check_assigned(scope, [g.state for g in generators], f"Layer '{layer.name}'", layer)
+    for generator in generators:
+        # Within a loop, every round would begin with the same state.
+        if getattr(scope.get_current_value(generator.state), "graph", graph) is not graph:
+            owners = [
+                part.name
+                for part in keras_internals.flatten_layers(layer)
+                if any(generator is each for each in keras_internals.seed_generators(part))
+            ]
+            raise UnmappedState(
+                f"Layer '{owners[-1]}' draws random numbers within a loop or a branch of "
+                "TensorFlow's, where they would repeat in every round. Draw before the loop or the "
+                "branch, for all of its rounds."
+            )
 
 
 def check_assigned(scope, allowed, what, layer=None):

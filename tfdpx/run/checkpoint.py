@@ -267,6 +267,22 @@ def kept(model, arguments, session, num_examples, build):
         yield
 
 
+def before_averages(callbacks):
+    """The callbacks with a `Checkpoint` before all that put averages in place of the weights.
+
+    Args:
+        callbacks: List of `keras.callbacks.Callback`.
+    """
+    saving = [each for each in callbacks if isinstance(each, Checkpoint)]
+    averages = [isinstance(each, keras.callbacks.SwapEMAWeights) for each in callbacks]
+    if not saving or not any(averages):
+        return callbacks
+    others = [each for each in callbacks if each is not saving[0]]
+    place = next(i for i, c in enumerate(others) if isinstance(c, keras.callbacks.SwapEMAWeights))
+    place = min(place, callbacks.index(saving[0]))
+    return [*others[:place], saving[0], *others[place:]]
+
+
 @contextlib.contextmanager
 def _unchanged_on_error(model):
     """Within it an error leaves weights and the optimizer's state as they were, but the ledger."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdpx import augmult, keras_internals
 from tfdpx._warnings import warn
-from tfdpx.data.draws import draws_of
+from tfdpx.data.draws import draws_of, is_seeded
 from tfdpx.run import budget, checkpoint
 from tfdpx.run.session import BUSY, Limit, Progress, Session, begin_alone, stand_by
 
@@ -58,7 +58,7 @@ def session_of(optimizer, model, arguments):
         # Keras itself would look at the parts of a batch, to build.
         build(model, arguments)
     with (
-        Session(optimizer, draws, probability) as session,
+        Session(optimizer, draws, probability, is_seeded(data)) as session,
         keras_internals.keeping_first_epoch(model),
         checkpoint.kept(model, arguments, session, count, build),
     ):
@@ -88,10 +88,11 @@ def by_hand(optimizer, model, rows, sample_weight):
         _check_size(optimizer, rows, exactly=False)
     if optimizer.estimates is not None:
         optimizer.estimates.split(None, None)
-    session, account = optimizer.session, optimizer.account
-    if session is not None and session.thread != threading.get_ident():
-        raise RuntimeError(BUSY)
+    account = optimizer.account
     with optimizer.state.lock:
+        session = optimizer.session
+        if session is not None and session.thread != threading.get_ident():
+            raise RuntimeError(BUSY)
         account.follow(model.variables)
         if session is None:
             stand_by(optimizer)
@@ -150,7 +151,9 @@ def add_limit(arguments):
     given = arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):  # It has its model and its bar already.
         return
-    given = [callback for callback in tf.nest.flatten(given or []) if callback is not None]
+    given = checkpoint.before_averages(
+        [callback for callback in tf.nest.flatten(given or []) if callback is not None]
+    )
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
     bar = [] if has_bar or arguments.get("verbose", "auto") == 0 else [Progress()]
     arguments["callbacks"] = [Limit(), *given, *bar]

@@ -27,6 +27,7 @@ class Session:
         optimizer: The tfdpx optimizer.
         draws: The `tfdpx.data.draws.Draws` of the data set, or None where no plan drew it.
         sampling_probability: Float, or None where unknown.
+        is_seeded: Bool, whether somebody gave the seed of the data set's draws.
 
     Attributes:
         draws: As given.
@@ -37,8 +38,8 @@ class Session:
         RuntimeError: On entering, if the optimizer or the data set is in a session already.
     """
 
-    def __init__(self, optimizer, draws, sampling_probability):
-        self.draws, self.plan = draws, None
+    def __init__(self, optimizer, draws, sampling_probability, is_seeded=False):
+        self.draws, self.plan, self._is_seeded = draws, None, is_seeded
         self._optimizer, self._state = optimizer, optimizer.state
         self.thread = threading.get_ident()
         self._seed, self._probability = optimizer.seed, sampling_probability
@@ -52,20 +53,21 @@ class Session:
 
     def __enter__(self):
         optimizer, draws = self._optimizer, self.draws
-        if optimizer.session is not None:
-            raise RuntimeError(BUSY)
-        if draws is not None and draws.session is not None:
-            raise RuntimeError(
-                "These batches are being trained on already, and each draw may be used once. Make "
-                "another data set: `plan.batches(...)`."
-            )
-        exact = draws is not None and not draws.plan.is_approximate
-        seeded = self._seed is not None or draws is not None and draws.is_seeded
-        self._usual = optimizer.account.open(self._probability, exact, seeded)
-        self.renew()
-        optimizer.session = self
-        if draws is not None:
-            draws.session = self
+        with optimizer.state.lock:
+            if optimizer.session is not None:
+                raise RuntimeError(BUSY)
+            if draws is not None and draws.session is not None:
+                raise RuntimeError(
+                    "These batches are being trained on already, and each draw may be used once. "
+                    "Make another data set: `plan.batches(...)`."
+                )
+            exact = draws is not None and not draws.plan.is_approximate
+            seeded = self._seed is not None or self._is_seeded
+            self._usual = optimizer.account.open(self._probability, exact, seeded)
+            self.renew()
+            optimizer.session = self
+            if draws is not None:
+                draws.session = self
         return self
 
     def __exit__(self, *error):

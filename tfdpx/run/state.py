@@ -24,7 +24,7 @@ class StepState:
         self._updates = variable(0, "int64")
         self._end = variable(_NEVER, "int64")
         self._nonfinite = variable(0, "int64")
-        self.lock = threading.RLock()  # Held by an update outside of any `fit`.
+        self.lock = threading.RLock()  # Held by an update outside of any `fit`, and as one begins.
 
     @property
     def updates(self):

@@ -162,6 +162,10 @@ def test_a_given_seed_is_remembered_everywhere(tmp_path):
     by_draws = make()
     by_draws.fit(PLAN.batches(X, Y, seed=3), steps_per_epoch=1, verbose=0)
     assert by_draws.optimizer.ledger.is_seeded
+    transformed = make()
+    with pytest.warns(UserWarning, match="only an approximation"):
+        transformed.fit(PLAN.batches(X, Y, seed=3).prefetch(2), steps_per_epoch=1, verbose=0)
+    assert transformed.optimizer.ledger.is_seeded
     head = tfdpx.heads.LeastSquares(3, 1.0, DELTA, seed=1).fit(X, Y)
     assert head.ledger.is_seeded
     assert not tfdpx.heads.LeastSquares(3, 1.0, DELTA).fit(X, Y).ledger.is_seeded
@@ -322,6 +326,17 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
 
     train(model, 2, [ByHand()])
     assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
+
+
+def test_averages_in_place_of_the_weights_are_not_saved(tmp_path):
+    swap = keras.callbacks.SwapEMAWeights
+    whole = make(seed=5, use_ema=True)
+    end = train(whole, 2, [swap(swap_on_epoch=True)], epochs=3)
+    for epochs in (1, 3):
+        model = make(seed=5, use_ema=True)
+        callbacks = [swap(swap_on_epoch=True), Checkpoint(tmp_path)]
+        resumed = train(model, 2, callbacks, epochs=epochs)
+    np.testing.assert_allclose(resumed, end, atol=1e-5)  # To swap is to add and subtract.
 
 
 def test_any_data_may_be_resumed(tmp_path, capsys):

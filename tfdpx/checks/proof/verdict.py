@@ -93,9 +93,11 @@ def shared_draws(model, x, rows):
 
 
 def _draws(graph):
-    """Whether a graph, or one that it calls, draws random numbers."""
+    """Whether a graph, or one that it calls, draws random numbers or moves a seed on."""
+    # All other variables that a pass assigns to are refused.
+    types = (*RANDOM, "Assign")
     return any(
-        operation.type.removeprefix("Stateless").startswith(RANDOM)
+        operation.type.removeprefix("Stateless").startswith(types)
         or any(_draws(body) for _, body in graph_peak.called(operation))
         for operation in graph.get_operations()
     )
