@@ -123,6 +123,19 @@ class Account:
         """Float: that of the updates to come; None where it is unknown."""
         return self._open.sampling_probability or None
 
+    def others(self):
+        """Int: the updates that other optimizers of these weights have made."""
+        return sum(a.updates for a in self._others())
+
+    @property
+    def updates(self):
+        """Int: the updates that this optimizer has made."""
+        return self._state.updates
+
+    def _others(self):
+        found = itertools.chain.from_iterable(_accounts.get(id(v()), ()) for v in self._variables)
+        return list({id(a): a for a in found if a is not self}.values())
+
     def count_update(self):
         """Called by the private step, once an update: keeps what is saved up to date."""
         self.steps.assign_add(tf.one_hot(self._row, _ROWS, dtype=tf.int64))
@@ -177,8 +190,7 @@ class Account:
         saved = _table(value_of(self.facts), value_of(self.steps))
         # What was written, and what updates have added to it, is nothing new.
         self._join({f: n for f, n in saved.items() if n > self._written.get(f, 0) + max(since, 0)})
-        others = itertools.chain.from_iterable(_accounts.get(id(v()), ()) for v in self._variables)
-        for account in {id(a): a for a in others if a is not self}.values():
+        for account in self._others():
             account._settle()
             self._join(account._rows)
 
@@ -248,6 +260,8 @@ def pass_on(source, target):
 
 class _Saved:
     """What a file or a ledger says was spent on weights with no tfdpx optimizer to take it."""
+
+    updates = 0
 
     def __init__(self, rows):
         self._rows = rows

@@ -45,7 +45,8 @@ class Checkpoint(keras.callbacks.Callback):
     Args:
         directory: Path of a folder of its own, made if needed.
         save_freq: `"epoch"`, or an int: a save after every so many updates too. A run that is
-            resumed begins with a whole epoch.
+            resumed begins with a whole epoch, so with `steps_per_epoch` it may make up to an epoch
+            of updates more than `fit` was asked for; the ledger counts them, and the plan ends it.
         write: Bool. On several hosts, all restore and one alone may write.
 
     Raises:

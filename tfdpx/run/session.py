@@ -133,6 +133,7 @@ class Session:
 
     def find_end(self):
         """Finds the end anew, by all that is known to be spent."""
+        self._others = self._optimizer.account.others()
         counts = [left() for _, left in self._budgets]
         least = min(counts, default=None)
         self.plan = None if least is None else self._budgets[counts.index(least)][0]
@@ -151,6 +152,8 @@ class Session:
         Args:
             execution: Int, the updates that are made at once.
         """
+        if self._optimizer.account.others() != self._others:
+            self.find_end()
         left = self.left
         if left is not None and left <= 0:
             raise budget.used_up(self._optimizer, self.plan)

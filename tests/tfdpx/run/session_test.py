@@ -357,3 +357,17 @@ def test_any_data_may_be_resumed(tmp_path, capsys):
     assert "Resumed at update 2." in capsys.readouterr().out
     with pytest.raises(ValueError, match="seed"):
         PLAN.batches(X, Y, seed=(1, 2))
+
+
+def test_another_optimizer_of_the_weights_does_not_make_the_plan_overrun():
+    model = make()
+    other = keras.Sequential(model.layers)
+    other.compile(tfdpx.DPSGD(1.0, plan=PLAN), model.loss)
+
+    class Nested(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                train(other, 8)
+
+    model.fit(PLAN.batches(X, Y), callbacks=[Nested(), tfdpx.PrivacyBudget(PLAN)], verbose=0)
+    assert model.optimizer.ledger.steps == STEPS

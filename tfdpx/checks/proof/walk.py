@@ -29,7 +29,7 @@ class Walk:
         self.rows = rows
         self.problems = {}
         self._written = set()
-        self._draws, self._shared = [], []
+        self._draws, self._shared, self._seeds = [], [], {}
 
     def __call__(self, graph, inputs, targets, operations=None):
         """List of the values of `targets`.
@@ -55,6 +55,15 @@ class Walk:
     def writes(self, handle):
         """Notes that the graph assigns to a variable what no example changes."""
         self._written.add(handle)
+
+    def draws_from(self, name, seed, shape):
+        """Notes a draw for rows by a seed, a tensor; two of one seed must be of one shape.
+
+        Else the random numbers of two rows overlap.
+        """
+        _, first = self._seeds.setdefault(id(seed), (seed, shape))
+        if first != shape:
+            self.problems[f"{name}: it draws by a seed of another draw, in another shape"] = None
 
     def shares(self, name, sources):
         """Notes that all rows meet one value, which comes from `sources`."""

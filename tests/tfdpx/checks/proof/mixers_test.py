@@ -31,6 +31,20 @@ def assigned(x):
     return x + memory()
 
 
+@functools.cache
+def seeds():
+    with tf.init_scope():
+        return tf.Variable([1, 2])
+
+
+def one_seed_for_two_shapes(x):
+    """Number k of each draw is that of row k in one, and of row k // 2 in the other."""
+    seed, rows = tf.identity(seeds()), tf.shape(x)[0]
+    seeds().assign_add([0, 1])
+    one, other = (tf.random.stateless_uniform([rows, n], seed) for n in (1, 2))
+    return x + one + other[:, 1:]
+
+
 def assigned_in_a_branch(x):
     def remember():
         memory().assign(tf.ones([4]))
@@ -233,6 +247,7 @@ MIXERS = {
     ),
     "draws between bounds that are drawn for all": lambda x: x
     + tf.random.uniform(tf.shape(x), tf.random.uniform([]), 2.0),
+    "one seed for draws of two shapes": one_seed_for_two_shapes,
     "the mean of draws": lambda x: x
     + tf.reduce_mean(tf.random.uniform(tf.shape(x)), axis=0, keepdims=True),
     "tables in a branch": lambda x: x + tf.cond(

@@ -148,7 +148,12 @@ def draw_by_seed(site, shape, seed, *others):
     made = _drawn(site, shape, seed.sources, others)
     if isinstance(made, Fixed) and not made.like_rows:
         return made
-    site.frame.walk.draws(f"operation '{site.name}' (of type {site.operation.type})", seed.sources)
+    name = f"operation '{site.name}' (of type {site.operation.type})"
+    tensor = site.operation.inputs[1]
+    if tensor.op.type == "StatelessRandomGetKeyCounter":
+        tensor = tensor.op.inputs[0]
+    site.frame.walk.draws(name, seed.sources)
+    site.frame.walk.draws_from(name, tensor, made.shape)
     return made
 
 
