@@ -104,4 +104,4 @@ def _copy_weights(layer, clone):
             if getattr(layer, name) is not None:
                 getattr(clone, name).assign(getattr(layer, name))
     elif isinstance(layer, keras.layers.Layer):
-        clone.set_weights(layer.get_weights())
+        clone.set_weights(layer.weights)

@@ -35,7 +35,8 @@ def backbone(
         weights: Path to the weights of the network without classifier, as `save_weights` of
             `keras.applications.ResNet50(include_top=False)` writes them: `.weights.h5`, `.keras`,
             or the `notop.h5` files of keras.applications. None draws random weights. Nothing is
-            downloaded.
+            downloaded. A file without a ledger leaves `optimizer.ledger.is_complete` False, until
+            `tfdpx.checks.public(model)` says that no private data are in it.
         input_shape: `(height, width, channels)` of one image.
         num_classes: Positive integer, number of logits; None for pooled features.
         trainable: `"all"`, or `"last"` for the dense layer alone.

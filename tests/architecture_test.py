@@ -12,11 +12,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Which rooms (folders and files of `tfdpx/`) each room may import.
 ARROWS = {
     "_arguments": set(),
+    "_files": set(),
     "_warnings": set(),
     "keras_internals": set(),
     "tensorflow_internals": set(),
     "noise": {"tensorflow_internals"},
-    "accounting": {"_arguments", "_warnings"},
+    "accounting": {"_arguments", "_files", "_warnings"},
     "augment": {"_arguments", "noise", "per_example", "tensorflow_internals"},
     "synthetic": {"_arguments"},
     "data": {"_arguments", "noise", "tensorflow_internals"},
@@ -26,15 +27,15 @@ ARROWS = {
     "mechanism": {"noise", "per_example"},
     "memory": {"_warnings", "keras_internals", "per_example", "tensorflow_internals"},
     "checks": {
-        *("_warnings", "augment", "keras_internals", "memory", "per_example"),
+        *("_warnings", "augment", "data", "keras_internals", "memory", "per_example", "run"),
         "tensorflow_internals",
     },
     "run": {
         *("_arguments", "accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
-        "_warnings",
+        *("_files", "_warnings"),
     },
     "passes": {"per_example"},
-    "callbacks": {"checks", "data", "keras_internals", "run"},
+    "callbacks": {"accounting", "checks", "data", "keras_internals", "run"},
     "replication": {"checks", "data", "keras_internals", "run"},
     "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
     "settings": {
@@ -60,7 +61,7 @@ ARROWS = {
     },
     "optimizers": {"accounting", "private_optimizer"},
     "heads": {
-        *("_arguments", "accounting", "noise", "per_example", "replication", "run"),
+        *("_arguments", "_files", "accounting", "noise", "per_example", "replication", "run"),
         "tensorflow_internals",
     },
     "mixed": {"_arguments", "accounting", "data", "heads"},

@@ -11,6 +11,7 @@ import tfdpx
 from tfdpx.data.examples import as_examples
 
 MODULES = [
+    "tfdpx.accounting.group_privacy",
     "tfdpx.accounting.individual",
     "tfdpx.accounting.ledger",
     "tfdpx.accounting.plan",

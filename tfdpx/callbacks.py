@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx import keras_internals
+from tfdpx.accounting.spent import NOTHING
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.run.budget import (
     BudgetExceeded,
@@ -108,7 +109,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
     sees them learns more than epsilon says. This writes what the guarantee covers: epsilon, the
     noise multiplier, the learning rate, the norm of the privatized gradient
     (`optimizer.privatized_gradient_norm`) and weight histograms. Validation metrics are written
-    too; they are functions of other data, for which no guarantee is given. The x-axis has model
+    too; they are functions of other data, for which no guarantee is given. Those of a
+    `validation_split`, and of examples of which some are trained on, count as training metrics,
+    unless the optimizer was made with `public_validation=True`. The x-axis has model
     updates, not epochs. The hyperparameters stand under "HParams", and under "Text" the plan and
     what was spent of it. `epsilon` has a second line, of the run "budget": the plan's epsilon.
     With a `tfdpx.callbacks.Checkpoint` numbers of an update are written once a save holds it.
@@ -117,17 +120,20 @@ class TensorBoard(keras.callbacks.TensorBoard):
         log_dir: String. Folder for the event files.
         plan: Optional `PrivacyPlan`, for epsilon; not needed after a `PrivacyBudget` in the list of
             callbacks.
-        log_private_metrics: Bool. Whether to write the training loss and metrics nevertheless:
+        log_private_metrics: Bool. Whether to write what is not covered nevertheless:
             with names that start with "not_private/", in the sub-folder `not_private` of `log_dir`,
             to be deleted before the logs are given away.
+        before: `tfdpx.accounting.spent.Spent` on the same data before, which epsilon counts too.
         **kwargs: Arguments of `keras.callbacks.TensorBoard`.
     """
 
     writes_only_covered = True  # Looked for by `check_callbacks`.
 
-    def __init__(self, log_dir="logs", plan=None, log_private_metrics=False, **kwargs):
+    def __init__(
+        self, log_dir="logs", plan=None, log_private_metrics=False, *, before=NOTHING, **kwargs
+    ):
         super().__init__(log_dir=log_dir, **kwargs)
-        self.plan = plan
+        self.plan, self._before = plan, before
         self.log_private_metrics = log_private_metrics
         self._private_writer = self._budget_writer = None
         self._batches_seen = 0
@@ -173,8 +179,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Writes what was measured."""
         super().on_test_end({})
         logs, step = dict(logs or {}), _scalar(self.model.optimizer.iterations, int)
+        covered = self._is_covered("val_loss")
 
         def write():
+            if not covered:
+                return self._write_private("evaluation_", logs, step)
             with keras_internals.writing(self, validation=True):
                 for name, value in logs.items():
                     tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
@@ -184,14 +193,14 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def on_epoch_end(self, epoch, logs=None):
         """Writes the epoch's numbers."""
         logs = dict(logs or {})
-        covered = {name: value for name, value in logs.items() if is_covered(name)}
+        covered = {name: value for name, value in logs.items() if self._is_covered(name)}
+        private = {name: value for name, value in logs.items() if name not in covered}
         optimizer = keras_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):
-            covered.update(epsilon_log(self.plan, optimizer))
+            covered.update(epsilon_log(self.plan, optimizer, self._before))
         if hasattr(optimizer, "noise_multiplier"):
             covered["noise_multiplier"] = optimizer.noise_multiplier
         covered.update(self._gradient_norm())
-        private = {name: value for name, value in logs.items() if not is_covered(name)}
         step, spent = _updates(optimizer), self._epsilon(optimizer)
 
         def write():
@@ -206,7 +215,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Closes the writers."""
         optimizer = keras_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):
-            [(name, spent)] = epsilon_log(self.plan, optimizer).items()
+            [(name, spent)] = epsilon_log(self.plan, optimizer, self._before).items()
             with keras_internals.writing(self):
                 self._describe(
                     f"Spent: {name}={spent:.4g} at delta={self.plan.delta:g}, in "
@@ -217,6 +226,10 @@ class TensorBoard(keras.callbacks.TensorBoard):
         for writer in (self._private_writer, self._budget_writer):
             if writer is not None:
                 writer.close()
+
+    def _is_covered(self, name):
+        session = getattr(keras_internals.innermost(self.model.optimizer), "session", None)
+        return is_covered(name, session and session.validation)
 
     def _describe(self, text, optimizer):
         tf.summary.text("privacy_statement", text, step=_updates(optimizer))
@@ -234,7 +247,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """The epsilon spent by its name, a dict; empty where no budget is shown."""
         if self._budget_writer is None or not hasattr(optimizer, "ledger"):
             return {}
-        return epsilon_log(self.plan, optimizer)
+        return epsilon_log(self.plan, optimizer, self._before)
 
     def _write_epsilon(self, spent, step):
         """Epsilon and, as another run, its budget: two lines in one chart."""

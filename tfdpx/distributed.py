@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tfdpx import augmult, keras_internals, refresh, sampling, train_step
 from tfdpx.checks.callbacks import check_callbacks
+from tfdpx.checks.validation import Validation
 from tfdpx.data.draws import draws_of
 from tfdpx.data.examples import as_examples
 from tfdpx.per_example.losses import row_losses
@@ -80,7 +81,8 @@ def fit(
         steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
         initial_epoch: Int, the number of the first epoch.
         validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, or `(x,)` of a
-            `tfdpx.RandomAccess`, to measure on after each epoch.
+            `tfdpx.RandomAccess`, to measure on after each epoch. Callbacks may act on that if none
+            of them is trained on, or the optimizer has `public_validation=True`.
         validation_batch_size: Int. Examples a step of measuring, over all replicas.
         callbacks: List of `keras.callbacks.Callback`.
         verbose: As for `keras.Model.fit`.
@@ -94,7 +96,9 @@ def fit(
     """
     optimizer, strategy = model.optimizer, model.distribute_strategy
     check_optimizer(optimizer, plan)
-    check_callbacks(callbacks, optimizer)
+    examples = as_examples(x, y, sample_weight, class_weight=class_weight)
+    validation = Validation(optimizer, examples, validation_data)
+    check_callbacks(callbacks, optimizer, validation)
     shares.check_divides(strategy.num_replicas_in_sync, plan.batch_size, "examples of `batch_size`")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise ValueError("Argument `callbacks` must be a list. Received: a CallbackList.")
@@ -103,7 +107,6 @@ def fit(
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
         steps=steps_per_epoch or max(plan_left(optimizer, plan), 1),
     )  # fmt: skip
-    examples = as_examples(x, y, sample_weight, class_weight=class_weight)
     with strategy.scope():
         augmult.build(model, *examples.batch(tf.range(1), 1))
     planned = plan.batches(
@@ -115,6 +118,7 @@ def fit(
         keras_internals.driving(model, "tfdpx"),
         fit_data.session_of(optimizer, model, arguments) as session,
     ):
+        session.validation = validation
         refresh.add_to(arguments, model, session)
         limit = Limit()
         limit.set_model(model)

@@ -12,7 +12,9 @@ training needs doors that Keras does not have:
 - `keras.Model.train_on_batch`: an optimizer that defines `by_hand(model, rows, sample_weight)`, a
   context manager, accounts for such batches apart.
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
-- The loading of weights: `on_saved_optimizer` learns what stands beside them.
+- Files, `get_weights` and `set_weights`, and `fit` and `train_on_batch` with any other optimizer:
+  what `watch_weights` was given learns where values come from. A file cannot be HDF5 where an
+  optimizer defines `refuse_hdf5()`.
 - Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
   off.
 - Keras's cross-entropy of labels: in the private step a label that is none makes the loss of its
@@ -23,8 +25,10 @@ training needs doors that Keras does not have:
 `install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes all away again.
 """
 
+import contextlib
 import functools
 import inspect
+import types
 
 import keras
 import tensorflow as tf
@@ -32,7 +36,7 @@ import tensorflow as tf
 from tfdpx import keras_internals
 
 _installed = []  # (owner, name, what stood there, or None where it was inherited)
-_listeners = []
+_watch = types.SimpleNamespace()
 
 
 def install():
@@ -45,7 +49,14 @@ def install():
     # On the class that defines it: Keras takes a model with another `compile` for a custom one.
     _wrap(keras_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
+    _wrap(keras.Layer, "get_weights", _get_weights)
+    _wrap(keras.Layer, "set_weights", _set_weights)
+    _wrap(keras.Model, "set_state_tree", _set_state_tree)
     _wrap(*keras_internals.LOADING, _load_state)
+    for module, name in keras_internals.LOADING_HDF5:
+        _wrap(module, name, _load_hdf5)
+    _wrap(*keras_internals.LOADING_HDF5_MODEL, _load_hdf5_model)
+    _wrap(*keras_internals.SAVING_HDF5_MODEL, _save_hdf5_model)
     for module, name in keras_internals.LOSS_SCALINGS:
         _wrap(module, name, _scaling)
     _wrap(*keras_internals.LABELLED_LOSS, _labelled)
@@ -66,12 +77,18 @@ def is_installed():
     return bool(_installed)
 
 
-def on_saved_optimizer(listener):
-    """Has `listener(model, arrays)` called when a model loads a file with an optimizer's state.
+def watch_weights(loaded, changed, got, put):
+    """Says whom to tell where the values of weights come from, of all models.
 
-    Also if the model has no optimizer, or another. `arrays` is a dict by name.
+    Args:
+        loaded: Function of a model or layer that has loaded a file, and the arrays, a dict by name,
+            of the optimizer's state in the file, whatever the model's optimizer; None without one.
+        changed: Function of a model or layer, and a list of the `keras.Variable`s of it that have
+            other values from elsewhere.
+        got: Function of a layer and the arrays that its `get_weights` gives.
+        put: Function of a layer and the arrays that its `set_weights` took.
     """
-    _listeners.append(listener)
+    vars(_watch).update(loaded=loaded, changed=changed, got=got, put=put)
 
 
 def _wrap(owner, name, make):
@@ -99,7 +116,8 @@ def _fit(original):
     def fit(self, x=None, *args, **kwargs):
         fitting = _method(self, "fitting")
         if fitting is None:
-            return original(self, x, *args, **kwargs)
+            with _changing_weights_of(self):
+                return original(self, x, *args, **kwargs)
         given = inspect.signature(original).bind(self, x, *args, **kwargs)
         with keras_internals.driving(self, "keras"), fitting(self, given.arguments):
             return original(*given.args, **given.kwargs)
@@ -111,7 +129,8 @@ def _train_on_batch(original):
     def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
         by_hand = _method(self, "by_hand")
         if by_hand is None:
-            return original(self, x, y, sample_weight, *args, **kwargs)
+            with _changing_weights_of(self):
+                return original(self, x, y, sample_weight, *args, **kwargs)
         shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
         with by_hand(self, shape[0] if shape else None, sample_weight):
             return original(self, x, y, sample_weight, *args, **kwargs)
@@ -142,12 +161,83 @@ def _call(original):
 def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
-        if inner_path == "" and isinstance(saveable, keras.Model) and weights_store:
-            arrays = keras_internals.saved_optimizer(weights_store)
-            for listener in _listeners if arrays is not None else []:
-                listener(saveable, arrays)
+        if inner_path == "" and isinstance(saveable, keras.Layer) and weights_store:
+            _watch.loaded(saveable, keras_internals.saved_optimizer(weights_store))
 
     return load_state
+
+
+def _load_hdf5(original):
+    def load(group, model, *args, **kwargs):
+        try:
+            return original(group, model, *args, **kwargs)
+        finally:
+            _watch.changed(model, model.weights)
+
+    return load
+
+
+def _load_hdf5_model(original):
+    def load(*args, **kwargs):
+        model = original(*args, **kwargs)
+        _refuse_hdf5(model)
+        return model
+
+    return load
+
+
+def _save_hdf5_model(original):
+    def save(model, *args, **kwargs):
+        _refuse_hdf5(model)
+        return original(model, *args, **kwargs)
+
+    return save
+
+
+def _refuse_hdf5(model):
+    refuse = _method(model, "refuse_hdf5")
+    if refuse is not None:
+        refuse()
+
+
+@contextlib.contextmanager
+def _changing_weights_of(model):
+    """Around a training whose data nobody accounts for."""
+    try:
+        yield
+    finally:
+        _watch.changed(model, model.trainable_variables)
+
+
+def _set_state_tree(original):
+    def set_state_tree(self, state_tree):
+        try:
+            original(self, state_tree)
+        finally:
+            _watch.changed(self, self.weights)
+
+    return set_state_tree
+
+
+def _get_weights(original):
+    def get_weights(self):
+        arrays = original(self)
+        _watch.got(self, arrays)
+        return arrays
+
+    return get_weights
+
+
+def _set_weights(original):
+    def set_weights(self, weights):
+        try:
+            original(self, weights)
+        except Exception:  # Some may have been set.
+            _watch.changed(self, self.weights)
+            raise
+        _watch.put(self, weights)
+
+    return set_weights
 
 
 def _scaling(original):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.models.functional import Functional
 from keras.src.saving import saving_lib
@@ -28,6 +29,12 @@ LOSS_SCALINGS = (
     (loss_module, "unscale_loss_for_distribution"),
 )
 LOADING = (saving_lib, "_load_state")
+LOADING_HDF5 = (
+    (legacy_h5_format, "load_weights_from_hdf5_group"),
+    (legacy_h5_format, "load_weights_from_hdf5_group_by_name"),
+)
+LOADING_HDF5_MODEL = (legacy_h5_format, "load_model_from_hdf5")
+SAVING_HDF5_MODEL = (legacy_h5_format, "save_model_to_hdf5")
 LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
 
 _NAMES = "object_name_uids"
@@ -427,6 +434,36 @@ def recorder():
 def is_unscaled():
     """Whether losses are to be computed in this thread as if there were one replica."""
     return getattr(_active, "unscaled", False)
+
+
+def adapted_statistics(layer):
+    """What `adapt` has computed for a layer, a list of arrays; None where it has nothing.
+
+    Also of a layer from a file, which does not say that it was adapted. Of a layer of one's own
+    that has an `adapt`, nobody knows what that computes: all of its weights.
+    """
+    if isinstance(layer, keras.layers.TextVectorization):
+        layer = layer._lookup_layer
+    if isinstance(layer, keras.layers.Normalization):
+        if layer.input_mean is not None or not layer.built:
+            return None
+        mean, variance = np.array(layer.adapt_mean), np.array(layer.adapt_variance)
+        return [mean, variance] if mean.any() or (variance != 1).any() else None
+    if isinstance(layer, keras.layers.Discretization):
+        given = layer.num_bins is None or layer.bin_boundaries is None
+        return None if given else [np.array(layer.bin_boundaries)]
+    if isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
+        if layer._has_input_vocabulary or not layer.get_vocabulary(include_special_tokens=False):
+            return None
+        frequencies = [layer.idf_weights] if layer.output_mode == "tf_idf" else []
+        return [np.array(part) for part in (layer.get_vocabulary(), *frequencies)]
+    # Its layers are in it; and tfdpx's own layers take no private data.
+    others = isinstance(layer, keras.utils.FeatureSpace) or type(layer).__module__.startswith(
+        "tfdpx."
+    )
+    if others or not callable(getattr(layer, "adapt", None)):
+        return None
+    return [np.array(layer.name), *(np.array(weight) for weight in layer.weights)]
 
 
 def saved_optimizer(weights_store):

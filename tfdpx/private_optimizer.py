@@ -12,11 +12,13 @@ import tensorflow as tf
 from tfdpx import keras_internals, refresh, settings
 from tfdpx._warnings import warn
 from tfdpx.checks.callbacks import check_callbacks
+from tfdpx.checks.validation import Validation
 from tfdpx.mechanism import check_private
 from tfdpx.replication import replicas
 from tfdpx.run import fit_data
-from tfdpx.run.account import FACTS, STEPS, Account
+from tfdpx.run.account import Account
 from tfdpx.run.individual import Estimates
+from tfdpx.run.ledger_rows import FACTS, STEPS
 from tfdpx.run.session import stand_by
 from tfdpx.run.state import StepState, value_of
 from tfdpx.train_step import private_train_step
@@ -53,6 +55,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     public_data = _read_only("public_data")
     public_quantile = _read_only("public_quantile")
     individual = _read_only("individual")
+    public_validation = _read_only("public_validation")
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         public_data=None,
         public_quantile=0.9,
         individual=None,
+        public_validation=False,
         **kwargs,
     ):
         settings.refuse(kwargs)
@@ -88,6 +92,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             public_data=public_data,
             public_quantile=public_quantile,
             individual=individual,
+            public_validation=public_validation,
         )
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.run.session.Session` under way.
@@ -122,9 +127,12 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             model: The `keras.Model`.
             arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
         """
-        check_callbacks(arguments.get("callbacks"), self)
+        names = ("x", "validation_data", "validation_split")
+        validation = Validation(self, *map(arguments.get, names))
+        check_callbacks(arguments.get("callbacks"), self, validation)
         replicas.check_keras_fit(model, arguments.get("x"))
         with fit_data.session_of(self, model, arguments) as session:
+            session.validation = validation
             fit_data.add_limit(arguments)
             replicas.deal(model, session, arguments)
             refresh.add_to(arguments, model, session)
@@ -158,7 +166,8 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         """`tfdpx.accounting.Ledger`: all that was spent on the weights that this optimizer trains.
 
         It holds the updates of former optimizers too, and those of the file that the weights were
-        loaded from. Nothing that is assigned lowers it.
+        loaded from. Nothing that is assigned lowers it. Where values came from where no ledger
+        could be seen, `ledger.is_complete` is False.
         """
         return self.account.ledger()
 
@@ -207,6 +216,15 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
 
     def _ledger_variables(self):
         return {FACTS: self._ledger_facts, STEPS: self._ledger_steps}
+
+    def refuse_hdf5(self):
+        """Raises ValueError: called where Keras would save or load a whole model as HDF5."""
+        raise ValueError(
+            "The legacy HDF5 format of whole models (`.h5`, `.hdf5`) has no room for the ledger of "
+            f"a private optimizer. Received: a model with optimizer {type(self).__name__}. Save it "
+            'as "model.keras", or its weights as "model.weights.h5". An old HDF5 file can be '
+            "loaded by `compile=False`; what was spent on it is then unknown."
+        )
 
     def apply(self, grads, trainable_variables=None):
         """Applies gradients from the private step; refuses any other with a ValueError."""
@@ -262,6 +280,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             augmult=self.augmult,
             per_example_engine=self.per_example_engine,
             individual=None if each is None else keras.saving.serialize_keras_object(each),
+            public_validation=self.public_validation,
         )
         if self.public_data is not None:
             config["public_data"] = self.public_data.get_config()

@@ -25,7 +25,7 @@ REFUSED = {
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "per_example_engine public_data public_quantile individual",
+    "per_example_engine public_data public_quantile individual public_validation",
 )
 
 
@@ -65,6 +65,8 @@ def checked(**arguments):
     require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
     noise.make_seed(given.seed)  # Raises an error unless it fits.
     check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
+    declared = given.public_validation
+    require(isinstance(declared, bool), "public_validation", declared, "be True or False")
     public = public_data.checked(given)
     if given.individual is not None:
         if given.public_data is not None:

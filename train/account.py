@@ -9,10 +9,10 @@ epsilon. The rate is --batch_size of --num_examples, or --sampling_probability; 
 or --epochs. Beside it stands what tensorflow-privacy says, and why it says something else.
 
 --sampling and --neighbours ask for what is not Poisson sampling; what no accountant can judge is
-refused. --workdir=RUN,RUN is the statement of finished runs on one data set together: of
-tfdpx.train.classify, of heads (tfdpx.train.features), ledger files, and reports of audits beside
-them. --plot draws epsilon against steps, and noise against batch size. The last line is one JSON
-object.
+refused. --workdir=PATH,PATH is the statement of finished runs on one data set together: working
+folders, or a folder of them, `.keras` files, and files of `Ledger.save`. What several of them tell
+of counts once; runs on different data are refused without --same_data. --plot draws epsilon
+against steps, and noise against batch size. The last line is one JSON object.
 """
 
 import pathlib
@@ -52,6 +52,9 @@ def define_flags(values):
     )
     flags.DEFINE_enum("accountant", None, ["pld", "rdp"], "Who solves. Default: pld.", **common)
     flags.DEFINE_list("workdir", None, "Finished runs, for one statement of all.", **common)
+    flags.DEFINE_bool(
+        "same_data", False, "Add up runs on different data of the same people.", **common
+    )
     flags.DEFINE_string("plot", None, "PNG file for a picture of the trade-off.", **common)
 
 
@@ -75,7 +78,8 @@ def _of_runs(values):
             f"{' '.join(also)}."
         )
     with checking_flags():
-        total = runs.Total(tuple(map(runs.read, values.workdir)), values.delta)
+        found = tuple(run for path in values.workdir for run in runs.read(path))
+        total = runs.Total(found, values.delta, values.same_data)
         record = total.record()
     print(f"{total.statement()}\n")
     print_table(record, title="what was spent")

@@ -5,18 +5,20 @@ r"""Compares AdaMix with its ablations and baselines, over budgets and numbers o
     python -m tfdpx.train.adamix --workdir=/tmp/adamix --shots=1,2,5,10,20,50 --epsilons=1
 
 Of each class, --shots training images are public and all others private. Features are those of
-`tfdpx.models.ScatterLinear`, which know no data, or of a public backbone, --init_from. Each private
-method takes the learning rate of the least error on held-out images of another draw; as in the
-paper, epsilon does not cover that.
+`tfdpx.models.ScatterLinear`, which know no data, or of a public backbone, --init_from: one that
+saw these images without an account is refused. Each private method takes the learning rate of the
+least error on held-out private images of another draw, as in the paper. No epsilon covers that, nor
+the errors of the table: the study as a whole is not private, and its record says so.
 
 Every fit is a line of `results.jsonl` in the working directory; a run that was cut off goes on
 after the last, and a further one with other flags adds to it. `table.md` and the pictures are of
 all that is there: test error against epsilon (Figure 1, left and centre; with --shifts Figure 3,
 right), attacks against test error (Figure 1, right), boost against the number of public images
-(Figure 2), and individual epsilons (Figure 3). The last line of the standard output is one JSON
-object. All of these numbers are functions of private data, and not private.
+(Figure 2), and individual epsilons (Figure 3). The last line of the standard output is a view of
+`record.json`.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -26,13 +28,15 @@ import numpy as np
 from absl import app, flags
 
 import tfdpx
+from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Record
 from tfdpx.train import features
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.train.data import loading, public_split
+from tfdpx.train.data import identity, loading, public_split
 from tfdpx.train.report import mixed_pictures
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import mixed_methods
+from tfdpx.train.run import mixed_methods, origin
 
 _NOT_PRIVATE = ("only_public", "paragon")
 
@@ -42,6 +46,9 @@ def define_flags(values):
     common = {"flag_values": values}
     flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
     flags.DEFINE_string("init_from", None, "Public backbone, a .keras file.", **common)
+    flags.DEFINE_string(
+        "init_data", None, "What --init_from was trained on, where the file does not say.", **common
+    )
     flags.DEFINE_list("methods", list(mixed_methods.METHODS), "Methods to compare.", **common)
     flags.DEFINE_list("epsilons", ["1", "3"], "Budgets.", **common)
     flags.DEFINE_list("shots", ["2", "5"], "Public images of each class.", **common)
@@ -66,6 +73,9 @@ def main(argv, values=flags.FLAGS):
 
 def run(values):
     """Makes every fit that has no result yet, draws the pictures, and returns the report."""
+    paths = [values.init_from] if values.init_from else []
+    seen = origin.seen_by(paths, values.init_data)
+    origin.on_same_data(seen, values.dataset)
     workdir = _workdir(values)
     for name, known in (("methods", mixed_methods.METHODS), ("shifts", public_split.SHIFTS)):
         for one in values[name].value:
@@ -99,7 +109,10 @@ def run(values):
         _add(results, line)
         print(f"{method:18} {shots} public, {shift}, epsilon {epsilon}: {found['error']:.4f}")
     sorted_epsilons = _individuals(results)
-    return _report(values, study, results, sorted_epsilons, workdir)
+    record = _record(values, study, results, seen)
+    record.save(workdir / records.FILE)
+    _draw(values, results, sorted_epsilons, workdir)
+    return {**record.view(), "workdir": str(workdir)}
 
 
 def load(values):
@@ -107,21 +120,24 @@ def load(values):
     data = loading.load(values.dataset, run_flags.DATA_DIR.value, download=run_flags.DOWNLOAD.value)
     if data.train_y is None:
         raise UserError(f"The images must fit in memory. Received: --dataset={values.dataset}.")
+    # What the file format makes the largest grey level: the images' own maximum is private.
+    largest = 255 if isinstance(data.centre, tuple) else 2 * data.centre
     if values.init_from:
-        model, scale = (
-            features.backbone(keras.saving.load_model(values.init_from, compile=False)),
-            1,
-        )
+        model = features.backbone(keras.saving.load_model(values.init_from, compile=False))
+        scale = 1
     else:
         whole = tfdpx.models.ScatterLinear(data.num_classes, data.image_shape)
-        model, scale = keras.Model(whole.input, whole.layers[-1].input), data.train_x.max()
+        model, scale = keras.Model(whole.input, whole.layers[-1].input), largest
 
     def of(images):
         return model.predict(images / scale if scale != 1 else images, verbose=0)
 
     shifts = {"none", *values.shifts}
+    shifted = {
+        shift: public_split.shifted(data.train_x, shift, largest) for shift in sorted(shifts)
+    }
     return mixed_methods.Study(
-        {shift: of(public_split.shifted(data.train_x, shift)) for shift in sorted(shifts)},
+        {shift: of(images) for shift, images in shifted.items()},
         data.train_y,
         (of(data.eval_x), data.eval_y),
         data.num_classes,
@@ -145,8 +161,10 @@ def _workdir(values):
 
 
 def _about(values):
-    names = ("dataset", "init_from", "delta", "noise_multiplier", "num_private")
-    return {name: values[name].value for name in names}
+    names = ("delta", "noise_multiplier", "num_private")
+    told = {name: values[name].value for name in names}
+    dataset = dataclasses.asdict(identity.of(values.dataset))
+    return {"dataset": dataset, "init_from": origin.without_paths(values.init_from), **told}
 
 
 def _jobs(values):
@@ -175,7 +193,7 @@ def _individuals(results):
     return found
 
 
-def _report(values, study, results, individuals, workdir):
+def _draw(values, results, individuals, workdir):
     mixed_pictures.write_table(results, workdir / "table.md")
     for shots, shift in sorted({key[1:3] for key in results}):
         mixed_pictures.draw_errors(results, shots, shift, workdir / f"errors_{shots}_{shift}.png")
@@ -194,17 +212,36 @@ def _report(values, study, results, individuals, workdir):
     }
     for epsilon in sorted({key[3] for key in comparable} - {None}):
         mixed_pictures.draw_boost(comparable, epsilon, workdir / f"boost_{epsilon:g}.png")
-    record = {**_about(values), "dimension": next(iter(study.features.values())).shape[1]}
+
+
+def _record(values, study, results, seen):
+    """What the study was: errors on private images and rates chosen on them have no noise."""
+    dimension = next(iter(study.features.values())).shape[1]
+    found = {**_about(values), "dimension": dimension}
     for (method, shots, shift, epsilon), lines in results.items():
         at = "" if epsilon is None else f"_eps{epsilon:g}"
         name = f"{method}_{shots}{'' if shift == 'none' else '_' + shift}{at}"
-        record[f"{name}_error"] = float(np.mean([line["error"] for line in lines]))
+        found[f"{name}_error"] = float(np.mean([line["error"] for line in lines]))
     public = min(map(int, values.shots)) * study.num_classes
     head = tfdpx.AdaMix(
         study.num_classes, float(values.epsilons[0]), values.delta, values.noise_multiplier
     )
     count = min(len(study.labels) - public, values.num_private or len(study.labels))
-    return {**record, "privacy": head.statement(count, public)}
+    found["privacy"] = (
+        "This study is not private: learning rates were chosen on private images, and its numbers "
+        "are computed from them without noise. Of a single fit whose learning rate was known "
+        f"before, AdaMix says: {head.statement(count, public)}"
+    )
+    return Record(
+        program="adamix",
+        data=identity.of(values.dataset, len(study.labels)),
+        spent=origin.not_private(),
+        delta=None,
+        sampling="full_batch",
+        seen=seen,
+        searched="learning rates of the least error on held-out private images",
+        results=found,
+    )
 
 
 if __name__ == "__main__":

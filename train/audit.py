@@ -13,7 +13,7 @@ batches that is an estimate.
 
 Scores are kept in --workdir in chunks: a run that was cut off goes on after the last one, and one
 with more --models adds to them. `table.md` is Table 8, `losses.png` the losses on D and D'. The
-last line of the standard output is one JSON object.
+last line of the standard output is a view of `record.json`.
 """
 
 import pathlib
@@ -26,15 +26,18 @@ from absl import app, flags
 
 import tfdpx
 from tfdpx import audit
+from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Record
 from tfdpx.train.audits import phases, problem
 from tfdpx.train.audits.many import ManyModels
 from tfdpx.train.audits.store import Store
 from tfdpx.train.benchmarks.comparison import PROGRESS
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.train.data import loading
+from tfdpx.train.data import identity, loading
 from tfdpx.train.report import audit_pictures
 from tfdpx.train.report.record import to_json
+from tfdpx.train.run import origin
 
 
 def define_flags(values):
@@ -92,7 +95,17 @@ def run(values):
     audit_pictures.write_table(rows, workdir / "table.md")
     audit_pictures.draw_losses(scores, rows, workdir / "losses.png")
     passed = all(phases.passed(row) for row in rows)
-    return {"passed": passed, "delta": 1 / values.num_examples, "rows": rows}
+    record = Record(
+        program="audit",
+        data=identity.of(values.dataset, values.num_examples),
+        # Scores of an attack that knows the examples are not private.
+        spent=origin.not_private(),
+        delta=None,
+        settings={name: values[name].value for name in names[1:]},
+        results={"passed": passed, "audited_delta": 1 / values.num_examples, "rows": rows},
+    )
+    record.save(workdir / records.FILE)
+    return {**record.view(), "workdir": str(workdir)}
 
 
 def _audited(values, store, data, grid, epsilon):

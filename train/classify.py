@@ -10,9 +10,9 @@ the run is and what epsilon it spends. The working directory receives:
 
     model.keras             the trained model, without the optimizer; `tfdpx.train.predict` takes
                             it, and `import tfdpx.layers` and keras.saving.load_model read it
-    report.json             what the last line of the standard output says: accuracy is that of the
-                            averaged weights, raw_accuracy that of the last ones
-    run.json                all of the run but its seeds: settings, data, versions, ledger
+    record.json             what was spent on which data, settings, versions and results, without
+                            seeds and paths; accuracy is that of the averaged weights, raw_accuracy
+                            that of the last ones. The last line of the standard output is a view
     curve.jsonl             accuracy and epsilon spent after every report
     learning_curve.png, confusion_matrix.png
     individual_PRIVATE/     with --individual: an epsilon for every training image, and pictures of
@@ -42,10 +42,12 @@ import tensorflow as tf
 from absl import app, flags
 
 import tfdpx
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES
-from tfdpx.train.data import loading
+from tfdpx.train.data import identity, loading
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
@@ -58,6 +60,7 @@ from tfdpx.train.run import (
     finetuning,
     fitting,
     frozen,
+    image_input,
     individual,
     origin,
     results,
@@ -117,8 +120,9 @@ def train(settings, workdir, strategy):
         classifiers.check_name(settings.model)
     finetuning.check(settings)
     side_by_side.files(settings.features)
-    if settings.private:
-        origin.check_unseen(settings)
+    seen = origin.seen_by(origin.files(settings), settings.init_data)
+    unaccounted = settings.allow_seen_data or not settings.private
+    before = origin.on_same_data(seen, settings.dataset, unaccounted)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     if is_chief:
@@ -137,6 +141,8 @@ def train(settings, workdir, strategy):
 
     # The privacy plan: what the budget allows.
     plan = settings.privacy_plan(data.num_train)
+    if before.steps and is_chief:
+        print(origin.about(before, plan))
     fitting.check_head_steps(settings, plan)
     devices.check_batch_size(strategy, plan.batch_size)
 
@@ -163,13 +169,14 @@ def train(settings, workdir, strategy):
         print(f"{_describe(settings, plan)}; {start} steps are done.")
 
     # Training. A Keras epoch is `report_every` updates; evaluation reads the averaged weights.
-    learning_curve = curve.Curve(workdir / "curve.jsonl", plan, start)
+    learning_curve = curve.Curve(workdir / "curve.jsonl", plan, start, before)
     raw = evaluation.RawWeights(plan.steps)
     writers = [
         tfdpx.callbacks.TensorBoard(
             str(workdir / "tensorboard"),
             plan=plan,
             log_private_metrics=_LOG_PRIVATE_METRICS.value,
+            before=before,
         ),
         learning_curve,
         raw,
@@ -191,56 +198,58 @@ def train(settings, workdir, strategy):
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     measured = evaluation.measure(model, inputs)
     raw_measured = evaluation.measure(_with_weights(model, raw.values), inputs)
-    seen = origin.seen_by(settings)
-    before = origin.repeated(seen or (), settings.dataset)
-    epsilon = tfdpx.callbacks.epsilon_spent(optimizer, plan)
-    epsilon += sum(each["epsilon"] for each in before)
-    record = {
+    results_found = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
         "top5_accuracy": measured.top5_accuracy,
         "raw_accuracy": raw_measured.accuracy,
         "raw_top5_accuracy": raw_measured.top5_accuracy,
-        "private": epsilon < math.inf,
-        "epsilon": epsilon,
-        "delta": plan.delta + sum(each.get("delta") or 0 for each in before)
-        if settings.private
-        else None,
         "noise_multiplier": plan.noise_multiplier,
         "steps": steps,
         "seconds": seconds,
         "batch_size": plan.batch_size,
         "sampling_probability": plan.sampling_probability,
-        "accountant": plan.accountant,
-        "sampling": plan.sampling,
-        "separation": "; ".join(map(str, optimizer.separations)) or None,
-        "epsilon_is_approximate": plan.is_approximate or optimizer.epsilon_is_approximate,
-        "num_examples": plan.num_examples,
+        "measured_on": data.eval_split,
+        "num_measured": data.num_eval,
         "left_out": data.left_out,
-        "dataset": data.name,
         "model": settings.model,
         "learning_rate": settings.learning_rate,
         "l2_norm_clip": settings.l2_norm_clip,
         "ema_momentum": settings.ema_momentum,
-        "features": settings.features,
-        "init_from": settings.init_from,
+        "features": origin.without_paths(settings.features),
+        "init_from": origin.without_paths(settings.init_from),
         "trainable": settings.trainable,
         "head_steps": settings.head_steps,
         "parameters": whole.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in trained),
         "replicas": strategy.num_replicas_in_sync,
-        "seeded": optimizer.ledger.is_seeded,
-        "workdir": str(workdir),
     }
+    spent = before + Spent(optimizer.ledger.assuming(plan.sampling_probability))
+    worst = spent.epsilon(plan.delta, plan.accountant)
+    if settings.individual:
+        found, ledger = individual.release(optimizer.individual, settings.individual_release)
+        results_found.update(found)
+        spent += Spent(ledger)
+    record = Record(
+        program="classify",
+        data=identity.of(settings.dataset, plan.num_examples),
+        spent=spent,
+        delta=plan.delta if settings.private else None,
+        accountant=plan.accountant,
+        sampling=plan.sampling,
+        seen=seen,
+        independence="; ".join(map(str, optimizer.separations)) or None,
+        inputs=image_input.of(data),
+        settings=origin.without_secrets(settings),
+        results=results_found,
+    )
+    results.write(record, whole, data, measured, learning_curve.rows, workdir)
     if settings.individual:
         epsilons = optimizer.individual.epsilon()
-        private = individual.write(epsilons, record["epsilon"], history, model, inputs, workdir)
+        private = individual.write(epsilons, worst, history, model, inputs, workdir)
         print(f"An epsilon for every training image is in {private}: private data.")
-        record.update(individual.release(optimizer.individual, settings.individual_release))
-    ledger, rows = optimizer.ledger, learning_curve.rows
-    results.write(record, settings, whole, ledger, seen, plan, data, measured, rows, workdir)
     folder.remove()
-    return record
+    return {**record.view(), "workdir": str(workdir)}
 
 
 def _describe(settings, plan):

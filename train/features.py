@@ -7,28 +7,37 @@ r"""Extracts features of images by a trained backbone, and fits private heads to
 The backbone is a model of `tfdpx.train.pretrain` or `classify` without its last layer; it
 normalises its images itself. Features go to the working directory in shards; an extraction that
 was cut off goes on after the last. With --method a head is then fitted to those of the training
-images and measured on the test images; `head.weights.npz` and `head.json` receive it and its
-ledger.
+images and measured on the test images; a new folder `head-001`, `head-002` ... receives it, with
+`weights.npz`, `record.json` and `privacy_statement.txt`. What the backbone's training has spent on
+the same images is added; a backbone that saw them without an account is refused.
 
 --trials=N searches the head's arguments by Optuna on a tenth of the training images. That search
 is not covered by the guarantee, which is of the last fit alone. --private_tuning=M covers it: a
 random number of runs, M on average, of which only the best is released, and all together keep to
-epsilon (Papernot and Steinke 2021). The last line of the standard output is one JSON object.
+epsilon (Papernot and Steinke 2021). How many images are held out for it is public: each is, or is
+not, by a secret hash of itself. The last line of the standard output is one JSON object.
 """
 
+import dataclasses
+import hashlib
 import math
+import pathlib
 import sys
 
 import keras
 import numpy as np
 from absl import app, flags
 
+from tfdpx import _files as files
+from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import head_presets, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.train.data import loading
+from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, head_methods, head_search
+from tfdpx.train.run import finetuning, head_methods, head_search, origin
 
 SHARD = 4096
 HELD_OUT = 0.1
@@ -37,14 +46,22 @@ HELD_OUT = 0.1
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     common = {"flag_values": values}
-    flags.DEFINE_string("preset", None, "A column of Tables 7 to 10, for --dry_run.", **common)
+    flags.DEFINE_string(
+        "preset",
+        None,
+        "A column of Tables 7 to 10: method, delta, clip, steps, trials and their ranges.",
+        **common,
+    )
     flags.DEFINE_bool("dry_run", False, "Only say what a preset means and spends.", **common)
     flags.DEFINE_string("init_from", None, "Backbone, a .keras file.", **common)
+    flags.DEFINE_string(
+        "init_data", None, "What --init_from was trained on, where the file does not say.", **common
+    )
     flags.DEFINE_string("dataset", None, "As for tfdpx.train.classify.", **common)
     flags.DEFINE_enum("method", None, list(head_methods.METHODS), "Head to fit.", **common)
     flags.DEFINE_float("epsilon", None, "Privacy budget.", **common)
-    flags.DEFINE_float("delta", 1e-5, "Delta.", **common)
-    flags.DEFINE_integer("trials", 0, "Trials of Optuna, which are not paid for.", **common)
+    flags.DEFINE_float("delta", None, "Delta; default: the preset's, or 1e-5.", **common)
+    flags.DEFINE_integer("trials", None, "Trials of Optuna, which are not paid for.", **common)
     flags.DEFINE_float("private_tuning", None, "Mean number of runs, paid for.", **common)
     flags.DEFINE_integer("seed", None, "Seed of the noise; never for release.", **common)
 
@@ -93,43 +110,66 @@ def run(values):
     if run_flags.WORKDIR.value is None:
         raise UserError("Flag --workdir names the folder of the features. It is not set.")
     if values.init_from:
-        folder = extract(values.init_from, values.dataset, run_flags.WORKDIR.value)
+        folder = extract(
+            values.init_from, values.dataset, run_flags.WORKDIR.value, values.init_data
+        )
     else:
         folder = FeatureFolder(run_flags.WORKDIR.value)
     train, test = folder.arrays("train"), folder.arrays("test")
-    record = {"num_examples": len(train[0]), "dimension": train[0].shape[1]}
-    if values.method is None:
-        return record
+    found = {"dimension": train[0].shape[1]}
+    asked = _asked(values)
+    if asked["method"] is None:
+        return {"num_examples": len(train[0]), **found}
     if values.epsilon is None:
         raise UserError("Flag --method needs --epsilon; inf is without privacy.")
-    budget = dict(num_classes=folder.num_classes, epsilon=values.epsilon, delta=values.delta)
+    budget = dict(num_classes=folder.num_classes, epsilon=values.epsilon, delta=asked["delta"])
     with checking_flags():
-        head, more = _fit(values, budget, train)
-    record |= {
-        "method": values.method,
-        "test_accuracy": head.evaluate(*test)["accuracy"],
-        "epsilon": head.epsilon_spent() if values.epsilon < math.inf else math.inf,
-        "delta": values.delta,
-        "noise_multiplier": head.noise_multiplier,
-        "releases": head.num_releases,
-        "accountant": head.accountant,
-        **more,
-    }
-    np.savez(folder.path / "head.weights.npz", kernel=head.kernel, bias=head.bias)
-    head.ledger.save(folder.path / "head.ledger.json")
-    (folder.path / "head.json").write_text(to_json(record) + "\n")
-    return record
+        head, spent, searched, more = _fit(values, asked, {**budget, **asked["fixed"]}, train)
+    record = Record(
+        program="features",
+        data=dataclasses.replace(folder.record.data, num_examples=len(train[0])),
+        spent=folder.before + spent,
+        delta=asked["delta"],
+        accountant="pld" if folder.before.steps else head.accountant,
+        sampling="full_batch",
+        seen=folder.record.seen,
+        searched=searched,
+        settings=folder.record.settings,
+        results={
+            **found,
+            "method": asked["method"],
+            "test_accuracy": head.evaluate(*test[:2])["accuracy"],
+            "noise_multiplier": head.noise_multiplier,
+            "releases": head.num_releases,
+            **more,
+        },
+    )
+    path = folder.new_head()
+    np.savez(path / "weights.npz", kernel=head.kernel, bias=head.bias)
+    files.write(path / "privacy_statement.txt", record.statement().encode(), mode=0o644)
+    record.save(path / records.FILE)
+    return {**record.view(), "workdir": str(path)}
 
 
-def extract(path, dataset, workdir):
-    """Writes the features of both splits of a data set, shard by shard; returns the folder."""
+def extract(path, dataset, workdir, init_data=None):
+    """Writes the features of both splits of a data set, shard by shard; returns the folder.
+
+    Args:
+        path: String, the `.keras` file of the backbone.
+        dataset: String as of `--dataset`.
+        workdir: String.
+        init_data: Optional string as of `--dataset`, of a backbone that does not say what it saw.
+
+    Raises:
+        UserError: If the backbone saw these data without an account, or a file does not fit.
+    """
     if dataset is None:
         raise UserError("Flag --dataset says whose features to extract. It is not set.")
     finetuning.check(_Source(path))
+    seen = origin.seen_by([path], init_data)
+    origin.on_same_data(seen, dataset)
     data = loading.load(dataset, run_flags.DATA_DIR.value, download=run_flags.DOWNLOAD.value)
-    folder = FeatureFolder(
-        workdir, dict(backbone=str(path), dataset=data.name, num_classes=data.num_classes)
-    )
+    folder = FeatureFolder(workdir, _extraction(path, dataset, data, seen))
     model = backbone(keras.saving.load_model(path, compile=False))
     for split, x, y in (("train", data.train_x, data.train_y), ("test", data.eval_x, data.eval_y)):
         if y is None:
@@ -138,9 +178,31 @@ def extract(path, dataset, workdir):
             if folder.shard(split, index).exists():
                 continue
             part = slice(start, start + SHARD)
-            folder.write(split, index, model.predict(x[part], verbose=0), y[part])
+            folder.write(split, index, model.predict(x[part], verbose=0), y[part], x[part])
             print(f"{split}: {min(start + SHARD, len(x))} of {len(x)}", flush=True)
     return folder
+
+
+def _extraction(path, dataset, data, seen):
+    """The `Record` of features, which are not private; `seen` on the same data is marked so."""
+    mine = identity.of(dataset)
+    seen = tuple(
+        dataclasses.replace(each, data=mine) if identity.overlap(each.data, dataset) else each
+        for each in seen
+    )
+    digest = hashlib.blake2b(pathlib.Path(path).read_bytes(), digest_size=8).hexdigest()
+    return Record(
+        program="features",
+        data=mine,
+        spent=origin.not_private(),
+        delta=None,
+        seen=seen,
+        settings={
+            "backbone": origin.without_paths(str(path)),
+            "backbone_digest": digest,
+            "num_classes": data.num_classes,
+        },
+    )
 
 
 def backbone(model):
@@ -155,28 +217,52 @@ def backbone(model):
     return keras.Model(model.inputs, keras.layers.UnitNormalization()(features))
 
 
-def _fit(values, budget, train):
-    if values.private_tuning is not None:
-        if values.trials:
-            raise UserError("Flags --trials and --private_tuning exclude each other.")
-        parts = head_search.split(*train, HELD_OUT)
-        head, chosen, score, spent = head_search.privately(
-            values.method, *parts, budget, values.private_tuning
+def _asked(values):
+    """What flags and preset ask for, a dict; flags win."""
+    preset = head_presets.resolve(values.preset) if values.preset else {}
+    if preset and values.method not in (None, preset["method"]):
+        raise UserError(
+            f"The preset is of another method. Received: --preset={values.preset}, which is of "
+            f"{preset['method']}, and --method={values.method}. Leave one of them out."
         )
-        more = {
-            **chosen,
-            "noisy_accuracy": score,
-            "epsilon": spent,
-            "epsilon_of_a_run": head.epsilon_spent(),
-        }
-        return head, more
-    chosen, more = {}, {}
-    if values.trials:
-        parts = head_search.split(*train, HELD_OUT)
-        chosen, found = head_search.by_optuna(values.method, *parts, budget, values.trials)
-        more = {**chosen, "validation_accuracy": found, "search_is_private": False}
-    head = head_methods.build(values.method, **budget, **chosen, seed=values.seed)
-    return head.fit(*train), more
+    trials = 0 if values.private_tuning is not None else preset.get("trials", 0)
+    fixed = {name: preset.get(name) for name in ("l2_norm_clip", "steps")}
+    return {
+        "method": values.method or preset.get("method"),
+        "delta": values.delta or preset.get("delta", 1e-5),
+        "trials": trials if values.trials is None else values.trials,
+        "held_out": preset.get("held_out", HELD_OUT),
+        "searched": preset.get("ranges"),
+        "fixed": {name: value for name, value in fixed.items() if value is not None},
+    }
+
+
+def _fit(values, asked, budget, train):
+    """The head, what it spent, how its arguments were searched, and what else is to be said."""
+    method, ranges = asked["method"], {"searched": asked["searched"]}
+    chosen, more, searched = {}, {}, None
+    if values.private_tuning is not None:
+        if asked["trials"]:
+            raise UserError("Flags --trials and --private_tuning exclude each other.")
+        mean, parts = values.private_tuning, head_search.split(*train, asked["held_out"])
+        head, chosen, score, selected = head_search.privately(
+            method, *parts, budget, mean, **ranges
+        )
+        more = {**chosen, "noisy_accuracy": score}
+        more |= {"num_fitted": len(parts[0][1]), "num_held_out": len(parts[1][1])}
+        searched = (
+            f"a random number of runs, {mean:g} on average, each with arguments drawn at random"
+        )
+        return head, Spent(selected=(selected,)), searched, more
+    if trials := asked["trials"]:
+        parts = head_search.split(*train, asked["held_out"])
+        chosen, found = head_search.by_optuna(method, *parts, budget, trials, **ranges)
+        more = {**chosen, "validation_accuracy": found}
+        searched = f"{trials} trials of Optuna, on a part of these examples, without noise"
+    head = head_methods.build(method, **budget, **chosen, seed=values.seed)
+    head.fit(*train[:2])
+    spent = Spent(head.ledger) if values.epsilon < math.inf else origin.not_private()
+    return head, spent, searched, more
 
 
 class _Source:

@@ -1,62 +1,120 @@
 """Features in a folder: float32 shards, written one by one, so that extraction can resume."""
 
-import json
+import hashlib
 import os
 import pathlib
+import secrets
 
 import numpy as np
 
-from tfdpx.train.config.errors import UserError
+from tfdpx import _files as files
+from tfdpx.accounting import record as records
+from tfdpx.accounting.spent import NOTHING
+from tfdpx.train.config.errors import UserError, checking_flags
+
+_ABOUT, _KEY = "features.json", "split.key"
 
 
 class FeatureFolder:
-    """Shards `<split>-00000.npz` with features and labels, and `features.json` with what made them.
+    """Shards `<split>-00000.npz`, `features.json` with what made them, and a folder for each head.
+
+    `features.json` is a `Record`: features of private examples are not private, so its epsilon is
+    infinite. Its `seen` says what the backbone had seen; `split.key` is for the owner alone.
 
     Args:
         path: Folder.
-        made_by: Optional dict of JSON values. A folder made by others is refused.
+        record: Optional `Record` of an extraction. A folder made by another is refused.
+
+    Attributes:
+        path: `pathlib.Path`.
+        record: `Record`.
 
     Raises:
-        UserError: If the folder holds other features, or none and `made_by` is None.
+        UserError: If the folder holds other features, or none and `record` is None.
     """
 
-    def __init__(self, path, made_by=None):
+    def __init__(self, path, record=None):
         self.path = pathlib.Path(path)
-        description = self.path / "features.json"
-        if description.exists():
-            self._made_by = json.loads(description.read_text())
-            if made_by is not None and self._made_by != made_by:
+        about = self.path / _ABOUT
+        if about.exists():
+            with checking_flags():
+                self.record = records.read(about)
+            if record is not None and _made_by(record) != _made_by(self.record):
                 raise UserError(
-                    f"The folder {path} holds features made by {self._made_by}. Received: "
-                    f"{made_by}. Choose another folder."
+                    f"The folder {path} holds features made by {_made_by(self.record)}. Received: "
+                    f"{_made_by(record)}. Choose another folder."
                 )
-        elif made_by is None:
+        elif record is None:
             raise UserError(f"The folder {path} holds no features: make some with "
                             "tfdpx.train.features.")  # fmt: skip
         else:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._made_by = made_by
-            description.write_text(json.dumps(made_by))
+            files.write(self.path / _KEY, secrets.token_bytes(32))
+            self.record = record
+            record.save(about)
 
     @property
     def num_classes(self):
         """Int."""
-        return self._made_by["num_classes"]
+        return self.record.settings["num_classes"]
+
+    @property
+    def before(self):
+        """`Spent` on the same data by the training of the backbone."""
+        same = (each.spent for each in self.record.seen if each.data == self.record.data)
+        return sum(same, NOTHING)
 
     def shard(self, split, index):
         """The path of a shard."""
         return self.path / f"{split}-{index:05}.npz"
 
-    def write(self, split, index, features, labels):
-        """Writes a shard, whole or not at all."""
+    def write(self, split, index, features, labels, examples):
+        """Writes a shard, whole or not at all.
+
+        Args:
+            split: "train" or "test".
+            index: Int.
+            features: Float array [n, d].
+            labels: Int array [n].
+            examples: Array [n, ...] that the features are of: each gets a draw in [0, 1) by a hash
+                under the folder's key, which follows from this example and no other.
+        """
+        key = (self.path / _KEY).read_bytes()
+        draws = [_draw(np.ascontiguousarray(example), key) for example in np.asarray(examples)]
         fresh = self.path / f"next-{split}-{index:05}.npz"
-        np.savez(fresh, features=np.asarray(features, "float32"), labels=labels)
+        np.savez(fresh, features=np.asarray(features, "float32"), labels=labels, draws=draws)
         os.replace(fresh, self.shard(split, index))
 
     def arrays(self, split):
-        """Features `[n, d]` and labels `[n]` of all shards of a split."""
+        """Features `[n, d]`, labels `[n]` and draws `[n]` of all shards of a split."""
         shards = sorted(self.path.glob(f"{split}-*.npz"))
         if not shards:
             raise UserError(f"The folder {self.path} holds no features of the split {split!r}.")
         loaded = [np.load(shard) for shard in shards]
-        return tuple(np.concatenate([s[name] for s in loaded]) for name in ("features", "labels"))
+        names = ("features", "labels", "draws")
+        return tuple(np.concatenate([shard[name] for shard in loaded]) for name in names)
+
+    def new_head(self):
+        """The path of a new folder for a head: none replaces another, since both were paid for."""
+        number = 1 + sum(1 for _ in self.path.glob("head-*"))
+        while True:
+            head = self.path / f"head-{number:03}"
+            try:
+                head.mkdir()
+                return head
+            except FileExistsError:
+                number += 1
+
+
+def _made_by(record):
+    return {"dataset": record.data.name, "identifier": record.data.identifier, **record.settings}
+
+
+def _draw(example, key):
+    digest = hashlib.blake2b(example, key=key, digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
+
+
+def _draw(example, key):
+    digest = hashlib.blake2b(example, key=key, digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48

@@ -20,6 +20,7 @@ from absl import app, flags
 from rich import console, table, text
 
 import tfdpx.layers  # noqa: F401  A saved model may hold layers of it.
+from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_files, image_sources
 from tfdpx.train.data.image_folder import Files
@@ -90,9 +91,9 @@ def model_file(run):
     """
     path = pathlib.Path(run).expanduser()
     if path.is_dir():
-        if not (path / "report.json").exists():
+        if not (path / records.FILE).exists():
             raise UserError(
-                f"The folder --model={run} holds no finished run: it has no report.json. Go on "
+                f"The folder --model={run} holds no finished run: it has no {records.FILE}. Go on "
                 "with it by tfdpx.train.classify --resume, or name a .keras file."
             )
         path = path / "model.keras"

@@ -4,8 +4,8 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning: on public i
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
 
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
-which `--init_from` of `classify` reads, and `report.json`, which says what the last line of the
-standard output says. An interrupted run goes on with --resume. Training takes one device.
+which `--init_from` of `classify` reads, and `record.json`, of which the last line of the standard
+output is a view. An interrupted run goes on with --resume. Training takes one device.
 
     python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained
 
@@ -24,11 +24,14 @@ import tensorflow as tf
 from absl import app, flags
 
 from tfdpx import noise, sampling
+from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import NOTHING, Data
 from tfdpx.data.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import Training
-from tfdpx.train.data import generated, loading
+from tfdpx.train.data import generated, identity, loading
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
     checkpoint,
@@ -74,6 +77,7 @@ def train(settings, workdir):
     """
     classifiers.check_name(settings.model)
     finetuning.check(settings)
+    seen = origin.seen_by(origin.files(settings), settings.init_data)
     folder = checkpoint.RunFolder(workdir, dataclasses.asdict(settings), run_flags.RESUME.value)
     if settings.generator:
         data = generated.generate(settings, folder.seeds["sampling"])
@@ -114,33 +118,38 @@ def train(settings, workdir):
     steps = int(model.optimizer.iterations)
     model = devices.on_one_device(classifier)
     measured = None if settings.generator else evaluation.measure(model, data)
-    record = {
+    found = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
         "top5_accuracy": measured and measured.top5_accuracy,
         "loss": history.history["loss"][-1],
-        # Of the people in any data set: generated images are of none.
-        "private": bool(settings.generator),
-        "epsilon": 0.0 if settings.generator else math.inf,
-        "dataset": data.name,
         "objective": settings.objective if settings.generator else "labels",
-        "num_examples": data.num_train,
         "model": settings.model,
         "parameters": model.count_params(),
         "steps": steps,
         "batch_size": settings.batch_size,
         "seconds": seconds,
-        "seed": settings.seed,
-        "workdir": str(workdir),
     }
+    # Generated images are of nobody.
+    record = Record(
+        program="pretrain",
+        data=Data(data.name, data.num_train)
+        if settings.generator
+        else identity.of(settings.dataset, data.num_train),
+        spent=NOTHING if settings.generator else origin.not_private(steps),
+        delta=None,
+        seen=seen,
+        inputs=None if settings.generator else image_input.of(data),
+        settings=origin.without_secrets(settings),
+        results=found,
+    )
     model.save(workdir / "model.keras")
-    origin.write(workdir / "model.keras", origin.seen_by(settings), record)
-    if not settings.generator:
-        image_input.write(workdir / "model.keras", data)
-    print_table(record, title=f"{settings.model} on {data.name}, not private")
-    (workdir / "report.json").write_text(to_json(record) + "\n")
+    record.save(workdir / "model.keras")
+    record.save(workdir / records.FILE)
+    told = {**record.view(), "workdir": str(workdir)}
+    print_table(told, title=f"{settings.model} on {data.name}, not private")
     folder.remove()
-    return record
+    return told
 
 
 class _StopAfter(keras.callbacks.Callback):

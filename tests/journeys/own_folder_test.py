@@ -122,7 +122,7 @@ def test_one_file_and_all_its_probabilities(photos, trained, tmp_path):
 def test_what_was_never_a_run_is_refused(photos, trained, tmp_path):
     trained, _ = trained
     (tmp_path / "unfinished").mkdir()
-    (tmp_path / "other.keras").write_bytes((trained / "report.json").read_bytes())
+    (tmp_path / "other.keras").write_bytes((trained / "record.json").read_bytes())
     (tmp_path / "empty").mkdir()
     for given, message in [
         (dict(), "--model and --images must be given"),

@@ -30,13 +30,15 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
         verbose=2,
     ).history
 
-    # What they see: six epochs of five steps, epsilon in each, the end of the budget, no warnings.
+    # What they see: six epochs of five steps, epsilon in each, the end of the budget, and one
+    # warning: the part that was held out is private too.
     text = capsys.readouterr().out
     assert "Epoch 6/6" in text and text.count("5/5 - ") == 6
     assert f"Privacy budget used up after 30 updates: epsilon={plan.epsilon_at(30):.4g}" in text
     assert history["epsilon"][-1] == pytest.approx(plan.epsilon_at(30))
     assert history["val_accuracy"][-1] > 0.9
-    assert [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)] == []
+    [said] = [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
+    assert "leaves the validation metrics out" in said and "public_validation=True" in said
 
     # TensorBoard: epsilon and its budget in one chart, by updates.
     runs = {}

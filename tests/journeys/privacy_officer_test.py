@@ -9,6 +9,7 @@ from absl import flags
 from absl.testing import flagsaver
 from PIL import Image
 
+from tfdpx.accounting import record as records
 from tfdpx.train import classify
 
 
@@ -59,7 +60,7 @@ def test_one_statement_of_what_was_trained(tmp_path):
     for folder in folders:
         with flagsaver.flagsaver(**given, data_dir=str(tmp_path / "data"), workdir=folder):
             classify.main(["classify"])
-    [first, second] = [json.loads(open(f"{f}/report.json").read()) for f in folders]
+    [first, second] = [records.read(f"{folder}/record.json").view() for folder in folders]
     alone, _ = account(f"--workdir={folders[0]}")
     both, done = account(f"--workdir={','.join(folders)}")
     assert alone["epsilon_pld"] == pytest.approx(first["epsilon"], rel=1e-4)

@@ -13,6 +13,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import tfdpx
+from tfdpx.accounting import record as records
 from tfdpx.train import classify, predict, pretrain
 from tfdpx.train.data import loading
 from tfdpx.train.data.image_folder import ImageFolder
@@ -56,30 +57,34 @@ def left(photos, tmp_path_factory):
     return workdir, "\n".join(printed)
 
 
-def test_run_json_holds_everything(left, photos):
-    workdir, _ = left
-    described = json.loads((workdir / "run.json").read_text(), parse_constant=pytest.fail)
-    report = json.loads((workdir / "report.json").read_text())
-    assert described["report"] == report
-    assert (workdir / "run.json").read_text().count("\n") > 50  # Readable.
-    assert described["data"]["class_names"] == ["3", "5", "8"]
-    assert described["data"]["image_shape"] == [8, 8, 1]
-    assert (described["data"]["num_examples"], described["data"]["num_measured"]) == (48, 12)
+def test_the_record_holds_everything(left, photos):
+    workdir, printed = left
+    described = json.loads((workdir / "record.json").read_text(), parse_constant=pytest.fail)
+    report = records.read(workdir / "record.json").view()
+    told = json.loads(printed.splitlines()[-1])
+    assert told == {**report, "workdir": str(workdir)}
+    assert records.read(workdir / "model.keras") == records.read(workdir / "record.json")
+    assert (workdir / "record.json").read_text().count("\n") > 50  # Readable.
+    assert described["inputs"]["class_names"] == ["3", "5", "8"]
+    assert described["inputs"]["image_shape"] == [8, 8, 1]
+    assert (report["num_examples"], report["num_measured"]) == (48, 12)
+    assert described["data"]["identifier"] == (photos / ".tfdpx_identifier").read_text().strip()
     settings = described["settings"]
-    assert settings["dataset"] == f"folder:{photos}"
+    assert settings["dataset"] == f"folder:{photos.name}"
     assert (settings["steps"], settings["model"]) == (4, "scatter_linear")
     assert {"l2_norm_clip", "learning_rate", "augmult", "ema_momentum", "test_seed"} <= set(
         settings
     )
     assert settings["learning_rate"] == report["learning_rate"] > 0
-    [entry] = described["ledger"]["entries"]
+    [entry] = described["spent"]["ledger"]["entries"]
     assert (entry["steps"], entry["exact"]) == (4, True)
     assert entry["noise_multiplier"] == report["noise_multiplier"]
     assert {"python", "tensorflow", "keras", "dp-accounting"} <= set(described["versions"])
-    assert described["date"].startswith("20") and described["tfdpx"] == tfdpx.__version__
+    assert described["date"].startswith("20")
+    assert described["versions"]["tfdpx"] == tfdpx.__version__
 
 
-def test_no_file_and_no_line_holds_the_seed(left):
+def test_no_file_holds_the_seed_or_where_anything_lies(left, photos):
     workdir, printed = left
     texts = {}
     for path in workdir.rglob("*"):
@@ -92,8 +97,8 @@ def test_no_file_and_no_line_holds_the_seed(left):
     assert len(texts) > 8
     for name, text in texts.items():
         assert str(SEED).encode() not in text, name
-    for name in ("run.json", "report.json"):
-        assert b'"seed"' not in texts[name] and b'"seeded": true' in texts[name]
+        assert name == "printed" or str(photos.parent).encode() not in text, name
+    assert b'"seed"' not in texts["record.json"] and b'"seeded": true' in texts["record.json"]
 
 
 def test_account_says_that_it_is_not_to_be_released(left):
@@ -105,13 +110,13 @@ def test_account_says_that_it_is_not_to_be_released(left):
 def test_the_statement_can_be_cited(left, photos):
     workdir, printed = left
     text = (workdir / "privacy_statement.txt").read_text()
-    report = json.loads((workdir / "report.json").read_text())
+    report = records.read(workdir / "record.json").view()
     assert text in printed and "NOT RELEASABLE" in text
     flat = " ".join(text.split())
-    assert f"trained on folder:{photos} (N = 48 training images)" in flat
-    assert "differ in one training image, added or removed" in flat
-    assert f"l2 norm of {report['l2_norm_clip']:g}" in flat
-    assert '"Epsilon assuming Poisson sampling (*)" applies' in flat
+    assert f"folder:{photos.name}" in flat and "N = 48" in flat
+    assert "differ in one image, added or removed" in flat
+    assert f"L2 norm of {report['l2_norm_clip']:g}" in flat
+    assert "tensorflow-privacy" not in flat and "individual_PRIVATE" not in flat
 
 
 def test_the_model_knows_its_classes_and_images(left, photos, tmp_path):
@@ -174,7 +179,7 @@ def test_resume_names_what_is_another(unfinished):
     (photos / "9").rename(photos / "8")
     refused("test_seed", test_seed=1)
     run(workdir, resume=True, **given)
-    assert (workdir / "report.json").exists()
+    assert (workdir / "record.json").exists()
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +214,7 @@ def test_resume_notices_another_file_to_start_from(pretrained, data_dir, tmp_pat
 def test_weights_that_saw_the_data_are_refused(pretrained, data_dir, tmp_path):
     given = from_pretrained(pretrained, data_dir, "digits")
     with pytest.raises(
-        SystemExit, match="trained on sklearn_digits:0-4 already.*--allow_seen_data"
+        SystemExit, match="trained on sklearn_digits:0-4 already, without.*--allow_seen_data"
     ):
         run(tmp_path / "run", **given)
 
@@ -218,9 +223,9 @@ def test_weights_that_saw_the_data_are_refused(pretrained, data_dir, tmp_path):
 def test_with_an_explicit_word_all_that_was_spent_is_told(pretrained, data_dir, tmp_path):
     given = from_pretrained(pretrained, data_dir, "digits")
     run(tmp_path / "run", allow_seen_data=True, **given)
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["epsilon"] == "inf" and report["private"] is False
+    report = records.read(tmp_path / "run" / "record.json").view()
+    assert report["epsilon"] == float("inf") and report["private"] is False
     statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
-    assert "There is no differential privacy" in statement
-    described = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert described["seen_before"][0]["dataset"] == "sklearn_digits:0-4"
+    assert "no differential privacy" in statement
+    [seen] = records.read(tmp_path / "run" / "record.json").seen
+    assert seen.data.name == "sklearn_digits:0-4"

@@ -10,9 +10,9 @@ import zipfile
 from hypothesis import strategies as st
 
 import tfdpx
+from tfdpx import _files as files
 from tfdpx.accounting import Ledger
 from tfdpx.callbacks import Checkpoint
-from tfdpx.run import files
 from tfdpx.run.budget import BudgetExceeded
 
 ROOT = pathlib.Path(tfdpx.__file__).resolve().parents[1]

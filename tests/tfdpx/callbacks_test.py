@@ -195,7 +195,9 @@ def test_tensorboard_writes_only_what_the_guarantee_covers(tmp_path, with_budget
     board = callbacks.TensorBoard(tmp_path, plan=None if with_budget else plan, histogram_freq=1)
     before = [callbacks.PrivacyBudget(plan)] if with_budget else []
     model, norms = make_model(), RecordNorms()
-    fit(model, *before, board, norms, epochs=2, steps_per_epoch=3, validation_data=make_data(16))
+    x, y = make_data(16)
+    public = {"validation_data": (x + 1, y)}
+    fit(model, *before, board, norms, epochs=2, steps_per_epoch=3, **public)
     scalars = read_scalars(tmp_path)
     of_plan = {} if with_budget else {"epsilon": [plan.epsilon_at(n) for n in (0, 3, 6)]}
     assert scalars["train"] == {

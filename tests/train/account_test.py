@@ -3,6 +3,7 @@ import json
 import math
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -15,10 +16,13 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from PIL import Image
 
 from tfdpx.accounting import Entry, Ledger
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Data, Selected, Spent
 from tfdpx.train import account
 from tfdpx.train.accounts import beside
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "tfdpx" / "accounting" / "accounting_goldens.csv"
+PHOTOS = Data("folder:photos", 500, "01")
 ASKED = ("noise_multiplier", "sampling_probability", "steps", "delta", "epsilon")
 SMALL = {
     "noise_multiplier": 4.0,
@@ -238,50 +242,48 @@ def test_the_trade_off_is_drawn(capsys, tmp_path):
         assert image.format == "PNG" and image.width > 600
 
 
-def write_report(folder, **changes):
-    folder.mkdir()
-    report = {
-        "model": "lenet",
-        "dataset": "digits",
-        "private": True,
-        "noise_multiplier": 4.0,
-        "sampling_probability": 0.1,
-        "steps": 60,
-        "sampling": "poisson",
-        "delta": 1e-5,
-        "num_examples": 500,
-        "seeded": False,
-        **changes,
-    }
-    (folder / "report.json").write_text(json.dumps(report))
+def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, name="record.json", **changes):
+    """A folder with the record that a run leaves."""
+    entry = Entry(noise, 0.1, steps, exact=changes.get("sampling") != "shuffle", run=run)
+    given = dict(program="classify", data=data, spent=Spent(Ledger((entry,))), delta=1e-5)
+    folder.mkdir(parents=True, exist_ok=True)
+    Record(**{**given, **changes}).save(folder / name)
     return folder
 
 
-def test_one_statement_for_runs_heads_and_audits(capsys, tmp_path):
-    first = write_report(tmp_path / "a")
-    second = write_report(tmp_path / "b", noise_multiplier=6.0, steps=30)
-    head = tmp_path / "c"
-    head.mkdir()
-    Ledger((Entry(20.0, 1.0, 3),)).save(head / "head.ledger.json")
-    (head / "head.json").write_text(json.dumps({"delta": 1e-5, "num_examples": 500}))
-    audit = tmp_path / "audit.json"
-    audit.write_text(json.dumps({"epsilon_lower_bound": 0.7, "confidence": 0.95, "delta": 1e-5}))
-    found, text = ask(capsys, workdir=f"{first},{second},{head},{audit}")
+def composed(*runs):
+    """Epsilon by dp_accounting itself, of pairs of a noise multiplier and a number of updates."""
     judge = pld_privacy_accountant.PLDAccountant()
-    for noise, steps in ((4.0, 60), (6.0, 30)):
+    for noise, steps in runs:
         gaussian = dp_accounting.GaussianDpEvent(noise)
         judge.compose(dp_accounting.PoissonSampledDpEvent(0.1, gaussian), steps)
-    judge.compose(dp_accounting.GaussianDpEvent(20.0), 3)
-    assert found["epsilon_pld"] == pytest.approx(judge.get_epsilon(1e-5), rel=2e-3)
-    assert found["epsilon_rdp"] > found["epsilon_pld"] > epsilon_of("pld", 4.0, 0.1, 60, 1e-5)
-    assert (found["runs"], found["steps"], found["epsilon_lower_bound"]) == (4, 93, 0.7)
-    assert "at least 0.7" in text and "adding or removing one example" in text
+    return judge.get_epsilon(1e-5)
+
+
+def test_one_statement_for_a_folder_of_runs_and_a_ledger(capsys, tmp_path):
+    leave(tmp_path / "runs" / "a")
+    leave(tmp_path / "runs" / "b", noise=6.0, steps=30, run=2)
+    Ledger((Entry(20.0, 0.1, 10, run=3),)).save(tmp_path / "ledger.json")
+    found, text = ask(capsys, workdir=f"{tmp_path / 'runs'},{tmp_path / 'ledger.json'}")
+    expected = composed((4.0, 60), (6.0, 30), (20.0, 10))
+    assert found["epsilon_pld"] == pytest.approx(expected, rel=2e-3)
+    assert found["epsilon_rdp"] > found["epsilon_pld"]
+    assert (found["runs"], found["steps"], found["num_examples"]) == (3, 100, 500)
+    assert "adding or removing one example" in text and found["releasable"] is True
+
+
+def test_what_is_named_twice_counts_once(capsys, tmp_path):
+    first = leave(tmp_path / "a")
+    shutil.copytree(first, tmp_path / "copy")
+    found, _ = ask(capsys, workdir=f"{first},{first}/record.json,{tmp_path},{tmp_path / 'copy'}")
+    assert found["steps"] == 60
+    assert found["epsilon_pld"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
 
 
 def test_a_shuffled_run_makes_all_neighbours_those_of_shuffling(capsys, tmp_path):
-    shuffled = write_report(tmp_path / "a", sampling="shuffle", epsilon_is_approximate=True)
-    poisson = write_report(tmp_path / "b")
-    found, text = ask(capsys, workdir=f"{shuffled},{poisson}")
+    leave(tmp_path / "a", sampling="shuffle")
+    leave(tmp_path / "b", run=2)
+    found, text = ask(capsys, workdir=tmp_path)
     judge = rdp_privacy_accountant.RdpAccountant()
     judge.compose(dp_accounting.GaussianDpEvent(4.0), 6)
     judge.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(4.0)), 60)
@@ -290,41 +292,42 @@ def test_a_shuffled_run_makes_all_neighbours_those_of_shuffling(capsys, tmp_path
     assert "emptying the place of one example" in text
 
 
-def test_what_is_no_gaussian_adds_up(capsys, tmp_path):
-    first = write_report(tmp_path / "a", individual_release_epsilon=0.5)
-    alone, _ = ask(capsys, workdir=write_report(tmp_path / "b"))
-    found, text = ask(capsys, workdir=first)
-    assert found["epsilon_pld"] == pytest.approx(alone["epsilon_pld"] + 0.5)
+def test_the_best_of_several_runs_adds_up(capsys, tmp_path):
+    tuned = Selected(Ledger((Entry(10.0, 0.1, 60), Entry(40.0, 1.0, 1))), 5.0, 1e-5)
+    leave(tmp_path / "a")
+    leave(tmp_path / "b", spent=Spent(selected=(tuned,)), searched="5 runs")
+    found, text = ask(capsys, workdir=tmp_path)
+    assert found["epsilon_pld"] == pytest.approx(composed((4.0, 60)) + tuned.epsilon, rel=2e-3)
     assert found["delta"] == pytest.approx(2e-5) and "adds its own epsilon" in text
+    assert found["releasable"] is True
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"num_examples": 501}, "not of one data set.*500, 501 examples"),
-        ({"delta": 1e-6}, "Give --delta: the runs have no one delta. Found: 1e-06, 1e-05"),
-        ({"steps": 0}, "`steps` of an entry must be at least 1"),
-    ],
-)
-def test_runs_that_do_not_compose(capsys, tmp_path, changes, message):
-    first = write_report(tmp_path / "a")
-    second = write_report(tmp_path / "b", **changes)
-    assert re.search(message, refusal(capsys, workdir=f"{first},{second}"))
+def test_different_data_do_not_compose_without_a_word(capsys, tmp_path):
+    leave(tmp_path / "a")
+    leave(tmp_path / "b", run=2, data=Data("folder:photos", 500, "02"))
+    assert "different identifiers" in refusal(capsys, workdir=tmp_path)
+    found, _ = ask(capsys, workdir=tmp_path, same_data="true")
+    assert found["epsilon_pld"] == pytest.approx(composed((4.0, 120)), rel=2e-3)
+    leave(tmp_path / "b", run=2, data=Data("folder:photos", 499, "01"))
+    assert ask(capsys, workdir=tmp_path)[0]["num_examples"] == [499, 500]
 
 
-def test_an_audit_that_proves_more_than_the_account_is_no_statement(capsys, tmp_path):
-    run = write_report(tmp_path / "a")
-    audit = tmp_path / "audit.json"
-    audit.write_text(json.dumps({"epsilon_lower_bound": 9.0, "delta": 1e-5}))
-    assert "the guarantee is broken" in refusal(capsys, workdir=f"{run},{audit}")
+def test_runs_of_different_deltas_need_one(capsys, tmp_path):
+    leave(tmp_path / "a")
+    leave(tmp_path / "b", run=2, delta=1e-6)
+    message = refusal(capsys, workdir=tmp_path)
+    assert "Give --delta: the runs have no one delta. Found: 1e-06, 1e-05" in message
+    assert ask(capsys, workdir=tmp_path, delta=1e-5)[0]["delta"] == 1e-5
 
 
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("a.json", "{", "Cannot read"),
-        ("a.json", "[]", "holds no report and no ledger"),
-        ("a.json", "{}", "not a whole ledger"),
+        ("a.json", "{", "not a whole ledger"),
+        ("a.json", "[]", "not a whole ledger"),
+        ("record.json", "{}", "no whole record"),
+        ("m.keras", "weights", "Cannot read"),
+        ("notes.txt", "", "not a whole ledger"),
     ],
 )
 def test_damaged_files(capsys, tmp_path, name, text, message):
@@ -332,17 +335,29 @@ def test_damaged_files(capsys, tmp_path, name, text, message):
     assert message in refusal(capsys, workdir=tmp_path / name)
 
 
-def test_a_seeded_run_is_not_releasable(capsys, tmp_path):
-    found, text = ask(capsys, workdir=write_report(tmp_path / "a", seeded=True))
-    assert found["releasable"] is False and "Not releasable" in text
+def test_an_empty_folder_says_nothing(capsys, tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        assert "says what was spent" in refusal(capsys, workdir=path)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"spent": Spent(Ledger((Entry(4.0, 0.1, 60, seeded=True),)))}, "had a seed"),
+        ({"searched": "a grid"}, "searched on the same data"),
+        ({"spent": Spent(Ledger((Entry(4.0, 0.1, 60),), is_complete=False))}, "is unknown"),
+    ],
+)
+def test_what_is_not_releasable(capsys, tmp_path, changes, message):
+    found, text = ask(capsys, workdir=leave(tmp_path / "a", **changes))
+    assert found["releasable"] is False and "Not releasable: " in text and message in text
 
 
 def test_a_run_without_noise_is_not_releasable(capsys, tmp_path):
-    run = write_report(tmp_path / "a", noise_multiplier=0.0, delta=None)
-    assert "Give --delta" in refusal(capsys, workdir=run)
-    found, text = ask(capsys, workdir=run, delta=1e-5)
+    leave(tmp_path / "a", noise=0.0, delta=None)
+    found, text = ask(capsys, workdir=tmp_path)
     assert found["epsilon"] == "inf" and found["releasable"] is False
-    assert "no noise" in text
+    assert "epsilon is infinite" in text
 
 
 def test_an_unfinished_run_has_no_statement_yet(capsys, tmp_path):

@@ -114,9 +114,9 @@ def test_shifts_keep_shape_and_dtype_and_undo_themselves():
     for _ in range(4):
         turned = public_split.shifted(turned, "rotated")
     np.testing.assert_array_equal(turned, images)
-    dark = public_split.shifted(images, "inverted")
+    dark = public_split.shifted(images, "inverted", 240)
     assert dark.dtype == "uint8" and dark[0, 0, 0] == 0
-    np.testing.assert_array_equal(public_split.shifted(dark, "inverted"), images)
+    np.testing.assert_array_equal(public_split.shifted(dark, "inverted", 240), images)
 
 
 def test_private_sets_are_cut_to_size_and_apart_from_the_public():

@@ -37,7 +37,7 @@ def run(workdir, **given):
 def test_an_honest_training_passes_and_is_resumed(tmp_path):
     report = run(tmp_path)
     [row] = report["rows"]
-    assert report["passed"] and report["delta"] == 0.1
+    assert report["passed"] and report["audited_delta"] == 0.1
     assert 0.3 < row["gdp_epsilon_lower_bound"] <= 2.0 and row["epsilon_lower_bound"] <= 2.0
     assert row["models"] == 240 and row["gdp_is_exact"]
     assert 0.5 < row["auc"] < 0.95 and row["advantage"] <= row["advantage_upper_bound"]

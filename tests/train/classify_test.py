@@ -17,6 +17,7 @@ from absl.testing import flagsaver
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
+from tfdpx.accounting import record as records
 from tfdpx.train import classify
 from tfdpx.train.config import preset_lookup, setting_flags
 from tfdpx.train.config.training import Training
@@ -65,7 +66,10 @@ def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
     workdir, output, _ = finished
     refuse = pytest.fail  # JSON has no NaN and no Infinity, though Python reads them.
     record = json.loads(output.splitlines()[-1], parse_constant=refuse)
-    assert record == json.loads((workdir / "report.json").read_text(), parse_constant=refuse)
+    assert record == {
+        **records.plain(records.read(workdir / "record.json").view()),
+        "workdir": str(workdir),
+    }
     assert record["workdir"] == str(workdir)
     assert (record["steps"], record["batch_size"], record["seeded"]) == (6, 64, True)
     assert 0 <= record["test_accuracy"] <= 1 and record["validation_accuracy"] is None
@@ -74,7 +78,7 @@ def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
 
 
 def test_epsilon_is_that_of_the_accountant_for_the_noise_that_was_used(finished):
-    record = json.loads((finished[0] / "report.json").read_text())
+    record = records.plain(records.read(finished[0] / "record.json").view())
     assert record["num_examples"] == 1437
     assert record["sampling_probability"] == pytest.approx(64 / 1437)
     assert record["epsilon"] == pytest.approx(
@@ -87,7 +91,7 @@ def test_epsilon_is_that_of_the_accountant_for_the_noise_that_was_used(finished)
 
 def test_curve_counts_updates_and_ends_at_the_report(finished):
     workdir, _, _ = finished
-    record = json.loads((workdir / "report.json").read_text())
+    record = records.plain(records.read(workdir / "record.json").view())
     rows = [json.loads(line) for line in (workdir / "curve.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [4, 6]
     assert rows[0]["epsilon"] < rows[1]["epsilon"] == record["epsilon"]
@@ -99,7 +103,7 @@ def test_saved_model_is_the_averaged_one_that_was_measured(finished, data_dir):
     model = keras.saving.load_model(workdir / "model.keras")
     data = loading.load("digits", data_dir)
     predictions = np.argmax(model.predict(data.eval_x, verbose=0), axis=-1)
-    record = json.loads((workdir / "report.json").read_text())
+    record = records.plain(records.read(workdir / "record.json").view())
     assert np.mean(predictions == data.eval_y) == record["test_accuracy"]
     assert not any(np.array_equal(a, b) for a, b in zip(model.get_weights(), raw, strict=True))
 
@@ -197,8 +201,8 @@ def test_interrupted_and_resumed_run_equals_the_uninterrupted_one(finished, data
     for a, b in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
     assert (workdir / "curve.jsonl").read_text() == (finished[0] / "curve.jsonl").read_text()
-    records = [json.loads((f / "report.json").read_text()) for f in (finished[0], workdir)]
-    assert records[0]["epsilon"] == records[1]["epsilon"]
+    first, second = (records.read(f / "record.json") for f in (finished[0], workdir))
+    assert first.epsilon == second.epsilon
 
 
 def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):

@@ -1,13 +1,12 @@
 """Pre-training, then private fine-tuning from its file, end to end."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tfdpx.accounting import record as records
 from tfdpx.train import classify, pretrain
 from tfdpx.train.run import checkpoint
 
@@ -28,7 +27,7 @@ def data_dir(tmp_path_factory):
 def run(binary, data_dir, workdir, **given):
     with flagsaver.flagsaver(data_dir=data_dir, workdir=str(workdir), **given):
         binary.main(["binary"])
-    return json.loads((workdir / "report.json").read_text())
+    return records.plain(records.read(workdir / "record.json").view())
 
 
 @pytest.fixture(scope="module")

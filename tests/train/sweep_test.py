@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tfdpx.accounting import record as records
 from tfdpx.train import sweep
 
 
@@ -37,7 +38,7 @@ def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
     assert (record["runs"], record["points"], record["failures"]) == (1, 1, {})
     assert record["measured_on"] == "validation" and record["best"] == {"l2_norm_clip": 0.1}
     assert 0 < record["best_median_accuracy"] <= 1
-    report = json.loads((tmp_path / "sweep/runs/l2_norm_clip=0.1,seed=0/report.json").read_text())
+    report = records.read(tmp_path / "sweep/runs/l2_norm_clip=0.1,seed=0/record.json").view()
     assert report["validation_accuracy"] == record["best_median_accuracy"]
     assert 1.9 < report["epsilon"] <= 2.0
     (tmp_path / "sweep/table.csv").unlink()

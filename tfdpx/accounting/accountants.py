@@ -16,7 +16,7 @@ _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 # half for the noise's finite tail. It raised epsilon by 7e-6 of itself in a run of epsilon 1.9.
 RESERVED_SHARE = 1e-4
 
-_COARSEST_GRID, _FINEST_GRID = 1e-4, 1e-8
+FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
 _LEAST_RDP_LOSS = 1e-5
 
 
@@ -124,12 +124,12 @@ def _pld_accountant(runs):
     """
     if all(probability == 1 for _, probability, _ in runs):
         return FullBatchAccountant(exact_epsilon)
-    losses = [(steps, _typical_loss(*run)) for *run, steps in runs]
+    losses = [(steps, typical_loss(*run)) for *run, steps in runs]
     square = sum(steps * loss**2 for steps, loss in losses)
     grid = 0.2 * square / sum(steps * loss for steps, loss in losses)
     return pld_privacy_accountant.PLDAccountant(
         neighboring_relation=_ADD_OR_REMOVE_ONE,
-        value_discretization_interval=min(max(grid, _FINEST_GRID), _COARSEST_GRID),
+        value_discretization_interval=min(max(grid, FINEST_GRID), _COARSEST_GRID),
     )
 
 
@@ -140,7 +140,7 @@ def _rdp_accountant(runs):
     at a typical loss of 1e-5, and at 1e-7 makes a divergence zero that is not.
     """
     for noise_multiplier, probability, _ in runs:
-        if probability < 1 and _typical_loss(noise_multiplier, probability) < _LEAST_RDP_LOSS:
+        if probability < 1 and typical_loss(noise_multiplier, probability) < _LEAST_RDP_LOSS:
             raise ValueError(
                 "The accountant 'rdp' cannot resolve so small a privacy loss. Received: "
                 f"noise_multiplier={noise_multiplier}, sampling_probability={probability}. "
@@ -164,7 +164,7 @@ def _full_batch_accountant(conversion):
     return accountant
 
 
-def _typical_loss(noise_multiplier, sampling_probability):
+def typical_loss(noise_multiplier, sampling_probability):
     """The root of the chi-squared divergence of one step: about its privacy loss."""
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
 

@@ -6,10 +6,10 @@ import math
 import os
 import tempfile
 
-from tfdpx.accounting import accountants
+from tfdpx.accounting import accountants, statement
 
-_FORMAT = "tfdpx.Ledger/3"
-_READABLE = (_FORMAT, "tfdpx.Ledger/2", "tfdpx.Ledger/1")
+_FORMAT = "tfdpx.Ledger/4"
+_READABLE = (_FORMAT, "tfdpx.Ledger/3", "tfdpx.Ledger/2", "tfdpx.Ledger/1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +74,9 @@ class Ledger:
 
     Args:
         entries: Tuple of `Entry`, in order of time.
+        is_complete: Bool. False where weights came from where no ledger could be seen: a file
+            without one, arrays, training with an ordinary optimizer. The entries are then a part of
+            what was spent, and `epsilon` is a lower bound.
 
     Example:
     >>> first = Ledger((Entry(noise_multiplier=4.0, sampling_probability=0.1, steps=100),))
@@ -83,6 +86,7 @@ class Ledger:
     """
 
     entries: tuple[Entry, ...] = ()
+    is_complete: bool = True
 
     def __post_init__(self):
         object.__setattr__(self, "entries", tuple(self.entries))
@@ -91,6 +95,11 @@ class Ledger:
             raise TypeError(
                 f"Argument `entries` must hold ledger entries only. Received: {wrong[0]!r}. Build "
                 "one as Entry(noise_multiplier, sampling_probability, steps)."
+            )
+        if self.is_complete not in (True, False):
+            raise TypeError(
+                "Argument `is_complete` must be True or False. Received: "
+                f"is_complete={self.is_complete!r}."
             )
 
     @classmethod
@@ -129,13 +138,14 @@ class Ledger:
                 if entry.sampling_probability is None
                 else entry
                 for entry in self.entries
-            )
+            ),
+            self.is_complete,
         )
 
     def __add__(self, other):
         """The ledger of both, on the same data: their losses compose.
 
-        Steps of one run that both have count once.
+        Steps of one run that both have count once. It is complete if both are.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
@@ -147,7 +157,7 @@ class Ledger:
                 entries.append(entry)
             elif entries[place].steps < entry.steps:
                 entries[place] = entry
-        return Ledger(tuple(entries))
+        return Ledger(tuple(entries), self.is_complete and other.is_complete)
 
     @property
     def is_approximate(self):
@@ -176,25 +186,19 @@ class Ledger:
                 and math.isclose(entry.sampling_probability, plan.sampling_probability)
             )
 
-        return Ledger(tuple(filter(is_known, self.entries)))
+        return Ledger(tuple(filter(is_known, self.entries)), self.is_complete)
 
     @property
     def steps(self):
         """Number of updates, over all entries."""
         return sum(entry.steps for entry in self.entries)
 
-    def epsilon(self, delta, accountant="pld"):
-        """The epsilon of all entries together, under adding or removing one example.
-
-        Args:
-            delta: Float in (0, 1).
-            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
-
-        Returns:
-            Float; 0.0 for an empty ledger, infinity if any step had no noise.
+    @property
+    def runs(self):
+        """Tuples `(noise_multiplier, sampling_probability, steps)`, alike steps joined.
 
         Raises:
-            ValueError: If an argument is out of its range, or a sampling probability is unknown.
+            ValueError: If a sampling probability is unknown.
         """
         alike = {}  # Joined, so that a run resumed many times is composed at once.
         for entry in self.entries:
@@ -206,13 +210,52 @@ class Ledger:
                 )
             key = (entry.noise_multiplier, entry.sampling_probability)
             alike[key] = alike.get(key, 0) + entry.steps
-        runs = tuple((*key, steps) for key, steps in sorted(alike.items()))
-        return accountants.composed_epsilon(runs, delta, accountant)
+        return tuple((*key, steps) for key, steps in sorted(alike.items()))
+
+    def epsilon(self, delta, accountant="pld"):
+        """The epsilon of all entries together, under adding or removing one example.
+
+        Args:
+            delta: Float in (0, 1).
+            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
+
+        Returns:
+            Float; 0.0 for an empty ledger, infinity if any step had no noise. A lower bound unless
+            `is_complete`.
+
+        Raises:
+            ValueError: If an argument is out of its range, or a sampling probability is unknown.
+        """
+        return accountants.composed_epsilon(self.runs, delta, accountant)
+
+    def statement(self, delta, *, num_examples=None, accountant="pld", dataset="the training data"):
+        """A text to cite: what is guaranteed, to whom, how, and under which assumptions.
+
+        It rests on the ledger alone, and is no signature: only the owner of the data can vouch for
+        it. `tfdpx.accounting.statement.text` takes more that a program knows.
+
+        Args:
+            delta: Float in (0, 1).
+            num_examples: Optional int, of the private data set; public.
+            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
+            dataset: String, the name of the data.
+
+        Returns:
+            String of lines of at most 88 characters. Epsilon is rounded up. It says so where there
+            is no differential privacy, nothing was spent, or not all that was spent is known.
+
+        Raises:
+            ValueError: If an argument is out of its range, or a sampling probability is unknown.
+        """
+        return statement.text(
+            self, delta, num_examples=num_examples, accountant=accountant, dataset=dataset
+        )
 
     def to_json(self):
         """The ledger as a JSON string."""
         entries = [dataclasses.asdict(entry) for entry in self.entries]
-        return json.dumps({"format": _FORMAT, "entries": entries}, indent=1)
+        content = {"format": _FORMAT, "entries": entries, "is_complete": self.is_complete}
+        return json.dumps(content, indent=1)
 
     @classmethod
     def from_json(cls, text):
@@ -228,7 +271,9 @@ class Ledger:
             content = json.loads(text)
             if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-            return cls(tuple(Entry(**entry) for entry in content["entries"]))
+            entries = tuple(Entry(**entry) for entry in content["entries"])
+            # Before version 4 nobody kept whether it was.
+            return cls(entries, content["is_complete"] if content["format"] == _FORMAT else True)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"Argument `text` is not a whole ledger: {error}. Received: {text[:80]!r}. The "

@@ -9,8 +9,9 @@ import scipy.stats
 
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
 from tfdpx._warnings import warn
-from tfdpx.accounting import accountants, calibration
+from tfdpx.accounting import accountants, calibration, statement
 from tfdpx.accounting.doubts import doubts
+from tfdpx.accounting.ledger import Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
 
@@ -237,7 +238,8 @@ class PrivacyPlan:
             class_weight: Optional dict from class to weight, instead of `sample_weight`.
             validation_split: Float in [0, 1). As in `fit`: this share of the arrays, the last, is
                 not drawn from, and `fit` validates on it. The plan's `num_examples` counts the
-                others alone.
+                others alone. That part is private too, and nothing accounts for it: callbacks may
+                act on its metrics only if the optimizer has `public_validation=True`.
             optimizer: Optional tfdpx optimizer, which then gives the seed and the step to begin at:
                 a run resumed by `tfdpx.callbacks.Checkpoint` sees the draws that it would have. The
                 dataset ends after the steps that the plan has left. Without it, draws are fresh
@@ -283,6 +285,41 @@ class PrivacyPlan:
             start=start,
             pad_to_multiple_of=pad_to_multiple_of,
             input_context=input_context,
+        )
+
+    def ledger_at(self, steps):
+        """The `tfdpx.accounting.Ledger` that so many updates of this plan leave.
+
+        Args:
+            steps: Int >= 0.
+        """
+        if steps == 0:
+            return Ledger()
+        facts = self.noise_multiplier, self.sampling_probability, steps
+        return Ledger((Entry(*facts, exact=not self.is_approximate),))
+
+    def statement(self, *, steps=None, dataset="the training data"):
+        """A text to cite: what a training by this plan guarantees, to whom, how, and if what.
+
+        Of a training that was made, `model.optimizer.ledger.statement(plan.delta)` says more.
+
+        Args:
+            steps: Optional int >= 0, of the updates that are made; the plan's if left out.
+            dataset: String, the name of the data.
+
+        Returns:
+            String of lines of at most 88 characters. Epsilon is rounded up.
+
+        Raises:
+            ValueError: If `steps` is negative or no integer.
+        """
+        return statement.text(
+            self.ledger_at(self.steps if steps is None else steps),
+            self.delta,
+            accountant=self.accountant,
+            num_examples=self.num_examples,
+            dataset=dataset,
+            is_planned=True,
         )
 
     def summary(self):

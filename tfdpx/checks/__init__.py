@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpx import keras_internals
+from tfdpx.checks.adapted import public
 from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.declared import declared_problems
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
@@ -38,6 +39,7 @@ __all__ = [
     "check_alone",
     "check_declared",
     "check_step",
+    "public",
     "separation_of",
     "why_alone",
 ]

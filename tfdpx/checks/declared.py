@@ -3,6 +3,7 @@
 import keras
 
 from tfdpx import keras_internals
+from tfdpx.checks.adapted import problems_of_adapted
 
 
 def declared_problems(model):
@@ -27,6 +28,7 @@ def declared_problems(model):
         )
     for layer in keras_internals.flatten_layers(model):
         yield from _problems_of_layer(layer)
+    yield from problems_of_adapted(model)
     if not model.trainable_variables:
         yield (
             f"Model '{model.name}' has no trainable variables, so there is nothing to train. Set "

@@ -48,7 +48,7 @@ class FeatureCovariance(Head):
         noise_multiplier: Float, in place of epsilon: that of equal releases.
         l2_norm_clip: Float, C_g.
         feature_norm_clip: Float, C_G; None for `l2_norm_clip`.
-        accountant: "gdp" (exact), "zcdp" as in the paper, "pld" or "rdp".
+        accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Attributes:

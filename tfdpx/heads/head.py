@@ -16,7 +16,7 @@ from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.heads import arguments, releases
 from tfdpx.heads.examples import Examples
 from tfdpx.heads.journal import Journal
-from tfdpx.run import account
+from tfdpx.run import origins
 
 _ROWS = 8192
 
@@ -221,8 +221,9 @@ class Head(abc.ABC):
         self._check_fitted()
         layer = keras.layers.Dense(self.num_classes, name=name)
         layer.build((None, len(self.kernel)))
-        layer.set_weights([self.kernel, self.bias])
-        account.attach(self.ledger, layer.variables)
+        layer.kernel.assign(self.kernel)
+        layer.bias.assign(self.bias)
+        origins.attach(self.ledger, layer.variables)
         return layer
 
     def _check_fitted(self):

@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 
-from tfdpx.run import files
+from tfdpx import _files as files
 from tfdpx.run.checkpoint import Checkpoint
 
 _FORMAT, _RELEASE = "tfdpx.HeadFit/2", "tfdpx.Release/2"

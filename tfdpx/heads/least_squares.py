@@ -41,7 +41,7 @@ class LeastSquares(Head):
         max_positives: Int, k: the most classes that an example has.
         noise_multiplier: Float, in place of epsilon.
         l2_norm_clip: Float, C.
-        accountant: "gdp" (exact), "zcdp" as in the paper, "pld" or "rdp".
+        accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
         class_memory: Int, bytes for the matrices of classes; changes no result but by rounding.
     """

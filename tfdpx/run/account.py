@@ -16,19 +16,15 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_hook
-from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx._warnings import warn
+from tfdpx.run import ledger_rows
+from tfdpx.run.ledger_rows import Facts
 from tfdpx.run.state import value_of
 from tfdpx.run.state import variable as shared_variable
-
-_ROWS = 64
 
 # id of a keras.Variable, which cannot be hashed -> accounts of the optimizers that trained it, as
 # long as the variable lives.
 _accounts = collections.defaultdict(set)
-
-# What tells one row from another.
-_Facts = collections.namedtuple("_Facts", "run noise_multiplier sampling_probability exact seeded")
 
 # Part of the number of every run of this process.
 _process = secrets.randbits(52)
@@ -52,21 +48,22 @@ class Account:
     Attributes:
         facts: `tf.Variable` float64 [rows, 5]: run, noise multiplier, sampling probability (0
             where it is unknown), whether the sampling is the accounted one, and whether a seed was
-            given.
+            given. A negative noise multiplier is that of a row of no updates.
         steps: `tf.Variable` int64 [rows]: updates. These two are to be saved.
     """
 
     def __init__(self, state, noise_multiplier):
-        self.facts = shared_variable(np.zeros([_ROWS, len(_Facts._fields)]), "float64")
-        self.steps = shared_variable(np.zeros([_ROWS]), "int64")
+        facts, steps = ledger_rows.table({})
+        self.facts, self.steps = shared_variable(facts, "float64"), shared_variable(steps, "int64")
         # The row that updates count in; nothing to save.
         self._row = shared_variable(0, "int64")
         self._state, self._noise_multiplier = state, float(noise_multiplier)
-        self._rows, self._open = {}, None  # _Facts -> updates
+        self._rows, self._open = {}, None  # Facts -> updates
         self._runs = set()  # Numbers of the runs that this optimizer has made.
         self._merged = float(secrets.randbits(52) | 1)
         self._counted = self._updates_at_write = state.updates
         self._written = {}
+        self._warned = set()  # Rows of unseen origin.
         self._variables = []  # Weak references: the weights must not outlive their model.
         self.renew()
 
@@ -102,7 +99,7 @@ class Account:
             The arguments of the last call, to go back to them; None at first.
         """
         last = self._open
-        facts = _Facts(
+        facts = Facts(
             float(self.run),
             self._noise_multiplier,
             float(sampling_probability or 0.0),
@@ -138,7 +135,7 @@ class Account:
 
     def count_update(self):
         """Called by the private step, once an update: keeps what is saved up to date."""
-        self.steps.assign_add(tf.one_hot(self._row, _ROWS, dtype=tf.int64))
+        self.steps.assign_add(tf.one_hot(self._row, ledger_rows.SIZE, dtype=tf.int64))
 
     def follow(self, variables):
         """Joins what was spent on any of these weights, by whichever optimizer, now and later.
@@ -159,25 +156,26 @@ class Account:
         Args:
             variables: List of `keras.Variable`, those that updates change.
         """
-        _spent_by(self, variables)
+        spent_by(self, variables)
 
     def ledger(self):
         """All that was spent on the weights, a `tfdpx.accounting.Ledger`."""
         self.synchronize()
-        return Ledger(
-            tuple(
-                Entry(
-                    noise_multiplier=facts.noise_multiplier,
-                    sampling_probability=facts.sampling_probability or None,
-                    steps=updates,
-                    exact=bool(facts.exact),
-                    run=int(facts.run),
-                    seeded=bool(facts.seeded),
-                )
-                for facts, updates in self._rows.items()
-                if updates
+        return ledger_rows.ledger(self._rows)
+
+    def warn_of_unseen(self):
+        """Warns, once, where weights came from where no ledger could be seen."""
+        self.synchronize()
+        found = ledger_rows.unseen(self._rows) - self._warned
+        if found and self._noise_multiplier:
+            self._warned |= found
+            warn(
+                "Weights of this model came from where no ledger could be seen: a file without "
+                "one, `set_weights`, or training with an ordinary optimizer. So epsilon is a lower "
+                "bound, and `ledger.is_complete` is False. If no private data are in these "
+                "weights, say `tfdpx.checks.public(model)`; if they were trained privately, load "
+                "the `.keras` file of that model."
             )
-        )
 
     def synchronize(self):
         """Joins what was loaded, restored, or spent by others, and writes the result down."""
@@ -187,12 +185,13 @@ class Account:
     def _collect(self):
         self._settle()
         since = self._state.updates - self._updates_at_write
-        saved = _table(value_of(self.facts), value_of(self.steps))
+        saved = ledger_rows.read(value_of(self.facts), value_of(self.steps))
         # What was written, and what updates have added to it, is nothing new.
-        self._join({f: n for f, n in saved.items() if n > self._written.get(f, 0) + max(since, 0)})
+        known = collections.Counter(self._written)
+        known[self._open] += max(since, 0)
+        self._join({f: n for f, n in saved.items() if n > known[f]})
         for account in self._others():
-            account._settle()
-            self._join(account._rows)
+            self._join(account.rows())
 
     def join_saved(self, facts, steps):
         """Joins a saved table, whose weights this optimizer trains from here on as another run.
@@ -205,8 +204,13 @@ class Account:
             ValueError: If it is no such table.
         """
         self._settle()
-        self._join(_table(np.asarray(facts), np.asarray(steps)))
+        self._join(ledger_rows.read(np.asarray(facts), np.asarray(steps)))
         self.renew()
+
+    def rows(self):
+        """Dict of what is known to be spent here: updates by their facts."""
+        self._settle()
+        return self._rows
 
     def _settle(self):
         """Counts the updates since the last call in the row that is open."""
@@ -221,15 +225,15 @@ class Account:
 
     def _write(self):
         rows = {f: n for f, n in self._rows.items() if n or f == self._open}
-        if len(rows) > _ROWS:
+        if len(rows) > ledger_rows.SIZE:
             rows = self._fewer(rows)
-        if len(rows) > _ROWS:
+        if len(rows) > ledger_rows.SIZE:
             raise RuntimeError(
                 f"The ledger of these weights has {len(rows)} different entries of noise and "
-                f"sampling, and room for {_ROWS}. Train them with fewer different settings."
+                f"sampling, and room for {ledger_rows.SIZE}. Train them with fewer different "
+                "settings."
             )
-        facts, steps = np.zeros([_ROWS, len(_Facts._fields)]), np.zeros([_ROWS], "int64")
-        facts[: len(rows)], steps[: len(rows)] = list(rows), list(rows.values())
+        facts, steps = ledger_rows.table(rows)
         self._written, self._updates_at_write = rows, self._state.updates
         self.facts.assign(facts)
         self.steps.assign(steps)
@@ -242,96 +246,33 @@ class Account:
         """
         merged = collections.Counter()
         for facts, updates in rows.items():
-            is_open = facts.run == self._open.run
-            merged[facts if is_open else facts._replace(run=self._merged)] += updates
+            if facts.noise_multiplier >= 0:
+                is_open = facts.run == self._open.run
+                merged[facts if is_open else facts._replace(run=self._merged)] += updates
+        if ledger_rows.unseen(rows):
+            # Of a new number: nobody has vouched for all of them.
+            merged.update(ledger_rows.of_unseen())
         return dict(merged)
 
 
-def pass_on(source, target):
-    """What was spent on some variables was spent on others too, which get their values.
+def accounts_of(variable):
+    """Set of the accounts whose updates, or saved ledgers, are in a `keras.Variable`."""
+    return _accounts.get(id(variable), set())
+
+
+def spent_by(account, variables):
+    """What was spent on these weights is in `account` too, from here on.
 
     Args:
-        source: List of `keras.Variable`.
-        target: List of `keras.Variable`, not yet in an optimizer.
-    """
-    for account in set().union(*(_accounts.get(id(variable), ()) for variable in source)):
-        _spent_by(account, target)
-
-
-class _Saved:
-    """What a file or a ledger says was spent on weights with no tfdpx optimizer to take it."""
-
-    updates = 0
-
-    def __init__(self, rows):
-        self._rows = rows
-
-    def _settle(self):
-        pass
-
-
-FACTS, STEPS = "ledger_facts", "ledger_steps"  # Names in files.
-
-
-def _keep_saved(model, arrays):
-    """Joins a saved ledger to whatever tfdpx optimizer the model has now or later."""
-    if FACTS in arrays and STEPS in arrays:
-        saved = _Saved(_table(arrays[FACTS], arrays[STEPS]))
-        _spent_by(saved, model.trainable_variables or model.variables)
-
-
-keras_hook.on_saved_optimizer(_keep_saved)
-
-
-def attach(ledger, variables):
-    """Joins a ledger to whatever tfdpx optimizer these weights have now or later.
-
-    Args:
-        ledger: `tfdpx.accounting.Ledger` whose entries name their runs.
+        account: An `Account` or a `tfdpx.run.origins.Saved`.
         variables: List of `keras.Variable`.
     """
-    rows = {
-        _Facts(
-            float(entry.run),
-            entry.noise_multiplier,
-            entry.sampling_probability or 0.0,
-            float(entry.exact),
-            float(entry.seeded),
-        ): entry.steps
-        for entry in ledger.entries
-    }
-    _spent_by(_Saved(rows), variables)
-
-
-def _spent_by(account, variables):
     for variable in variables:
         if id(variable) not in _accounts:
             weakref.finalize(variable, _accounts.pop, id(variable), None)
         _accounts[id(variable)].add(account)
 
 
-def _table(facts, steps):
-    """`{_Facts: updates}` of a saved table.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    columns = len(_Facts._fields)
-    if facts.shape == (_ROWS, columns - 1):  # Before version 0.2 nobody kept whether it was seeded.
-        facts = np.pad(facts, [(0, 0), (0, 1)])
-    if facts.shape != (_ROWS, columns) or steps.shape != (_ROWS,):
-        raise ValueError(
-            f"A saved ledger has arrays of shapes {(_ROWS, columns)} and {(_ROWS,)}. Received: "
-            f"{facts.shape} and {steps.shape}. The file is of another version of tfdpx."
-        )
-    rows = {}
-    for fact, updates in zip(facts.tolist(), steps.tolist(), strict=True):
-        if updates:
-            fact = _Facts(*fact)
-            if not (updates > 0 and fact.run > 0 and 0 <= fact.sampling_probability <= 1):
-                raise ValueError(
-                    f"Not a row of a ledger: {updates} updates of {fact}. The file is damaged, or "
-                    "something was assigned to the optimizer's ledger."
-                )
-            rows[fact] = max(updates, rows.get(fact, 0))
-    return rows
+def trained_by(account):
+    """Set of the ids of the live variables that `spent_by` was called with for `account`."""
+    return {key for key, accounts in _accounts.items() if account in accounts}

@@ -6,6 +6,7 @@ import math
 from tfdpx import keras_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.spent import NOTHING, Spent
 
 _DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
 
@@ -139,20 +140,21 @@ def used_up(optimizer, plan):
     )
 
 
-def epsilon_log(plan, optimizer):
+def epsilon_log(plan, optimizer, before=NOTHING):
     """The epsilon that was spent on the optimizer's weights, by its name in the logs."""
     approximate = plan.is_approximate or optimizer.epsilon_is_approximate
     name = "epsilon_approximate" if approximate else "epsilon"
-    return {name: epsilon_spent(optimizer, plan)}
+    return {name: epsilon_spent(optimizer, plan, before)}
 
 
-def epsilon_spent(optimizer, plan):
+def epsilon_spent(optimizer, plan, before=NOTHING):
     """Float: the epsilon of all updates behind the weights that an optimizer trains.
 
     Args:
         optimizer: A tfdpx optimizer.
         plan: A `PrivacyPlan`: gives delta, the accountant, and a sampling probability for updates
             where none is known.
+        before: `tfdpx.accounting.spent.Spent` on the same data that the ledger does not hold.
     """
-    ledger = optimizer.ledger.assuming(plan.sampling_probability)
-    return ledger.epsilon(plan.delta, plan.accountant)
+    spent = Spent(optimizer.ledger.assuming(plan.sampling_probability))
+    return (before + spent).epsilon(plan.delta, plan.accountant)

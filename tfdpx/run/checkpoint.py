@@ -17,9 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdpx import _files as files
 from tfdpx import keras_internals
 from tfdpx._arguments import is_integer, require
-from tfdpx.run import files
 
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"

@@ -71,6 +71,7 @@ def session_of(optimizer, model, arguments):
             if draws.held_out is not None and arguments.get("validation_data") is None:
                 arguments["validation_data"] = draws.held_out
             _lay_out(model, arguments, session)
+        optimizer.account.warn_of_unseen()
         yield session
 
 
@@ -94,6 +95,7 @@ def by_hand(optimizer, model, rows, sample_weight):
         if session is not None and session.thread != threading.get_ident():
             raise RuntimeError(BUSY)
         account.follow(model.variables)
+        account.warn_of_unseen()
         if session is None:
             stand_by(optimizer)
         else:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx.data.draws import draws_of
-from tfdpx.run.account import attach
+from tfdpx.run.origins import attach
 from tfdpx.run.state import value_of
 from tfdpx.run.state import variable as shared_variable
 

@@ -1,246 +1,218 @@
 """What finished runs have spent on one data set together: one statement for all of them."""
 
 import dataclasses
-import json
+import io
 import math
 import pathlib
+import re
+import zipfile
 
-from tfdpx.accounting.ledger import Entry, Ledger
+import h5py
+import numpy as np
+
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.record import Record
 from tfdpx.accounting.samplings import Sampling
+from tfdpx.accounting.spent import NOTHING, Spent
+from tfdpx.run import ledger_rows
 from tfdpx.train.config.errors import UserError
 
-REPORT, HEAD_LEDGER, HEAD = "report.json", "head.ledger.json", "head.json"
-
-_NEEDED = ("noise_multiplier", "sampling_probability", "steps", "sampling", "delta", "num_examples")
+_UNFINISHED = "checkpoint"
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one folder or file says was done to the data.
+    """A record, and the file that it was read from.
 
     Args:
         path: `pathlib.Path`.
-        about: String, a line on it.
-        ledger: `Ledger` of noisy updates, whose losses compose.
-        epsilon: Float, of what is no Gaussian update and adds up with all else.
-        added_delta: Float, the delta of `epsilon`.
-        delta: Float that its own report is for, or None.
-        num_examples: Int or None.
-        shuffled: Bool, whether batches were cut from permutations.
-        seeded: Bool, whether somebody chose the seed.
-        lower_bound: Float that an attack has proven epsilon to have at least, or None.
-        confidence: Float, of `lower_bound`.
+        record: `Record`.
     """
 
     path: pathlib.Path
-    about: str
-    ledger: Ledger = Ledger()
-    epsilon: float = 0.0
-    added_delta: float = 0.0
-    delta: float | None = None
-    num_examples: int | None = None
-    shuffled: bool = False
-    seeded: bool = False
-    lower_bound: float | None = None
-    confidence: float | None = None
+    record: Record
+
+    @property
+    def about(self):
+        """String, a line on it."""
+        record = self.record
+        data = record.data.name if record.data else "data that the file does not name"
+        what = record.results.get("model") or record.results.get("method") or "weights"
+        entries = [(entry, "") for entry in record.spent.ledger.entries]
+        entries += [
+            (entry, f", the best of {each.mean_runs:g} runs on average")
+            for each in record.spent.selected
+            for entry in each.ledger.entries
+        ]
+        spent = "; ".join(
+            f"{entry.steps} updates or releases at noise multiplier {entry.noise_multiplier:.4g} "
+            f"and sampling probability {entry.sampling_probability or math.nan:.4g}{more}"
+            for entry, more in entries
+        )
+        searched = ""
+        if record.searched and not record.spent.selected:
+            searched = f"; searched by {record.searched}, which no epsilon covers"
+        return f"{record.program}, {what} on {data}, {record.sampling} sampling: {spent}{searched}"
 
 
 def read(path):
-    """The `Run` of a working folder, of a ledger's file, or of an audit's report.
+    """The runs of a working folder, of all folders in it, or of one file.
 
     Args:
-        path: String.
+        path: String: a folder, a `record.json`, a `.keras` file, or a file of `Ledger.save`.
+
+    Returns:
+        List of `Run`.
 
     Raises:
-        UserError: If nothing there says what was spent.
+        UserError: If nothing there says what was spent, or a run is not finished.
     """
     path = pathlib.Path(path).expanduser()
-    if (path / REPORT).is_file():
-        return _of_report(path, _json(path / REPORT))
-    if (path / HEAD_LEDGER).is_file():
-        return _of_head(path)
-    if path.is_file():
-        content = _json(path)
-        if "epsilon_lower_bound" in content:
-            return _of_report(path, content)
-        with_name = f"ledger, {path.name}"
-        try:
-            return Run(path, with_name, Ledger.load(path))
-        except ValueError as error:
-            raise UserError(f"Received: --workdir={path}. {error}") from error
-    if (path / "checkpoint").is_dir():
-        raise UserError(
-            f"The run in {path} is not finished, and only its secret checkpoint knows what it has "
-            "spent: finish it with --resume, or restore its model and read "
-            f"`model.optimizer.ledger`. Received: --workdir={path}."
-        )
-    raise UserError(
-        f"Nothing in {path} says what was spent: it has neither {REPORT} nor {HEAD_LEDGER}, and is "
-        f"no file of a ledger. Received: --workdir={path}. Name the folder of a finished run."
-    )
-
-
-def _of_report(path, report):
-    if "epsilon_lower_bound" in report:
-        return Run(
-            path,
-            "audit",
-            delta=report.get("delta"),
-            lower_bound=float(report["epsilon_lower_bound"]),
-            confidence=report.get("confidence"),
-        )
-    missing = [name for name in _NEEDED if name not in report]
-    if missing:
-        raise UserError(
-            f"The report in {path} does not say what was spent: it has no "
-            f"{', '.join(missing)}. Received: --workdir={path}. Name a folder of "
-            "tfdpx.train.classify or tfdpx.train.features."
-        )
-    shuffled = report["sampling"] == "shuffle"
-    entry = Entry(
-        noise_multiplier=float(report["noise_multiplier"]),
-        sampling_probability=report["sampling_probability"],
-        steps=report["steps"],
-        exact=not shuffled and not report.get("epsilon_is_approximate", False),
-    )
-    about = (
-        f"{report.get('model')} on {report.get('dataset')}: {entry.steps} updates at noise "
-        f"multiplier {entry.noise_multiplier:.4g} and sampling probability "
-        f"{entry.sampling_probability:.4g}, {report['sampling']} sampling"
-    )
-    released = report.get("individual_release_epsilon")
-    if released is not None:
-        about += f"; statistics of individual epsilons at epsilon {released:.4g}"
-    return Run(
-        path,
-        about,
-        Ledger((entry,)),
-        epsilon=released or 0.0,
-        added_delta=report["delta"] or 0.0 if released else 0.0,
-        delta=report["delta"],
-        num_examples=report["num_examples"],
-        shuffled=shuffled,
-        seeded=bool(report.get("seeded")),
-    )
-
-
-def _of_head(path):
-    report = _json(path / HEAD) if (path / HEAD).is_file() else {}
-    about = f"head {report.get('method', '')}: Gaussian releases of full batches"
-    delta, count = report.get("delta"), report.get("num_examples")
-    if "epsilon_of_a_run" in report:  # The best of several private runs: what that costs adds up.
-        about += f", the best of several runs, at epsilon {report['epsilon']:.4g} for all of them"
-        return Run(
-            path, about, epsilon=float(report["epsilon"]), added_delta=delta, num_examples=count
-        )
-    if report.get("search_is_private") is False:
-        about += "; its arguments were searched for on the same data, which this does not cover"
-    return Run(path, about, Ledger.load(path / HEAD_LEDGER), delta=delta, num_examples=count)
-
-
-def _json(path):
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"Cannot read {path}: {error}.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds no report and no ledger.")
-    return content
+        if path.is_file():
+            return [Run(path, _of_file(path))]
+        found = [Run(file, records.read(file)) for file in sorted(path.rglob(records.FILE))]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"Received: --workdir={path}. {error}") from error
+    finished = {run.path.parent for run in found}
+    for folder in path.rglob(_UNFINISHED):
+        if folder.is_dir() and folder.parent not in finished:
+            raise UserError(
+                f"The run in {folder.parent} is not finished, and only its checkpoint knows what it"
+                " has spent: finish it with --resume, or restore its model and read "
+                f"`model.optimizer.ledger`. Received: --workdir={path}."
+            )
+    if not found:
+        raise UserError(
+            f"Nothing in {path} says what was spent: it holds no {records.FILE}, and is neither a "
+            f".keras file nor one of a ledger. Received: --workdir={path}. Name the folder of a "
+            "finished run."
+        )
+    return found
+
+
+def _of_file(path):
+    if path.suffix == ".keras":
+        record = records.read(path)
+        if record is not None:
+            return record
+        ledger = _ledger_in(path)
+    elif path.name == records.FILE:
+        return records.read(path)
+    else:
+        ledger = Ledger.load(path)
+    return Record("a file of a ledger", None, Spent(ledger), None)
+
+
+def _ledger_in(path):
+    """The `Ledger` that Keras saved with a private optimizer, read without Keras."""
+    with zipfile.ZipFile(path) as archive:
+        weights = io.BytesIO(archive.read("model.weights.h5"))
+    with h5py.File(weights) as file:
+        saved = file.get("optimizer/vars", {})
+        if ledger_rows.FACTS not in saved:
+            raise ValueError(
+                "The file holds neither the record of a run nor a private optimizer, so nobody "
+                "knows what its weights have spent. Save the compiled model, with its optimizer."
+            )
+        facts, steps = (np.array(saved[name]) for name in (ledger_rows.FACTS, ledger_rows.STEPS))
+    return ledger_rows.ledger(ledger_rows.read(facts, steps))
 
 
 @dataclasses.dataclass(frozen=True)
 class Total:
     """What several runs on the same data have spent together.
 
-    Their Gaussian updates compose; what is no such update adds its own epsilon and delta. Where a
-    run was shuffled, neighbours are those of shuffling for all: for Poisson samples and full
-    batches an example that is emptied costs what one that is removed does.
+    Their Gaussian updates compose; the best of a random number of runs adds its own epsilon and
+    delta. What several files tell of counts once. Where a run was shuffled, neighbours are those of
+    shuffling for all: for Poisson samples and full batches an example that is emptied costs what
+    one that is removed does.
 
     Args:
         runs: Tuple of `Run`.
-        delta: Float for the updates, or None for that of the reports.
+        delta: Float for the updates, or None for that of the records.
+        same_data: Bool, the user's word that all were on the same data.
 
     Raises:
-        UserError: If the reports are for different deltas or numbers of examples.
+        UserError: If the records are for different deltas or different data.
     """
 
     runs: tuple
     delta: float | None = None
+    same_data: bool = False
 
     def __post_init__(self):
-        deltas = {run.delta for run in self.runs} - {None}
+        deltas = {run.record.delta for run in self.runs} - {None}
         if self.delta is None:
-            if len(deltas) != 1:
+            if len(deltas) > 1 or (not deltas and self.spent.ledger.entries and self._has_noise):
                 found = ", ".join(f"{delta:g}" for delta in sorted(deltas)) or "none"
                 raise UserError(f"Give --delta: the runs have no one delta. Found: {found}.")
-            object.__setattr__(self, "delta", deltas.pop())
-        counts = {run.num_examples for run in self.runs} - {None}
-        if len(counts) > 1:
+            object.__setattr__(self, "delta", next(iter(deltas), None))
+        data = [run.record.data for run in self.runs if run.record.data]
+        other = next((each for each in data if not _same(each, data[0])), None)
+        if other is not None and not self.same_data:
             raise UserError(
-                "These runs are not of one data set, so nothing composes: they have "
-                f"{', '.join(map(str, sorted(counts)))} examples. Give a statement for each."
+                f"These runs are not of one data set: {data[0].name} and {other.name} "
+                "have different identifiers. Give a statement for each; or, if the same people are "
+                "in both, --same_data, which adds up what all have spent."
             )
-        object.__setattr__(self, "_num_examples", counts.pop() if counts else None)
+
+    @property
+    def _has_noise(self):
+        return all(entry.noise_multiplier for entry in self.spent.ledger.entries)
+
+    @property
+    def spent(self):
+        """`Spent` of all, shuffled batches as they were drawn."""
+        return sum((run.record.judged_as_drawn() for run in self.runs), NOTHING)
 
     @property
     def num_examples(self):
-        """Int, or None where no run says it."""
-        return self._num_examples
+        """Int, or a list where the runs took different parts; None where no run says it."""
+        known = {run.record.data.num_examples for run in self.runs if run.record.data} - {None}
+        return sorted(known) if len(known) > 1 else next(iter(known), None)
 
     @property
     def neighbours(self):
         """Which data sets are neighbours."""
-        return "zero_out" if any(run.shuffled for run in self.runs) else "add_or_remove_one"
+        return "zero_out" if self._is_shuffled else "add_or_remove_one"
+
+    @property
+    def _is_shuffled(self):
+        return any(run.record.sampling == "shuffle" for run in self.runs)
 
     @property
     def is_approximate(self):
         """Bool: whether any batches were drawn in a way that no accountant here judges."""
-        return any(not e.exact for run in self.runs if not run.shuffled for e in run.ledger.entries)
-
-    @property
-    def total_delta(self):
-        """Float: the delta of all together."""
-        return self.delta + sum(run.added_delta for run in self.runs)
-
-    @property
-    def steps(self):
-        """Int: noisy updates of all runs."""
-        return sum(run.ledger.steps for run in self.runs)
-
-    @property
-    def lower_bound(self):
-        """Float: the most that an attack has proven; None without an audit."""
-        return max((r.lower_bound for r in self.runs if r.lower_bound is not None), default=None)
+        return any(
+            not entry.exact
+            for run in self.runs
+            if run.record.sampling != "shuffle"
+            for entry in run.record.spent.ledger.entries
+        )
 
     def epsilon_by(self, accountant):
-        """Epsilon of all at `total_delta`, by "pld" or "rdp"; None where it cannot be resolved.
+        """Epsilon of all at the total delta, by "pld" or "rdp"; None where it cannot be resolved.
 
         Args:
-            accountant: "pld" or "rdp".
+            accountant: "pld" or "rdp", for the updates.
         """
-        together = sum((self._judged(run) for run in self.runs), Ledger())
         try:
-            spent = together.epsilon(self.delta, accountant)
+            return self.spent.epsilon(self.delta, accountant)
         except ValueError:
             return None
-        return spent + sum(run.epsilon for run in self.runs)
-
-    @staticmethod
-    def _judged(run):
-        """The run's ledger as an accountant is to be asked."""
-        if not run.shuffled:
-            return run.ledger
-        entries = []
-        for entry in run.ledger.entries:
-            facts = (entry.noise_multiplier, entry.sampling_probability, entry.steps)
-            noise, probability, steps = Sampling("shuffle").run(*facts)
-            entries.append(Entry(noise, probability, steps))
-        return Ledger(tuple(entries))
 
     @property
-    def is_seeded(self):
-        """Bool: whether somebody has given the seed of draws or noise of a run."""
-        return any(run.seeded or run.ledger.is_seeded for run in self.runs)
+    def _problems(self):
+        """Why nothing of it is to be released, sentences."""
+        spent = self.spent
+        if spent.is_seeded:
+            yield "A run had a seed that somebody chose, and who knows it can remove the noise."
+        if not spent.is_complete:
+            yield "Weights came from where no ledger could be seen: what they had spent is unknown."
+        if any(run.record.searched and not run.record.spent.selected for run in self.runs):
+            yield "Arguments were searched on the same data, which no epsilon covers."
 
     def record(self):
         """Dict of JSON values."""
@@ -248,62 +220,56 @@ class Total:
         return {
             "solved": "epsilon",
             "runs": len(self.runs),
+            "dataset": next((run.record.data.name for run in self.runs if run.record.data), None),
             "num_examples": self.num_examples,
-            "steps": self.steps,
-            "delta": self.total_delta,
+            "steps": self.spent.steps,
+            "delta": self.spent.total_delta(self.delta),
             "epsilon": spent,
             "epsilon_pld": spent,
             "epsilon_rdp": self.epsilon_by("rdp"),
             "neighbours": self.neighbours,
             "epsilon_is_approximate": self.is_approximate,
-            "epsilon_lower_bound": self.lower_bound,
-            "releasable": spent != math.inf and not self.is_seeded,
+            "releasable": spent not in (None, math.inf) and not list(self._problems),
         }
 
     def statement(self):
-        """The guarantee of all runs together, in words.
-
-        Raises:
-            UserError: If an audit has proven more than the account says.
-        """
+        """The guarantee of all runs together, in words."""
         spent = self.epsilon_by("pld")
         lines = ["What was done to the data:"]
         lines += [f"- {run.path}: {run.about}." for run in self.runs]
         if spent == math.inf:
-            return "\n".join([*lines, "", "There was no noise: epsilon is infinite."])
+            return "\n".join(
+                [*lines, "", "Without noise there is no privacy: epsilon is infinite."]
+            )
         about = "about " if self.is_approximate else ""
         lines += [
             "",
-            f"All together are {about}({spent:.4g}, {self.total_delta:.3g})-differentially private "
-            f"under {_NEIGHBOURS[self.neighbours]}: by privacy loss distributions of "
-            "dp_accounting. The number of examples is public.",
+            f"All together are {about}({spent:.4g}, {self.spent.total_delta(self.delta):.3g})-"
+            f"differentially private under {_NEIGHBOURS[self.neighbours]}: by privacy loss "
+            "distributions of dp_accounting. The number of examples is public. What several of "
+            "these files tell of counts once.",
         ]
-        if self.neighbours == "zero_out":
+        if self._is_shuffled:
             lines.append(f"For shuffled batches this is {Sampling('shuffle').about}.")
         if self.is_approximate:
             lines.append(
                 "Some batches were not drawn by a plan, so nobody knows their sampling: they count "
                 "as if they were Poisson samples, which no theorem covers."
             )
-        if any(run.epsilon for run in self.runs):
-            lines.append("What is no Gaussian update adds its own epsilon and delta.")
-        if self.is_seeded:
-            lines.append(
-                "Not releasable: a run had a seed that somebody chose, and who knows it can remove "
-                "the noise."
-            )
-        if self.lower_bound is not None:
-            if self.lower_bound > spent and not self.is_approximate:
-                raise UserError(
-                    f"An audit has proven epsilon to be at least {self.lower_bound:.4g}, and the "
-                    f"account says {spent:.4g}: the guarantee is broken, or the audit is of other "
-                    "runs. Do not release anything."
-                )
-            lines.append(
-                f"An attack has proven that epsilon is at least {self.lower_bound:.4g}: no "
-                "contradiction. It would not see what it did not look for."
-            )
+        if self.spent.selected:
+            lines.append("The best of several runs adds its own epsilon and delta (RDP).")
+        if any(run.record.data is None for run in self.runs):
+            lines.append("A file names no data: what it tells of counts as if on the same.")
+        lines += [f"Not releasable: {problem}" for problem in self._problems]
         return "\n".join(lines)
+
+
+def _same(one, other):
+    """Whether two `Data` may share examples: parts of one public data set count as all of it."""
+    if one.identifier is not None or other.identifier is not None:
+        return one.identifier == other.identifier
+    first, second = (re.split("[:/]", each.name)[0] for each in (one, other))
+    return first == second
 
 
 _NEIGHBOURS = {

@@ -5,6 +5,7 @@ import pathlib
 
 from absl import flags
 
+from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError
 
 WORKDIR = flags.DEFINE_string(
@@ -56,7 +57,7 @@ def make_workdir(path, is_chief=True):
             (workdir / ".writable").unlink()
     except OSError as error:
         raise UserError(f"Cannot write to --workdir={path}: {error}.") from error
-    if (workdir / "report.json").exists():
+    if (workdir / records.FILE).exists():
         raise UserError(
             f"The folder --workdir={path} holds a finished run. Choose another, or delete it."
         )

@@ -81,7 +81,7 @@ class Training(Settings):
         default=None,
     )
     allow_seen_data: bool = setting(
-        "Start from weights that were trained on these images before; their epsilon is added.",
+        "Start from weights that saw these images without an account: epsilon is infinite.",
         default=False,
     )
     individual: bool = setting(

@@ -29,17 +29,18 @@ def split(labels, shots, seed):
     return public, np.setdiff1d(np.arange(len(labels)), public)
 
 
-def shifted(images, kind):
+def shifted(images, kind, largest=255):
     """Images of another domain, of the same shape and dtype.
 
     Args:
         images: uint8 `[n, side, side, channels]`.
         kind: "none"; "rotated", by a quarter turn; "inverted", light for dark.
+        largest: Number, the largest grey level of the file format: that of the images is private.
     """
     if kind == "rotated":
         return np.rot90(images, axes=(1, 2))
     if kind == "inverted":
-        return images.max() - images
+        return (largest - images).astype(images.dtype)
     return images
 
 

@@ -5,6 +5,7 @@ import pathlib
 
 import keras
 
+from tfdpx.accounting.spent import NOTHING
 from tfdpx.callbacks import epsilon_spent, steps_taken
 from tfdpx.run.session import after_save
 from tfdpx.train.report.record import to_json
@@ -19,16 +20,17 @@ class Curve(keras.callbacks.Callback):
         path: File to write.
         plan: `tfdpx.PrivacyPlan` that says how much of the budget is spent.
         steps: Updates that the restored model has taken; later rows of the file are dropped.
+        before: `Spent` on the same data before the run.
 
     Attributes:
         rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and `accuracy`
             (on the validation data given to `fit`).
     """
 
-    def __init__(self, path, plan, steps):
+    def __init__(self, path, plan, steps, before=NOTHING):
         super().__init__()
         self._path = pathlib.Path(path)
-        self._plan = plan
+        self._plan, self._before = plan, before
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         rows = [{**row, "epsilon": float(row["epsilon"])} for row in map(json.loads, lines)]
         self.rows = [row for row in rows if row["step"] <= steps]
@@ -40,7 +42,7 @@ class Curve(keras.callbacks.Callback):
         self.rows.append(
             {
                 "step": steps,
-                "epsilon": epsilon_spent(self.model.optimizer, self._plan),
+                "epsilon": epsilon_spent(self.model.optimizer, self._plan, self._before),
                 "accuracy": float(logs["val_accuracy"]),
             }
         )

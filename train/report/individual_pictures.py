@@ -6,6 +6,8 @@ All of them show private data.
 import numpy as np
 from matplotlib import figure
 
+from tfdpx.train.report.pictures import as_text
+
 _STRATA, _TENTHS = 5, 10
 
 
@@ -112,7 +114,8 @@ def _bars_and_line(names, bars, line, label, path):
     axes.bar(places, bars, color="tab:blue", alpha=0.6)
     axes.set_ylim(0.9 * min(bars), 1.05 * max(bars))
     axes.set_ylabel(r"mean individual $\varepsilon$ (bars)")
-    axes.set_xticks(places, names, rotation=45 if max(map(len, names)) > 3 else 0)
+    rotation = 45 if max(map(len, names)) > 3 else 0
+    axes.set_xticks(places, [as_text(name) for name in names], rotation=rotation)
     second = axes.twinx()
     second.plot(places, line, color="tab:red", marker="o")
     second.set_ylabel(label, color="tab:red")

@@ -70,8 +70,9 @@ def confusion_matrix(labels, predictions, class_names, path):
     axes.set_ylabel("true class")
     axes.set_title(f"{int(np.trace(counts))} of {len(labels)} right")
     if num_classes <= MAX_LABELLED_CLASSES:
-        axes.set_xticks(np.arange(num_classes), class_names, rotation=45, ha="right")
-        axes.set_yticks(np.arange(num_classes), class_names)
+        shown = [as_text(name) for name in class_names]
+        axes.set_xticks(np.arange(num_classes), shown, rotation=45, ha="right")
+        axes.set_yticks(np.arange(num_classes), shown)
         for row, column in zip(*np.nonzero(counts), strict=True):
             colour = "white" if percent[row, column] > 50 else "black"
             text = str(counts[row, column])
@@ -91,6 +92,11 @@ def write_to_tensorboard(paths, log_dir, step):
         for path in map(pathlib.Path, paths):
             picture = tf.io.decode_png(path.read_bytes(), channels=3)
             tf.summary.image(path.stem, picture[None], step=step)
+
+
+def as_text(name):
+    """The name of a class as matplotlib is to show it: a pair of dollars means a formula to it."""
+    return str(name).replace("$", r"\$")
 
 
 def _piecewise(x, from_points, to_points):

@@ -1,10 +1,11 @@
 """What a run found: a table for people and one line of JSON for programs."""
 
 import json
-import math
-import os
 
 from rich import console, table
+from rich.text import Text
+
+from tfdpx.accounting.record import plain
 
 
 def to_json(record):
@@ -17,20 +18,7 @@ def to_json(record):
         record: Dict of strings, booleans, None, Python numbers or numpy scalars, and of lists and
             dicts of these.
     """
-    return json.dumps(_plain(record), allow_nan=False)
-
-
-def write(record, path, indent=None):
-    """Writes a dict as a file of JSON, whole or not at all.
-
-    Args:
-        record: Dict as for `to_json`.
-        path: `pathlib.Path`.
-        indent: Spaces to indent by, for people; None for one line.
-    """
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(_plain(record), allow_nan=False, indent=indent) + "\n")
-    os.replace(fresh, path)
+    return json.dumps(plain(record), allow_nan=False)
 
 
 def print_table(record, title, file=None):
@@ -41,26 +29,13 @@ def print_table(record, title, file=None):
         title: Heading.
         file: Where to print; `None` is the standard output.
     """
-    rows = table.Table(title=title, show_header=False)
+    # As text: what a file or a folder is called may look like markup.
+    rows = table.Table(title=Text(title), show_header=False)
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
     for key, value in record.items():
-        rows.add_row(key.replace("_", " "), _readable(_plain(value)))
+        rows.add_row(key.replace("_", " "), Text(_readable(plain(value))))
     console.Console(file=file).print(rows)
-
-
-def _plain(value):
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if hasattr(value, "item"):  # numpy scalars
-        value = value.item()
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return value
 
 
 def _readable(value):

@@ -43,10 +43,11 @@ def describe(settings, seconds_per_update=None):
         seconds_per_update: Optional float, what an update takes.
 
     Returns:
-        Dict. Both accountants judge the same updates, so `epsilon_rdp` and `epsilon_pld` differ
-        whichever of the two solved for the missing quantity; None where the accountant cannot
-        resolve so small a loss, infinity without privacy. `images_per_update` counts views, on
-        average. `estimated_hours` is None if no time is given.
+        Dict. `epsilon` is what `accountant`, the one of the run, gives. Both accountants judge the
+        same updates, so `epsilon_rdp` and `epsilon_pld` differ whichever of the two solved for the
+        missing quantity; None where the accountant cannot resolve so small a loss, infinity without
+        privacy. `images_per_update` counts views, on average. `estimated_hours` is None if no time
+        is given.
 
     Raises:
         UserError: If the size of the data set is not known, or the values do not go together.
@@ -91,6 +92,8 @@ def describe(settings, seconds_per_update=None):
         "steps": plan.steps,
         "epochs": plan.steps * plan.sampling_probability,
         "delta": plan.delta if settings.private else None,
+        "accountant": plan.accountant,
+        "epsilon": _epsilon(plan, plan.accountant),
         "epsilon_rdp": _epsilon(plan, "rdp"),
         "epsilon_pld": _epsilon(plan, "pld"),
         "epsilon_is_approximate": plan.is_approximate,

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from tfdpx import keras_internals
-from tfdpx.run import account
+from tfdpx.run import origins
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers
 
@@ -138,9 +138,11 @@ def _before_last(model):
 
 def _read(path, flag="init_from"):
     try:
-        return keras.saving.load_model(path, compile=False)
+        model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"Cannot read --{flag}={path}: {error}") from error
+    origins.vouch(model)  # `origin` accounts for what the file has seen.
+    return model
 
 
 def _standardization(source, path, flag="init_from"):
@@ -180,7 +182,7 @@ def _copy(source, model, path):
     for a, b in zip(old, new, strict=True):
         if id(b) not in last:
             b.assign(a)
-    account.pass_on(old, new)
+    origins.pass_on(old, new)
 
 
 def _load_weights(model, path):
@@ -191,3 +193,4 @@ def _load_weights(model, path):
             f"The weights of --init_from={path} do not fit --model={model.name} with "
             f"{model.output_shape[-1]} classes (a .keras file may have other classes): {error}"
         ) from error
+    origins.vouch(model)  # As in `_read`.

@@ -14,6 +14,7 @@ import numpy as np
 import tfdpx
 from tfdpx import sampling
 from tfdpx.accounting.groups import group_report
+from tfdpx.accounting.ledger import Ledger
 from tfdpx.data.examples import as_examples
 from tfdpx.run.session import after_save
 from tfdpx.train.report import individual_pictures as pictures
@@ -97,21 +98,22 @@ def losses(model, examples):
 
 
 def release(each, noise_multiplier):
-    """Statistics for the report, a dict; empty unless a noise multiplier asks for them.
+    """Statistics for the record, a dict, and their `Ledger`; empty if no noise multiplier asks.
 
     Args:
         each: The `IndividualAccountant` of the run.
         noise_multiplier: Float or None.
     """
     if noise_multiplier is None:
-        return {}
+        return {}, Ledger()
     found = each.release(noise_multiplier=noise_multiplier)
-    return {
+    quantiles = {str(share): value for share, value in found.quantiles.items()}
+    released = {
         "individual_mean": found.mean,
-        "individual_quantiles": {str(share): value for share, value in found.quantiles.items()},
+        "individual_quantiles": quantiles,
         "individual_release_epsilon": found.epsilon,
-        "total_epsilon": found.total_epsilon,
     }
+    return released, found.ledger
 
 
 def write(epsilons, worst, history, model, data, workdir):

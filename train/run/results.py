@@ -1,61 +1,49 @@
-"""What a finished run writes: the model, the pictures, the statement and the report."""
+"""What a finished run writes: the model, its record, the statement, and then the pictures."""
 
-from tfdpx.train.report import pictures, privacy_statement, run_file
-from tfdpx.train.report import record as record_file
-from tfdpx.train.run import image_input, origin
+from tfdpx import _files as files
+from tfdpx.accounting import record as records
+from tfdpx.train.report import pictures
+from tfdpx.train.report.record import print_table
 
 
-def write(record, settings, model, ledger, seen, plan, data, measured, rows, workdir):
-    """Writes everything to the working directory, the report last, and prints the table.
+def write(record, model, data, measured, rows, workdir):
+    """Writes everything to the working directory, pictures last, and prints statement and table.
 
     Args:
-        record: Dict, the report.
-        settings: The `training.Training`.
+        record: `tfdpx.accounting.record.Record`, of which the model gets a copy.
         model: A `keras.Model` that was never compiled: a .keras file of a compiled model holds the
-            optimizer, whatever `include_optimizer` says, and with it the seed of the noise.
-        ledger: `tfdpx.accounting.Ledger` of its weights.
-        seen: What the model had seen before the run, of `origin.seen_by`.
-        plan: The `tfdpx.PrivacyPlan`.
+            optimizer, whatever `include_optimizer` says.
         data: `loading.ImageData`.
         measured: `evaluation.Measured`.
         rows: Those of `curve.Curve`.
         workdir: `pathlib.Path`.
     """
     model.save(workdir / "model.keras")
-    origin.write(workdir / "model.keras", seen, record)
-    image_input.write(workdir / "model.keras", data)
-
+    write_record(record, workdir)
     names = ("learning_curve.png", "confusion_matrix.png")
     pictures.learning_curve(rows, workdir / names[0], data.eval_split)
     pictures.confusion_matrix(
         measured.labels, measured.predictions, data.class_names, workdir / names[1]
     )
     pictures.write_to_tensorboard(
-        [workdir / name for name in names], workdir / "tensorboard" / "pictures", record["steps"]
+        [workdir / name for name in names],
+        workdir / "tensorboard" / "pictures",
+        record.results["steps"],
     )
 
-    text = privacy_statement.statement(
-        plan,
-        record["steps"],
-        dataset=record["dataset"],
-        epsilon=record["epsilon"],
-        delta=record["delta"],
-        clip=record["l2_norm_clip"],
-        is_approximate=record["epsilon_is_approximate"],
-        seen=seen or (),
-        repeated=origin.repeated(seen or (), settings.dataset),
-        is_seeded=record["seeded"],
-    )
-    if "total_epsilon" in record:
-        text += (
-            "\nStatistics of the individual epsilons were released too, in report.json. Together "
-            f"with them the run is ({record['total_epsilon']:.4g}, {record['delta']:.3g})-DP.\n"
-        )
-    if record["separation"] and record["private"]:
-        text += f"\nThat examples keep apart in the model and the loss is {record['separation']}.\n"
-    (workdir / "privacy_statement.txt").write_text(text)
+
+def write_record(record, workdir):
+    """Writes the record into the model and the folder, and the statement; prints both.
+
+    The file of the record says that the run has ended: it comes last.
+
+    Args:
+        record: As for `write`.
+        workdir: `pathlib.Path` of a folder with a `model.keras`.
+    """
+    record.save(workdir / "model.keras")
+    text = record.statement()
+    files.write(workdir / "privacy_statement.txt", text.encode(), mode=0o644)
+    record.save(workdir / records.FILE)
     print(text)
-    record_file.print_table(record, title=f"{record['model']} on {record['dataset']}")
-    described = run_file.describe(record, settings, data, ledger, seen)
-    record_file.write(described, workdir / "run.json", indent=2)
-    record_file.write(record, workdir / "report.json")
+    print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")

@@ -7,7 +7,6 @@ noise: one image changes that by 1, and no image needs to be held out.
 
 import dataclasses
 import itertools
-import json
 import pathlib
 import secrets
 import shutil
@@ -17,13 +16,14 @@ import keras
 import numpy as np
 
 from tfdpx.accounting import calibration, selection
-from tfdpx.accounting.ledger import Entry
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.spent import NOTHING, Selected, Spent
 from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
-from tfdpx.train.report import record as record_file
-from tfdpx.train.run import choice, evaluation, noisy_score
+from tfdpx.train.run import choice, evaluation, noisy_score, origin, results
 from tfdpx.train.sweeps import grid, runs
 
 # What all runs must share, or what the guarantee has no room for.
@@ -66,6 +66,8 @@ def tune(preset, given, swept, mean, workdir, extra):
         raise UserError(f"The images must fit in memory. Received: --dataset={data.name}.")
     points = [(point, choice.complete(settings, data.num_train)[0]) for point, settings in points]
     entries, score, shared = _noise(points, data.num_train, mean)
+    seen = {origin.seen_by(origin.files(settings), settings.init_data) for _, settings in points}
+    before = sum((origin.on_same_data(each, shared.dataset) for each in seen), NOTHING)
     sigma = entries[0].noise_multiplier
     workdir.mkdir(parents=True, exist_ok=True)
     top = None
@@ -86,10 +88,10 @@ def tune(preset, given, swept, mean, workdir, extra):
             else:
                 shutil.rmtree(there)
         right, point, found = top
-        spent = selection.selection_epsilon(entries, shared.delta, mean)
-        record = _describe(found, point, spent, shared, mean, right / data.num_train)
+        selected = Selected(Ledger(tuple(entries)), mean, shared.delta)
+        record = _record(found, point, before, selected, right / data.num_train)
         shutil.move(found, best)
-    return {**record, "workdir": str(best)}
+    return {**record.view(), "workdir": str(best)}
 
 
 def _points(preset, given, swept):
@@ -117,12 +119,14 @@ def _check(settings):
         "epsilon": settings.epsilon is not None,
         "noise_multiplier": settings.noise_multiplier is None,
         "seed": settings.seed is None,
+        "individual": not settings.individual,
     }
     for name, fits in must.items():
         if not fits:
             raise UserError(
                 "Flag --private_tuning needs --epsilon, from which the noise follows, Poisson "
-                "sampling, no seed, and no images held out: it measures on those it trains on. "
+                "sampling, no seed, no epsilons of single images, and no images held out: it "
+                "measures on those it trains on. "
                 f"Received: --{name}={getattr(settings, name)}."
             )
 
@@ -168,28 +172,28 @@ def _right(folder, data):
     return np.sum(np.asarray(measured.predictions) == np.asarray(measured.labels))
 
 
-def _describe(folder, point, spent, settings, mean, noisy_accuracy):
-    """Puts the epsilon of all in place of that of a run, and takes away what none covers."""
-    report = json.loads((folder / "report.json").read_text())
-    report |= {
-        "best": point,
-        "epsilon": spent,
-        "epsilon_of_a_run": report["epsilon"],
-        "delta": settings.delta,
-        "accountant": "rdp",
-        "mean_runs": mean,
-        "noisy_train_accuracy": noisy_accuracy,
-    }
-    described = json.loads((folder / "run.json").read_text())
-    record_file.write({**described, "report": report}, folder / "run.json", indent=2)
-    record_file.write(report, folder / "report.json")
-    (folder / "privacy_statement.txt").write_text(
-        f"({spent:.4g}, {settings.delta:g})-differential privacy of the training examples, under "
-        "adding or removing one example, by RDP (dp_accounting; Papernot and Steinke 2021). It "
-        f"covers the choice of this run among a random number of runs, {mean:g} on average, by the "
-        "noisy number of training examples that each gets right, and the final model. It does not "
-        "cover how long the tuning took.\n"
+def _record(folder, point, before, selected, noisy_accuracy):
+    """Puts the cost of all runs in place of one's, in every file; deletes what no account covers.
+
+    Curves and events name the epsilon of a run alone, and Keras prints the training loss.
+    """
+    for name in ("curve.jsonl", "learning_curve.png", "log.txt", runs.POINT):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    ran = records.read(folder / records.FILE)
+    record = dataclasses.replace(
+        ran,
+        program="sweep",
+        spent=before + Spent(selected=(selected,)),
+        accountant="rdp",
+        searched=f"a random number of runs, {selected.mean_runs:g} on average, each at a point "
+        "drawn at random, of which the best by a noisy score is kept",
+        results={
+            **ran.results,
+            "best": point,
+            "mean_runs": selected.mean_runs,
+            "noisy_train_accuracy": noisy_accuracy,
+        },
     )
-    # What Keras prints is of the training loss; models on the way belong to all runs' account.
-    (folder / "log.txt").unlink(missing_ok=True)
-    return report
+    results.write_record(record, folder)
+    return record

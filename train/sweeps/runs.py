@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 
-from tfdpx.train.config.errors import UserError
-from tfdpx.train.report import record
+from tfdpx import _files as files
+from tfdpx.accounting import record as records
+from tfdpx.train.config.errors import UserError, checking_flags
 
 # What a run of the sweep is; `classify` writes its own files beside it.
-_POINT = "point.json"
+POINT = "point.json"
 # The resolution of progress, in seconds.
 _POLL = 0.2
 
@@ -75,12 +76,11 @@ def execute(runs, workdir, extra=(), jobs=1, say=print, on_result=lambda: None):
 
 def read(folder):
     """Returns `{"point": ..., "settings": ..., "report": ...}` of a finished run, else None."""
-    try:
-        described = json.loads((folder / _POINT).read_text())
-        report = json.loads((folder / "report.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):  # A report may have been cut off in writing.
+    if not (folder / records.FILE).exists():
         return None
-    return {**described, "report": report}
+    described = json.loads((folder / POINT).read_text())
+    with checking_flags():
+        return {**described, "report": records.read(folder / records.FILE).view()}
 
 
 def read_all(workdir):
@@ -142,7 +142,7 @@ def _check_alike(runs, workdir):
                     f"The folder --workdir={workdir} holds a sweep with {name}={was}. Received: "
                     f"{name}={now}. Choose another folder."
                 )
-    record.write({"fixed": fixed, "swept": sorted(swept)}, path)
+    files.write(path, json.dumps({"fixed": fixed, "swept": sorted(swept)}).encode())
 
 
 def _claim(run, workdir):
@@ -150,7 +150,7 @@ def _claim(run, workdir):
     folder = workdir / "runs" / run.name
     settings = {"preset": run.preset, **dataclasses.asdict(run.settings)}
     described = json.loads(json.dumps({"point": run.point, "settings": settings}))
-    path = folder / _POINT
+    path = folder / POINT
     if path.exists():
         earlier = json.loads(path.read_text())["settings"]
         for name, value in described["settings"].items():
@@ -161,13 +161,12 @@ def _claim(run, workdir):
                 )
         return folder
     folder.mkdir(exist_ok=True)
-    record.write(described, path)
+    files.write(path, json.dumps(described).encode())
     return folder
 
 
 def _start(run, workdir, extra, lock):
     folder = workdir / "runs" / run.name
-    (folder / "report.json").unlink(missing_ok=True)  # Cut off in writing; or `read` had found it.
     command = [sys.executable, "-m", "tfdpx.train.classify", *run.arguments, *extra]
     with _log(workdir, run.name).open("w") as log:
         return subprocess.Popen(

@@ -28,7 +28,7 @@ def rows(results):
             "measured_on": "validation" if report["test_accuracy"] is None else "test",
         }
         for name in ("test_accuracy", "validation_accuracy", "workdir"):
-            report.pop(name)
+            report.pop(name, None)
         found.append({**row, **{name: settings[name] for name in _SETTINGS}, **report, **row})
     order = lambda row: [_sortable(name, row[name]) for name in (*swept, "seed")]  # noqa: E731
     return sorted(found, key=order)

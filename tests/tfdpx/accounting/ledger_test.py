@@ -51,6 +51,27 @@ def test_ledgers_of_the_first_format_are_read():
     assert Ledger.from_json(text) == Ledger((Entry(1.5, 0.05, 10),))
 
 
+def test_a_ledger_is_complete_if_all_of_its_parts_are(ledger, tmp_path):
+    part = Ledger(ledger.entries, is_complete=False)
+    assert Ledger().is_complete and (ledger + ledger).is_complete
+    for joined in (part + ledger, ledger + part, part.assuming(0.1), part + part):
+        assert not joined.is_complete
+    assert part != ledger and part.epsilon(1e-5) == ledger.epsilon(1e-5)
+    for each in (part, ledger):
+        assert Ledger.from_json(each.to_json()) == each
+        each.save(tmp_path / "ledger.json")
+        assert Ledger.load(tmp_path / "ledger.json") == each
+    for old in (1, 2, 3):  # Of which nobody knows.
+        text = json.dumps({"format": f"tfdpx.Ledger/{old}", "entries": []})
+        assert Ledger.from_json(text).is_complete
+    with pytest.raises(TypeError, match="is_complete='no'"):
+        Ledger((), "no")
+    for wrong in ('"format": "tfdpx.Ledger/4", "entries": []',
+                  '"format": "tfdpx.Ledger/4", "entries": [], "is_complete": "no"'):  # fmt: skip
+        with pytest.raises(ValueError, match="not a whole ledger"):
+            Ledger.from_json(f"{{{wrong}}}")
+
+
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_epsilon(ledger, accountant):
     assert Ledger().epsilon(1e-5, accountant) == 0.0

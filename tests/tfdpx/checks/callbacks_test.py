@@ -70,7 +70,8 @@ WRAPS = {
 
 def check(callbacks, noise_multiplier=1.0):
     optimizer = types.SimpleNamespace(noise_multiplier=noise_multiplier)
-    check_callbacks(callbacks, optimizer)
+    public = types.SimpleNamespace(is_private=False, objection=None)
+    check_callbacks(callbacks, optimizer, public)
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
@@ -194,7 +195,7 @@ def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     x, y = small.data()
     chosen = [make("val_loss") for make in MONITORING[:3]]
-    small.model().fit(x, y, validation_data=(x, y), callbacks=chosen, verbose=0)
+    small.model().fit(x, y, validation_data=(x + 1, y), callbacks=chosen, verbose=0)
     with pytest.warns(UserWarning, match="epsilon is infinite"):
         model = small.model(noise_multiplier=0.0)
     chosen = [make("loss") for make in MONITORING[:3]] + [keras_callbacks.TerminateOnNaN()]

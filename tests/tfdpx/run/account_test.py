@@ -12,7 +12,7 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.run import account
+from tfdpx.run import account, ledger_rows, origins
 
 N, B, STEPS = 60, 20, 12
 PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
@@ -81,7 +81,7 @@ def test_the_ledger_goes_with_values_that_are_passed_on():
     first, other = make(), make()
     train(first)
     other(small.data(N)[0])  # Which makes its weights.
-    account.pass_on(first.weights, other.weights)
+    origins.pass_on(first.weights, other.weights)
     other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=first.loss)
     assert other.optimizer.ledger.steps == 4
     train(other, steps=2)
@@ -212,7 +212,7 @@ def test_a_damaged_ledger_is_refused():
 
 
 def test_more_runs_than_rows_are_added_up(monkeypatch):
-    monkeypatch.setattr(account, "_ROWS", 4)
+    monkeypatch.setattr(ledger_rows, "SIZE", 4)
     model = make()
     model.build((None, 6))
     for i in range(1, 9):
@@ -225,7 +225,8 @@ def test_more_runs_than_rows_are_added_up(monkeypatch):
 def test_the_settings_that_the_account_counts_on_are_read_only():
     optimizer = make().optimizer
     for name in ("noise_multiplier", "batch_size", "l2_norm_clip", "augmult", "seed", "plan",
-                 "microbatch_size", "augment", "per_example_engine"):  # fmt: skip
+                 "microbatch_size", "augment", "per_example_engine",
+                 "public_validation"):  # fmt: skip
         with pytest.raises(AttributeError, match=f"`{name}` of a private optimizer is read-only"):
             setattr(optimizer, name, 5.0)
     assert optimizer.noise_multiplier == 2.0

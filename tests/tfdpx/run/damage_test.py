@@ -18,9 +18,9 @@ from fuzz_inputs import CHECKPOINT, check_checkpoint, parts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfdpx import _files as files
 from tfdpx.accounting import IndividualAccountant
 from tfdpx.callbacks import Checkpoint
-from tfdpx.run import files
 
 PLAN = replay.make_plan()
 MEMBERS = ("record.json", "model.weights.h5", "norms.npz")

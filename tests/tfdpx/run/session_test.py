@@ -18,9 +18,9 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdpx
+from tfdpx import _files as files
 from tfdpx.accounting import Ledger
 from tfdpx.callbacks import Checkpoint
-from tfdpx.run import files
 
 N, STEPS, SIGMA, DELTA = 40, 12, 5.0, 1e-5
 # Every update on all examples: two continuations differ by their noise alone.

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdpx.run import files
+from tfdpx import _files as files
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
 from tfdpx.train.run import checkpoint

@@ -13,6 +13,7 @@ import processes
 import pytest
 import tensorflow as tf
 
+from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import devices
 
@@ -133,7 +134,7 @@ def single(tmp_path_factory):
 
 
 def results(workdir):
-    record = json.loads((workdir / "report.json").read_text())
+    record = records.plain(records.read(workdir / "record.json").view())
     return record, (workdir / "curve.jsonl").read_text()
 
 
@@ -169,13 +170,13 @@ def test_two_workers_train_like_one_and_only_the_chief_writes(single, tmp_path):
 def test_a_killed_worker_is_resumed_and_every_update_counts_once(killed, single, tmp_path):
     workdir = tmp_path / "run"
     started = workers(workdir, single[1])
-    wait_for(workdir / "checkpoint" / "run.json", started)
+    wait_for(workdir / "checkpoint" / "tfdpx-checkpoint.zip", started)
     started[killed].kill()
     _, errors = started[1 - killed].communicate(timeout=100)
     started[killed].communicate()
     assert started[1 - killed].returncode == 1
     assert "another worker is gone; start all with --resume" in errors
-    assert not (workdir / "report.json").exists()
+    assert not (workdir / "record.json").exists()
     finish(workers(workdir, single[1], "--resume"))
     assert_same_run(workdir, single[0])
 

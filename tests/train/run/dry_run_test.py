@@ -71,6 +71,15 @@ def test_each_column_says_what_the_paper_says(row):
     assert record["epsilon_rdp"] <= paper * (1 + 1e-4 + rdp_precision.EXCESS)
     if private:  # The tighter accountant, by 6 to 10% in every column.
         assert 0.9 < record["epsilon_pld"] / record["epsilon_rdp"] < 0.95
+    assert record["accountant"] == "pld" and record["epsilon"] == record["epsilon_pld"]
+
+
+@pytest.mark.parametrize("table", ["table15", "table16", "table17", "table18"])
+def test_epsilon_is_what_the_accountant_of_the_run_gives(table):
+    record, papers = describe(f"{table}/eps4"), describe(f"{table}/eps4", accountant="rdp")
+    assert record["epsilon"] == pytest.approx(3.714, abs=5e-4)
+    assert papers["epsilon"] == papers["epsilon_rdp"] == pytest.approx(4.020, abs=5e-4)
+    assert (record["accountant"], papers["accountant"]) == ("pld", "rdp")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=preset_of)

@@ -81,6 +81,35 @@ def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_labels_are_smoothed_for_each_example_by_itself():
+    """The fast path, against Keras's own loss of one-hot labels on batches of one."""
+    smoothing = preset_lookup.resolve("table21/all_eps8", {}).label_smoothing
+    assert smoothing == 0.1
+    clip, x = 0.5, np.random.default_rng(1).normal(size=(6, 3)).astype("float32")
+    model = small_model()
+    plan = tfdpx.PrivacyPlan(6, batch_size=6, steps=1, noise_multiplier=1e-6, delta=1e-3)
+    optimizer = tfdpx.DPSGD(1.0, plan=plan, l2_norm_clip=clip)
+    model.compile(optimizer, optimization.crossentropy(smoothing))
+    assert tfdpx.checks.separation_of(model, x, CLASSES).verdict == "proved"
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+    total, before = 0.0, model.get_weights()
+    for row, label in zip(x, CLASSES, strict=True):
+        with tf.GradientTape() as tape:
+            value = loss(np.eye(4)[[label]], model(row[np.newaxis]))
+        parts = tape.gradient(value, [v.value for v in model.trainable_variables])
+        flat = np.concatenate([np.ravel(part) for part in parts])
+        total = total + flat / max(np.linalg.norm(flat), clip)
+    model.fit(plan.batches(x, CLASSES), verbose=0)
+    moved = [np.ravel(b - a) for a, b in zip(model.get_weights(), before, strict=True)]
+    np.testing.assert_allclose(np.concatenate(moved), total / 6, atol=1e-5)
+
+
+def test_no_other_table_of_the_paper_smooths_labels():
+    named = {name: preset_lookup.resolve(name, {}) for name in preset_lookup.names()}
+    smoothed = {name for name, settings in named.items() if settings.label_smoothing}
+    assert smoothed == {name for name in named if name.startswith("table21/")}
+
+
 def test_an_example_that_is_not_finite_still_counts_as_nothing_without_clipping():
     factors = tfdpx.mechanism.clip_factors(
         tf.constant([4.0, np.inf, np.nan, 9.0]), tf.constant([True, True, True, False]), np.inf, 1

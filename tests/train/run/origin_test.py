@@ -1,51 +1,45 @@
 """What a model file says of the data that its weights have seen, and which starts are refused."""
 
-import types
-import zipfile
+import math
+import os
+import pathlib
 
+import keras
 import pytest
 
+from tfdpx.accounting import Entry, Ledger
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Spent
 from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import identity
 from tfdpx.train.run import origin
 
-
-def settings(path=None, dataset="digits", init_data=None, allow_seen_data=False):
-    return types.SimpleNamespace(
-        init_from=path and str(path),
-        dataset=dataset,
-        init_data=init_data,
-        allow_seen_data=allow_seen_data,
-    )
+PRIVATE = Spent(Ledger((Entry(4.0, 0.1, 60, run=7),)))
 
 
 @pytest.fixture
 def file(tmp_path):
-    """A function that makes a file which has seen the given data sets."""
+    """A function that makes a file whose weights were trained on the given data sets."""
 
-    def make(*names, epsilon=3.0):
-        path, seen = tmp_path / f"{len(list(tmp_path.iterdir()))}.keras", []
+    def make(*names, spent=PRIVATE):
+        path, seen = tmp_path / f"{len(list(tmp_path.iterdir()))}.keras", ()
         for name in names:
-            with zipfile.ZipFile(path, "w") as archive:
-                archive.writestr("config.json", "{}")
-            record = {"dataset": name, "epsilon": epsilon, "delta": 1e-5, "steps": 7, "model": "m"}
-            origin.write(path, seen, record)
-            seen = origin.seen_by(settings(path))
+            keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]).save(path)
+            Record("classify", identity.of(name), spent, 1e-5, seen=seen).save(path)
+            seen = origin.seen_by([path])
         return path
 
     return make
 
 
-def test_what_is_written_is_read(file):
-    path = file("sklearn_digits:0-4", "mnist", epsilon=float("inf"))
-    first, second = origin.seen_by(settings(path))
-    inf = float("inf")
-    assert first == {"dataset": "sklearn_digits:0-4", "epsilon": inf, "delta": 1e-5, "steps": 7}
-    assert second["dataset"] == "mnist"
-    assert origin.seen_by(settings()) == []
+def before(path, dataset, **given):
+    return origin.on_same_data(
+        origin.seen_by([path], given.pop("init_data", None)), dataset, **given
+    )
 
 
 @pytest.mark.parametrize(
-    ("seen", "dataset", "is_refused"),
+    ("seen", "dataset", "overlaps"),
     [
         ("sklearn_digits", "digits", True),
         ("sklearn_digits:0-4", "digits:5-9", False),
@@ -59,79 +53,82 @@ def test_what_is_written_is_read(file):
         ("synthetic:strokes", "digits", False),
     ],
 )
-def test_private_data_must_be_unseen(file, seen, dataset, is_refused):
-    for path in (file(seen), file(seen, "places365_small"), file("places365_small", seen)):
-        if is_refused:
-            with pytest.raises(UserError, match=f"{seen} already, at epsilon=3.*--head_steps"):
-                origin.check_unseen(settings(path, dataset))
+def test_what_was_spent_on_the_same_data_is_found(file, seen, dataset, overlaps):
+    for names in ((seen,), (seen, "places365_small"), ("places365_small", seen)):
+        assert before(file(*names), dataset) == (PRIVATE if overlaps else Spent())
+        unaccounted = file(*names, spent=origin.not_private())
+        if overlaps:
+            with pytest.raises(UserError, match="already, without an account.*--head_steps"):
+                before(unaccounted, dataset)
+            spent = before(unaccounted, dataset, allow_unaccounted=True)
+            assert spent.epsilon(1e-5) == math.inf
         else:
-            origin.check_unseen(settings(path, dataset))
+            assert before(unaccounted, dataset) == Spent()
 
 
 def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
-    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    (tmp_path / "others").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "images")
     monkeypatch.chdir(tmp_path)
     path = file("folder:images")
     monkeypatch.chdir("/")
-    for same in ("images", "link", "images/../link"):
-        with pytest.raises(UserError, match="was trained on folder:"):
-            origin.check_unseen(settings(path, f"folder:{tmp_path}/{same}"))
-    origin.check_unseen(settings(path, f"folder:{tmp_path}/others"))
+    for same in ("images", "link", "images/../link", "images/train", "."):
+        assert before(path, f"folder:{tmp_path}/{same}") == PRIVATE
+    assert before(path, f"folder:{tmp_path}/others") == Spent()
+    assert before(path, "digits") == Spent()
+    # It moves with the images.
+    os.rename(tmp_path / "images", tmp_path / "moved")
+    assert before(path, f"folder:{tmp_path}/moved") == PRIVATE
+    assert str(tmp_path).encode() not in path.read_bytes()
 
 
-def test_a_folder_within_a_folder_has_the_same_images(file, tmp_path):
-    path = file(f"folder:{tmp_path}/images/train")
-    for same in ("images", "images/train", "images/train/cat"):
-        with pytest.raises(UserError, match="was trained on folder:"):
-            origin.check_unseen(settings(path, f"folder:{tmp_path}/{same}"))
-    for other in ("images/test", "images/training", "other"):
-        origin.check_unseen(settings(path, f"folder:{tmp_path}/{other}"))
+def test_a_folder_that_cannot_be_written_is_known_by_its_owners_key(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "_KEY", tmp_path / "home" / "key")
+    write = identity.files.write
 
+    def refusing(path, *args, **kwargs):
+        if path.name == identity.FILE:
+            raise PermissionError
+        write(path, *args, **kwargs)
 
-def test_an_explicit_word_lets_what_is_known_pass_and_no_more(file, tmp_path):
-    path = file("mnist", "sklearn_digits", "digits:0-1", epsilon=1.5)
-    given = settings(path, "digits:1-4", allow_seen_data=True)
-    origin.check_unseen(given)
-    again = origin.repeated(origin.seen_by(given), given.dataset)
-    assert [each["dataset"] for each in again] == ["sklearn_digits", "digits:0-1"]
-    assert sum(each["epsilon"] for each in again) == 3.0
-    (tmp_path / "other.keras").write_bytes(b"weights")
-    with pytest.raises(UserError, match="does not say"):
-        origin.check_unseen(settings(tmp_path / "other.keras", allow_seen_data=True))
+    monkeypatch.setattr(identity.files, "write", refusing)
+    for name in ("images/train", "others"):
+        (tmp_path / name).mkdir(parents=True)
+    told = identity.of(f"folder:{tmp_path}/images")
+    assert identity.of(f"folder:{tmp_path}/images") == told and len(told.identifier) == 32
+    for same in ("images", "images/train", "."):
+        assert identity.overlap(told, f"folder:{tmp_path}/{same}")
+    assert not identity.overlap(told, f"folder:{tmp_path}/others")
+    assert (tmp_path / "home" / "key").stat().st_mode & 0o077 == 0
 
 
 def test_what_cost_nothing_is_no_reason(file):
-    origin.check_unseen(settings(file("sklearn_digits", epsilon=0.0)))
+    assert before(file("sklearn_digits", spent=Spent()), "digits") == Spent()
 
 
-def test_a_file_that_does_not_say(tmp_path, file):
-    """As of another program, or rewritten by Keras."""
-    path = tmp_path / "other.weights.h5"
-    path.write_bytes(b"weights")
-    assert origin.seen_by(settings(path)) is None
-    with pytest.raises(UserError, match="does not say.*name it with --init_data"):
-        origin.check_unseen(settings(path))
-    origin.check_unseen(settings(path, init_data="imagenet32"))
-    with pytest.raises(UserError, match="trained on digits already"):
-        origin.check_unseen(settings(path, init_data="digits"))
-    # What the file says goes before what the user says.
-    with pytest.raises(UserError, match="trained on sklearn_digits already"):
-        origin.check_unseen(settings(file("sklearn_digits"), init_data="mnist"))
+def test_what_files_share_counts_once(file):
+    paths = [file("digits"), file("digits", "mnist")]
+    assert len(origin.seen_by(paths)) == 2
+    assert origin.on_same_data(origin.seen_by(paths), "digits") == PRIVATE
 
 
-def test_training_on_does_not_hide_an_unknown_origin(tmp_path):
-    path = tmp_path / "model.keras"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("config.json", "{}")
-    origin.write(path, None, {"dataset": "mnist", "epsilon": 1.0})
-    assert origin.seen_by(settings(path)) is None
+@pytest.mark.parametrize("name", ["other.weights.h5", "rewritten.keras"])
+def test_a_file_that_does_not_say(file, tmp_path, name):
+    path = tmp_path / name
+    model = keras.saving.load_model(file("digits"))  # Rewritten by Keras.
+    (model.save if name.endswith(".keras") else model.save_weights)(path)
+    with pytest.raises(UserError, match="does not say.*name its data with --init_data"):
+        origin.seen_by([path])
+    assert before(path, "digits", init_data="imagenet32") == Spent()
+    with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
+        before(path, "digits", init_data="digits")
+    # What a file says goes before what the user says.
+    assert before(file("digits"), "digits", init_data="mnist") == PRIVATE
 
 
-def test_a_damaged_file(tmp_path, file):
-    path = tmp_path / "model.keras"
-    for text in ("{", '{"dataset": "mnist"}', '{"epsilon": 1}', "[1]", ""):
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("tfdpx_seen.jsonl", text)
+def test_a_damaged_file(tmp_path):
+    for content in (b"", b"weights"):
+        pathlib.Path(tmp_path / "model.keras").write_bytes(content)
         with pytest.raises(UserError, match="Damaged"):
-            origin.seen_by(settings(path))
+            origin.seen_by([tmp_path / "model.keras"])

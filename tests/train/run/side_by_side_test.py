@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Data, Spent
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
@@ -25,8 +27,7 @@ def settings(features, **given):
 def run_folder(tmp_path):
     classifier = classifiers.build("small_cnn", SHAPE, 4, 100.0, 50.0)
     classifier.save(tmp_path / "model.keras")
-    seen = {"dataset": "synthetic:strokes", "epsilon": 0.0, "delta": None, "steps": 5}
-    origin.write(tmp_path / "model.keras", [], seen)
+    Record("pretrain", Data("synthetic:strokes"), Spent(), None).save(tmp_path / "model.keras")
     return tmp_path
 
 
@@ -94,15 +95,15 @@ def test_the_model_needs_them():
         settings(None, model="linear_on_features")
 
 
-def test_a_file_that_saw_the_private_data_is_refused(run_folder):
+def test_files_of_features_are_asked_what_they_saw(run_folder):
     features = f"scatter+{run_folder}"
-    origin.check_unseen(settings(features))
-    assert [told["dataset"] for told in origin.seen_by(settings(features))] == ["synthetic:strokes"]
-    seen = {"dataset": "digits", "epsilon": 1.5, "delta": 1e-5, "steps": 5}
+    [seen] = origin.seen_by(origin.files(settings(features)))
+    assert seen.data.name == "synthetic:strokes" and seen.epsilon == 0
     classifiers.build("small_cnn", SHAPE, 4, 100.0).save(run_folder / "own.keras")
-    with pytest.raises(UserError, match=r"does not say what it was trained on: --features=.*own"):
-        origin.check_unseen(settings(f"{features}+{run_folder}/own.keras"))
-    assert origin.seen_by(settings(f"{features}+{run_folder}/own.keras")) is None
-    origin.write(run_folder / "own.keras", [], seen)
-    with pytest.raises(UserError, match=r"--features=.*own\.keras was trained on digits already"):
-        origin.check_unseen(settings(f"{features}+{run_folder}/own.keras"))
+    both = origin.files(settings(f"{features}+{run_folder}/own.keras"))
+    with pytest.raises(UserError, match=r"own\.keras does not say what it was trained on"):
+        origin.seen_by(both)
+    record = Record("classify", Data("sklearn_digits"), origin.not_private(), None)
+    record.save(run_folder / "own.keras")
+    with pytest.raises(UserError, match="trained on sklearn_digits already, without an account"):
+        origin.on_same_data(origin.seen_by(both), "digits")

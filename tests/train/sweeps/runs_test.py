@@ -6,12 +6,14 @@ import sys
 import pytest
 from absl import flags
 
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Data, Spent
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.sweeps import table
 from tfdpx.train.sweeps.grid import parse, runs
 from tfdpx.train.sweeps.runs import _locked, execute, read_all
 
-# Stands for `python -m tfdpx.train.classify`: writes a report, or fails where it is told to.
+# Stands for `python -m tfdpx.train.classify`: leaves a record, or fails where it is told to.
 FAKE = """#!/bin/sh
 for argument in "$@"; do
   case "$argument" in --workdir=*) folder="${argument#--workdir=}" ;; esac
@@ -20,7 +22,7 @@ sweep="$folder/../.."
 echo "$folder" >> "$sweep/started"
 if [ -e "$sweep/fail" ]; then echo "no luck"; exit 1; fi
 if [ -e "$sweep/die" ]; then kill -KILL $$; fi
-echo '{"test_accuracy": null, "validation_accuracy": 0.5, "workdir": ""}' > "$folder/report.json"
+cp "$sweep/../record.json" "$folder/record.json"
 """
 
 
@@ -32,6 +34,8 @@ def parsed_flags():
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
+    found = {"test_accuracy": None, "validation_accuracy": 0.5}
+    Record("classify", Data("digits"), Spent(), None, results=found).save(tmp_path / "record.json")
     fake = tmp_path / "python"
     fake.write_text(FAKE)
     fake.chmod(0o755)
@@ -76,13 +80,12 @@ def test_failed_runs_say_why_and_are_tried_again(workdir):
     assert execute(runs_of(), workdir) == {} and len(read_all(workdir)) == 4
 
 
-def test_a_report_that_was_cut_off_counts_as_none(workdir):
+def test_a_damaged_record_is_refused(workdir):
     execute(runs_of(), workdir)
-    report = next((workdir / "runs").glob("*/report.json"))
-    report.write_text('{"test_accu')
-    assert len(read_all(workdir)) == 3
-    execute(runs_of(), workdir)
-    assert started(workdir) == 5 and len(read_all(workdir)) == 4
+    record = next((workdir / "runs").glob("*/record.json"))
+    record.write_text('{"test_accu')
+    with pytest.raises(UserError, match="no whole record"):
+        read_all(workdir)
 
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(workdir):

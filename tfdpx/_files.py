@@ -33,17 +33,18 @@ def make_folder(path):
         ) from error
 
 
-def write(path, content):
+def write(path, content, mode=0o600):
     """Puts a file in place that holds `content` whole, readable by its owner alone.
 
     Args:
         path: `pathlib.Path`. What was there before stays until the new file is on the disk.
         content: Bytes.
+        mode: Int, who else may read it, as far as the process's mask allows.
     """
     # A name of its own: two processes may write the same file, and the last one stays whole.
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     with removed_on_error(fresh):
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(content)
         flush(fresh)
         os.replace(fresh, path)
@@ -106,9 +107,9 @@ def flush(path):
         os.close(handle)
 
 
-def sealed(record):
-    """A dict of JSON values as bytes that `opened` can check."""
-    return json.dumps({**record, _DIGEST: _digest_of(record)}).encode()
+def sealed(record, indent=None):
+    """A dict of JSON values as bytes that `opened` can check; indented for people to read."""
+    return json.dumps({**record, _DIGEST: _digest_of(record)}, indent=indent).encode()
 
 
 def opened(content, form):

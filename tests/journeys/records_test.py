@@ -1,0 +1,162 @@
+"""A privacy officer asks what runs have spent: by the files that programs left, and no other."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import own_images
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+import tfdpx
+from tfdpx.accounting import record as records
+from tfdpx.train import account, adamix, classify, features, pretrain
+
+TINY = dict(model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags(tmp_path_factory):
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["classify"])
+    with flagsaver.flagsaver(data_dir=str(tmp_path_factory.mktemp("data"))):
+        yield
+
+
+def run(binary, workdir, **given):
+    with flagsaver.flagsaver(workdir=str(workdir), **given):
+        binary.main(["binary"])
+    return workdir
+
+
+def run_with(binary, folder, capsys, **given):
+    """What a binary with flags of its own prints on its last line."""
+    values = flags.FlagValues()
+    binary.define_flags(values)
+    values.mark_as_parsed()
+    for name, value in given.items():
+        setattr(values, name, value)
+    capsys.readouterr()
+    with flagsaver.flagsaver(workdir=folder and str(folder)):
+        binary.main(["binary"], values)
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def ask(capsys, *paths, **given):
+    return run_with(account, None, capsys, workdir=[str(path) for path in paths], **given)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    return run(classify, tmp_path_factory.mktemp("runs") / "private", **TINY)
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory):
+    """A backbone that saw the digits without privacy."""
+    given = dict(recipe="digits", dataset="digits", steps=1, warmup_steps=0)
+    return run(pretrain, tmp_path_factory.mktemp("runs") / "public", **given)
+
+
+def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, capsys, tmp_path):
+    own = keras.Sequential([keras.Input([8, 8, 1]), keras.layers.Flatten(), keras.layers.Dense(3)])
+    plan = tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=2.0, delta=1e-5)
+    own.compile(optimizer=tfdpx.DPSGD(0.1, plan=plan), loss="mse")
+    own.fit(plan.batches(np.zeros([100, 8, 8, 1]), np.zeros([100, 3])), verbose=0)
+    own.save(tmp_path / "own.keras")
+    found = ask(capsys, private.parent, tmp_path / "own.keras")
+    spent = records.read(private / "record.json").spent.ledger + own.optimizer.ledger
+    assert found["epsilon"] == pytest.approx(spent.epsilon(1e-5), rel=1e-6)
+    assert (found["runs"], found["steps"], found["releasable"]) == (2, 8, True)
+    again = ask(capsys, private.parent, private, private / "model.keras", tmp_path / "own.keras")
+    assert again["epsilon"] == found["epsilon"]
+
+
+@pytest.mark.parametrize("seed, is_releasable", [(7, False), (None, True)])
+def test_a_seed_is_remembered(private, capsys, tmp_path, seed, is_releasable):
+    run(classify, tmp_path / "run", **TINY, seed=seed)
+    for path in (tmp_path / "run", tmp_path / "run" / "model.keras"):
+        assert ask(capsys, path)["releasable"] is is_releasable
+    assert ask(capsys, private, tmp_path)["releasable"] is is_releasable
+
+
+def test_a_head_on_a_private_backbone_pays_for_both(private, capsys, tmp_path):
+    given = dict(init_from=str(private / "model.keras"), dataset="digits", method="dp_ls")
+    found = run_with(features, tmp_path / "heads", capsys, **given, epsilon=1.0)
+    head = records.read(tmp_path / "heads/head-001/record.json")
+    backbone = records.read(private / "record.json").spent.ledger
+    assert {entry.run for entry in backbone.entries} < {
+        entry.run for entry in head.spent.ledger.entries
+    }
+    assert 2.0 < found["epsilon"] < 3.0
+    assert ask(capsys, private, tmp_path / "heads")["epsilon"] == pytest.approx(found["epsilon"])
+    text = (tmp_path / "heads/head-001/privacy_statement.txt").read_text()
+    assert "on these too, which epsilon covers" in " ".join(text.split())
+    second = run_with(
+        features, tmp_path / "heads", capsys, method="dp_ls", epsilon=1.0, private_tuning=2.0
+    )
+    assert second["epsilon"] > 2.9 and second["num_held_out"] + second["num_fitted"] == 1437
+    assert ask(capsys, tmp_path / "heads")["epsilon"] > second["epsilon"]
+
+
+@pytest.mark.parametrize(
+    "binary, given", [(features, {"dataset": "digits"}), (adamix, {"dataset": "digits:0-4"})]
+)
+def test_a_backbone_that_saw_the_images_without_privacy_is_refused(
+    public, capsys, tmp_path, binary, given
+):
+    with pytest.raises(SystemExit, match="trained on sklearn_digits already, without an account"):
+        run_with(binary, tmp_path / "w", capsys, init_from=str(public / "model.keras"), **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_were_trained_on_privately_are_recorded_together(private, capsys, tmp_path):
+    run(classify, tmp_path / "on", **TINY, init_from=str(private / "model.keras"))
+    first, both = (records.read(path / "record.json") for path in (private, tmp_path / "on"))
+    assert both.spent.ledger.steps == 6 and both.epsilon > 1.1 * first.epsilon
+    assert ask(capsys, private, tmp_path)["epsilon"] == pytest.approx(both.epsilon, rel=1e-6)
+    # And on from that: it counts three runs, each once.
+    run(classify, tmp_path / "third", **TINY, init_from=str(tmp_path / "on" / "model.keras"))
+    assert records.read(tmp_path / "third" / "record.json").spent.ledger.steps == 9
+
+
+def test_names_that_look_like_markup_or_formulas(tmp_path):
+    own_images.write(tmp_path / "photos", {5: 20, 8: 20}, size=8)
+    for digit, name in (("5", "$5_$10"), ("8", "[b]")):
+        (tmp_path / "photos" / digit).rename(tmp_path / "photos" / name)
+    given = dict(dataset=f"folder:{tmp_path / 'photos'}", steps=2, epsilon=8.0)
+    workdir = run(classify, tmp_path / "w[/a]", **given)
+    assert records.read(workdir / "record.json").inputs["class_names"] == ["$5_$10", "[b]"]
+    assert (workdir / "confusion_matrix.png").stat().st_size > 5000
+
+
+def test_the_record_is_there_before_the_pictures(tmp_path, monkeypatch):
+    class Full(Exception):
+        pass
+
+    def fail(*args, **kwargs):
+        raise Full
+
+    monkeypatch.setattr("tfdpx.train.report.pictures.confusion_matrix", fail)
+    with pytest.raises(Full):
+        run(classify, tmp_path / "run", **TINY)
+    for name in ("record.json", "model.keras"):
+        assert records.read(tmp_path / "run" / name).epsilon > 0
+    assert (tmp_path / "run" / "privacy_statement.txt").exists()
+
+
+def test_account_reads_models_without_tensorflow(private):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['account', '--workdir={private / 'model.keras'}']\n"
+        "try: runpy.run_module('tfdpx.train.account', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules\n"
+    )
+    command = [sys.executable, "-c", code, "-m", "tfdpx.train.account"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 3

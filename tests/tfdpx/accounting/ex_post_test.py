@@ -1,0 +1,45 @@
+"""How often the loss of a run exceeds the epsilon of each conversion: the table of individual.md.
+
+The oracle is the normal distribution: the loss of one full-batch Gaussian of mu = fraction / sigma
+is N(mu^2 / 2, mu^2).
+"""
+
+import pytest
+from scipy import stats
+
+from tfdpx.accounting import PrivacyPlan, individual_epsilon
+from tfdpx.accounting.losses import Losses
+
+
+def exceeded(conversion, mu, delta):
+    """The probability that the loss is above epsilon, over delta."""
+    if conversion == "improved, from RDP":
+        losses = Losses("improved", exact=False)
+        [epsilon] = losses.epsilons(losses.of_step([mu], 1.0, 1.0), delta)
+    else:
+        plan = PrivacyPlan(100, batch_size=100, steps=1, noise_multiplier=1.0, delta=delta)
+        # Of full batches the improved conversion is the exact one.
+        [epsilon] = individual_epsilon([mu], plan, conversion=conversion)
+    return stats.norm.sf(epsilon, mu**2 / 2, mu) / delta
+
+
+@pytest.mark.parametrize(
+    "conversion, multiples",
+    [
+        ("improved", [5.283, 9.341, 14.582, 39.437]),
+        ("improved, from RDP", [1.056, 2.194, 3.648, 10.656]),
+    ],
+)
+def test_delta_does_not_bound_the_tail_of_the_loss(conversion, multiples):
+    found = [exceeded(conversion, mu, 1e-5) for mu in (1.0, 0.5, 0.3, 0.1)]
+    assert found == pytest.approx(multiples, abs=2e-3)
+
+
+def test_the_exact_conversion_at_a_larger_delta():
+    assert exceeded("improved", 0.3, 1e-3) == pytest.approx(10.69, abs=5e-3)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
+@pytest.mark.parametrize("mu", [1.0, 0.5, 0.3, 0.1, 0.03])
+def test_of_mironovs_conversion_it_does(mu, delta):
+    assert exceeded("mironov", mu, delta) < 0.2

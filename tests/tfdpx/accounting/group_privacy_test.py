@@ -1,0 +1,171 @@
+"""The epsilon of k rows together, against goldens of dp_accounting 0.6 and integrated densities."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+import small
+from dp_accounting.pld import pld_privacy_accountant
+
+import tfdpx
+from tfdpx.accounting import Entry, Ledger, accountants, full_batch, group_epsilon, group_privacy
+
+needs_mixtures = pytest.mark.skipif(
+    group_privacy._MIXTURE is None, reason="dp_accounting before 0.5 has no mixture of Gaussians"
+)
+
+
+def sampled_plan(**changed):
+    given = {"num_examples": 1000, "batch_size": 100, "steps": 500, "noise_multiplier": 4.0}
+    return tfdpx.PrivacyPlan(**given | {"delta": 1e-5} | changed)
+
+
+def small_noise(**changed):
+    given = {"num_examples": 10_000, "batch_size": 64, "steps": 782, "noise_multiplier": 1.0}
+    return tfdpx.PrivacyPlan(**given | {"delta": 1e-6} | changed)
+
+
+def integrated(noise, probability, k, delta):
+    """The epsilon of one update: the hockey-stick divergences both ways, summed on a grid."""
+    x = np.linspace(-12 * noise, k + 12 * noise, 400_001)
+    drawn = scipy.stats.binom.pmf(np.arange(k + 1), k, probability)
+    without = scipy.stats.norm.pdf(x, scale=noise)
+    rows = sum(p * scipy.stats.norm.pdf(x, i, noise) for i, p in enumerate(drawn))
+
+    def excess(epsilon):
+        ways = (rows, without), (without, rows)
+        return max(np.maximum(a - math.exp(epsilon) * b, 0).sum() for a, b in ways) * (
+            x[1] - x[0]
+        ) - delta * (1 - accountants.RESERVED_SHARE)
+
+    return scipy.optimize.brentq(excess, 0.0, 100.0) if excess(0.0) > 0 else 0.0
+
+
+def test_two_rows_cost_more_than_the_sum_of_both():
+    plan = tfdpx.PrivacyPlan(1000, batch_size=1000, steps=1, noise_multiplier=1.0, delta=1e-5)
+    one, two = group_epsilon(plan, 1), group_epsilon(plan, 2)
+    assert (one, two) == pytest.approx((4.377, 9.997), abs=1e-3)
+    assert two > 2 * one == pytest.approx(8.754, abs=2e-3)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "gdp", "zcdp", "rdp"])
+def test_full_batches_have_k_times_the_sensitivity(accountant):
+    runs = ((2.0, 1.0, 3), (5.0, 1.0, 8))
+    ledger = Ledger(tuple(Entry(*run) for run in runs))
+    mu = 4 * math.sqrt(3 / 2**2 + 8 / 5**2)
+    delta = 1e-5 * (1 - accountants.RESERVED_SHARE)
+    found = group_epsilon(ledger, 4, delta=1e-5, accountant=accountant)
+    if accountant == "rdp":
+        louder = accountants.composed_epsilon(((2 / 4, 1.0, 3), (5 / 4, 1.0, 8)), 1e-5, "rdp")
+        assert found == pytest.approx(louder, rel=1e-9)
+    else:
+        convert = full_batch.zcdp_epsilon if accountant == "zcdp" else full_batch.exact_epsilon
+        assert found == pytest.approx(convert(mu, delta), rel=1e-9)
+
+
+@needs_mixtures
+def test_goldens_of_mixtures():
+    judge = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-3)
+    judge.compose(group_privacy._MIXTURE(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), 3)
+    judge.compose(group_privacy._MIXTURE(2.0, [0.0, 2.0, 3.0], [0.33, 0.34, 0.33]), 2)
+    assert judge.get_epsilon(1e-6) == pytest.approx(17.193115, abs=1e-6)
+    for k, golden in [(1, 1.1995), (3, 3.937), (10, 15.464)]:
+        assert group_epsilon(small_noise(), k) == pytest.approx(golden, rel=1e-3)
+    for k, golden in [(2, 5.1770), (3, 8.3920), (10, 40.5957)]:
+        found = group_epsilon(sampled_plan(), k)
+        assert golden < found == pytest.approx(golden, rel=1e-3)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_bounds_are_never_below_the_goldens(monkeypatch, accountant):
+    monkeypatch.setattr(group_privacy, "_MIXTURE", None)
+    most = {"pld": [1.02, 1.04, 1.18], "rdp": [1.12, 1.13, 1.35]}[accountant]
+    for k, golden, times in zip([2, 3, 10], [5.1770, 8.3920, 40.5957], most, strict=True):
+        plan = sampled_plan(accountant=accountant)
+        if accountant == "pld":
+            with pytest.warns(UserWarning, match=f"k={k} rows is an upper bound"):
+                found = group_epsilon(plan, k)
+        else:
+            found = group_epsilon(plan, k)
+        assert golden < found < golden * times
+    for k, golden in [(2, 2.5320), (3, 3.9370), (10, 15.464)]:
+        assert golden < group_epsilon(small_noise(), k, accountant="rdp")
+
+
+def test_the_bound_of_three_rows_at_little_noise(monkeypatch):
+    monkeypatch.setattr(group_privacy, "_MIXTURE", None)
+    with pytest.warns(UserWarning, match="upper bound"):
+        assert group_epsilon(small_noise(), 3) == pytest.approx(4.478, abs=0.01)
+
+
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=needs_mixtures)])
+@pytest.mark.filterwarnings("ignore:The epsilon of k")
+def test_one_update_is_what_densities_say(monkeypatch, exact):
+    if not exact:
+        monkeypatch.setattr(group_privacy, "_MIXTURE", None)
+    cases = [
+        (1.0, 0.01, 2, 1e-6),
+        (1.0, 0.3, 3, 1e-3),
+        (3.0, 0.9, 3, 1e-6),
+        (8.0, 0.5, 12, 1e-3),
+    ]
+    for noise, probability, k, delta in cases:
+        true = integrated(noise, probability, k, delta)
+        found = group_epsilon(Ledger((Entry(noise, probability, 1),)), k, delta=delta)
+        assert found >= true * (1 - 1e-6) > 0, (noise, probability, k, delta)
+        if exact:
+            assert found == pytest.approx(true, rel=5e-3, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:The epsilon of k")
+def test_of_few_and_of_more_rows():
+    plan = sampled_plan()
+    assert group_epsilon(plan, 0) == 0.0
+    assert group_epsilon(plan, 1) == plan.epsilon
+    found = [group_epsilon(plan, k) for k in range(1, 5)]
+    each = [epsilon / k for k, epsilon in enumerate(found, 1)]
+    assert each == sorted(set(each))
+    ledger = plan.ledger_at(plan.steps)
+    assert group_epsilon(ledger, np.int64(3), delta=plan.delta) == found[2]
+    rdp = sampled_plan(accountant="rdp")
+    assert group_epsilon(rdp, 1) == rdp.epsilon
+    more = ledger + Ledger((Entry(3.0, 1.0, 1),))
+    assert group_epsilon(more, 2, delta=plan.delta) > found[1]
+    # One row may cost nothing at a large delta, and several do not.
+    cheap = Ledger((Entry(2.0, 1.0, 1),))
+    assert group_epsilon(cheap, 1, delta=0.3) == 0.0 < group_epsilon(cheap, 8, delta=0.3)
+
+
+def test_nothing_and_everything():
+    assert group_epsilon(Ledger(), 3, delta=1e-5) == 0.0
+    assert group_epsilon(Ledger((Entry(0.0, 0.1, 5),)), 2, delta=1e-5) == math.inf
+
+
+def test_what_a_trained_model_spent_on_two_rows():
+    x, y = small.data(60)
+    plan = tfdpx.PrivacyPlan(60, batch_size=60, steps=4, noise_multiplier=5.0, delta=1e-5)
+    model = small.model(tfdpx.DPSGD(0.1, plan=plan))
+    model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
+    found = group_epsilon(model.optimizer.ledger, 2, delta=1e-5)
+    assert found == group_epsilon(plan, 2) > 2 * plan.epsilon
+
+
+def test_unfit_arguments_are_refused():
+    plan, ledger = sampled_plan(), Ledger((Entry(4.0, 0.1, 5),))
+    for k in (-1, 1.5, True, "2", None):
+        with pytest.raises(ValueError, match="Argument `k` must be an integer >= 0. Received: k="):
+            group_epsilon(plan, k)
+    with pytest.raises(ValueError, match="k=1001. The plan has num_examples=1000"):
+        group_epsilon(plan, 1001)
+    with pytest.raises(ValueError, match="Argument `delta` must"):
+        group_epsilon(ledger, 2)
+    with pytest.raises(ValueError, match="Argument `accountant` must"):
+        group_epsilon(ledger, 2, delta=1e-5, accountant="moments")
+    with pytest.raises(ValueError, match="know full batches alone"):
+        group_epsilon(ledger, 2, delta=1e-5, accountant="gdp")
+    with pytest.raises(ValueError, match="sampling probability is unknown"):
+        group_epsilon(Ledger((Entry(4.0, None, 5),)), 2, delta=1e-5)
+    with pytest.raises(TypeError, match=r"model\.optimizer\.ledger"):
+        group_epsilon(7.0, 2)

@@ -1,0 +1,142 @@
+"""A record of a run: what adds up, what counts once, and what is refused."""
+
+import json
+import math
+import zipfile
+
+import numpy as np
+import pytest
+
+from tfdpx import _files as files
+from tfdpx.accounting import Entry, Ledger, selection
+from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Data, Seen, Selected, Spent
+
+UPDATES = Ledger((Entry(4.0, 0.1, 60, run=7),))
+TUNED = Selected(Ledger((Entry(10.0, 0.1, 60), Entry(30.0, 1.0, 1))), 5.0, 1e-5)
+
+
+def record(**changes):
+    given = dict(
+        program="classify",
+        data=Data("folder:photos", 500, "1f"),
+        spent=Spent(UPDATES, (TUNED,)),
+        delta=1e-5,
+        seen=(Seen(Data("digits"), Spent(Ledger((Entry(0.0, 1.0, 3),)))),),
+        results={"steps": 60, "accuracy": np.float32(0.5), "lost": math.nan, "most": math.inf},
+    )
+    return Record(**{**given, **changes})
+
+
+def edited(content, change, seal):
+    """A file of a record that somebody edited, with a digest that fits if `seal`."""
+    told = json.loads(content)
+    change(told)
+    if seal:
+        del told["digest"]
+        return files.sealed(told)
+    return json.dumps(told).encode()
+
+
+def test_a_file_gives_back_what_was_saved(tmp_path):
+    record().save(tmp_path / "record.json")
+    found = records.read(tmp_path / "record.json")
+    assert (found.spent, found.data, found.seen) == (record().spent, record().data, record().seen)
+    assert found.view() == records.plain(record().view())
+    assert found.results == {"steps": 60, "accuracy": 0.5, "lost": None, "most": "inf"}
+    assert json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_model_file_holds_it_and_nothing_else_changes(tmp_path):
+    path = tmp_path / "m.keras"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+    assert records.read(path) is None
+    record(program="pretrain").save(path)
+    record().save(path)
+    assert records.read(path).program == "classify"
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["config.json", "tfdpx_record.json"]
+
+
+def test_what_was_spent_adds_up_by_the_accountants():
+    tuned = selection.selection_epsilon(TUNED.ledger.entries, 1e-5, 5.0)
+    assert record().epsilon == UPDATES.epsilon(1e-5) + tuned
+    assert record().total_delta == 2e-5
+    only = Spent(selected=(TUNED,))
+    assert (only.epsilon(1e-6), only.total_delta(1e-6)) == (tuned, 1e-5)
+    assert Spent().epsilon(None) == 0 and Spent().total_delta(None) is None
+    assert Spent(Ledger((Entry(0.0, 1.0, 1),))).epsilon(None) == math.inf
+
+
+def test_what_two_files_tell_of_counts_once():
+    once = record().spent
+    later = Spent(Ledger((Entry(4.0, 0.1, 90, run=7),)))
+    assert once + once == once
+    assert (once + later).ledger.steps == 90
+    other = Spent(Ledger((Entry(4.0, 0.1, 60, run=8),)), (Selected(TUNED.ledger, 5.0, 1e-5),))
+    assert (once + other).ledger.steps == 120 and len((once + other).selected) == 2
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told["spent"]["ledger"]["entries"][0].update(steps=30),
+        lambda told: told["spent"]["ledger"]["entries"][0].update(noise_multiplier=8.0),
+        lambda told: told["spent"]["selected"].clear(),
+        lambda told: told["derived"].update(epsilon=1.0),
+        lambda told: told["derived"].update(releasable=False),
+        lambda told: told["results"].update(steps=1200),
+        lambda told: told.pop("spent"),
+        lambda told: told["seen"].append("mnist"),
+        lambda told: told["seen"][0]["data"].update(path="/data"),
+        lambda told: told.update(format="tfdpx.Record/0"),
+    ],
+)
+def test_an_edited_record_is_refused(change, seal, tmp_path):
+    (tmp_path / "record.json").write_bytes(edited(record().to_json(), change, seal))
+    with pytest.raises(ValueError, match=r"Cannot read .*record\.json.*restore it from a copy"):
+        records.read(tmp_path / "record.json")
+
+
+def test_every_flipped_byte_is_found_or_harmless():
+    content, rng = record().to_json(), np.random.default_rng(0)
+    whole = Record.from_json(content)
+    for place in rng.integers(0, len(content), 200):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << int(rng.integers(0, 8))
+        try:
+            assert Record.from_json(bytes(flipped)) == whole
+        except ValueError:
+            pass
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"format": 3}'])
+def test_what_is_no_record_is_refused(content, tmp_path):
+    for name in ("record.json", "model.keras"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match="Cannot read"):
+            records.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_releasable"),
+    [
+        ({}, True),
+        ({"spent": Spent(Ledger((Entry(4.0, 0.1, 60, seeded=True),)))}, False),
+        ({"spent": Spent(Ledger((Entry(0.0, 0.1, 60),)))}, False),
+        ({"searched": "a grid"}, True),  # It was paid for.
+        ({"spent": Spent(UPDATES), "searched": "a grid"}, False),
+    ],
+)
+def test_which_runs_may_be_released(changes, is_releasable):
+    assert record(**changes).is_releasable is is_releasable
+
+
+def test_shuffled_batches_are_not_amplified():
+    shuffled = record(spent=Spent(UPDATES), sampling="shuffle")
+    assert shuffled.is_approximate
+    assert shuffled.judged_as_drawn().epsilon(1e-5) == Ledger((Entry(4.0, 1.0, 6),)).epsilon(1e-5)

@@ -1,0 +1,180 @@
+"""The text to cite, of ledgers that training left."""
+
+import importlib.metadata
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+import small
+
+import tfdpx
+from tfdpx.accounting import Entry, Ledger, group_epsilon, statement
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def claimed(text):
+    """The epsilon and delta of a statement's first sentence."""
+    found = re.search(r"\(([\d.]+), ([\d.e-]+)\)-differential", flat(text))
+    return tuple(map(float, found.groups()))
+
+
+def plan_of(rows=60, **changed):
+    given = {"batch_size": 20, "steps": 5, "noise_multiplier": 1.5, "delta": 1e-5}
+    return tfdpx.PrivacyPlan(rows, **given | changed)
+
+
+def trained(plan, **arguments):
+    x, y = small.data(plan.num_examples)
+    model = small.model(tfdpx.DPSGD(0.1, plan=plan, **arguments))
+    model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
+    return model
+
+
+def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
+    plan = plan_of()
+    model = trained(plan)
+    found = model.optimizer.ledger.statement(delta=1e-5, num_examples=60, dataset="our photos")
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    again = loaded.optimizer.ledger.statement(delta=1e-5, num_examples=60, dataset="our photos")
+    assert again == found
+    assert max(map(len, found.splitlines())) <= 88 and found.endswith("\n")
+    epsilon, delta = claimed(found)
+    assert plan.epsilon <= epsilon == pytest.approx(plan.epsilon, rel=1e-3) and delta == 1e-5
+    found = flat(found)
+    assert f"dp_accounting {importlib.metadata.version('dp-accounting')}" in found
+    for said in [
+        "our photos (N = 60 examples)",
+        "5 noisy updates",
+        "PLD accountant",
+        f"tfdpx {tfdpx.__version__}",
+        "differ in one example, added or removed, at the same sampling probability",
+        "5 at noise_multiplier = 1.5, sampling_probability = 0.33333333.",
+        "Poisson sampling: every update draws",
+        "Does not cover: loss and metrics on the training examples",
+        "random numbers, not kept",
+        "Signature: none.",
+    ]:
+        assert said in found, said
+    assert "approximation" not in found and "not releasable" not in found.lower()
+    for left_out in ["tensorflow", "individual_PRIVATE", "opacus"]:
+        assert left_out not in found.lower()
+
+
+def test_the_functions_that_it_names_exist():
+    found = flat(plan_of().statement())
+    names = re.findall(r"tfdpx\.[\w.]+\w", found)
+    assert names == ["tfdpx.accounting.group_epsilon"]
+    assert tfdpx.accounting.group_epsilon is group_epsilon
+
+
+@pytest.mark.filterwarnings("ignore:The optimizer is made with a `seed`")
+def test_a_seed_and_other_batches_are_said():
+    seeded = flat(trained(plan_of(), seed=3).optimizer.ledger.statement(1e-5))
+    assert "(not releasable: see Release)" in seeded and "NOT RELEASABLE. Somebody gave" in seeded
+    x, y = small.data(60)
+    model = small.model(tfdpx.DPSGD(0.1, plan=plan_of()))
+    model.train_on_batch(x[:20], y[:20])
+    shuffled = flat(model.optimizer.ledger.statement(1e-5))
+    assert "This epsilon is an approximation" in shuffled and "not Poisson samples" in shuffled
+    assert "not Poisson samples" in flat(plan_of(sampling="shuffle").statement())
+
+
+def test_of_a_plan_before_and_within_the_training():
+    plan = plan_of(steps=40)
+    whole = flat(plan.statement(dataset="our photos"))
+    assert "our photos (N = 60 examples) will have" in whole and "40 noisy updates" in whole
+    assert "only if draws and noise get no seed" in whole
+    assert plan.epsilon <= claimed(whole)[0] < plan.epsilon * 1.001
+    part = plan.statement(steps=np.int64(7))
+    assert plan.epsilon_at(7) <= claimed(part)[0] < plan.epsilon_at(7) * 1.001
+    assert "Nothing was spent on the training data" in flat(plan.statement(steps=0))
+    for steps in (-1, 1.5):
+        with pytest.raises(ValueError, match="`steps`"):
+            plan.statement(steps=steps)
+
+
+def test_each_entry_is_listed():
+    ledger = Ledger((Entry(1.0, 0.0064, 782), Entry(5.0, 1.0, 3)))
+    found = flat(ledger.statement(1e-6, accountant="rdp"))
+    assert (
+        "Updates: 782 at noise_multiplier = 1, sampling_probability = 0.0064. 3 at "
+        "noise_multiplier = 5, full batches." in found
+    )
+    assert "RDP accountant" in found and "N =" not in found and "785 noisy updates" in found
+    assert claimed(found)[0] >= ledger.epsilon(1e-6, "rdp")
+    full = flat(Ledger((Entry(5.0, 1.0, 3),)).statement(1e-6, accountant="gdp"))
+    assert "Sampling: none: every update takes all examples." in full
+
+
+def test_where_there_is_nothing_to_guarantee():
+    assert flat(Ledger().statement(1e-5)).startswith("Nothing was spent on the training data")
+    unprotected = Ledger((Entry(0.0, 0.1, 4), Entry(2.0, 0.1, 4)))
+    found = flat(unprotected.statement(1e-5))
+    assert found.startswith("There is no differential privacy")
+    assert "4 updates had no noise" in found
+    for entries in [(), (Entry(2.0, 0.1, 4),), (Entry(0.0, 0.1, 4),)]:
+        found = flat(Ledger(entries, is_complete=False).statement(1e-5))
+        assert "no differential privacy" in found and ")-differential" not in found
+    with pytest.raises(ValueError, match="sampling probability is unknown"):
+        Ledger((Entry(2.0, None, 4),)).statement(1e-5)
+
+
+def test_epsilon_is_never_rounded_down():
+    rng = np.random.default_rng(0)
+    numbers = [*10 ** rng.uniform(-9, 9, 2000), 1.0, 2.0, 4.377, 9.9999999, 1 + 2e-16, 0.0, 1e-12]
+    for number in map(float, numbers):
+        for digits in (4, 6):
+            found = float(statement.rounded_up(number, digits))
+            assert number <= found <= number * (1 + 10.0 ** (1 - digits))
+    assert statement.rounded_up(4.37720144) == "4.378" and statement.rounded_up(0.1) == "0.1"
+    assert claimed(Ledger((Entry(3.0, 0.1, 9),)).statement(1.23456789e-5))[1] >= 1.23456789e-5
+
+
+def test_what_a_program_adds():
+    ledger = Ledger((Entry(3.0, 0.1, 9),))
+    found = flat(
+        statement.text(
+            ledger,
+            1e-5,
+            unit="image",
+            epsilon=7.00001,
+            also_spent=["The best of 8 runs: epsilon 6."],
+            l2_norm_clip=0.02,
+            initial="The features were trained on none of these images.",
+            independence="No image influences another's gradient: proved.",
+            not_covered=["the folder individual_PRIVATE"],
+        )
+    )
+    for said in [
+        "(7.001, 1e-05)-differential",
+        "one image, added or removed",
+        "clipped to an L2 norm of 0.02",
+        "The best of 8 runs: epsilon 6.",
+        "Assumes: The features were trained on none of these images.",
+        "Independence: No image influences another's gradient: proved.",
+        "the folder individual_PRIVATE;",
+    ]:
+        assert said in found, said
+    assert "Mechanism: Sums are noisy." in statement.text(ledger, 1e-5, mechanism="Sums are noisy.")
+    none = flat(statement.text(ledger, 1e-5, epsilon=math.inf))
+    assert none.startswith("There is no differential privacy") and "updates had no" not in none
+
+
+def test_unfit_arguments_are_refused():
+    ledger = Ledger((Entry(3.0, 0.1, 9),))
+    for epsilon in (ledger.epsilon(1e-5) / 2, math.nan, -1.0):
+        with pytest.raises(ValueError, match="Argument `epsilon` must not be less"):
+            statement.text(ledger, 1e-5, epsilon=epsilon)
+    for delta in (0.0, 1.0, None):
+        with pytest.raises(ValueError, match="Argument `delta`"):
+            ledger.statement(delta)
+    with pytest.raises(ValueError, match="Argument `num_examples`"):
+        ledger.statement(1e-5, num_examples=0)
+    with pytest.raises(ValueError, match="Argument `accountant`"):
+        ledger.statement(1e-5, accountant="moments")

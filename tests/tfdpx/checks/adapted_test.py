@@ -1,0 +1,218 @@
+"""Statistics that `adapt` took of data stay in the model without noise: refused, or said public."""
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import checks
+
+layers = keras.layers
+NUMBERS = np.random.default_rng(3).normal(1.0, 2.0, [40, 6]).astype("float32")
+WHOLE = np.arange(240).reshape([40, 6]) % 7
+WORDS = np.array([["red green"], ["blue"], ["green"]])
+
+# Kind -> a layer as users make it, data to adapt it to, and public values to give instead.
+KINDS = {
+    "Normalization": (layers.Normalization, {}, NUMBERS, {"mean": 0.5, "variance": 2.0}),
+    "inverted": (
+        lambda **given: layers.Normalization(axis=None, invert=True, **given),
+        {},
+        NUMBERS,
+        {"mean": 0.5, "variance": 2.0},
+    ),
+    "Discretization": (
+        layers.Discretization,
+        {"num_bins": 4},
+        NUMBERS,
+        {"bin_boundaries": [0.0, 1.0]},
+    ),
+    "IntegerLookup": (layers.IntegerLookup, {}, WHOLE, {"vocabulary": [1, 2, 3]}),
+    "StringLookup": (layers.StringLookup, {}, WORDS, {"vocabulary": ["red", "blue"]}),
+    "TextVectorization": (
+        layers.TextVectorization,
+        {"output_sequence_length": 2},
+        WORDS,
+        {"vocabulary": ["red", "blue"], "output_sequence_length": 2},
+    ),
+    "frequencies": (
+        lambda **given: layers.TextVectorization(output_mode="tf_idf", **given),
+        {},
+        WORDS,
+        {"vocabulary": ["red", "blue"], "idf_weights": [0.3, 0.4]},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_public_yet(monkeypatch):
+    monkeypatch.setattr(checks.adapted, "_public", set())
+
+
+def adapted(kind):
+    make, arguments, data, _ = KINDS[kind]
+    layer = make(**arguments)
+    layer.adapt(data)
+    return layer
+
+
+def given(kind):
+    make, *_, arguments = KINDS[kind]
+    return make(**arguments)
+
+
+def holding(layer, data, **arguments):
+    """A compiled Functional model that reads `data` through a layer."""
+    inputs = keras.Input(data.shape[1:], dtype="string" if data.dtype.kind == "U" else data.dtype)
+    x = keras.ops.cast(layer(inputs), "float32")
+    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+    arguments = {"batch_size": 4, "noise_multiplier": 1.0, **arguments}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(0.1, **arguments), loss=loss)
+    return model
+
+
+def refused(model, match="was adapted to data.*no ledger counts it.*checks.public"):
+    with pytest.raises(checks.UnfitForPrivacy, match=match) as error:
+        checks.check_declared(model)
+    assert "There are" not in str(error.value)  # One problem, once.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapted_layers_are_refused_also_from_files_until_they_are_public(kind, tmp_path):
+    layer, data = adapted(kind), KINDS[kind][2]
+    model = holding(layer, data)
+    refused(model)
+    loaded = model
+    if kind != "frequencies":  # Which Keras 3.10 cannot load.
+        model.save(tmp_path / "m.keras")
+        loaded = keras.saving.load_model(tmp_path / "m.keras")
+        refused(loaded)
+    checks.public(layer)
+    checks.check_declared(model)
+    checks.check_declared(loaded)  # The same values.
+    layer.adapt(np.repeat(data, 2, axis=0) if kind == "frequencies" else data[1:])
+    refused(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_made_with_given_values_are_fine_also_from_files(kind, tmp_path):
+    model = holding(given(kind), KINDS[kind][2])
+    checks.check_declared(model)
+    model.save(tmp_path / "m.keras")
+    checks.check_declared(keras.saving.load_model(tmp_path / "m.keras"))
+
+
+def test_weights_that_hold_the_statistics_are_found(tmp_path):
+    holding(adapted("Normalization"), NUMBERS).save_weights(tmp_path / "m.weights.h5")
+    model = holding(layers.Normalization(), NUMBERS)
+    checks.check_declared(model)  # It does nothing yet.
+    model.load_weights(tmp_path / "m.weights.h5")
+    refused(model)
+
+
+def test_old_files_that_hold_the_statistics_are_found(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), adapted("Normalization"), layers.Dense(3)])
+    model.compile("sgd", loss="mse")
+    model.save(tmp_path / "m.h5")
+    loaded = keras.saving.load_model(tmp_path / "m.h5", compile=False)
+    loaded.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=model.loss)
+    refused(loaded)
+
+
+def test_fit_refuses_before_anything_is_trained_and_names_the_layer():
+    model = holding(adapted("Normalization"), NUMBERS)
+    with pytest.raises(
+        checks.UnfitForPrivacy, match="of type Normalization.*`mean` and `variance`"
+    ):
+        model.fit(NUMBERS, np.zeros(40, int), batch_size=4, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+    checks.public(model)
+    model.fit(NUMBERS[:8], np.zeros(8, int), batch_size=4, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+
+
+def test_frozen_and_nested_layers_are_found():
+    norm = adapted("Normalization")
+    norm.trainable = False
+    inner = keras.Sequential([keras.Input((6,)), norm, layers.Dense(4)])
+
+    class Outer(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = {"first": [inner], "last": layers.Dense(3)}
+
+        def call(self, x):
+            return self.parts["last"](self.parts["first"][0](x))
+
+    model = Outer()
+    model(NUMBERS[:2])
+    model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss="mse")
+    refused(model)
+    refused(holding(layers.TimeDistributed(adapted("Normalization")), NUMBERS[:, None]))
+    refused(holding(layers.Pipeline([adapted("Normalization")]), NUMBERS))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_layers_of_the_augmentation_are_found(mixed):
+    norm = adapted("Normalization")
+    augment = keras.Sequential([keras.Input((6,)), norm])
+    if mixed:
+        augment = tfdpx.augment.MixViews(augment, mixed_views=1)
+    model = holding(layers.Dense(3), NUMBERS, augment=augment, augmult=4)
+    refused(model)
+    checks.public(norm)
+    checks.check_declared(model)
+
+
+def test_models_without_noise_are_nobodys_business():
+    checks.check_declared(holding(adapted("Normalization"), NUMBERS, noise_multiplier=0.0))
+
+
+def test_features_of_tables_are_found():
+    space = keras.utils.FeatureSpace({"a": "float_normalized", "b": "float"})
+    table = {"a": NUMBERS[:, :1], "b": NUMBERS[:, 1:2]}
+    space.adapt(tf.data.Dataset.from_tensor_slices(table))
+    model = keras.Model(space.get_inputs(), layers.Dense(1)(space.get_encoded_features()))
+    model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss="mse")
+    refused(model)
+    checks.public(space)
+    checks.check_declared(model)
+
+
+def test_a_layer_of_ones_own_that_adapts_is_refused():
+    class Centre(layers.Layer):
+        def build(self, shape):
+            self.mean = self.add_weight(name="mean", shape=shape[1:], trainable=False)
+
+        def adapt(self, data):
+            self.mean.assign(data.mean(0))
+
+        def call(self, x):
+            return x - self.mean
+
+    layer = Centre()
+    model = holding(layer, NUMBERS)
+    refused(model, "of type Centre.*Give it public values instead")
+    layer.adapt(NUMBERS)
+    checks.public(layer)
+    checks.check_declared(model)
+    layer.adapt(NUMBERS[1:])
+    refused(model)
+
+
+def test_copies_of_a_public_layer_are_public():
+    model = holding(adapted("Normalization"), NUMBERS)
+    checks.public(model)
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    clone.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=small.model().loss)
+    checks.check_declared(clone)
+
+
+def test_whitening_vouches_for_its_own_data():
+    layer = tfdpx.layers.ChannelWhitening()
+    layer.adapt(tfdpx.synthetic.DeadLeaves(8, channels=3), num_images=20)
+    checks.check_declared(holding(layer, np.zeros([4, 8, 8, 3], "float32")))

@@ -1,0 +1,120 @@
+"""Which data set a name means, so that no file needs to hold where it lies or what is in it.
+
+A folder of images is known by a random identifier in a hidden file in it, which moves with it. A
+digest of its images would tell whoever guesses them whether they were there. Where that file cannot
+be written the identifier is a hash of where the folder lies, under a key that stays with its owner.
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import secrets
+
+from tfdpx import _files as files
+from tfdpx.accounting.spent import Data
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import datasets
+
+FILE = ".tfdpx_identifier"
+_KEY = pathlib.Path("~/.config/tfdpx/key")
+
+
+def of(name, num_examples=None):
+    """The `Data` that a name of `--dataset` means; a folder gets its identifier if it has none.
+
+    Args:
+        name: String as of `--dataset`.
+        num_examples: Optional int, of its training examples.
+
+    Raises:
+        UserError: If it is a folder that is not there.
+    """
+    parsed = datasets.Name.parse(name)
+    if parsed.path is None:
+        return Data(parsed.full, num_examples)
+    folder = _folder(parsed.path)
+    return Data(f"{datasets.FOLDER}:{folder.name}", num_examples, _identifier(folder))
+
+
+def overlap(one, name):
+    """Whether a recorded data set may share examples with what a name of `--dataset` means.
+
+    One folder may lie in the other; versions and sizes of a public data set are no other data.
+
+    Args:
+        one: `Data`.
+        name: String as of `--dataset`.
+    """
+    parsed = datasets.Name.parse(name)
+    if parsed.path is not None:
+        return one.identifier is not None and one.identifier in _around(_folder(parsed.path))
+    if one.identifier is not None:
+        return False
+    return _share(datasets.Name.parse(one.name), parsed)
+
+
+def _share(one, other):
+    if _images(one) != _images(other):
+        return False
+    if one.classes is None or other.classes is None:
+        return True
+    return one.classes.start < other.classes.stop and other.classes.start < one.classes.stop
+
+
+def _images(name):
+    source = name.entry.source.partition(":")[0].partition("/")[0]
+    return "imagenet" if source.startswith("imagenet") else source
+
+
+def _folder(path):
+    folder = path.resolve()
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {path}. Received: --dataset=folder:{path}.")
+    return folder
+
+
+def _identifier(folder):
+    path = folder / FILE
+    if (found := _read(path)) is not None:
+        return found
+    try:
+        files.write(path, f"{secrets.token_hex(16)}\n".encode(), mode=0o644)
+    except OSError:  # Of a read-only disk.
+        return _keyed(folder, _owners_key())
+    return _read(path)
+
+
+def _read(path):
+    with contextlib.suppress(OSError):
+        if found := path.read_text().strip():
+            return found
+    return None
+
+
+def _around(folder):
+    """Identifiers of a folder, of those above it and of those in it."""
+    within = [pathlib.Path(parent) for parent, _, _ in os.walk(folder)]
+    folders = [*folder.parents, *within]
+    found = {_read(each / FILE) for each in folders}
+    if _KEY.expanduser().exists():
+        found |= {_keyed(each, _owners_key()) for each in folders}
+    return found - {None}
+
+
+def _keyed(folder, key):
+    return hashlib.blake2b(os.fsencode(folder), key=key, digest_size=16).hexdigest()
+
+
+def _owners_key():
+    path = _KEY.expanduser()
+    try:
+        if not path.exists():
+            files.make_folder(path.parent)
+            files.write(path, secrets.token_bytes(32))
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"No identifier of the data can be kept, neither in their folder nor in {path}: "
+            f"{error}. Make one of them writable."
+        ) from error
