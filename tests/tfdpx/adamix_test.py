@@ -177,7 +177,7 @@ def test_the_statement_says_whom_it_leaves_out():
     assert "The 8 public examples get no guarantee" in said
     private = tfdpx.AdaMix.fully_private(CLASSES, 1.0, seed=3).statement(60, 8)
     assert "68 private examples" in private and "public" not in private
-    assert "do not know the seed, 3" in private
+    assert "do not release the weights" in private
     assert "epsilon is infinite" in tfdpx.AdaMix.paragon(CLASSES).statement(60, 8)
     assert "No private example was read" in tfdpx.AdaMix.only_public(CLASSES).statement(0, 8)
 

@@ -16,6 +16,8 @@ from tfdpx.accounting.plan import PrivacyPlan
 # From dp_accounting 0.5 on.
 _MIXTURE = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
 _COARSEST_GRID = 1e-2
+# Over the squared noise multiplier.
+_MOST_ROWS = 10
 
 
 def group_epsilon(spent, k, *, delta=None, accountant=None):
@@ -59,7 +61,7 @@ def group_epsilon(spent, k, *, delta=None, accountant=None):
 
     Returns:
         Float. 0.0 if `k` or the number of updates is 0, else infinity if an update had no noise. At
-        `k=1` what the plan or ledger says. It takes seconds.
+        `k=1` what the plan or ledger says. It takes seconds, minutes for hundreds of rows.
 
     Raises:
         TypeError: If `spent` is neither a plan nor a ledger.
@@ -137,7 +139,9 @@ def _bound(runs, k, delta, accountant):
         grown = (k - 1) * each + math.log(-math.expm1(-k * each) / -math.expm1(-each))
         return judge.get_delta(each) <= target * math.exp(-grown)
 
-    split = _split(runs, k, delta, accountant)
+    # At so little noise "pld" needs too much memory, and epsilon is in the hundreds anyway.
+    is_feasible = all(k <= _MOST_ROWS * noise**2 for noise, _, _ in runs)
+    split = _split(runs, k, delta, accountant if is_feasible else "rdp")
     low, high = judge.get_epsilon(target), split / k
     if not (low < high < math.inf and is_enough(high)):
         return split

@@ -29,6 +29,10 @@ FILE = "record.json"
 _ENTRY = "tfdpx_record.json"
 _FORMAT = "tfdpx.Record/1"
 _PACKAGES = ("tfdpx", "tensorflow", "keras", "numpy", "dp-accounting", "pillow")
+_FULL_BATCH = (
+    "Gaussian releases of sums over all examples, each of which is clipped, with noise of "
+    "noise_multiplier times the clip; all else follows from these."
+)
 # An epsilon of another version of dp_accounting may differ by so much: DESIGN's errata have 3%.
 _SAME_VERSION, _OTHER_VERSION = 2e-3, 0.05
 
@@ -132,6 +136,7 @@ class Record:
             epsilon=self.epsilon,
             also_spent=[each.about for each in self.spent.selected],
             l2_norm_clip=self.results.get("l2_norm_clip"),
+            mechanism=_FULL_BATCH if self.sampling == "full_batch" else None,
             initial=self._initial(),
             independence=self.independence
             and f"that no example influences another's gradient is {self.independence}.",
@@ -148,9 +153,10 @@ class Record:
                 if counted
                 else f"on none of these {self.unit}s"
             )
+            epsilon = statement.rounded_up(each.epsilon) if each.epsilon < math.inf else "infinite"
             sentences.append(
                 f"The initial weights or features were trained on {each.data.name} (epsilon "
-                f"{each.epsilon:.4g}), {where}."
+                f"{epsilon}), {where}."
             )
         if not sentences:
             sentences.append("The initial weights and fixed features know no data.")

@@ -5,7 +5,6 @@ import importlib.metadata
 import math
 import textwrap
 
-import tfdpx
 from tfdpx._arguments import check_positive_integer
 
 _WIDTH = 88
@@ -79,7 +78,7 @@ def text(
         "Epsilon, delta": f"epsilon = {rounded_up(epsilon, 6)}, delta = {_delta(delta)}.",
         "Mechanism": mechanism or _dp_sgd(unit, l2_norm_clip),
         "Updates": " ".join([*map(_entry, ledger.entries), *also_spent]),
-        "Accountant": f"{accountant.upper()} of {_dp_accounting()}, tfdpx {tfdpx.__version__}.",
+        "Accountant": f"{accountant.upper()} of {_named('dp-accounting')}, {_named('tfdpx')}.",
         "Sampling": _sampling(ledger, unit),
         "Covers": "the weights after every update, their averages, and whatever is computed from "
         f"these without the training {unit}s, such as predictions on other {unit}s.",
@@ -152,7 +151,7 @@ def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, unit, is_p
         f"The weights trained on {dataset}{counted} {'will have' if is_planned else 'have'} "
         f"({rounded_up(epsilon)}, {_delta(delta)})-differential privacy after {ledger.steps:,} "
         f"noisy updates, for data sets that differ in one {unit}, added or removed "
-        f"({accountant.upper()} accountant of {_dp_accounting()}; tfdpx {tfdpx.__version__})."
+        f"({accountant.upper()} accountant of {_named('dp-accounting')}; {_named('tfdpx')})."
     )
     if ledger.is_approximate:
         claim += (
@@ -205,8 +204,11 @@ def _release(ledger, is_planned):
     return "noise and draws came from the operating system's random numbers, not kept.", True
 
 
-def _dp_accounting():
-    return f"dp_accounting {importlib.metadata.version('dp-accounting')}"
+def _named(package):
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:  # Of a checkout that is not installed.
+        return package
 
 
 def _filled(paragraph, indent=""):

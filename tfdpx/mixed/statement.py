@@ -1,5 +1,7 @@
 """The guarantee of a mixed training in words, and whom it leaves out."""
 
+from tfdpx.accounting.statement import rounded_up
+
 
 def of(head, num_examples, num_public):
     """A paragraph; see `tfdpx.AdaMix.statement`.
@@ -16,12 +18,13 @@ def of(head, num_examples, num_public):
         return f"No private example was read: epsilon is 0. {public}"
     if head.use == "private":
         num_examples, public = num_examples + num_public, ""
+    epsilon = rounded_up(head.plan(num_examples).epsilon)
     said = (
-        f"The weights are ({head.plan(num_examples).epsilon:.4g}, {head.delta:g})-differentially "
+        f"The weights are ({epsilon}, {head.delta:g})-differentially "
         f"private for the {num_examples} private examples, under adding or removing one: "
         f"{head.steps} Gaussian releases of all of them at noise multiplier "
         f"{head.noise_multiplier:g}, accountant {head.accountant}. {public}"
     ).strip()
     if head.seed is not None:
-        said += f" That holds towards those who do not know the seed, {head.seed}."
+        said += " That holds for whoever does not know the seed; do not release the weights."
     return said

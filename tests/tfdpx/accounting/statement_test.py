@@ -47,7 +47,7 @@ def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
     epsilon, delta = claimed(found)
     assert plan.epsilon <= epsilon == pytest.approx(plan.epsilon, rel=1e-3) and delta == 1e-5
     found = flat(found)
-    assert f"dp_accounting {importlib.metadata.version('dp-accounting')}" in found
+    assert f"dp-accounting {importlib.metadata.version('dp-accounting')}" in found
     for said in [
         "our photos (N = 60 examples)",
         "5 noisy updates",
