@@ -41,7 +41,7 @@ def ask(capsys, **given):
     capsys.readouterr()
     account.main(["account"], values)
     *text, last = capsys.readouterr().out.splitlines()
-    return json.loads(last), "\n".join(text)
+    return json.loads(last), " ".join(" ".join(text).split())
 
 
 def refusal(capsys, **given):

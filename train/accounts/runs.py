@@ -5,6 +5,7 @@ import io
 import math
 import pathlib
 import re
+import textwrap
 import zipfile
 
 import h5py
@@ -15,6 +16,7 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.samplings import Sampling
 from tfdpx.accounting.spent import NOTHING, Spent
+from tfdpx.accounting.statement import rounded_up
 from tfdpx.run import ledger_rows
 from tfdpx.train.config.errors import UserError
 
@@ -192,16 +194,14 @@ class Total:
             for entry in run.record.spent.ledger.entries
         )
 
-    def epsilon_by(self, accountant):
-        """Epsilon of all at the total delta, by "pld" or "rdp"; None where it cannot be resolved.
+    @property
+    def epsilon(self):
+        """Float, of all at the total delta.
 
-        Args:
-            accountant: "pld" or "rdp", for the updates.
+        Raises:
+            ValueError: If a sampling probability is unknown.
         """
-        try:
-            return self.spent.epsilon(self.delta, accountant)
-        except ValueError:
-            return None
+        return self.spent.epsilon(self.delta)
 
     @property
     def _problems(self):
@@ -216,7 +216,11 @@ class Total:
 
     def record(self):
         """Dict of JSON values."""
-        spent = self.epsilon_by("pld")
+        spent = self.epsilon
+        try:
+            by_rdp = self.spent.epsilon(self.delta, "rdp")
+        except ValueError:  # It cannot resolve so small a loss.
+            by_rdp = None
         return {
             "solved": "epsilon",
             "runs": len(self.runs),
@@ -226,15 +230,15 @@ class Total:
             "delta": self.spent.total_delta(self.delta),
             "epsilon": spent,
             "epsilon_pld": spent,
-            "epsilon_rdp": self.epsilon_by("rdp"),
+            "epsilon_rdp": by_rdp,
             "neighbours": self.neighbours,
             "epsilon_is_approximate": self.is_approximate,
-            "releasable": spent not in (None, math.inf) and not list(self._problems),
+            "releasable": spent < math.inf and not list(self._problems),
         }
 
     def statement(self):
         """The guarantee of all runs together, in words."""
-        spent = self.epsilon_by("pld")
+        spent = self.epsilon
         lines = ["What was done to the data:"]
         lines += [f"- {run.path}: {run.about}." for run in self.runs]
         if spent == math.inf:
@@ -244,10 +248,11 @@ class Total:
         about = "about " if self.is_approximate else ""
         lines += [
             "",
-            f"All together are {about}({spent:.4g}, {self.spent.total_delta(self.delta):.3g})-"
-            f"differentially private under {_NEIGHBOURS[self.neighbours]}: by privacy loss "
-            "distributions of dp_accounting. The number of examples is public. What several of "
-            "these files tell of counts once.",
+            f"All together are {about}({rounded_up(spent)}, "
+            f"{self.spent.total_delta(self.delta):.6g})-differentially private under "
+            f"{_NEIGHBOURS[self.neighbours]}: by privacy loss distributions of dp_accounting. The "
+            "number of examples is public. What several of these files tell of counts once. Their "
+            "digests find accidents and are no signature.",
         ]
         if self._is_shuffled:
             lines.append(f"For shuffled batches this is {Sampling('shuffle').about}.")
@@ -261,7 +266,10 @@ class Total:
         if any(run.record.data is None for run in self.runs):
             lines.append("A file names no data: what it tells of counts as if on the same.")
         lines += [f"Not releasable: {problem}" for problem in self._problems]
-        return "\n".join(lines)
+        return "\n".join(
+            textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False)
+            for line in lines
+        )
 
 
 def _same(one, other):
