@@ -99,9 +99,14 @@ class Record:
     @property
     def is_releasable(self) -> bool:
         """Whether epsilon is finite, known, of no chosen seed and of no search that nobody paid."""
-        paid = self.searched is None or bool(self.spent.selected)
         known = self.spent.is_complete and not self.spent.is_seeded
-        return self.epsilon < math.inf and known and paid
+        return self.epsilon < math.inf and known and self.is_search_paid
+
+    @property
+    def is_search_paid(self) -> bool:
+        """Whether epsilon covers how arguments were searched: by more than the weights came with."""
+        brought = {selected for each in self.seen for selected in each.spent.selected}
+        return self.searched is None or not brought.issuperset(self.spent.selected)
 
     def judged_as_drawn(self) -> Spent:
         """`spent` as an accountant of Poisson samples is to be asked: shuffled is not amplified."""
@@ -122,7 +127,7 @@ class Record:
     def statement(self) -> str:
         """The guarantee in words that can be cited (`tfdpx.accounting.statement`)."""
         not_covered = []
-        if self.searched and not self.spent.selected:
+        if not self.is_search_paid:
             not_covered.append(f"how the arguments were searched: {self.searched}")
         if self.results.get("individual_mean") is not None:
             not_covered.append("the folder individual_PRIVATE")
@@ -160,7 +165,7 @@ class Record:
             )
         if not sentences:
             sentences.append("The initial weights and fixed features know no data.")
-        if self.spent.selected:
+        if self.searched and self.is_search_paid:
             sentences.append(f"It was chosen among {self.searched}: epsilon covers the choice.")
         return " ".join(sentences)
 
@@ -226,6 +231,8 @@ class Record:
     def _check(self, derived):
         same = self.versions.get("dp-accounting") == _version("dp-accounting")
         now = plain(self._derived())
+        if derived.keys() != now.keys():
+            raise ValueError(f"what follows from it is not {', '.join(now)}")
         for name, value in derived.items():
             fits = value == now.get(name)
             if name == "epsilon":

@@ -53,7 +53,7 @@ class Run:
             for entry, more in entries
         )
         searched = ""
-        if record.searched and not record.spent.selected:
+        if not record.is_search_paid:
             searched = f"; searched by {record.searched}, which no epsilon covers"
         return f"{record.program}, {what} on {data}, {record.sampling} sampling: {spent}{searched}"
 
@@ -211,7 +211,7 @@ class Total:
             yield "A run had a seed that somebody chose, and who knows it can remove the noise."
         if not spent.is_complete:
             yield "Weights came from where no ledger could be seen: what they had spent is unknown."
-        if any(run.record.searched and not run.record.spent.selected for run in self.runs):
+        if not all(run.record.is_search_paid for run in self.runs):
             yield "Arguments were searched on the same data, which no epsilon covers."
 
     def record(self):

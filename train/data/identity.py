@@ -9,12 +9,13 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import re
 import secrets
 
 from tfdpx import _files as files
 from tfdpx.accounting.spent import Data
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.data import datasets
+from tfdpx.train.data import datasets, image_files
 
 FILE = ".tfdpx_identifier"
 _KEY = pathlib.Path("~/.config/tfdpx/key")
@@ -34,7 +35,8 @@ def of(name, num_examples=None):
     if parsed.path is None:
         return Data(parsed.full, num_examples)
     folder = _folder(parsed.path)
-    return Data(f"{datasets.FOLDER}:{folder.name}", num_examples, _identifier(folder))
+    name = image_files.printable(folder.name)
+    return Data(f"{datasets.FOLDER}:{name}", num_examples, _identifier(folder))
 
 
 def overlap(one, name):
@@ -76,26 +78,42 @@ def _folder(path):
 
 def _identifier(folder):
     path = folder / FILE
-    if (found := _read(path)) is not None:
-        return found
     try:
-        files.write(path, f"{secrets.token_hex(16)}\n".encode(), mode=0o644)
+        with path.open("x") as file:  # Never in place of one that a record may name.
+            file.write(f"{secrets.token_hex(16)}\n")
+    except FileExistsError:
+        pass
     except OSError:  # Of a read-only disk.
         return _keyed(folder, _owners_key())
-    return _read(path)
+    if (found := _read(path)) is None:
+        raise UserError(
+            f"The file {path}, by which records know these data, cannot be read or is damaged: "
+            "restore it from a copy. If no run was on these data, delete it."
+        )
+    return found
 
 
 def _read(path):
     with contextlib.suppress(OSError):
-        if found := path.read_text().strip():
+        found = path.read_bytes().decode(errors="replace").strip()
+        if re.fullmatch("[0-9a-f]{32}", found):
             return found
     return None
 
 
 def _around(folder):
-    """Identifiers of a folder, of those above it and of those in it."""
-    within = [pathlib.Path(parent) for parent, _, _ in os.walk(folder)]
-    folders = [*folder.parents, *within]
+    """Identifiers of a folder, of those in it and behind its links, and of those above these."""
+    within, waiting = set(), [folder]
+    while waiting:
+        for parent, names, _ in os.walk(waiting.pop()):
+            parent = pathlib.Path(parent)
+            names[:] = [] if parent in within else names
+            within.add(parent)
+            links = [entry.path for entry in os.scandir(parent) if entry.is_symlink()]
+            targets = {pathlib.Path(link).resolve() for link in links}
+            within |= {target.parent for target in targets if target.is_file()}
+            waiting += [target for target in targets - within if target.is_dir()]
+    folders = within.union(*(each.parents for each in within))
     found = {_read(each / FILE) for each in folders}
     if _KEY.expanduser().exists():
         found |= {_keyed(each, _owners_key()) for each in folders}

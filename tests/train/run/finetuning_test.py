@@ -60,6 +60,20 @@ def test_all_weights_come_from_a_file_of_weights(trained):
     assert_equal(model.get_weights(), source.get_weights())
 
 
+@pytest.mark.parametrize("kind", [".keras", ".weights.h5", "features"])
+def test_the_ledger_is_complete_since_the_origin_is_checked_elsewhere(trained, kind):
+    path = trained[1]
+    if kind == "features":
+        model = keras.Sequential([finetuning.features_of(path), keras.layers.Dense(4)])
+    else:
+        init_from = path.replace(".keras", kind)
+        model = finetuning.build(settings(init_from=init_from), data(num_classes=3))
+    model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss="mse")
+    assert model.optimizer.ledger.is_complete
+    model.load_weights(path) if kind != "features" else model.layers[0].load_weights(path)
+    assert not model.optimizer.ledger.is_complete
+
+
 def test_grey_levels_are_normalised_as_the_weights_expect(trained):
     source, path = trained
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1)).astype("uint8")
