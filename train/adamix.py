@@ -30,6 +30,7 @@ from absl import app, flags
 import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
+from tfdpx.accounting.statement import rounded_up
 from tfdpx.train import features
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
@@ -75,7 +76,7 @@ def run(values):
     """Makes every fit that has no result yet, draws the pictures, and returns the report."""
     paths = [values.init_from] if values.init_from else []
     seen = origin.seen_by(paths, values.init_data)
-    origin.on_same_data(seen, values.dataset)
+    before = origin.on_same_data(seen, values.dataset)
     workdir = _workdir(values)
     for name, known in (("methods", mixed_methods.METHODS), ("shifts", public_split.SHIFTS)):
         for one in values[name].value:
@@ -109,7 +110,7 @@ def run(values):
         _add(results, line)
         print(f"{method:18} {shots} public, {shift}, epsilon {epsilon}: {found['error']:.4f}")
     sorted_epsilons = _individuals(results)
-    record = _record(values, study, results, seen)
+    record = _record(values, study, results, seen, before)
     record.save(workdir / records.FILE)
     _draw(values, results, sorted_epsilons, workdir)
     return {**record.view(), "workdir": str(workdir)}
@@ -214,7 +215,7 @@ def _draw(values, results, individuals, workdir):
         mixed_pictures.draw_boost(comparable, epsilon, workdir / f"boost_{epsilon:g}.png")
 
 
-def _record(values, study, results, seen):
+def _record(values, study, results, seen, before):
     """What the study was: errors on private images and rates chosen on them have no noise."""
     dimension = next(iter(study.features.values())).shape[1]
     found = {**_about(values), "dimension": dimension}
@@ -232,6 +233,12 @@ def _record(values, study, results, seen):
         "are computed from them without noise. Of a single fit whose learning rate was known "
         f"before, AdaMix says: {head.statement(count, public)}"
     )
+    if before.steps:
+        found["privacy"] += (
+            " The backbone had spent epsilon "
+            f"{rounded_up(before.epsilon(values.delta))} at delta "
+            f"{before.total_delta(values.delta):.6g} on these images before, which comes on top."
+        )
     return Record(
         program="adamix",
         data=identity.of(values.dataset, len(study.labels)),

@@ -165,6 +165,8 @@ def train(settings, workdir, strategy):
     trainer = fitting.Trainer(settings, strategy, plan, inputs, folder, write=is_chief)
     start = trainer.steps_saved
     if is_chief:
+        # Before it trains: data that cannot be named are no reason to lose what it learned.
+        trained_on = identity.of(settings.dataset, plan.num_examples)
         folder.begin()
         print(f"{_describe(settings, plan)}; {start} steps are done.")
 
@@ -232,7 +234,7 @@ def train(settings, workdir, strategy):
         spent += Spent(ledger)
     record = Record(
         program="classify",
-        data=identity.of(settings.dataset, plan.num_examples),
+        data=trained_on,
         spent=spent,
         delta=plan.delta if settings.private else None,
         accountant=plan.accountant,

@@ -104,16 +104,24 @@ class Record:
 
     @property
     def is_search_paid(self) -> bool:
-        """Whether epsilon covers how arguments were searched: by more than the weights came with."""
+        """Whether epsilon covers how arguments were searched, by more than weights came with."""
         brought = {selected for each in self.seen for selected in each.spent.selected}
         return self.searched is None or not brought.issuperset(self.spent.selected)
 
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether any batches on its data were shuffled: programs draw none else inexactly."""
+        return self.data is not None and self.is_approximate
+
     def judged_as_drawn(self) -> Spent:
         """`spent` as an accountant of Poisson samples is to be asked: shuffled is not amplified."""
-        if self.sampling != "shuffle":
+        if not self.is_shuffled:
             return self.spent
         shuffle, entries = Sampling("shuffle"), []
         for entry in self.spent.ledger.entries:
+            if entry.exact:
+                entries.append(entry)
+                continue
             facts = entry.noise_multiplier, entry.sampling_probability, entry.steps
             noise, probability, steps = shuffle.run(*facts)
             entries.append(
@@ -148,14 +156,17 @@ class Record:
             not_covered=not_covered,
         )
 
+    def counts(self, seen: Seen) -> bool:
+        """Whether `spent` has what was spent behind the weights."""
+        return bool(seen.spent.steps) and self.spent + seen.spent == self.spent
+
     def _initial(self):
         """Sentences on what the weights had seen, and on how the run was chosen."""
         sentences = []
         for each in self.seen:
-            counted = each.spent.steps and self.spent + each.spent == self.spent
             where = (
                 "on these too, which epsilon covers"
-                if counted
+                if self.counts(each)
                 else f"on none of these {self.unit}s"
             )
             epsilon = statement.rounded_up(each.epsilon) if each.epsilon < math.inf else "infinite"

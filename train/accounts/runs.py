@@ -166,8 +166,16 @@ class Total:
 
     @property
     def spent(self):
-        """`Spent` of all, shuffled batches as they were drawn."""
-        return sum((run.record.judged_as_drawn() for run in self.runs), NOTHING)
+        """`Spent` of all, shuffled batches as they were drawn, and behind their weights."""
+        found = [run.record for run in self.runs]
+        data = [record.data for record in found if record.data]
+        behind = [
+            seen.spent
+            for record in found
+            for seen in record.seen
+            if not record.counts(seen) and any(_share(seen.data, each) for each in data)
+        ]
+        return sum([*(record.judged_as_drawn() for record in found), *behind], NOTHING)
 
     @property
     def num_examples(self):
@@ -182,7 +190,7 @@ class Total:
 
     @property
     def _is_shuffled(self):
-        return any(run.record.sampling == "shuffle" for run in self.runs)
+        return any(run.record.is_shuffled for run in self.runs)
 
     @property
     def is_approximate(self):
@@ -190,7 +198,7 @@ class Total:
         return any(
             not entry.exact
             for run in self.runs
-            if run.record.sampling != "shuffle"
+            if not run.record.is_shuffled
             for entry in run.record.spent.ledger.entries
         )
 
@@ -245,6 +253,8 @@ class Total:
             return "\n".join(
                 [*lines, "", "Without noise there is no privacy: epsilon is infinite."]
             )
+        if not self.spent.steps:
+            return "\n".join([*lines, "", "Nothing was spent: no record tells of an update."])
         about = "about " if self.is_approximate else ""
         lines += [
             "",
@@ -278,6 +288,13 @@ def _same(one, other):
         return one.identifier == other.identifier
     first, second = (re.split("[:/]", each.name)[0] for each in (one, other))
     return first == second
+
+
+def _share(one, other):
+    """Whether two `Data` may share examples, and parts of one data set each other's."""
+    parts = [re.fullmatch(r".+:(\d+)-(\d+)", each.name) for each in (one, other)]
+    first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
+    return _same(one, other) and first[0] <= second[1] and second[0] <= first[1]
 
 
 _NEIGHBOURS = {

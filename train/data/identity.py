@@ -78,6 +78,8 @@ def _folder(path):
 
 def _identifier(folder):
     path = folder / FILE
+    if (found := _read(path)) is not None:
+        return found
     try:
         with path.open("x") as file:  # Never in place of one that a record may name.
             file.write(f"{secrets.token_hex(16)}\n")
@@ -103,17 +105,16 @@ def _read(path):
 
 def _around(folder):
     """Identifiers of a folder, of those in it and behind its links, and of those above these."""
-    within, waiting = set(), [folder]
+    within, behind, waiting = set(), set(), [folder]
     while waiting:
-        for parent, names, _ in os.walk(waiting.pop()):
-            parent = pathlib.Path(parent)
-            names[:] = [] if parent in within else names
-            within.add(parent)
-            links = [entry.path for entry in os.scandir(parent) if entry.is_symlink()]
-            targets = {pathlib.Path(link).resolve() for link in links}
-            within |= {target.parent for target in targets if target.is_file()}
+        for parent, names, others in os.walk(waiting.pop()):
+            paths = [pathlib.Path(parent, name) for name in (*names, *others)]
+            targets = {path.resolve() for path in paths if path.is_symlink()}
+            names[:] = [] if pathlib.Path(parent) in within else names
+            within.add(pathlib.Path(parent))
+            behind |= {target.parent for target in targets if target.is_file()}
             waiting += [target for target in targets - within if target.is_dir()]
-    folders = within.union(*(each.parents for each in within))
+    folders = (within | behind).union(*(each.parents for each in within | behind))
     found = {_read(each / FILE) for each in folders}
     if _KEY.expanduser().exists():
         found |= {_keyed(each, _owners_key()) for each in folders}
