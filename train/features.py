@@ -145,9 +145,9 @@ def run(values):
         },
     )
     path = folder.new_head()
-    np.savez(path / "weights.npz", kernel=head.kernel, bias=head.bias)
+    record.save(path / records.FILE)  # First: there are no weights that no record tells of.
     files.write(path / "privacy_statement.txt", record.statement().encode(), mode=0o644)
-    record.save(path / records.FILE)
+    np.savez(path / "weights.npz", kernel=head.kernel, bias=head.bias)
     return {**record.view(), "workdir": str(path)}
 
 

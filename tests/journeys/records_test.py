@@ -1,6 +1,7 @@
 """A privacy officer asks what runs have spent: by the files that programs left, and no other."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -121,6 +122,38 @@ def test_weights_that_were_trained_on_privately_are_recorded_together(private, c
     # And on from that: it counts three runs, each once.
     run(classify, tmp_path / "third", **TINY, init_from=str(tmp_path / "on" / "model.keras"))
     assert records.read(tmp_path / "third" / "record.json").spent.ledger.steps == 9
+
+
+def test_a_folder_is_asked_whole(private, public, capsys, tmp_path):
+    (tmp_path / "linked").symlink_to(private)
+    found = ask(capsys, tmp_path)
+    assert (found["runs"], found["epsilon"]) == (1, ask(capsys, private)["epsilon"])
+    shutil.copy(private / "record.json", tmp_path / "alice.json")
+    assert ask(capsys, tmp_path / "alice.json")["epsilon"] == found["epsilon"]
+    shutil.copy(public / "model.keras", tmp_path / "own.keras")
+    assert ask(capsys, tmp_path)["epsilon"] == "inf"
+    # Keras saves it without its record: nobody knows then.
+    keras.saving.load_model(private / "model.keras").save(tmp_path / "own.keras")
+    with pytest.raises(SystemExit, match="nobody knows what its weights have spent"):
+        ask(capsys, tmp_path)
+
+
+def test_trainings_behind_weights_count_where_the_data_are_the_same(private, capsys, tmp_path):
+    parts = dict(TINY, epsilon=8.0)
+    first = run(classify, tmp_path / "first", **parts, dataset="digits:0-4")
+    init = str(first / "model.keras")
+    second = run(classify, tmp_path / "second", **TINY, dataset="digits:5-9", init_from=init)
+    assert ask(capsys, second)["epsilon"] == records.read(second / "record.json").epsilon < 2.1
+    assert ask(capsys, private, second)["epsilon"] > 8.0
+
+
+def test_what_was_shuffled_before_stays_shuffled(capsys, tmp_path):
+    first = run(classify, tmp_path / "first", **TINY, sampling="shuffle")
+    given = dict(TINY, init_from=str(first / "model.keras"))
+    second = run(classify, tmp_path / "second", **given)
+    found = ask(capsys, second)
+    assert found["epsilon"] > ask(capsys, first)["epsilon"] > 4
+    assert found["neighbours"] == "zero_out"
 
 
 def test_names_that_look_like_markup_or_formulas(tmp_path):

@@ -15,6 +15,7 @@ import os
 import pathlib
 import platform
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -232,7 +233,7 @@ class Record:
                 }
             )
             record._check(derived)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(
                 f"It is no whole record of a run, or was edited: {error}. What it recorded counts "
                 "against the budget: restore it from a copy."
@@ -292,7 +293,7 @@ def read(path: str | os.PathLike) -> Record | None:
                 return Record.from_json(archive.read(_ENTRY))
         with open(path, "rb") as file:
             return Record.from_json(file.read())
-    except (ValueError, zipfile.BadZipFile) as error:
+    except (ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise ValueError(f"Cannot read {path}. {error}") from error
 
 

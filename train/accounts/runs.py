@@ -3,10 +3,12 @@
 import dataclasses
 import io
 import math
+import os
 import pathlib
 import re
 import textwrap
 import zipfile
+import zlib
 
 import h5py
 import numpy as np
@@ -59,7 +61,7 @@ class Run:
 
 
 def read(path):
-    """The runs of a working folder, of all folders in it, or of one file.
+    """The runs of a working folder, of all folders and `.keras` files in it, or of one file.
 
     Args:
         path: String: a folder, a `record.json`, a `.keras` file, or a file of `Ledger.save`.
@@ -74,12 +76,12 @@ def read(path):
     try:
         if path.is_file():
             return [Run(path, _of_file(path))]
-        found = [Run(file, records.read(file)) for file in sorted(path.rglob(records.FILE))]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        told, unfinished = _below(path)
+        found = [Run(file, _of_file(file)) for file in told]
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"Received: --workdir={path}. {error}") from error
-    finished = {run.path.parent for run in found}
-    for folder in path.rglob(_UNFINISHED):
-        if folder.is_dir() and folder.parent not in finished:
+    for folder in unfinished:
+        if folder.parent not in {file.parent for file in told if file.name == records.FILE}:
             raise UserError(
                 f"The run in {folder.parent} is not finished, and only its checkpoint knows what it"
                 " has spent: finish it with --resume, or restore its model and read "
@@ -94,13 +96,39 @@ def read(path):
     return found
 
 
+def _below(path):
+    """Files that tell of runs in a folder, links followed, and folders of checkpoints: sorted."""
+    told, unfinished, walked = [], [], set()
+    for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
+        folder, there = pathlib.Path(parent), os.path.realpath(parent)
+        if there in walked:  # A link that leads back.
+            folders.clear()
+            continue
+        walked.add(there)
+        unfinished += [folder / _UNFINISHED] * (_UNFINISHED in folders)
+        folders[:] = [name for name in folders if name != _UNFINISHED]
+        # The model of a run tells what its record does.
+        own = "model.keras" if records.FILE in names else None
+        told += [
+            folder / name
+            for name in names
+            if name == records.FILE or (name.endswith(".keras") and name != own)
+        ]
+    return sorted(told), sorted(unfinished)
+
+
+def _refuse(error):
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _of_file(path):
     if path.suffix == ".keras":
         record = records.read(path)
         if record is not None:
             return record
         ledger = _ledger_in(path)
-    elif path.name == records.FILE:
+    elif path.name == records.FILE or b'"tfdpx.Record/' in path.read_bytes()[:100]:
         return records.read(path)
     else:
         ledger = Ledger.load(path)
@@ -254,7 +282,8 @@ class Total:
                 [*lines, "", "Without noise there is no privacy: epsilon is infinite."]
             )
         if not self.spent.steps:
-            return "\n".join([*lines, "", "Nothing was spent: no record tells of an update."])
+            problems = [f"Not releasable: {problem}" for problem in self._problems]
+            return "\n".join([*lines, "", "No record tells of an update on these data.", *problems])
         about = "about " if self.is_approximate else ""
         lines += [
             "",

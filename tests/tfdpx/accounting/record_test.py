@@ -88,6 +88,8 @@ def test_what_two_files_tell_of_counts_once():
         lambda told: told["spent"]["ledger"]["entries"][0].update(noise_multiplier=8.0),
         lambda told: told["spent"]["selected"].clear(),
         lambda told: told["derived"].update(epsilon=1.0),
+        lambda told: told["derived"].clear(),
+        lambda told: told["spent"]["ledger"]["entries"][0].update(noise_multiplier=10**400),
         lambda told: told["derived"].update(releasable=False),
         lambda told: told["results"].update(steps=1200),
         lambda told: told.pop("spent"),
@@ -137,6 +139,26 @@ def test_which_runs_may_be_released(changes, is_releasable):
 
 
 def test_shuffled_batches_are_not_amplified():
-    shuffled = record(spent=Spent(UPDATES), sampling="shuffle")
+    epochs, updates = Entry(4.0, 0.1, 60, exact=False, run=8), Ledger((Entry(4.0, 1.0, 6),))
+    shuffled = record(spent=Spent(Ledger((epochs,))), sampling="shuffle")
     assert shuffled.is_approximate
-    assert shuffled.judged_as_drawn().epsilon(1e-5) == Ledger((Entry(4.0, 1.0, 6),)).epsilon(1e-5)
+    assert shuffled.judged_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
+    # What was before on the same data is judged as it was drawn, whatever this run is.
+    for sampling in ("poisson", "shuffle"):
+        both = record(spent=Spent(UPDATES + Ledger((epochs,))), sampling=sampling)
+        drawn = both.judged_as_drawn().epsilon(1e-5)
+        assert drawn == pytest.approx((UPDATES + updates).epsilon(1e-5), rel=1e-3)
+
+
+def test_a_search_is_not_paid_for_by_another_behind_the_weights():
+    seen = (Seen(Data("digits"), Spent(selected=(TUNED,))),)
+    paid = record(searched="a grid", seen=())
+    assert paid.is_releasable and "among a grid: epsilon covers" in _text(paid)
+    unpaid = record(searched="a grid", seen=seen)
+    assert not unpaid.is_releasable and "epsilon covers the choice" not in _text(unpaid)
+    assert "how the arguments were searched: a grid" in _text(unpaid)
+    assert "chosen among" not in _text(record(seen=seen))
+
+
+def _text(record):
+    return " ".join(record.statement().split())

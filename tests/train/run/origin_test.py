@@ -85,14 +85,14 @@ def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_known_by_its_owners_key(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "_KEY", tmp_path / "home" / "key")
-    write = identity.files.write
+    open_ = pathlib.Path.open
 
-    def refusing(path, *args, **kwargs):
-        if path.name == identity.FILE:
+    def refusing(path, mode="r", *args, **kwargs):
+        if path.name == identity.FILE and mode == "x":
             raise PermissionError
-        write(path, *args, **kwargs)
+        return open_(path, mode, *args, **kwargs)
 
-    monkeypatch.setattr(identity.files, "write", refusing)
+    monkeypatch.setattr(pathlib.Path, "open", refusing)
     for name in ("images/train", "others"):
         (tmp_path / name).mkdir(parents=True)
     told = identity.of(f"folder:{tmp_path}/images")
@@ -101,6 +101,33 @@ def test_a_folder_that_cannot_be_written_is_known_by_its_owners_key(tmp_path, mo
         assert identity.overlap(told, f"folder:{tmp_path}/{same}")
     assert not identity.overlap(told, f"folder:{tmp_path}/others")
     assert (tmp_path / "home" / "key").stat().st_mode & 0o077 == 0
+
+
+def test_links_to_images_are_the_images(file, tmp_path):
+    for name in ("images/cats", "links", "files/cats"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "images/cats/1.png").touch()
+    (tmp_path / "links/cats").symlink_to(tmp_path / "images/cats")
+    (tmp_path / "links/back").symlink_to(tmp_path / "links")
+    (tmp_path / "files/cats/1.png").symlink_to(tmp_path / "images/cats/1.png")
+    (tmp_path / "files/cats/2.png").symlink_to(tmp_path / "nowhere")
+    path = file(f"folder:{tmp_path}/images")
+    for same in ("links", "files"):
+        assert before(path, f"folder:{tmp_path}/{same}") == PRIVATE
+
+
+def test_an_identifier_is_never_replaced(tmp_path):
+    for content in (b"", b"\xff\xfe"):
+        (tmp_path / identity.FILE).write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read or is damaged"):
+            identity.of(f"folder:{tmp_path}")
+        assert (tmp_path / identity.FILE).read_bytes() == content
+
+
+def test_any_name_of_a_folder_can_be_written_into_files(tmp_path):
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    folder.mkdir()
+    assert identity.of(f"folder:{folder}").name.encode()
 
 
 def test_what_cost_nothing_is_no_reason(file):
