@@ -21,7 +21,7 @@ import sys
 from absl import app, flags
 
 from tfdpx.accounting import samplings
-from tfdpx.train.accounts import beside, runs
+from tfdpx.train.accounts import beside, found, runs
 from tfdpx.train.accounts.question import NAMES, Question
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.report.record import print_table, to_json
@@ -78,8 +78,8 @@ def _of_runs(values):
             f"{' '.join(also)}."
         )
     with checking_flags():
-        found = tuple(run for path in values.workdir for run in runs.read(path))
-        total = runs.Total(found, values.delta, values.same_data)
+        recorded = tuple(run for path in values.workdir for run in found.read(path))
+        total = runs.Total(recorded, values.delta, values.same_data)
         record = total.record()
     print(f"{total.statement()}\n")
     print_table(record, title="what was spent")

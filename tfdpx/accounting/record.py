@@ -140,8 +140,9 @@ class Record:
             not_covered.append(f"how the arguments were searched: {self.searched}")
         if self.results.get("individual_mean") is not None:
             not_covered.append("the folder individual_PRIVATE")
+        ledgers = [self.spent.ledger, *(each.ledger for each in self.spent.selected)]
         return statement.text(
-            self.spent.ledger,
+            sum(ledgers, Ledger()),
             self.total_delta or 0.5,  # Without a delta epsilon is infinite, and no text names it.
             accountant=self.accountant,
             num_examples=self.data and self.data.num_examples,
@@ -168,7 +169,7 @@ class Record:
             where = (
                 "on these too, which epsilon covers"
                 if self.counts(each)
-                else f"on none of these {self.unit}s"
+                else "on other data, as far as names and identifiers tell"
             )
             epsilon = statement.rounded_up(each.epsilon) if each.epsilon < math.inf else "infinite"
             sentences.append(
@@ -201,6 +202,7 @@ class Record:
             "epsilon_is_approximate": self.is_approximate,
             "independence": self.independence,
             "searched": self.searched,
+            "seen": [f"{each.data.name} at epsilon {each.epsilon:.4g}" for each in self.seen],
             "seeded": self.spent.is_seeded,
             "releasable": self.is_releasable,
         }

@@ -132,7 +132,8 @@ def _why_there_is_none(ledger, epsilon, delta, dataset):
     """Why nothing is guaranteed, or nothing was spent; None where there is a guarantee to state."""
     if epsilon == math.inf:
         unprotected = sum(entry.steps for entry in ledger.entries if not entry.noise_multiplier)
-        why = f" {unprotected:,} updates had no noise." if unprotected else ""
+        plural = "s" * (unprotected != 1)
+        why = f" {unprotected:,} update{plural} had no noise." if unprotected else ""
         return f"There is no differential privacy for {dataset}: epsilon is infinite.{why}"
     if not ledger.is_complete:
         return (

@@ -117,7 +117,8 @@ def privately(method, train, held_out, budget, mean, rng=None, searched=None):
         head = head_methods.build(method, **unbudgeted, **chosen, noise_multiplier=sigma)
         head.fit(*train)
         right = head.evaluate(*held_out)["accuracy"] * len(held_out[1])
-        score = noisy_score.noisy_count(right, sigma / math.sqrt(releases)) / len(held_out[1])
+        count = max(1, len(held_out[1]))
+        score = noisy_score.noisy_count(right, sigma / math.sqrt(releases)) / count
         if best is None or score > best[2]:
             best = head, chosen, score
     return *best, Selected(Ledger((Entry(sigma, 1.0, releases),)), mean, delta)
