@@ -148,7 +148,7 @@ def test_pictures_and_statement_are_written(finished):
         content = (workdir / name).read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
     statement = (workdir / "privacy_statement.txt").read_text()
-    assert "6 updates" in " ".join(statement.split()) and statement in output
+    assert "6 noisy updates" in " ".join(statement.split()) and statement in output
 
 
 def test_tensorboard_shows_what_the_guarantee_covers_and_no_more(finished):
