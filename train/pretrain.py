@@ -130,7 +130,7 @@ def train(settings, workdir):
         "batch_size": settings.batch_size,
         "seconds": seconds,
     }
-    # Generated images are of nobody.
+    # Generated images hold no person's data.
     record = Record(
         program="pretrain",
         data=Data(data.name, data.num_train)

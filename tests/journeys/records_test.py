@@ -156,6 +156,14 @@ def test_what_was_shuffled_before_stays_shuffled(capsys, tmp_path):
     assert found["neighbours"] == "zero_out"
 
 
+def test_drawings_do_not_hide_what_weights_saw(public, capsys, tmp_path):
+    given = dict(recipe="synthetic", dataset="digits", num_images=100, batch_size=50, steps=1)
+    given |= dict(model="small_cnn", warmup_steps=0, init_from=str(public / "model.keras"))
+    drawn = run(pretrain, tmp_path / "drawn", **given)
+    assert ask(capsys, drawn)["releasable"] is False
+    assert records.read(drawn / "model.keras").view()["releasable"] is False
+
+
 def test_names_that_look_like_markup_or_formulas(tmp_path):
     own_images.write(tmp_path / "photos", {5: 20, 8: 20}, size=8)
     for digit, name in (("5", "$5_$10"), ("8", "[b]")):

@@ -4,8 +4,9 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
+import pathlib
 
+from tfdpx import _files as files
 from tfdpx.accounting import accountants, statement
 
 _FORMAT = "tfdpx.Ledger/4"
@@ -286,20 +287,7 @@ class Ledger:
         Args:
             path: String or path-like.
         """
-        path = os.path.abspath(os.fspath(path))
-        # The same folder, since os.replace is atomic only within a file system.
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path)
-        )
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        files.write(pathlib.Path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path):

@@ -101,7 +101,14 @@ class Record:
     def is_releasable(self) -> bool:
         """Whether epsilon is finite, known, of no chosen seed and of no search that nobody paid."""
         known = self.spent.is_complete and not self.spent.is_seeded
+        known = known and not self.rests_on_unaccounted
         return self.epsilon < math.inf and known and self.is_search_paid
+
+    @property
+    def rests_on_unaccounted(self) -> bool:
+        """Whether it spent nothing, on weights that saw other data without an account."""
+        seen = (each.epsilon == math.inf or not each.spent.is_complete for each in self.seen)
+        return not self.spent.steps and any(seen)
 
     @property
     def is_search_paid(self) -> bool:

@@ -7,7 +7,7 @@ enough, and so does a `validation_split`. Equal examples may be an accident, and
 read twice may be public: `public_validation=True` of the optimizer says so.
 
 Private examples that were never part of what is trained on, and were given as `validation_data`,
-cannot be told from public ones.
+cannot be distinguished from public ones.
 """
 
 import functools

@@ -106,6 +106,8 @@ class Total:
         spent = self.spent
         if spent.is_seeded:
             yield "A run had a seed that somebody chose, and who knows it can remove the noise."
+        if any(run.record.rests_on_unaccounted for run in self.runs):
+            yield "A run spent nothing itself, on weights that saw other data without an account."
         if not spent.is_complete:
             yield "Weights came from where no ledger could be seen: what they had spent is unknown."
         if not all(run.record.is_search_paid for run in self.runs):

@@ -132,6 +132,8 @@ def test_what_is_no_record_is_refused(content, tmp_path):
         ({"spent": Spent(Ledger((Entry(0.0, 0.1, 60),)))}, False),
         ({"searched": "a grid"}, True),  # It was paid for.
         ({"spent": Spent(UPDATES), "searched": "a grid"}, False),
+        ({"spent": Spent()}, False),  # Drawings, on weights that saw the digits without noise.
+        ({"spent": Spent(), "seen": (Seen(Data("digits"), Spent(UPDATES), 1e-5),)}, True),
     ],
 )
 def test_which_runs_may_be_released(changes, is_releasable):
