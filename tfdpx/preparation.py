@@ -30,7 +30,7 @@ class Prepared:
     sizes: dict = dataclasses.field(default_factory=dict)  # the `PassSize` of each `_Kind`
     checked: set = dataclasses.field(default_factory=set)  # what passes were found fit
     may_vary: bool = True  # False where the proof was tried in vain
-    separations: list = dataclasses.field(default_factory=list)  # of the passes that were checked
+    independence: list = dataclasses.field(default_factory=list)  # of the passes that were checked
     fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
 
 
@@ -65,7 +65,7 @@ def prepare(optimizer, model, views, data):
     kind = _kind(model, data)
     if kind not in known.sizes:
         size = _chosen_size(optimizer, model, known, views, data, kind)
-        why = checks.why_alone(model, views, x, known.separations[-1])
+        why = checks.why_alone(model, views, x, known.independence[-1])
         if why and not isinstance(known.engine, ENGINES["vmap"]):
             known = Prepared(key, ENGINES["vmap"](model, rows, views.count))
             checks.check_alone(model, known.engine, views, *data, why)
@@ -139,5 +139,5 @@ def _check(model, known, views, data, kind, sizes):
         return sizes[0]
     found, size = checks.check_step(model, known.engine, views, *data, sizes)
     known.checked.add(passes(size))
-    known.separations.append(found)
+    known.independence.append(found)
     return size

@@ -177,12 +177,12 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         return self.ledger.is_approximate
 
     @property
-    def separations(self):
-        """Tuple of `tfdpx.checks.Separation`, one for each kind of pass that was checked so far.
+    def independence(self):
+        """Tuple of `tfdpx.checks.Independence`, one for each kind of pass that was checked so far.
 
         Whether it is proved, or was only tried, that examples keep apart in the model and the loss.
         """
-        return tuple(found for known in self.prepared.values() for found in known.separations)
+        return tuple(found for known in self.prepared.values() for found in known.independence)
 
     def record(self, gradient_norm, nonfinite):
         """Counts an update and keeps what it measured; called by the private step."""

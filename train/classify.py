@@ -240,7 +240,7 @@ def train(settings, workdir, strategy):
         accountant=plan.accountant,
         sampling=plan.sampling,
         seen=seen,
-        independence="; ".join(map(str, optimizer.separations)) or None,
+        independence="; ".join(map(str, optimizer.independence)) or None,
         inputs=image_input.of(data),
         settings=origin.without_secrets(settings),
         results=results_found,

@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.checks.proof.lengths import ROWS, Length
-from tfdpx.checks.proof.verdict import reasons_of_graph
+from tfdpx.independence.lengths import ROWS, Length
+from tfdpx.independence.verdict import reasons_of_graph
 
 
 def trace(function, shape, rows=None, dtype=tf.float32):

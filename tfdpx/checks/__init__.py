@@ -16,31 +16,31 @@ from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.declared import declared_problems
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.checks.gradients import problems_of_gradients, problems_of_loss
-from tfdpx.checks.hidden_state import (
+from tfdpx.checks.perturbed import perturbed
+from tfdpx.checks.separation import examples_of_pass, problems_of_pass
+from tfdpx.checks.training_pass import TrainingPass
+from tfdpx.independence.hidden_state import (
     problems_of_state,
     problems_of_state_of_loss,
     problems_of_state_of_metrics,
 )
-from tfdpx.checks.perturbed import perturbed
-from tfdpx.checks.proof.verdict import (
-    Separation,
-    separation_of,
-    separation_of_pass,
+from tfdpx.independence.verdict import (
+    Independence,
+    independence_of,
+    independence_of_pass,
     shared_draws,
 )
-from tfdpx.checks.separation import examples_of_pass, problems_of_pass
-from tfdpx.checks.training_pass import TrainingPass
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.rows import Rows, synthetic
 
 __all__ = [
-    "Separation",
+    "Independence",
     "UnfitForPrivacy",
     "check_alone",
     "check_declared",
     "check_step",
     "public",
-    "separation_of",
+    "independence_of",
     "why_alone",
 ]
 
@@ -80,7 +80,7 @@ def check_step(model, engine, views, x, y, sample_weight, sizes):
             last does not vary.
 
     Returns:
-        Pair of a `Separation`, for the rows that were tried or for any number of them: whether it
+        Pair of a `Independence`, for the rows that were tried or for any number of them: whether it
         is also proved that they keep apart; and the one of `sizes` that it speaks for.
 
     Raises:
@@ -109,7 +109,7 @@ def why_alone(model, views, x, separation):
         model: A compiled, built `keras.Model`.
         views: As for `check_step`, like `x`.
         x: Nest of tensors [B, ...]; only shapes and dtypes are read.
-        separation: The `Separation` of its passes.
+        separation: The `Independence` of its passes.
     """
     if not separation.reasons or not keras_internals.seed_generators(model):
         return None
@@ -179,7 +179,7 @@ def _run(problems, model, engine, batch, specs, num_views, sizes, absent):
 
             def look(one_pass):
                 rows = size * num_views
-                separation = separation_of_pass(model, one_pass, *targets, rows)
+                separation = independence_of_pass(model, one_pass, *targets, rows)
                 found.extend([separation, sizes[-1]])
                 problems.extend(problems_of_state_of_loss(model, one_pass, *targets, rows))
                 problems.extend(
@@ -199,7 +199,7 @@ def _run(problems, model, engine, batch, specs, num_views, sizes, absent):
 
 
 def _proof_for_any_number(model, engine, specs, targets):
-    """The `Separation` of passes of any number of rows, or None where nothing proves it."""
+    """The `Independence` of passes of any number of rows, or None where nothing proves it."""
     if model.run_eagerly:
         return None
     try:
@@ -214,5 +214,5 @@ def _proof_for_any_number(model, engine, specs, targets):
         return None
     if one_pass.added or kept:
         return None
-    separation = separation_of_pass(model, one_pass, *targets, None)
+    separation = independence_of_pass(model, one_pass, *targets, None)
     return None if separation.reasons else separation

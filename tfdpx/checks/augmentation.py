@@ -7,8 +7,8 @@ from tfdpx import keras_internals
 from tfdpx.augment import LayerViews, is_own
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import same_rows
-from tfdpx.checks.hidden_state import Found
 from tfdpx.checks.separation import examples_of_pass
+from tfdpx.independence.hidden_state import Found
 
 # Random augmentations may mix other examples, or by little, in any one draw.
 _DRAWS = 6

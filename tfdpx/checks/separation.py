@@ -16,8 +16,8 @@ from tfdpx._warnings import warn
 from tfdpx.checks import made_up
 from tfdpx.checks.closeness import close, is_full_precision, same_rows
 from tfdpx.checks.culprit import find_mixing_operation
-from tfdpx.checks.hidden_state import problems_of_state
 from tfdpx.checks.training_pass import TrainingPass
+from tfdpx.independence.hidden_state import problems_of_state
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows

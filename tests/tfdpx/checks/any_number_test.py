@@ -52,7 +52,7 @@ def fitted(made):
 def test_what_is_proved_for_every_number_varies():
     made = model()
     assert fitted(made) == [pass_size.PassSize(16, 1)]
-    assert str(made.optimizer.separations[0]) == "proved, for any number of rows"
+    assert str(made.optimizer.independence[0]) == "proved, for any number of rows"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_not_proved_has_passes_of_one_size(function):
     made(small.data()[0])
     [size] = fitted(made)
     assert not size.varies
-    assert made.optimizer.separations[0].rows == size.examples
+    assert made.optimizer.independence[0].rows == size.examples
     fitted(plain)
     np.testing.assert_allclose(small.weights(made), small.weights(plain), rtol=1e-4, atol=1e-6)
 
@@ -129,7 +129,7 @@ def test_a_model_that_is_compiled_again_for_xla_has_passes_of_one_size():
 
 def test_without_the_proof_nothing_varies(monkeypatch):
     """A planted bug: the proof is taken for granted. The sizes above depend on it."""
-    monkeypatch.setattr(checks, "separation_of_pass", lambda *_: checks.Separation())
+    monkeypatch.setattr(checks, "independence_of_pass", lambda *_: checks.Independence())
     assert fitted(model(lambda x, rows: x - mean(x) if rows is None else x))[0].varies
 
 

@@ -38,12 +38,12 @@ def fitted(layers, **arguments):
 
 @pytest.mark.parametrize("layers", [[], [keras.layers.Dropout(0.5)]])
 def test_a_proved_pass_is_not_run(runs, layers):
-    assert fitted(layers).separations[0].verdict == "proved"
+    assert fitted(layers).independence[0].verdict == "proved"
     assert not runs
 
 
 def test_a_pass_that_is_not_proved_is_run(runs):
-    assert fitted([], run_eagerly=True).separations[0].verdict == "tried"
+    assert fitted([], run_eagerly=True).independence[0].verdict == "tried"
     assert len(runs) >= 3
 
 
@@ -76,7 +76,7 @@ def test_a_pass_that_mixes_is_run_and_refused(runs):
 
 @pytest.mark.parametrize("mixes", [lambda x: x[::-1], lambda x: x - tf.reduce_mean(x, axis=0)])
 def test_where_a_proof_is_wrong_norms_show_it(runs, monkeypatch, mixes):
-    monkeypatch.setattr(checks, "separation_of_pass", lambda *_: checks.Separation())
+    monkeypatch.setattr(checks, "independence_of_pass", lambda *_: checks.Independence())
     with pytest.raises(checks.UnfitForPrivacy, match="batches of one example"):
         fitted([keras.layers.Dense(4), keras.layers.Lambda(mixes)])
     assert not runs

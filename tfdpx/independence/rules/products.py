@@ -2,9 +2,9 @@
 
 import re
 
-from tfdpx.checks.proof.lengths import ONE
-from tfdpx.checks.proof.registry import of_rows
-from tfdpx.checks.proof.values import Lost, Rows, beside_rows, rank, require_fixed, same_layout
+from tfdpx.independence.lengths import ONE
+from tfdpx.independence.registry import of_rows
+from tfdpx.independence.values import Lost, Rows, beside_rows, rank, require_fixed, same_layout
 
 
 @of_rows("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")

@@ -1,7 +1,7 @@
 """Gradients that are written by hand: TensorFlow does not derive them, so they are walked too."""
 
 from tfdpx import tensorflow_internals
-from tfdpx.checks.proof.values import Lost, Rows, Total, Unknown, same_axis
+from tfdpx.independence.values import Lost, Rows, Total, Unknown, same_axis
 
 
 def check(site, inputs, outputs):

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.checks.proof.lengths import ONE
-from tfdpx.checks.proof.values import Fixed, Handle, Listed, Lost, Rows, Sized, Total, Unknown
+from tfdpx.independence.lengths import ONE
+from tfdpx.independence.values import Fixed, Handle, Listed, Lost, Rows, Sized, Total, Unknown
 
 _WHOLE, _ROWS, _SIZES, _NUMBERS, _TOTALS, _COPIES = {}, {}, {}, {}, {}, {}
 _SHARED = (Fixed, Sized)

@@ -1,8 +1,8 @@
 """Operations that keep all entries: reshape, transpose, take apart, join, pad."""
 
-from tfdpx.checks.proof.lengths import MINUS_ONE, ONE, Length, product
-from tfdpx.checks.proof.registry import of_rows
-from tfdpx.checks.proof.values import (
+from tfdpx.independence.lengths import MINUS_ONE, ONE, Length, product
+from tfdpx.independence.registry import of_rows
+from tfdpx.independence.values import (
     Lost,
     Rows,
     beside_rows,

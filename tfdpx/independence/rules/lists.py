@@ -1,7 +1,7 @@
 """Lists of tensors, in which loops keep what each round gives: all elements alike."""
 
-from tfdpx.checks.proof.registry import whatever
-from tfdpx.checks.proof.values import (
+from tfdpx.independence.registry import whatever
+from tfdpx.independence.values import (
     Fixed,
     Listed,
     Lost,

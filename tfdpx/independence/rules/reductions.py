@@ -1,8 +1,8 @@
 """Operations along an axis that is not that of the rows; along theirs, a sum is a `Total`."""
 
-from tfdpx.checks.proof.lengths import ONE
-from tfdpx.checks.proof.registry import of_rows, of_totals
-from tfdpx.checks.proof.values import (
+from tfdpx.independence.lengths import ONE
+from tfdpx.independence.registry import of_rows, of_totals
+from tfdpx.independence.values import (
     Lost,
     Rows,
     Total,

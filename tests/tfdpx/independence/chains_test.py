@@ -6,7 +6,7 @@ import tensorflow as tf
 import traced
 from hypothesis import strategies
 
-from tfdpx.checks.proof import registry
+from tfdpx.independence import registry
 
 SHAPE = (2, 3)
 

@@ -15,7 +15,7 @@ A batch has rows; row i of every input of a graph belongs together. What the rul
 
 import dataclasses
 
-from tfdpx.checks.proof.lengths import ONE, Length
+from tfdpx.independence.lengths import ONE, Length
 
 
 class Lost(Exception):

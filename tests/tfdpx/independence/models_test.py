@@ -18,7 +18,7 @@ layers = keras.layers
 
 @pytest.fixture(scope="module")
 def table():
-    spec = importlib.util.spec_from_file_location("table", ROOT / "tools" / "separation_table.py")
+    spec = importlib.util.spec_from_file_location("table", ROOT / "tools" / "independence_table.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -37,7 +37,9 @@ NOT_PROVED = {
 
 def test_the_layers_of_keras_are_proved(table):
     made = table.layers_of_keras()
-    tried = {name for name, make in made.items() if checks.separation_of(make()).verdict == "tried"}
+    tried = {
+        name for name, make in made.items() if checks.independence_of(make()).verdict == "tried"
+    }
     assert tried == NOT_PROVED & set(made)
     assert len(made) > 80
 
@@ -61,8 +63,8 @@ SMALL = ["bidirectional LSTM with a mask", "tfdpx LeNet", "tfdpx SmallCNN", "vis
 @pytest.mark.parametrize("name", SMALL)
 def test_small_models_are_proved(table, name):
     model = table.models_of_all()[name]()
-    assert checks.separation_of(model).verdict == "proved"
-    assert checks.separation_of(model, rows=7).verdict == "proved"
+    assert checks.independence_of(model).verdict == "proved"
+    assert checks.independence_of(model, rows=7).verdict == "proved"
 
 
 @pytest.mark.slow
@@ -70,13 +72,13 @@ def test_all_models_of_the_table_are_proved(table):
     for name, make in table.models_of_all().items():
         model = make()
         rows = table.FEW if name in table.IN_PARTS else None
-        found = checks.separation_of(model, rows=rows)
+        found = checks.independence_of(model, rows=rows)
         assert found.verdict == "proved", (name, found)
 
 
 def test_a_sequential_model_knows_its_inputs():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
-    assert str(checks.separation_of(model)) == "proved, for any number of rows"
+    assert str(checks.independence_of(model)) == "proved, for any number of rows"
 
 
 def crossentropy(**arguments):
@@ -117,12 +119,12 @@ def test_losses(name):
     x, y = small.data()
     model.build((None, 6))
     weights = np.ones(16, "float32") if name == "by weight" else None
-    found = checks.separation_of(model, x, y, weights, rows=16)
+    found = checks.independence_of(model, x, y, weights, rows=16)
     assert (found.verdict == "proved") == proved, found
     if proved:
-        assert checks.separation_of(model, x, y).verdict == "proved"
+        assert checks.independence_of(model, x, y).verdict == "proved"
     if proved and name != "squares":  # Keras cannot weigh a loss of several numbers a row.
-        assert str(checks.separation_of(model, x, y, np.ones(16, "float32"))).startswith("proved")
+        assert str(checks.independence_of(model, x, y, np.ones(16, "float32"))).startswith("proved")
 
 
 def test_several_outputs_with_losses_of_their_own():
@@ -133,19 +135,19 @@ def test_several_outputs_with_losses_of_their_own():
         tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), ["mse", "mae"], loss_weights=[1, 2]
     )
     x, y = small.data(), np.zeros((16, 1), "float32")
-    assert checks.separation_of(model, x[0], [y, y]).verdict == "proved"
+    assert checks.independence_of(model, x[0], [y, y]).verdict == "proved"
 
 
 def test_a_training_says_what_is_proved():
     model = small.model(layers=[layers.Dense(5, "silu"), layers.Dropout(0.5), layers.Dense(3)])
-    assert model.optimizer.separations == ()
+    assert model.optimizer.independence == ()
     x, y = small.data()
     model.fit(x, y, verbose=0)
-    [found] = model.optimizer.separations
+    [found] = model.optimizer.independence
     assert (found.verdict, found.rows) == ("proved", None)
     assert str(found) == "proved, for any number of rows"
     model.train_on_batch(x, y)  # Every example of it is present, so that it is one pass of 16.
-    found = model.optimizer.separations[1]
+    found = model.optimizer.independence[1]
     assert (found.rows, str(found)) == (16, "proved, for passes of 16 rows")
 
 
@@ -164,7 +166,7 @@ def test_what_is_not_proved_trains_and_says_why(eager):
     stack = [layers.Dense(3)] if eager else [Turned(name="turned"), layers.Dense(3)]
     model = small.model(layers=stack, compile_arguments={"run_eagerly": eager})
     model.fit(*small.data(), verbose=0)
-    [found] = model.optimizer.separations
+    [found] = model.optimizer.independence
     assert found.verdict == "tried"
     assert ("runs eagerly" if eager else "turned") in str(found)
 
@@ -174,5 +176,5 @@ def test_views_and_the_other_engine_are_walked_too():
     model = small.model(layers=[layers.Dense(3)], augmult=2, per_example_engine="vmap")
     model.build((None, 6))
     model.train_on_batch(np.stack([x, x], axis=1), y)
-    [found] = model.optimizer.separations
+    [found] = model.optimizer.independence
     assert (found.verdict, found.rows) == ("proved", 32)

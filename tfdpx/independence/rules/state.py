@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.checks.proof.lengths import Length
-from tfdpx.checks.proof.registry import whatever
-from tfdpx.checks.proof.rules.copies import made_rows
-from tfdpx.checks.proof.values import (
+from tfdpx.independence.lengths import Length
+from tfdpx.independence.registry import whatever
+from tfdpx.independence.rules.copies import made_rows
+from tfdpx.independence.values import (
     Fixed,
     Handle,
     Lost,

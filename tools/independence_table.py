@@ -1,6 +1,6 @@
-r"""Which layers and models are proved to keep examples apart, for docs/separation.md.
+r"""Which layers and models are proved to keep examples apart, for docs/independence.md.
 
-    python tools/separation_table.py --out=docs/separation_table.md
+    python tools/independence_table.py --out=docs/independence_table.md
 
 Each layer stands in a model of its own; all models are in training mode, with a symbolic number of
 rows, and are never run. `--only=NAME` shows one, with every reason.
@@ -36,7 +36,7 @@ LEFT_OUT = {
     *("STFTSpectrogram", "SimpleRNNCell", "StackedRNNCells", "StringLookup", "TFSMLayer"),
     *("TextVectorization", "TorchModuleWrapper", "Wrapper"),
 }
-_ABOUT = """Made by `python tools/separation_table.py`; [separation.md](separation.md) says what it
+_ABOUT = """Made by `python tools/independence_table.py`; [independence.md](independence.md) says what it
 means. Each layer stands in a model of its own, in training mode."""
 IMAGE, SERIES, VECTOR = (8, 8, 4), (6, 4), (4,)
 VOLUME, TOKENS, FRAMES, PICTURE = (6, 6, 6, 4), (6,), (3, 8, 8, 4), (8, 8, 3)
@@ -309,14 +309,14 @@ def looked_at(made):
         print(f"{number}/{len(made)} {name}", file=sys.stderr, flush=True)
         keras.backend.clear_session()
         model = make()
-        found[name] = checks.separation_of(model), checks.separation_of(model, rows=FEW)
+        found[name] = checks.independence_of(model), checks.independence_of(model, rows=FEW)
     return found
 
 
 def main():
     """Writes the table, and prints how many are proved as a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="docs/separation_table.md")
+    parser.add_argument("--out", default="docs/independence_table.md")
     parser.add_argument("--only", default="", help="Part of a name; prints, and writes nothing.")
     arguments = parser.parse_args()
     kinds = {"models": models_of_all(), "layers": layers_of_keras()}

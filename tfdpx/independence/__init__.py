@@ -7,7 +7,7 @@ What is proved, where the verdict is "proved":
     every content of the batch. The loss is a sum over the rows of a function of row i of targets,
     weights and outputs, but for factors and terms that no example changes.
 
-It holds for the graph that was walked: `separation_of` traces it for a symbolic number of rows, so
+It holds for the graph that was walked: `independence_of` traces it for any number of rows, so
 for every number, and so does a training step whose passes vary in size; any other step for the rows
 of the passes that were tried.
 
@@ -24,5 +24,5 @@ of the passes that were tried.
 
 How: `values` says what can be known of a tensor, `rules` what each type of operation makes of it,
 `walk` goes through the graph. A type without a rule, and whatever a rule cannot show, is unknown,
-and unknown stays unknown. `docs/proofs/separation.md` has the lemmas.
+and unknown stays unknown. `docs/proofs/independence.md` has the lemmas.
 """

@@ -1,8 +1,8 @@
 """Operations that repeat entries, and such that make rows out of a shape."""
 
-from tfdpx.checks.proof.lengths import MINUS_ONE, ONE
-from tfdpx.checks.proof.registry import of_copies, of_rows, of_sizes
-from tfdpx.checks.proof.values import Lost, Rows, beside_rows, content_of, rank, require_fixed
+from tfdpx.independence.lengths import MINUS_ONE, ONE
+from tfdpx.independence.registry import of_copies, of_rows, of_sizes
+from tfdpx.independence.values import Lost, Rows, beside_rows, content_of, rank, require_fixed
 
 
 @of_rows("Tile")

@@ -1,8 +1,8 @@
 """Operations that treat each entry by itself, with the broadcasting of NumPy."""
 
-from tfdpx.checks.proof.lengths import ONE
-from tfdpx.checks.proof.registry import of_rows, of_totals, whatever
-from tfdpx.checks.proof.values import (
+from tfdpx.independence.lengths import ONE
+from tfdpx.independence.registry import of_rows, of_totals, whatever
+from tfdpx.independence.values import (
     Fixed,
     Lost,
     Rows,

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from tfdpx.checks.proof.lengths import symbol
-from tfdpx.checks.proof.registry import whatever
-from tfdpx.checks.proof.values import Fixed, Listed, Lost, Rows, Sized, Total, Unknown, joined
+from tfdpx.independence.lengths import symbol
+from tfdpx.independence.registry import whatever
+from tfdpx.independence.values import Fixed, Listed, Lost, Rows, Sized, Total, Unknown, joined
 from tfdpx.memory import graph_peak
 
 # After so many rounds of a loop nothing new can be learned: each loses something.

@@ -1,8 +1,8 @@
 """Operations that pick entries by indices."""
 
-from tfdpx.checks.proof.lengths import MINUS_ONE, ONE, Length
-from tfdpx.checks.proof.registry import of_rows
-from tfdpx.checks.proof.values import (
+from tfdpx.independence.lengths import MINUS_ONE, ONE, Length
+from tfdpx.independence.registry import of_rows
+from tfdpx.independence.values import (
     Lost,
     Rows,
     beside_rows,

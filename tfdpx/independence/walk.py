@@ -2,11 +2,10 @@
 
 import tensorflow as tf
 
-from tfdpx.checks import hidden_state
-from tfdpx.checks.proof import gradients
-from tfdpx.checks.proof.lengths import Length, symbol
-from tfdpx.checks.proof.registry import rule_of
-from tfdpx.checks.proof.values import Fixed, Handle, Lost, Rows, Unknown
+from tfdpx.independence import gradients, hidden_state
+from tfdpx.independence.lengths import Length, symbol
+from tfdpx.independence.registry import rule_of
+from tfdpx.independence.values import Fixed, Handle, Lost, Rows, Unknown
 from tfdpx.memory import graph_peak
 
 # Such draw from a state of their own, which no example changes.

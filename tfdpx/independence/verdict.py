@@ -6,11 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_internals
-from tfdpx.checks.hidden_state import RANDOM
-from tfdpx.checks.proof import rules  # noqa: F401  (says what each type of operation does)
-from tfdpx.checks.proof.lengths import ONE, ROWS, Length, symbol
-from tfdpx.checks.proof.values import Fixed, Rows, Total, Unknown
-from tfdpx.checks.proof.walk import Walk
+from tfdpx.independence import rules  # noqa: F401  (says what each type of operation does)
+from tfdpx.independence.hidden_state import RANDOM
+from tfdpx.independence.lengths import ONE, ROWS, Length, symbol
+from tfdpx.independence.values import Fixed, Rows, Total, Unknown
+from tfdpx.independence.walk import Walk
 from tfdpx.memory import graph_peak
 from tfdpx.per_example import rows as batches
 from tfdpx.per_example.losses import loss_of_rows
@@ -20,7 +20,7 @@ _EAGER = "the model runs eagerly, so its Python may do something else in each st
 
 
 @dataclasses.dataclass(frozen=True)
-class Separation:
+class Independence:
     """What is known of how a model and its loss keep examples apart.
 
     Attributes:
@@ -41,10 +41,10 @@ class Separation:
         return f"{self.verdict}, for {number}" + "".join(f"; {r}" for r in self.reasons[:1])
 
 
-def separation_of(model, x=None, y=None, sample_weight=None, rows=None):
+def independence_of(model, x=None, y=None, sample_weight=None, rows=None):
     """Walks the graph of the training-mode forward pass, and of the loss, if `y` is given.
 
-    Nothing is run, and no data are read. `tfdpx.checks.proof` says what is proved.
+    Nothing is run, and no data are read. `tfdpx.independence` says what is proved.
 
     Args:
         model: A built `keras.Model`; compiled, if `y` is given.
@@ -55,7 +55,7 @@ def separation_of(model, x=None, y=None, sample_weight=None, rows=None):
         rows: Int, the number of rows that the graph is traced for; None for every number.
 
     Returns:
-        `Separation`.
+        `Independence`.
 
     Raises:
         ValueError: If `rows` is below 2, or if `x` is None and the model does not know its inputs.
@@ -74,7 +74,7 @@ def separation_of(model, x=None, y=None, sample_weight=None, rows=None):
             )
     length = ROWS if rows is None else Length(rows)
     reasons = _reasons(model, (x, y, sample_weight), length)
-    return Separation(tuple(dict.fromkeys(reasons)), rows)
+    return Independence(tuple(dict.fromkeys(reasons)), rows)
 
 
 def shared_draws(model, x, rows):
@@ -103,8 +103,8 @@ def _draws(graph):
     )
 
 
-def separation_of_pass(model, one_pass, y, sample_weight, rows):
-    """The `Separation` of a training pass that the checks have traced.
+def independence_of_pass(model, one_pass, y, sample_weight, rows):
+    """The `Independence` of a training pass that the checks have traced.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -120,7 +120,7 @@ def separation_of_pass(model, one_pass, y, sample_weight, rows):
         reasons.append(_EAGER)
     data = one_pass.x, y, sample_weight
     reasons += reasons_of_loss(model, data, one_pass.y_pred, length)
-    return Separation(tuple(dict.fromkeys(reasons)), rows)
+    return Independence(tuple(dict.fromkeys(reasons)), rows)
 
 
 def reasons_of_graph(graph, inputs, targets, rows):

@@ -372,7 +372,7 @@ def test_the_reason_names_the_layer():
     stack = [layers.Dense(4), mixers.Between(mixers.sorted_and_back, name="the_culprit")]
     model = small.model(layers=[*stack, layers.Dense(3)])
     model.build((None, 6))
-    found = checks.separation_of(model, tf.zeros([2, 6]))
+    found = checks.independence_of(model, tf.zeros([2, 6]))
     assert found.verdict == "tried" and "the_culprit" in found.reasons[0]
     assert str(found).startswith("tried, for any number of rows; operation '")
 
@@ -380,6 +380,6 @@ def test_the_reason_names_the_layer():
 def test_arguments_are_checked():
     model = small.model()
     with pytest.raises(ValueError, match="Argument `x` must be given.*x=None"):
-        checks.separation_of(model)
+        checks.independence_of(model)
     with pytest.raises(ValueError, match="Argument `rows`.*rows=1"):
-        checks.separation_of(model, np.zeros((2, 6)), rows=1)
+        checks.independence_of(model, np.zeros((2, 6)), rows=1)

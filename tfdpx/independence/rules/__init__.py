@@ -1,6 +1,6 @@
 """What each type of operation does to rows, a file for each kind; importing registers them."""
 
-from tfdpx.checks.proof.rules import (
+from tfdpx.independence.rules import (
     calls,
     copies,
     elementwise,

@@ -1,8 +1,8 @@
 """Operations on images and their like, which have the examples on the first axis."""
 
-from tfdpx.checks.proof.lengths import Length, product
-from tfdpx.checks.proof.registry import of_rows
-from tfdpx.checks.proof.values import (
+from tfdpx.independence.lengths import Length, product
+from tfdpx.independence.registry import of_rows
+from tfdpx.independence.values import (
     Fixed,
     Lost,
     Rows,
