@@ -4,6 +4,7 @@ import functools
 import math
 import typing
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_internals
@@ -11,8 +12,8 @@ from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.per_example import Conv2DRule, register, rounding
 from tfdpx.per_example.rules.convolution_gradients import channels_last
 
-# Axes of one filter in a kernel.
-_FILTER = [-4, -3, -2]
+# Axes of one filter in a kernel: the window's are summed over at once.
+_BY_AXIS = [[-4, -3], -2]
 
 
 class Standardized(typing.NamedTuple):
@@ -21,23 +22,23 @@ class Standardized(typing.NamedTuple):
     Attributes:
         unit: [kernel height, kernel width, input channels / groups, filters], u.
         scale: [filters], s.
-        squared_scale: [filters], its square.
-        free: [filters], 0 where epsilon holds s constant, else 1.
-        removed: [2, 1, filters], what squares of the two inner products are multiplied by.
+        shares: [2, filters], what of the two inner products is not in the gradient: 1 / fan_in, and
+            0 where epsilon holds s constant, else 1.
+        weights: [3, filters], what squares of gradients and of the inner products are multiplied
+            by: the square of s, times one or `shares`.
     """
 
     unit: tf.Tensor
     scale: tf.Tensor
-    squared_scale: tf.Tensor
-    free: tf.Tensor
-    removed: tf.Tensor
+    shares: tf.Tensor
+    weights: tf.Tensor
 
     def to_raw(self, gradients):
         """Gradients at u, times s, as gradients at the raw kernel: [..., *kernel shape]."""
-        both = tf.stack([gradients * self.unit, gradients])
-        along, total = tf.unstack(rounding.sum_by_axis(both, _FILTER, keepdims=True))
-        mean = total / math.prod(self.unit.shape[:3])
-        return gradients - mean - self.free * self.unit * along
+        both = tf.stack([gradients, gradients * self.unit])
+        sums = tf.unstack(rounding.sum_by_axis(both, _BY_AXIS, keepdims=True))
+        total, along = (s * share for s, share in zip(sums, tf.unstack(self.shares), strict=True))
+        return gradients - total - self.unit * along
 
 
 @register(WSConv2D)
@@ -58,14 +59,14 @@ class WSConv2DRule(Conv2DRule):
     @classmethod
     def shared(cls, layer):
         """See `Rule.shared`: the `Standardized` kernel."""
-        kernel = tf.cast(layer.kernel.value, "float32")
+        kernel = tf.cast(tf.convert_to_tensor(layer.kernel.value), "float32")
         centered = kernel - tf.reduce_mean(kernel, axis=[0, 1, 2])
         squares = tf.reduce_sum(tf.square(centered), axis=[0, 1, 2])
         scale = tf.math.rsqrt(tf.maximum(squares, layer.epsilon))
-        free, squared_scale = tf.cast(squares > layer.epsilon, "float32"), tf.square(scale)
-        fan_in = math.prod(kernel.shape[:3])
-        removed = tf.stack([squared_scale / fan_in, squared_scale * free])[:, tf.newaxis]
-        return Standardized(centered * scale, scale, squared_scale, free, removed)
+        free = tf.cast(squares > layer.epsilon, "float32")
+        means = np.full(free.shape, 1.0 / math.prod(kernel.shape[:3]), "float32")
+        weights = tf.stack([np.ones_like(means), means, free]) * tf.square(scale)
+        return Standardized(centered * scale, scale, tf.stack([means, free]), weights)
 
     @classmethod
     def forward(cls, call, watch):
@@ -87,13 +88,21 @@ class WSConv2DRule(Conv2DRule):
         super().__init__(call, output_gradients, num_views, variables)
         self.standardized = call.shared
         self.filter_scale = call.shared.scale
-        self.squared_filter_scale = call.shared.squared_scale
+
+    @property
+    def weights(self):
+        """See `Conv2DRule.weights`."""
+        weights = self.standardized.weights
+        return weights if self._by_kernels else weights[:1]
 
     @property
     def finishers(self):
         """See `Rule.finishers`."""
-        to_raw, scale = self.standardized.to_raw, self.filter_scale
-        return {id(self.layer.kernel): lambda total: to_raw(total * scale)}
+
+        def to_raw(total, standardized):
+            return standardized.to_raw(total * standardized.scale)
+
+        return {id(self.layer.kernel): to_raw}
 
     def to_kernel(self, gradients):
         """See `Conv2DRule.to_kernel`."""
@@ -103,31 +112,47 @@ class WSConv2DRule(Conv2DRule):
         """See `Conv2DRule.to_sum`: the rest is for `finishers`."""
         return total
 
-    def measured(self, squares, magnitudes, terms):
+    @property
+    def unit(self):
+        """See `ConvolutionGradients.unit`."""
+        return self.standardized.unit if self._by_kernels else None
+
+    def measured(self, found):
         """See `Conv2DRule.measured`.
 
         Of the two inner products, as vectors over filters, each errs by at most M times the error
         of a sum over positions of inner products with a vector of length one.
         """
         fan_in = math.prod(self.kernel_shape[:3])
-        by_axis = sum(self.kernel_shape[:3])
-        positions = self.sizes()[1]
-        kept = self.choice.norm == "instantiate"
-        if kept and (self.choice.sum == "contract" or fan_in < positions):
-            sums = tf.reduce_sum(self.kernel_instances, _FILTER)
-            along = tf.reduce_sum(self.kernel_instances * self.standardized.unit, _FILTER)
+        by_axis = self.window.taps + self.kernel_shape[2]
+        if self._by_kernels:
             errors = [rounding.UNIT * (fan_in + rounding.EXTRA)] * 2
         else:
-            sums = self.sum_positions(self._patch_sums() * self.convolved_gradients)
-            along = self.sum_positions(self._convolved() * self.convolved_gradients)
+            positions = self.sizes()[1]
+            products = tf.stack(
+                [
+                    self.sum_positions(each * self.scaled_gradients)
+                    for each in (self._patch_sums(), self._convolved())
+                ],
+                axis=1,
+            )
+            removed = tf.reduce_sum(tf.square(products) * self.standardized.shares, axis=2)
+            found = found._replace(squares=tf.concat([found.squares, removed], axis=1))
             added = self.window.taps + self.kernel_shape[2], rounding.blocked(fan_in)
             errors = [rounding.dot_error(n + positions) for n in added]
-        removed = tf.reduce_sum(
-            tf.square(tf.stack([sums, along])) * self.standardized.removed, axis=2
-        )
         # The sums of squares, their subtraction, and the projection of the released sum.
         relative = (2 * by_axis + self.kernel_shape[3] + rounding.EXTRA) * rounding.UNIT
-        return rounding.Measured(squares, magnitudes, terms, removed, tuple(errors), relative)
+        return found._replace(removed_errors=tuple(errors), removed_relative=relative)
+
+    @property
+    def _by_kernels(self):
+        """Whether inner products are sums over kernel gradients, not over positions.
+
+        Those err less where the very gradients are added up, or the fan-in is small.
+        """
+        kept = self.choice.norm == "instantiate"
+        few = math.prod(self.kernel_shape[:3]) < self.sizes()[1]
+        return kept and (self.choice.sum == "contract" or few)
 
     @functools.cached_property
     def kept(self):

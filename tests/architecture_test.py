@@ -26,10 +26,11 @@ ARROWS = {
     "augmult": {"augment", "keras_internals", "per_example"},
     "mechanism": {"noise", "per_example"},
     "memory": {"_warnings", "keras_internals", "per_example", "tensorflow_internals"},
+    "independence": {"keras_internals", "memory", "per_example", "tensorflow_internals"},
     "checks": {
-        *("_warnings", "augment", "data", "keras_internals", "memory", "per_example", "run"),
-        "tensorflow_internals",
+        *("_warnings", "augment", "data", "independence", "keras_internals", "per_example", "run"),
     },
+    "microbatch": {"keras_internals", "mechanism", "per_example"},
     "run": {
         *("_arguments", "accounting", "augmult", "data", "keras_hook", "keras_internals", "noise"),
         *("_files", "_warnings"),
@@ -44,11 +45,11 @@ ARROWS = {
     },
     "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
     "preparation": {
-        *("_warnings", "checks", "keras_internals", "memory", "per_example"),
-        "tensorflow_internals",
+        *("_warnings", "checks", "independence", "keras_internals", "mechanism", "memory"),
+        *("microbatch", "per_example", "tensorflow_internals"),
     },
     "train_step": {
-        *("augmult", "checks", "data", "keras_internals", "mechanism", "memory", "noise"),
+        *("augmult", "checks", "data", "keras_internals", "mechanism", "microbatch", "noise"),
         *("passes", "per_example", "preparation", "replication", "run"),
     },
     "distributed": {

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdpx import keras_internals
-from tfdpx.augment import is_own
+from tfdpx.augment import OwnViews, is_own
 from tfdpx.per_example.rows import Rows, merge_views, synthetic
 
 
@@ -16,7 +16,8 @@ class Views:
         x: Nest of tensors [B, ...]; only shapes are read.
 
     Attributes:
-        augment: The augmentation, None if there is none to do.
+        augment: The augmentation, None if there is none to do. That of a user's makes the views
+            of each example by themselves.
         count: Int, rows an example.
 
     Raises:
@@ -25,6 +26,8 @@ class Views:
 
     def __init__(self, augment, augmult, x):
         self.augment = augment if augmult else None
+        if self.augment is not None and not is_own(augment):
+            self.augment = OwnViews(augment, augmult)
         self.count = augmult or 1
         self._given = bool(augmult) and augment is None
         if self.augment is not None and len(tf.nest.flatten(x)) != 1:
@@ -41,14 +44,6 @@ class Views:
                     f"[batch, {self.count}, ...]. Received: shape={wrong[0]}. Give the optimizer "
                     "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
                 )
-
-    @property
-    def suit_any_number(self):
-        """Whether rows are made in the same way for any number of examples, known or not.
-
-        Another's augmentation may look at the number that it is told, which nobody checks.
-        """
-        return self.augment is None or is_own(self.augment)
 
     def draw(self, batch_size, seed):
         """The random choices for the whole batch, or None."""

@@ -416,11 +416,6 @@ def writing(board, validation=False):
 GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
 
 
-def in_groups(layer, inputs):
-    """`inputs` as a `GroupNormalization` layer takes them apart: one more axis, of the groups."""
-    return layer._reshape_into_groups(inputs)
-
-
 def in_float32(layer, **attributes):
     """`without`, with the twin computing in float32."""
     return without(layer, _dtype_policy=keras.DTypePolicy("float32"), **attributes)

@@ -65,6 +65,8 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         public_validation: Bool. Your word that what `fit` validates on is public. Without it,
             callbacks that act on `val_` metrics are refused for a `validation_split`, for examples
             of which some are trained on, and for data that cannot be compared with these.
+        require_proof: Bool. Refuses a model whose graph does not prove batch independence. By
+            default each example of such a model is computed alone, which takes longer.
         **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
@@ -94,8 +96,8 @@ class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
         *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
-            `per_example_engine`, `public_data`, `public_quantile`, `individual` and
-            `public_validation` of `DPSGD`.
+            `per_example_engine`, `public_data`, `public_quantile`, `individual`,
+            `public_validation` and `require_proof` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.

@@ -1,111 +1,321 @@
-"""What is found out once for a model and its batches: an engine, checks, how passes are cut."""
+"""What is decided as a step is traced: the engine, and why examples cannot interact.
 
+The layerwise engine is taken where the graph of its microbatch proves that no example influences
+another: for any number of rows if it can, else for the number at hand. What nothing proves is
+computed alone, example by example, by the vectorized engine. There is no third verdict.
+"""
+
+import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
-from tfdpx import checks, keras_internals, tensorflow_internals
+from tfdpx import checks, keras_internals, mechanism, tensorflow_internals
 from tfdpx._warnings import warn
+from tfdpx.checks.augmentation import problems_of_augment
+from tfdpx.checks.batches_of_one import problems_of_microbatch, undisturbed
+from tfdpx.checks.errors import UnfitForPrivacy, refusing
+from tfdpx.independence.hidden_state import Found, problems_of_metrics
+from tfdpx.independence.lengths import ROWS, Length
+from tfdpx.independence.verdict import (
+    Independence,
+    independence_of_microbatch,
+    reasons_of_loss,
+)
 from tfdpx.memory import pass_size
-from tfdpx.per_example import ENGINES
+from tfdpx.microbatch import Inputs, Microbatch
+from tfdpx.per_example import ENGINES, UnexplainedVariables
 from tfdpx.per_example.rows import Rows
+
+_ALONE = "vmap"
 
 
 class _Kind(typing.NamedTuple):
-    """What passes depend on besides the model: of a batch, and of how the step runs."""
+    """What microbatches depend on besides the model: of a batch, and of how the step runs."""
 
     count: int | None  # of rows, where it is static
     weights: tuple  # `_specs` of the sample weights, empty where there are none
     way: str  # "eager", "compiled" or "graph"
 
 
+class Batch(typing.NamedTuple):
+    """A batch of the step, and what its microbatches get besides.
+
+    Attributes:
+        views: `tfdpx.augmult.Views`.
+        data: `(x, y, sample_weight)`, nests of tensors [B, ...]; only shapes and dtypes are read.
+        may_be_absent: Whether an example may be padding.
+        own_clips: Whether examples have clips of their own.
+        public_clip: Whether the clip is a tensor.
+    """
+
+    views: object
+    data: tuple
+    may_be_absent: bool
+    own_clips: bool
+    public_clip: bool
+
+
 @dataclasses.dataclass
 class Prepared:
-    """What is found out once for a model and the shapes of its batches."""
+    """What is found out for a model and the shapes of its batches.
+
+    Attributes:
+        key: Tuple, of the model and the shapes.
+        engine: The per-example engine of the last step that was traced.
+        engines: Dict by name.
+        sizes: The `PassSize` for each `_Kind` of batch.
+        independence: List of the `Independence`s that steps were traced with.
+        checked: Set of what was compared with batches of one.
+        fitting: Dict of `pass_size.Fitting` by the name of an engine.
+        eager: Pair of a `Microbatch` and its `PassSize` for each `_Kind`, of steps in eager mode.
+    """
 
     key: tuple
-    engine: Callable
-    sizes: dict = dataclasses.field(default_factory=dict)  # the `PassSize` of each `_Kind`
-    checked: set = dataclasses.field(default_factory=set)  # what passes were found fit
-    may_vary: bool = True  # False where the proof was tried in vain
-    independence: list = dataclasses.field(default_factory=list)  # of the passes that were checked
-    fitting: pass_size.Fitting = dataclasses.field(default_factory=pass_size.Fitting)
+    engine: object = None
+    engines: dict = dataclasses.field(default_factory=dict)
+    sizes: dict = dataclasses.field(default_factory=dict)
+    independence: list = dataclasses.field(default_factory=list)
+    checked: set = dataclasses.field(default_factory=set)
+    fitting: dict = dataclasses.field(default_factory=dict)
+    eager: dict = dataclasses.field(default_factory=dict)
 
 
-def prepare(optimizer, model, views, data):
-    """The `Prepared` for this model and these shapes, and the `PassSize`.
+def prepare(optimizer, model, batch, fits):
+    """The `Microbatch` of this step, and the `PassSize` that it was traced for.
 
-    Made and checked once for each.
+    It is traced anew for each trace of the step, and proved each time; the rest is looked at once
+    for a model and the shapes of its batches.
 
     Args:
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled, built `keras.Model`.
-        views: Its `tfdpx.augmult.Views`.
-        data: `(x, y, sample_weight)`, nests of tensors [B, ...]; only shapes and dtypes are read.
+        batch: `Batch`.
+        fits: Function of an engine and a `pass_size.Fitting` to the examples that fit in memory.
 
     Raises:
-        UnfitForPrivacy: If the model, the loss or the augmentation is unfit for private training.
+        UnfitForPrivacy: If the model, the loss or the augmentation is unfit for private training;
+            with `require_proof` also if nothing proves that examples cannot interact.
     """
-    x, y, _ = data
-    rows = views.example_rows(x)
+    preparation = _Preparation(optimizer, model, batch, fits)
+    if tf.executing_eagerly() and (kept := preparation.kept()):
+        return kept
+    microbatch, size, found = preparation.proved() or preparation.alone()
+    preparation.check(microbatch, size, found)
+    return microbatch, size
+
+
+class _Preparation:
+    def __init__(self, optimizer, model, batch, fits):
+        self._optimizer, self._model, self._batch, self._fits = optimizer, model, batch, fits
+        self._known = _known(optimizer, model, batch)
+        x, _, sample_weight = batch.data
+        count = Rows(x).count
+        way = "compiled" if tensorflow_internals.is_for_xla(model) else "graph"
+        way = "eager" if tf.executing_eagerly() else way
+        count = count if isinstance(count, int) else None
+        self._kind = _Kind(count, _specs(sample_weight), way)
+        self._reasons = []
+
+    def kept(self):
+        """What the last eager step of such batches took, a pair; None if there was none."""
+        microbatch, size = self._known.eager.get(self._kind, (None, None))
+        return microbatch and (microbatch.renewed(), size)
+
+    def proved(self):
+        """Triple of a `Microbatch` of the layerwise engine, its size and proof; None if none."""
+        name = self._optimizer.per_example_engine
+        if name == _ALONE:
+            self._reasons = [f'`per_example_engine="{_ALONE}"` asks for it']
+            return None
+        try:
+            for size in self._sizes(name):
+                try:
+                    made = self._traced(name, size)
+                except Exception as error:
+                    if isinstance(error, UnexplainedVariables) or not size.varies:
+                        raise
+                    # Whatever a layer or a loss raises that asks for the number.
+                    self._reasons = [f"it cannot be traced for any number of rows: {error}"]
+                    continue
+                found = independence_of_microbatch(self._model, made, self._rows(size))
+                if not found.reasons:
+                    return made, size, found
+                self._reasons = found.reasons
+        except UnexplainedVariables as error:
+            self._reasons = [str(error)]
+        return None
+
+    def alone(self):
+        """Triple as of `proved`, of the engine that computes each example alone.
+
+        Raises:
+            UnfitForPrivacy: With `require_proof`.
+        """
+        found, name = Independence(tuple(self._reasons)), self._model.name
+        if self._optimizer.require_proof:
+            raise UnfitForPrivacy(
+                f"Model '{name}' is not proved to be batch independent: {found.reasons[0]}. Use an "
+                "operation that treats examples one by one, or leave `require_proof` out to "
+                "compute each example alone."
+            )
+        if self._optimizer.per_example_engine != _ALONE and found not in self._known.independence:
+            warn(
+                f"Each example of model '{name}' is computed alone, since nothing proves that "
+                f"examples do not interact: {found.reasons[0]}. It takes about twice the time of "
+                "an ordinary step, and memory for each example's gradient. A model that compares "
+                "examples sees one at a time: that is another model than without privacy."
+            )
+        size = next(self._sizes(_ALONE))
+        return self._traced(_ALONE, size), size, found
+
+    def check(self, microbatch, size, found):
+        """Raises UnfitForPrivacy for what a microbatch keeps, or does wrong; then remembers it."""
+        known, model = self._known, self._model
+        with refusing() as problems:
+            if microbatch.added:
+                problems.append(
+                    f"These layers call `add_loss`: {microbatch.added}. Such a loss is not known "
+                    "by example. Put a loss on weights into a `kernel_regularizer`, one on data "
+                    "into `compile(loss=...)`."
+                )
+            state = Found(microbatch.graph, model, [])
+            problems += state.problems(f"The training pass of '{model.name}'")
+            what = (self._kind, size, type(microbatch.engine).__name__)
+            if not problems and what not in known.checked:
+                problems += self._problems_of_loss(microbatch, size, found)
+                problems += keras_internals.eagerly(self._compared, microbatch, size)
+        known.checked.add(what)
+        known.engine, known.sizes[self._kind] = microbatch.engine, size
+        if tf.executing_eagerly():
+            known.eager[self._kind] = microbatch, size
+        if found not in known.independence:
+            known.independence.append(found)
+
+    def _problems_of_loss(self, microbatch, size, found):
+        """Of the metrics; a loss that compares examples is said, for each is computed alone."""
+        data, y_pred, rows = microbatch.inputs.rows, microbatch.found.y_pred, self._rows(size)
+        length = ROWS if rows is None else Length(rows)
+        reasons = reasons_of_loss(self._model, data, y_pred, length)
+        if reasons and not found.reasons:
+            text = f"nothing proves that the loss is a sum over examples: {reasons[0]}"
+            if self._optimizer.require_proof:
+                yield f"With `require_proof=True`, {text}. Use a loss that is a sum or a mean."
+            warn(
+                f"The loss of each example is computed alone, since {text}. A loss that compares "
+                "examples sees one at a time: that is another loss than without privacy."
+            )
+        absent = microbatch.inputs.present is not None
+        yield from problems_of_metrics(self._model, data, y_pred, rows, absent)
+
+    def _compared(self, microbatch, size):
+        """Texts of how the microbatch differs from batches of one example, a list."""
+        model, views, specs = self._model, self._batch.views.count, microbatch.inputs
+        draws = bool(keras_internals.seed_generators(model))
+        examples = None if size.varies else self._rows(size) // views
+        still = keras_internals.still() if draws else contextlib.nullcontext()
+        with undisturbed(model), still:
+            if draws:  # Random layers hold still for the comparison, as batches of one cannot draw.
+                given = specs._replace(shared=())
+                microbatch = Microbatch(
+                    self._optimizer, model, microbatch.engine, tf.nest.map_structure(_spec, given)
+                )
+            update = microbatch.engine.update()
+
+            def run(rows):
+                count = Rows(rows).count // views
+                given = Inputs(
+                    rows,
+                    None if specs.present is None else tf.ones([count], tf.bool),
+                    tf.zeros([2], tf.int64),
+                    tuple(tf.ones([count]) for _ in specs.clips),
+                    None if specs.clip is None else tf.constant(self._optimizer.l2_norm_clip),
+                    update.tensors,
+                )
+                found = microbatch(given)
+                sums = microbatch.update.of(update.tensors).finished(
+                    model.trainable_variables, found.sums
+                )
+                return found.squared_norms.numpy(), [np.asarray(total) for total in sums]
+
+            def factors_of(squared_norms):
+                every = tf.fill(squared_norms.shape, True)
+                clip, batch_size = self._optimizer.l2_norm_clip, self._optimizer.batch_size
+                return mechanism.clip_factors(squared_norms, every, clip, batch_size)
+
+            rows = specs.rows
+            return list(problems_of_microbatch(model, run, factors_of, rows, views, examples))
+
+    def _traced(self, name, size):
+        """The `Microbatch` of an engine, of a `PassSize`."""
+        views, (x, y, sample_weight) = self._batch.views, self._batch.data
+        rows = self._rows(size)
+        examples = None if rows is None else rows // views.count
+
+        def spec(t):
+            return None if t is None else tf.TensorSpec([rows, *t.shape[1:]], t.dtype)
+
+        specs = Inputs(
+            tf.nest.map_structure(spec, (views.row_specs(x), y, sample_weight)),
+            None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
+            tf.TensorSpec([2], tf.int64),
+            (tf.TensorSpec([examples], tf.float32),) if self._batch.own_clips else (),
+            tf.TensorSpec([], tf.float32) if self._batch.public_clip else None,
+        )
+        return Microbatch(self._optimizer, self._model, self._engine(name), specs)
+
+    def _is_full(self, size):
+        return not self._batch.may_be_absent and size.fits(self._kind.count)
+
+    def _rows(self, size):
+        """The rows of a microbatch, an int; None for any number."""
+        if size.varies:
+            return None
+        count = self._kind.count
+        whole = self._is_full(size) and count <= size.examples
+        return (count if whole else size.examples) * self._batch.views.count
+
+    def _engine(self, name):
+        engines, views = self._known.engines, self._batch.views
+        if name not in engines:
+            rows = views.example_rows(self._batch.data[0])
+            engines[name] = ENGINES[name](self._model, rows, views.count)
+        return engines[name]
+
+    def _sizes(self, name):
+        """Yields `PassSize`s to try, the best first; the last does not vary."""
+        optimizer, kind, engine = self._optimizer, self._kind, self._engine(name)
+        # XLA needs microbatches that are alike; and where no example can be missing, nothing is
+        # gained.
+        may_vary = (bool(kind.weights) or kind.count is None) and kind.way != "compiled"
+        for varies in [True, False] if may_vary and engine.suits_any_number else [False]:
+            if optimizer.microbatch_size == pass_size.AUTO:
+                fitting = self._known.fitting.setdefault(name, pass_size.Fitting())
+                yield pass_size.of_examples(self._fits(engine, fitting), varies)
+                continue
+            views, weighted = self._batch.views.count, bool(kind.weights)
+            yield pass_size.choose(optimizer, engine.work, views, kind.count, weighted, varies)
+
+
+def _known(optimizer, model, batch):
+    """The `Prepared` for a model and the shapes of its batches."""
+    x, y, _ = batch.data
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
     key = (
         keras_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
         # The data's too: what has another length in each batch is made up of one.
-        _specs((rows, x, y)),
+        _specs((batch.views.example_rows(x), x, y)),
     )
     known = optimizer.prepared.get(model)
     if known is None or known.key != key:
         checks.check_declared(model)
-        engine = ENGINES[optimizer.per_example_engine](model, rows, views.count)
-        known = Prepared(key, engine)
-    kind = _kind(model, data)
-    if kind not in known.sizes:
-        size = _chosen_size(optimizer, model, known, views, data, kind)
-        why = checks.why_alone(model, views, x, known.independence[-1])
-        if why and not isinstance(known.engine, ENGINES["vmap"]):
-            known = Prepared(key, ENGINES["vmap"](model, rows, views.count))
-            checks.check_alone(model, known.engine, views, *data, why)
-            warn(
-                "Each example is computed alone, which takes longer, so that its random numbers "
-                f"are its own: {why}."
-            )
-            size = _chosen_size(optimizer, model, known, views, data, kind)
-        known.sizes[kind] = size
-    optimizer.prepared[model] = known
-    return known, known.sizes[kind]
-
-
-def take(model, known, views, data, size):
-    """Makes `size` that of passes for such batches, once they are checked; returns it.
-
-    Args:
-        model: As for `prepare`.
-        known: The `Prepared` for it.
-        views: As for `prepare`.
-        data: As for `prepare`.
-        size: `PassSize`, of which `varies` is as `prepare` found it.
-
-    Raises:
-        UnfitForPrivacy: As for `prepare`.
-    """
-    kind = _kind(model, data)
-    # What is proved for any number of rows is proved for these.
-    if not size.varies:
-        _check(model, known, views, data, kind, [size])
-    known.sizes[kind] = size
-    return size
-
-
-def _kind(model, data):
-    x, _, sample_weight = data
-    count = Rows(x).count
-    compiled = tensorflow_internals.is_for_xla(model)
-    way = "eager" if tf.executing_eagerly() else "compiled" if compiled else "graph"
-    return _Kind(count if isinstance(count, int) else None, _specs(sample_weight), way)
+        with refusing() as problems:
+            problems += problems_of_augment(batch.views.augment)
+        known = optimizer.prepared[model] = Prepared(key)
+    return known
 
 
 def _specs(nest):
@@ -114,30 +324,5 @@ def _specs(nest):
     return tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
 
 
-def _chosen_size(optimizer, model, known, views, data, kind):
-    """The `PassSize` for such batches, once passes of it are checked."""
-    # XLA needs passes that are alike; Python is told their rows in eager mode, where none are
-    # proved for an unknown number; and where no example can be missing, nothing is gained.
-    may_vary = (bool(kind.weights) or kind.count is None) and kind.way == "graph"
-    given = optimizer, known.engine.work, views.count, kind.count, bool(kind.weights)
-    may_vary &= known.may_vary and known.engine.suits_any_number and views.suit_any_number
-    varying = [True, False] if may_vary else [False]
-    sizes = [pass_size.choose(*given, varies) for varies in varying]
-    size = _check(model, known, views, data, kind, sizes)
-    known.may_vary &= size == sizes[0]
-    return size
-
-
-def _check(model, known, views, data, kind, sizes):
-    """The first of `sizes` whose passes are found fit, now or before."""
-
-    def passes(size):
-        # Metrics are given weights where rows of a pass may be absent.
-        return kind.way, kind.weights, size.fits(kind.count), size
-
-    if passes(sizes[0]) in known.checked:
-        return sizes[0]
-    found, size = checks.check_step(model, known.engine, views, *data, sizes)
-    known.checked.add(passes(size))
-    known.independence.append(found)
-    return size
+def _spec(tensor):
+    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -56,6 +56,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     public_quantile = _read_only("public_quantile")
     individual = _read_only("individual")
     public_validation = _read_only("public_validation")
+    require_proof = _read_only("require_proof")
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         public_quantile=0.9,
         individual=None,
         public_validation=False,
+        require_proof=False,
         **kwargs,
     ):
         settings.refuse(kwargs)
@@ -93,6 +95,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             public_quantile=public_quantile,
             individual=individual,
             public_validation=public_validation,
+            require_proof=require_proof,
         )
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.run.session.Session` under way.
@@ -178,9 +181,9 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
 
     @property
     def independence(self):
-        """Tuple of `tfdpx.checks.Independence`, one for each kind of pass that was checked so far.
+        """Tuple of `tfdpx.independence.Independence`, of the steps that were traced so far.
 
-        Whether it is proved, or was only tried, that examples keep apart in the model and the loss.
+        Each says why no example influences another's gradient: proved, or computed alone.
         """
         return tuple(found for known in self.prepared.values() for found in known.independence)
 
@@ -281,6 +284,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             per_example_engine=self.per_example_engine,
             individual=None if each is None else keras.saving.serialize_keras_object(each),
             public_validation=self.public_validation,
+            require_proof=self.require_proof,
         )
         if self.public_data is not None:
             config["public_data"] = self.public_data.get_config()

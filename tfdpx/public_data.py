@@ -82,6 +82,7 @@ class Absent:
 
     def __init__(self, config):
         self._config = dict(config)
+        self.has_quantile = False
 
     def get_config(self):
         """As of the `PublicData` that it stands for."""
@@ -133,6 +134,11 @@ class PublicData:
             digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
         self._digest = digest.hexdigest()
         self._known = overlap.Fingerprints(_rows(self._x))
+
+    @property
+    def has_quantile(self):
+        """Whether the clip follows public norms."""
+        return self._quantile is not None
 
     def __repr__(self):
         return f"<PublicData of {self.count} examples>"

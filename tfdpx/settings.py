@@ -25,7 +25,8 @@ REFUSED = {
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "per_example_engine public_data public_quantile individual public_validation",
+    "per_example_engine public_data public_quantile individual public_validation "
+    "require_proof",
 )
 
 
@@ -67,6 +68,8 @@ def checked(**arguments):
     check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
     declared = given.public_validation
     require(isinstance(declared, bool), "public_validation", declared, "be True or False")
+    proof = given.require_proof
+    require(isinstance(proof, bool), "require_proof", proof, "be True or False")
     public = public_data.checked(given)
     if given.individual is not None:
         if given.public_data is not None:

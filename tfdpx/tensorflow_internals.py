@@ -5,6 +5,7 @@ import functools
 import threading
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
@@ -109,6 +110,22 @@ def has_own_gradient(operation):
         return False
     # That of a function is one that TensorFlow derived from what is inside.
     return not ops.get_gradient_function(operation).__module__.startswith("tensorflow.python.eager")
+
+
+def differentiated_by(gradient, function, tensor):
+    """`function(tensor)`, of which every `tf.GradientTape` takes a gradient that is given.
+
+    As with `tf.custom_gradient`, but the graph has no operation for it.
+
+    Args:
+        gradient: Function of the gradient at the output, to that at `tensor`.
+        function: Function of a tensor to a tensor.
+        tensor: Tensor.
+    """
+    with record.stop_recording():
+        output = function(tensor)
+    record.record_operation("Given", [output], [tensor], lambda given: [gradient(given)])
+    return output
 
 
 def own_gradient(operation):

@@ -1,11 +1,14 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
 The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
-checked once (`views`, `preparation`, `checks`); each pass makes K views of its examples (`views`),
-their gradients (`per_example`) and clipped sums (`mechanism`); the sums are added over passes and
-replicas (`replicas`); noise is added once (`mechanism`, `noise`), keyed and counted (`run`);
-and the Keras optimizer applies the result.
+its microbatch traced and proved (`views`, `preparation`, `independence`); each microbatch makes K
+views of its examples (`views`), their gradients (`per_example`) and clipped sums (`microbatch`,
+`mechanism`); the sums are added over microbatches and replicas (`passes`, `replicas`); noise is
+added once (`mechanism`, `noise`), keyed and counted (`run`); and the Keras optimizer applies the
+result.
 """
+
+import copy
 
 import keras
 import tensorflow as tf
@@ -14,10 +17,10 @@ from tfdpx import keras_internals, mechanism, noise, passes
 from tfdpx.augmult import build
 from tfdpx.checks.callbacks import check_log_names
 from tfdpx.data import inputs
-from tfdpx.memory import pass_size
+from tfdpx.microbatch import Inputs, Untraced
 from tfdpx.passes import Totals
 from tfdpx.per_example.rows import Rows
-from tfdpx.preparation import prepare, take
+from tfdpx.preparation import Batch, prepare
 from tfdpx.replication import replicas
 
 # Independent streams of one step's seed.
@@ -57,7 +60,6 @@ def _step(optimizer, model, data, ids):
     views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
     optimizer.trains(model)
-    prepared, size = prepare(optimizer, model, views, data)
     seed = optimizer.step_key()
     # Drawn for the rows of all replicas: which of them has an example does not change its views.
     count = Rows(x).count
@@ -67,28 +69,30 @@ def _step(optimizer, model, data, ids):
     present = _present(sample_weight, count)
     if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
         present = _of_declared_size(count, optimizer.batch_size)
-    public = None
-    if optimizer.public_data is not None:
-        key = noise.fold_in(seed, _PUBLIC)
-        public = optimizer.public_data.at(
-            model, prepared.engine, views.example_rows(x), y, context, key
-        )
-    clip = optimizer.l2_norm_clip if public is None else public.clip
-    # Passes are counted over all replicas: no two have the same masks.
-    masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
-    one_pass = _Pass(optimizer, model, prepared.engine, views, count, clip, masks)
     # With individual accounting: where a row stands, and which part of the clip is its own.
     own = None if ids is None else (tf.range(count), optimizer.estimates.clips(ids))
     choices = (choices, own)
-    if optimizer.microbatch_size == pass_size.AUTO:
+    # Microbatches are counted over all replicas: no two have the same masks.
+    masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
+    one_pass = _Pass(optimizer, model, views, count, masks)
+
+    def fits(engine, fitting):
         batch = data, choices, present
-        fits = prepared.fitting(one_pass.apart, batch, optimizer.batch_size, variables)
-        size = pass_size.of_examples(fits, size.varies)
-        size = take(model, prepared, views, data, size)
+        return fitting(one_pass.of(engine), batch, optimizer.batch_size, variables)
+
+    public = optimizer.public_data
+    public_clip = public is not None and public.has_quantile
+    batch = Batch(views, data, present is not None, own is not None, public_clip)
+    one_pass.microbatch, size = prepare(optimizer, model, batch, fits)
+    if public is not None:
+        key, engine = noise.fold_in(seed, _PUBLIC), one_pass.microbatch.engine
+        public = public.at(model, engine, views.example_rows(x), y, context, key)
+        one_pass.clip = public.clip if public_clip else None
+    update = one_pass.microbatch.update
 
     def all_passes(data, choices, present):
         totals, logs = passes.run(one_pass, data, choices, present, size, one_pass.zero())
-        return totals._replace(sums=one_pass.update.finished(variables, totals.sums)), logs
+        return totals._replace(sums=update.finished(variables, totals.sums)), logs
 
     if replicas.compile_apart(model):
         # XLA cannot compile what replicas on CPUs say to each other.
@@ -142,47 +146,48 @@ def show_losses(model, loss, output_losses, examples, penalty):
 
 
 class _Pass:
-    """One microbatch: views, gradients, clipping, metrics."""
+    """One microbatch: views, gradients, clipping, metrics.
 
-    def __init__(self, optimizer, model, engine, views, count, l2_norm_clip, masks):
-        self.update = engine.update()
-        self._count = count
+    Attributes:
+        microbatch: What computes clipped sums.
+        clip: Float32 scalar tensor, or None for the optimizer's.
+    """
+
+    def __init__(self, optimizer, model, views, count, masks):
+        self.microbatch, self.clip = None, None
         self._optimizer = optimizer
         self._model = model
-        self._engine = engine
         self._views = views
-        self._clip = l2_norm_clip
+        self._count = count
         self._masks = masks
 
     def __call__(self, data, choices, present, index):
-        """The `Totals` of a pass, and Keras' metric logs; `present` None: every row is.
+        """The `Totals` of a microbatch, and Keras' metric logs; `present` None: every row is.
 
         Its number `index` is that of its random layers' draws.
         """
         model, views = self._model, self._views
         choices, own = choices
         x, y, sample_weight = data
+        x = views.rows(x, choices)
         # Where every row is present, Keras counts as it always does.
-        counted = views.repeat(present)
+        y, sample_weight, counted = views.repeat((y, sample_weight, present))
+        key, clips = noise.fold_in(self._masks, index), () if own is None else own[1:]
+        shared = self.microbatch.update.tensors
+        inputs = Inputs((x, y, sample_weight), present, key, clips, self.clip, shared)
+        result = self.microbatch(inputs)
+        logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
         if present is None:
             present = tf.ones([Rows(data).count], tf.bool)
-        x = views.rows(x, choices)
-        y, sample_weight, rows_present = views.repeat((y, sample_weight, present))
-        key = noise.fold_in(self._masks, index)
-        result = self._engine(x, y, sample_weight, self.update, key)
-        size, fractions = self._optimizer.batch_size, () if own is None else own[1:]
-        factors = mechanism.clip_factors(
-            result.squared_norms, present, self._clip, size, *fractions
-        )
-        logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
 
         def total(losses):
-            return tf.reduce_sum(tf.where(rows_present, losses, 0.0)) / views.count
+            losses = losses if counted is None else tf.where(counted, losses, 0.0)
+            return tf.reduce_sum(losses) / views.count
 
         bad = present & ~tf.math.is_finite(result.squared_norms)
         return (
             Totals(
-                sums=result.clipped_sums(factors),
+                sums=result.sums,
                 loss=total(result.losses),
                 output_losses=[total(losses) for losses in result.output_losses],
                 examples=tf.reduce_sum(tf.cast(present, "float32")),
@@ -200,10 +205,15 @@ class _Pass:
         norms = tf.where(present, norms, 0.0)
         return tf.scatter_nd(places[:, tf.newaxis], norms, [self._count])
 
-    def apart(self, *part):
-        """The `Totals` of a pass in a graph of its own."""
-        own = self._optimizer, self._model, self._engine, self._views, self._count, self._clip
-        return _Pass(*own, tf.zeros([2], tf.int64))(*part, 0)[0]
+    def of(self, engine):
+        """A function of `data`, `choices` and `present` to `Totals`, with nothing traced apart."""
+        twin = copy.copy(self)
+
+        def totals(*part):
+            twin.microbatch = Untraced(self._optimizer, engine)
+            return twin(*part, 0)[0]
+
+        return totals
 
     def zero(self):
         """The `Totals` of no pass at all."""

@@ -13,7 +13,8 @@ import sys
 
 import keras
 
-from tfdpx import checks, models
+from tfdpx import models
+from tfdpx.independence import independence_of
 
 layers = keras.layers
 # A number of rows that no cutting of the batch into parts divides.
@@ -36,8 +37,8 @@ LEFT_OUT = {
     *("STFTSpectrogram", "SimpleRNNCell", "StackedRNNCells", "StringLookup", "TFSMLayer"),
     *("TextVectorization", "TorchModuleWrapper", "Wrapper"),
 }
-_ABOUT = """Made by `python tools/independence_table.py`; [independence.md](independence.md) says what it
-means. Each layer stands in a model of its own, in training mode."""
+_ABOUT = """Made by `python tools/independence_table.py`; [independence.md](independence.md) says
+what it means. Each layer stands in a model of its own, in training mode."""
 IMAGE, SERIES, VECTOR = (8, 8, 4), (6, 4), (4,)
 VOLUME, TOKENS, FRAMES, PICTURE = (6, 6, 6, 4), (6,), (3, 8, 8, 4), (8, 8, 3)
 
@@ -309,7 +310,10 @@ def looked_at(made):
         print(f"{number}/{len(made)} {name}", file=sys.stderr, flush=True)
         keras.backend.clear_session()
         model = make()
-        found[name] = checks.independence_of(model), checks.independence_of(model, rows=FEW)
+        found[name] = (
+            independence_of(model),
+            independence_of(model, rows=FEW),
+        )
     return found
 
 

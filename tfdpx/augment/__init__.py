@@ -7,6 +7,7 @@ Reference: De et al. 2022 (arXiv:2204.13650), section 3.1.
 """
 
 from tfdpx.augment.crops import RandomCropFlip, ResizeCropFlip
+from tfdpx.augment.each_alone import OwnViews
 from tfdpx.augment.layer_views import LayerViews, get
 from tfdpx.augment.mix_views import MixViews
 
@@ -18,4 +19,4 @@ def is_own(augment):
     return type(augment) in (LayerViews, RandomCropFlip, ResizeCropFlip)
 
 
-__all__ = ["LayerViews", "MixViews", "RandomCropFlip", "ResizeCropFlip", "get"]
+__all__ = ["LayerViews", "MixViews", "OwnViews", "RandomCropFlip", "ResizeCropFlip", "get"]

@@ -1,11 +1,9 @@
 """Views by an augmentation layer of Keras or keras_cv."""
 
-import itertools
-
 import keras
 import tensorflow as tf
 
-from tfdpx import noise, tensorflow_internals
+from tfdpx.augment.each_alone import EachAlone, keys
 from tfdpx.per_example.randomness import keyed
 
 
@@ -31,50 +29,33 @@ class LayerViews:
                 f"augment={layer!r}"
             )
         self.layer = layer
-        self._traced = {}  # By shape and dtype: Python in the layer chooses once, for all images.
+        self._alone = EachAlone(self._view)
 
     def __getstate__(self):
-        return {**vars(self), "_traced": {}}
+        return {"layer": self.layer}
+
+    def __setstate__(self, state):
+        self.__init__(**state)
 
     def draw(self, batch_size, augmult, seed):
         """A key for each view: int64 tensor [batch_size, K, 2]; the layer draws when applied."""
-        shape = tf.stack([batch_size, augmult, 2])
-        return tf.random.stateless_uniform(shape, seed, None, None, tf.int64, alg="philox")
+        return keys([batch_size, augmult], seed)
 
     def apply(self, images, choices):
         """Tensor [B, K, ...]: the layer's outputs for K copies of each of `images` [B, ...]."""
         augmult = choices.shape[1]
         if images.dtype == tf.uint8:
             images = tf.cast(images, "float32")
-
-        one = self._one(tf.TensorSpec(images.shape[1:], images.dtype))
-        rows = tf.repeat(images, augmult, axis=0), tf.reshape(choices, [-1, 2])
-        made = one.structured_outputs
-        views = tf.map_fn(one, rows, fn_output_signature=tf.TensorSpec(made.shape, made.dtype))
+        views = self._alone(tf.repeat(images, augmult, axis=0), tf.reshape(choices, [-1, 2]))
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
 
     def graphs(self):
         """List of the `tf.Graph`s that make a view, of those that were needed so far."""
-        return [function.graph for function in self._traced.values()]
+        return self._alone.graphs()
 
-    def _one(self, spec):
-        """The function, traced once, from an image like `spec` and a key to a view."""
-
-        def view(element):
-            image, key = element
-            count = itertools.count()
-            with (
-                keyed(self.layer, key),
-                tensorflow_internals.stateful_draws_from(lambda: noise.fold_in(key, next(count))),
-            ):
-                return self.layer(image[tf.newaxis], training=True)[0]
-
-        kind = tuple(spec.shape), spec.dtype
-        if kind not in self._traced:
-            function = tf.function(view, autograph=False)
-            key = tf.TensorSpec([2], tf.int64)
-            self._traced[kind] = function.get_concrete_function((spec, key))
-        return self._traced[kind]
+    def _view(self, image, key):
+        with keyed(self.layer, key):
+            return self.layer(image[tf.newaxis], training=True)[0]
 
     def get_config(self):
         """Returns the configuration as a JSON-serialisable dict."""

@@ -26,3 +26,7 @@ How: `values` says what can be known of a tensor, `rules` what each type of oper
 `walk` goes through the graph. A type without a rule, and whatever a rule cannot show, is unknown,
 and unknown stays unknown. `docs/proofs/independence.md` has the lemmas.
 """
+
+from tfdpx.independence.verdict import Independence, independence_of
+
+__all__ = ["Independence", "independence_of"]

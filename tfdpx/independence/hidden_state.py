@@ -1,4 +1,4 @@
-"""State that a training pass changes, looked for in its graph: wherever it is kept, it is written.
+"""State that a microbatch changes, looked for in its graph: wherever it is kept, it is written.
 
 Keras' lists of variables miss a `tf.Variable`, an untracked `keras.Variable`, a metric, a table, a
 queue. All of them are written by a stateful operation, here or in a function, loop or branch.
@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.memory import graph_peak
-from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
 
@@ -39,74 +38,34 @@ RANDOM = (
 )
 
 
-def problems_of_state(model, one_pass):
-    """Texts of how a training pass changes state or draws unseen random numbers.
-
-    Args:
-        model: A built `keras.Model`.
-        one_pass: `TrainingPass`.
-    """
-    found = Found(one_pass.graph, model, keras_internals.seed_states(model))
-    return found.problems(f"The training pass of '{model.name}'")
-
-
-def problems_of_state_of_loss(model, one_pass, y, sample_weight, rows):
-    """Texts of how a loss changes state.
-
-    Args:
-        model: As for `problems_of_state_of_metrics`, like what follows.
-        one_pass: `TrainingPass`.
-        y: Nest of tensors [rows, ...], or None.
-        sample_weight: As `y`.
-        rows: Int, or None for any number.
-    """
-
-    def losses(x, y, sample_weight, y_pred):
-        return row_losses(model, x, y, y_pred, sample_weight).losses
-
-    graph = _graph_after(one_pass, losses, y, sample_weight, rows)
-    yield from Found(graph, model, []).problems("The loss")
-
-
-def problems_of_state_of_metrics(model, one_pass, y, sample_weight, rows, absent):
+def problems_of_metrics(model, data, y_pred, rows, absent):
     """Texts of how metrics change state other than their own.
 
     Args:
         model: A compiled, built `keras.Model`.
-        one_pass: `TrainingPass`, whose inputs and outputs they are given.
-        y: Nest of tensors [rows, ...], or None; shapes and dtypes are read.
-        sample_weight: As `y`.
+        data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
+        y_pred: What the model gives, a nest of symbolic tensors [rows, ...].
         rows: Int, or None for any number.
         absent: Bool, whether some of them may be.
     """
+    given, predictions = Rows(data), Outputs(y_pred)
 
-    def metrics(x, y, sample_weight, y_pred, present=None):
+    def metrics(tensors, predicted, present=None):
+        x, y, sample_weight = given.pack(tensors)
+        y_pred = predictions.rebuild(predicted)
         return keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
-
-    flags = [tf.TensorSpec([rows], tf.bool)] if absent else []
-    graph = _graph_after(one_pass, metrics, y, sample_weight, rows, *flags)
-    # A metric may have a weight as an attribute, which Keras then counts among its variables.
-    others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
-    own = [v for v in model.metrics_variables if id(v) not in others]
-    # Reading a metric adds it up over the hosts.
-    yield from Found(graph, model, own, ("Collective",)).problems("`compute_metrics`")
-
-
-def _graph_after(one_pass, function, y, sample_weight, rows, *more):
-    """The graph of `function(x, y, sample_weight, y_pred, *more)` of `rows`, as it will run.
-
-    What has no known length is given without one: Python may look at it.
-    """
-    given, predictions = Rows((one_pass.x, y, sample_weight)), Outputs(one_pass.y_pred)
-
-    def traced(tensors, predicted, *more):
-        return function(*given.pack(tensors), predictions.rebuild(predicted), *more)
 
     specs = [
         [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
         for tensors in (given.tensors, predictions.tensors)
     ]
-    return tf.function(traced, autograph=False).get_concrete_function(*specs, *more).graph
+    flags = [tf.TensorSpec([rows], tf.bool)] if absent else []
+    graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, *flags).graph
+    # A metric may have a weight as an attribute, which Keras then counts among its variables.
+    others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
+    own = [v for v in model.metrics_variables if id(v) not in others]
+    # Reading a metric adds it up over the hosts.
+    yield from Found(graph, model, own, ("Collective",)).problems("`compute_metrics`")
 
 
 class Found:

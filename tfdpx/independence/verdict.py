@@ -7,25 +7,24 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.independence import rules  # noqa: F401  (says what each type of operation does)
-from tfdpx.independence.hidden_state import RANDOM
 from tfdpx.independence.lengths import ONE, ROWS, Length, symbol
 from tfdpx.independence.values import Fixed, Rows, Total, Unknown
 from tfdpx.independence.walk import Walk
-from tfdpx.memory import graph_peak
 from tfdpx.per_example import rows as batches
 from tfdpx.per_example.losses import loss_of_rows
 from tfdpx.per_example.outputs import Outputs
 
-_EAGER = "the model runs eagerly, so its Python may do something else in each step"
+_KEY = "the key of the microbatch"
 
 
 @dataclasses.dataclass(frozen=True)
 class Independence:
-    """What is known of how a model and its loss keep examples apart.
+    """Why no example of a microbatch influences another's gradient.
 
     Attributes:
-        reasons: Tuple of str, what could not be followed; the first comes first.
-        rows: Int, the rows of the passes that this is about; None for every number of rows.
+        reasons: Tuple of str, what could not be followed in the model's graph; the first comes
+            first. Empty where the graph proves it.
+        rows: Int, the rows of the microbatches that this is about; None for every number of rows.
     """
 
     reasons: tuple = ()
@@ -33,12 +32,14 @@ class Independence:
 
     @property
     def verdict(self):
-        """`"proved"`; or `"tried"`, where made-up data alone speak for it."""
-        return "tried" if self.reasons else "proved"
+        """`"proved"`; or `"alone"`, where each example is computed as a batch of one."""
+        return "alone" if self.reasons else "proved"
 
     def __str__(self):
-        number = "any number of rows" if self.rows is None else f"passes of {self.rows} rows"
-        return f"{self.verdict}, for {number}" + "".join(f"; {r}" for r in self.reasons[:1])
+        if self.reasons:
+            return f"alone: each example is computed as a batch of one, since {self.reasons[0]}"
+        number = "any number of rows" if self.rows is None else f"microbatches of {self.rows} rows"
+        return f"proved, for {number}"
 
 
 def independence_of(model, x=None, y=None, sample_weight=None, rows=None):
@@ -77,53 +78,7 @@ def independence_of(model, x=None, y=None, sample_weight=None, rows=None):
     return Independence(tuple(dict.fromkeys(reasons)), rows)
 
 
-def shared_draws(model, x, rows):
-    """Texts of why random numbers are not known to be each example's own; a list.
-
-    Empty where the training-mode forward pass draws none, or is proved.
-
-    Args:
-        model: A built `keras.Model`.
-        x: Nest of `tf.TensorSpec`s [None, ...].
-        rows: Int, of a pass, or None for any number.
-    """
-    length = ROWS if rows is None else Length(rows)
-    graph, reasons = _walked(model, (x, None, None), length)
-    return [] if graph is not None and not _draws(graph) else reasons
-
-
-def _draws(graph):
-    """Whether a graph, or one that it calls, draws random numbers or moves a seed on."""
-    # All other variables that a pass assigns to are refused.
-    types = (*RANDOM, "Assign")
-    return any(
-        operation.type.removeprefix("Stateless").startswith(types)
-        or any(_draws(body) for _, body in graph_peak.called(operation))
-        for operation in graph.get_operations()
-    )
-
-
-def independence_of_pass(model, one_pass, y, sample_weight, rows):
-    """The `Independence` of a training pass that the checks have traced.
-
-    Args:
-        model: A compiled, built `keras.Model`.
-        one_pass: `tfdpx.checks.training_pass.TrainingPass`.
-        y: Nest of tensors [rows, ...], or None; shapes and dtypes are read.
-        sample_weight: As `y`.
-        rows: Int, or None if it was traced for any number.
-    """
-    length = ROWS if rows is None else Length(rows)
-    targets = [*Outputs(one_pass.y_pred).tensors, *one_pass.captured]
-    reasons = reasons_of_graph(one_pass.graph, one_pass.inputs, targets, length)
-    if model.run_eagerly:
-        reasons.append(_EAGER)
-    data = one_pass.x, y, sample_weight
-    reasons += reasons_of_loss(model, data, one_pass.y_pred, length)
-    return Independence(tuple(dict.fromkeys(reasons)), rows)
-
-
-def reasons_of_graph(graph, inputs, targets, rows):
+def reasons_of_graph(graph, inputs, targets, rows, key=None, fixed=(), alone=()):
     """Texts of what could not be followed from the inputs of a graph to its targets, a list.
 
     Args:
@@ -131,10 +86,37 @@ def reasons_of_graph(graph, inputs, targets, rows):
         inputs: Tensors of `graph`, [rows, ...].
         targets: Tensors of `graph`, which are to have the same rows on their first axis.
         rows: `Length`.
+        key: Tensor of `graph` that no other run of it has, from which it draws; or None.
+        fixed: Tensors of `graph` that follow from variables alone.
+        alone: Pairs of lists of tensors of `graph`, [rows, ...]: the second were computed from the
+            first, each row alone.
     """
     walk = Walk(rows)
-    found = walk(graph, _with_rows(inputs, rows), targets)
+    values = _with_rows(inputs, rows)
+    values.update({id(t): Fixed(tuple(map(Length, t.shape))) for t in fixed})
+    if key is not None:
+        values[id(key)] = Fixed((Length(2),), sources=frozenset([_KEY]))
+        walk.writes(_KEY)
+    targets = [*targets, *(t for pair in alone for t in pair[0])]
+    values.update(_with_rows([t for pair in alone for t in pair[1]], rows))
+    found = walk(graph, values, targets)
     return [*filter(None, (_no_rows(value, rows) for value in found)), *walk.problems]
+
+
+def independence_of_microbatch(model, microbatch, rows):
+    """The `Independence` of a microbatch of the private step, by its own graph.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        microbatch: `tfdpx.microbatch.Microbatch` of the layerwise engine.
+        rows: Int, or None if it was traced for any number.
+    """
+    inputs, found = microbatch.inputs, microbatch.found
+    x, length = batches.Rows(inputs.rows[0]).tensors, ROWS if rows is None else Length(rows)
+    reasons = reasons_of_graph(
+        microbatch.graph, x, found.of_rows, length, inputs.key, inputs.shared, found.alone
+    )
+    return Independence(tuple(dict.fromkeys(reasons)), rows)
 
 
 def reasons_of_loss(model, data, y_pred, rows):
@@ -161,12 +143,6 @@ def reasons_of_loss(model, data, y_pred, rows):
 
 def _reasons(model, specs, rows):
     """Texts of what could not be followed in the model, and in the loss if `specs` has targets."""
-    _, reasons = _walked(model, specs, rows)
-    return [*reasons, _EAGER] if model.run_eagerly else reasons
-
-
-def _walked(model, specs, rows):
-    """The graph of the forward pass or None, and what could not be followed there and in a loss."""
     specs = tf.nest.map_structure(lambda t: _spec_of(t, rows), specs)
     kept = []
 
@@ -178,7 +154,7 @@ def _walked(model, specs, rows):
     try:
         graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
     except Exception as error:
-        return None, [f"the model could not be traced: {error}"]
+        return [f"the model could not be traced: {error}"]
     added = [layer.name for layer in keras_internals.added_losses(model)]
     keras_internals.clear_added_losses(model)
     [(data, y_pred)] = kept
@@ -188,7 +164,7 @@ def _walked(model, specs, rows):
         reasons.append(f"these layers call `add_loss`: {added}")
     if specs[1] is not None:
         reasons += reasons_of_loss(model, data, y_pred, rows)
-    return graph, reasons
+    return reasons
 
 
 def _spec_of(leaf, rows):

@@ -55,6 +55,7 @@ class Call:
         kept: Dict, for what a rule's `forward` saves for later.
         shared: What the rule gives as `Rule.shared`.
         jit_compile: Whether the step is compiled by XLA.
+        alone: See `PerExample.alone`; None where the layer was called on all examples at once.
     """
 
     def __init__(self, layout, args, kwargs, num_views, shared, jit_compile=False):
@@ -67,6 +68,7 @@ class Call:
         self.shared = shared
         self.jit_compile = jit_compile
         self._rows = Rows((args, kwargs), layout.batched)
+        self.alone = None
         self._num_views = num_views
         self._draws = RngReplay(layout.layer) if layout.draws else None
 
@@ -120,7 +122,9 @@ class Call:
         examples = self.examples()
         seeds = self.seeds(tf.shape(examples[0])[0])
         tensors = vectorized_map(one, (seeds, examples), self.description, self.jit_compile)
-        return made[-1].rebuild([merge_views(t) for t in tensors])
+        tensors = [merge_views(t) for t in tensors]
+        self.alone = self._rows.tensors, tensors
+        return made[-1].rebuild(tensors)
 
 
 class UnitRecorder:

@@ -10,6 +10,7 @@ from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import keyed
 from tfdpx.per_example.result import PerExample
 from tfdpx.per_example.rounding import add_up, squared_norms
@@ -92,14 +93,18 @@ class LayerwiseEngine:
                     own = [next(unscaled) for _ in group.unscaled]
                     each = group.clipped_sum(factors, *([own] if own else []))
                     sums.update(zip(map(id, group.others), each, strict=True))
-                    shared.add_finishers(group.finishers)
+                    shared.add_finishers(group.layer, group.finishers)
             sums = [
                 sums[id(v)] if id(v) in sums else tf.zeros(v.shape, "float32")
                 for v in self._variables
             ]
             return sums if update else shared.finished(self._variables, sums)
 
-        return PerExample(losses.losses, losses.output_losses, y_pred, norms, clipped)
+        of_rows = [*Outputs(y_pred).tensors, *(t for call in recorder.calls for t in call.outputs)]
+        alone = [call.alone for call in recorder.calls if call.alone is not None]
+        return PerExample(
+            losses.losses, losses.output_losses, y_pred, norms, clipped, of_rows, alone
+        )
 
     def recorder(self, update=None):
         """A `Recorder` for one run of the model, with what the passes of an update share."""
@@ -159,7 +164,7 @@ def explain(model, x, views=1):
 class _Joint:
     """Several calls that share variables: their gradients are added before the norm is taken."""
 
-    finishers, kept, unscaled = {}, (), ()
+    layer, finishers, kept, unscaled = None, {}, (), ()
 
     def __init__(self, rules):
         self._rules = rules

@@ -20,6 +20,11 @@ class PerExample:
         clipped_sums: Function of factors, float32 [B], that gives the sum over examples of factor
             times gradient, a list of float32 tensors in the order of `model.trainable_variables`.
             An example of factor zero contributes exactly zero.
+        of_rows: List of tensors [B * K, ...] of which each row must follow from that row of the
+            inputs, for the gradients to be those of one example each: to be proved. Empty where
+            each example is computed alone.
+        alone: List of pairs of lists of tensors [B * K, ...], what a layer computed for each
+            example alone: its inputs and its outputs.
     """
 
     losses: tf.Tensor
@@ -27,3 +32,5 @@ class PerExample:
     y_pred: Any
     squared_norms: tf.Tensor
     clipped_sums: Callable
+    of_rows: list = ()
+    alone: list = ()

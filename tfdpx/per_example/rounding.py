@@ -26,6 +26,8 @@ import typing
 import numpy as np
 import tensorflow as tf
 
+from tfdpx.per_example.traced import alike
+
 UNIT = 2.0**-24
 # What a sum has besides its terms: products, factors, roots.
 EXTRA = 8
@@ -37,6 +39,8 @@ _LARGEST_CANCELLATION = 32.0
 # Beyond so many positions the allowance would be visible in the norms of ordinary examples.
 MOST_POSITIONS_ALLOWED_FOR = 256
 _TINY = 2.0**-126
+# Its product with the error of any inner product is above what underflow takes of that.
+_SMALL = 2.0**-100
 
 
 def product_error():
@@ -71,13 +75,15 @@ def sum_by_axis(tensor, axes, keepdims=False):
 
     Args:
         tensor: float32.
-        axes: List of ints in rising order, all negative or none.
+        axes: List of ints, or of lists of axes that are summed over at once, in rising order, all
+            negative or none.
         keepdims: As of `tf.reduce_sum`.
     """
-    last_first = [axis % tensor.shape.rank for axis in reversed(axes)]
-    for place, axis in enumerate(last_first):
+    rank = tensor.shape.rank
+    for place, axis in enumerate(reversed(axes)):
         if place:  # Changes nothing, but XLA would make one long sum of two without it.
-            tensor = tf.where(tensor < tf.float32.min, tf.float32.min, tensor)
+            tensor = tf.maximum(tensor, tf.float32.min)
+        axis = np.mod(axis, rank)
         tensor = tf.reduce_sum(tensor, axis, keepdims=keepdims)
     return tensor
 
@@ -87,8 +93,9 @@ def squared_norms(gradients):
 
     What overflows is infinite. Each square that underflows counts as the smallest number.
     """
+    _, vectors, others = in_line(gradients)
     norms = []
-    for _, gradient in alike(gradients):
+    for gradient in others if vectors is None else [_in_rows(vectors), *others]:
         axes = list(range(1, gradient.shape.rank))
         squares = sum_by_axis(tf.square(gradient), axes)
         norms.append(raised(squares, [size_of(gradient, axis) for axis in axes]))
@@ -107,7 +114,17 @@ def raised(squares, sizes):
         squares: float32 tensor of sums that `sum_by_axis` made of float32 squares.
         sizes: List of the sizes of the axes that were summed over, as `size_of` gives them.
     """
-    return squares * (1.0 + (sum(sizes) + EXTRA) * UNIT) + math.prod(sizes) * _TINY
+    relative, absolute = errors_of_squares(sizes)
+    return squares * (1.0 + relative) + absolute
+
+
+def errors_of_squares(sizes):
+    """What rounding, as a share, and underflow may have taken of sums of squares.
+
+    Args:
+        sizes: As for `raised`.
+    """
+    return (sum(sizes) + EXTRA) * UNIT, math.prod(sizes) * _TINY
 
 
 def size_of(tensor, axis):
@@ -116,81 +133,103 @@ def size_of(tensor, axis):
     return tf.cast(tf.shape(tensor)[axis], "float32") if static is None else static
 
 
-def alike(gradients):
-    """Pairs of places in a list of float32 [B, ...] and what stands there, few tensors in all.
+def in_line(gradients):
+    """A list of float32 [B, ...] with all vectors in one: a graph holds many, each takes nodes.
 
-    Vectors of one length are one tensor [B, number, length]: a graph holds many of them, and every
-    operation on each takes time to trace. Everything else stays as it is.
+    Returns:
+        Triple of a list of bool, which of `gradients` are vectors [B, length] of static length, or
+        scalars [B]; a tensor [B, lengths] of all of these one after the other, or None if there is
+        none; and a list of the others.
     """
-    places = {}
-    for place, gradient in enumerate(gradients):
-        shape = gradient.shape[1:]
-        small = len(shape) < 2 and shape.is_fully_defined()
-        places.setdefault(tuple(shape) if small else place, []).append(place)
-    for found in places.values():
-        several = len(found) > 1
-        yield (
-            found,
-            tf.stack([gradients[p] for p in found], axis=1) if several else gradients[found[0]],
-        )
+    small = [g.shape.rank < 3 and g.shape[1:].is_fully_defined() for g in gradients]
+    vectors = [
+        g if g.shape.rank == 2 else tf.expand_dims(g, 1)
+        for g, flag in zip(gradients, small, strict=True)
+        if flag
+    ]
+    others = [g for g, flag in zip(gradients, small, strict=True) if not flag]
+    return small, tf.concat(vectors, axis=1) if vectors else None, others
+
+
+def _in_rows(vectors):
+    """Vectors [B, length] as [B, n, m] with zeros behind, n near m: sums over these err less."""
+    length = vectors.shape[1]
+    width = math.isqrt(length)
+    if not width:
+        return vectors
+    padded = tf.pad(vectors, [[0, 0], [0, -length % width]])
+    return tf.reshape(padded, [-1, -(-length // width), width])
 
 
 class Measured(typing.NamedTuple):
     """Squared norms of the gradients at one kernel, for which rounding is yet to be allowed.
 
+    That is done by the engine for all kernels at once: here are the tensors and numbers for it.
+
     Attributes:
-        squares: float32 [B], not too small but for what `removed` takes.
-        magnitudes: float32 [B], M: the sum of the sizes of what is added up.
-        terms: How many terms that are: int, or float32 scalar.
-        removed: float32 [2, B]: squares of two inner products, part of `squares`, that do not
-            belong to the norm; None for none.
+        squares: float32 [B, 1]; or [B, 3], with the squares of two inner products, part of the
+            first column, that do not belong to the norm.
+        terms: How many terms are added up: int, or float32 scalar.
+        magnitudes: float32 [B, 1], M: the sum of the sizes of what is added up. None where the
+            gradients themselves are kept and added: the root of `squares`.
+        relative: What rounding may have taken of `squares`, as a share: float or float32 scalar.
+        absolute: What underflow may have taken of them: likewise.
         removed_errors: Two floats: what each inner product errs by, as a share of M.
-        relative: Float: what the subtraction of `removed` errs by, as a share of `squares`.
+        removed_relative: Float: what their subtraction errs by, as a share of `squares`.
     """
 
     squares: tf.Tensor
-    magnitudes: tf.Tensor
     terms: int | float | tf.Tensor
-    removed: tf.Tensor | None = None
+    magnitudes: tf.Tensor | None = None
+    relative: float | tf.Tensor = 0.0
+    absolute: float | tf.Tensor = 0.0
     removed_errors: tuple = (0.0, 0.0)
-    relative: float = 0.0
+    removed_relative: float = 0.0
 
 
 def add_up(norms):
     """float32 [B]: the sum of squared norms, rounding allowed for.
 
     Args:
-        norms: List of float32 [B] and of `Measured`. All of these are worked on at once.
+        norms: List of float32 [B] and of `Measured`. Those that are alike are worked on at once.
     """
-    measured = [each for each in norms if isinstance(each, Measured)]
-    total = [each for each in norms if not isinstance(each, Measured)]
-    if measured:
-        squares = _without_removed(measured)
+    total, kinds = [], {}
+    for each in norms:
+        if isinstance(each, Measured):
+            kind = each.squares.shape[1], each.magnitudes is None
+            kinds.setdefault(kind, []).append(each)
+        else:
+            total.append(each)
+    return tf.add_n([*total, *map(_allowed, kinds.values())])
+
+
+def _allowed(measured):
+    """float32 [B]: the sum over `Measured`s that are alike."""
+    squares, removed = tf.stack([each.squares for each in measured]), None
+    if squares.shape[2] > 1:
+        squares, removed = tf.split(squares, [1, 2], axis=2)  # [kernels, B, 1 or 2].
+    relative = [1.0 + each.relative for each in measured]
+    squares = squares * _column(relative) + _column([each.absolute for each in measured])
+    if measured[0].magnitudes is None:
+        magnitudes = tf.sqrt(squares)
+    else:
         magnitudes = tf.stack([each.magnitudes for each in measured])
-        allowed = allow(squares, magnitudes, _column([each.terms for each in measured]))
-        total.append(tf.reduce_sum(allowed, axis=0))
-    return tf.add_n(total)
-
-
-def _without_removed(measured):
-    """float32 [kernels, B]: `squares` without what is `removed`, still not too small."""
-    squares = tf.stack([each.squares for each in measured])
-    if all(each.removed is None for each in measured):
-        return squares
-    none = tf.zeros([2, tf.shape(squares)[1]])
-    removed = tf.stack([none if each.removed is None else each.removed for each in measured], 1)
-    magnitudes = tf.stack([each.magnitudes for each in measured])
-    errors = magnitudes * np.transpose([each.removed_errors for each in measured])[..., np.newaxis]
-    slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(removed) + errors), axis=0)
-    slack += squares * _column([each.relative for each in measured])
-    return tf.maximum(squares - tf.reduce_sum(removed, axis=0), 0.0) + slack
+    if removed is not None:
+        errors = magnitudes * np.array([[each.removed_errors] for each in measured])
+        slack = tf.reduce_sum(errors * (2.0 * tf.sqrt(removed) + errors), 2, keepdims=True)
+        slack += squares * _column([each.removed_relative for each in measured])
+        left = squares - tf.reduce_sum(removed, 2, keepdims=True)
+        squares = tf.maximum(left, 0.0) + slack
+    allowed = allow(squares, magnitudes, _column([each.terms for each in measured]))
+    return tf.reduce_sum(allowed, axis=[0, 2])
 
 
 def _column(numbers):
-    """A list of numbers as [length, 1]: NumPy's where none is a tensor."""
+    """A list of numbers as [length, 1, 1]: NumPy's where none is a tensor."""
     if any(tf.is_tensor(number) for number in numbers):
-        return tf.stack([tf.cast(number, "float32") for number in numbers])[:, tf.newaxis]
-    return np.array(numbers, "float64")[:, np.newaxis]
+        numbers = tf.stack([tf.cast(number, "float32") for number in numbers])
+        return tf.reshape(numbers, [-1, 1, 1])
+    return np.array(numbers, "float64")[:, np.newaxis, np.newaxis]
 
 
 def allow(squares, magnitudes, terms):
@@ -216,7 +255,8 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
     """float32 [B, groups]: |A^T G|^2 from inner products of positions; and its M.
 
     Each inner product of inputs errs by e_in |a_s| |a_t|, each of gradients by e_out |g_s| |g_t|,
-    and the sum of their T^2 products by 2 T u of each. That is added, and so is what underflows.
+    and the sum of their T^2 products by 2 T u of each. That is added, and so is what underflows:
+    the squared lengths are raised so far that e |a_s| |a_t| covers it.
 
     Args:
         inputs: A A^T, float32 [B, groups, T, T].
@@ -228,18 +268,23 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
         Two tensors [B, groups]: the squared norm, never too small, and M.
     """
     count = size_of(inputs, 2)
-    grams = (inputs, fan_in), (output_gradients, fan_out)
-    sizes = [tf.sqrt(tf.linalg.diag_part(gram) + terms * _TINY) for gram, terms in grams]
-    pairs = [tf.expand_dims(s, -1) * tf.expand_dims(s, -2) for s in sizes]
-    products = inputs * output_gradients
-    absolute_in, absolute_out = tf.abs(inputs), tf.abs(output_gradients)
-    slack = (
-        dot_error(fan_in) * pairs[0] * absolute_out
-        + dot_error(fan_out) * pairs[1] * absolute_in
-        + (2 * count + EXTRA) * UNIT * tf.abs(products)
-        + _TINY * (fan_in * absolute_out + fan_out * absolute_in)
+    # Five products underflow for each pair.
+    of_products = (2 * count + EXTRA) * UNIT, 5 * count**2 * _TINY
+    numbers = [n for fan in (fan_in, fan_out) for n in (fan * _SMALL, dot_error(fan))]
+    return alike(
+        _norms_of_products, (), inputs, output_gradients, tf.stack([*numbers, *of_products])
     )
-    total = sum_by_axis(products, [2, 3])
-    squares = tf.maximum(total, 0.0) + tf.reduce_sum(slack, [2, 3])
-    squares += count**2 * _TINY
+
+
+def _norms_of_products(inputs, output_gradients, numbers):
+    """`squared_norms_of_products`, whose errors are in `numbers`."""
+    *of_grams, rounded, absolute = tf.unstack(numbers)
+    sizes, slack = [], []
+    for gram, least, error in (inputs, *of_grams[:2]), (output_gradients, *of_grams[2:]):
+        sizes.append(tf.sqrt(tf.linalg.diag_part(gram) + least))
+        slack.append(tf.expand_dims(error * sizes[-1], -1) * tf.expand_dims(sizes[-1], -2))
+    absolute_in, absolute_out = tf.abs(inputs), tf.abs(output_gradients)
+    slack = absolute_out * (slack[0] + rounded * absolute_in) + absolute_in * slack[1]
+    total = sum_by_axis(inputs * output_gradients, [2, 3])
+    squares = tf.maximum(total, 0.0) + (tf.reduce_sum(slack, [2, 3]) + absolute)
     return squares, tf.reduce_sum(sizes[0] * sizes[1], axis=2)

@@ -1,10 +1,14 @@
-"""What the passes of one update share: tensors of the weights alone, and the end of a sum."""
+"""What the microbatches of one update share: tensors of the weights alone, and the end of a sum."""
+
+import copy
+
+import tensorflow as tf
 
 
 class Update:
-    """Made outside of the passes of an update, given to each, and used once more after the last.
+    """Made outside of the microbatches of an update, given to each, and used after the last.
 
-    Work of the size of the weights, whatever the examples, would otherwise be done in every pass.
+    Work of the size of the weights, whatever the examples, would otherwise be done in each of them.
 
     Args:
         units: Pairs of a layer and the rule class that serves it.
@@ -14,26 +18,37 @@ class Update:
         self._shared = {id(layer): rule.shared(layer) for layer, rule in units}
         self._finishers = {}
 
+    @property
+    def tensors(self):
+        """List of the tensors that are shared."""
+        return [t for t in tf.nest.flatten(self._shared) if t is not None]
+
+    def of(self, tensors):
+        """The same update with `tensors` in place of `self.tensors`, as a graph takes them."""
+        twin, new = copy.copy(self), iter(tensors)
+        twin._shared = tf.nest.map_structure(
+            lambda t: None if t is None else next(new), self._shared
+        )
+        return twin
+
     def shared(self, layer):
         """What the layer's rule gives as `Rule.shared`."""
         return self._shared[id(layer)]
 
-    def add_finishers(self, finishers):
-        """Keeps functions of `Rule.finishers`, which every pass gives alike."""
-        self._finishers.update(finishers)
+    def add_finishers(self, layer, finishers):
+        """Keeps functions of `Rule.finishers`, which every microbatch gives alike."""
+        self._finishers.update({key: (layer, function) for key, function in finishers.items()})
 
     def finished(self, variables, sums):
-        """Sums over the examples of all passes, as the optimizer needs them.
+        """Sums over the examples of all microbatches, as the optimizer needs them.
 
         Args:
             variables: The trained `keras.Variable`s.
-            sums: List of float32 tensors, one a variable, what passes gave and were added up.
+            sums: List of float32 tensors, one a variable, added up over microbatches.
         """
-        return [
-            self._finishers.get(id(variable), _as_it_is)(each)
-            for variable, each in zip(variables, sums, strict=True)
-        ]
-
-
-def _as_it_is(tensor):
-    return tensor
+        done = list(sums)
+        for place, variable in enumerate(variables):
+            if id(variable) in self._finishers:
+                layer, function = self._finishers[id(variable)]
+                done[place] = function(sums[place], self.shared(layer))
+        return done

@@ -10,7 +10,7 @@ import small
 import tensorflow as tf
 import traced
 
-from tfdpx import checks
+from tfdpx.independence import independence_of
 
 layers = keras.layers
 ROWS = 16
@@ -372,14 +372,14 @@ def test_the_reason_names_the_layer():
     stack = [layers.Dense(4), mixers.Between(mixers.sorted_and_back, name="the_culprit")]
     model = small.model(layers=[*stack, layers.Dense(3)])
     model.build((None, 6))
-    found = checks.independence_of(model, tf.zeros([2, 6]))
-    assert found.verdict == "tried" and "the_culprit" in found.reasons[0]
-    assert str(found).startswith("tried, for any number of rows; operation '")
+    found = independence_of(model, tf.zeros([2, 6]))
+    assert found.verdict == "alone" and "the_culprit" in found.reasons[0]
+    assert str(found).startswith("alone: each example is computed")
 
 
 def test_arguments_are_checked():
     model = small.model()
     with pytest.raises(ValueError, match="Argument `x` must be given.*x=None"):
-        checks.independence_of(model)
+        independence_of(model)
     with pytest.raises(ValueError, match="Argument `rows`.*rows=1"):
-        checks.independence_of(model, np.zeros((2, 6)), rows=1)
+        independence_of(model, np.zeros((2, 6)), rows=1)

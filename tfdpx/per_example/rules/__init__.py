@@ -7,6 +7,7 @@ from tfdpx.per_example.rules import (
     einsum_dense,
     embedding,
     generic,
+    group_normalization,
     normalization,
 )
 from tfdpx.per_example.rules.base import Rule
@@ -23,5 +24,6 @@ __all__ = [
     "einsum_dense",
     "embedding",
     "generic",
+    "group_normalization",
     "normalization",
 ]

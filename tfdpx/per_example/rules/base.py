@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, choose
-from tfdpx.per_example.rows import split_views
 
 
 class Rule:
@@ -103,9 +102,10 @@ class Rule:
 
     @property
     def finishers(self):
-        """`{id(variable): function}`: what is left to do to `clipped_sum`, added up over passes.
+        """`{id(variable): function}`: what is left to do to `clipped_sum`, added up.
 
-        The functions are linear, and read no tensor of a pass.
+        A function takes the sum over all microbatches and what `shared` gives. It is linear in the
+        sum, and reads no tensor of a microbatch.
         """
         return {}
 
@@ -222,14 +222,22 @@ class BeforeActivation(Rule):
         return call.layer.activation(outputs)
 
 
-def positions(tensor, num_views):
-    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in line."""
-    split = split_views(tf.cast(tensor, "float32"), num_views)
-    examples, *middle, last = split.shape
-    count = None if None in middle else math.prod(middle)
+def positions(tensor, num_views, groups=False):
+    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in line.
+
+    Args:
+        tensor: Tensor [B * K, ..., d].
+        num_views: Int, K.
+        groups: Whether to give [B, 1, T, d], with an axis for one group.
+    """
+    tensor = tf.cast(tensor, "float32")
+    rows, *middle, last = tensor.shape
+    count = None if None in middle else num_views * math.prod(middle)
+    examples = None if rows is None else rows // num_views
     if examples is None and count is None:
-        examples = tf.shape(split)[0]
-    return tf.reshape(split, [-1 if size is None else size for size in (examples, count, last)])
+        examples = tf.shape(tensor)[0] // num_views
+    shape = (examples, *([1] if groups else []), count, last)
+    return tf.reshape(tensor, [-1 if size is None else size for size in shape])
 
 
 def sum_examples(tensor, factors):
@@ -239,13 +247,14 @@ def sum_examples(tensor, factors):
 
 def sum_each(tensors, factors):
     """`sum_examples` of each of a list of tensors: a list."""
-    sums = [None] * len(tensors)
-    for places, tensor in rounding.alike(tensors):
-        total = sum_examples(tensor, factors)
-        totals = tf.unstack(total) if len(places) > 1 else [total]
-        for place, each in zip(places, totals, strict=True):
-            sums[place] = each
-    return sums
+    small, vectors, others = rounding.in_line(tensors)
+    sums = iter([sum_examples(tensor, factors) for tensor in others])
+    if vectors is None:
+        return list(sums)
+    shapes = [t.shape[1:] for t, flag in zip(tensors, small, strict=True) if flag]
+    parts = tf.split(sum_examples(vectors, factors), [math.prod(shape) for shape in shapes])
+    parts = iter([p if s.rank else tf.squeeze(p) for p, s in zip(parts, shapes, strict=True)])
+    return [next(parts if flag else sums) for flag in small]
 
 
 def scale_examples(tensor, factors):
@@ -265,11 +274,11 @@ def zero_excluded(tensors, factors, finite=None):
     """
 
     def zeroed():
-        flags = tf.cast(factors > 0, "float32")
-        flat = [tf.reshape(t, [tf.shape(factors)[0], -1]) for t in tensors]
+        flags = tf.cast(factors > 0, "float32")[:, tf.newaxis]
+        flat = tf.stack([tf.shape(factors)[0], -1])
         return [
-            tf.reshape(scale_examples(rows, flags), tf.shape(t))
-            for rows, t in zip(flat, tensors, strict=True)
+            tf.reshape(tf.math.multiply_no_nan(tf.reshape(t, flat), flags), tf.shape(t))
+            for t in tensors
         ]
 
     if finite is None or not tensors:

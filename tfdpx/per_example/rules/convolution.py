@@ -9,10 +9,11 @@ import tensorflow as tf
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, cheapest
 from tfdpx.per_example.registry import register
-from tfdpx.per_example.rows import repeat_views, split_views, sum_rows
+from tfdpx.per_example.rows import repeat_views
 from tfdpx.per_example.rules.base import scale_examples
 from tfdpx.per_example.rules.convolution_gradients import ConvolutionGradients
 from tfdpx.per_example.rules.products import FLOAT, gram, length
+from tfdpx.per_example.rules.window import split_channels
 
 
 @register(keras.layers.Conv2D)
@@ -24,17 +25,17 @@ class Conv2DRule(ConvolutionGradients):
     (late layers).
 
     A subclass whose convolution uses a function of the trained kernel (weight standardization)
-    sets `filter_scale` and replaces `to_kernel`, `to_sum`, `measured` and `kept`.
+    sets `filter_scale` and `weights` and replaces `to_kernel`, `to_sum`, `measured` and `kept`.
 
     Attributes:
         filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
             which is cheaper done to gradients of kernels than to those of outputs.
-        squared_filter_scale: float32 [out], its square, or None.
+        weights: float32 [n, out], or None for ones: what `statistics` are multiplied by.
     """
 
     assumes = ("call", "convolution_op", "kernel")
 
-    filter_scale = squared_filter_scale = None
+    filter_scale = weights = None
 
     def to_kernel(self, gradients):
         """Carries gradients at the convolution's kernel to the trained kernel; linear.
@@ -48,19 +49,23 @@ class Conv2DRule(ConvolutionGradients):
         """`gradients` [..., out] times `filter_scale`."""
         return gradients if self.filter_scale is None else gradients * self.filter_scale
 
+    @functools.cached_property
+    def scaled_gradients(self):
+        """`convolved_gradients` times `filter_scale`."""
+        return self.scaled(self.convolved_gradients)
+
     def to_sum(self, total):
         """Carries a sum over examples at the convolution's kernel to that of `clipped_sum`."""
         return self.to_kernel(total)
 
-    def measured(self, squares, magnitudes, terms):
-        """The `rounding.Measured` of the gradients at the trained kernel.
+    def measured(self, found):
+        """A `rounding.Measured` of the gradients at the convolution's kernel, at the trained one.
 
         Args:
-            squares: float32 [B], squared norms at the convolution's kernel, times `filter_scale`.
-            magnitudes: float32 [B], the M of `tfdpx.per_example.rounding`, likewise.
-            terms: What M adds up: int, or float32 scalar.
+            found: `rounding.Measured`, of gradients times `filter_scale`. Its `squares` are the
+                weighted sums over filters of `statistics`, or the squared norm alone.
         """
-        return rounding.Measured(squares, magnitudes, terms)
+        return found
 
     @functools.cached_property
     def kept(self):
@@ -79,11 +84,11 @@ class Conv2DRule(ConvolutionGradients):
 
     def instantiated_squared_norms(self):
         """See `Rule.instantiated_squared_norms`."""
-        return self.measured(*self._instance_squares())
+        return self.measured(self._of_instances())
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
-        return self.measured(*self._ghost_squares())
+        return self.measured(self._of_inner_products())
 
     @property
     def unscaled(self):
@@ -94,7 +99,7 @@ class Conv2DRule(ConvolutionGradients):
         """See `Rule.contracted_clipped_sum`."""
         [instances] = unscaled
         flat = tf.reshape(instances, [-1, math.prod(self.kernel_shape)])
-        total = tf.matmul(factors[tf.newaxis], flat)
+        total = tf.matmul(tf.reshape(factors, [1, -1]), flat)
         return [self.to_sum(tf.reshape(total, self.kernel_shape))]
 
     def ordinary_clipped_sum(self, factors, unscaled):
@@ -123,16 +128,16 @@ class Conv2DRule(ConvolutionGradients):
             )
         return costs
 
-    def _instance_squares(self):
-        """Squared norms at the convolution's kernel [B], the M of `rounding`, and its terms."""
-        by_filter = self.squares_by_filter
-        if self.squared_filter_scale is not None:
-            by_filter *= self.squared_filter_scale
-        squares = tf.reduce_sum(by_filter, axis=1)
-        squares = rounding.raised(squares, [math.prod(self.kernel_shape[:3]), self.kernel_shape[3]])
+    def _of_instances(self):
+        statistics = self.statistics
+        if self.weights is not None:
+            statistics *= self.weights
+        squares = tf.reduce_sum(statistics, axis=2)
+        sizes = math.prod(self.kernel_shape[:3]), self.kernel_shape[3]
+        errors = rounding.errors_of_squares(sizes)
         if self.choice.sum == "contract":
-            return squares, tf.sqrt(squares), 1
-        return squares, self._magnitudes(), self.sizes()[1]
+            return rounding.Measured(squares, 1, None, *errors)
+        return rounding.Measured(squares, self.sizes()[1], self._magnitudes(), *errors)
 
     def allows_ordinary_sum(self):
         """See `Rule.allows_ordinary_sum`."""
@@ -140,24 +145,24 @@ class Conv2DRule(ConvolutionGradients):
         return self.groups == 1 and known and self.sizes()[1] <= rounding.MOST_POSITIONS_ALLOWED_FOR
 
     def _magnitudes(self):
-        """float32 [B]: the M of `rounding`, from the lengths of patches and output gradients."""
+        """float32 [B, 1]: the M of `rounding`, from the lengths of patches and output gradients."""
         pixels = tf.reduce_sum(tf.square(self.inputs), axis=-1, keepdims=True)
         patches = self.window.convolve(pixels, tf.ones([*self.window.size, 1, 1]))
-        gradients = tf.square(self.scaled(self.convolved_gradients))
+        gradients = tf.square(self.scaled_gradients)
         gradients = tf.reduce_sum(gradients, axis=-1, keepdims=True)
         # Raised by more than what rounding takes of the two sums of squares.
         lengths = tf.sqrt(patches) * tf.sqrt(gradients) * (1.0 + 1e-3)
-        return sum_rows(lengths, self.num_views, [1, 2, 3])
+        return self.sum_positions(lengths)
 
-    def _ghost_squares(self):
-        """As `_instance_squares`, from inner products of positions."""
-        gradients = self.by_group(self.scaled(self.convolved_gradients))
-        parts = tf.split(split_views(self.inputs, self.num_views), self.groups, axis=-1)
+    def _of_inner_products(self):
+        gradients = self.by_group(self.scaled_gradients)
+        parts = split_channels(self.inputs, self.groups)
+        grams = [self.window.gram(part, self.num_views, self.call.jit_compile) for part in parts]
         squares, magnitudes = rounding.squared_norms_of_products(
-            tf.stack([self.window.gram(part, self.call.jit_compile) for part in parts], axis=1),
+            tf.expand_dims(grams[0], 1) if len(grams) == 1 else tf.stack(grams, axis=1),
             gram(gradients),
             self.window.gram_terms(self.kernel_shape[2]),
             gradients.shape[-1],
         )
-        squares = tf.reduce_sum(squares, axis=1)
-        return squares, length(magnitudes), rounding.size_of(gradients, 2)
+        squares = tf.reduce_sum(squares, axis=1, keepdims=True)
+        return rounding.Measured(squares, rounding.size_of(gradients, 2), length(magnitudes))

@@ -1,15 +1,17 @@
 """The kernel gradient of each example of a two-dimensional convolution."""
 
+import dataclasses
 import functools
 import math
 
 import tensorflow as tf
 
 from tfdpx.per_example.cost_model import Cost, cheapest
-from tfdpx.per_example.rows import Rows, split_views, sum_rows
+from tfdpx.per_example.rows import Rows, sum_rows
 from tfdpx.per_example.rules.base import BeforeActivation, positions
 from tfdpx.per_example.rules.products import FLOAT
 from tfdpx.per_example.rules.window import Window
+from tfdpx.per_example.traced import alike
 
 
 class ConvolutionGradients(BeforeActivation):
@@ -23,18 +25,23 @@ class ConvolutionGradients(BeforeActivation):
         convolved_gradients: float32 [B * K, H', W', out]: gradients at what the convolution gives.
         window: The `Window`.
         groups: Int.
+        unit: float32 [*kernel_shape], with which the `statistics` are to have inner products; None
+            for none.
     """
+
+    unit = None
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
-        self.window = Window(self.layer)
+        self.window = Window.of(self.layer)
         self.inputs = channels_last(tf.cast(call.args[0], "float32"), self.layer)
         self.convolved_gradients = channels_last(self.output_gradients[0], self.layer)
         if self.window.taps == 1 and max(self.window.strides) > 1:
             # TensorFlow 2.21's gradient of such kernels writes beyond its memory on CPUs (oneDNN's
             # 1x1 convolution on channels that are no multiple of 16). Without strides it is safe.
             rows, columns = self.window.strides
-            self.inputs, self.window.strides = self.inputs[:, ::rows, ::columns], (1, 1)
+            self.inputs = self.inputs[:, ::rows, ::columns]
+            self.window = dataclasses.replace(self.window, strides=(1, 1))
         self.groups = self.inputs.shape[-1] // self.kernel_shape[2]
 
     @property
@@ -53,28 +60,7 @@ class ConvolutionGradients(BeforeActivation):
             inputs: float32 [N, H, W, C].
             output_gradients: float32 [N, H', W', out].
         """
-        padding = self.window.padding.upper()
-        # Without oneDNN, TensorFlow's gradient knows neither dilation nor groups on CPUs.
-        if max(self.window.dilation) > 1:
-            inputs, output_gradients = self.window.by_phase(inputs, output_gradients)
-            padding = "VALID"
-        of_groups = [
-            tf.raw_ops.Conv2DBackpropFilter(
-                input=part,
-                filter_sizes=[*self.kernel_shape[:3], self.kernel_shape[3] // self.groups],
-                out_backprop=gradients,
-                strides=[1, *self.window.strides, 1],
-                padding=padding,
-            )
-            for part, gradients in zip(
-                self._split(inputs), self._split(output_gradients), strict=True
-            )
-        ]
-        return of_groups[0] if self.groups == 1 else tf.concat(of_groups, axis=-1)
-
-    def _split(self, images):
-        """`images` [..., c] as a list of one tensor [..., c / groups] a group."""
-        return [images] if self.groups == 1 else tf.split(images, self.groups, axis=-1)
+        return self.window.kernel_gradient(inputs, output_gradients, self.kernel_shape)
 
     @functools.cached_property
     def kernel_instances(self):
@@ -82,9 +68,14 @@ class ConvolutionGradients(BeforeActivation):
         return self._in_a_loop[0] if self._by_calls else self._by_matmul()
 
     @property
-    def squares_by_filter(self):
-        """float32 [B, out]: sums of the squares of `kernel_instances`."""
-        return self._in_a_loop[1] if self._by_calls else _squares(self.kernel_instances)
+    def statistics(self):
+        """float32 [B, 1 or 3, out]: sums of squares of each filter of `kernel_instances`.
+
+        With `unit`, also the squares of sums, and of inner products with it.
+        """
+        if self._by_calls:
+            return self._in_a_loop[1]
+        return _statistics(self.kernel_instances, self.unit)
 
     def instance_costs(self):
         """Of one kernel gradient an example, and of one product of patches for all."""
@@ -110,28 +101,11 @@ class ConvolutionGradients(BeforeActivation):
 
     @functools.cached_property
     def _in_a_loop(self):
-        """`kernel_instances` and `squares_by_filter`, example by example."""
-        inputs, gradients = (
-            split_views(t, self.num_views) for t in (self.inputs, self.convolved_gradients)
-        )
-
-        count = Rows(inputs).count
-        shapes = self.kernel_shape, self.kernel_shape[-1:]
-
-        def one(index, stacks):
-            gradient = self.kernel_gradient(inputs[index], gradients[index])
-            # Squared here, so that the squares of all examples never need memory at once.
-            made = zip(stacks, (gradient, _squares(gradient)), strict=True)
-            return index + 1, [stack.write(index, each) for stack, each in made]
-
-        # A graph with a node for each example would be slow to make, and for one number alone.
-        _, stacks = tf.while_loop(
-            lambda index, _: index < count,
-            one,
-            (tf.constant(0), [tf.TensorArray("float32", count, element_shape=s) for s in shapes]),
-            parallel_iterations=2,
-        )
-        return [stack.stack() for stack in stacks]
+        """`kernel_instances` and `statistics`, example by example."""
+        tensors = self.inputs, self.convolved_gradients, self.unit
+        tensors = [t for t in tensors if t is not None]
+        kind = self.window, tuple(self.kernel_shape), self.num_views
+        return alike(_of_examples, kind, *tensors)
 
     def _by_matmul(self):
         # Slices put together are the fastest patches, but not with strides outside of XLA.
@@ -147,18 +121,42 @@ class ConvolutionGradients(BeforeActivation):
 
     def by_group(self, images, taps=1):
         """[B * K, H', W', taps * groups * c] as [B, groups, T, taps * c]."""
+        if self.groups == 1:
+            return positions(images, self.num_views, groups=True)
         pixels = positions(images, self.num_views)
         channels = pixels.shape[-1] // self.groups
-        if self.groups == 1:
-            return pixels[:, tf.newaxis]
         split = [tf.shape(pixels)[0], tf.shape(pixels)[1], taps, self.groups, channels // taps]
         pixels = tf.transpose(tf.reshape(pixels, split), [0, 3, 1, 2, 4])
         return tf.reshape(pixels, [split[0], self.groups, split[1], channels])
 
 
-def _squares(gradients):
-    """float32 [..., out]: sums of squares of `gradients` [..., *kernel_shape], by filter."""
-    return tf.reduce_sum(tf.square(gradients), axis=[-4, -3, -2])
+def _of_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
+    """Kernel gradients and statistics, from one call an example."""
+    count = Rows(inputs).count // num_views
+
+    def one(index, instances, statistics):
+        rows = slice(index * num_views, (index + 1) * num_views)
+        gradient = window.kernel_gradient(inputs[rows], output_gradients[rows], kernel_shape)
+        # Here, so that products and squares never need memory for all examples at once.
+        found = _statistics(gradient[tf.newaxis], unit)[0]
+        return index + 1, instances.write(index, gradient), statistics.write(index, found)
+
+    # A graph with a node for each example would be slow to make, and for one number alone.
+    empty = [tf.TensorArray("float32", count) for _ in range(2)]
+    _, *found = tf.while_loop(
+        lambda index, *_: index < count, one, (tf.constant(0), *empty), parallel_iterations=2
+    )
+    return [array.stack() for array in found]
+
+
+def _statistics(gradients, unit):
+    """float32 [n, 1 or 3, out] of `gradients` [n, *kernel_shape]; see `ConvolutionGradients`."""
+    filters = [1, 2, 3]
+    found = [tf.reduce_sum(tf.square(gradients), filters)]
+    if unit is not None:
+        for each in gradients, gradients * unit:
+            found.append(tf.square(tf.reduce_sum(each, filters)))
+    return tf.stack(found, axis=1)
 
 
 def channels_last(images, layer):

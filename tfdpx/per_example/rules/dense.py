@@ -29,12 +29,12 @@ class DenseRule(ProductRule):
     @functools.cached_property
     def inputs_by_position(self):
         """See `ProductRule`."""
-        return positions(self.call.args[0], self.num_views)[:, tf.newaxis]
+        return positions(self.call.args[0], self.num_views, groups=True)
 
     @functools.cached_property
     def output_gradients_by_position(self):
         """See `ProductRule`."""
-        return positions(self.output_gradients[0], self.num_views)[:, tf.newaxis]
+        return positions(self.output_gradients[0], self.num_views, groups=True)
 
     def to_kernel(self, products):
         """See `ProductRule`."""

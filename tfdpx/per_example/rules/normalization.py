@@ -1,10 +1,9 @@
-"""`keras.layers.LayerNormalization` and `GroupNormalization`: scale and offset per channel."""
+"""`keras.layers.LayerNormalization`, and what normalizations share: scale and offset."""
 
 import functools
 
 import keras
 import tensorflow as tf
-from keras import ops
 
 from tfdpx import keras_internals
 from tfdpx.per_example.registry import register
@@ -33,55 +32,6 @@ class ScaleAndOffsetRule(Rule):
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
         return self.in_order(self.kept)
-
-
-@register(keras.layers.GroupNormalization)
-class GroupNormalizationRule(ScaleAndOffsetRule):
-    """Group normalization.
-
-    z is not formed: with the mean m and deviation s of an image's group, which the layer computes
-    anyway, `sum(G * z) = (sum(G * x) - m sum(G)) / s`.
-    """
-
-    assumes = ("call", *keras_internals.GROUP_NORMALIZATION_STEPS)
-
-    @classmethod
-    def forward(cls, call, watch):
-        """See `Rule.forward`."""
-        outputs = super().forward(call, watch)
-        layer = call.layer
-        # As the layer does, so that the graph's common subexpressions are merged.
-        groups = keras_internals.in_groups(layer, ops.cast(call.args[0], layer.compute_dtype))
-        groups = ops.cast(groups, "float32")
-        axis = layer.axis % call.args[0].shape.rank  # Of the groups; behind it their channels.
-        axes = [a for a in range(1, groups.shape.rank) if a != axis]
-        call.kept["moments"] = ops.moments(groups, axes=axes, keepdims=True)
-        return outputs
-
-    def scale_gradients(self):
-        """See `ScaleAndOffsetRule`."""
-        groups = self.layer.groups
-        mean, variance = (tf.reshape(m, [-1, groups, 1]) for m in self.call.kept["moments"])
-        inputs = tf.cast(self.call.args[0], "float32")
-        products = self._sum_positions(self.output_gradients[0] * inputs)
-        # [B * K, groups, channels of a group].
-        products, sums = (
-            tf.reshape(t, [-1, groups, t.shape[1] // groups]) for t in (products, self._total)
-        )
-        gradients = (products - mean * sums) * tf.math.rsqrt(variance + self.layer.epsilon)
-        return sum_rows(tf.reshape(gradients, [-1, groups * gradients.shape[2]]), self.num_views)
-
-    def offset_gradients(self):
-        """See `ScaleAndOffsetRule`."""
-        return sum_rows(self._total, self.num_views)
-
-    @functools.cached_property
-    def _total(self):
-        return self._sum_positions(self.output_gradients[0])
-
-    def _sum_positions(self, tensor):
-        channels = self.layer.axis % tensor.shape.rank
-        return tf.reduce_sum(tensor, [a for a in range(1, tensor.shape.rank) if a != channels])
 
 
 @register(keras.layers.LayerNormalization)

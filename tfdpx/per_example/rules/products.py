@@ -62,8 +62,9 @@ class ProductRule(BeforeActivation):
         if self.choice.sum == "contract":
             return squares
         lengths = [tf.sqrt(rounding.squared_lengths(t)) for t in self._matrices]
-        magnitudes = tf.reduce_sum(lengths[0] * lengths[1], axis=2)
-        return rounding.Measured(squares, length(magnitudes), self.inputs_by_position.shape[2])
+        magnitudes = length(tf.reduce_sum(lengths[0] * lengths[1], axis=2))
+        count = rounding.size_of(self.inputs_by_position, 2)
+        return rounding.Measured(squares[:, tf.newaxis], count, magnitudes)
 
     @property
     def unscaled(self):
@@ -135,14 +136,15 @@ def ghost_product_norms(inputs, output_gradients):
         squares, magnitudes = rounding.squared_norms_of_products(
             gram(inputs), gram(output_gradients), fan_in, fan_out
         )
-    return rounding.Measured(tf.reduce_sum(squares, axis=1), length(magnitudes), count)
+    squares = tf.reduce_sum(squares, axis=1, keepdims=True)
+    return rounding.Measured(squares, count, length(magnitudes))
 
 
 def length(magnitudes):
-    """float32 [B]: the l2 norm over groups of [B, groups]."""
+    """float32 [B, 1]: the l2 norm over groups of [B, groups]."""
     if magnitudes.shape[1] == 1:
-        return tf.reduce_sum(magnitudes, axis=1)
-    return tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1))
+        return magnitudes
+    return tf.sqrt(tf.reduce_sum(tf.square(magnitudes), axis=1, keepdims=True))
 
 
 def gram(vectors):

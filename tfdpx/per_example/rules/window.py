@@ -1,5 +1,6 @@
 """The patches that a convolution's kernel sees, and their inner products without forming them."""
 
+import dataclasses
 import itertools
 
 import tensorflow as tf
@@ -7,18 +8,26 @@ import tensorflow as tf
 from tfdpx.per_example.rules.base import positions
 
 
+@dataclasses.dataclass(frozen=True)
 class Window:
     """A kernel's window and how it moves.
 
-    Args:
-        layer: A two-dimensional convolution layer.
+    Attributes:
+        size: Pair of ints, like `strides` and `dilation`.
+        strides: Rows and columns from one position to the next.
+        dilation: Rows and columns from one tap to the next.
+        padding: "same" or "valid".
     """
 
-    def __init__(self, layer):
-        self.size = layer.kernel_size
-        self.strides = layer.strides
-        self.dilation = layer.dilation_rate
-        self.padding = layer.padding
+    size: tuple
+    strides: tuple
+    dilation: tuple
+    padding: str
+
+    @classmethod
+    def of(cls, layer):
+        """That of a two-dimensional convolution layer."""
+        return cls(layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding)
 
     @property
     def taps(self):
@@ -33,6 +42,8 @@ class Window:
             contiguous: Whether to put them together from slices; that is fastest at stride one and
                 under XLA, and needs H and W to be known.
         """
+        if self.taps == 1 and max(self.strides) == 1:
+            return images
         if not contiguous or None in images.shape[1:3]:
             return tf.image.extract_patches(
                 images,
@@ -55,6 +66,33 @@ class Window:
             padding=self.padding.upper(),
             dilations=self.dilation,
         )
+
+    def kernel_gradient(self, inputs, output_gradients, kernel_shape):
+        """The gradient at the kernel, summed over all images: [*kernel_shape].
+
+        Args:
+            inputs: float32 [N, H, W, C].
+            output_gradients: float32 [N, H', W', out].
+            kernel_shape: Sequence of ints, [kh, kw, C / groups, out].
+        """
+        padding = self.padding.upper()
+        # Without oneDNN, TensorFlow's gradient knows neither dilation nor groups on CPUs.
+        if max(self.dilation) > 1:
+            inputs, output_gradients = self.by_phase(inputs, output_gradients)
+            padding = "VALID"
+        groups = inputs.shape[-1] // kernel_shape[2]
+        both = (split_channels(images, groups) for images in (inputs, output_gradients))
+        of_groups = [
+            tf.raw_ops.Conv2DBackpropFilter(
+                input=part,
+                filter_sizes=[*kernel_shape[:3], kernel_shape[3] // groups],
+                out_backprop=gradients,
+                strides=[1, *self.strides, 1],
+                padding=padding,
+            )
+            for part, gradients in zip(*both, strict=True)
+        ]
+        return of_groups[0] if groups == 1 else tf.concat(of_groups, axis=-1)
 
     def by_phase(self, images, gradients):
         """Both cut into the phases of the dilation, so that each phase needs none.
@@ -81,7 +119,7 @@ class Window:
             tf.space_to_batch(gradients, self.dilation, [[0, end] for end in ends]),
         ]
 
-    def gram(self, images, contiguous=False):
+    def gram(self, images, num_views, contiguous=False):
         """Inner products of patches: [B, T, T] with T = K H' W'.
 
         The patches' products are sums of the pixels' over the kernel's taps, so the pixels' are
@@ -89,24 +127,27 @@ class Window:
         the pixels' would be for nothing, and slow to pick: there the patches are formed.
 
         Args:
-            images: float32 [B, K, H, W, C], with known K, H and W.
+            images: float32 [B * K, H, W, C], with known H and W.
+            num_views: Int, K.
             contiguous: As for `patches`.
         """
-        num_views, height, width, channels = images.shape[1:]
         if self._is_strided:
-            patches = self.patches(tf.reshape(images, [-1, height, width, channels]), contiguous)
-            patches = positions(patches, num_views)
+            patches = positions(self.patches(images, contiguous), num_views)
             return tf.matmul(patches, patches, transpose_b=True)
-        (top, bottom), (left, right) = self._edges((height, width))
-        padded = tf.pad(images, [[0, 0], [0, 0], [top, bottom], [left, right], [0, 0]])
-        size = [num_views, height + top + bottom, width + left + right]
-        pixels = tf.reshape(padded, [-1, size[0] * size[1] * size[2], channels])
+        size = images.shape[1:3]
+        edges = self._edges(size)
+        padded = tf.pad(images, [[0, 0], *edges, [0, 0]]) if any(map(any, edges)) else images
+        pixels = positions(padded, num_views)
         products = tf.matmul(pixels, pixels, transpose_b=True)
-        products = tf.reshape(products, [-1, *size, *size])
-        rows, columns = self._slices((height, width))
-        products = tf.add_n([products[:, :, s, :, :, s] for s in rows])
-        products = tf.add_n([products[:, :, :, s, :, :, s] for s in columns])
-        count = num_views * products.shape[2] * products.shape[3]
+        shape = [num_views, *padded.shape[1:3]]
+        products = tf.reshape(products, [-1, *shape, *shape])
+        height, width = (self._count(axis, length) for axis, length in enumerate(size))
+        for axis, (taps, length) in enumerate(
+            zip(self._slices(size), (height, width), strict=True)
+        ):
+            if len(taps) > 1:
+                products = _sum_of_shifts(products, (axis + 2, axis + 5), taps, length)
+        count = num_views * height * width
         return tf.reshape(products, [-1, count, count])
 
     def gram_terms(self, channels):
@@ -154,3 +195,16 @@ class Window:
         if self.padding == "same":
             return -(-length // self.strides[axis])
         return (length - self._extent(axis)) // self.strides[axis] + 1
+
+
+def _sum_of_shifts(products, axes, taps, length):
+    """The sum of the parts of [..., T, ..., T, ...] that start along both `axes` where taps do."""
+    rank = products.shape.rank
+    size = tf.constant([length if axis in axes else -1 for axis in range(rank)])
+    starts = [[tap.start if axis in axes else 0 for axis in range(rank)] for tap in taps]
+    return tf.add_n([tf.slice(products, start, size) for start in starts])
+
+
+def split_channels(images, groups):
+    """`images` [..., c] as a list of one tensor [..., c / groups] a group."""
+    return [images] if groups == 1 else tf.split(images, groups, axis=-1)

@@ -1,0 +1,86 @@
+"""Views of each example made by themselves, whatever makes them."""
+
+import itertools
+
+import tensorflow as tf
+
+from tfdpx import noise, tensorflow_internals
+
+
+class EachAlone:
+    """Has a function make each element of a batch, as if there were no other.
+
+    So no view depends on another example, on its place or on how the batch is cut into
+    microbatches: by construction, whatever the function does. TensorFlow's own random numbers
+    follow from the element's key.
+
+    Args:
+        function: Function of an image [...] and an int64 key [2] to a tensor. It is traced once for
+            each shape and dtype: Python in it chooses once, for all elements.
+    """
+
+    def __init__(self, function):
+        self._function = function
+        self._traced = {}
+
+    def __call__(self, images, keys):
+        """Tensor [n, ...]: the function of each of `images` [n, ...] and `keys`, int64 [n, 2]."""
+        one = self._one(tf.TensorSpec(images.shape[1:], images.dtype))
+        made = one.structured_outputs
+        signature = tf.TensorSpec(made.shape, made.dtype)
+        return tf.map_fn(one, (images, keys), fn_output_signature=signature)
+
+    def graphs(self):
+        """List of the `tf.Graph`s of what was traced so far."""
+        return [function.graph for function in self._traced.values()]
+
+    def _one(self, spec):
+        def one(element):
+            image, key = element
+            count = itertools.count()
+            keys = tensorflow_internals.stateful_draws_from(lambda: noise.fold_in(key, next(count)))
+            with keys:
+                return self._function(image, key)
+
+        kind = tuple(spec.shape), spec.dtype
+        if kind not in self._traced:
+            key = tf.TensorSpec([2], tf.int64)
+            traced = tf.function(one, autograph=False).get_concrete_function((spec, key))
+            self._traced[kind] = traced
+        return self._traced[kind]
+
+
+def keys(shape, seed):
+    """Independent keys for `EachAlone`: int64 [*shape, 2].
+
+    Args:
+        shape: Sequence of ints and scalar int tensors.
+        seed: int64 tensor [2].
+    """
+    shape = tf.stack([*shape, 2])
+    return tf.random.stateless_uniform(shape, seed, None, None, tf.int64, alg="philox")
+
+
+class OwnViews:
+    """Views by an object of a user's that has `draw` and `apply`: each example by itself.
+
+    Args:
+        augment: The object; it is asked for a batch of one.
+        augmult: Int K, views of each example.
+    """
+
+    def __init__(self, augment, augmult):
+        def views(image, key):
+            return augment.apply(image[tf.newaxis], augment.draw(1, augmult, key))[0]
+
+        self._alone = EachAlone(views)
+        self.graphs = self._alone.graphs
+
+    def draw(self, batch_size, augmult, seed):
+        """A key for each example, int64 [batch_size, 2]; the object draws when it is applied."""
+        del augmult
+        return keys([batch_size], seed)
+
+    def apply(self, images, choices):
+        """Tensor [B, K, ...]: the views of `images` [B, ...]."""
+        return self._alone(images, choices)

@@ -1,0 +1,178 @@
+"""A microbatch against batches of one example, once: the one comparison that data decide.
+
+No proof speaks of kernels, of rules and of hardware (a oneDNN product was once wrong from five rows
+on). So the traced microbatch runs on some made-up examples, and its norms and its clipped sum are
+compared with ordinary gradients of each example alone.
+"""
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import keras_internals
+from tfdpx._warnings import warn
+from tfdpx.per_example.layout import restored
+from tfdpx.per_example.rows import Rows
+
+# The examples that are compared, and their views in all: products were wrong from five rows on.
+_EXAMPLES, _ROWS, _FEWEST = 8, 8, 2
+_TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
+_WRONG = (
+    "A layer treats a batch and its examples differently, or a rule given to "
+    "`tfdpx.per_example.register` is wrong. Try "
+    '`per_example_engine="vmap"`, and report the model if that passes.'
+)
+
+
+def problems_of_microbatch(model, run, factors_of, specs, views, examples):
+    """Texts of how a microbatch differs from batches of one example.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        run: Function of `(x, y, sample_weight)`, nests of eager tensors [examples * views, ...], to
+            the squared norms, float32 [examples], and the clipped sums.
+        factors_of: Function of squared norms to the factors of the clipped sums.
+        specs: `(x, y, sample_weight)`, nests of which shapes and dtypes are read.
+        views: Int, rows an example.
+        examples: Int, that `run` takes; None for any number.
+    """
+    compared = max(_ROWS // views, _FEWEST) if examples is None else min(examples, _EXAMPLES)
+    count = compared if examples is None else examples
+    x = made_up(model, specs[0], compared * views)
+    few = Rows((x, *made_up_targets(specs[1:], compared * views)))
+    # Of a microbatch of one size all rows are filled, with the same examples again.
+    places = np.arange(count * views) % (compared * views)
+    norms, sums = run(few.map(lambda t: tf.gather(t, places)))
+    factors, norms = np.array(factors_of(norms)), np.sqrt(norms)
+    weights = [factors[i::compared].sum() for i in range(compared)]
+    wanted, totals = _of_batches_of_one(model, few, views, weights)
+    finite = np.isfinite(wanted)
+    if not wanted[finite].any():
+        warn(
+            "The microbatch could not be compared with batches of one example: on made-up data all "
+            "gradients are zero or not finite."
+        )
+        return
+    full = all(
+        layer.compute_dtype not in ("float16", "bfloat16")
+        for layer in keras_internals.flatten_layers(model)
+    )
+    tolerance = _TOLERANCE if full else _TOLERANCE_IN_16_BITS
+    scale = tolerance * wanted[finite].max()
+    for start in range(0, count - compared + 1, compared):
+        found = norms[start : start + compared]
+        if not np.allclose(found[finite], wanted[finite], rtol=tolerance, atol=scale):
+            yield (
+                "Per-example gradient norms disagree with those of batches of one example: "
+                f"{found.tolist()} against {wanted.tolist()}. {_WRONG}"
+            )
+            return
+    scale *= max(np.abs(weights).max(), np.finfo("float32").tiny)
+    for variable, ours, ordinary in zip(model.trainable_variables, sums, totals, strict=True):
+        if not np.allclose(ours, ordinary, rtol=tolerance, atol=scale):
+            yield (
+                f"The clipped sum of gradients at '{variable.path}' disagrees with that of batches "
+                f"of one example. {_WRONG}"
+            )
+
+
+def made_up(model, specs, rows):
+    """Inputs of a model, a nest of tensors [rows, ...], in the ranges that its own will have.
+
+    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, where a layer rescales or they have
+    the axes of an image, else tokens 0 and 1. Strings are of a vocabulary of the model, if it has
+    one. Axes of unknown length get 32.
+
+    Args:
+        model: A built `keras.Model`.
+        specs: Nest of which shapes and dtypes are read.
+        rows: Int.
+    """
+    generator = np.random.default_rng(0)
+    layers = keras_internals.flatten_layers(model)
+    rescales = any(isinstance(layer, keras.layers.Rescaling) for layer in layers)
+    known = [layer for layer in layers if isinstance(layer, keras.layers.StringLookup)]
+    words = known[0].get_vocabulary(include_special_tokens=False) if known else []
+
+    def make(leaf):
+        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
+        if leaf.dtype == tf.string:
+            return tf.constant(generator.choice([*map(str, words)] or ["a", "b"], shape))
+        if leaf.dtype.is_floating:
+            return tf.constant(generator.uniform(size=shape), leaf.dtype)
+        pixels = leaf.dtype in (tf.uint8, tf.int32, tf.int64) and (rescales or len(shape) == 4)
+        highest = 256 if pixels or leaf.dtype == tf.uint8 and len(shape) > 2 else 2
+        return tf.cast(tf.constant(generator.integers(0, highest, shape)), leaf.dtype)
+
+    return tf.nest.map_structure(make, specs)
+
+
+def made_up_targets(specs, rows):
+    """As `made_up`, of targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
+    generator = np.random.default_rng(1)
+
+    def make(leaf):
+        if leaf is None:
+            return None
+        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
+        if leaf.dtype.is_floating:
+            return tf.constant(generator.uniform(0.1, 1.0, size=shape), leaf.dtype)
+        return tf.cast(tf.constant(generator.integers(0, 2, shape)), leaf.dtype)
+
+    return tf.nest.map_structure(make, specs)
+
+
+def _of_batches_of_one(model, few, views, weights):
+    """Norms, float [examples], and the sums over examples of weights times gradients.
+
+    Where a gradient is not finite its weight is zero.
+    """
+    gradient = _ordinary_gradient(model, few)
+    norms, sums = [], [np.zeros(v.shape, "float32") for v in model.trainable_variables]
+    for example, weight in enumerate(weights):
+        rows = range(example * views, (example + 1) * views)
+        found = [gradient(*(t[row : row + 1] for t in few.tensors)) for row in rows]
+        mean = [np.mean([np.asarray(g) for g in each], axis=0) for each in zip(*found, strict=True)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            norms.append(np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in mean)))
+        if weight and np.isfinite(norms[-1]):
+            for total, each in zip(sums, mean, strict=True):
+                total += weight * each
+    return np.array(norms), sums
+
+
+def _ordinary_gradient(model, few):
+    """A traced function of the tensors of a batch of one: the gradient that Keras takes there."""
+
+    def gradient(*tensors):
+        x, y, sample_weight = few.pack(tensors)
+        values = [v.value for v in model.trainable_variables]
+        with (
+            tf.GradientTape() as tape,
+            keras_internals.recording(None),
+            keras_internals.without_weight_regularizers(model.trainable_variables),
+        ):
+            y_pred = keras_internals.call_model(model, x)
+            loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
+            loss = tf.cast(tf.reduce_sum(loss), "float32")
+        zero = tf.UnconnectedGradients.ZERO
+        gradients = tape.gradient(loss, values, unconnected_gradients=zero)
+        return [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
+
+    specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in few.tensors]
+    return tf.function(gradient, autograph=False).get_concrete_function(*specs)
+
+
+@contextlib.contextmanager
+def undisturbed(model):
+    """Within it graphs run as they are, for optimizing does not pay; state is given back."""
+    off = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(off, False)
+    tf.config.optimizer.set_experimental_options({off: True})
+    try:
+        with restored([*model.non_trainable_variables, *model.metrics_variables]):
+            yield
+    finally:
+        tf.config.optimizer.set_experimental_options({off: before})

@@ -1,0 +1,150 @@
+"""One microbatch of the private step as a traced function: one graph is proved, tested and run."""
+
+import copy
+import typing
+
+import tensorflow as tf
+
+from tfdpx import keras_internals, mechanism
+from tfdpx.per_example.outputs import Outputs
+
+
+class Inputs(typing.NamedTuple):
+    """What the function of a microbatch of n examples with K views takes.
+
+    Attributes:
+        rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
+        present: bool [n], which examples count; None where all do.
+        key: int64 [2], from which random layers draw: that of no other microbatch.
+        clips: `()`; or a float32 [n], which part of the clip is each example's own.
+        clip: Float32 scalar tensor; None where it is the optimizer's number.
+        shared: List of the tensors of a `tfdpx.per_example.update.Update`.
+    """
+
+    rows: tuple
+    present: tf.Tensor | None
+    key: tf.Tensor
+    clips: tuple = ()
+    clip: tf.Tensor | None = None
+    shared: tuple = ()
+
+
+class Outcome(typing.NamedTuple):
+    """What it gives.
+
+    Attributes:
+        losses: float32 [n * K].
+        output_losses: List of float32 [n * K], one a tracked output.
+        y_pred: The model's output, a nest of tensors [n * K, ...].
+        squared_norms: float32 [n].
+        sums: List of float32 tensors, one a trained variable: clipped gradients over B, added up.
+    """
+
+    losses: tf.Tensor
+    output_losses: list
+    y_pred: object
+    squared_norms: tf.Tensor
+    sums: list
+
+
+def compute(optimizer, engine, update, inputs):
+    """The `PerExample` of a microbatch, and its clipped sums.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        engine: The per-example engine.
+        update: The `Update` that microbatches share.
+        inputs: `Inputs`.
+    """
+    found = engine(*inputs.rows, update, inputs.key)
+    present = inputs.present
+    if present is None:
+        present = tf.ones_like(found.squared_norms, tf.bool)
+    clip = optimizer.l2_norm_clip if inputs.clip is None else inputs.clip
+    factors = mechanism.clip_factors(
+        found.squared_norms, present, clip, optimizer.batch_size, *inputs.clips
+    )
+    return found, found.clipped_sums(factors)
+
+
+class Microbatch:
+    """`compute`, traced.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        engine: The per-example engine.
+        specs: `Inputs` of `tf.TensorSpec`s, but for `shared`.
+
+    Attributes:
+        engine: The per-example engine.
+        update: The `Update` that the microbatches of the update at hand share.
+        graph: The `tf.Graph`.
+        inputs: `Inputs` of tensors of `graph`.
+        found: The `PerExample` there.
+        added: List of names of the layers that called `add_loss`.
+    """
+
+    def __init__(self, optimizer, model, engine, specs):
+        self.engine, self.update = engine, engine.update()
+        specs = specs._replace(shared=[_spec(t) for t in self.update.tensors])
+
+        def traced(*tensors):
+            self.inputs = _packed(specs, tensors)
+            update = self.update.of(self.inputs.shared)
+            self.found, sums = compute(optimizer, engine, update, self.inputs)
+            found = self.found
+            self._predictions = Outputs(found.y_pred)
+            tensors = self._predictions.tensors
+            return found.losses, list(found.output_losses), tensors, found.squared_norms, sums
+
+        keras_internals.clear_added_losses(model)
+        function = tf.function(traced, autograph=False)
+        self._function = function.get_concrete_function(*_flat(specs))
+        self.graph = self._function.graph
+        self.added = [layer.name for layer in keras_internals.added_losses(model)]
+        keras_internals.clear_added_losses(model)
+
+    def renewed(self):
+        """The same function for another update, of the weights as they are now."""
+        twin = copy.copy(self)
+        twin.update = self.update.of(self.engine.update().tensors)
+        return twin
+
+    def __call__(self, inputs):
+        """The `Outcome` for `Inputs` like those that were traced."""
+        losses, output_losses, tensors, norms, sums = self._function(*_flat(inputs))
+        return Outcome(losses, output_losses, self._predictions.rebuild(tensors), norms, sums)
+
+
+class Untraced:
+    """As `Microbatch`, computed in place: for who looks at the memory of its graph.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        engine: The per-example engine.
+    """
+
+    def __init__(self, optimizer, engine):
+        self.update = engine.update()
+        self._optimizer, self._engine = optimizer, engine
+
+    def __call__(self, inputs):
+        """The `Outcome` for `Inputs`."""
+        found, sums = compute(self._optimizer, self._engine, self.update, inputs)
+        losses = found.losses, found.output_losses
+        return Outcome(*losses, found.y_pred, found.squared_norms, sums)
+
+
+def _flat(inputs):
+    return [t for t in tf.nest.flatten(inputs) if t is not None]
+
+
+def _packed(inputs, tensors):
+    tensors = iter(tensors)
+    leaves = [None if leaf is None else next(tensors) for leaf in tf.nest.flatten(inputs)]
+    return tf.nest.pack_sequence_as(inputs, leaves)
+
+
+def _spec(tensor):
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
