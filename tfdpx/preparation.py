@@ -27,6 +27,7 @@ from tfdpx.independence.verdict import (
 from tfdpx.memory import pass_size
 from tfdpx.microbatch import Inputs, Microbatch
 from tfdpx.per_example import ENGINES, UnexplainedVariables
+from tfdpx.per_example.randomness import UnmappedState
 from tfdpx.per_example.rows import Rows
 
 _ALONE = "vmap"
@@ -102,7 +103,10 @@ def prepare(optimizer, model, batch, fits):
     preparation = _Preparation(optimizer, model, batch, fits)
     if tf.executing_eagerly() and (kept := preparation.kept()):
         return kept
-    microbatch, size, found = preparation.proved() or preparation.alone()
+    try:
+        microbatch, size, found = preparation.proved() or preparation.alone()
+    except UnmappedState as error:
+        raise UnfitForPrivacy(str(error)) from error
     preparation.check(microbatch, size, found)
     return microbatch, size
 
@@ -135,7 +139,8 @@ class _Preparation:
                 try:
                     made = self._traced(name, size)
                 except Exception as error:
-                    if isinstance(error, UnexplainedVariables) or not size.varies:
+                    known = isinstance(error, UnexplainedVariables | UnmappedState)
+                    if known or not size.varies:
                         raise
                     # Whatever a layer or a loss raises that asks for the number.
                     self._reasons = [f"it cannot be traced for any number of rows: {error}"]
@@ -186,7 +191,7 @@ class _Preparation:
             what = (self._kind, size, type(microbatch.engine).__name__)
             if not problems and what not in known.checked:
                 problems += self._problems_of_loss(microbatch, size, found)
-                problems += keras_internals.eagerly(self._compared, microbatch, size)
+                problems += self._compared_on_data(microbatch, size, found)
         known.checked.add(what)
         known.engine, known.sizes[self._kind] = microbatch.engine, size
         if tf.executing_eagerly():
@@ -209,6 +214,19 @@ class _Preparation:
             )
         absent = microbatch.inputs.present is not None
         yield from problems_of_metrics(self._model, data, y_pred, rows, absent)
+
+    def _compared_on_data(self, microbatch, size, found):
+        """As `_compared`; also where TensorFlow cannot compute examples alone, which runs show."""
+        try:
+            return keras_internals.eagerly(self._compared, microbatch, size)
+        except tf.errors.OpError as error:
+            if not found.reasons:
+                raise
+            raise UnfitForPrivacy(
+                f"Nothing proves that examples do not interact: {found.reasons[0]}; and TensorFlow "
+                "cannot compute such a model for each example alone. Give a random layer to the "
+                "optimizer as `augment=`, which makes each view by itself, or leave it out."
+            ) from error
 
     def _compared(self, microbatch, size):
         """Texts of how the microbatch differs from batches of one example, a list."""

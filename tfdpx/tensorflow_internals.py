@@ -2,12 +2,21 @@
 
 import contextlib
 import functools
+import sys
 import threading
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
+from tensorflow.python.ops import (
+    gen_array_ops,
+    gen_logging_ops,
+    gen_math_ops,
+    gen_nn_ops,
+    gen_random_ops,
+    gen_resource_variable_ops,
+    gen_stateful_random_ops,
+)
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
 _active = threading.local()
@@ -85,6 +94,69 @@ def _redirected(original, keyed):
         return (keyed if is_keyed else original)(*args, **kwargs)
 
     return draw
+
+
+@contextlib.contextmanager
+def operations_by(functions, scope):
+    """Within it, in this thread, functions stand in for TensorFlow's own in graphs that are traced.
+
+    What `tf.vectorized_map` makes of operations is not affected, only what it maps.
+
+    Args:
+        functions: Dict by the snake-case name of a type of operation. A function takes the
+            original one and its arguments, and returns what that returns; or `NotImplemented`,
+            to have the original called. In it, functions are the original ones.
+        scope: Str, a name scope for what functions make.
+    """
+    _replace_operations(tuple(sorted(functions)))
+    with _replaced((functions, scope)):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(by):
+    before, _active.replaced = getattr(_active, "replaced", None), by
+    try:
+        yield
+    finally:
+        _active.replaced = before
+
+
+@functools.cache
+def _replace_operations(names):
+    modules = [m for key, m in sys.modules.items() if key.partition(".")[0] == "tensorflow"]
+    homes = gen_array_ops, gen_logging_ops, gen_math_ops, gen_nn_ops, gen_resource_variable_ops
+    for name in names:
+        original = next(getattr(home, name) for home in homes if hasattr(home, name))
+        # Modules import functions from each other.
+        for module in modules:
+            if vars(module).get(name) is original:
+                setattr(module, name, _replaceable(original, name))
+    for owner, name in (pfor.PFor, "convert"), (control_flow_ops, "_broadcasting_gather"):
+        setattr(owner, name, _with_originals(getattr(owner, name)))
+
+
+def _replaceable(original, name):
+    @functools.wraps(original)
+    def make(*args, **kwargs):
+        functions, scope = getattr(_active, "replaced", None) or ({}, None)
+        if name not in functions or tf.executing_eagerly():
+            return original(*args, **kwargs)
+        with _replaced(None):
+            with tf.name_scope(scope):
+                made = functions[name](original, *args, **kwargs)
+            return original(*args, **kwargs) if made is NotImplemented else made
+
+    return make
+
+
+def _with_originals(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        with _replaced(None):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def is_under_xla():

@@ -9,6 +9,7 @@ from scipy import stats
 
 import tfdpx
 from tfdpx.checks import UnfitForPrivacy
+from tfdpx.independence import Independence
 
 N, MICROBATCH = 12, 4
 CLIP = 0.05  # Far below any gradient: what is not bounded by it shows.
@@ -172,7 +173,7 @@ def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others(monkeypatch):
     for layer in (Signs(shared=True), Signs(of_the_seed=True)):
         assert is_independent(sums_of_signs(layer, N, 300), N)
     # Planted: the same where nobody looks for shared draws.
-    monkeypatch.setattr("tfdpx.checks.why_alone", lambda *_: None)
+    monkeypatch.setattr("tfdpx.preparation.independence_of_microbatch", lambda *_: Independence())
     assert not is_independent(sums_of_signs(Signs(shared=True), N, 300), N)
 
 

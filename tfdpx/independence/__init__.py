@@ -1,4 +1,4 @@
-"""Proves from a traced graph that examples keep apart, where the checks can only try.
+"""Proves from a traced graph that no example influences another: batch independence.
 
 What is proved, where the verdict is "proved":
 
@@ -7,9 +7,8 @@ What is proved, where the verdict is "proved":
     every content of the batch. The loss is a sum over the rows of a function of row i of targets,
     weights and outputs, but for factors and terms that no example changes.
 
-It holds for the graph that was walked: `independence_of` traces it for any number of rows, so
-for every number, and so does a training step whose passes vary in size; any other step for the rows
-of the passes that were tried.
+It holds for the graph that was walked, which is the microbatch that trains: for every number of rows
+if it was traced so, else for its own. What is not proved is computed alone, example by example.
 
 - Random numbers are drawn row by row by a state that no example changes. Which draw a row gets goes
   by its place, so places change nothing in distribution. A seed that never changes counts as a
@@ -19,8 +18,6 @@ of the passes that were tried.
 - The backward pass needs no walk where TensorFlow derives it: the derivative of a sum of functions
   of one row each, at row i, is that of row i's. Gradients written by hand are walked as well.
 - An assertion may stop the step, whichever row fails it. Neither that nor time is covered.
-- Python that acts otherwise when the step is traced again, or in eager mode, is not covered: a
-  model that runs eagerly is not proved.
 
 How: `values` says what can be known of a tensor, `rules` what each type of operation makes of it,
 `walk` goes through the graph. A type without a rule, and whatever a rule cannot show, is unknown,

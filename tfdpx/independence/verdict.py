@@ -1,4 +1,4 @@
-"""Whether a model and its loss are proved to keep examples apart, or that was only tried."""
+"""Whether the graph of a model proves batch independence, or each example is computed alone."""
 
 import dataclasses
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.per_example import registry
+from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import RngReplay, example_seeds
 from tfdpx.per_example.rows import Rows, merge_views, split_views
@@ -109,7 +110,7 @@ class Call:
         """
         args, kwargs = self._rows.pack(rows)
         draws = self._draws.of_example(seeds) if self._draws else contextlib.nullcontext()
-        with keras_internals.recording(None), draws:
+        with keras_internals.recording(None), draws, invalid_as_nan():
             return Outputs(self.layer(*args, **kwargs))
 
     def _forward_by_example(self):

@@ -5,24 +5,39 @@ least, and so tells that such an example was drawn. Here the operation gets a va
 of the invalid one, and the example's gradient is NaN: it contributes zero and is counted, as is
 every example whose gradient is not finite.
 
-`tfdpx.independence.raising` finds what is neither made safe here nor safe by itself.
+Operations that are made safe, on all devices alike:
+
+- `tf.gather`, `tf.gather_nd`, `keras.ops.take`, `Embedding`: an entry at an index out of range is
+  NaN, and so is the gradient at it. One of whole numbers is the smallest of their type (the largest
+  of types without sign), which is out of range for what comes next; of strings and flags it is
+  the first entry. So does `jax.numpy.take(mode="fill")`.
+- `tf.nn.sparse_softmax_cross_entropy_with_logits`: the loss at an invalid label is NaN.
+- `tf.debugging.check_numerics` lets NaN pass.
+
+Where each example is computed alone, also:
+
+- Assertions: one that fails makes the example's loss NaN.
+- `tf.math.unsorted_segment_sum` and its kin: so does an identifier beyond the segments.
+
+What raises besides, `tfdpx.independence.raising` finds.
 """
 
 import contextlib
+import functools
 
 import tensorflow as tf
 
 from tfdpx import tensorflow_internals
 
-# The names of operations that were made safe contain it.
+# The name of every operation that was made safe contains it.
 SCOPE = "invalid_as_nan"
 
 
 class Conditions:
-    """What must hold for an example that is computed alone, on pain of a gradient of NaN.
+    """What must hold for the gradient of an example to be finite.
 
     Args:
-        graph: The `tf.Graph` in which the example is computed; None where many are.
+        graph: The `tf.Graph` in which that example is computed alone; None where others are too.
     """
 
     def __init__(self, graph=None):
@@ -30,24 +45,159 @@ class Conditions:
         self._conditions = []
 
     def add(self, condition):
-        """Whether a bool tensor of any shape can be asked for: those of inner graphs cannot."""
-        if not self._graph or getattr(condition, "graph", None) is not self._graph:
-            return False
-        self._conditions.append(condition)
-        return True
+        """Adds a bool tensor; returns whether it could: those of inner graphs are not known."""
+        known = self._graph is not None and getattr(condition, "graph", None) is self._graph
+        if known:
+            self._conditions.append(condition)
+        return known
 
     def factor(self):
-        """Float32 scalar, 1 where all hold and NaN elsewhere: to multiply the loss with."""
+        """Float32 scalar to multiply the example's loss with: 1, or NaN if a condition fails."""
         held = [_holds(condition) for condition in self._conditions]
-        return tf.where(tf.reduce_all(tf.stack(held)), 1.0, float("nan")) if held else 1.0
+        return tf.where(tf.reduce_all(held), 1.0, float("nan")) if held else tf.ones([])
+
+
+@contextlib.contextmanager
+def invalid_as_nan(alone=False):
+    """Within it, what is traced in this thread takes invalid values as this module says.
+
+    Args:
+        alone: Whether the default graph computes a single example. Then its loss must be multiplied
+            with the `factor` of the `Conditions`.
+
+    Returns:
+        A context that gives `Conditions`.
+    """
+    conditions = Conditions(tf.compat.v1.get_default_graph() if alone else None)
+    functions = {name: functools.partial(made, conditions) for name, made in _SAFE.items()}
+    with tensorflow_internals.operations_by(functions, SCOPE):
+        yield conditions
+
+
+# Each takes `Conditions`, the function of TensorFlow's that it stands for, and its arguments.
+
+
+def _check_numerics(conditions, original, tensor, message, name=None):
+    return tf.identity(tensor)
+
+
+def _assert(conditions, original, condition, data, summarize=None, name=None):
+    return tf.no_op() if conditions.add(tf.convert_to_tensor(condition)) else NotImplemented
+
+
+def _segments(conditions, original, data, segment_ids, num_segments, name=None):
+    ids = tf.convert_to_tensor(segment_ids)
+    valid = ids < tf.cast(num_segments, ids.dtype)
+    if not conditions.add(valid):
+        return NotImplemented
+    # What has a negative one is in no segment.
+    return original(data, tf.where(valid, ids, -1), num_segments)
+
+
+def _cross_entropy(conditions, original, features, labels, name=None):
+    labels = tf.convert_to_tensor(labels)
+    valid = _within(labels, tf.shape(features)[-1])
+    losses, gradients = original(features, tf.where(valid, labels, 0))
+    return _filled(losses, valid), gradients
+
+
+def _gather(conditions, original, params, indices, axis, batch_dims=0, name=None):
+    params, axis = tf.convert_to_tensor(params), tf.get_static_value(axis)
+    if axis is None or params.shape.rank is None:
+        return NotImplemented
+    axis %= params.shape.rank
+
+    def gather(indices):
+        return original(params, indices, axis, batch_dims=batch_dims)
+
+    length = params.shape[axis] or tf.shape(params)[axis]
+    return _gathered(conditions, gather, indices, length, axis, batch_dims)
+
+
+def _resource_gather(conditions, original, resource, indices, dtype, batch_dims=0, **_):
+    def gather(indices):
+        return original(resource, indices, dtype, batch_dims=batch_dims)
+
+    length = tf.raw_ops.VariableShape(input=resource)[batch_dims]
+    return _gathered(conditions, gather, indices, length, batch_dims, batch_dims)
+
+
+def _gathered(conditions, gather, indices, length, axis, batch_dims):
+    indices = tf.convert_to_tensor(indices)
+    rank, known = indices.shape.rank, tf.get_static_value(indices)
+    if rank is None:
+        return NotImplemented
+    if known is not None and isinstance(length, int) and ((0 <= known) & (known < length)).all():
+        return NotImplemented
+    valid = _within(indices, length)
+    entries = gather(tf.where(valid, indices, 0))
+    if conditions.add(valid):
+        return entries
+    batch_dims += rank * (batch_dims < 0)
+    behind = entries.shape.rank - axis - (rank - batch_dims)
+    place = [slice(None)] * batch_dims + [tf.newaxis] * (axis - batch_dims)
+    return _filled(entries, valid[(*place, ..., *[tf.newaxis] * behind)])
+
+
+def _gather_nd(conditions, original, params, indices, name=None, **_):
+    params = tf.convert_to_tensor(params)
+    return _gathered_nd(conditions, functools.partial(original, params), indices, tf.shape(params))
+
+
+def _resource_gather_nd(conditions, original, resource, indices, dtype, name=None):
+    shape = tf.raw_ops.VariableShape(input=resource)
+    gather = functools.partial(original, resource, dtype=dtype)
+    return _gathered_nd(conditions, gather, indices, shape)
+
+
+def _gathered_nd(conditions, gather, indices, shape):
+    indices = tf.convert_to_tensor(indices)
+    depth = indices.shape[-1]
+    if depth is None:
+        return NotImplemented
+    valid = tf.reduce_all(_within(indices, shape[:depth]), axis=-1)
+    entries = gather(tf.where(valid[..., tf.newaxis], indices, 0))
+    if conditions.add(valid):
+        return entries
+    behind = entries.shape.rank - valid.shape.rank
+    return _filled(entries, valid[(..., *[tf.newaxis] * behind)])
+
+
+def _within(indices, length):
+    """Whether each is at least zero and less than `length`."""
+    # Of 16 bits an index may be where the length has more.
+    return (indices >= 0) & (indices <= tf.cast(length - 1, indices.dtype))
+
+
+def _filled(tensor, valid):
+    """`tensor` where it is valid, of which the shape goes with it, and elsewhere not a number."""
+    dtype = tensor.dtype
+    if dtype.is_floating or dtype.is_complex:
+        # A product, so that the gradient is NaN as well.
+        return tensor * tf.cast(tf.where(valid, 1.0, float("nan")), dtype)
+    if dtype.is_integer:
+        return tf.where(valid, tensor, dtype.max if dtype.is_unsigned else dtype.min)
+    return tensor
+
+
+_SAFE = {
+    "_assert": _assert,
+    "check_numerics": _check_numerics,
+    "gather_nd": _gather_nd,
+    "gather_v2": _gather,
+    "resource_gather": _resource_gather,
+    "resource_gather_nd": _resource_gather_nd,
+    "sparse_softmax_cross_entropy_with_logits": _cross_entropy,
+    **{f"unsorted_segment_{how}": _segments for how in ("max", "min", "prod", "sum")},
+}
 
 
 def _holds(condition):
-    # Keras's lookups assert that `tf.where` finds nothing, whose length no vectorization can have.
-    found = [condition.op.type, condition.op]
-    for kind in ("Size", "Where"):
-        found = [*found[:-1], found[-1].inputs[0].op.type, found[-1].inputs[0].op]
-        if found[-2] != kind:
-            return tf.reduce_all(condition)
-    nothing = found[0] == "Equal" and tf.get_static_value(condition.op.inputs[1]) == 0
-    return ~tf.reduce_any(found[-1].inputs[0]) if nothing else tf.reduce_all(condition)
+    """Bool scalar: whether all of a condition holds."""
+    # Keras's lookups count what `tf.where` finds: of that number no vectorization is possible.
+    if condition.op.type == "Equal" and tf.get_static_value(condition.op.inputs[1]) == 0:
+        counted = condition.op.inputs[0].op
+        found = counted.inputs[0].op if counted.type == "Size" else counted
+        if found.type == "Where":
+            return ~tf.reduce_any(tf.cast(found.inputs[0], tf.bool))
+    return tf.reduce_all(condition)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdpx import keras_internals, tensorflow_internals
 from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, choose
+from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.outputs import Outputs
@@ -64,7 +65,7 @@ class LayerwiseEngine:
         """
         model, shared = self._model, update or self.update()
         recorder = self.recorder(shared)
-        with recorder.taping():
+        with recorder.taping(), invalid_as_nan():
             with keras_internals.recording(recorder), keyed(model, key):
                 y_pred = keras_internals.call_model(model, x)
             losses = row_losses(model, x, y, y_pred, sample_weight)

@@ -5,6 +5,7 @@ import copy
 import tensorflow as tf
 
 from tfdpx import keras_internals
+from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
@@ -62,6 +63,7 @@ class VmapEngine:
                 tf.GradientTape() as tape,
                 keras_internals.recording(None),
                 draws.of_example(seeds),
+                invalid_as_nan(alone=True) as conditions,
             ):
                 y_pred = keras_internals.call_model(model, x)
                 made.append(Outputs(y_pred))
@@ -71,6 +73,7 @@ class VmapEngine:
                     for k in range(num_views)
                 ]
                 losses, *each = [tf.stack(of_all) for of_all in zip(*values, strict=True)]
+                losses *= conditions.factor()
                 mean = tf.reduce_mean(losses)
             gradients = tape.gradient(
                 mean,

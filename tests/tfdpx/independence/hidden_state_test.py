@@ -101,7 +101,7 @@ def refused(model, match):
 
 @pytest.mark.parametrize("make", UPDATES)
 def test_hidden_state_is_refused(make):
-    refused(small.model(layers=[Keeps(make()), layers.Dense(3)]), "changes state.*keeper")
+    refused(small.model(layers=[Keeps(make()), layers.Dense(3)]), "changes state")
 
 
 class HasAMetric(layers.Layer):
@@ -115,7 +115,7 @@ class HasAMetric(layers.Layer):
 
 
 def test_a_metric_in_a_layer_is_refused():
-    refused(small.model(layers=[HasAMetric(), layers.Dense(3)]), "changes state.*seen")
+    refused(small.model(layers=[HasAMetric(), layers.Dense(3)]), "changes state")
 
 
 @tf.custom_gradient

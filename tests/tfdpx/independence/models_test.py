@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfdpx
 from tfdpx.independence import independence_of
 
-ROOT = pathlib.Path(__file__).parents[4]
+ROOT = pathlib.Path(__file__).parents[3]
 layers = keras.layers
 
 

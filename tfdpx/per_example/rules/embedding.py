@@ -41,10 +41,10 @@ class EmbeddingRule(Rule):
         # Token by token as the outputs are, position by position.
         tokens = tf.reshape(tokens, tf.shape(self._gradients)[:2])
         # As the layer does: a negative token counts from the end of the table. One that is in no
-        # table is an error, but under XLA, where no entry gets its gradient.
+        # table leaves an example without a gradient: see `invalid_values`.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
         known = (tokens >= 0) & (tokens < self.layer.input_dim)
-        self._gradients = tf.where(known[:, :, tf.newaxis], self._gradients, 0.0)
+        self._gradients = tf.where(known[:, :, tf.newaxis], self._gradients, float("nan"))
         self._tokens = tf.cast(tf.where(known, tokens, 0), "int32")
 
     def per_example_gradients(self):

@@ -134,7 +134,8 @@ def _forward(kind, inputs, *weights):
 
 def _backward(kind, output_gradients, inputs, mean, inverse, scale):
     """The gradient at the inputs; and sum(G) and sum(G z) of each image, float32 [N, C]."""
-    gradients, images = kind.split(output_gradients), kind.split(inputs)
+    images = kind.split(inputs)
+    gradients = tf.cast(kind.split(output_gradients), images.dtype)
     total = tf.reduce_sum(gradients, [1, 4], keepdims=True)
     products = tf.reduce_sum(gradients * images, [1, 4], keepdims=True)
     sums = total, (products - mean * total) * inverse
