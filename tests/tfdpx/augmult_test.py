@@ -77,9 +77,9 @@ def test_bytes_travel_and_views_are_made_where_the_model_runs(monkeypatch, jit_c
     assert [shape for shape, _ in received[0][1:]] == [(capacity,), (capacity,)]
     # The model sees K crops of each, still of 8 bits, and normalises them.
     assert {(shape[1:], dtype) for shape, dtype in seen.inputs} == {((5, 5, 3), tf.uint8)}
-    rows = seen.inputs[-1][0][0]
+    rows = {shape[0] for shape, _ in seen.inputs}
     # XLA is told how many; else they are as many as were drawn.
-    assert rows % K == 0 and rows > K if jit_compile else rows is None
+    assert any(n and n % K == 0 and n > K for n in rows) if jit_compile else None in rows
 
 
 def test_microbatches_do_not_change_the_views():
@@ -104,11 +104,12 @@ def test_a_step_averages_the_views_that_the_seed_draws():
     made.draw = lambda *arguments: drawn.append(draw(*arguments)) or drawn[-1]
     by_step.run_eagerly = True
     change = small.step(by_step, x, y)
-    views = made.apply(tf.constant(x), drawn[-1])
+    drawn = max(drawn, key=len)
+    views = made.apply(tf.constant(x), drawn)
     np.testing.assert_allclose(
         change, small.step_views(by_data, views.numpy(), y), rtol=1e-4, atol=1e-7
     )
-    other = made.apply(tf.constant(x), drawn[-1][::-1])
+    other = made.apply(tf.constant(x), drawn[::-1])
     planted = small.step_views(by_data, other.numpy(), y)
     assert np.abs(planted - change).max() > 1e-5
 

@@ -7,7 +7,7 @@ import pytest
 import small
 
 import tfdpx
-from tfdpx.per_example import GenericRule, UnexplainedVariables, register
+from tfdpx.per_example import GenericRule, register
 
 pytestmark = pytest.mark.skipif(
     not hasattr(keras, "RematScope"), reason="this Keras has no rematerialisation"
@@ -48,7 +48,9 @@ def change(block, recompute, **arguments):
 
 
 def test_a_recomputed_unit_trains_alike():
-    np.testing.assert_allclose(change(UnitBlock, True), change(UnitBlock, False), rtol=1e-5)
+    np.testing.assert_allclose(
+        change(UnitBlock, True), change(UnitBlock, False), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_recomputed_layers_train_alike_with_the_vmap_engine():
@@ -56,9 +58,10 @@ def test_recomputed_layers_train_alike_with_the_vmap_engine():
     np.testing.assert_allclose(recomputed, kept, rtol=1e-5)
 
 
-def test_layers_that_cannot_be_seen_for_recomputation_are_refused():
-    with pytest.raises(UnexplainedVariables, match="outside of any layer's call.*vmap"):
-        change(Block, True)
+def test_layers_that_cannot_be_seen_for_recomputation_are_computed_alone():
+    with pytest.warns(UserWarning, match="computed alone.*outside of any layer's call"):
+        recomputed = change(Block, True)
+    np.testing.assert_allclose(recomputed, change(Block, False), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -7,8 +7,8 @@ What is proved, where the verdict is "proved":
     every content of the batch. The loss is a sum over the rows of a function of row i of targets,
     weights and outputs, but for factors and terms that no example changes.
 
-It holds for the graph that was walked, which is the microbatch that trains: for every number of rows
-if it was traced so, else for its own. What is not proved is computed alone, example by example.
+It holds for the graph that was walked, which is the microbatch that trains: for every number of
+rows if it was traced so, else for its own. What is not proved is computed example by example.
 
 - Random numbers are drawn row by row by a state that no example changes. Which draw a row gets goes
   by its place, so places change nothing in distribution. A seed that never changes counts as a

@@ -135,8 +135,8 @@ def check_assigned(scope, allowed, what, layer=None):
     known = {id(v): v.path for v in ([] if layer is None else layer.variables)}
     if not any(i in known for i in unmapped):
         raise UnmappedState(
-            f"{what} draws from Keras's global seed generator, or changes state: a variable that is "
-            "not its own, where random numbers must be secret. Give random layers an attribute "
+            f"{what} draws from Keras's global seed generator, or changes state: a variable that "
+            "is not its own, where random numbers must be secret. Give random layers an attribute "
             "`seed_generator = keras.random.SeedGenerator()` and draw from that."
         )
     names = sorted(known[i] for i in unmapped if i in known)
