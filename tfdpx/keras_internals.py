@@ -161,13 +161,13 @@ def overwritten_with_gradients(layer):
     return [v.name for v in layer._trainable_variables if v.overwrite_with_gradient]
 
 
-def added_losses(model):
-    """`{layer: losses}` that calls have put there by `add_loss` or an activity regulariser."""
-    return {part: own for part in flatten_layers(model) if (own := part._get_own_losses())}
+def adding_losses(model):
+    """Names of the layers that called `add_loss`, within a `keras.StatelessScope` too; a list."""
+    return [part.name for part in flatten_layers(model) if part._loss_ids or part._losses]
 
 
 def clear_added_losses(model):
-    """Forgets what `added_losses` lists, as Keras does at the start of a call."""
+    """Forgets what `adding_losses` lists, as Keras does at the start of a call."""
     model._clear_losses()
 
 

@@ -5,7 +5,7 @@ import typing
 
 import tensorflow as tf
 
-from tfdpx import keras_internals, mechanism
+from tfdpx import mechanism
 from tfdpx.per_example.outputs import Outputs
 
 
@@ -72,7 +72,6 @@ class Microbatch:
 
     Args:
         optimizer: The tfdpx optimizer.
-        model: The `keras.Model`.
         engine: The per-example engine.
         specs: `Inputs` of `tf.TensorSpec`s, but for `shared`.
 
@@ -82,10 +81,9 @@ class Microbatch:
         graph: The `tf.Graph`.
         inputs: `Inputs` of tensors of `graph`.
         found: The `PerExample` there.
-        added: List of names of the layers that called `add_loss`.
     """
 
-    def __init__(self, optimizer, model, engine, specs):
+    def __init__(self, optimizer, engine, specs):
         self.engine, self.update = engine, engine.update()
         specs = specs._replace(shared=[_spec(t) for t in self.update.tensors])
 
@@ -98,12 +96,9 @@ class Microbatch:
             tensors = self._predictions.tensors
             return found.losses, list(found.output_losses), tensors, found.squared_norms, sums
 
-        keras_internals.clear_added_losses(model)
         function = tf.function(traced, autograph=False)
         self._function = function.get_concrete_function(*_flat(specs))
         self.graph = self._function.graph
-        self.added = [layer.name for layer in keras_internals.added_losses(model)]
-        keras_internals.clear_added_losses(model)
 
     def renewed(self):
         """The same function for another update, of the weights as they are now."""

@@ -180,12 +180,6 @@ class _Preparation:
         """Raises UnfitForPrivacy for what a microbatch keeps, or does wrong; then remembers it."""
         known, model = self._known, self._model
         with refusing() as problems:
-            if microbatch.added:
-                problems.append(
-                    f"These layers call `add_loss`: {microbatch.added}. Such a loss is not known "
-                    "by example. Put a loss on weights into a `kernel_regularizer`, one on data "
-                    "into `compile(loss=...)`."
-                )
             state = Found(microbatch.graph, model, [])
             problems += state.problems(f"The training pass of '{model.name}'")
             what = (self._kind, size, type(microbatch.engine).__name__)
@@ -238,7 +232,7 @@ class _Preparation:
             if draws:  # Random layers hold still for the comparison, as batches of one cannot draw.
                 given = specs._replace(shared=())
                 microbatch = Microbatch(
-                    self._optimizer, model, microbatch.engine, tf.nest.map_structure(_spec, given)
+                    self._optimizer, microbatch.engine, tf.nest.map_structure(_spec, given)
                 )
             update = microbatch.engine.update()
 
@@ -282,7 +276,7 @@ class _Preparation:
             (tf.TensorSpec([examples], tf.float32),) if self._batch.own_clips else (),
             tf.TensorSpec([], tf.float32) if self._batch.public_clip else None,
         )
-        return Microbatch(self._optimizer, self._model, self._engine(name), specs)
+        return Microbatch(self._optimizer, self._engine(name), specs)
 
     def _is_full(self, size):
         return not self._batch.may_be_absent and size.fits(self._kind.count)

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import (
+    control_flow_assert,
     gen_array_ops,
-    gen_logging_ops,
     gen_math_ops,
     gen_nn_ops,
     gen_random_ops,
@@ -125,7 +125,10 @@ def _replaced(by):
 @functools.cache
 def _replace_operations(names):
     modules = [m for key, m in sys.modules.items() if key.partition(".")[0] == "tensorflow"]
-    homes = gen_array_ops, gen_logging_ops, gen_math_ops, gen_nn_ops, gen_resource_variable_ops
+    homes = (
+        *(control_flow_assert, gen_array_ops, gen_math_ops, gen_nn_ops),
+        gen_resource_variable_ops,
+    )
     for name in names:
         original = next(getattr(home, name) for home in homes if hasattr(home, name))
         # Modules import functions from each other.

@@ -155,7 +155,7 @@ def _reasons(model, specs, rows):
         graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
     except Exception as error:
         return [f"the model could not be traced: {error}"]
-    added = [layer.name for layer in keras_internals.added_losses(model)]
+    added = keras_internals.adding_losses(model)
     keras_internals.clear_added_losses(model)
     [(data, y_pred)] = kept
     inputs, targets = batches.Rows(data).tensors, Outputs(y_pred).tensors

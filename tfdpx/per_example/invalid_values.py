@@ -34,22 +34,19 @@ SCOPE = "invalid_as_nan"
 
 
 class Conditions:
-    """What must hold for the gradient of an example to be finite.
+    """What was asserted of an example that the default graph computes alone."""
 
-    Args:
-        graph: The `tf.Graph` in which that example is computed alone; None where others are too.
-    """
-
-    def __init__(self, graph=None):
-        self._graph = graph
+    def __init__(self):
+        self._graph = tf.compat.v1.get_default_graph()
         self._conditions = []
 
-    def add(self, condition):
-        """Adds a bool tensor; returns whether it could: those of inner graphs are not known."""
-        known = self._graph is not None and getattr(condition, "graph", None) is self._graph
-        if known:
-            self._conditions.append(condition)
-        return known
+    def asserted(self, original, condition, *args, **kwargs):
+        """Stands for `tf.debugging.Assert`, but of what only an inner graph knows."""
+        condition = tf.convert_to_tensor(condition)
+        if condition.graph is not self._graph:
+            return NotImplemented
+        self._conditions.append(condition)
+        return tf.no_op()
 
     def factor(self):
         """Float32 scalar to multiply the example's loss with: 1, or NaN if a condition fails."""
@@ -68,40 +65,36 @@ def invalid_as_nan(alone=False):
     Returns:
         A context that gives `Conditions`.
     """
-    conditions = Conditions(tf.compat.v1.get_default_graph() if alone else None)
-    functions = {name: functools.partial(made, conditions) for name, made in _SAFE.items()}
+    conditions = Conditions()
+    functions = dict(_SAFE)
+    if alone:
+        functions.update(_SAFE_ALONE, Assert=conditions.asserted)
     with tensorflow_internals.operations_by(functions, SCOPE):
         yield conditions
 
 
-# Each takes `Conditions`, the function of TensorFlow's that it stands for, and its arguments.
+# Each takes the function of TensorFlow's that it stands for, and its arguments.
 
 
-def _check_numerics(conditions, original, tensor, message, name=None):
+def _check_numerics(original, tensor, message, name=None):
     return tf.identity(tensor)
 
 
-def _assert(conditions, original, condition, data, summarize=None, name=None):
-    return tf.no_op() if conditions.add(tf.convert_to_tensor(condition)) else NotImplemented
-
-
-def _segments(conditions, original, data, segment_ids, num_segments, name=None):
+def _segments(original, data, segment_ids, num_segments, name=None):
     ids = tf.convert_to_tensor(segment_ids)
     valid = ids < tf.cast(num_segments, ids.dtype)
-    if not conditions.add(valid):
-        return NotImplemented
     # What has a negative one is in no segment.
-    return original(data, tf.where(valid, ids, -1), num_segments)
+    return _filled(original(data, tf.where(valid, ids, -1), num_segments), tf.reduce_all(valid))
 
 
-def _cross_entropy(conditions, original, features, labels, name=None):
+def _cross_entropy(original, features, labels, name=None):
     labels = tf.convert_to_tensor(labels)
     valid = _within(labels, tf.shape(features)[-1])
     losses, gradients = original(features, tf.where(valid, labels, 0))
     return _filled(losses, valid), gradients
 
 
-def _gather(conditions, original, params, indices, axis, batch_dims=0, name=None):
+def _gather(original, params, indices, axis, batch_dims=0, name=None):
     params, axis = tf.convert_to_tensor(params), tf.get_static_value(axis)
     if axis is None or params.shape.rank is None:
         return NotImplemented
@@ -111,18 +104,18 @@ def _gather(conditions, original, params, indices, axis, batch_dims=0, name=None
         return original(params, indices, axis, batch_dims=batch_dims)
 
     length = params.shape[axis] or tf.shape(params)[axis]
-    return _gathered(conditions, gather, indices, length, axis, batch_dims)
+    return _gathered(gather, indices, length, axis, batch_dims)
 
 
-def _resource_gather(conditions, original, resource, indices, dtype, batch_dims=0, **_):
+def _resource_gather(original, resource, indices, dtype, batch_dims=0, **_):
     def gather(indices):
         return original(resource, indices, dtype, batch_dims=batch_dims)
 
     length = tf.raw_ops.VariableShape(input=resource)[batch_dims]
-    return _gathered(conditions, gather, indices, length, batch_dims, batch_dims)
+    return _gathered(gather, indices, length, batch_dims, batch_dims)
 
 
-def _gathered(conditions, gather, indices, length, axis, batch_dims):
+def _gathered(gather, indices, length, axis, batch_dims):
     indices = tf.convert_to_tensor(indices)
     rank, known = indices.shape.rank, tf.get_static_value(indices)
     if rank is None:
@@ -131,34 +124,30 @@ def _gathered(conditions, gather, indices, length, axis, batch_dims):
         return NotImplemented
     valid = _within(indices, length)
     entries = gather(tf.where(valid, indices, 0))
-    if conditions.add(valid):
-        return entries
     batch_dims += rank * (batch_dims < 0)
     behind = entries.shape.rank - axis - (rank - batch_dims)
     place = [slice(None)] * batch_dims + [tf.newaxis] * (axis - batch_dims)
     return _filled(entries, valid[(*place, ..., *[tf.newaxis] * behind)])
 
 
-def _gather_nd(conditions, original, params, indices, name=None, **_):
+def _gather_nd(original, params, indices, name=None, **_):
     params = tf.convert_to_tensor(params)
-    return _gathered_nd(conditions, functools.partial(original, params), indices, tf.shape(params))
+    return _gathered_nd(functools.partial(original, params), indices, tf.shape(params))
 
 
-def _resource_gather_nd(conditions, original, resource, indices, dtype, name=None):
+def _resource_gather_nd(original, resource, indices, dtype, name=None):
     shape = tf.raw_ops.VariableShape(input=resource)
     gather = functools.partial(original, resource, dtype=dtype)
-    return _gathered_nd(conditions, gather, indices, shape)
+    return _gathered_nd(gather, indices, shape)
 
 
-def _gathered_nd(conditions, gather, indices, shape):
+def _gathered_nd(gather, indices, shape):
     indices = tf.convert_to_tensor(indices)
     depth = indices.shape[-1]
     if depth is None:
         return NotImplemented
     valid = tf.reduce_all(_within(indices, shape[:depth]), axis=-1)
     entries = gather(tf.where(valid[..., tf.newaxis], indices, 0))
-    if conditions.add(valid):
-        return entries
     behind = entries.shape.rank - valid.shape.rank
     return _filled(entries, valid[(..., *[tf.newaxis] * behind)])
 
@@ -181,15 +170,14 @@ def _filled(tensor, valid):
 
 
 _SAFE = {
-    "_assert": _assert,
     "check_numerics": _check_numerics,
     "gather_nd": _gather_nd,
     "gather_v2": _gather,
     "resource_gather": _resource_gather,
     "resource_gather_nd": _resource_gather_nd,
     "sparse_softmax_cross_entropy_with_logits": _cross_entropy,
-    **{f"unsorted_segment_{how}": _segments for how in ("max", "min", "prod", "sum")},
 }
+_SAFE_ALONE = {f"unsorted_segment_{how}": _segments for how in ("max", "min", "prod", "sum")}
 
 
 def _holds(condition):

@@ -19,7 +19,7 @@ _WORDS = 2**31 - 2
 
 
 class UnmappedState(ValueError):
-    """A layer assigned to a variable that is not the state of one of its seed generators."""
+    """A layer assigned to what is not the state of one of its seed generators, or added a loss."""
 
 
 def seeds(key, shape):
@@ -99,8 +99,15 @@ def _states(layer, generators, states):
     pairs = zip(generators, states, strict=True)
     mapping = [(g.state, tf.cast(state, g.state.dtype)) for g, state in pairs]
     graph = tf.compat.v1.get_default_graph()
-    with keras.StatelessScope(state_mapping=mapping) as scope:
+    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         yield
+    if scope.losses:
+        names = keras_internals.adding_losses(layer)
+        keras_internals.clear_added_losses(layer)
+        raise UnmappedState(
+            f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put one "
+            "on weights into a `kernel_regularizer`, one on data into `compile(loss=...)`."
+        )
     check_assigned(scope, [g.state for g in generators], f"Layer '{layer.name}'", layer)
     for generator in generators:
         # Within a loop, every round would begin with the same state.
