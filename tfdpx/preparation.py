@@ -31,6 +31,8 @@ from tfdpx.per_example.randomness import UnmappedState
 from tfdpx.per_example.rows import Rows
 
 _ALONE = "vmap"
+# Of random numbers that an engine is run with where they decide what it runs.
+_KEYS = 6
 
 
 class _Kind(typing.NamedTuple):
@@ -226,6 +228,7 @@ class _Preparation:
         """Texts of how the microbatch differs from batches of one example, a list."""
         model, views, specs = self._model, self._batch.views.count, microbatch.inputs
         draws = bool(keras_internals.seed_generators(model))
+        drawn, key, alone = microbatch, tf.zeros([2], tf.int64), not microbatch.found.of_rows
         examples = None if size.varies else self._rows(size) // views
         still = keras_internals.still() if draws else contextlib.nullcontext()
         with undisturbed(model), still:
@@ -241,11 +244,14 @@ class _Preparation:
                 given = Inputs(
                     rows,
                     None if specs.present is None else tf.ones([count], tf.bool),
-                    tf.zeros([2], tf.int64),
+                    key,
                     tuple(tf.ones([count]) for _ in specs.clips),
                     None if specs.clip is None else tf.constant(self._optimizer.l2_norm_clip),
                     update.tensors,
                 )
+                # Which branches run in vectorization is drawn.
+                for number in range(_KEYS if drawn is not microbatch and alone else 0):
+                    drawn(given._replace(key=tf.constant([0, number], tf.int64)))
                 found = microbatch(given)
                 sums = microbatch.update.of(update.tensors).finished(
                     model.trainable_variables, found.sums
