@@ -77,6 +77,8 @@ _OF_SHAPES = frozenset(
     "BroadcastGradientArgs OnesLike Rank Shape ShapeN Size TensorListElementShape TensorListLength "
     "ZerosLike".split()
 )
+# By these and this, what was gathered has its gradient scattered.
+_REARRANGING, _SCATTERING = frozenset("ConcatV2 Identity Reshape".split()), "UnsortedSegmentSum"
 _LOOPS = frozenset(["While", "StatelessWhile"])
 _INSTEAD = {
     "MatrixInverse": "; use `tf.linalg.pinv`",
@@ -115,14 +117,21 @@ def _follow(graph, examples, targets, path, found, chosen=False):
         found: Dict, whose keys become the texts.
         chosen: Whether an example decides whether or how often the graph runs.
     """
-    depends = {id(t) for t in examples}
+    depends, in_range = {id(t) for t in examples}, set()
     for operation in _ordered([*(t.op for t in targets), *graph.control_outputs]):
         flags = [id(t) in depends for t in operation.inputs]
-        if operation.type in CALLS:
+        if _original(operation):  # Which is looked at in its place.
+            made = [any(flags)] * len(operation.outputs)
+        elif operation.type in CALLS:
             made = _call(operation, flags, path, found, chosen)
         else:
             made = [any(flags) and operation.type not in _OF_SHAPES] * len(operation.outputs)
-            why = None if invalid_values.SCOPE in operation.name else _why(operation, flags, chosen)
+            if invalid_values.IN_RANGE in operation.name or (
+                operation.type in _REARRANGING and id(operation.inputs[0]) in in_range
+            ):
+                in_range.update(map(id, operation.outputs))
+            scattered = operation.type == _SCATTERING and id(operation.inputs[1]) in in_range
+            why = None if scattered else _why(operation, flags, chosen)
             if why:
                 name = f"operation '{path}{operation.name}' (of type {operation.type})"
                 found[f"{name}: {why}{_INSTEAD.get(operation.type, '')}"] = None
@@ -140,9 +149,18 @@ def _ordered(operations):
         elif operation.name not in seen:
             seen.add(operation.name)
             stack.append((operation, True))
-            stack.extend((other, False) for other in operation.control_inputs)
-            stack.extend((t.op, False) for t in operation.inputs)
+            before = [*operation.control_inputs, *(t.op for t in operation.inputs)]
+            stack.extend((other, False) for other in [*before, *_original(operation)])
     return order
+
+
+def _original(operation):
+    """The operation that vectorization made this one of, a list of at most one."""
+    name, vectorized, _ = operation.name.partition("/pfor/")
+    try:
+        return [operation.graph.get_operation_by_name(name)] if vectorized else []
+    except KeyError:
+        return []
 
 
 def _call(operation, flags, path, found, chosen):
@@ -177,7 +195,7 @@ def _why(operation, flags, chosen):
     """What may raise in an operation, a str, of whose inputs `flags` says which depend; or None."""
     if chosen and operation.type == "Assert":
         return "an example decides whether it runs"
-    if not any(flags):
+    if not any(flags) or operation.type in _OF_SHAPES or invalid_values.SCOPE in operation.name:
         return None
     if operation.type not in _HARMLESS:
         return "it is not known to take every value, or to give the same shape for all"

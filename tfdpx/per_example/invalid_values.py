@@ -29,8 +29,10 @@ import tensorflow as tf
 
 from tfdpx import tensorflow_internals
 
-# The name of every operation that was made safe contains it.
-SCOPE = "invalid_as_nan"
+# The names of all operations that were made safe contain it; of them, those of the indices by which
+# the gradient of a gather is scattered again begin with the other.
+SCOPE, _IN_RANGE = "invalid_as_nan", "in_range"
+IN_RANGE = f"{SCOPE}/{_IN_RANGE}"
 
 
 class Conditions:
@@ -123,7 +125,7 @@ def _gathered(gather, indices, length, axis, batch_dims):
     if known is not None and isinstance(length, int) and ((0 <= known) & (known < length)).all():
         return NotImplemented
     valid = _within(indices, length)
-    entries = gather(tf.where(valid, indices, 0))
+    entries = gather(tf.where(valid, indices, 0, name=_IN_RANGE))
     batch_dims += rank * (batch_dims < 0)
     behind = entries.shape.rank - axis - (rank - batch_dims)
     place = [slice(None)] * batch_dims + [tf.newaxis] * (axis - batch_dims)
@@ -147,7 +149,7 @@ def _gathered_nd(gather, indices, shape):
     if depth is None:
         return NotImplemented
     valid = tf.reduce_all(_within(indices, shape[:depth]), axis=-1)
-    entries = gather(tf.where(valid[..., tf.newaxis], indices, 0))
+    entries = gather(tf.where(valid[..., tf.newaxis], indices, 0, name=_IN_RANGE))
     behind = entries.shape.rank - valid.shape.rank
     return _filled(entries, valid[(..., *[tf.newaxis] * behind)])
 
