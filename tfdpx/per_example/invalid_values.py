@@ -17,7 +17,8 @@ Operations that are made safe, on all devices alike:
 Where each example is computed alone, also:
 
 - Assertions: one that fails makes the example's loss NaN.
-- `tf.math.unsorted_segment_sum` and its kin: so does an identifier beyond the segments.
+- `tf.math.unsorted_segment_sum` and its kin, and `tf.math.bincount`, as `CategoryEncoding` uses it:
+  an identifier beyond the segments, or a negative number, makes all that they give NaN.
 
 What raises besides, `tfdpx.independence.raising` finds.
 """
@@ -87,6 +88,14 @@ def _segments(original, data, segment_ids, num_segments, name=None):
     valid = ids < tf.cast(num_segments, ids.dtype)
     # What has a negative one is in no segment.
     return _filled(original(data, tf.where(valid, ids, -1), num_segments), tf.reduce_all(valid))
+
+
+def _bincount(original, input, size, weights, binary_output=False, name=None):
+    numbers = tf.convert_to_tensor(input)
+    valid = numbers >= 0
+    # What is `size` or more is in no bin.
+    counts = original(tf.where(valid, numbers, size), size, weights, binary_output)
+    return _filled(counts, tf.reduce_all(valid))
 
 
 def _cross_entropy(original, features, labels, name=None):
@@ -179,7 +188,10 @@ _SAFE = {
     "resource_gather_nd": _resource_gather_nd,
     "sparse_softmax_cross_entropy_with_logits": _cross_entropy,
 }
-_SAFE_ALONE = {f"unsorted_segment_{how}": _segments for how in ("max", "min", "prod", "sum")}
+_SAFE_ALONE = {
+    "dense_bincount": _bincount,
+    **{f"unsorted_segment_{how}": _segments for how in ("max", "min", "prod", "sum")},
+}
 
 
 def _holds(condition):
