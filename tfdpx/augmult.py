@@ -4,7 +4,8 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.augment import OwnViews, is_own
-from tfdpx.per_example.rows import Rows, merge_views, synthetic
+from tfdpx.per_example.made_up import made_up
+from tfdpx.per_example.rows import Rows, merge_views
 
 
 class Views:
@@ -64,7 +65,7 @@ class Views:
         return keras_internals.eagerly(self._example_rows, x)
 
     def _example_rows(self, x):
-        return self._rows_of_one(synthetic(x, rows=1, seed=0))
+        return self._rows_of_one(made_up(None, x, rows=1))
 
     def row_specs(self, x):
         """`tf.TensorSpec`s [None, ...] of the rows; an axis whose length is unknown stays so."""

@@ -17,8 +17,10 @@ from tfdpx._warnings import warn
 from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.batches_of_one import problems_of_microbatch, undisturbed
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
-from tfdpx.independence.hidden_state import Found, problems_of_metrics
+from tfdpx.independence import raising
+from tfdpx.independence.hidden_state import Found
 from tfdpx.independence.lengths import ROWS, Length
+from tfdpx.independence.metrics import problems_of_metrics
 from tfdpx.independence.verdict import (
     Independence,
     independence_of_microbatch,
@@ -148,9 +150,13 @@ class _Preparation:
                     self._reasons = [f"it cannot be traced for any number of rows: {error}"]
                     continue
                 found = independence_of_microbatch(self._model, made, self._rows(size))
-                if not found.reasons:
+                ends = raising.problems(made.graph, Rows(made.inputs.rows).tensors)
+                if not found.reasons and not ends:
                     return made, size, found
-                self._reasons = found.reasons
+                self._reasons = [
+                    *(f"batch independence is not proved: {reason}" for reason in found.reasons),
+                    *(f"one example could end the run: {reason}" for reason in ends),
+                ]
         except UnexplainedVariables as error:
             self._reasons = [str(error)]
         return None
@@ -164,16 +170,16 @@ class _Preparation:
         found, name = Independence(tuple(self._reasons)), self._model.name
         if self._optimizer.require_proof:
             raise UnfitForPrivacy(
-                f"Model '{name}' is not proved to be batch independent: {found.reasons[0]}. Use an "
-                "operation that treats examples one by one, or leave `require_proof` out to "
-                "compute each example alone."
+                f"With `require_proof=True`, model '{name}' is refused: {found.reasons[0]}. Use "
+                "operations that treat examples one by one and take every value, or leave "
+                "`require_proof` out to compute each example alone."
             )
         if self._optimizer.per_example_engine != _ALONE and found not in self._known.independence:
             warn(
-                f"Each example of model '{name}' is computed alone, since nothing proves that "
-                f"examples do not interact: {found.reasons[0]}. It takes about twice the time of "
-                "an ordinary step, and memory for each example's gradient. A model that compares "
-                "examples sees one at a time: that is another model than without privacy."
+                f"Each example of model '{name}' is computed alone, since {found.reasons[0]}. It "
+                "takes about twice the time of an ordinary step, and memory for each example's "
+                "gradient. A model that compares examples sees one at a time: that is another "
+                "model than without privacy."
             )
         size = next(self._sizes(_ALONE))
         return self._traced(_ALONE, size), size, found
@@ -184,6 +190,10 @@ class _Preparation:
         with refusing() as problems:
             state = Found(microbatch.graph, model, [])
             problems += state.problems(f"The training pass of '{model.name}'")
+            if found.reasons:
+                rows = Rows(microbatch.inputs.rows).tensors
+                ends = raising.problems(microbatch.graph, rows, alone=True)
+                problems += [f"One example could end the run: {reason}." for reason in ends]
             what = (self._kind, size, type(microbatch.engine).__name__)
             if not problems and what not in known.checked:
                 problems += self._problems_of_loss(microbatch, size, found)
@@ -219,9 +229,9 @@ class _Preparation:
             if not found.reasons:
                 raise
             raise UnfitForPrivacy(
-                f"Nothing proves that examples do not interact: {found.reasons[0]}; and TensorFlow "
-                "cannot compute such a model for each example alone. Give a random layer to the "
-                "optimizer as `augment=`, which makes each view by itself, or leave it out."
+                f"TensorFlow cannot compute each example of model '{self._model.name}' alone, "
+                f"which must be since {found.reasons[0]}. Give a random layer to the optimizer as "
+                "`augment=`, which makes each view by itself, or leave it out."
             ) from error
 
     def _compared(self, microbatch, size):

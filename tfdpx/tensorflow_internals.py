@@ -22,13 +22,18 @@ from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 _active = threading.local()
 
 
-def vectorize_products_by(multiply):
-    """Has every `tf.vectorized_map` from here on form an example's matrix products by `multiply`.
+@contextlib.contextmanager
+def vectorizing_by(held, multiply):
+    """Within it, in this thread, `tf.vectorized_map` runs most operations in a loop of their own.
+
+    Elsewhere it stays what it is.
 
     Args:
+        held: Set of str, the types of operations that are vectorized as TensorFlow does.
         multiply: Function `(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b)` of two tensors as
             `tf.matmul` takes them, of whether each has an axis of all examples in front, and of
-            the arguments of `tf.matmul`. Returns the products, with that axis.
+            the arguments of `tf.matmul`. Returns the products, with that axis: those of the type
+            `BatchMatMulV2`.
     """
 
     def convert(operation):
@@ -37,7 +42,27 @@ def vectorize_products_by(multiply):
         adjoint_a, adjoint_b = operation.get_attr("adj_x"), operation.get_attr("adj_y")
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
-    pfor._pfor_converter_registry["BatchMatMulV2"] = convert
+    _install_converters()
+    before, _active.converters = getattr(_active, "converters", None), (held, convert)
+    try:
+        yield
+    finally:
+        _active.converters = before
+
+
+class _Converters(dict):
+    """By type of operation; what is missing, TensorFlow runs in a loop over the examples."""
+
+    def get(self, key, default=None):
+        held, products = getattr(_active, "converters", None) or (self, None)
+        if products is not None and key == "BatchMatMulV2":
+            return products
+        return super().get(key, default) if key in held else default
+
+
+@functools.cache
+def _install_converters():
+    pfor._pfor_converter_registry = _Converters(pfor._pfor_converter_registry)
 
 
 @contextlib.contextmanager
@@ -98,7 +123,7 @@ def _redirected(original, keyed):
 
 @contextlib.contextmanager
 def operations_by(functions, scope):
-    """Within it, in this thread, functions stand in for TensorFlow's own in graphs that are traced.
+    """Within it, in this thread, functions stand in for operations of TensorFlow's.
 
     What `tf.vectorized_map` makes of operations is not affected, only what it maps.
 
@@ -108,7 +133,9 @@ def operations_by(functions, scope):
             to have the original called. In it, functions are the original ones.
         scope: Str, a name scope for what functions make.
     """
-    _replace_operations(tuple(sorted(functions)))
+    _vectorize_with_originals()
+    for name in functions:
+        _replace_operation(name)
     with _replaced((functions, scope)):
         yield
 
@@ -123,18 +150,20 @@ def _replaced(by):
 
 
 @functools.cache
-def _replace_operations(names):
-    modules = [m for key, m in sys.modules.items() if key.partition(".")[0] == "tensorflow"]
+def _replace_operation(name):
     homes = (
         *(control_flow_assert, gen_array_ops, gen_math_ops, gen_nn_ops),
         gen_resource_variable_ops,
     )
-    for name in names:
-        original = next(getattr(home, name) for home in homes if hasattr(home, name))
-        # Modules import functions from each other.
-        for module in modules:
-            if vars(module).get(name) is original:
-                setattr(module, name, _replaceable(original, name))
+    original = next(getattr(home, name) for home in homes if hasattr(home, name))
+    # Modules import functions from each other.
+    for module in [m for key, m in sys.modules.items() if key.partition(".")[0] == "tensorflow"]:
+        if vars(module).get(name) is original:
+            setattr(module, name, _replaceable(original, name))
+
+
+@functools.cache
+def _vectorize_with_originals():
     for owner, name in (pfor.PFor, "convert"), (control_flow_ops, "_broadcasting_gather"):
         setattr(owner, name, _with_originals(getattr(owner, name)))
 
@@ -143,7 +172,7 @@ def _replaceable(original, name):
     @functools.wraps(original)
     def make(*args, **kwargs):
         functions, scope = getattr(_active, "replaced", None) or ({}, None)
-        if name not in functions or tf.executing_eagerly():
+        if name not in functions:
             return original(*args, **kwargs)
         with _replaced(None):
             with tf.name_scope(scope):

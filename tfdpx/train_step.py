@@ -19,6 +19,7 @@ from tfdpx.checks.callbacks import check_log_names
 from tfdpx.data import inputs
 from tfdpx.microbatch import Inputs, Untraced
 from tfdpx.passes import Totals
+from tfdpx.per_example.invalid_values import invalid_left_out
 from tfdpx.per_example.rows import Rows
 from tfdpx.preparation import Batch, prepare
 from tfdpx.replication import replicas
@@ -176,7 +177,10 @@ class _Pass:
         shared = self.microbatch.update.tensors
         inputs = Inputs((x, y, sample_weight), present, key, clips, self.clip, shared)
         result = self.microbatch(inputs)
-        logs = keras_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
+        with invalid_left_out():
+            logs = keras_internals.compute_metrics(
+                model, x, y, result.y_pred, sample_weight, counted
+            )
         if present is None:
             present = tf.ones([Rows(data).count], tf.bool)
 

@@ -2,6 +2,7 @@
 
 from tfdpx import keras_internals
 from tfdpx.augment import LayerViews
+from tfdpx.independence import raising
 from tfdpx.independence.hidden_state import Found
 
 
@@ -22,3 +23,5 @@ def problems_of_augment(augment):
             )
     for graph in inner.graphs() if hasattr(inner, "graphs") else []:
         yield from Found(graph, getattr(inner, "layer", None), []).problems("The augmentation")
+        ends = raising.problems(graph, graph.inputs[:1], alone=True)
+        yield from (f"An image could end the run in the augmentation: {reason}." for reason in ends)

@@ -7,13 +7,14 @@ compared with ordinary gradients of each example alone.
 
 import contextlib
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx._warnings import warn
+from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.layout import restored
+from tfdpx.per_example.made_up import made_up, made_up_targets
 from tfdpx.per_example.rows import Rows
 
 # The examples that are compared, and their views in all: products were wrong from five rows on.
@@ -78,52 +79,6 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples):
             )
 
 
-def made_up(model, specs, rows):
-    """Inputs of a model, a nest of tensors [rows, ...], in the ranges that its own will have.
-
-    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, where a layer rescales or they have
-    the axes of an image, else tokens 0 and 1. Strings are of a vocabulary of the model, if it has
-    one. Axes of unknown length get 32.
-
-    Args:
-        model: A built `keras.Model`.
-        specs: Nest of which shapes and dtypes are read.
-        rows: Int.
-    """
-    generator = np.random.default_rng(0)
-    layers = keras_internals.flatten_layers(model)
-    rescales = any(isinstance(layer, keras.layers.Rescaling) for layer in layers)
-    known = [layer for layer in layers if isinstance(layer, keras.layers.StringLookup)]
-    words = known[0].get_vocabulary(include_special_tokens=False) if known else []
-
-    def make(leaf):
-        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
-        if leaf.dtype == tf.string:
-            return tf.constant(generator.choice([*map(str, words)] or ["a", "b"], shape))
-        if leaf.dtype.is_floating:
-            return tf.constant(generator.uniform(size=shape), leaf.dtype)
-        pixels = leaf.dtype in (tf.uint8, tf.int32, tf.int64) and (rescales or len(shape) == 4)
-        highest = 256 if pixels or leaf.dtype == tf.uint8 and len(shape) > 2 else 2
-        return tf.cast(tf.constant(generator.integers(0, highest, shape)), leaf.dtype)
-
-    return tf.nest.map_structure(make, specs)
-
-
-def made_up_targets(specs, rows):
-    """As `made_up`, of targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
-    generator = np.random.default_rng(1)
-
-    def make(leaf):
-        if leaf is None:
-            return None
-        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
-        if leaf.dtype.is_floating:
-            return tf.constant(generator.uniform(0.1, 1.0, size=shape), leaf.dtype)
-        return tf.cast(tf.constant(generator.integers(0, 2, shape)), leaf.dtype)
-
-    return tf.nest.map_structure(make, specs)
-
-
 def _of_batches_of_one(model, few, views, weights):
     """Norms, float [examples], and the sums over examples of weights times gradients.
 
@@ -153,10 +108,11 @@ def _ordinary_gradient(model, few):
             tf.GradientTape() as tape,
             keras_internals.recording(None),
             keras_internals.without_weight_regularizers(model.trainable_variables),
+            invalid_as_nan(alone=True) as conditions,
         ):
             y_pred = keras_internals.call_model(model, x)
             loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
-            loss = tf.cast(tf.reduce_sum(loss), "float32")
+            loss = conditions.applied(tf.cast(tf.reduce_sum(loss), "float32"))
         zero = tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(loss, values, unconnected_gradients=zero)
         return [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]

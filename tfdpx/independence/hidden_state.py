@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from tfdpx import keras_internals
 from tfdpx.memory import graph_peak
-from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.rows import Rows
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
 HARMLESS = frozenset(
@@ -36,36 +34,6 @@ RANDOM = (
     "StatefulUniform",
     "TruncatedNormal",
 )
-
-
-def problems_of_metrics(model, data, y_pred, rows, absent):
-    """Texts of how metrics change state other than their own.
-
-    Args:
-        model: A compiled, built `keras.Model`.
-        data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
-        y_pred: What the model gives, a nest of symbolic tensors [rows, ...].
-        rows: Int, or None for any number.
-        absent: Bool, whether some of them may be.
-    """
-    given, predictions = Rows(data), Outputs(y_pred)
-
-    def metrics(tensors, predicted, present=None):
-        x, y, sample_weight = given.pack(tensors)
-        y_pred = predictions.rebuild(predicted)
-        return keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
-
-    specs = [
-        [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
-        for tensors in (given.tensors, predictions.tensors)
-    ]
-    flags = [tf.TensorSpec([rows], tf.bool)] if absent else []
-    graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, *flags).graph
-    # A metric may have a weight as an attribute, which Keras then counts among its variables.
-    others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
-    own = [v for v in model.metrics_variables if id(v) not in others]
-    # Reading a metric adds it up over the hosts.
-    yield from Found(graph, model, own, ("Collective",)).problems("`compute_metrics`")
 
 
 class Found:

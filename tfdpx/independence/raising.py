@@ -11,6 +11,7 @@ most of them some values raise, and others make tensors whose shapes depend on t
 """
 
 from tfdpx.independence.hidden_state import CALLS
+from tfdpx.independence.rules.texts import SPLIT, is_of_words, texts_of
 from tfdpx.memory import graph_peak
 from tfdpx.per_example import invalid_values
 
@@ -61,52 +62,60 @@ _HARMLESS = frozenset(
     "TanhGrad TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack "
     "TensorListReserve TensorListSetItem TensorListStack Tile TopK TopKV2 Transpose "
     "TridiagonalMatMul TridiagonalSolve TruncateDiv TruncateMod TruncatedNormal UnicodeScript "
-    "Unpack UpperBound Xdivy Xlog1py Xlogy Zeta".split()
+    "Unpack UnsortedSegmentSum UpperBound Xdivy Xlog1py Xlogy Zeta".split()
 )
 _PLACES = frozenset(
     "axis begin block_shape concat_dim crops delta depth dim dimension dims element_shape end "
     "fft_length filter_sizes index indices input_sizes k ksize len limit max_num_elements maxval "
-    "minval multiples num_cols num_elements num_lower num_rows num_samples num_upper "
-    "orig_input_shape output_shape paddings perm pos reduction_indices shape size size_splits "
-    "split_dim start strides".split()
+    "minval multiples num_cols num_elements num_lower num_rows num_samples num_segments num_upper "
+    "orig_input_shape output_shape paddings perm pos reduction_indices segment_ids shape size "
+    "size_splits split_dim start strides".split()
 )
 # Their second argument must not be zero, or in `Pow` not negative, if it is of whole numbers.
 _DIVISIONS = frozenset("Div FloorDiv FloorMod Mod Pow TruncateDiv TruncateMod".split())
+# Tensors of these are as long as the values of examples make them, and they raise for none.
+_VARYING, _OF_WORDS = frozenset(["Unique", "UniqueV2", "Where"]), frozenset([SPLIT])
 # No value of an example changes what they give.
 _OF_SHAPES = frozenset(
     "BroadcastGradientArgs OnesLike Rank Shape ShapeN Size TensorListElementShape TensorListLength "
     "ZerosLike".split()
 )
-# By these and this, what was gathered has its gradient scattered.
-_REARRANGING, _SCATTERING = frozenset("ConcatV2 Identity Reshape".split()), "UnsortedSegmentSum"
+# Indices that are in range stay so by these, and may be the second argument of the others.
+_REARRANGING = frozenset("Cast ConcatV2 Identity Reshape".split())
+_BY_INDICES = frozenset(["GatherV2", "UnsortedSegmentSum"])
 _LOOPS = frozenset(["While", "StatelessWhile"])
 _INSTEAD = {
     "MatrixInverse": "; use `tf.linalg.pinv`",
     "MatrixSolve": "; use `tf.linalg.pinv`",
     "SegmentSum": "; use `tf.math.unsorted_segment_sum`",
     "Slice": "; use `tf.gather`",
+    SPLIT: "; map the layer over the data set",
     "StridedSlice": "; use `tf.gather`",
 }
 
 
-def problems(graph, examples, targets=None):
+def problems(graph, examples, alone=False, varying=False):
     """Texts of the operations of a graph that some values of an example make raise an error.
 
     Args:
         graph: `tf.Graph` of a function.
         examples: Tensors of `graph` that hold examples; all others are taken to be free of them.
-        targets: Tensors of `graph`; what they do not need, and is not run for a side effect, is
-            left out. By default the outputs.
+        alone: Whether each example is computed alone: then all must have the same shapes.
+        varying: Whether shapes may depend on examples.
 
     Returns:
         List of str.
     """
-    found = {}
-    _follow(graph, examples, graph.outputs if targets is None else targets, "", found)
+    found, harmless = {}, _HARMLESS
+    if not alone:
+        harmless |= _OF_WORDS
+    if varying:
+        harmless |= _VARYING
+    _follow(graph, examples, graph.outputs, "", found, harmless)
     return list(found)
 
 
-def _follow(graph, examples, targets, path, found, chosen=False):
+def _follow(graph, examples, targets, path, found, harmless, chosen=False):
     """Which of `targets` depend on examples, a list of bool.
 
     Args:
@@ -115,23 +124,29 @@ def _follow(graph, examples, targets, path, found, chosen=False):
         targets: List of tensors.
         path: Str, the operations that called this graph.
         found: Dict, whose keys become the texts.
+        harmless: Set of types.
         chosen: Whether an example decides whether or how often the graph runs.
     """
-    depends, in_range = {id(t) for t in examples}, set()
+    depends, in_range, words = {id(t) for t in examples}, set(), set()
     for operation in _ordered([*(t.op for t in targets), *graph.control_outputs]):
         flags = [id(t) in depends for t in operation.inputs]
         if _original(operation):  # Which is looked at in its place.
             made = [any(flags)] * len(operation.outputs)
         elif operation.type in CALLS:
-            made = _call(operation, flags, path, found, chosen)
+            made = _call(operation, flags, path, found, harmless, chosen)
         else:
             made = [any(flags) and operation.type not in _OF_SHAPES] * len(operation.outputs)
             if invalid_values.IN_RANGE in operation.name or (
                 operation.type in _REARRANGING and id(operation.inputs[0]) in in_range
             ):
                 in_range.update(map(id, operation.outputs))
-            scattered = operation.type == _SCATTERING and id(operation.inputs[1]) in in_range
-            why = None if scattered else _why(operation, flags, chosen)
+            if operation.type in _BY_INDICES and id(operation.inputs[1]) in in_range:
+                flags[1] = False
+            why = _why(operation, flags, harmless, chosen)
+            of_words = any(id(t) in words for t in operation.inputs)
+            if of_words or operation.type == SPLIT and SPLIT in harmless:
+                why = None if is_of_words(operation) else "how many words it gets, examples decide"
+                words.update(map(id, operation.outputs if texts_of(operation) is None else []))
             if why:
                 name = f"operation '{path}{operation.name}' (of type {operation.type})"
                 found[f"{name}: {why}{_INSTEAD.get(operation.type, '')}"] = None
@@ -163,14 +178,14 @@ def _original(operation):
         return []
 
 
-def _call(operation, flags, path, found, chosen):
+def _call(operation, flags, path, found, harmless, chosen):
     """Which outputs of a function, a branch or a loop depend on examples."""
     bodies, name = dict(graph_peak.called(operation)), f"{path}{operation.name}/"
     start = CALLS[operation.type]
 
     def follow(body, flags, chosen, found):
         inputs = [t for t, flag in zip(body.inputs, flags, strict=True) if flag]
-        return _follow(body, inputs, body.outputs, name, found, chosen)
+        return _follow(body, inputs, body.outputs, name, found, harmless, chosen)
 
     if operation.type not in _LOOPS:
         chosen |= any(flags[:start])
@@ -191,13 +206,13 @@ def _call(operation, flags, path, found, chosen):
     return flags
 
 
-def _why(operation, flags, chosen):
+def _why(operation, flags, harmless, chosen):
     """What may raise in an operation, a str, of whose inputs `flags` says which depend; or None."""
     if chosen and operation.type == "Assert":
         return "an example decides whether it runs"
     if not any(flags) or operation.type in _OF_SHAPES or invalid_values.SCOPE in operation.name:
         return None
-    if operation.type not in _HARMLESS:
+    if operation.type not in harmless:
         return "it is not known to take every value, or to give the same shape for all"
     if operation.type in _DIVISIONS and flags[1] and operation.inputs[1].dtype.is_integer:
         return "not every whole number can be its second argument"

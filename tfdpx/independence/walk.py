@@ -108,6 +108,10 @@ class Frame:
         values = {id(t): value for t, value in zip(graph.inputs, inputs, strict=True)}
         return Frame(self.walk, values, f"{name}/", self._differentiated and differentiated)
 
+    def known(self, tensor):
+        """The value of a tensor that an operation which was met needs."""
+        return self._values[id(tensor)]
+
     def outer_values(self, graph, tensors):
         """List of the values of tensors that a function inside of `graph` reads."""
         own = [t for t in tensors if not hasattr(t, "numpy") and t.graph is graph]

@@ -20,6 +20,8 @@ Where each example is computed alone, also:
 - `tf.math.unsorted_segment_sum` and its kin, and `tf.math.bincount`, as `CategoryEncoding` uses it:
   an identifier beyond the segments, or a negative number, makes all that they give NaN.
 
+In metrics, sums by such an index leave out what has an invalid one.
+
 What raises besides, `tfdpx.independence.raising` finds.
 """
 
@@ -46,15 +48,15 @@ class Conditions:
     def asserted(self, original, condition, *args, **kwargs):
         """Stands for `tf.debugging.Assert`, but of what only an inner graph knows."""
         condition = tf.convert_to_tensor(condition)
-        if condition.graph is not self._graph:
+        if not tf.is_symbolic_tensor(condition) or condition.graph is not self._graph:
             return NotImplemented
         self._conditions.append(condition)
         return tf.no_op()
 
-    def factor(self):
-        """Float32 scalar to multiply the example's loss with: 1, or NaN if a condition fails."""
+    def applied(self, tensor):
+        """`tensor`, and where a condition fails an invalid one like it: NaN, if it has floats."""
         held = [_holds(condition) for condition in self._conditions]
-        return tf.where(tf.reduce_all(held), 1.0, float("nan")) if held else tf.ones([])
+        return _filled(tensor, tf.reduce_all(held)) if held else tensor
 
 
 @contextlib.contextmanager
@@ -62,8 +64,8 @@ def invalid_as_nan(alone=False):
     """Within it, what is traced in this thread takes invalid values as this module says.
 
     Args:
-        alone: Whether the default graph computes a single example. Then its loss must be multiplied
-            with the `factor` of the `Conditions`.
+        alone: Whether the default graph computes a single example. Then the `Conditions` must be
+            `applied` to what it gives.
 
     Returns:
         A context that gives `Conditions`.
@@ -76,6 +78,11 @@ def invalid_as_nan(alone=False):
         yield conditions
 
 
+def invalid_left_out():
+    """A context as `invalid_as_nan`, for metrics: what has an invalid index is not summed."""
+    return tensorflow_internals.operations_by({**_SAFE, **_LEFT_OUT}, SCOPE)
+
+
 # Each takes the function of TensorFlow's that it stands for, and its arguments.
 
 
@@ -85,9 +92,25 @@ def _check_numerics(original, tensor, message, name=None):
 
 def _segments(original, data, segment_ids, num_segments, name=None):
     ids = tf.convert_to_tensor(segment_ids)
+    valid = tf.reduce_all(ids < tf.cast(num_segments, ids.dtype))
+    return _filled(_valid_segments(original, data, ids, num_segments), valid)
+
+
+def _valid_segments(original, data, segment_ids, num_segments, name=None):
+    ids = tf.convert_to_tensor(segment_ids)
     valid = ids < tf.cast(num_segments, ids.dtype)
     # What has a negative one is in no segment.
-    return _filled(original(data, tf.where(valid, ids, -1), num_segments), tf.reduce_all(valid))
+    return original(data, tf.where(valid, ids, -1), num_segments)
+
+
+def _scatter(original, indices, updates, shape, name=None):
+    indices, updates = tf.convert_to_tensor(indices), tf.convert_to_tensor(updates)
+    depth = indices.shape[-1]
+    valid = tf.reduce_all(_within(indices, tf.convert_to_tensor(shape)[:depth]), -1, keepdims=True)
+    behind = updates.shape.rank - (indices.shape.rank - 1)
+    kept = valid[(..., 0, *[tf.newaxis] * behind)]
+    updates = tf.where(kept, updates, tf.zeros_like(updates))
+    return original(tf.where(valid, indices, 0), updates, shape)
 
 
 def _bincount(original, input, size, weights, binary_output=False, name=None):
@@ -188,10 +211,9 @@ _SAFE = {
     "resource_gather_nd": _resource_gather_nd,
     "sparse_softmax_cross_entropy_with_logits": _cross_entropy,
 }
-_SAFE_ALONE = {
-    "dense_bincount": _bincount,
-    **{f"unsorted_segment_{how}": _segments for how in ("max", "min", "prod", "sum")},
-}
+_SEGMENTS = [f"unsorted_segment_{how}" for how in ("max", "min", "prod", "sum")]
+_SAFE_ALONE = {"dense_bincount": _bincount, **dict.fromkeys(_SEGMENTS, _segments)}
+_LEFT_OUT = {"scatter_nd": _scatter, **dict.fromkeys(_SEGMENTS, _valid_segments)}
 
 
 def _holds(condition):

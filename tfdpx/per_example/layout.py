@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdpx import keras_internals
 from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
 from tfdpx.per_example.cost_model import Work
-from tfdpx.per_example.rows import synthetic
+from tfdpx.per_example.made_up import made_up
 from tfdpx.per_example.rules.generic import GenericRule
 
 
@@ -27,7 +27,12 @@ def find_layout(model, x):
     Raises:
         UnexplainedVariables: If a unit's output has no batch axis, or the runs make other calls.
     """
-    two, three = keras_internals.eagerly(_two_runs, model, x)
+    try:
+        two, three = keras_internals.eagerly(_two_runs, model, x)
+    except tf.errors.OpError as error:
+        raise UnexplainedVariables(
+            f"the model raises {type(error).__name__} for made-up inputs"
+        ) from error
     if [c.layer.name for c in two] != [c.layer.name for c in three]:
         raise UnexplainedVariables(
             "The model calls other layers for another batch size: "
@@ -44,12 +49,16 @@ def measured_work(model, x):
         model: As for `find_layout`.
         x: As for `find_layout`.
     """
-    return _work(keras_internals.eagerly(_two_runs, model, x)[0])
+    try:
+        return _work(keras_internals.eagerly(_two_runs, model, x)[0])
+    except tf.errors.OpError:  # Not for made-up inputs.
+        weights = model.count_params()
+        return Work(2.0 * weights, weights, weights, len(model.layers))
 
 
 def _two_runs(model, x):
     with restored(model.non_trainable_variables):
-        return [_record(model, synthetic(x, rows, seed=rows)) for rows in (2, 3)]
+        return [_record(model, made_up(model, x, rows, seed=rows)) for rows in (2, 3)]
 
 
 @contextlib.contextmanager

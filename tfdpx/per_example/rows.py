@@ -1,6 +1,5 @@
-"""Rows, of which an example has one for each of its K views: split, merged, in nests, made up."""
+"""Rows, of which an example has one for each of its K views: split, merged, in nests."""
 
-import numpy as np
 import tensorflow as tf
 
 
@@ -73,22 +72,3 @@ def repeat_views(tensor, num_views):
 def merge_views(tensor):
     """[B, K, ...] as [B * K, ...]."""
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
-
-
-def synthetic(nest, rows, seed):
-    """A made-up batch with the shapes and dtypes of `nest` and `rows` rows; no data is read.
-
-    Floats are uniform in [0, 1], integers 0 or 1 (a valid class and a valid token nearly
-    everywhere), strings "a" or "b"; axes of unknown length get 32.
-    """
-    generator = np.random.default_rng(seed)
-
-    def make(leaf):
-        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
-        if leaf.dtype == tf.string:
-            return tf.constant(generator.choice(["a", "b"], shape))
-        if leaf.dtype.is_floating:
-            return tf.constant(generator.uniform(size=shape), leaf.dtype)
-        return tf.cast(tf.constant(generator.integers(0, 2, shape)), leaf.dtype)
-
-    return Rows(nest).map(make)

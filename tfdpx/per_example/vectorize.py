@@ -11,6 +11,7 @@ XLA cannot compile a loop that was vectorized: that is found while tracing, befo
 import tensorflow as tf
 
 from tfdpx import tensorflow_internals
+from tfdpx.per_example.converters import HELD
 
 _LOOPS = ("While", "StatelessWhile")
 
@@ -28,36 +29,109 @@ def _is_of_the_user(record):
 tf.get_logger().addFilter(_is_of_the_user)
 
 
-def vectorized_map(function, elements, what="The function", jit_compile=False):
-    """See `tf.vectorized_map`.
+class TakesBatch(ValueError):
+    """A function of one example reads what was computed from the batch."""
+
+
+def vectorized_map(function, elements, what="The function", jit_compile=False, loop=False):
+    """`tf.vectorized_map` for functions of one example, which read nothing else of the batch.
+
+    Operations of the types of `converters.HELD` are vectorized. Any other runs as it is, in a loop
+    over the examples; so does the whole function, if TensorFlow fails to vectorize it.
 
     Args:
-        function: As there.
-        elements: As there.
+        function: As there. Besides its argument it reads variables and constants alone.
+        elements: Nest of tensors [n, ...].
         what: String for the error: whose function it is.
         jit_compile: Whether XLA is to compile it later, where it does not already.
+        loop: Whether to run the whole function for one example after the other.
+
+    Returns:
+        Nest of tensors [n, ...].
 
     Raises:
+        TakesBatch: If `function` reads a tensor that was computed from the batch.
         ValueError: If `function` loops and XLA is to compile it.
     """
-    # For good, and for all who vectorize: products come out as they should.
-    tensorflow_internals.vectorize_products_by(_multiply)
-    if not jit_compile and not tensorflow_internals.is_under_xla():
-        return tf.vectorized_map(function, elements)
+    under_xla = jit_compile or tensorflow_internals.is_under_xla()
+    tensors, traced = tf.nest.flatten(elements), []
 
-    def without_loops(element):
+    def one(element):
         result = function(element)
-        # Eagerly and under XLA, pfor traces this into a graph of its own.
-        if _loops(tf.compat.v1.get_default_graph()):
+        graph = tf.compat.v1.get_default_graph()
+        if under_xla and _loops(graph):
             raise ValueError(
                 f"{what} runs a loop (as recurrent layers do) under `jit_compile=True`, which "
                 'Keras may also have chosen by "auto". XLA cannot compile such a loop for each '
                 "example. Use `model.compile(..., jit_compile=False)`, or build a recurrent layer "
                 "with `unroll=True`, which compiles slowly for long sequences."
             )
+        for taken, _ in graph.captures:
+            if _source(taken) is not None:
+                raise TakesBatch(
+                    f"{what} reads '{taken.name}', which was computed from other examples too, or "
+                    "was kept from elsewhere. Compute it from the inputs, and keep no tensor as an "
+                    "attribute."
+                )
+        traced.append(True)
         return result
 
-    return tf.vectorized_map(without_loops, elements)
+    def mapped(*tensors):
+        elements_here = tf.nest.pack_sequence_as(elements, tensors)
+        with tensorflow_internals.vectorizing_by(HELD, _multiply):
+            return tf.vectorized_map(one, elements_here, warn=False)
+
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+    try:
+        # A graph of its own, which shows what it takes from outside, and goes if this fails.
+        each = tf.function(_looped(one, elements) if loop else mapped, autograph=False)
+        return each.get_concrete_function(*specs)(*tensors)
+    except Exception:
+        if not traced or loop:
+            raise
+    return vectorized_map(function, elements, what, jit_compile, loop=True)
+
+
+def _looped(one, elements):
+    """As `mapped` there, by a loop over the examples."""
+
+    def mapped(*tensors):
+        specs = [tf.TensorSpec(t.shape[1:], t.dtype) for t in tensors]
+        specs = tf.nest.pack_sequence_as(elements, specs)
+        body = tf.function(one, autograph=False).get_concrete_function(specs)
+        nest = body.structured_outputs
+
+        def flat(rows):
+            return tf.nest.flatten(body(*rows))
+
+        signature = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(nest)]
+        found = tf.map_fn(flat, list(tensors), fn_output_signature=signature)
+        return tf.nest.pack_sequence_as(nest, found)
+
+    return mapped
+
+
+def _source(tensor):
+    """The argument of a function, other than a resource, that a tensor is computed from; or None.
+
+    Variables and tables are resources, and constants come from none.
+    """
+    seen, waiting = set(), [tensor]
+    while waiting:
+        tensor = waiting.pop()
+        # What is known while a graph is traced is a constant in it.
+        if not tf.is_symbolic_tensor(tensor) or tensor.dtype == tf.resource:
+            continue
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if tensor.op.type == "Placeholder":
+            outer = {id(inner): taken for taken, inner in tensor.graph.captures}.get(id(tensor))
+            if outer is None:
+                return tensor
+            waiting.append(outer)
+        waiting.extend(tensor.op.inputs)
+    return None
 
 
 def _loops(graph):

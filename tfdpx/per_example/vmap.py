@@ -73,7 +73,7 @@ class VmapEngine:
                     for k in range(num_views)
                 ]
                 losses, *each = [tf.stack(of_all) for of_all in zip(*values, strict=True)]
-                losses *= conditions.factor()
+                losses = conditions.applied(losses)
                 mean = tf.reduce_mean(losses)
             gradients = tape.gradient(
                 mean,

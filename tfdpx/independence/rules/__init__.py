@@ -12,6 +12,7 @@ from tfdpx.independence.rules import (
     products,
     reductions,
     state,
+    texts,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "products",
     "reductions",
     "state",
+    "texts",
 ]

@@ -18,9 +18,9 @@ _UNARY = (
     "Cast Ceil CheckNumerics ComplexAbs Conj Cos Cosh DecodeBase64 Digamma Elu EncodeBase64 Erf "
     "Erfc Erfinv Exp Expm1 Floor Gelu Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log "
     "Log1p LogicalNot Mish Ndtri Neg OnesLike PreventGradient Real Reciprocal Relu Relu6 Rint "
-    "Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square StopGradient "
-    "StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong "
-    "StringToNumber StringUpper Tan Tanh ZerosLike"
+    "Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square StaticRegexFullMatch "
+    "StaticRegexReplace StopGradient StringLength StringLower StringStrip StringToHashBucketFast "
+    "StringToHashBucketStrong StringToNumber StringUpper Tan Tanh ZerosLike"
 )
 _BINARY = (
     "Add AddV2 ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Div DivNoNan "
