@@ -36,14 +36,15 @@ def vectorizing_by(held, multiply):
             `BatchMatMulV2`.
     """
 
-    def convert(operation):
+    def products(operation):
         operation.expanddim_inputs_for_broadcast()
         (x, x_stacked, _), (y, y_stacked, _) = operation.input(0), operation.input(1)
         adjoint_a, adjoint_b = operation.get_attr("adj_x"), operation.get_attr("adj_y")
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
     _install_converters()
-    before, _active.converters = getattr(_active, "converters", None), (held, convert)
+    own = {"BatchMatMulV2": products, "Squeeze": _squeeze}
+    before, _active.converters = getattr(_active, "converters", None), (held, own)
     try:
         yield
     finally:
@@ -54,15 +55,39 @@ class _Converters(dict):
     """By type of operation; what is missing, TensorFlow runs in a loop over the examples."""
 
     def get(self, key, default=None):
-        held, products = getattr(_active, "converters", None) or (self, None)
-        if products is not None and key == "BatchMatMulV2":
-            return products
-        return super().get(key, default) if key in held else default
+        held, own = getattr(_active, "converters", None) or (self, self)
+        return own.get(key, super().get(key, default)) if key in held else default
+
+
+def _squeeze(operation):
+    axes = operation.get_attr("squeeze_dims")
+    if not axes:
+        # TensorFlow's would squeeze the axis of the examples, where there is one of them.
+        shape = operation.op.inputs[0].shape
+        if not shape.is_fully_defined():
+            raise pfor.ConversionNotImplementedError("Which axes have length 1 is not known.")
+        axes = [axis for axis, length in enumerate(shape) if length == 1]
+    axes = [axis + 1 if axis >= 0 else axis for axis in axes]
+    tensor = operation.stacked_input(0)
+    return pfor.wrap(tf.squeeze(tensor, axes) if axes else tf.identity(tensor), True)
 
 
 @functools.cache
 def _install_converters():
     pfor._pfor_converter_registry = _Converters(pfor._pfor_converter_registry)
+    for loop in pfor.WhileOp, pfor.WhileV2:
+        loop._process_cond_stacked = _same_rounds(loop._process_cond_stacked)
+
+
+def _same_rounds(original):
+    @functools.wraps(original)
+    def process(*args, **kwargs):
+        if getattr(_active, "converters", None):
+            # TensorFlow's gradient of it fails.
+            raise ValueError("Each example decides how often a loop runs.")
+        return original(*args, **kwargs)
+
+    return process
 
 
 @contextlib.contextmanager

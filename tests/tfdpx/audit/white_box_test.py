@@ -10,7 +10,7 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import audit, mechanism, public_data, train_step
+from tfdpx import audit, mechanism, microbatch, preparation, public_data
 from tfdpx.audit import white_box
 
 QUICK = dict(compile_arguments={"jit_compile": False})
@@ -181,21 +181,10 @@ def none_on_one_variable(original, sums, *arguments):
     return gradients
 
 
-def forgotten_layer(original, one_pass, *parts_of_batch):
-    engine, batch_size = one_pass._engine, one_pass._optimizer.batch_size
-
-    def forgetful(*arguments):
-        result = engine(*arguments)
-
-        def sums(factors):
-            whole = result.clipped_sums(tf.ones_like(factors) / batch_size)
-            return [whole[0], *result.clipped_sums(factors)[1:]]
-
-        parts = (result.losses, result.output_losses, result.y_pred, result.squared_norms)
-        return type(result)(*parts, sums)
-
-    with mock.patch.object(one_pass, "_engine", forgetful):
-        return original(one_pass, *parts_of_batch)
+def forgotten_layer(original, optimizer, engine, update, inputs):
+    found, sums = original(optimizer, engine, update, inputs)
+    whole = found.clipped_sums(tf.ones_like(found.squared_norms) / optimizer.batch_size)
+    return found, [whole[0], *sums[1:]]
 
 
 def whole_batch(original, squared_norms, *arguments):
@@ -218,7 +207,7 @@ PLANTED = {
     "too much": (scaled_noise(1.5), "noise on variable"),
     "one seed": ((mechanism, "privatize", noise_of_one_seed), "Noise repeats"),
     "one variable": ((mechanism, "privatize", none_on_one_variable), "noise on variable"),
-    "one layer": ((train_step._Pass, "__call__", forgotten_layer), "Clipping does not bound"),
+    "one layer": ((microbatch, "compute", forgotten_layer), "Clipping does not bound"),
     "whole batch": ((mechanism, "clip_factors", whole_batch), "clipped as a whole"),
     "views": ((mechanism, "clip_factors", views_one_by_one), "Clipping does not bound"),
     "padding": (None, "Padding counts"),
@@ -236,7 +225,10 @@ def broken(name):
                 return padding_counts(lambda o, *rest: step(*rest), self, model, data)
             owner, attribute, planted = where
             original = getattr(owner, attribute)
-            with mock.patch.object(owner, attribute, lambda *a: planted(original, *a)):
+            bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
+            # Which would find it as the step is traced.
+            check = mock.patch.object(preparation, "problems_of_microbatch", lambda *_: [])
+            with bug, check:
                 return step(model, data)
 
     return Broken

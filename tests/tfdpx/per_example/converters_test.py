@@ -1,0 +1,419 @@
+"""Each type of operation that is vectorized gives what it gives for every example alone."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
+
+from tfdpx.memory import graph_peak
+from tfdpx.per_example.converters import HELD
+from tfdpx.per_example.vectorize import vectorized_map
+
+raw = tf.raw_ops
+ROWS = 17
+SIZES = [1, 2, 5, ROWS]
+# What an argument holds, by the first letter of its name; behind that stand letters of lengths.
+DRAWS = {
+    "f": lambda rng, shape: rng.normal(size=shape).astype("float32"),
+    "p": lambda rng, shape: rng.uniform(0.2, 3.0, shape).astype("float32"),  # positive
+    "u": lambda rng, shape: rng.uniform(-0.9, 0.9, shape).astype("float32"),
+    "i": lambda rng, shape: rng.integers(0, 3, shape).astype("int32"),  # an index
+    "b": lambda rng, shape: rng.integers(0, 2, shape).astype("bool"),
+    "l": lambda rng, shape: np.asarray(rng.integers(3, 5, shape), "int32"),  # a length
+}
+
+
+def case(function, *arguments):
+    """A function of one example, and kinds and shapes of its arguments, such as "f:ab3"."""
+    return function, arguments
+
+
+def of(name, *arguments, **attributes):
+    """A case of the raw operation `name`, by the names of its arguments: "x=f:ab"."""
+    names, kinds = zip(*(argument.split("=") for argument in arguments), strict=True)
+    return case(
+        lambda *given: getattr(raw, name)(**dict(zip(names, given, strict=True)), **attributes),
+        *kinds,
+    )
+
+
+def unary(names, kind="f", name="x"):
+    return [of(each, f"{name}={kind}:ab") for each in names.split()]
+
+
+def binary(names, x="f", y="f", names_of="xy"):
+    """Of shapes that are broadcast, and of different ranks."""
+    one, other = names_of
+    return [
+        of(each, f"{one}={x}:{shape}", f"{other}={y}:{against}")
+        for each in names.split()
+        for shape, against in (("ab", "b"), ("b", "a1"))
+    ]
+
+
+def grad(name, x="f", **attributes):
+    """A gradient's own operation, whose arguments are of equal shapes."""
+    return of(name, f"{attributes.pop('one', 'y')}={x}:ab", f"{attributes.pop('g', 'dy')}=f:ab",
+              **attributes)  # fmt: skip
+
+
+def looped(x, w):
+    """A loop of a fixed number of rounds, with lists in its gradient."""
+    w = tf.reshape(w[:1], [1, 1])
+    return tf.while_loop(
+        lambda i, y, _: i < 3,
+        lambda i, y, z: (i + 1, tf.tanh(y * w) + x, z + tf.reduce_sum(y)),
+        (0, x, tf.constant(0.0)),
+        maximum_iterations=4,
+    )[1:]
+
+
+def as_long_as(x, n):
+    """A loop whose number of rounds an example decides."""
+    return tf.while_loop(
+        lambda i, y: i < n, lambda i, y: (i + 1, tf.tanh(y) + x), (0, x), maximum_iterations=5
+    )
+
+
+def listed(x):
+    """A recurrent layer's lists, read and written."""
+    kept = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]]).unstack(x)
+    made = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]])
+
+    def body(i, state, made):
+        state = tf.tanh(state + kept.read(i))
+        return i + 1, state, made.write(i, state)
+
+    loop = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, (0, x[0], made))
+    return loop[1], loop[2].stack(), kept.gather([0, 0]), kept.concat()
+
+
+def still(function):
+    """Without its gradient, which does not exist."""
+    return lambda *given: tf.stop_gradient(function(*map(tf.stop_gradient, given)))
+
+
+def called(function):
+    return lambda *given: tf.function(function, autograph=False)(*given)
+
+
+ELEMENTWISE = [
+    *unary("Abs Atan Asinh Ceil Cos Cosh Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan Neg"),
+    *unary("OnesLike Rint Round Sigmoid Sign Sin Sinh Square Tan Tanh ZerosLike"),
+    *unary("Relu Relu6 Elu Selu Softplus Softsign LeakyRelu", name="features"),
+    *unary("Acos Asin Atanh Erfinv", "u"),
+    *unary("Digamma Inv Lgamma Log Log1p Ndtri Reciprocal Rsqrt Sqrt", "p"),
+    *unary("Identity StopGradient", name="input"),
+    *unary("LogicalNot", "b"),
+    *unary("Invert", "i"),
+    *binary("Add AddV2 Maximum Minimum Mul MulNoNan SquaredDifference Sub"),
+    *binary("Equal NotEqual Greater GreaterEqual Less LessEqual", "i", "i"),
+    *binary("Div DivNoNan FloorDiv FloorMod RealDiv Xdivy", "f", "p"),
+    *binary("Atan2", "f", "p", "yx"),
+    *binary("Pow Xlogy Xlog1py", "p", "p"),
+    *binary("Mod TruncateDiv TruncateMod", "i", "l"),
+    *binary("Igamma Igammac", "p", "p", "ax"),
+    *binary("LogicalAnd LogicalOr", "b", "b"),
+    *binary("BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift", "i", "i"),
+    of("Equal", "x=f:ab", "y=f:ab"),
+    case(lambda x, y: tf.add_n([x, y, x]), "f:ab", "f:ab"),
+    case(lambda x, low: raw.ClipByValue(t=x, clip_value_min=low, clip_value_max=low + 1), "f:ab", "f:"),
+    *(case(functools.partial(tf.cast, dtype=d), "f:ab") for d in ("int32", "float16", "bool")),
+    case(lambda x: tf.cast(x, "float32"), "i:ab"),
+    case(lambda x: tf.debugging.check_numerics(x, "no"), "f:ab"),
+    case(lambda x: tf.ensure_shape(x, [None, None]), "f:ab"),
+    case(lambda c, x, y: tf.where(c, x, y), "b:ab", "f:ab", "f:ab"),
+    case(lambda c, x, y: tf.where(c, x, y), "b:b", "f:ab", "f:"),
+    case(lambda c, x, y: raw.Select(condition=c, x=x, y=y), "b:ab", "f:ab", "f:ab"),
+    case(lambda c, x, y: raw.Select(condition=c, x=x, y=y), "b:", "f:ab", "f:ab"),
+    case(lambda c, x, y: raw.Select(condition=c, x=x, y=y), "b:a", "f:ab", "f:ab"),
+    case(lambda x: raw.IdentityN(input=[x, x * 2])[1], "f:ab"),
+    case(lambda x: raw.Bucketize(input=x, boundaries=[-1.0, 0.0, 0.5]), "f:ab"),
+    case(lambda x, y: raw.ApproximateEqual(x=x, y=y, tolerance=0.5), "f:ab", "f:ab"),
+    case(lambda x, y: tf.abs(tf.complex(x, y)), "f:ab", "f:ab"),
+    case(lambda x, y: (tf.math.angle(tf.complex(x, y)), tf.math.real(tf.math.conj(tf.complex(x, y)))),
+         "f:ab", "f:ab"),
+    case(lambda x, y: tf.math.imag(tf.complex(x, y)), "f:ab", "f:ab"),
+    case(tf.linalg.cross, "f:a3", "f:a3"),
+]  # fmt: skip
+GRADIENTS = [
+    *(grad(f"{n}Grad", "u") for n in ("Reciprocal", "Sigmoid", "Tanh")),
+    *(grad(f"{n}Grad", "p") for n in ("Rsqrt", "Sqrt")),
+    *(grad(f"{n}Grad", one="features", g="gradients")
+      for n in ("LeakyRelu", "Relu", "Relu6", "Softplus")),
+    *(grad(f"{n}Grad", one="outputs", g="gradients") for n in ("Elu", "Selu")),
+    of("BiasAddGrad", "out_backprop=f:abc"),
+    of("BiasAddGrad", "out_backprop=f:abcd", data_format="NCHW"),
+]  # fmt: skip
+PLACES = [
+    case(lambda x: tf.reshape(x, [-1]), "f:abc"),
+    case(lambda x: tf.reshape(x, [x.shape[1], -1, 1]), "f:abc"),
+    case(lambda x: tf.reshape(x, tf.reverse(tf.shape(x), [0])), "f:abc"),
+    case(lambda x: raw.ConjugateTranspose(x=x, perm=[1, 2, 0]), "f:abc"),
+    case(lambda x: tf.transpose(x, [2, 0, 1]), "f:abc"),
+    case(lambda x: (tf.expand_dims(x, 1), tf.expand_dims(x, -1), tf.expand_dims(x, 0)), "f:ab"),
+    case(lambda x: (tf.squeeze(x), tf.squeeze(x, [1]), tf.squeeze(x, [-2])), "f:a1b"),
+    case(lambda x, y: (tf.concat([x, y], 0), tf.concat([y, x], -1)), "f:ab", "f:ab"),
+    case(lambda x, y: (tf.stack([x, y]), tf.stack([y, x], -1), tf.stack([x, y], 1)), "f:ab", "f:ab"),
+    case(lambda x: (tf.unstack(x, axis=0)[-1], tf.unstack(x, axis=-1)[0]), "f:ab"),
+    case(lambda x: tf.split(x, 2, axis=-1)[1], "f:a4"),
+    case(lambda x: tf.split(x, [1, 3], axis=0)[1], "f:4b"),
+    case(lambda x: tf.slice(x, [0, 1], [-1, 2]), "f:a4"),
+    case(lambda x, at: tf.slice(x, [at, 0], [1, 1]), "f:4b", "i:"),
+    case(lambda x: (x[..., 1:], x[0], x[:, tf.newaxis, ::-1], x[-1:, :2]), "f:a4"),
+    case(lambda x, at: (x[at], x[:, at : at + 2]), "f:55", "i:"),
+    case(lambda x: tf.pad(x, [[1, 0], [0, 2]]), "f:ab"),
+    case(lambda x, v: tf.pad(x, [[1, 0], [0, 2]], constant_values=v), "f:ab", "f:"),
+    case(lambda x: tf.tile(x, [2, 3]), "f:ab"),
+    case(lambda x: tf.broadcast_to(x, [2, x.shape[0], 3]), "f:a1"),
+    case(lambda x, v: tf.fill(tf.shape(x), v), "f:ab", "f:"),
+    case(lambda x: (tf.reverse(x, [0]), tf.reverse(x, [-1, 0])), "f:ab"),
+    case(lambda x: (tf.roll(x, 1, 0), tf.roll(x, [1, 2], [0, 1])), "f:ab"),
+    case(lambda x, s: tf.roll(x, s, 1), "f:ab", "i:"),
+    case(lambda x: (tf.shape(x), tf.size(x), raw.Rank(input=x)), "f:ab"),
+    case(lambda x, y: tf.shape_n([x, y])[1], "f:ab", "f:bc"),
+    case(lambda x: tf.one_hot(x, 4, axis=0), "i:ab"),
+    case(lambda x, on: tf.one_hot(x, 4, on, 0.5), "i:ab", "f:"),
+    case(lambda x, at: (tf.gather(x, at), tf.gather(x, at, axis=-1)), "f:4b3", "i:a"),
+    case(lambda x, at: (tf.gather(x, at), tf.gather(x, at, axis=1)), "f:33", "i:"),
+    case(lambda x, at: tf.gather(x, at, batch_dims=1), "f:a4b", "i:ac"),
+    case(lambda x, at: tf.gather(x, at, axis=2, batch_dims=1), "f:ab4", "i:ac"),
+    case(lambda x, at: raw.Gather(params=x, indices=at), "f:4b", "i:ac"),
+    case(lambda x, at: tf.gather_nd(x, at), "f:44b", "i:a2"),
+    case(lambda x, at, v: tf.tensor_scatter_nd_update(x, at[:, None] * 0 + [[0], [2]], v),
+         "f:4b", "i:2", "f:2b"),
+    case(lambda x: (tf.linalg.diag(x), tf.linalg.diag_part(x)), "f:33"),
+    case(lambda x, d: tf.linalg.set_diag(x, d), "f:a33", "f:a3"),
+    case(lambda x: tf.linalg.band_part(x, 1, 0), "f:a44"),
+    case(lambda x: (raw.MatrixDiag(diagonal=x), raw.MatrixDiagPart(input=x)), "f:a33"),
+    case(lambda x, d: raw.MatrixSetDiag(input=x, diagonal=d), "f:a33", "f:a3"),
+    case(lambda x: tf.nn.space_to_depth(x, 2), "f:a44b"),
+    case(lambda x: tf.nn.depth_to_space(x, 2), "f:ab24"),
+    case(lambda x: tf.space_to_batch(x, [2, 2], [[0, 0], [1, 1]]), "f:a44b"),
+    case(lambda x: tf.batch_to_space(x, [2, 2], [[0, 1], [0, 0]]), "f:4bab"),
+    case(lambda x, v: (tf.searchsorted(x, v), tf.searchsorted(x, v, "right")), "f:a4", "f:ab"),
+]  # fmt: skip
+REDUCTIONS = [
+    *(case(lambda x, f=f, a=axis, k=keep: f(x, a, keepdims=k), kind)
+      for f, kind in (
+          *((f, "f:abc") for f in (tf.reduce_sum, tf.reduce_mean, tf.reduce_max, tf.reduce_min,
+                                   tf.reduce_prod)),
+          (tf.reduce_all, "b:abc"), (tf.reduce_any, "b:abc"))
+      for axis, keep in ((None, False), (0, True), (-1, False), ([0, 2], False))),
+    *(case(lambda x, f=f: (f(x), f(x, axis=-1), f(x, axis=1)), "f:abc")
+      for f in (tf.argmax, tf.argmin)),
+    *(case(lambda x, f=f: (f(x), f(x, axis=-1, reverse=True), f(x, axis=1, exclusive=True)),
+           "f:abc") for f in (tf.cumsum, tf.math.cumprod)),
+    case(lambda x: (tf.nn.softmax(x), tf.nn.softmax(x, 0), tf.nn.log_softmax(x)), "f:abc"),
+    case(lambda x: tf.math.top_k(x, 2), "f:a4"),
+    case(lambda y, x: tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(y), x), "f:ab", "f:ab"),
+    case(lambda y, x: tf.nn.sparse_softmax_cross_entropy_with_logits(y, x), "i:a", "f:a4"),
+    *(case(lambda x, s, f=f: f(x, s, 4), "f:ab", "i:a")
+      for f in (tf.math.unsorted_segment_sum, tf.math.unsorted_segment_max,
+                tf.math.unsorted_segment_min, tf.math.unsorted_segment_prod)),
+    case(lambda x, s: tf.math.unsorted_segment_sum(x, s, 4), "f:abc", "i:ab"),
+]  # fmt: skip
+PRODUCTS = [
+    *(case(lambda x, y, a=a, b=b: raw.MatMul(a=x, b=y, transpose_a=a, transpose_b=b),
+           "f:ba" if a else "f:ab", "f:cb" if b else "f:bc")
+      for a in (False, True) for b in (False, True)),
+    *(case(lambda x, y, a=a, b=b: tf.matmul(x, y, transpose_a=a, transpose_b=b),
+           "f:dba" if a else "f:dab", "f:dcb" if b else "f:dbc")
+      for a in (False, True) for b in (False, True)),
+    case(tf.matmul, "f:1ab", "f:dbc"),
+    case(lambda x, y: raw.BatchMatMul(x=x, y=y), "f:dab", "f:dbc"),
+    *(case(lambda *t, e=e: tf.einsum(e, *t), *kinds) for e, *kinds in (
+        ("ab,bc->ac", "f:ab", "f:bc"), ("abc,cd->adb", "f:abc", "f:cd"), ("ab,ab->", "f:ab", "f:ab"),
+        ("...a,a->...", "f:bca", "f:a"), ("abc,adc->abd", "f:abc", "f:adc"), ("aab->b", "f:33b"))),
+    case(lambda x, b: tf.nn.bias_add(x, b), "f:abc", "f:c"),
+    case(lambda x, b: tf.nn.bias_add(x, b, "NCHW"), "f:abcd", "f:b"),
+    case(lambda x: tf.linalg.cholesky(x @ tf.transpose(x) + tf.eye(3)), "f:33"),
+    case(lambda x, y: tf.linalg.solve(x @ tf.transpose(x) + tf.eye(3), y), "f:33", "f:3a"),
+    case(lambda x, y: tf.linalg.triangular_solve(x + 3 * tf.eye(3), y), "f:33", "f:3a"),
+    case(lambda x: tf.linalg.inv(x @ tf.transpose(x) + tf.eye(3)), "f:33"),
+    case(lambda x: tf.linalg.slogdet(x @ tf.transpose(x) + tf.eye(3)), "f:33"),
+    case(lambda x: tf.abs(tf.signal.fft(tf.cast(x, "complex64"))), "f:ab"),
+    case(lambda x: tf.abs(tf.signal.fft2d(tf.cast(x, "complex64"))), "f:ab"),
+    case(lambda x: tf.abs(tf.signal.ifft(tf.cast(x, "complex64"))), "f:ab"),
+    case(lambda x: tf.abs(tf.signal.ifft2d(tf.cast(x, "complex64"))), "f:ab"),
+    case(lambda x: (tf.signal.irfft(tf.signal.rfft(x)), tf.signal.irfft2d(tf.signal.rfft2d(x))),
+         "f:a44"),
+]  # fmt: skip
+IMAGES = [
+    *(case(lambda x, w, s=s, p=p, d=d: tf.nn.conv2d(x, w, s, p, dilations=d), "f:b56c", "f:23cd")
+      for s, p, d in ((1, "SAME", 1), (2, "VALID", 1), (1, "VALID", 2))),
+    case(lambda x, w: tf.nn.conv2d_transpose(x, w, [1, 6, 8, w.shape[2]], 2, "SAME"), "f:134c", "f:23dc"),
+    *(case(lambda x, w, s=s, p=p: tf.nn.depthwise_conv2d(x, w, s, p), "f:b56c", "f:23cd")
+      for s, p in (([1, 1, 1, 1], "SAME"), ([1, 2, 2, 1], "VALID"))),
+    case(lambda x, w: tf.nn.conv3d(x, w, [1] * 5, "SAME"), "f:1345c", "f:222cd"),
+    *(case(lambda x, f=f, s=s, p=p: f(x, 2, s, p), "f:b56c")
+      for f in (tf.nn.max_pool2d, tf.nn.avg_pool2d) for s, p in ((1, "SAME"), (2, "VALID"))),
+    *(case(lambda x, f=f: f(x, 2, 2, "SAME"), "f:b345c")
+      for f in (tf.nn.max_pool3d, tf.nn.avg_pool3d)),
+    case(still(tf.image.adjust_contrast), "p:a56c", "p:"),
+    case(still(tf.image.adjust_hue), "p:b563", "u:"),
+    case(still(tf.image.adjust_saturation), "p:b563", "p:"),
+    case(lambda x, m, v: raw.FusedBatchNormV3(
+        x=x, scale=m, offset=v, mean=v, variance=m, is_training=False)[0],
+        "f:b56c", "p:c", "f:c"),
+    case(lambda x, m, v: raw.FusedBatchNormV3(
+        x=x, scale=m, offset=v, mean=[], variance=[], is_training=True)[0],
+        "f:b56c", "p:c", "f:c"),
+]  # fmt: skip
+STRUCTURES = [
+    case(looped, "f:ab", "f:c"),
+    case(as_long_as, "f:ab", "l:"),
+    case(listed, "f:4b"),
+    case(called(lambda x, y: (tf.tanh(x) * y, tf.cond(y[0, 0] > 0, lambda: x, lambda: x * y))),
+         "f:ab", "f:ab"),
+    case(lambda c, x, y: tf.cond(c, lambda: tf.tanh(x), lambda: x * y), "b:", "f:ab", "f:ab"),
+    case(lambda x, w: tf.scan(lambda state, each: tf.tanh(state * w + each), x), "f:4b", "f:b"),
+    case(lambda x: tf.map_fn(lambda each: each * tf.reduce_sum(each), x), "f:ab"),
+]  # fmt: skip
+GROUPS = {
+    "elementwise": ELEMENTWISE,
+    "gradients": GRADIENTS,
+    "places": PLACES,
+    "reductions": REDUCTIONS,
+    "products": PRODUCTS,
+    "images": IMAGES,
+    "structures": STRUCTURES,
+}
+
+
+def drawn(arguments, rng):
+    """Arrays [ROWS, ...] for the arguments of a case; letters are lengths from 1 to 4."""
+    lengths = dict(zip("abcd", rng.integers(1, 5, 4), strict=True))
+    shapes = [[int(lengths.get(c, c)) for c in argument[2:]] for argument in arguments]
+    return [
+        DRAWS[argument[0]](rng, [ROWS, *shape])
+        for argument, shape in zip(arguments, shapes, strict=True)
+    ]
+
+
+def with_gradients(function):
+    """A function's outputs, and the gradients of a function of them at its inputs."""
+
+    def apply(*given):
+        sources = [t for t in given if t.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            outputs = tf.nest.flatten(function(*given))
+            real = [tf.reduce_sum(tf.sin(t)) for t in outputs if t.dtype.is_floating]
+            total = tf.add_n(real) if real else tf.zeros([])
+        gradients = tape.gradient(total, sources, unconnected_gradients="zero") if real else []
+        return outputs, [tf.convert_to_tensor(g) for g in gradients]
+
+    return apply
+
+
+def alone(cases, given, stacked):
+    """The outputs of each example, a list of arrays [ROWS, ...] for each case."""
+
+    @tf.function(autograph=False)
+    def one(i):
+        return [
+            with_gradients(function)(
+                *(tf.constant(t)[i if s else 0] for t, s in zip(arrays, each, strict=True))
+            )
+            for (function, _), arrays, each in zip(cases, given, stacked, strict=True)
+        ]
+
+    rows = [tf.nest.flatten(one(tf.constant(i))) for i in range(ROWS)]
+    return [np.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def vectorized(cases, given, stacked, rows):
+    """As `alone`, a traced function of a number of examples, all vectorized."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int32)])
+    def run(n):
+        made = []
+        for (function, _), arrays, each in zip(cases, given, stacked, strict=True):
+            elements = [
+                t[: rows or n] for t, s in zip(map(tf.constant, arrays), each, strict=True) if s
+            ]
+
+            def one(elements, function=function, arrays=arrays, each=each):
+                mine = iter(elements)
+                return with_gradients(function)(
+                    *(
+                        next(mine) if s else tf.constant(t[0])
+                        for t, s in zip(arrays, each, strict=True)
+                    )
+                )
+
+            made.append(vectorized_map(one, elements))
+        return made
+
+    return run
+
+
+def assert_held(cases, rng):
+    """Fails unless all cases, vectorized, are those of each example alone.
+
+    All arguments are the examples' own, for sizes that are known; then one at a time, for any size.
+    """
+    for place in (None, 0, 1, 2):
+        chosen = [each for each in cases if place is None or len(each[1]) > max(1, place)]
+        if not chosen:
+            continue
+        given = [drawn(arguments, rng) for _, arguments in chosen]
+        stacked = [[place in (None, i) for i in range(len(kinds))] for _, kinds in chosen]
+        expected = alone(chosen, given, stacked)
+        any_size = vectorized(chosen, given, stacked, None)
+        for n in SIZES:
+            run = vectorized(chosen, given, stacked, n) if place is None and n in (1, 5) else any_size
+            for got, wanted in zip(tf.nest.flatten(run(tf.constant(n))), expected, strict=True):
+                np.testing.assert_allclose(got, wanted[:n], rtol=2e-4, atol=2e-4)
+
+
+def types_of(cases):
+    """The types of operations in the functions of some cases, loops and branches included."""
+    found = set()
+
+    def look(graph):
+        for operation in graph.get_operations():
+            found.add(operation.type)
+            for _, body in graph_peak.called(operation):
+                look(body)
+
+    for function, arguments in cases:
+        arrays = drawn(arguments, np.random.default_rng(0))
+        traced = tf.function(with_gradients(function), autograph=False)
+        look(traced.get_concrete_function(*(tf.TensorSpec(t.shape[1:], t.dtype) for t in arrays)).graph)
+    return found
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_examples_are_as_alone(group):
+    assert_held(GROUPS[group], np.random.default_rng())
+
+
+def test_every_type_is_compared():
+    # These write or raise, and give no tensor.
+    untested = {"Assert", "Print", "PrintV2"}
+    compared = types_of([each for cases in GROUPS.values() for each in cases])
+    assert compared >= HELD - untested, sorted(HELD - untested - compared)
+
+
+def test_wrong_converters_are_found_and_others_not_used(monkeypatch):
+    def wrong(operation):
+        return pfor.wrap(tf.reverse(operation.stacked_input(0), [0]), True)
+
+    cases = [case(lambda x: tf.reverse(x, [0]), "f:ab"), case(lambda x: raw.BesselI1(x=x), "f:ab")]
+    assert_held(cases, np.random.default_rng(0))
+    for name in ("ReverseV2", "BesselI1"):
+        monkeypatch.setitem(pfor._pfor_converter_registry, name, wrong)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        assert_held(cases[:1], np.random.default_rng(0))
+    assert_held(cases[1:], np.random.default_rng(0))
+
+
+def test_values_that_are_padded_with():
+    """TensorFlow's own converter pads with zeros."""
+    padded = vectorized_map(lambda x: tf.pad(x, [[1, 0]], constant_values=7.0), tf.zeros([5, 2]))
+    np.testing.assert_array_equal(padded, [[7.0, 0.0, 0.0]] * 5)
+    assert "PadV2" not in HELD
