@@ -31,6 +31,7 @@ from tfdpx.microbatch import Inputs, Microbatch
 from tfdpx.per_example import ENGINES, UnexplainedVariables
 from tfdpx.per_example.randomness import UnmappedState
 from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.vectorize import TakesBatch
 
 _ALONE = "vmap"
 # Of random numbers that an engine is run with where they decide what it runs.
@@ -109,9 +110,16 @@ def prepare(optimizer, model, batch, fits):
         return kept
     try:
         microbatch, size, found = preparation.proved() or preparation.alone()
-    except UnmappedState as error:
+    except (UnmappedState, TakesBatch) as error:
         raise UnfitForPrivacy(str(error)) from error
-    preparation.check(microbatch, size, found)
+    try:
+        preparation.check(microbatch, size, found)
+    except tf.errors.OpError:
+        if not found.reasons:
+            raise
+        # What TensorFlow cannot vectorize shows when it runs.
+        microbatch = preparation.looped(size)
+        preparation.check(microbatch, size, found)
     return microbatch, size
 
 
@@ -143,7 +151,7 @@ class _Preparation:
                 try:
                     made = self._traced(name, size)
                 except Exception as error:
-                    known = isinstance(error, UnexplainedVariables | UnmappedState)
+                    known = isinstance(error, UnexplainedVariables | UnmappedState | TakesBatch)
                     if known or not size.varies:
                         raise
                     # Whatever a layer or a loss raises that asks for the number.
@@ -157,7 +165,7 @@ class _Preparation:
                     *(f"batch independence is not proved: {reason}" for reason in found.reasons),
                     *(f"one example could end the run: {reason}" for reason in ends),
                 ]
-        except UnexplainedVariables as error:
+        except (UnexplainedVariables, TakesBatch) as error:
             self._reasons = [str(error)]
         return None
 
@@ -184,6 +192,12 @@ class _Preparation:
         size = next(self._sizes(_ALONE))
         return self._traced(_ALONE, size), size, found
 
+    def looped(self, size):
+        """The `Microbatch` as of `alone`, one example after the other."""
+        engines = self._known.engines
+        engines[_ALONE] = engines[_ALONE].looping()
+        return self._traced(_ALONE, size)
+
     def check(self, microbatch, size, found):
         """Raises UnfitForPrivacy for what a microbatch keeps, or does wrong; then remembers it."""
         known, model = self._known, self._model
@@ -192,12 +206,14 @@ class _Preparation:
             problems += state.problems(f"The training pass of '{model.name}'")
             if found.reasons:
                 rows = Rows(microbatch.inputs.rows).tensors
-                ends = raising.problems(microbatch.graph, rows, alone=True)
+                ends = raising.problems(
+                    microbatch.graph, rows, alone=True, varying=microbatch.engine.loops
+                )
                 problems += [f"One example could end the run: {reason}." for reason in ends]
             what = (self._kind, size, type(microbatch.engine).__name__)
             if not problems and what not in known.checked:
                 problems += self._problems_of_loss(microbatch, size, found)
-                problems += self._compared_on_data(microbatch, size, found)
+                problems += keras_internals.eagerly(self._compared, microbatch, size)
         known.checked.add(what)
         known.engine, known.sizes[self._kind] = microbatch.engine, size
         if tf.executing_eagerly():
@@ -220,19 +236,6 @@ class _Preparation:
             )
         absent = microbatch.inputs.present is not None
         yield from problems_of_metrics(self._model, data, y_pred, rows, absent)
-
-    def _compared_on_data(self, microbatch, size, found):
-        """As `_compared`; also where TensorFlow cannot compute examples alone, which runs show."""
-        try:
-            return keras_internals.eagerly(self._compared, microbatch, size)
-        except tf.errors.OpError as error:
-            if not found.reasons:
-                raise
-            raise UnfitForPrivacy(
-                f"TensorFlow cannot compute each example of model '{self._model.name}' alone, "
-                f"which must be since {found.reasons[0]}. Give a random layer to the optimizer as "
-                "`augment=`, which makes each view by itself, or leave it out."
-            ) from error
 
     def _compared(self, microbatch, size):
         """Texts of how the microbatch differs from batches of one example, a list."""

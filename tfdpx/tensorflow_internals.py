@@ -7,7 +7,7 @@ import threading
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import function_def_to_graph, ops
 from tensorflow.python.ops import (
     control_flow_assert,
     gen_array_ops,
@@ -55,7 +55,7 @@ class _Converters(dict):
     """By type of operation; what is missing, TensorFlow runs in a loop over the examples."""
 
     def get(self, key, default=None):
-        held, own = getattr(_active, "converters", None) or (self, self)
+        held, own = getattr(_active, "converters", None) or (self, {})
         return own.get(key, super().get(key, default)) if key in held else default
 
 
@@ -228,7 +228,16 @@ def is_for_xla(model):
 
 def called_graph(graph, name):
     """The graph of the function `name` that operations of `graph` call."""
-    return graph._get_function(name).graph
+    function, place = None, graph
+    while function is None:  # An operation in a loop of its own calls what is known outside of it.
+        function, place = place._get_function(name), place.outer_graph
+    if not hasattr(function, "graph"):  # Made by TensorFlow itself, in an older way.
+        with graph.as_default():
+            definition = function.cached_definition
+            return function_def_to_graph.function_def_to_graph(
+                definition, include_library_functions=True
+            )
+    return function.graph
 
 
 def has_own_gradient(operation):

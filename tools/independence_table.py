@@ -1,9 +1,9 @@
-r"""Which layers and models are proved to keep examples apart, for docs/independence.md.
+r"""Which layers and models are proved to be batch independent, for docs/independence.md.
 
     python tools/independence_table.py --out=docs/independence_table.md
 
-Each layer stands in a model of its own; all models are in training mode, with a symbolic number of
-rows, and are never run. `--only=NAME` shows one, with every reason.
+Each layer stands in a model of its own; all models are in training mode. The proof runs none of
+them; layers are then trained for one update. `--only=NAME` shows one, with every reason.
 """
 
 import argparse
@@ -12,7 +12,10 @@ import pathlib
 import sys
 
 import keras
+import numpy as np
+import tensorflow as tf
 
+import tfdpx
 from tfdpx import models
 from tfdpx.independence import independence_of
 
@@ -21,24 +24,23 @@ layers = keras.layers
 FEW = 5
 # These cut large batches into parts, which is proved for few rows only.
 IN_PARTS = ("tfdpx ScatterLinear", "tfdpx ScatterCNN")
-# Cells that a loop runs, bases, and what wraps or reads something else than a batch of numbers.
+# Cells that a loop runs, bases, and what wraps something or makes no batch of a batch.
 LEFT_OUT = {
+    *("AbstractRNNCell", "Equalization", "FlaxLayer", "GRUCell", "HashedCrossing", "InputLayer"),
     *(
-        "AbstractRNNCell",
-        "AugMix",
-        "CutMix",
-        "Equalization",
-        "FlaxLayer",
-        "GRUCell",
-        "HashedCrossing",
+        "JaxLayer",
+        "LSTMCell",
+        "Lambda",
+        "Layer",
+        "MaxNumBoundingBoxes",
+        "Pipeline",
+        "SimpleRNNCell",
     ),
-    *("InputLayer", "IntegerLookup", "JaxLayer", "LSTMCell", "Lambda", "Layer"),
-    *("MaxNumBoundingBoxes", "MelSpectrogram", "MixUp", "Pipeline", "RandAugment"),
-    *("STFTSpectrogram", "SimpleRNNCell", "StackedRNNCells", "StringLookup", "TFSMLayer"),
-    *("TextVectorization", "TorchModuleWrapper", "Wrapper"),
+    *("StackedRNNCells", "TFSMLayer", "TorchModuleWrapper", "Wrapper"),
 }
 _ABOUT = """Made by `python tools/independence_table.py`; [independence.md](independence.md) says
-what it means. Each layer stands in a model of its own, in training mode."""
+what it means. Each layer stands in a model of its own, in training mode. The column "trains" is of
+one private update of that model, with a dense layer behind: what it was, or why it is refused."""
 IMAGE, SERIES, VECTOR = (8, 8, 4), (6, 4), (4,)
 VOLUME, TOKENS, FRAMES, PICTURE = (6, 6, 6, 4), (6,), (3, 8, 8, 4), (8, 8, 3)
 
@@ -110,6 +112,8 @@ def _layers():
         *("RandomErasing", "RandomInvert", "RandomPerspective", "Solarization"),
     ):
         made[name] = (lambda n=name: getattr(layers, n)(), [PICTURE])
+    for name in ("AugMix", "CutMix", "MixUp", "RandAugment"):
+        made[name] = (lambda n=name: getattr(layers, n)(), [PICTURE])
     for name in ("RandomColorDegeneration", "RandomHue", "RandomSaturation", "RandomSharpness"):
         made[name] = (lambda n=name: getattr(layers, n)(0.5), [PICTURE])
     for n, shape in ((1, SERIES), (2, IMAGE), (3, VOLUME)):
@@ -160,8 +164,14 @@ def _layers():
                 [SERIES, SERIES],
             ),
             "Hashing": (lambda: layers.Hashing(3), [(2,), "int32"]),
+            "IntegerLookup": (lambda: layers.IntegerLookup(vocabulary=[0, 1]), [(2,), "int64"]),
+            "IntegerLookup, of known ones alone": (
+                lambda: layers.IntegerLookup(vocabulary=[0, 1], num_oov_indices=0),
+                [(2,), "int64"],
+            ),
             "LSTM": (lambda: layers.LSTM(3, dropout=0.1, recurrent_dropout=0.1), [SERIES]),
             "LSTM, unrolled": (lambda: layers.LSTM(3, unroll=True), [SERIES]),
+            "MelSpectrogram": (lambda: layers.MelSpectrogram(8, 16, 16), [(64,)]),
             "MultiHeadAttention": (
                 lambda: layers.MultiHeadAttention(2, 4, dropout=0.1),
                 [SERIES, SERIES],
@@ -194,6 +204,16 @@ def _layers():
             "StackedRNNCells": (
                 lambda: layers.RNN(layers.StackedRNNCells([cell(3), cell(2)])),
                 [SERIES],
+            ),
+            "STFTSpectrogram": (lambda: layers.STFTSpectrogram("log", 16, 8, 16), [(64, 1)]),
+            "StringLookup": (lambda: layers.StringLookup(vocabulary=["a"]), [(2,), "string"]),
+            "StringLookup, of known ones alone": (
+                lambda: layers.StringLookup(vocabulary=["a", "b"], num_oov_indices=0),
+                [(2,), "string"],
+            ),
+            "TextVectorization": (
+                lambda: layers.TextVectorization(vocabulary=["a"], output_sequence_length=3),
+                [(), "string"],
             ),
             "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(3)), [SERIES]),
         }
@@ -296,15 +316,42 @@ def layers_of_keras():
     return dict(sorted(made.items()))
 
 
+def trained(model):
+    """What one private update of a model says, with a dense layer behind: a text."""
+    inputs = [keras.Input(t.shape[1:], dtype=t.dtype) for t in model.inputs]
+    outputs = tf.nest.flatten(model(inputs[0] if len(inputs) == 1 else inputs))
+    outputs = [keras.ops.cast(t, "float32") for t in outputs]
+    means = [keras.ops.mean(t, axis=tuple(range(1, len(t.shape)))) for t in outputs]
+    made = keras.Model(inputs, layers.Dense(2)(keras.ops.stack(means, axis=1)))
+    optimizer = tfdpx.DPSGD(0.1, batch_size=FEW, noise_multiplier=1.0)
+    made.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    rng = np.random.default_rng(0)
+
+    def data(t):
+        shape = (FEW, *t.shape[1:])
+        if t.dtype == "string":
+            return tf.constant(rng.choice(["a", "b"], shape))
+        return rng.uniform(size=shape).astype(t.dtype)
+
+    x = [data(t) for t in model.inputs]
+    try:
+        made.train_on_batch(x[0] if len(x) == 1 else x, np.zeros((FEW, 2), "float32"))
+    except tfdpx.checks.UnfitForPrivacy as error:
+        text = str(error).split("\n")
+        return f"refused: {text[min(1, len(text) - 1)]}"
+    return f"{optimizer.independence[0].verdict}"
+
+
 def rows_of(found):
-    """Lines of a table: one for each model, given `{name: pair of Separations}`."""
-    for name, (every, few) in found.items():
-        reason = next(iter(every.reasons), "").replace("|", "\\|")
-        yield f"| {name} | {every.verdict} | {few.verdict} | {reason} |"
+    """Lines of a table: one for each model, given what `looked_at` says of it."""
+    for name, (every, few, trains) in found.items():
+        reason = next(iter(every.reasons), "")
+        cells = name, every.verdict, few.verdict, trains, reason
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def looked_at(made):
-    """`{name: pair of Separations}`, for any number of rows and for few."""
+def looked_at(made, trains):
+    """`{name: (Independence for any number of rows, for few, what a training says)}`."""
     found = {}
     for number, (name, make) in enumerate(made.items(), 1):
         print(f"{number}/{len(made)} {name}", file=sys.stderr, flush=True)
@@ -313,6 +360,7 @@ def looked_at(made):
         found[name] = (
             independence_of(model),
             independence_of(model, rows=FEW),
+            trained(model) if trains else "",
         )
     return found
 
@@ -325,24 +373,30 @@ def main():
     arguments = parser.parse_args()
     kinds = {"models": models_of_all(), "layers": layers_of_keras()}
     found = {
-        kind: looked_at({name: make for name, make in made.items() if arguments.only in name})
+        kind: looked_at(
+            {name: make for name, make in made.items() if arguments.only in name}, kind == "layers"
+        )
         for kind, made in kinds.items()
     }
+    columns = (
+        f"any number of rows | {FEW} rows | trains | why not proved |\n|---|---|---|---|---|\n"
+    )
     text = "".join(
-        f"## {kind.capitalize()}\n\n| {kind[:-1]} | any number of rows | {FEW} rows | why not |\n"
-        "|---|---|---|---|\n" + "".join(f"{line}\n" for line in rows_of(of_kind)) + "\n"
+        f"## {kind.capitalize()}\n\n| {kind[:-1]} | {columns}"
+        + "".join(f"{line}\n" for line in rows_of(of_kind))
+        + "\n"
         for kind, of_kind in found.items()
     )
     if arguments.only:
         print(text)
         for of_kind in found.values():
-            for name, pair in of_kind.items():
-                print(name, *(reason for each in pair for reason in each.reasons), sep="\n  ")
+            for name, (every, few, _) in of_kind.items():
+                print(name, *every.reasons, *few.reasons, sep="\n  ")
     else:
-        text = f"# What is proved to keep examples apart\n\n{_ABOUT}\n\n{text.rstrip()}\n"
+        text = f"# What is proved to be batch independent\n\n{_ABOUT}\n\n{text.rstrip()}\n"
         pathlib.Path(arguments.out).write_text(text, encoding="utf-8")
     proved = {
-        kind: sum(every.verdict == "proved" for every, _ in of_kind.values())
+        kind: sum(every.verdict == "proved" for every, *_ in of_kind.values())
         for kind, of_kind in found.items()
     }
     print(json.dumps({"proved": proved, "of": {k: len(v) for k, v in found.items()}}))

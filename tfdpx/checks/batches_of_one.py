@@ -5,6 +5,7 @@ on). So the traced microbatch runs on some made-up examples, and its norms and i
 compared with ordinary gradients of each example alone.
 """
 
+import concurrent.futures
 import contextlib
 
 import numpy as np
@@ -17,8 +18,9 @@ from tfdpx.per_example.layout import restored
 from tfdpx.per_example.made_up import made_up, made_up_targets
 from tfdpx.per_example.rows import Rows
 
-# The examples that are compared, and their views in all: products were wrong from five rows on.
-_EXAMPLES, _ROWS, _FEWEST = 8, 8, 2
+# The rows in all, for products were wrong from five rows on; and the examples in them that differ:
+# with K views, a batch of one is run K times for each.
+_ROWS, _EXAMPLES, _FEWEST = 8, 3, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
 _WRONG = (
     "A layer treats a batch and its examples differently, or a rule given to "
@@ -39,16 +41,22 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples):
         views: Int, rows an example.
         examples: Int, that `run` takes; None for any number.
     """
-    compared = max(_ROWS // views, _FEWEST) if examples is None else min(examples, _EXAMPLES)
-    count = compared if examples is None else examples
+    compared = max(_EXAMPLES // views, _FEWEST)
+    count = max(_ROWS // views, compared) if examples is None else examples
+    compared = min(compared, count)
     x = made_up(model, specs[0], compared * views)
     few = Rows((x, *made_up_targets(specs[1:], compared * views)))
-    # Of a microbatch of one size all rows are filled, with the same examples again.
-    places = np.arange(count * views) % (compared * views)
-    norms, sums = run(few.map(lambda t: tf.gather(t, places)))
+    # All rows are filled with the same examples again, in an order without a period.
+    places = np.random.default_rng(0).permutation(np.arange(count) % compared)
+    rows = np.ravel(places[:, np.newaxis] * views + np.arange(views))
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
+        # Its kernels run and leave Python to what is traced.
+        ran = thread.submit(run, few.map(lambda t: tf.gather(t, rows)))
+        gradient = _ordinary_gradient(model, few)
+        norms, sums = ran.result()
     factors, norms = np.array(factors_of(norms)), np.sqrt(norms)
-    weights = [factors[i::compared].sum() for i in range(compared)]
-    wanted, totals = _of_batches_of_one(model, few, views, weights)
+    weights = [factors[places == place].sum() for place in range(compared)]
+    wanted, totals = _of_batches_of_one(model, gradient, few, views, weights)
     finite = np.isfinite(wanted)
     if not wanted[finite].any():
         warn(
@@ -62,14 +70,14 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples):
     )
     tolerance = _TOLERANCE if full else _TOLERANCE_IN_16_BITS
     scale = tolerance * wanted[finite].max()
-    for start in range(0, count - compared + 1, compared):
-        found = norms[start : start + compared]
-        if not np.allclose(found[finite], wanted[finite], rtol=tolerance, atol=scale):
-            yield (
-                "Per-example gradient norms disagree with those of batches of one example: "
-                f"{found.tolist()} against {wanted.tolist()}. {_WRONG}"
-            )
-            return
+    wanted = wanted[places]
+    wrong = finite[places] & ~np.isclose(norms, wanted, rtol=tolerance, atol=scale)
+    if wrong.any():
+        yield (
+            "Per-example gradient norms disagree with those of batches of one example: "
+            f"{norms[wrong][:_ROWS].tolist()} against {wanted[wrong][:_ROWS].tolist()}. {_WRONG}"
+        )
+        return
     scale *= max(np.abs(weights).max(), np.finfo("float32").tiny)
     for variable, ours, ordinary in zip(model.trainable_variables, sums, totals, strict=True):
         if not np.allclose(ours, ordinary, rtol=tolerance, atol=scale):
@@ -79,12 +87,11 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples):
             )
 
 
-def _of_batches_of_one(model, few, views, weights):
+def _of_batches_of_one(model, gradient, few, views, weights):
     """Norms, float [examples], and the sums over examples of weights times gradients.
 
     Where a gradient is not finite its weight is zero.
     """
-    gradient = _ordinary_gradient(model, few)
     norms, sums = [], [np.zeros(v.shape, "float32") for v in model.trainable_variables]
     for example, weight in enumerate(weights):
         rows = range(example * views, (example + 1) * views)

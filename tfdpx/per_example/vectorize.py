@@ -14,6 +14,11 @@ from tfdpx import tensorflow_internals
 from tfdpx.per_example.converters import HELD
 
 _LOOPS = ("While", "StatelessWhile")
+# Of examples of one shape they make tensors of several, which no tensor holds together.
+_ANY_LENGTH = frozenset(
+    "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 NonMaxSuppressionV5 Unique "
+    "UniqueV2 UniqueWithCounts UniqueWithCountsV2 Where".split()
+)
 
 
 def _is_of_the_user(record):
@@ -33,28 +38,34 @@ class TakesBatch(ValueError):
     """A function of one example reads what was computed from the batch."""
 
 
-def vectorized_map(function, elements, what="The function", jit_compile=False, loop=False):
+class NotVectorized(ValueError):
+    """TensorFlow fails to vectorize a function."""
+
+
+def vectorized_map(function, elements, what="The function", jit_compile=False, loop=None):
     """`tf.vectorized_map` for functions of one example, which read nothing else of the batch.
 
     Operations of the types of `converters.HELD` are vectorized. Any other runs as it is, in a loop
-    over the examples; so does the whole function, if TensorFlow fails to vectorize it.
+    over the examples; so can the whole function.
 
     Args:
         function: As there. Besides its argument it reads variables and constants alone.
         elements: Nest of tensors [n, ...].
         what: String for the error: whose function it is.
         jit_compile: Whether XLA is to compile it later, where it does not already.
-        loop: Whether to run the whole function for one example after the other.
+        loop: Whether to run the whole function for one example after the other; None where
+            TensorFlow fails to vectorize it.
 
     Returns:
         Nest of tensors [n, ...].
 
     Raises:
         TakesBatch: If `function` reads a tensor that was computed from the batch.
+        NotVectorized: If TensorFlow fails to vectorize it and `loop` is False.
         ValueError: If `function` loops and XLA is to compile it.
     """
     under_xla = jit_compile or tensorflow_internals.is_under_xla()
-    tensors, traced = tf.nest.flatten(elements), []
+    tensors, traced, given = tf.nest.flatten(elements), [], set()
 
     def one(element):
         result = function(element)
@@ -67,16 +78,22 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
                 "with `unroll=True`, which compiles slowly for long sequences."
             )
         for taken, _ in graph.captures:
-            if _source(taken) is not None:
+            # Under XLA also what is mapped.
+            if id(taken) not in given and _source(taken) is not None:
                 raise TakesBatch(
                     f"{what} reads '{taken.name}', which was computed from other examples too, or "
                     "was kept from elsewhere. Compute it from the inputs, and keep no tensor as an "
                     "attribute."
                 )
         traced.append(True)
+        if not loop and not _ANY_LENGTH.isdisjoint(
+            _types_for(filter(tf.is_tensor, tf.nest.flatten(result)))
+        ):
+            raise ValueError("The shapes of an example's tensors depend on its values.")
         return result
 
     def mapped(*tensors):
+        given.update(map(id, tensors))
         elements_here = tf.nest.pack_sequence_as(elements, tensors)
         with tensorflow_internals.vectorizing_by(HELD, _multiply):
             return tf.vectorized_map(one, elements_here, warn=False)
@@ -86,9 +103,11 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
         # A graph of its own, which shows what it takes from outside, and goes if this fails.
         each = tf.function(_looped(one, elements) if loop else mapped, autograph=False)
         return each.get_concrete_function(*specs)(*tensors)
-    except Exception:
+    except Exception as error:
         if not traced or loop:
             raise
+        if loop is False:
+            raise NotVectorized(f"{what} cannot be vectorized: {error}") from error
     return vectorized_map(function, elements, what, jit_compile, loop=True)
 
 
@@ -139,6 +158,25 @@ def _loops(graph):
     definition = graph.as_graph_def()
     nodes = [definition.node, *(called.node_def for called in definition.library.function)]
     return any(node.op in _LOOPS for part in nodes for node in part)
+
+
+def _types_for(tensors):
+    """Set of the types of operations that tensors are computed with, in functions and loops too."""
+    seen, waiting, types = set(), [t.op for t in tensors], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen:
+            continue
+        seen.add(operation)
+        waiting.extend(t.op for t in operation.inputs)
+        types.add(operation.type)
+        for attribute in operation.node_def.attr.values():
+            for called in filter(
+                None, [attribute.func.name, *(f.name for f in attribute.list.func)]
+            ):
+                body = tensorflow_internals.called_graph(operation.graph, called)
+                types.update(each.type for each in body.get_operations())
+    return types
 
 
 def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):

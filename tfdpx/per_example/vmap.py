@@ -1,6 +1,7 @@
 """The oracle engine: the whole model differentiated one example at a time, by `vectorized_map`."""
 
 import copy
+import functools
 
 import tensorflow as tf
 
@@ -15,7 +16,7 @@ from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.per_example.rules.base import sum_examples
 from tfdpx.per_example.update import Update
-from tfdpx.per_example.vectorize import vectorized_map
+from tfdpx.per_example.vectorize import NotVectorized, vectorized_map
 
 
 class VmapEngine:
@@ -28,14 +29,23 @@ class VmapEngine:
 
     Attributes:
         work: The `Work` of one row.
+        loops: Whether one example is computed after the other, since TensorFlow cannot vectorize
+            the model.
     """
 
     def __init__(self, model, x, num_views):
         self.work = measured_work(model, x)
         self._model = model
         self._num_views = num_views
+        self.loops = False
 
     suits_any_number = True
+
+    def looping(self):
+        """The same engine, which computes one example after the other and vectorizes nothing."""
+        other = copy.copy(self)
+        other.loops = True
+        return other
 
     def with_views(self, num_views):
         """The same engine for another number of rows an example."""
@@ -85,7 +95,12 @@ class VmapEngine:
 
         examples = [split_views(t, num_views) for t in batch.tensors]
         seeds = draws.seeds(tf.shape(examples[0])[0])
-        losses, each, tensors, gradients = vectorized_map(one, (seeds, examples), "The model")
+        mapped = functools.partial(vectorized_map, one, (seeds, examples), "The model")
+        try:
+            losses, each, tensors, gradients = mapped(loop=self.loops)
+        except NotVectorized:
+            self.loops = True
+            losses, each, tensors, gradients = mapped(loop=True)
         return PerExample(
             merge_views(losses),
             [merge_views(t) for t in each],

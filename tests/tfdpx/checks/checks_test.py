@@ -185,9 +185,31 @@ class Wrong(layers.Dense):
 
 
 @register(Wrong)
-class HalfTheGradient(GenericRule):
+class WrongGradients(GenericRule):
     def per_example_gradients(self):
-        return [0.5 * g for g in super().per_example_gradients()]
+        return [self.changed(g) for g in super().per_example_gradients()]
+
+    @staticmethod
+    def changed(gradients):
+        return 0.5 * gradients
+
+
+WRONG_GRADIENTS = {
+    "of the row before": lambda g: tf.roll(g, 1, 0),
+    "of the third row before": lambda g: tf.roll(g, 3, 0),
+    "from the fifth row on": lambda g: tf.concat([g[:4], 2.0 * g[4:]], 0),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_GRADIENTS)
+def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
+    monkeypatch.setattr(WrongGradients, "changed", staticmethod(WRONG_GRADIENTS[wrong]))
+    x, y = small.data()
+    weights = np.ones(len(x), "float32")  # With weights, a microbatch is of any number.
+    for sample_weight in (None, weights):
+        model = small.model(layers=[Wrong(3)])
+        with pytest.raises(checks.UnfitForPrivacy, match="disagree with those of batches of one"):
+            model.train_on_batch(x, y, sample_weight=sample_weight)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])

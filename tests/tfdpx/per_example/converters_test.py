@@ -44,13 +44,9 @@ def unary(names, kind="f", name="x"):
 
 
 def binary(names, x="f", y="f", names_of="xy"):
-    """Of shapes that are broadcast, and of different ranks."""
+    """Of shapes of different ranks, of which each is broadcast."""
     one, other = names_of
-    return [
-        of(each, f"{one}={x}:{shape}", f"{other}={y}:{against}")
-        for each in names.split()
-        for shape, against in (("ab", "b"), ("b", "a1"))
-    ]
+    return [of(each, f"{one}={x}:b", f"{other}={y}:a1") for each in names.split()]
 
 
 def grad(name, x="f", **attributes):
@@ -70,13 +66,6 @@ def looped(x, w):
     )[1:]
 
 
-def as_long_as(x, n):
-    """A loop whose number of rounds an example decides."""
-    return tf.while_loop(
-        lambda i, y: i < n, lambda i, y: (i + 1, tf.tanh(y) + x), (0, x), maximum_iterations=5
-    )
-
-
 def listed(x):
     """A recurrent layer's lists, read and written."""
     kept = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[x.shape[1]]).unstack(x)
@@ -87,7 +76,7 @@ def listed(x):
         return i + 1, state, made.write(i, state)
 
     loop = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, (0, x[0], made))
-    return loop[1], loop[2].stack(), kept.gather([0, 0]), kept.concat()
+    return loop[1], loop[2].stack()
 
 
 def still(function):
@@ -99,7 +88,7 @@ def called(function):
     return lambda *given: tf.function(function, autograph=False)(*given)
 
 
-ELEMENTWISE = [
+UNARY = [
     *unary("Abs Atan Asinh Ceil Cos Cosh Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan Neg"),
     *unary("OnesLike Rint Round Sigmoid Sign Sin Sinh Square Tan Tanh ZerosLike"),
     *unary("Relu Relu6 Elu Selu Softplus Softsign LeakyRelu", name="features"),
@@ -108,6 +97,10 @@ ELEMENTWISE = [
     *unary("Identity StopGradient", name="input"),
     *unary("LogicalNot", "b"),
     *unary("Invert", "i"),
+]
+BINARY = [
+    of("AddV2", "x=f:ab", "y=f:b"),
+    of("Mul", "x=f:ab", "y=f:ab"),
     *binary("Add AddV2 Maximum Minimum Mul MulNoNan SquaredDifference Sub"),
     *binary("Equal NotEqual Greater GreaterEqual Less LessEqual", "i", "i"),
     *binary("Div DivNoNan FloorDiv FloorMod RealDiv Xdivy", "f", "p"),
@@ -119,7 +112,8 @@ ELEMENTWISE = [
     *binary("BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift", "i", "i"),
     of("Equal", "x=f:ab", "y=f:ab"),
     case(lambda x, y: tf.add_n([x, y, x]), "f:ab", "f:ab"),
-    case(lambda x, low: raw.ClipByValue(t=x, clip_value_min=low, clip_value_max=low + 1), "f:ab", "f:"),
+    case(lambda x, low: raw.ClipByValue(t=x, clip_value_min=low, clip_value_max=low + 1),
+         "f:ab", "f:"),
     *(case(functools.partial(tf.cast, dtype=d), "f:ab") for d in ("int32", "float16", "bool")),
     case(lambda x: tf.cast(x, "float32"), "i:ab"),
     case(lambda x: tf.debugging.check_numerics(x, "no"), "f:ab"),
@@ -133,8 +127,8 @@ ELEMENTWISE = [
     case(lambda x: raw.Bucketize(input=x, boundaries=[-1.0, 0.0, 0.5]), "f:ab"),
     case(lambda x, y: raw.ApproximateEqual(x=x, y=y, tolerance=0.5), "f:ab", "f:ab"),
     case(lambda x, y: tf.abs(tf.complex(x, y)), "f:ab", "f:ab"),
-    case(lambda x, y: (tf.math.angle(tf.complex(x, y)), tf.math.real(tf.math.conj(tf.complex(x, y)))),
-         "f:ab", "f:ab"),
+    case(lambda x, y: tf.math.angle(tf.complex(x, y)), "f:ab", "f:ab"),
+    case(lambda x, y: tf.math.real(tf.math.conj(tf.complex(x, y))), "f:ab", "f:ab"),
     case(lambda x, y: tf.math.imag(tf.complex(x, y)), "f:ab", "f:ab"),
     case(tf.linalg.cross, "f:a3", "f:a3"),
 ]  # fmt: skip
@@ -156,7 +150,8 @@ PLACES = [
     case(lambda x: (tf.expand_dims(x, 1), tf.expand_dims(x, -1), tf.expand_dims(x, 0)), "f:ab"),
     case(lambda x: (tf.squeeze(x), tf.squeeze(x, [1]), tf.squeeze(x, [-2])), "f:a1b"),
     case(lambda x, y: (tf.concat([x, y], 0), tf.concat([y, x], -1)), "f:ab", "f:ab"),
-    case(lambda x, y: (tf.stack([x, y]), tf.stack([y, x], -1), tf.stack([x, y], 1)), "f:ab", "f:ab"),
+    case(lambda x, y: (tf.stack([x, y]), tf.stack([y, x], -1), tf.stack([x, y], 1)),
+         "f:ab", "f:ab"),
     case(lambda x: (tf.unstack(x, axis=0)[-1], tf.unstack(x, axis=-1)[0]), "f:ab"),
     case(lambda x: tf.split(x, 2, axis=-1)[1], "f:a4"),
     case(lambda x: tf.split(x, [1, 3], axis=0)[1], "f:4b"),
@@ -172,7 +167,7 @@ PLACES = [
     case(lambda x: (tf.reverse(x, [0]), tf.reverse(x, [-1, 0])), "f:ab"),
     case(lambda x: (tf.roll(x, 1, 0), tf.roll(x, [1, 2], [0, 1])), "f:ab"),
     case(lambda x, s: tf.roll(x, s, 1), "f:ab", "i:"),
-    case(lambda x: (tf.shape(x), tf.size(x), raw.Rank(input=x)), "f:ab"),
+    case(lambda x: (tf.shape(x), raw.Size(input=x), raw.Rank(input=x)), "f:ab"),
     case(lambda x, y: tf.shape_n([x, y])[1], "f:ab", "f:bc"),
     case(lambda x: tf.one_hot(x, 4, axis=0), "i:ab"),
     case(lambda x, on: tf.one_hot(x, 4, on, 0.5), "i:ab", "f:"),
@@ -224,9 +219,6 @@ PRODUCTS = [
       for a in (False, True) for b in (False, True)),
     case(tf.matmul, "f:1ab", "f:dbc"),
     case(lambda x, y: raw.BatchMatMul(x=x, y=y), "f:dab", "f:dbc"),
-    *(case(lambda *t, e=e: tf.einsum(e, *t), *kinds) for e, *kinds in (
-        ("ab,bc->ac", "f:ab", "f:bc"), ("abc,cd->adb", "f:abc", "f:cd"), ("ab,ab->", "f:ab", "f:ab"),
-        ("...a,a->...", "f:bca", "f:a"), ("abc,adc->abd", "f:abc", "f:adc"), ("aab->b", "f:33b"))),
     case(lambda x, b: tf.nn.bias_add(x, b), "f:abc", "f:c"),
     case(lambda x, b: tf.nn.bias_add(x, b, "NCHW"), "f:abcd", "f:b"),
     case(lambda x: tf.linalg.cholesky(x @ tf.transpose(x) + tf.eye(3)), "f:33"),
@@ -244,7 +236,8 @@ PRODUCTS = [
 IMAGES = [
     *(case(lambda x, w, s=s, p=p, d=d: tf.nn.conv2d(x, w, s, p, dilations=d), "f:b56c", "f:23cd")
       for s, p, d in ((1, "SAME", 1), (2, "VALID", 1), (1, "VALID", 2))),
-    case(lambda x, w: tf.nn.conv2d_transpose(x, w, [1, 6, 8, w.shape[2]], 2, "SAME"), "f:134c", "f:23dc"),
+    case(lambda x, w: tf.nn.conv2d_transpose(x, w, [1, 6, 8, w.shape[2]], 2, "SAME"),
+         "f:134c", "f:23dc"),
     *(case(lambda x, w, s=s, p=p: tf.nn.depthwise_conv2d(x, w, s, p), "f:b56c", "f:23cd")
       for s, p in (([1, 1, 1, 1], "SAME"), ([1, 2, 2, 1], "VALID"))),
     case(lambda x, w: tf.nn.conv3d(x, w, [1] * 5, "SAME"), "f:1345c", "f:222cd"),
@@ -264,16 +257,13 @@ IMAGES = [
 ]  # fmt: skip
 STRUCTURES = [
     case(looped, "f:ab", "f:c"),
-    case(as_long_as, "f:ab", "l:"),
-    case(listed, "f:4b"),
-    case(called(lambda x, y: (tf.tanh(x) * y, tf.cond(y[0, 0] > 0, lambda: x, lambda: x * y))),
-         "f:ab", "f:ab"),
+    case(listed, "f:3b"),
+    case(called(lambda x, y: tf.tanh(x) * y), "f:ab", "f:ab"),
     case(lambda c, x, y: tf.cond(c, lambda: tf.tanh(x), lambda: x * y), "b:", "f:ab", "f:ab"),
-    case(lambda x, w: tf.scan(lambda state, each: tf.tanh(state * w + each), x), "f:4b", "f:b"),
-    case(lambda x: tf.map_fn(lambda each: each * tf.reduce_sum(each), x), "f:ab"),
-]  # fmt: skip
+]
 GROUPS = {
-    "elementwise": ELEMENTWISE,
+    "unary": UNARY,
+    "binary": BINARY,
     "gradients": GRADIENTS,
     "places": PLACES,
     "reductions": REDUCTIONS,
@@ -351,12 +341,12 @@ def vectorized(cases, given, stacked, rows):
     return run
 
 
-def assert_held(cases, rng):
+def assert_held(cases, rng, places=(None, 0, 1, 2), known=(5,)):
     """Fails unless all cases, vectorized, are those of each example alone.
 
-    All arguments are the examples' own, for sizes that are known; then one at a time, for any size.
+    All arguments are the examples' own, also where the size is `known`; then one at a time.
     """
-    for place in (None, 0, 1, 2):
+    for place in places:
         chosen = [each for each in cases if place is None or len(each[1]) > max(1, place)]
         if not chosen:
             continue
@@ -365,7 +355,9 @@ def assert_held(cases, rng):
         expected = alone(chosen, given, stacked)
         any_size = vectorized(chosen, given, stacked, None)
         for n in SIZES:
-            run = vectorized(chosen, given, stacked, n) if place is None and n in (1, 5) else any_size
+            run = any_size
+            if place is None and n in known:
+                run = vectorized(chosen, given, stacked, n)
             for got, wanted in zip(tf.nest.flatten(run(tf.constant(n))), expected, strict=True):
                 np.testing.assert_allclose(got, wanted[:n], rtol=2e-4, atol=2e-4)
 
@@ -383,18 +375,38 @@ def types_of(cases):
     for function, arguments in cases:
         arrays = drawn(arguments, np.random.default_rng(0))
         traced = tf.function(with_gradients(function), autograph=False)
-        look(traced.get_concrete_function(*(tf.TensorSpec(t.shape[1:], t.dtype) for t in arrays)).graph)
+        look(
+            traced.get_concrete_function(
+                *(tf.TensorSpec(t.shape[1:], t.dtype) for t in arrays)
+            ).graph
+        )
     return found
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_examples_are_as_alone(group):
-    assert_held(GROUPS[group], np.random.default_rng())
+    # Loops take long to trace.
+    fewer = {"places": (None, 0), "known": ()} if group == "structures" else {}
+    assert_held(GROUPS[group], np.random.default_rng(), **fewer)
+
+
+def test_loops_that_an_example_ends():
+    """TensorFlow's gradient of them fails where they are vectorized: the function is not."""
+
+    def grown(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda y: tf.reduce_sum(y) < 9.0, lambda y: [y * (1.5 + x)], [x])[0]
+        return tape.gradient(y, x)
+
+    x = tf.random.uniform([5, 2], 0.5, 3.0, seed=1)
+    grown_alone = [tf.function(grown, autograph=False)(each) for each in x]
+    np.testing.assert_allclose(vectorized_map(grown, x), grown_alone, rtol=1e-5)
 
 
 def test_every_type_is_compared():
-    # These write or raise, and give no tensor.
-    untested = {"Assert", "Print", "PrintV2"}
+    # The first give no tensor; those of the others without state have the same converter.
+    untested = {"Assert", "Print", "PrintV2", "If", "StatefulPartitionedCall", "While"}
     compared = types_of([each for cases in GROUPS.values() for each in cases])
     assert compared >= HELD - untested, sorted(HELD - untested - compared)
 
@@ -403,7 +415,7 @@ def test_wrong_converters_are_found_and_others_not_used(monkeypatch):
     def wrong(operation):
         return pfor.wrap(tf.reverse(operation.stacked_input(0), [0]), True)
 
-    cases = [case(lambda x: tf.reverse(x, [0]), "f:ab"), case(lambda x: raw.BesselI1(x=x), "f:ab")]
+    cases = [case(lambda x: tf.reverse(x, [0]), "f:33"), case(lambda x: raw.BesselI1(x=x), "f:ab")]
     assert_held(cases, np.random.default_rng(0))
     for name in ("ReverseV2", "BesselI1"):
         monkeypatch.setitem(pfor._pfor_converter_registry, name, wrong)

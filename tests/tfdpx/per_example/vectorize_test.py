@@ -2,12 +2,13 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_matches_batches_of_one
 
-from tfdpx.per_example.vectorize import vectorized_map
+from tfdpx.per_example.vectorize import TakesBatch, vectorized_map
 
 
 @settings(max_examples=20)
@@ -52,12 +53,41 @@ def test_products_of_examples_with_one_matrix_for_all(shapes, shared, adjoint_x,
 
 
 def test_a_matrix_of_unknown_rank():
-    @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec(None)])
-    def products(x, y):
-        return vectorized_map(lambda each: tf.matmul(each, y), x)
-
     x, y = np.random.default_rng(0).normal(size=[2, 7, 2, 3, 3]).astype("float32")
-    np.testing.assert_allclose(products(x, y[0]), np.matmul(x, y[0]), rtol=1e-5)
+    matrix = tf.Variable(y[0], shape=tf.TensorShape(None))
+
+    @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
+    def products(x):
+        return vectorized_map(lambda each: tf.matmul(each, matrix), x)
+
+    np.testing.assert_allclose(products(x), np.matmul(x, y[0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_what_was_computed_from_the_batch_is_refused(jit_compile):
+    scale = tf.Variable(2.0)
+
+    def mapped(x, function):
+        @tf.function(jit_compile=jit_compile, autograph=False)
+        def run(x):
+            mean = tf.reduce_mean(x)
+            return vectorized_map(lambda each: function(each, mean), x, "The layer")
+
+        return run(x)
+
+    x = tf.range(5.0)
+    np.testing.assert_allclose(mapped(x, lambda each, _: each * scale), 2 * x)
+    with pytest.raises(TakesBatch, match="The layer reads '.*Mean.*computed from other examples"):
+        mapped(x, lambda each, mean: each - mean)
+
+
+def test_shapes_that_depend_on_values_run_one_by_one():
+    def sum_of_positive(x):
+        return tf.reduce_sum(tf.boolean_mask(x, x > 0) ** 2)
+
+    x = tf.random.normal([9, 4], seed=1)
+    expected = tf.reduce_sum(tf.nn.relu(x) ** 2, axis=1)
+    np.testing.assert_allclose(vectorized_map(sum_of_positive, x), expected, rtol=1e-5)
 
 
 def test_attention_on_more_examples_than_the_fault_needs():
