@@ -171,7 +171,7 @@ def _layers():
             ),
             "LSTM": (lambda: layers.LSTM(3, dropout=0.1, recurrent_dropout=0.1), [SERIES]),
             "LSTM, unrolled": (lambda: layers.LSTM(3, unroll=True), [SERIES]),
-            "MelSpectrogram": (lambda: layers.MelSpectrogram(8, 16, 16), [(64,)]),
+            "MelSpectrogram": (lambda: layers.MelSpectrogram(16, 8, 16, num_mel_bins=4), [(64,)]),
             "MultiHeadAttention": (
                 lambda: layers.MultiHeadAttention(2, 4, dropout=0.1),
                 [SERIES, SERIES],

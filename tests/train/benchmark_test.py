@@ -135,7 +135,7 @@ def test_unfit_flags_of_end_to_end(arguments, message):
 
 
 def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
-    def broken(self, x, y, sample_weight):
+    def broken(self, *arguments):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
 
     monkeypatch.setattr(per_example.ENGINES["vmap"], "__call__", broken)

@@ -32,10 +32,9 @@ import tensorflow as tf
 
 from tfdpx import tensorflow_internals
 
-# The names of all operations that were made safe contain it; of them, those of the indices by which
-# the gradient of a gather is scattered again begin with the other.
-SCOPE, _IN_RANGE = "invalid_as_nan", "in_range"
-IN_RANGE = f"{SCOPE}/{_IN_RANGE}"
+# The names of all operations that were made safe contain the first; those of the indices by which
+# the gradient of a gather is scattered again, the second.
+SCOPE, IN_RANGE = "invalid_as_nan", "index_in_range"
 
 
 class Conditions:
@@ -157,7 +156,7 @@ def _gathered(gather, indices, length, axis, batch_dims):
     if known is not None and isinstance(length, int) and ((0 <= known) & (known < length)).all():
         return NotImplemented
     valid = _within(indices, length)
-    entries = gather(tf.where(valid, indices, 0, name=_IN_RANGE))
+    entries = gather(tf.where(valid, indices, 0, name=IN_RANGE))
     batch_dims += rank * (batch_dims < 0)
     behind = entries.shape.rank - axis - (rank - batch_dims)
     place = [slice(None)] * batch_dims + [tf.newaxis] * (axis - batch_dims)
@@ -181,7 +180,7 @@ def _gathered_nd(gather, indices, shape):
     if depth is None:
         return NotImplemented
     valid = tf.reduce_all(_within(indices, shape[:depth]), axis=-1)
-    entries = gather(tf.where(valid[..., tf.newaxis], indices, 0, name=_IN_RANGE))
+    entries = gather(tf.where(valid[..., tf.newaxis], indices, 0, name=IN_RANGE))
     behind = entries.shape.rank - valid.shape.rank
     return _filled(entries, valid[(..., *[tf.newaxis] * behind)])
 

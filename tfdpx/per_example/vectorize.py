@@ -65,7 +65,7 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
         ValueError: If `function` loops and XLA is to compile it.
     """
     under_xla = jit_compile or tensorflow_internals.is_under_xla()
-    tensors, traced, given = tf.nest.flatten(elements), [], set()
+    tensors, traced, given, taking = tf.nest.flatten(elements), [], set(), []
 
     def one(element):
         result = function(element)
@@ -80,11 +80,7 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
         for taken, _ in graph.captures:
             # Under XLA also what is mapped.
             if id(taken) not in given and _source(taken) is not None:
-                raise TakesBatch(
-                    f"{what} reads '{taken.name}', which was computed from other examples too, or "
-                    "was kept from elsewhere. Compute it from the inputs, and keep no tensor as an "
-                    "attribute."
-                )
+                taking.append(taken.name)
         traced.append(True)
         if not loop and not _ANY_LENGTH.isdisjoint(
             _types_for(filter(tf.is_tensor, tf.nest.flatten(result)))
@@ -102,12 +98,19 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
     try:
         # A graph of its own, which shows what it takes from outside, and goes if this fails.
         each = tf.function(_looped(one, elements) if loop else mapped, autograph=False)
-        return each.get_concrete_function(*specs)(*tensors)
+        each = each.get_concrete_function(*specs)
+        if not taking:
+            return each(*tensors)
     except Exception as error:
         if not traced or loop:
             raise
         if loop is False:
             raise NotVectorized(f"{what} cannot be vectorized: {error}") from error
+    if taking:
+        raise TakesBatch(
+            f"{what} reads '{taking[0]}', which was computed from other examples too, or was kept "
+            "from elsewhere. Compute it from the inputs, and keep no tensor as an attribute."
+        )
     return vectorized_map(function, elements, what, jit_compile, loop=True)
 
 
