@@ -175,19 +175,12 @@ class _Preparation:
         Raises:
             UnfitForPrivacy: With `require_proof`.
         """
-        found, name = Independence(tuple(self._reasons)), self._model.name
+        found = Independence(tuple(self._reasons))
         if self._optimizer.require_proof:
             raise UnfitForPrivacy(
-                f"With `require_proof=True`, model '{name}' is refused: {found.reasons[0]}. Use "
-                "operations that treat examples one by one and take every value, or leave "
-                "`require_proof` out to compute each example alone."
-            )
-        if self._optimizer.per_example_engine != _ALONE and found not in self._known.independence:
-            warn(
-                f"Each example of model '{name}' is computed alone, since {found.reasons[0]}. It "
-                "takes about twice the time of an ordinary step, and memory for each example's "
-                "gradient. A model that compares examples sees one at a time: that is another "
-                "model than without privacy."
+                f"With `require_proof=True`, model '{self._model.name}' is refused: "
+                f"{found.reasons[0]}. Use operations that treat examples one by one and take every "
+                "value, or leave `require_proof` out to compute each example alone."
             )
         size = next(self._sizes(_ALONE))
         return self._traced(_ALONE, size), size, found
@@ -206,9 +199,8 @@ class _Preparation:
             problems += state.problems(f"The training pass of '{model.name}'")
             if found.reasons:
                 rows = Rows(microbatch.inputs.rows).tensors
-                ends = raising.problems(
-                    microbatch.graph, rows, alone=True, varying=microbatch.engine.loops
-                )
+                loops = microbatch.engine.loops
+                ends = raising.problems(microbatch.graph, rows, alone=True, varying=loops)
                 problems += [f"One example could end the run: {reason}." for reason in ends]
             what = (self._kind, size, type(microbatch.engine).__name__)
             if not problems and what not in known.checked:
@@ -220,6 +212,18 @@ class _Preparation:
             known.eager[self._kind] = microbatch, size
         if found not in known.independence:
             known.independence.append(found)
+            if found.reasons and self._optimizer.per_example_engine != _ALONE:
+                self._warn_of_the_cost(found.reasons[0], microbatch.engine.loops)
+
+    def _warn_of_the_cost(self, reason, loops):
+        cost = "about twice the time of an ordinary step"
+        if loops:
+            cost = "the time of one example after the other, for TensorFlow cannot vectorize it"
+        warn(
+            f"Each example of model '{self._model.name}' is computed alone, since {reason}. It "
+            f"takes {cost}, and memory for each example's gradient. A model that compares examples "
+            "sees one at a time: that is another model than without privacy."
+        )
 
     def _problems_of_loss(self, microbatch, size, found):
         """Of the metrics; a loss that compares examples is said, for each is computed alone."""

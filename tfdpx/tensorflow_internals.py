@@ -226,6 +226,11 @@ def is_for_xla(model):
     return model.jit_compile or is_under_xla() or bool(tf.config.list_logical_devices("TPU"))
 
 
+def is_function(graph, name):
+    """Whether a type of operation is a function that `graph` knows, as TensorFlow once called."""
+    return graph._is_function(name)
+
+
 def called_graph(graph, name):
     """The graph of the function `name` that operations of `graph` call."""
     function, place = None, graph

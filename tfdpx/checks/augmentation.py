@@ -23,5 +23,5 @@ def problems_of_augment(augment):
             )
     for graph in inner.graphs() if hasattr(inner, "graphs") else []:
         yield from Found(graph, getattr(inner, "layer", None), []).problems("The augmentation")
-        ends = raising.problems(graph, graph.inputs[:1], alone=True)
+        ends = raising.problems(graph, graph.inputs[:1], alone=True, varying=True)
         yield from (f"An image could end the run in the augmentation: {reason}." for reason in ends)

@@ -6,7 +6,7 @@ queue. All of them are written by a stateful operation, here or in a function, l
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx import keras_internals, tensorflow_internals
 from tfdpx.memory import graph_peak
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
@@ -22,6 +22,14 @@ CALLS = {
     **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
     **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
 }
+
+
+def start_of(operation):
+    """The number of inputs in front of those of the function that an operation calls, or None."""
+    called = tensorflow_internals.is_function(operation.graph, operation.type)
+    return 0 if called else CALLS.get(operation.type)
+
+
 # What types of operations begin with that draw random numbers.
 RANDOM = (
     "Multinomial",
@@ -53,6 +61,8 @@ class Found:
         for name, operation, resources in _stateful(graph):
             if operation.type in HARMLESS or operation.type.startswith(harmless):
                 continue
+            if operation.type == "Empty" and operation.get_attr("init"):
+                continue  # Zeros.
             if "PyFunc" in operation.type:
                 self.python.append(name)
             elif operation.type.startswith(RANDOM):
@@ -110,7 +120,7 @@ def _stateful(graph, outer=None, path=""):
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
         functions = [body for _, body in graph_peak.called(operation)]
-        start, name = CALLS.get(operation.type), f"{path}{operation.name}"
+        start, name = start_of(operation), f"{path}{operation.name}"
         if operation.type == "Identity":
             outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
         elif functions and start is not None:
@@ -118,5 +128,5 @@ def _stateful(graph, outer=None, path=""):
             for body in functions:
                 inner = dict(zip(map(id, body.inputs), passed, strict=True))
                 yield from _stateful(body, inner, f"{name}/")
-        elif operation.op_def.is_stateful or resources:
+        elif operation.op_def.is_stateful or resources or "PyFunc" in operation.type:
             yield name, operation, resources

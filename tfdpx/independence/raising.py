@@ -10,7 +10,7 @@ signs, odd texts. Of arguments that decide a shape, an axis or a place, every ty
 most of them some values raise, and others make tensors whose shapes depend on the example.
 """
 
-from tfdpx.independence.hidden_state import CALLS
+from tfdpx.independence.hidden_state import start_of
 from tfdpx.independence.rules.texts import SPLIT, is_of_words, texts_of
 from tfdpx.memory import graph_peak
 from tfdpx.per_example import invalid_values
@@ -49,27 +49,28 @@ _HARMLESS = frozenset(
     "RandomStandardNormal RandomUniform RandomUniformInt Range Real RealDiv Reciprocal "
     "ReciprocalGrad ReduceJoin Relu Relu6 Relu6Grad ReluGrad Reshape ResizeArea ResizeBicubic "
     "ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor ResizeNearestNeighborGrad "
-    "ResourceGather ReverseV2 RightShift Rint Roll Round Rsqrt RsqrtGrad ScaleAndTranslateGrad "
-    "Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Slice Snapshot Softmax "
-    "SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad SpaceToBatchND "
-    "SpaceToDepth Spence Split SplitV Sqrt SqrtGrad Square SquaredDifference Squeeze "
-    "StatelessMultinomial StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform "
-    "StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 StatelessRandomUniformInt "
-    "StatelessRandomUniformIntV2 StatelessRandomUniformV2 StatelessTruncatedNormal "
-    "StatelessTruncatedNormalV2 StaticRegexFullMatch StaticRegexReplace StopGradient StridedSlice "
-    "StridedSliceGrad StringFormat StringJoin StringLength StringLower StringStrip "
-    "StringToHashBucketFast StringToHashBucketStrong StringUpper Sub Substr Sum Svd Tan Tanh "
-    "TanhGrad TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack "
-    "TensorListReserve TensorListSetItem TensorListStack Tile TopK TopKV2 Transpose "
-    "TridiagonalMatMul TridiagonalSolve TruncateDiv TruncateMod TruncatedNormal UnicodeScript "
-    "Unpack UnsortedSegmentSum UpperBound Xdivy Xlog1py Xlogy Zeta".split()
+    "ResourceGather ReverseSequence ReverseV2 RightShift Rint Roll Round Rsqrt RsqrtGrad "
+    "ScaleAndTranslateGrad ScatterNd Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin "
+    "Sinh Slice Snapshot Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign "
+    "SoftsignGrad SpaceToBatchND SpaceToDepth Spence Split SplitV Sqrt SqrtGrad Square "
+    "SquaredDifference Squeeze StatelessMultinomial StatelessRandomNormal StatelessRandomNormalV2 "
+    "StatelessRandomUniform StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 "
+    "StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformV2 "
+    "StatelessTruncatedNormal StatelessTruncatedNormalV2 StaticRegexFullMatch StaticRegexReplace "
+    "StopGradient StridedSlice StridedSliceGrad StringFormat StringJoin StringLength StringLower "
+    "StringStrip StringToHashBucketFast StringToHashBucketStrong StringUpper Sub Substr Sum Svd "
+    "Tan Tanh TanhGrad TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack "
+    "TensorListReserve TensorListSetItem TensorListStack TensorScatterAdd TensorScatterUpdate Tile "
+    "TopK TopKV2 Transpose TridiagonalMatMul TridiagonalSolve TruncateDiv TruncateMod "
+    "TruncatedNormal UnicodeScript Unpack UnsortedSegmentSum UpperBound "
+    "Xdivy Xlog1py Xlogy Zeta".split()
 )
 _PLACES = frozenset(
     "axis begin block_shape concat_dim crops delta depth dim dimension dims element_shape end "
     "fft_length filter_sizes index indices input_sizes k ksize len limit max_num_elements maxval "
     "minval multiples num_cols num_elements num_lower num_rows num_samples num_segments num_upper "
-    "orig_input_shape output_shape paddings perm pos reduction_indices segment_ids shape size "
-    "size_splits split_dim start strides".split()
+    "orig_input_shape output_shape paddings perm pos reduction_indices segment_ids seq_lengths "
+    "shape size size_splits split_dim start strides".split()
 )
 # Their second argument must not be zero, or in `Pow` not negative, if it is of whole numbers.
 _DIVISIONS = frozenset("Div FloorDiv FloorMod Mod Pow TruncateDiv TruncateMod".split())
@@ -132,7 +133,7 @@ def _follow(graph, examples, targets, path, found, harmless, chosen=False):
         flags = [id(t) in depends for t in operation.inputs]
         if _original(operation):  # Which is looked at in its place.
             made = [any(flags)] * len(operation.outputs)
-        elif operation.type in CALLS:
+        elif start_of(operation) is not None:
             made = _call(operation, flags, path, found, harmless, chosen)
         else:
             made = [any(flags) and operation.type not in _OF_SHAPES] * len(operation.outputs)
@@ -181,7 +182,7 @@ def _original(operation):
 def _call(operation, flags, path, found, harmless, chosen):
     """Which outputs of a function, a branch or a loop depend on examples."""
     bodies, name = dict(graph_peak.called(operation)), f"{path}{operation.name}/"
-    start = CALLS[operation.type]
+    start = start_of(operation)
 
     def follow(body, flags, chosen, found):
         inputs = [t for t, flag in zip(body.inputs, flags, strict=True) if flag]

@@ -154,6 +154,8 @@ def _bodies(operation):
 def called(operation):
     """List of pairs (attribute, graph) of the functions that a `tf.Operation` calls."""
     found = []
+    if tensorflow_internals.is_function(operation.graph, operation.type):
+        found.append(("f", tensorflow_internals.called_graph(operation.graph, operation.type)))
     for name, attribute in operation.node_def.attr.items():
         for function in [attribute.func, *attribute.list.func]:
             if function.name:

@@ -112,6 +112,13 @@ def _scatter(original, indices, updates, shape, name=None):
     return original(tf.where(valid, indices, 0), updates, shape)
 
 
+def _scatter_or_nothing(original, indices, updates, shape, name=None):
+    made = _scatter(original, indices, updates, shape)
+    depth = indices.shape[-1]
+    valid = tf.reduce_all(_within(indices, tf.convert_to_tensor(shape)[:depth]))
+    return _filled(made, valid)
+
+
 def _bincount(original, input, size, weights, binary_output=False, name=None):
     numbers = tf.convert_to_tensor(input)
     valid = numbers >= 0
@@ -211,7 +218,11 @@ _SAFE = {
     "sparse_softmax_cross_entropy_with_logits": _cross_entropy,
 }
 _SEGMENTS = [f"unsorted_segment_{how}" for how in ("max", "min", "prod", "sum")]
-_SAFE_ALONE = {"dense_bincount": _bincount, **dict.fromkeys(_SEGMENTS, _segments)}
+_SAFE_ALONE = {
+    "dense_bincount": _bincount,
+    "scatter_nd": _scatter_or_nothing,
+    **dict.fromkeys(_SEGMENTS, _segments),
+}
 _LEFT_OUT = {"scatter_nd": _scatter, **dict.fromkeys(_SEGMENTS, _valid_segments)}
 
 

@@ -29,7 +29,7 @@ def table():
 NOT_PROVED = {
     *("ActivityRegularization", "BatchNormalization", "CategoryEncoding"),
     *("ContrastLimitedAdaptiveHistogramEqualization", "RandomElasticTransform"),
-    "RandomPerspective",
+    *("AugMix", "CutMix", "MelSpectrogram", "MixUp", "RandAugment", "RandomPerspective"),
     # They draw once for all examples of a pass.
     *("RandomCrop", "RandomGaussianBlur"),
 }
