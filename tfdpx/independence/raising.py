@@ -181,7 +181,7 @@ def _original(operation):
 
 def _call(operation, flags, path, found, harmless, chosen):
     """Which outputs of a function, a branch or a loop depend on examples."""
-    bodies, name = dict(graph_peak.called(operation)), f"{path}{operation.name}/"
+    called, name = graph_peak.called(operation), f"{path}{operation.name}/"
     start = start_of(operation)
 
     def follow(body, flags, chosen, found):
@@ -190,9 +190,10 @@ def _call(operation, flags, path, found, harmless, chosen):
 
     if operation.type not in _LOOPS:
         chosen |= any(flags[:start])
-        made = [follow(body, flags[start:], chosen, found) for body in bodies.values()]
+        made = [follow(body, flags[start:], chosen, found) for _, body in called]
         return [any(flags[:start]) or any(each) for each in zip(*made, strict=True)]
-    body, before = bodies["body"], None
+    bodies, before = dict(called), None
+    body = bodies["body"]
     while before != flags:
         before = flags
         [decided] = follow(bodies["cond"], flags, chosen, {})

@@ -119,6 +119,10 @@ REFUSED = {
     "MatrixSolve": lambda x: tf.linalg.solve(*[tf.reshape(x, [-1, 2, 2])] * 2),
     "FloorMod": lambda x: tf.cast(7 % tf.cast(x, "int32"), "float32"),
     "Slice": lambda x: tf.map_fn(lambda row: tf.slice(row, tf.cast(row[:1], "int32"), [1]), x),
+    "FloorDiv": lambda x: tf.switch_case(
+        tf.cast(x[0, 0] > 0, "int32"),
+        [lambda: x + tf.cast(7 // tf.cast(x, "int32"), "float32"), lambda: x, lambda: -x],
+    ),
     "StringToNumber": lambda x: tf.strings.to_number(tf.strings.as_string(x)),
     "DynamicPartition": lambda x: tf.concat(
         tf.dynamic_partition(x, tf.cast(x[:, 0], "int32"), 2), axis=0
