@@ -43,7 +43,7 @@ def vectorizing_by(held, multiply):
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
     _install_converters()
-    own = {"BatchMatMulV2": products, "Squeeze": _squeeze}
+    own = {"BatchMatMulV2": products, "Einsum": _einsum, "Squeeze": _squeeze}
     before, _active.converters = getattr(_active, "converters", None), (held, own)
     try:
         yield
@@ -57,6 +57,12 @@ class _Converters(dict):
     def get(self, key, default=None):
         held, own = getattr(_active, "converters", None) or (self, {})
         return own.get(key, super().get(key, default)) if key in held else default
+
+
+def _einsum(operation):
+    if b"..." in operation.get_attr("equation"):
+        raise pfor.ConversionNotImplementedError("Such products are wrong on CPUs.")
+    return dict.get(pfor._pfor_converter_registry, "Einsum")(operation)
 
 
 def _squeeze(operation):

@@ -1,10 +1,10 @@
 """Types of operations that `tf.vectorized_map` vectorizes here, as far as the suite holds it right.
 
 TensorFlow has a converter for each type, and some are wrong: that of `PadV2` pads with zeros
-whatever the value is, and that of `Einsum` meets the fault of products on CPUs that `vectorize.py`
-tells of. `tests/tfdpx/per_example/converters_test.py` compares each type named here,
-and its gradient, with the operation on each example alone. Any other type runs as it is, in a loop
-over the examples.
+whatever the value is, and that of `Einsum` with an ellipsis, which so runs in a loop, meets the
+fault of products on CPUs that `vectorize.py` tells of. `tests/tfdpx/per_example/converters_test.py`
+compares each type named here, and its gradient, with the operation on each example alone. Any other
+type runs as it is, in a loop over the examples.
 """
 
 HELD = frozenset(
@@ -30,7 +30,7 @@ HELD = frozenset(
     "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Sum TopKV2 "
     "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum "
     # Products.
-    "BatchMatMul BatchMatMulV2 BiasAdd BiasAddGrad Cholesky Cross FFT FFT2D IFFT IFFT2D "
+    "BatchMatMul BatchMatMulV2 BiasAdd BiasAddGrad Cholesky Cross Einsum FFT FFT2D IFFT IFFT2D "
     "IRFFT IRFFT2D LogMatrixDeterminant MatMul MatrixInverse MatrixSolve MatrixTriangularSolve "
     "RFFT RFFT2D "
     # Images.
