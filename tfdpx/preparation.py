@@ -205,7 +205,7 @@ class _Preparation:
             what = (self._kind, size, type(microbatch.engine).__name__)
             if not problems and what not in known.checked:
                 problems += self._problems_of_loss(microbatch, size, found)
-                problems += keras_internals.eagerly(self._compared, microbatch, size)
+                problems += keras_internals.eagerly(self._compared, microbatch, size, found)
         known.checked.add(what)
         known.engine, known.sizes[self._kind] = microbatch.engine, size
         if tf.executing_eagerly():
@@ -241,7 +241,7 @@ class _Preparation:
         absent = microbatch.inputs.present is not None
         yield from problems_of_metrics(self._model, data, y_pred, rows, absent)
 
-    def _compared(self, microbatch, size):
+    def _compared(self, microbatch, size, found):
         """Texts of how the microbatch differs from batches of one example, a list."""
         model, views, specs = self._model, self._batch.views.count, microbatch.inputs
         draws = bool(keras_internals.seed_generators(model))
@@ -281,7 +281,11 @@ class _Preparation:
                 return mechanism.clip_factors(squared_norms, every, clip, batch_size)
 
             rows = specs.rows
-            return list(problems_of_microbatch(model, run, factors_of, rows, views, examples))
+            # An assertion, of what is not proved, and a loop are for a graph.
+            trace = found.reasons or any("While" in op.type for op in drawn.graph.get_operations())
+            return list(
+                problems_of_microbatch(model, run, factors_of, rows, views, examples, trace)
+            )
 
     def _traced(self, name, size):
         """The `Microbatch` of an engine, of a `PassSize`."""

@@ -29,7 +29,7 @@ _WRONG = (
 )
 
 
-def problems_of_microbatch(model, run, factors_of, specs, views, examples):
+def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace):
     """Texts of how a microbatch differs from batches of one example.
 
     Args:
@@ -40,6 +40,7 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples):
         specs: `(x, y, sample_weight)`, nests of which shapes and dtypes are read.
         views: Int, rows an example.
         examples: Int, that `run` takes; None for any number.
+        trace: Whether to trace batches of one: pays where an example takes many operations.
     """
     compared = max(_EXAMPLES // views, _FEWEST)
     count = max(_ROWS // views, compared) if examples is None else examples
@@ -50,13 +51,13 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples):
     places = np.random.default_rng(0).permutation(np.arange(count) % compared)
     rows = np.ravel(places[:, np.newaxis] * views + np.arange(views))
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
-        # Its kernels run and leave Python to what is traced.
+        # Its kernels run and leave Python to the batches of one.
         ran = thread.submit(run, few.map(lambda t: tf.gather(t, rows)))
-        gradient = _ordinary_gradient(model, few)
+        gradients = _of_batches_of_one(model, few, views, trace)
         norms, sums = ran.result()
     factors, norms = np.array(factors_of(norms)), np.sqrt(norms)
     weights = [factors[places == place].sum() for place in range(compared)]
-    wanted, totals = _of_batches_of_one(model, gradient, few, views, weights)
+    wanted, totals = _norms_and_sums(gradients, weights)
     finite = np.isfinite(wanted)
     if not wanted[finite].any():
         warn(
@@ -87,26 +88,23 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples):
             )
 
 
-def _of_batches_of_one(model, gradient, few, views, weights):
+def _norms_and_sums(gradients, weights):
     """Norms, float [examples], and the sums over examples of weights times gradients.
 
     Where a gradient is not finite its weight is zero.
     """
-    norms, sums = [], [np.zeros(v.shape, "float32") for v in model.trainable_variables]
-    for example, weight in enumerate(weights):
-        rows = range(example * views, (example + 1) * views)
-        found = [gradient(*(t[row : row + 1] for t in few.tensors)) for row in rows]
-        mean = [np.mean([np.asarray(g) for g in each], axis=0) for each in zip(*found, strict=True)]
+    norms, sums = [], [np.zeros_like(g) for g in gradients[0]]
+    for weight, each in zip(weights, gradients, strict=True):
         with np.errstate(invalid="ignore", over="ignore"):
-            norms.append(np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in mean)))
+            norms.append(np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in each)))
         if weight and np.isfinite(norms[-1]):
-            for total, each in zip(sums, mean, strict=True):
-                total += weight * each
+            for total, gradient in zip(sums, each, strict=True):
+                total += weight * gradient
     return np.array(norms), sums
 
 
-def _ordinary_gradient(model, few):
-    """A traced function of the tensors of a batch of one: the gradient that Keras takes there."""
+def _of_batches_of_one(model, few, views, trace):
+    """A list of float32 arrays for each example: the mean gradient over its views, as Keras's."""
 
     def gradient(*tensors):
         x, y, sample_weight = few.pack(tensors)
@@ -124,8 +122,18 @@ def _ordinary_gradient(model, few):
         gradients = tape.gradient(loss, values, unconnected_gradients=zero)
         return [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
 
-    specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in few.tensors]
-    return tf.function(gradient, autograph=False).get_concrete_function(*specs)
+    if trace:
+        specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in few.tensors]
+        gradient = tf.function(gradient, autograph=False).get_concrete_function(*specs)
+    each = [gradient(*(t[row : row + 1] for t in few.tensors)) for row in range(few.count)]
+    examples = [each[i : i + views] for i in range(0, len(each), views)]
+    return [
+        [
+            np.mean([np.asarray(g) for g in of_views], axis=0)
+            for of_views in zip(*example, strict=True)
+        ]
+        for example in examples
+    ]
 
 
 @contextlib.contextmanager
