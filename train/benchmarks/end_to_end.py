@@ -17,6 +17,8 @@ from tfdpx.train.benchmarks import comparison, models, steps
 KINDS = ("ordinary", "private")
 # Updates of one `fit`, and fresh models whose first step is timed.
 _UPDATES, _FIRST = 2, 3
+# Repeats that are always made, and seconds after which no more are.
+_FEWEST, _ENOUGH = 3, 240.0
 
 
 class Stopwatch(keras.callbacks.Callback):
@@ -49,7 +51,7 @@ def measure(settings, num_examples, repeats):
     Args:
         settings: `steps.Settings`, whose `images` are the batch size B.
         num_examples: Int, N.
-        repeats: Int, times that each kind is fitted for a few updates.
+        repeats: Int, times that each kind is fitted for a few updates; fewer where they take long.
     """
     x, y = models.batch(settings.model, settings.image_size, num_examples)
     updates = _UPDATES * (repeats + 1) + _FIRST
@@ -76,7 +78,10 @@ def measure(settings, num_examples, repeats):
     made = {kind: steps.make_model(kind, settings, plan) for kind in KINDS}
     given = {kind: fitting(kind, model) for kind, model in made.items()}
     seconds = {kind: [] for kind in KINDS}
+    began = time.perf_counter()
     for repeat in range(repeats + 1):
+        if repeat > _FEWEST and time.perf_counter() - began > _ENOUGH:
+            break
         for kind in KINDS if repeat % 2 else KINDS[::-1]:
             comparison.PROGRESS.print(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
             found = fit(given[kind], made[kind], _UPDATES).updates
