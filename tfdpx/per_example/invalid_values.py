@@ -20,7 +20,7 @@ Where each example is computed alone, also:
 - `tf.math.unsorted_segment_sum` and its kin, and `tf.math.bincount`, as `CategoryEncoding` uses it:
   an identifier beyond the segments, or a negative number, makes all that they give NaN.
 
-In metrics, sums by such an index leave out what has an invalid one.
+In metrics and in gradients, sums by such an index leave out what has an invalid one.
 
 What raises besides, `tfdpx.independence.raising` finds.
 """
@@ -78,7 +78,7 @@ def invalid_as_nan(alone=False):
 
 
 def invalid_left_out():
-    """A context as `invalid_as_nan`, for metrics: what has an invalid index is not summed."""
+    """As `invalid_as_nan`, for metrics and gradients: what has an invalid index is not summed."""
     return tensorflow_internals.operations_by({**_SAFE, **_LEFT_OUT}, SCOPE)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdpx import keras_internals, tensorflow_internals
 from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, choose
-from tfdpx.per_example.invalid_values import invalid_as_nan
+from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.outputs import Outputs
@@ -71,7 +71,8 @@ class LayerwiseEngine:
             losses = row_losses(model, x, y, y_pred, sample_weight)
         # 1/K: the gradient of an example is the mean over its views.
         cotangents = [c / self._num_views for c in losses.cotangents]
-        groups = self.rules(recorder, losses.predictions, cotangents)
+        with invalid_left_out():  # As gradients of `tf.sort` scatter.
+            groups = self.rules(recorder, losses.predictions, cotangents)
         kept, norms = [], [tf.zeros_like(losses.losses[:: self._num_views])]
         for group in groups:
             # Not before the gradients are there: what follows from the layers' inputs alone would

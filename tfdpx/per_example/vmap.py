@@ -6,7 +6,7 @@ import functools
 import tensorflow as tf
 
 from tfdpx import keras_internals
-from tfdpx.per_example.invalid_values import invalid_as_nan
+from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
 from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
@@ -85,11 +85,12 @@ class VmapEngine:
                 losses, *each = [tf.stack(of_all) for of_all in zip(*values, strict=True)]
                 losses = conditions.applied(losses)
                 mean = tf.reduce_mean(losses)
-            gradients = tape.gradient(
-                mean,
-                [v.value for v in model.trainable_variables],
-                unconnected_gradients=tf.UnconnectedGradients.ZERO,
-            )
+            with invalid_left_out():
+                gradients = tape.gradient(
+                    mean,
+                    [v.value for v in model.trainable_variables],
+                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                )
             gradients = [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]
             return losses, each, made[-1].tensors, gradients
 

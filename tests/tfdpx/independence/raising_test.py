@@ -114,6 +114,25 @@ def test_an_invalid_example_adds_zero_and_is_counted(name):
     assert np.abs(wanted).max() > 0.01
 
 
+VALID = {
+    "sort": lambda x: tf.sort(x, axis=1),
+    "largest": lambda x: tf.math.top_k(x, 2).values,
+    "largest, alone": lambda x: tf.map_fn(lambda row: tf.math.top_k(row, 2).values, x),
+    "along an axis": lambda x: keras.ops.take_along_axis(x, keras.ops.argsort(x, axis=1), axis=1),
+    "one-hot": lambda x: x * tf.one_hot(tf.cast(x[:, 0], "int32"), 4),
+    "product": lambda x: tf.math.cumprod(x, axis=1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Each example of model")
+@pytest.mark.parametrize("name", VALID)
+def test_what_raises_for_no_value_trains(name):
+    stack = [layers.Dense(4), by(VALID[name]), layers.Dense(3)]
+    made = small.model(layers=stack, noise_multiplier=0.0)
+    made.build((None, 4))
+    assert np.abs(small.step(made, NUMBERS, small.data(ROWS)[1])).max() > 1e-3
+
+
 REFUSED = {
     "MatrixInverse": lambda x: tf.linalg.inv(tf.reshape(x, [-1, 2, 2])),
     "MatrixSolve": lambda x: tf.linalg.solve(*[tf.reshape(x, [-1, 2, 2])] * 2),

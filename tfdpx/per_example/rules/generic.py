@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdpx.per_example.invalid_values import invalid_left_out
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules.base import Rule
@@ -34,14 +35,15 @@ class GenericRule(Rule):
                 tape.watch(targets)
                 made = self.call.run(rows, seeds)
                 outputs = made.select(made.tensors)
-            gradients = tape.gradient(
-                outputs,
-                targets,
-                output_gradients=[
-                    tf.cast(g, o.dtype) for g, o in zip(output_gradients, outputs, strict=True)
-                ],
-                unconnected_gradients=tf.UnconnectedGradients.ZERO,
-            )
+            with invalid_left_out():
+                gradients = tape.gradient(
+                    outputs,
+                    targets,
+                    output_gradients=[
+                        tf.cast(g, o.dtype) for g, o in zip(output_gradients, outputs, strict=True)
+                    ],
+                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                )
             return [tf.convert_to_tensor(g) for g in gradients]
 
         gradients = [split_views(g, self.num_views) for g in self.output_gradients]
