@@ -42,6 +42,8 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace
         examples: Int, that `run` takes; None for any number.
         trace: Whether to trace batches of one: pays where an example takes many operations.
     """
+    if examples == 0:
+        return
     compared = max(_EXAMPLES // views, _FEWEST)
     count = max(_ROWS // views, compared) if examples is None else examples
     compared = min(compared, count)
