@@ -58,11 +58,12 @@ def loss_of_rows(model, x, y, y_pred, sample_weight):
     predictions = Outputs(y_pred)
     targets = Rows((x, y, sample_weight))
     trackers = keras_internals.output_loss_trackers(model)
-    fresh = [(v, tf.zeros(v.shape, v.dtype)) for tracker in trackers for v in tracker.variables]
+    counted = [v for tracker in trackers for v in tracker.variables]
 
     def of_rows(inputs, outputs):
         x, y, sample_weight = targets.pack(inputs)
         y_pred = predictions.rebuild(outputs)
+        fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in counted]
         with (
             keras_internals.recording(None),
             keras_internals.without_weight_regularizers(model.trainable_variables),
