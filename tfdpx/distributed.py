@@ -32,7 +32,9 @@ from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.data.draws import draws_of
 from tfdpx.data.examples import as_examples
+from tfdpx.data.inputs import present_rows
 from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.rows import Rows
 from tfdpx.replication import agreement, shares
 from tfdpx.run import fit_data
 from tfdpx.run.budget import check_optimizer, plan_left
@@ -152,7 +154,8 @@ def fit(
                 x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=draw_seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
             )  # fmt: skip
-            return batches if optimizer.estimates is None else draws_of(batches).with_ids
+            draws = draws_of(batches)
+            return draws.fitted if optimizer.estimates is None else draws.with_ids
 
         batches = iter(strategy.distribute_datasets_from_function(share))
         execute = _execution(model, strategy)
@@ -253,7 +256,8 @@ class _Measuring:
     def _step(self, data):
         model = self._model
         x, y, sample_weight = data
-        present = sample_weight != 0
+        present = present_rows(sample_weight, Rows(x).count)
+        sample_weight = sample_weight if self._examples.is_weighted else None
         y_pred = model(x, training=False)
         rows = row_losses(model, x, y, y_pred, sample_weight)
         count = tf.reduce_sum(tf.cast(present, "float32"))

@@ -20,6 +20,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
+from keras.src.metrics import confusion_metrics, iou_metrics
 from keras.src.models.functional import Functional
 from keras.src.saving import saving_lib
 
@@ -36,6 +37,15 @@ LOADING_HDF5 = (
 LOADING_HDF5_MODEL = (legacy_h5_format, "load_model_from_hdf5")
 SAVING_HDF5_MODEL = (legacy_h5_format, "save_model_to_hdf5")
 LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
+
+# Metrics that take a weight for each decision, not for each row.
+_COUNTING_METRICS = (
+    confusion_metrics._ConfusionMatrixConditionCount,
+    confusion_metrics.Precision,
+    confusion_metrics.Recall,
+    confusion_metrics.SensitivitySpecificityBase,
+    confusion_metrics.AUC,
+)
 
 _NAMES = "object_name_uids"
 _active = threading.local()
@@ -219,22 +229,40 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
         with recording(None):
             compiled.build(y, y_pred)
     y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
-    if sample_weight is None:
-        weights = [tf.cast(present, "float32")] * len(y_true)
-    else:
-        weights = compiled._flatten_y(sample_weight)
-        weights = weights * len(y_true) if len(weights) == 1 else weights
+    weights = [None] if sample_weight is None else compiled._flatten_y(sample_weight)
+    weights = weights * len(y_true) if len(weights) == 1 else weights
     present = tf.cast(present, "float32")
-    for metric, true, predicted in zip(compiled._flat_metrics, y_true, y_pred, strict=True):
-        if metric:
-            metric.update_state(true, predicted, sample_weight=present)
-    for metric, true, predicted, weight in zip(
-        compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=True
+    unweighted, weighted = compiled._flat_metrics, compiled._flat_weighted_metrics
+    for each, others, *batch, weight in zip(
+        unweighted, weighted, y_true, y_pred, weights, strict=True
     ):
-        if metric:
-            weight = present if weight is None else weight
-            metric.update_state(true, predicted, sample_weight=weight)
+        for metric in each.metrics if each else ():
+            _update(metric, *batch, present)
+        for metric in others.metrics if others else ():
+            _update(metric, *batch, present, weight)
     return model.get_metrics_result()
+
+
+def _update(metric, y_true, y_pred, present, weight=None):
+    """`metric.update_state`, where a row that is not `present`, float32 [rows], does not count."""
+    mask = getattr(y_pred, "_keras_mask", None)
+    if weight is None:
+        # Without weights Keras leaves a mask unread.
+        weight, mask, y_pred = present, None, tf.identity(y_pred)
+    if isinstance(metric, iou_metrics._IoUBase):
+        like = y_true if metric.sparse_y_true else y_true[..., 0]
+        weight = tf.broadcast_to(_with_axes_of(like, weight), tf.shape(like))
+    elif isinstance(metric, _COUNTING_METRICS):
+        weight = _with_axes_of(y_true, weight)
+    elif mask is not None:
+        weight = _with_axes_of(mask, weight)
+    metric.update_state(y_true, y_pred, sample_weight=weight)
+
+
+def _with_axes_of(tensor, weight):
+    """`weight` with axes of length one behind its own, as many as `tensor` has."""
+    missing = max(tensor.shape.rank - weight.shape.rank, 0)
+    return tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))
 
 
 @contextlib.contextmanager

@@ -130,6 +130,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             model: The `keras.Model`.
             arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
         """
+        fit_data.draw_by_plan(self, model, arguments)
         names = ("x", "validation_data", "validation_split")
         validation = Validation(self, *map(arguments.get, names))
         check_callbacks(arguments.get("callbacks"), self, validation)

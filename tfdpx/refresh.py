@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfdpx import keras_internals, noise, sampling
 from tfdpx.augmult import Views
+from tfdpx.data.inputs import present_rows
 from tfdpx.per_example.rows import Rows
 
 # Sets the views of a refresh apart from those of the update that has the same seed.
@@ -69,8 +70,10 @@ class Refresh(keras.callbacks.Callback):
         first = 0
         for x, y, sample_weight in self._batches:
             seed = noise.fold_in(optimizer.step_key(), _VIEWS, first)
+            present = present_rows(sample_weight, Rows(x).count)
+            sample_weight = sample_weight if self._examples.is_weighted else None
             norms = self._measure(x, y, sample_weight, seed)
-            yield tf.range(first, first + len(norms)), sample_weight != 0, norms
+            yield tf.range(first, first + len(norms)), present, norms
             first += len(norms)
 
     def _norms(self, x, y, sample_weight, seed):

@@ -37,7 +37,8 @@ def private_train_step(optimizer, model, data):
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled `keras.Model`.
         data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
-            sample weight is zero is absent: it contributes exactly zero.
+            sample weight is zero is absent: it contributes exactly zero. Sample weights of bool [B]
+            say that and nothing else.
 
     Returns:
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
@@ -57,7 +58,10 @@ def private_train_step(optimizer, model, data):
 
 def _step(optimizer, model, data, ids):
     context = replicas.check_context(model)
-    data = x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    present = inputs.present_rows(sample_weight, Rows(x).count)
+    sample_weight = inputs.without_flags(sample_weight)
+    data = x, y, sample_weight
     views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
     optimizer.trains(model)
@@ -67,7 +71,6 @@ def _step(optimizer, model, data, ids):
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
     dealt = replicas.is_dealt(model, optimizer.session)
     choices = replicas.own_rows(choices, count, context, dealt)
-    present = _present(sample_weight, count)
     if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
         present = _of_declared_size(count, optimizer.batch_size)
     # With individual accounting: where a row stands, and which part of the clip is its own.
@@ -240,16 +243,6 @@ def _of_declared_size(count, batch_size):
     message = f"This batch is too large: the optimizer counts on batch_size={batch_size}."
     with tf.control_dependencies([tf.debugging.Assert(fits, [message, count])]):
         return tf.fill([count], fits)
-
-
-def _present(sample_weight, count):
-    """Which examples, bool [B], have any sample weight other than zero; None if none has one."""
-    weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
-    if not weights:
-        return None
-    flags = [w if w.dtype == tf.bool else w != 0 for w in weights]
-    each = [tf.reduce_any(tf.reshape(flag, [count, -1]), axis=1) for flag in flags]
-    return tf.reduce_any(tf.stack(each), axis=0)
 
 
 def regularization(variables):

@@ -4,7 +4,7 @@ import functools
 import math
 
 import dp_accounting
-from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx._arguments import check_choice, is_integer, is_number, require
@@ -127,9 +127,34 @@ def _pld_accountant(runs):
     losses = [(steps, typical_loss(*run)) for *run, steps in runs]
     square = sum(steps * loss**2 for steps, loss in losses)
     grid = 0.2 * square / sum(steps * loss for steps, loss in losses)
-    return pld_privacy_accountant.PLDAccountant(
+    return _PldAccountant(
         neighboring_relation=_ADD_OR_REMOVE_ONE,
         value_discretization_interval=min(max(grid, FINEST_GRID), _COARSEST_GRID),
+    )
+
+
+class _PldAccountant(pld_privacy_accountant.PLDAccountant):
+    """Keeps the distribution of a step: making it takes ten times as long as composing it."""
+
+    def _maybe_compose(self, event, count, do_compose):
+        inner = getattr(event, "event", None)
+        is_sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
+        if not (do_compose and is_sampled and isinstance(inner, dp_accounting.GaussianDpEvent)):
+            return super()._maybe_compose(event, count, do_compose)
+        step = _step(
+            inner.noise_multiplier, event.sampling_probability, self._value_discretization_interval
+        )
+        self._pld = self._pld.compose(step.self_compose(count))
+        return None
+
+
+@functools.lru_cache(maxsize=2)
+def _step(noise_multiplier, sampling_probability, grid):
+    """The privacy loss distribution of one step."""
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=noise_multiplier,
+        sampling_prob=sampling_probability,
+        value_discretization_interval=grid,
     )
 
 

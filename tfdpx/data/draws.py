@@ -35,10 +35,11 @@ class Draws:
         plan: The `PrivacyPlan` that made the data set, or None.
         examples: What it draws from, or None.
         held_out: Tuple of arrays to validate on, or None.
-        plain: The data set before its length was asserted, or None. The updates that were made
-            before make it shorter.
-        with_ids: `plain` or the data set, with a fourth part: the number of each row's example,
-            int32 [rows]; 0 in padding.
+        fitted: What `fit` trains on in place of the data set: of no asserted length, since the
+            updates that were made before make it shorter. Where examples have no weights, the third
+            part is flags, bool [rows], of which rows hold an example.
+        with_ids: `fitted`, with a fourth part: the number of each row's example, int32 [rows]; 0 in
+            padding.
         optimizer: As given.
         session: The `Session` that trains on it, or None.
         is_seeded: Bool, whether somebody gave the seed.
@@ -48,7 +49,7 @@ class Draws:
     """
 
     def __init__(self, purpose, steps, shares, seed=None, start=0, optimizer=None):
-        self.plan = self.examples = self.held_out = self.plain = self.with_ids = None
+        self.plan = self.examples = self.held_out = self.fitted = self.with_ids = None
         self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
         _check_start(start, steps, shares)
@@ -89,16 +90,18 @@ class Draws:
             pairs = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
             zero = tf.zeros([], tf.int64)
             rows = pairs.map(lambda key, step: draw(key, step, zero))
-        dataset, self.with_ids = (
+        size = self._shares.rows
+        dataset, self.fitted, self.with_ids = (
             finished(self._shares.endless(batches) if self._shares.is_split else batches)
             for batches in (
-                rows.map(lambda rows: examples.batch(rows, self._shares.rows)),
-                rows.map(lambda rows: _with_ids(examples, rows, self._shares.rows)),
+                rows.map(lambda rows: examples.batch(rows, size)),
+                rows.map(lambda rows: _flagged(examples, rows, size)),
+                rows.map(lambda rows: (*_flagged(examples, rows, size), _ids(rows, size))),
             )
         )
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shares.is_split:
-            self.plain, count = dataset, self._steps - int(self._start)
+            count = self._steps - int(self._start)
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
         _made[dataset] = self
         return dataset
@@ -131,9 +134,14 @@ class Draws:
         return noise.fold_in(tf.constant(seed, tf.int64), self._purpose)
 
 
-def _with_ids(examples, rows, capacity):
+def _flagged(examples, rows, capacity):
+    x, y, weights = examples.batch(rows, capacity)
+    return x, y, weights if examples.is_weighted else weights != 0
+
+
+def _ids(rows, capacity):
     ids = tf.pad(tf.cast(rows, tf.int32), [[0, capacity - tf.shape(rows)[0]]])
-    return *examples.batch(rows, capacity), tf.ensure_shape(ids, [capacity])
+    return tf.ensure_shape(ids, [capacity])
 
 
 def finished(dataset):

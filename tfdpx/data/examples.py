@@ -19,13 +19,15 @@ class Examples:
         x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. float64 becomes
             `keras.config.floatx()`; any other dtype is kept.
         y: Like `x`, or None.
-        sample_weight: Optional array of shape `[num_examples]`, finite and >= 0.
+        sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0: `[num_examples]`,
+            or with the axes of the losses that they multiply.
         class_weight: Optional dict from class (int) to weight, finite and >= 0, for a single `y` of
             class indices `[num_examples]` or `[num_examples, 1]`, or one-hot
             `[num_examples, num_classes]`. Classes not in it weigh 1.
 
     Attributes:
         count: Int. Number of examples.
+        is_weighted: Bool, whether weights were given.
 
     Raises:
         ValueError: If the arrays differ in length, are empty, sparse, ragged or of objects, or a
@@ -51,19 +53,26 @@ class Examples:
                     "Received both. Multiply them into one `sample_weight`."
                 )
             sample_weight = _class_weights(y, class_weight)
-        weights = np.ones(self.count) if sample_weight is None else np.asarray(sample_weight)
-        if weights.shape != (self.count,):
+        self.is_weighted = sample_weight is not None
+        weights = np.ones(self.count) if sample_weight is None else sample_weight
+        with tf.device("CPU:0"):
+            weights = tf.nest.map_structure(self._weights, _tensors("sample_weight", weights))
+        self._arrays = (x, y, weights)
+
+    def _weights(self, weights):
+        if weights.shape.rank == 0 or weights.shape[0] != self.count:
             raise ValueError(
-                f"Argument `sample_weight` must have shape ({self.count},), a weight an example. "
-                f"Received: shape {weights.shape}."
+                f"Argument `sample_weight` must have shape ({self.count},), a weight an example, or "
+                f"({self.count}, ...), a weight each of its positions. Received: shape "
+                f"{tuple(weights.shape)}."
             )
-        if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        values = weights.numpy()
+        if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(
                 "Weights must be finite and >= 0, since an example of weight 0 is absent. "
-                f"Received: weights from {weights.min()} to {weights.max()}."
+                f"Received: weights from {values.min()} to {values.max()}."
             )
-        with tf.device("CPU:0"):
-            self._arrays = (x, y, tf.constant(weights, tf.float32))
+        return tf.cast(weights, "float32")
 
     def batch(self, rows, capacity):
         """The examples `rows`, padded with zeros.
@@ -101,6 +110,7 @@ class Examples:
 
         first = object.__new__(Examples)
         first.count, first._arrays = count, part(slice(count))
+        first.is_weighted = self.is_weighted
         return first, part(slice(count, None))[: 3 if weighted else 2]
 
     @functools.cached_property
@@ -164,7 +174,8 @@ def _tensors(name, arrays):
     if not isinstance(arrays, list):
         check_dense(name, arrays)
     if not tf.is_tensor(arrays):
-        arrays = np.asarray(arrays)
+        is_series = hasattr(arrays, "to_frame")  # Keras takes a pandas Series for a column.
+        arrays = np.asarray(arrays.to_frame() if is_series else arrays)
         check_dense(name, arrays)
         if arrays.dtype == np.float64:
             arrays = arrays.astype(keras.config.floatx())

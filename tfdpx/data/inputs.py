@@ -108,6 +108,32 @@ def same_rows(data):
     return tf.nest.map_structure(lambda t: None if t is None else with_rows(t), data)
 
 
+def without_flags(sample_weight):
+    """The weights of a loss: None where `sample_weight` is flags, bool [B], of who is present.
+
+    Args:
+        sample_weight: Nest of tensors, or of their specs, or None.
+    """
+    leaf = sample_weight
+    is_flags = hasattr(leaf, "dtype") and leaf.dtype == tf.bool and len(leaf.shape) == 1
+    return None if is_flags else sample_weight
+
+
+def present_rows(sample_weight, count):
+    """Which examples, bool [B], have any sample weight other than zero; None without weights.
+
+    Args:
+        sample_weight: Nest of tensors [B, ...], or None.
+        count: B.
+    """
+    weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
+    if not weights:
+        return None
+    flags = [w if w.dtype == tf.bool else w != 0 for w in weights]
+    each = [tf.reduce_any(tf.reshape(flag, [count, -1]), axis=1) for flag in flags]
+    return tf.reduce_any(tf.stack(each), axis=0)
+
+
 def _kind(leaf):
     if isinstance(leaf, (tf.SparseTensor, tf.IndexedSlices)) or scipy.sparse.issparse(leaf):
         return "sparse"

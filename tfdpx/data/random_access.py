@@ -33,10 +33,13 @@ class RandomAccess:
 
     Attributes:
         count: Int. Number of examples.
+        is_weighted: False.
 
     Raises:
         ValueError: If the source is empty, or item 0 is no pair of arrays.
     """
+
+    is_weighted = False
 
     def __init__(self, source, num_threads=None):
         self.count = len(source)

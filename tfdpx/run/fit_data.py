@@ -1,8 +1,8 @@
-"""What `fit` was given to train on: batches that a plan drew, or something else.
+"""What `fit` was given to train on: arrays, of which the plan draws, its batches, or other data.
 
-Epsilon is exact for the very data set that `plan.batches` made, each draw used once. Anything else
-is refused where a budget is kept, unless the user says that an approximation will do, and is
-labelled approximate everywhere.
+Epsilon is exact for arrays and for the very data set that `plan.batches` made, each draw used once.
+Other data are refused where a plan counts on Poisson sampling, unless the user says that an
+approximation will do, and are labelled approximate everywhere.
 """
 
 import contextlib
@@ -14,12 +14,51 @@ import keras
 import tensorflow as tf
 
 from tfdpx import augmult, keras_internals
-from tfdpx._warnings import warn
 from tfdpx.data.draws import draws_of, is_seeded
+from tfdpx.data.inputs import without_flags
+from tfdpx.data.random_access import RandomAccess
 from tfdpx.run import budget, checkpoint
 from tfdpx.run.session import BUSY, Limit, Progress, Session, begin_alone, stand_by
 
 _KERAS_BATCH_SIZE = 32
+
+
+def draw_by_plan(optimizer, model, arguments):
+    """Has the optimizer's plan draw the batches of a `fit` on arrays or a `RandomAccess`.
+
+    An epoch has as many updates as Keras would make on the same arrays.
+
+    Args:
+        optimizer: The tfdpx optimizer; without a plan nothing changes.
+        model: The `keras.Model`.
+        arguments: Dict of the arguments of `fit`, which is changed.
+
+    Raises:
+        ValueError: If they are not the plan's examples, or `batch_size` is not the plan's.
+    """
+    plan, data = optimizer.plan, arguments.get("x")
+    if plan is None or not (isinstance(data, RandomAccess) or _length(data) is not None):
+        return
+    batch_size = arguments.pop("batch_size", None)
+    if batch_size not in (None, plan.batch_size):
+        raise ValueError(
+            f"Argument `batch_size` must be the plan's, {plan.batch_size}, on which epsilon "
+            f"depends. Received: batch_size={batch_size}. Leave it out, or make the plan with "
+            f"`batch_size={batch_size}`."
+        )
+    arguments["x"] = plan.batches(
+        data,
+        arguments.pop("y", None),
+        arguments.pop("sample_weight", None),
+        class_weight=arguments.pop("class_weight", None),
+        validation_split=arguments.pop("validation_split", None) or 0.0,
+        optimizer=optimizer,
+        pad_to_multiple_of=model.distribute_strategy.num_replicas_in_sync,
+    )
+    if arguments.get("validation_batch_size") is None:
+        arguments["validation_batch_size"] = batch_size
+    if arguments.get("steps_per_epoch") is None:
+        arguments["steps_per_epoch"] = math.ceil(plan.num_examples / plan.batch_size)
 
 
 @contextlib.contextmanager
@@ -55,8 +94,6 @@ def session_of(optimizer, model, arguments):
     batches = None
     if optimizer.estimates is not None:
         batches = optimizer.estimates.with_ids(data)
-        # Keras itself would look at the parts of a batch, to build.
-        build(model, arguments)
     with (
         Session(optimizer, draws, probability, is_seeded(data)) as session,
         keras_internals.keeping_first_epoch(model),
@@ -66,7 +103,10 @@ def session_of(optimizer, model, arguments):
             first = keras_internals.initial_epoch(model) or arguments.get("initial_epoch", 0)
             if first < arguments.get("epochs", 1):
                 session.check_room()
-            arguments["x"] = batches or draws.plain or data
+            arguments["x"] = draws.fitted
+            # Keras itself would take flags for weights, and ids for a part of the batch.
+            build(model, arguments)
+            arguments["x"] = batches or draws.fitted
             arguments["shuffle"] = False  # Keras would warn that it does not shuffle a data set.
             if draws.held_out is not None and arguments.get("validation_data") is None:
                 arguments["validation_data"] = draws.held_out
@@ -139,9 +179,11 @@ def build(model, arguments):
         known = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         return tf.zeros([1, *(n or 1 for n in leaf.shape[1:])], leaf.dtype) if known else None
 
-    data = tf.nest.map_structure(example, data)
-    augmult.build(model, *keras.utils.unpack_x_y_sample_weight(data))
-    optimizer.build(model.trainable_variables)
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    data = tf.nest.map_structure(example, (x, y, without_flags(weights)))
+    with model.distribute_strategy.scope():
+        augmult.build(model, *data)
+        optimizer.build(model.trainable_variables)
 
 
 def add_limit(arguments):
@@ -190,8 +232,7 @@ def _lay_out(model, arguments, session):
     elif epochs - first > 1 and left:
         # A resumed run has epochs as long as they were.
         whole = math.ceil(session.draws.plan.steps / epochs) if restored else 0
-        each = max(whole, math.ceil(left / (epochs - first)))
-        arguments["steps_per_epoch"], arguments["epochs"] = each, first + math.ceil(left / each)
+        arguments["steps_per_epoch"] = max(whole, math.ceil(left / (epochs - first)))
     else:
         # So that Keras knows how many steps there are.
         known = tf.data.experimental.assert_cardinality(left)
@@ -223,7 +264,7 @@ def check_draws(optimizer, draws):
 
 
 def check_unplanned(optimizer, arguments):
-    """Refuses batches of a size that the optimizer does not count on, and warns of all others.
+    """Refuses batches that the optimizer does not count on.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -239,11 +280,15 @@ def check_unplanned(optimizer, arguments):
     elif count := _examples_of(arguments):
         rows = min(arguments.get("batch_size") or _KERAS_BATCH_SIZE, count)
     _check_size(optimizer, rows)
-    if optimizer.plan is not None and not optimizer.plan.is_approximate:
-        warn(
-            "The plan counts on Poisson sampling, but these batches are not exactly what "
-            "`plan.batches(...)` made: its epsilon is only an approximation for them, and is "
-            "called `epsilon_approximate`. Give `fit` that data set as it is."
+    callbacks = getattr(arguments.get("callbacks"), "callbacks", arguments.get("callbacks"))
+    agreed = any(getattr(each, "allow_approximate", False) for each in tf.nest.flatten(callbacks))
+    if optimizer.plan is not None and not optimizer.plan.is_approximate and not agreed:
+        raise ValueError(
+            "The plan counts on Poisson sampling, and `fit` was given batches that the plan did "
+            f"not draw, or that were changed (by `take`, `cache`, `map`, ...). Received: x of type "
+            f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
+            "`plan.batches(...)` as it is; or say that an approximation will do: "
+            "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
         )
 
 

@@ -141,12 +141,10 @@ class Session:
         self.plan = None if least is None else self._budgets[counts.index(least)][0]
         self._state.end_after(least)
 
-    @staticmethod
-    def execution(model):
+    def execution(self, model):
         """Int: the updates that must fit into the budget to go on."""
-        # Our own loop ends with a shorter execution.
-        ours = keras_internals.driver(model) == "tfdpx"
-        return 1 if ours else model.steps_per_execution
+        # Batches that a plan draws end with it, and a shorter execution with them.
+        return 1 if self.draws is not None else model.steps_per_execution
 
     def check_room(self, execution=1):
         """Raises BudgetExceeded unless so many updates may be made.
@@ -226,7 +224,10 @@ def secret_of(entropy, use):
 
 
 class Limit(keras.callbacks.Callback):
-    """Stops `fit` before the execution that the session's plan does not pay for, and says so."""
+    """Stops `fit` at the end of the session's plan, and logs the epsilon that was spent.
+
+    The first of all callbacks, so that all others find it in the logs.
+    """
 
     def on_train_begin(self, logs=None):
         """Raises an error if there is no room for an execution."""
@@ -251,17 +252,27 @@ class Limit(keras.callbacks.Callback):
             self._is_spent = not self.model.stop_training
             self.model.stop_training = True
 
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds the epsilon spent to the logs."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if logs is not None and optimizer.plan is not None:
+            logs.update(budget.epsilon_log(optimizer.plan, optimizer))
+
     def on_train_end(self, logs=None):
         """Says that the budget is used up, unless `fit` is silent."""
         if not self._is_spent or not self.params.get("verbose"):
             return
         session, optimizer = self._session, keras_internals.innermost(self.model.optimizer)
-        rest = f" ({session.left} left, less than an execution)" if session.left else ""
-        epsilon = budget.epsilon_spent(optimizer, session.plan)
-        print(
-            f"Privacy budget used up after {budget.steps_taken(optimizer)} updates{rest}: "
-            f"epsilon={epsilon:.4g} at delta={session.plan.delta:g}."
-        )
+        [(name, epsilon)] = budget.epsilon_log(session.plan, optimizer).items()
+        taken, left = budget.steps_taken(optimizer), session.left
+        text = f"Privacy budget used up after {taken} updates"
+        if left:
+            execution = self.model.steps_per_execution
+            text = (
+                f"Training ended after {taken} updates, {left} before the end of the plan, since "
+                f"`steps_per_execution={execution}` of them do not fit"
+            )
+        print(f"{text}: {name}={epsilon:.4g} at delta={session.plan.delta:g}.")
 
     @property
     def _session(self):
