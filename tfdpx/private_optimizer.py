@@ -80,7 +80,9 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         settings.refuse(kwargs)
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
+        settings.refuse_epsilon(type(self), kwargs)
         super().__init__(*args, **kwargs)
+        settings.refuse_epsilon(type(self), vars(self))
         self._settings = settings.checked(
             plan=plan,
             batch_size=batch_size,

@@ -14,7 +14,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import noise
+from tfdpx import keras_internals, noise
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting.accountants import check_probability
 from tfdpx.data.draws import Draws, draws_of, finished
@@ -88,6 +88,7 @@ def plan_batches(
     }
     if optimizer is not None:
         budget.check_optimizer(optimizer, plan)
+        optimizer = keras_internals.innermost(optimizer)
         arguments["optimizer"] = optimizer
         arguments["steps"] = lambda: max(plan.steps - budget.steps_taken(optimizer, plan), 0)
     if plan.sampling == "shuffle":

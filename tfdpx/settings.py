@@ -1,6 +1,7 @@
 """What a private optimizer takes beyond the arguments of Keras, and which of those it refuses."""
 
 import collections
+import inspect
 import math
 
 from tfdpx import augment as augment_module
@@ -22,6 +23,9 @@ REFUSED = {
     "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
 }
 
+# Above it `epsilon` of Adam and its like is hardly meant: Keras's default is 1e-7.
+_MOST_EPSILON_OF_ADAM = 1e-2
+
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
@@ -38,6 +42,26 @@ def refuse(keras_arguments):
                 f"Argument `{argument}` would change the privacy mechanism; {instead}. "
                 f"Received: {argument}={keras_arguments[argument]}"
             )
+
+
+def refuse_epsilon(optimizer_class, arguments):
+    """Raises ValueError for an `epsilon` that looks like a privacy budget.
+
+    Args:
+        optimizer_class: The private optimizer class.
+        arguments: Dict of its arguments, or of attributes that hold them.
+    """
+    epsilon, name = arguments.get("epsilon"), optimizer_class.__name__
+    signatures = [inspect.signature(c.__init__).parameters for c in optimizer_class.__mro__]
+    takes = any("epsilon" in parameters for parameters in signatures)
+    if not is_number(epsilon) or takes and epsilon <= _MOST_EPSILON_OF_ADAM:
+        return
+    here = f"; for {name} `epsilon` is the small constant in a denominator, such as 1e-7" * takes
+    raise ValueError(
+        "A privacy budget is an argument of the plan: "
+        f"`{name}(..., plan=tfdpx.PrivacyPlan(..., epsilon={epsilon}, delta=...))`{here}. "
+        f"Received: {name}(epsilon={epsilon})."
+    )
 
 
 def checked(**arguments):

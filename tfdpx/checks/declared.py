@@ -23,8 +23,9 @@ def declared_problems(model):
     for method in keras_internals.own_training_methods(model):
         yield (
             f"Model '{model.name}' (of type {type(model).__name__}) has a `{method}` of its own. "
-            "What it does to the batch (mixing examples, for one) cannot be checked. Remove it; "
-            "change data in the input pipeline or by `augment`, and the loss by `compute_loss`."
+            "What it does to the batch (mixing examples, for one) cannot be checked. Remove it: "
+            "change data by `augment`, the loss by `compute_loss` or another output, metrics by "
+            "`compute_metrics`."
         )
     for layer in keras_internals.flatten_layers(model):
         yield from _problems_of_layer(layer)

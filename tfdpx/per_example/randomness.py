@@ -106,7 +106,9 @@ def _states(layer, generators, states):
         keras_internals.clear_added_losses(layer)
         raise UnmappedState(
             f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put one "
-            "on weights into a `kernel_regularizer`, one on data into `compile(loss=...)`."
+            "on weights into a `kernel_regularizer`; of one on data, let the layer return the loss "
+            "of each example, make it an output of the model, and give that output the loss "
+            "`lambda y_true, y_pred: y_pred`."
         )
     check_assigned(scope, [g.state for g in generators], f"Layer '{layer.name}'", layer)
     for generator in generators:

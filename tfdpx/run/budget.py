@@ -134,9 +134,9 @@ def used_up(optimizer, plan):
     taken = steps_taken(optimizer, plan)
     return BudgetExceeded(
         f"The privacy budget is used up: {taken} of {plan.steps} steps were taken, at "
-        f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}. To train on, say so by "
-        f"a new plan of more steps, tfdpx.PrivacyPlan(..., steps={taken + 1} or more): its epsilon "
-        "counts all of them."
+        f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}. To train on, compile "
+        f"with an optimizer of a longer plan, `tfdpx.PrivacyPlan(..., steps={taken + 1})` or more: "
+        "its epsilon counts these steps too."
     )
 
 
