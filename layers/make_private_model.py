@@ -32,7 +32,7 @@ def make_private_model(
     The twin has the weights of `model`, a `GroupNorm` in place of each `BatchNormalization`
     (`tfdpx.layers.replace_batch_norm`), the same loss and metrics, and the private variant of its
     optimizer: `keras.optimizers.Adam` becomes `tfdpx.DPAdam` with the same arguments. Train it by
-    `model.fit(plan.batches(x, y))`. Weights that were trained on the private data before tell of
+    `model.fit(x, y, epochs=epochs)`. Weights that were trained on the private data before tell of
     them already: they must be fresh or public.
 
     Guarantee: that of `tfdpx.PrivacyPlan`.

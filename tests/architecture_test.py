@@ -36,14 +36,14 @@ ARROWS = {
         *("_files", "_warnings"),
     },
     "passes": {"per_example"},
-    "callbacks": {"accounting", "checks", "data", "keras_internals", "run"},
+    "callbacks": {"accounting", "checks", "data", "keras_internals", "per_example", "run"},
     "replication": {"checks", "data", "keras_internals", "run"},
     "sampling": {"_arguments", "accounting", "data", "noise", "replication", "run"},
     "settings": {
         *("_arguments", "_warnings", "accounting", "augment", "memory", "noise", "per_example"),
         "public_data",
     },
-    "refresh": {"augmult", "keras_internals", "noise", "per_example", "sampling"},
+    "refresh": {"augmult", "data", "keras_internals", "noise", "per_example", "sampling"},
     "preparation": {
         *("_warnings", "checks", "independence", "keras_internals", "mechanism", "memory"),
         *("microbatch", "per_example", "tensorflow_internals"),
@@ -78,8 +78,11 @@ ARROWS["layers"] = set(CORE)
 ARROWS["models"] = {*CORE, "layers"}
 ARROWS["train"] = {*CORE, "layers", "models"}
 ARROWS["__init__"] = set(CORE)
-# `plan.batches` imports what draws them when it is called.
-ON_THE_CALL = {("accounting", "sampling")}
+# `plan.batches` imports what draws them when it is called, `gradient_norms` what proves a model.
+ON_THE_CALL = {
+    ("accounting", "sampling"),
+    *(("per_example", room) for room in ("augmult", "data", "optimizers", "preparation")),
+}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 
 INTERNALS = {"tfdpx/keras_internals.py", "tfdpx/tensorflow_internals.py"}

@@ -4,12 +4,14 @@ import math
 import os
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx import keras_internals
 from tfdpx.accounting.spent import NOTHING
 from tfdpx.checks.callbacks import is_covered
+from tfdpx.per_example.gradient_norms import GradientNorms
 from tfdpx.run.budget import (
     BudgetExceeded,
     check_optimizer,
@@ -31,30 +33,33 @@ __all__ = [
     "steps_taken",
 ]
 
+# Examples whose gradient norms are looked at once an epoch.
+_NORMS = 256
+
 
 class PrivacyBudget(keras.callbacks.Callback):
-    """Keeps training within a `PrivacyPlan`, and logs the epsilon spent.
+    """Keeps training within a smaller budget than the optimizer's plan, and logs its epsilon.
 
-    What was spent is the ledger of the model's weights (`model.optimizer.ledger`): the updates of
+    An optimizer's own plan ends its training, and logs epsilon, without a callback. What was spent is the ledger of the model's weights (`model.optimizer.ledger`): the updates of
     this optimizer, of those before it, and of the file that the weights came from. Training stops
     before the step that would take it past the plan's steps, over any number of calls of `fit`,
     restarts and new optimizers. Updates that the plan does not know (of other noise or another
     sampling probability) are said, and compose with the plan's: training then stops before their
-    common epsilon exceeds the plan's. With `steps_per_execution` above 1 it stops Keras's `fit`
-    before the execution that might, so up to `steps_per_execution - 1` steps can remain unused.
+    common epsilon exceeds the plan's. On data that no plan draws, with `steps_per_execution` above
+    1, it stops Keras's `fit` before the execution that might, so up to `steps_per_execution - 1`
+    steps can remain unused.
 
     At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta; it is
-    called "epsilon_approximate" where the plan's sampling, or batches that are not from
-    `plan.batches`, make it an approximation. Callbacks after this one see it, and so do the
+    called "epsilon_approximate" where the plan's sampling, or batches that no plan drew, make it an approximation. Callbacks after this one see it, and so do the
     progress bar and `History`.
 
     Args:
         plan: A `PrivacyPlan`.
-        allow_approximate: Bool. Whether to train on batches that are not exactly those of
-            `plan.batches`, whose epsilon is only approximated.
+        allow_approximate: Bool. Whether to train on batches that no plan draws (of a data set or a
+            generator of your own), whose epsilon is only approximated.
 
     Raises:
-        TypeError: By `fit`, if the model's optimizer is none of tfdpx.
+        TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
         ValueError: By `fit`, if the optimizer or the batches are not the plan's.
         BudgetExceeded: By `fit`, if the plan has no room for another execution at the start.
     """
@@ -122,7 +127,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
             callbacks.
         log_private_metrics: Bool. Whether to write what is not covered nevertheless:
             with names that start with "not_private/", in the sub-folder `not_private` of `log_dir`,
-            to be deleted before the logs are given away.
+            to be deleted before the logs are given away. Where the plan draws the batches, a
+            histogram "not_private/gradient_norms" an epoch: of 256 examples, before clipping.
         before: `tfdpx.accounting.spent.Spent` on the same data before, which epsilon counts too.
         **kwargs: Arguments of `keras.callbacks.TensorBoard`.
     """
@@ -135,13 +141,13 @@ class TensorBoard(keras.callbacks.TensorBoard):
         super().__init__(log_dir=log_dir, **kwargs)
         self.plan, self._before = plan, before
         self.log_private_metrics = log_private_metrics
-        self._private_writer = self._budget_writer = None
+        self._private_writer = self._budget_writer = self._norms = None
         self._batches_seen = 0
 
     def on_train_begin(self, logs=None):
         """Opens the writers."""
         super().on_train_begin(logs)
-        self._batches_seen = 0
+        self._batches_seen, self._norms = 0, None
         if self.log_private_metrics:
             folder = os.path.join(self.log_dir, "not_private")
             self._private_writer = tf.summary.create_file_writer(folder)
@@ -202,12 +208,16 @@ class TensorBoard(keras.callbacks.TensorBoard):
             covered["noise_multiplier"] = optimizer.noise_multiplier
         covered.update(self._gradient_norm())
         step, spent = _updates(optimizer), self._epsilon(optimizer)
+        norms = self._gradient_norms(optimizer)
 
         def write():
             super(TensorBoard, self).on_epoch_end(epoch, {})
             keras_internals.write_epoch(self, step, covered)
             self._write_epsilon(spent, step)
             self._write_private("epoch_", private, step)
+            if norms is not None:
+                with self._private_writer.as_default():
+                    tf.summary.histogram("not_private/gradient_norms", norms, step=step)
 
         self._after_save(write)
 
@@ -262,6 +272,23 @@ class TensorBoard(keras.callbacks.TensorBoard):
         norm = getattr(optimizer, "privatized_gradient_norm", None)
         return {} if norm is None else {"privatized_gradient_norm": _scalar(norm, float)}
 
+    def _gradient_norms(self, optimizer):
+        """float32 [n]: before clipping, of some examples; None where they are not wanted or known.
+
+        By the engine of the training, in microbatches as it was traced for.
+        """
+        session = getattr(optimizer, "session", None)
+        if self._private_writer is None or session is None or session.draws is None:
+            return None
+        examples = session.draws.examples
+        if self._norms is None:
+            known = optimizer.prepared[self.model]
+            [size, *_] = known.sizes.values()
+            self._norms = GradientNorms(self.model, examples, size.examples, known.engine)
+        count = min(_NORMS, examples.count)
+        norms = self._norms(np.linspace(0, examples.count, count, endpoint=False).astype(int))
+        return norms[np.isfinite(norms)]
+
     def _write_private(self, prefix, logs, step):
         if self._private_writer is None:
             return
@@ -271,7 +298,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
 
 def _updates(optimizer):
-    """Int: the updates behind the weights, or of an optimizer that is none of tfdpx, its own."""
+    """Int: the updates behind the weights, or of another optimizer, its own."""
     if hasattr(optimizer, "ledger"):
         return steps_taken(optimizer)
     return _scalar(optimizer.iterations, int)

@@ -93,7 +93,7 @@ def fit(
         The `keras.callbacks.History`.
 
     Raises:
-        TypeError: If the model's optimizer is none of tfdpx.
+        TypeError: If the model's optimizer is not a tfdpx optimizer.
         ValueError: If the plan is not the optimizer's, or hosts were given different things.
     """
     optimizer, strategy = model.optimizer, model.distribute_strategy

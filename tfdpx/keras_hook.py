@@ -17,8 +17,9 @@ training needs doors that Keras does not have:
   optimizer defines `refuse_hdf5()`.
 - Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
   off.
-- Keras's cross-entropy of labels: in the private step a label that is none makes the loss of its
+- Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
   example NaN, so that the example counts as zero. By itself TensorFlow ends the run, on CPUs.
+- Keras's random numbers: where one forward pass is compared with another, all rows have the same.
 - `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
   layer. Without one, the wrapper adds a single attribute look-up.
 
@@ -60,6 +61,9 @@ def install():
     for module, name in keras_internals.LOSS_SCALINGS:
         _wrap(module, name, _scaling)
     _wrap(*keras_internals.LABELLED_LOSS, _labelled)
+    for module, name in keras_internals.DRAWS:
+        _wrap(module, name, _drawing)
+    _wrap(*keras_internals.DROPPING, _dropping)
 
 
 def uninstall():
@@ -245,6 +249,20 @@ def _scaling(original):
         return value if keras_internals.is_unscaled() else original(value)
 
     return scaled
+
+
+def _drawing(original):
+    def draw(shape, *args, **kwargs):
+        return keras_internals.draw(original, shape, args, kwargs)
+
+    return draw
+
+
+def _dropping(original):
+    def drop(inputs, *args, **kwargs):
+        return inputs if keras_internals.is_still() else original(inputs, *args, **kwargs)
+
+    return drop
 
 
 def _labelled(original):

@@ -36,6 +36,10 @@ LOADING_HDF5 = (
 )
 LOADING_HDF5_MODEL = (legacy_h5_format, "load_model_from_hdf5")
 SAVING_HDF5_MODEL = (legacy_h5_format, "save_model_to_hdf5")
+DRAWS = tuple(
+    (keras_backend.random, name) for name in ("normal", "uniform", "truncated_normal", "randint")
+)
+DROPPING = (keras_backend.random, "dropout")
 LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
 
 # Metrics that take a weight for each decision, not for each row.
@@ -83,7 +87,8 @@ def recording(recorder):
 def still():
     """Within it, layers that hold a seed generator (such as dropout) run in inference mode.
 
-    For comparing one forward pass with another.
+    What they draw nevertheless is the same for all rows. For comparing one forward pass with
+    another.
     """
     previous, _active.still = getattr(_active, "still", False), True
     try:
@@ -92,9 +97,30 @@ def still():
         _active.still = previous
 
 
+def is_still():
+    """Whether this thread is within `still`."""
+    return getattr(_active, "still", False)
+
+
+def draw(original, shape, args, kwargs):
+    """What a function of `DRAWS` gives by itself; within `still` the same for each row.
+
+    Args:
+        original: The function.
+        shape: As it takes it, rows first.
+        args: Its other arguments, a tuple.
+        kwargs: Dict of the rest, with `seed`.
+    """
+    if not is_still() or len(shape) == 0:
+        return original(shape, *args, **kwargs)
+    one = tf.concat([[1], tf.cast(tf.stack(shape)[1:], "int32")], axis=0)
+    drawn = original(one, *args, **{**kwargs, "seed": 0})
+    return tf.broadcast_to(drawn, tf.cast(tf.stack(shape), "int32"))
+
+
 def call_operation(operation, args, kwargs):
     """What `keras.Operation.__call__` does by itself, unseen by a recorder."""
-    if getattr(_active, "still", False) and getattr(operation, "_seed_generators", None):
+    if is_still() and getattr(operation, "_seed_generators", None):
         kwargs = {**kwargs, "training": False} if "training" in kwargs else kwargs
     return _call(operation, *args, **kwargs)
 
@@ -125,6 +151,12 @@ def own_trainable_variables(layer):
 def flatten_layers(layer):
     """`layer` and all layers below it."""
     return list(layer._flatten_layers())
+
+
+def made_by(tensor):
+    """The operation that made a symbolic tensor, and the list of tensors that it was called on."""
+    operation, node, _ = tensor._keras_history
+    return operation, operation._inbound_nodes[node].input_tensors
 
 
 def seed_generators(layer):

@@ -60,8 +60,8 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             to this quantile of the norms of the public ones, anew in each update, and
             `l2_norm_clip` is but the unit of the learning rate. None clips to `l2_norm_clip`.
         individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
-            is clipped at the norm that it had last, and its own epsilon is known. Needs
-            `fit(plan.batches(...))`.
+            is clipped at its most recently measured norm, and its own epsilon is known. Needs
+            `fit(x, y)` or `fit(plan.batches(...))`.
         public_validation: Bool. Your word that what `fit` validates on is public. Without it,
             callbacks that act on `val_` metrics are refused for a `validation_split`, for examples
             of which some are trained on, and for data that cannot be compared with these.

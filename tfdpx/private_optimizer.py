@@ -15,7 +15,7 @@ from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.mechanism import check_private
 from tfdpx.replication import replicas
-from tfdpx.run import fit_data
+from tfdpx.run import first_update, fit_data
 from tfdpx.run.account import Account
 from tfdpx.run.individual import Estimates
 from tfdpx.run.ledger_rows import FACTS, STEPS
@@ -142,7 +142,8 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
             fit_data.add_limit(arguments)
             replicas.deal(model, session, arguments)
             refresh.add_to(arguments, model, session)
-            yield
+            with first_update.announced(model, arguments):
+                yield
 
     def step_key(self):
         """int64 tensor [2]: the secret key of the next update, used by no other."""

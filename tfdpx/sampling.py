@@ -14,7 +14,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals, noise
+from tfdpx import noise
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting.accountants import check_probability
 from tfdpx.data.draws import Draws, draws_of, finished
@@ -87,9 +87,7 @@ def plan_batches(
         "input_context": input_context,
     }
     if optimizer is not None:
-        budget.check_optimizer(optimizer, plan)
-        optimizer = keras_internals.innermost(optimizer)
-        arguments["optimizer"] = optimizer
+        arguments["optimizer"] = optimizer = budget.check_optimizer(optimizer, plan)
         arguments["steps"] = lambda: max(plan.steps - budget.steps_taken(optimizer, plan), 0)
     if plan.sampling == "shuffle":
         dataset = shuffled_batches(examples, batch_size=plan.batch_size, **arguments)

@@ -37,8 +37,8 @@ def private_train_step(optimizer, model, data):
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled `keras.Model`.
         data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
-            sample weight is zero is absent: it contributes exactly zero. Sample weights of bool [B]
-            say that and nothing else.
+            sample weight is zero is absent: it contributes exactly zero. Those of type
+            bool or `inputs.FLAGS`, [B], say that and nothing else.
 
     Returns:
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private

@@ -24,9 +24,11 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
     )
     board = tfdpx.callbacks.TensorBoard(str(tmp_path / "logs"))
     history = model.fit(
-        plan.batches(x.tolist(), y.tolist(), validation_split=1 / 6, optimizer=model.optimizer),
+        x,
+        y,
         epochs=6,
-        callbacks=[tfdpx.PrivacyBudget(plan), tfdpx.callbacks.Checkpoint(tmp_path / "run"), board],
+        validation_split=1 / 6,
+        callbacks=[tfdpx.callbacks.Checkpoint(tmp_path / "run"), board],
         verbose=2,
     ).history
 
@@ -50,7 +52,7 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
 
     # One more call is refused, also after saving: what was spent stays with the weights.
     with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="30 of 30 steps"):
-        model.fit(plan.batches(x[:500], y[:500]), verbose=0)
+        model.fit(x[:500], y[:500], verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
@@ -74,14 +76,11 @@ def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
             "EarlyStopping would act on the training data",
         ),
         (
-            lambda m, p, x, y: m.fit(
-                x, y, batch_size=10, callbacks=[tfdpx.PrivacyBudget(p)], verbose=0
-            ),
-            r"PrivacyBudget counts on the batches of its plan.*plan\.batches\(x, y\)",
+            lambda m, p, x, y: m.fit(p.batches(x, y).prefetch(2), verbose=0),
+            r"batches that the plan did not draw, or that were changed.*Give `fit` arrays",
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson sampling")
 def test_mistakes_are_answered_by_what_to_write_instead(mistake, message):
     plan = tfdpx.PrivacyPlan(60, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-3)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
@@ -100,7 +99,7 @@ def test_mixed_float16_is_answered_before_the_first_update():
         model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse")
         batches = plan.batches(np.ones([60, 2], "float32"), np.ones([60, 1], "float32"))
         with pytest.raises(ValueError, match="mixed_bfloat16"):
-            model.fit(batches, callbacks=[tfdpx.PrivacyBudget(plan)], verbose=0)
+            model.fit(batches, verbose=0)
         assert model.optimizer.inner_optimizer.ledger.steps == 0
     finally:
         keras.config.set_dtype_policy("float32")

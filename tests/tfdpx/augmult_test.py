@@ -72,7 +72,8 @@ def test_bytes_travel_and_views_are_made_where_the_model_runs(monkeypatch, jit_c
     made.fit(batches, verbose=0)
     capacity = batches.element_spec[0].shape[0]
     # The iterator gives the step 8-bit images, one a row, and nothing but labels and weights.
-    assert [(tuple(s.shape), s.dtype) for s in batches.element_spec] == received[0]
+    specs = [(tuple(s.shape), s.dtype) for s in batches.element_spec]
+    assert specs[:2] == received[0][:2]
     assert received[0][0] == ((capacity, 12, 12, 3), tf.uint8)
     assert [shape for shape, _ in received[0][1:]] == [(capacity,), (capacity,)]
     # The model sees K crops of each, still of 8 bits, and normalises them.

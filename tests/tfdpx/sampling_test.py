@@ -233,9 +233,9 @@ def test_little_is_read_ahead():
         lambda key, step, replica: tf.numpy_function(
             lambda s: given_out.append(int(s)) or np.array([s]), [step], tf.int64
         ),
-        types.SimpleNamespace(batch=lambda rows, capacity: (rows,)),
+        types.SimpleNamespace(batch=lambda rows, capacity: (rows, 0, 0), is_weighted=True),
     )
-    [rows] = next(iter(dataset))
+    rows, *_ = next(iter(dataset))
     assert rows == 0
     time.sleep(0.2)  # For whatever reads ahead in the background.
     assert given_out[:1] == [0] and len(given_out) <= 3

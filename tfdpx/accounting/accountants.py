@@ -127,23 +127,22 @@ def _pld_accountant(runs):
     losses = [(steps, typical_loss(*run)) for *run, steps in runs]
     square = sum(steps * loss**2 for steps, loss in losses)
     grid = 0.2 * square / sum(steps * loss for steps, loss in losses)
-    return _PldAccountant(
-        neighboring_relation=_ADD_OR_REMOVE_ONE,
-        value_discretization_interval=min(max(grid, FINEST_GRID), _COARSEST_GRID),
-    )
+    return _PldAccountant(min(max(grid, FINEST_GRID), _COARSEST_GRID))
 
 
 class _PldAccountant(pld_privacy_accountant.PLDAccountant):
     """Keeps the distribution of a step: making it takes ten times as long as composing it."""
+
+    def __init__(self, grid):
+        super().__init__(_ADD_OR_REMOVE_ONE, value_discretization_interval=grid)
+        self._grid = grid
 
     def _maybe_compose(self, event, count, do_compose):
         inner = getattr(event, "event", None)
         is_sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
         if not (do_compose and is_sampled and isinstance(inner, dp_accounting.GaussianDpEvent)):
             return super()._maybe_compose(event, count, do_compose)
-        step = _step(
-            inner.noise_multiplier, event.sampling_probability, self._value_discretization_interval
-        )
+        step = _step(inner.noise_multiplier, event.sampling_probability, self._grid)
         self._pld = self._pld.compose(step.self_compose(count))
         return None
 

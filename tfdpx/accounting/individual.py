@@ -209,7 +209,7 @@ class IndividualAccountant:
             worst = losses.of_step([1.0], entry.noise_multiplier, entry.sampling_probability)
             spent += entry.steps * worst[0]
         found = losses.epsilons(spent, delta)
-        return np.minimum(found, ledger.epsilon(delta, self.plan.accountant))
+        return np.minimum(found, ledger.composed_epsilon(delta, self.plan.accountant))
 
     def norms(self):
         """float64 array [num_examples]: the fraction of the clip that each is clipped at now."""

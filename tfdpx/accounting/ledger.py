@@ -7,6 +7,7 @@ import os
 import pathlib
 
 from tfdpx import _files as files
+from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, statement
 
 _FORMAT = "tfdpx.Ledger/4"
@@ -226,7 +227,21 @@ class Ledger:
 
         Raises:
             ValueError: If an argument is out of its range, or a sampling probability is unknown.
+
+        Warns:
+            UserWarning: If the ledger `is_approximate`.
         """
+        if self.is_approximate:
+            steps = sum(entry.steps for entry in self.entries if not entry.exact)
+            warn(
+                f"This epsilon is an approximation: the batches of {steps} of {self.steps} updates "
+                "were not drawn by a plan with Poisson sampling, as the accountant assumes. Train "
+                "with `fit(x, y)` for an exact one."
+            )
+        return self.composed_epsilon(delta, accountant)
+
+    def composed_epsilon(self, delta, accountant="pld"):
+        """`epsilon`, without a word where it is an approximation."""
         return accountants.composed_epsilon(self.runs, delta, accountant)
 
     def statement(self, delta, *, num_examples=None, accountant="pld", dataset="the training data"):

@@ -87,7 +87,7 @@ class Spent:
         """
         if any(entry.noise_multiplier == 0 for entry in self.ledger.entries):
             return math.inf
-        spent = self.ledger.epsilon(delta, accountant) if self.ledger.entries else 0.0
+        spent = self.ledger.composed_epsilon(delta, accountant) if self.ledger.entries else 0.0
         return spent + sum(each.epsilon for each in self.selected)
 
     def total_delta(self, delta: float | None) -> float | None:

@@ -57,7 +57,7 @@ def text(
     """
     if num_examples is not None:
         check_positive_integer("num_examples", num_examples)
-    known = ledger.epsilon(delta, accountant)
+    known = ledger.composed_epsilon(delta, accountant)
     epsilon = known if epsilon is None else epsilon
     if not epsilon >= known * (1 - 1e-6):
         raise ValueError(

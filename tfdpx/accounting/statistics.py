@@ -114,8 +114,8 @@ def release_statistics(
     return Statistics(
         mean=min(max(mean, 0.0), bound),
         quantiles=found,
-        epsilon=ledger.epsilon(delta),
-        total_epsilon=(before + ledger).epsilon(delta, accountant),
+        epsilon=ledger.composed_epsilon(delta),
+        total_epsilon=(before + ledger).composed_epsilon(delta, accountant),
         delta=delta,
         ledger=ledger,
     )

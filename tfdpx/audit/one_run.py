@@ -250,7 +250,9 @@ class OneRunAudit(keras.callbacks.Callback):
             delta = 1e-5 if plan is None else plan.delta
         epsilon = math.inf
         if private:
-            epsilon = optimizer.ledger.epsilon(delta, *([] if plan is None else [plan.accountant]))
+            epsilon = optimizer.ledger.composed_epsilon(
+                delta, *([] if plan is None else [plan.accountant])
+            )
         return one_run_report(
             self.scores, self._coins, delta, epsilon, self._confidence, self._guesses
         )

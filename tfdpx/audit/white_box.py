@@ -113,7 +113,7 @@ def check_optimizer(
         it.
 
     Raises:
-        TypeError: If `optimizer` is none of tfdpx.
+        TypeError: If `optimizer` is not a tfdpx optimizer.
         ValueError: If it adds no noise, if the model cannot be copied or has more than one host, or
             if an argument is out of its range.
 

@@ -72,7 +72,7 @@ def problems_of_adapted(model):
         model: A compiled, built `keras.Model`.
     """
     optimizer = keras_internals.innermost(model.optimizer)
-    if not optimizer.noise_multiplier:
+    if not getattr(optimizer, "noise_multiplier", 0.0):  # Also of an optimizer of Keras.
         return
     told = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*keras_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:

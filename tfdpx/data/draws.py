@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import noise, tensorflow_internals
+from tfdpx.data.inputs import FLAGS
 
 _made = weakref.WeakKeyDictionary()
 
@@ -37,7 +38,7 @@ class Draws:
         held_out: Tuple of arrays to validate on, or None.
         fitted: What `fit` trains on in place of the data set: of no asserted length, since the
             updates that were made before make it shorter. Where examples have no weights, the third
-            part is flags, bool [rows], of which rows hold an example.
+            part is `FLAGS` [rows] of which rows hold an example.
         with_ids: `fitted`, with a fourth part: the number of each row's example, int32 [rows]; 0 in
             padding.
         optimizer: As given.
@@ -136,7 +137,7 @@ class Draws:
 
 def _flagged(examples, rows, capacity):
     x, y, weights = examples.batch(rows, capacity)
-    return x, y, weights if examples.is_weighted else weights != 0
+    return x, y, weights if examples.is_weighted else tf.cast(weights != 0, FLAGS)
 
 
 def _ids(rows, capacity):

@@ -8,6 +8,9 @@ import numpy as np
 import scipy.sparse
 import tensorflow as tf
 
+# The type of flags: no weights have it, and Keras can add it up over replicas.
+FLAGS = tf.uint32
+
 _DENSE = {
     "sparse": "Use `tf.sparse.to_dense(...)` (of a SciPy matrix: `.toarray()`).",
     "ragged": "Pad it with `.to_tensor()`, and let a `keras.layers.Masking` or "
@@ -109,14 +112,13 @@ def same_rows(data):
 
 
 def without_flags(sample_weight):
-    """The weights of a loss: None where `sample_weight` is flags, bool [B], of who is present.
+    """The weights of a loss: None where `sample_weight` is flags [B] of which rows are present.
 
     Args:
         sample_weight: Nest of tensors, or of their specs, or None.
     """
-    leaf = sample_weight
-    is_flags = hasattr(leaf, "dtype") and leaf.dtype == tf.bool and len(leaf.shape) == 1
-    return None if is_flags else sample_weight
+    is_flags = getattr(sample_weight, "dtype", None) in (tf.bool, FLAGS)
+    return None if is_flags and len(sample_weight.shape) == 1 else sample_weight
 
 
 def present_rows(sample_weight, count):

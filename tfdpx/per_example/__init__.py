@@ -1,11 +1,12 @@
 """Per-example gradient norms and clipped sums for any Keras model.
 
 `register` makes a rule known for a layer class; `Rule` is what it derives from, and `GenericRule`
-what serves every layer without one.
+what serves every layer without one. `gradient_norms` are norms to choose a clip by.
 """
 
 from tfdpx.per_example.capture import UnexplainedVariables
 from tfdpx.per_example.cost_model import Cost, LayerChoice, forced_norms
+from tfdpx.per_example.gradient_norms import gradient_norms
 from tfdpx.per_example.layerwise import LayerwiseEngine, explain
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.result import PerExample
@@ -27,5 +28,6 @@ __all__ = [
     "VmapEngine",
     "explain",
     "forced_norms",
+    "gradient_norms",
     "register",
 ]

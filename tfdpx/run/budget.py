@@ -16,14 +16,14 @@ class BudgetExceeded(RuntimeError):
 
 
 def check_optimizer(optimizer, plan):
-    """Raises unless `optimizer` spends what `plan` counts.
+    """The tfdpx optimizer inside of `optimizer`, if it spends what `plan` counts.
 
     Args:
         optimizer: The optimizer that a model is compiled with.
         plan: A `PrivacyPlan`.
 
     Raises:
-        TypeError: If `optimizer` is none of tfdpx.
+        TypeError: If `optimizer` is not a tfdpx optimizer.
         ValueError: If its batch_size or noise_multiplier is not the plan's.
     """
     optimizer = keras_internals.innermost(optimizer)
@@ -49,6 +49,7 @@ def check_optimizer(optimizer, plan):
             f"{plan.num_examples}, optimizer.plan.num_examples={known.num_examples}. Pass "
             "`plan=plan` to the optimizer."
         )
+    return optimizer
 
 
 def steps_taken(optimizer, plan=None):
@@ -106,7 +107,7 @@ def steps_left(optimizer, plan, sampling_probability=None):
     rate = max(sampling_probability or 0.0, plan.sampling_probability)
     if left <= 0 or not other and math.isclose(rate, plan.sampling_probability):
         return left
-    spent = ledger.epsilon(plan.delta, plan.accountant)
+    spent = ledger.composed_epsilon(plan.delta, plan.accountant)
     if other:
         warn(
             f"{other} updates of the model's weights are not this plan's. They count: epsilon is "
@@ -116,7 +117,7 @@ def steps_left(optimizer, plan, sampling_probability=None):
 
     def exceeds(steps):
         more = Ledger((Entry(*kind, steps),))
-        return (ledger + more).epsilon(plan.delta, plan.accountant) > plan.epsilon
+        return (ledger + more).composed_epsilon(plan.delta, plan.accountant) > plan.epsilon
 
     if spent > plan.epsilon:
         return 0

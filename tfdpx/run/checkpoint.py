@@ -20,9 +20,11 @@ import tensorflow as tf
 from tfdpx import _files as files
 from tfdpx import keras_internals
 from tfdpx._arguments import is_integer, require
+from tfdpx.run import callback_state
 
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
+_CALLBACKS = "callbacks.npz"
 # What the fit of a head leaves: `tfdpx.heads.journal`.
 _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 
@@ -37,7 +39,8 @@ class Checkpoint(keras.callbacks.Callback):
     equals the unbroken one to the last bit, on the same machine. Heads take one too, as
     `head.fit(..., checkpoint=Checkpoint(...))`: see there what theirs holds.
 
-    The folder holds one file: weights, the optimizer's state and its ledger. With individual
+    The folder holds one file: weights, the optimizer's state and its ledger, and what Keras's
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` remember. With individual
     accounting the norms of examples are in it too, which are private. Its owner alone may read it.
     Until a save holds an update, what tfdpx writes of it (TensorBoard, curves) waits. A second
     training on the same folder is refused while the first one runs.
@@ -62,7 +65,8 @@ class Checkpoint(keras.callbacks.Callback):
         self.directory = pathlib.Path(directory)
         self.save_freq = save_freq
         self._write = write
-        self._session = self._facts = None
+        self._session = self._facts = self._states = None
+        self._others = []
         self._epoch = self._saved = 0
 
     @property
@@ -76,17 +80,18 @@ class Checkpoint(keras.callbacks.Callback):
         return self._read()[0]["updates"] if self.exists else 0
 
     @contextlib.contextmanager
-    def within(self, model, session, num_examples):
+    def within(self, model, session, num_examples, others):
         """Around a `fit`: restores what the folder holds, if anything, and saves from there on.
 
         Args:
             model: The compiled, built model.
             session: The `tfdpx.run.session.Session` of the `fit`.
             num_examples: Int, that `fit` trains on, or None where unknown.
+            others: List of the callbacks of the `fit`.
         """
         optimizer = keras_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)
-        self._session = session
+        self._session, self._others, self._states = session, others, None
         self._facts = {
             "plan": plan and plan.get_config(),
             "number of examples": num_examples,
@@ -112,7 +117,7 @@ class Checkpoint(keras.callbacks.Callback):
             try:
                 yield
             finally:
-                self._session = None
+                self._session, self._others = None, []
 
     def _restore(self, model, optimizer):
         record, content = self._read()
@@ -123,7 +128,7 @@ class Checkpoint(keras.callbacks.Callback):
                     f"{name}: saved {record[name]}, received {value}. Go on with what that run "
                     "had, or give the new run another folder."
                 )
-        self._epoch = record["epoch"]
+        self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         keras_internals.set_initial_epoch(model, self._epoch)
         # What is in memory of the run that wrote it is at least as late.
         if optimizer.account.made(record["run"]):
@@ -157,15 +162,21 @@ class Checkpoint(keras.callbacks.Callback):
                 "keras.callbacks.BackupAndRestore."
             )
 
+    def on_epoch_begin(self, epoch, logs=None):
+        """Restores the callbacks: each has begun anew by then."""
+        if self._states is not None:
+            callback_state.restore(self._others, self._states, self.model)
+            self._states = None
+
     def on_train_batch_end(self, batch, logs=None):
         """Saves, where `save_freq` is a number and it is time."""
         if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
-            self._save()
+            self.save()
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves. Not later: at the end of `fit` Keras may put averages in place of the weights."""
         self._epoch = epoch + 1
-        self._save()
+        self.save()
 
     def remove(self):
         """Deletes what was saved, and the folder if there is nothing else in it."""
@@ -179,7 +190,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _path(self):
         return self.directory / "tfdpx-checkpoint.zip"
 
-    def _save(self):
+    def save(self):
+        """Saves the run as it is: called by a callback, between two updates of a `fit`."""
         self._saved = self._session.updates
         if self._write:
             try:
@@ -196,7 +208,10 @@ class Checkpoint(keras.callbacks.Callback):
     def _content(self):
         """The bytes of the file: what is named in its record, and the record."""
         optimizer = keras_internals.innermost(self.model.optimizer)
-        content = {_WEIGHTS: keras_internals.weights_file(self.model)}
+        content = {
+            _WEIGHTS: keras_internals.weights_file(self.model),
+            _CALLBACKS: callback_state.saved(self._others),
+        }
         if optimizer.estimates is not None:
             norms = io.BytesIO()
             np.savez(norms, **optimizer.estimates.state())
@@ -249,11 +264,8 @@ def kept(model, arguments, session, num_examples, build):
         ValueError: If there are several.
     """
     callbacks = arguments.get("callbacks")
-    found = [
-        callback
-        for callback in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
-        if isinstance(callback, Checkpoint)
-    ]
+    others = tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
+    found = [callback for callback in others if isinstance(callback, Checkpoint)]
     if len(found) > 1:
         raise ValueError(
             f"`fit` takes one `tfdpx.callbacks.Checkpoint`. Received: {len(found)}. Two folders "
@@ -264,23 +276,22 @@ def kept(model, arguments, session, num_examples, build):
         return
     if found[0].exists:
         build(model, arguments)
-    with found[0].within(model, session, num_examples):
+    with found[0].within(model, session, num_examples, others):
         yield
 
 
-def before_averages(callbacks):
-    """The callbacks with a `Checkpoint` before all that put averages in place of the weights.
+def in_order(callbacks):
+    """The callbacks, with a `Checkpoint` where `callback_state.place_of_save` says.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
     """
     saving = [each for each in callbacks if isinstance(each, Checkpoint)]
-    averages = [isinstance(each, keras.callbacks.SwapEMAWeights) for each in callbacks]
-    if not saving or not any(averages):
+    if not saving:
         return callbacks
     others = [each for each in callbacks if each is not saving[0]]
-    place = next(i for i, c in enumerate(others) if isinstance(c, keras.callbacks.SwapEMAWeights))
-    place = min(place, callbacks.index(saving[0]))
+    least, last = callback_state.place_of_save(others)
+    place = min(max(callbacks.index(saving[0]), least), last)
     return [*others[:place], saving[0], *others[place:]]
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdpx import augmult, keras_internals
 from tfdpx.data.draws import draws_of, is_seeded
-from tfdpx.data.inputs import without_flags
+from tfdpx.data.inputs import check_batch, without_flags
 from tfdpx.data.random_access import RandomAccess
 from tfdpx.run import budget, checkpoint
 from tfdpx.run.session import BUSY, Limit, Progress, Session, begin_alone, stand_by
@@ -100,9 +100,13 @@ def session_of(optimizer, model, arguments):
         checkpoint.kept(model, arguments, session, count, build),
     ):
         if draws is not None:
-            first = keras_internals.initial_epoch(model) or arguments.get("initial_epoch", 0)
-            if first < arguments.get("epochs", 1):
+            restored = keras_internals.initial_epoch(model)
+            first = restored or arguments.get("initial_epoch", 0)
+            if restored and not session.left:
+                arguments["epochs"] = restored  # The run was finished.
+            elif first < arguments.get("epochs", 1):
                 session.check_room()
+                _lay_out(arguments, session, first, restored is not None)
             arguments["x"] = draws.fitted
             # Keras itself would take flags for weights, and ids for a part of the batch.
             build(model, arguments)
@@ -110,14 +114,13 @@ def session_of(optimizer, model, arguments):
             arguments["shuffle"] = False  # Keras would warn that it does not shuffle a data set.
             if draws.held_out is not None and arguments.get("validation_data") is None:
                 arguments["validation_data"] = draws.held_out
-            _lay_out(model, arguments, session)
         optimizer.account.warn_of_unseen()
         yield session
 
 
 @contextlib.contextmanager
 def by_hand(optimizer, model, rows, sample_weight):
-    """Around `train_on_batch`, also inside of a `fit`: such a batch is none of a plan.
+    """Around `train_on_batch`, also inside of a `fit`: no plan drew such a batch.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -179,6 +182,7 @@ def build(model, arguments):
         known = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         return tf.zeros([1, *(n or 1 for n in leaf.shape[1:])], leaf.dtype) if known else None
 
+    check_batch(model, data)
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     data = tf.nest.map_structure(example, (x, y, without_flags(weights)))
     with model.distribute_strategy.scope():
@@ -195,7 +199,7 @@ def add_limit(arguments):
     given = arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):  # It has its model and its bar already.
         return
-    given = checkpoint.before_averages(
+    given = checkpoint.in_order(
         [callback for callback in tf.nest.flatten(given or []) if callback is not None]
     )
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
@@ -216,27 +220,17 @@ def _refuse_data_beside(arguments):
             )
 
 
-def _lay_out(model, arguments, session):
-    """Shares the steps that are left out to the epochs that `fit` was asked for.
+def _lay_out(arguments, session, first, is_resumed):
+    """Shares the steps that are left out to the epochs that `fit` was asked for, from `first` on.
 
     Keras would make one pass an epoch, and no draw may be used twice: the first epoch would have
     all of them.
     """
-    if arguments.get("steps_per_epoch") is not None:
-        return
-    left, epochs = session.left, arguments.get("epochs", 1)
-    restored = keras_internals.initial_epoch(model)
-    first = restored or arguments.get("initial_epoch", 0)
-    if restored and not left:
-        arguments["epochs"] = restored  # The run was finished.
-    elif epochs - first > 1 and left:
+    if arguments.get("steps_per_epoch") is None:
+        epochs = arguments.get("epochs", 1)
         # A resumed run has epochs as long as they were.
-        whole = math.ceil(session.draws.plan.steps / epochs) if restored else 0
-        arguments["steps_per_epoch"] = max(whole, math.ceil(left / (epochs - first)))
-    else:
-        # So that Keras knows how many steps there are.
-        known = tf.data.experimental.assert_cardinality(left)
-        arguments["x"] = arguments["x"].apply(known)
+        whole = math.ceil(session.draws.plan.steps / epochs) if is_resumed else 0
+        arguments["steps_per_epoch"] = max(whole, math.ceil(session.left / (epochs - first)))
 
 
 def check_draws(optimizer, draws):

@@ -137,7 +137,13 @@ def _accounts_in(layer):
     return set().union(*map(accounts_of, layer.variables), {own} - {None})
 
 
-def _got(layer, arrays):
+def got(layer, arrays):
+    """Remembers what was spent on arrays that hold the weights of a layer.
+
+    Args:
+        layer: `keras.Layer`, whose ledger covers them.
+        arrays: List of arrays, in the order of `layer.weights`.
+    """
     snapshots, scalars = {}, {}  # Most weights of a model have the same accounts.
     for variable, array in zip(layer.weights, arrays, strict=True):
         accounts = frozenset(accounts_of(variable))
@@ -200,4 +206,4 @@ def _digest(array):
     return hashlib.sha1(content, usedforsecurity=False).digest()
 
 
-keras_hook.watch_weights(loaded=_loaded, changed=_changed, got=_got, put=_put)
+keras_hook.watch_weights(loaded=_loaded, changed=_changed, got=got, put=_put)

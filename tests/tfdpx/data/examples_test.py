@@ -65,7 +65,7 @@ def test_class_weights(y):
         ({"sample_weight": [1.0, -1.0, 1.0, 1.0]}, "finite and >= 0.*from -1.0 to 1.0"),
         ({"sample_weight": [1.0, math.nan, 1.0, 1.0]}, "finite and >= 0"),
         ({"sample_weight": [1.0, math.inf, 1.0, 1.0]}, "finite and >= 0"),
-        ({"sample_weight": np.ones([4, 2])}, r"`sample_weight` must have shape \(4,\).*\(4, 2\)"),
+        ({"sample_weight": 1.0}, r"`sample_weight` must have shape \(4,\).*shape \(\)"),
         ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\).*\(3,\)"),
         ({"class_weight": {0: -1.0}}, "finite and >= 0"),
         ({"class_weight": {0: 1.0}, "sample_weight": np.ones(4)}, "exclude each other"),

@@ -1,5 +1,6 @@
 """An interrupted run makes the updates that are left, with a seed to the last bit."""
 
+import contextlib
 import os
 
 import keras
@@ -108,6 +109,32 @@ def test_saves_within_an_epoch(tmp_path, whole):
     assert_same(resumed, whole)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_what_callbacks_remember_goes_on(tmp_path, first):
+    def run(killed_after=None, folder=tmp_path):
+        model = make(seed=4, public_validation=True)
+        stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+        slow = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5)
+        saved = Checkpoint(folder)
+        callbacks = [saved, stop, slow] if first else [stop, slow, saved]
+        if killed_after:
+            callbacks.append(KillAfter(killed_after))
+        with pytest.raises(Killed) if killed_after else contextlib.nullcontext():
+            train(model, callbacks, validation_data=(X + 9, Y))
+        return model, stop
+
+    wanted, stop = run(folder=tmp_path / "whole")
+    assert stop.stopped_epoch == 2 < 3 and stop.best_epoch == 0
+    run(killed_after=8)
+    resumed, found = run()
+    names = ("best", "best_epoch", "wait", "stopped_epoch")
+    assert [getattr(found, n) for n in names] == [getattr(stop, n) for n in names]
+    assert_same(resumed, wanted)
+    # The best weights come from the file, and their ledger is known.
+    assert resumed.optimizer.ledger.is_complete
+    assert resumed.optimizer.ledger.steps == wanted.optimizer.ledger.steps == 9
+
+
 def test_the_same_model_goes_on_without_going_back(tmp_path):
     model, saved = make(), Checkpoint(tmp_path)
     with pytest.raises(Killed):
@@ -126,16 +153,16 @@ def test_it_is_an_ordinary_fit_that_follows_one_that_was_interrupted(tmp_path):
     assert model.optimizer.ledger.steps == 9
 
 
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_other_data_than_a_plans(tmp_path, kind):
     data = (X, Y) if kind == "arrays" else (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)
     arguments = {"batch_size": B} if kind == "arrays" else {}
+    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
     for epochs in (1, 2):
-        model = make()
-        model.fit(*data, epochs=epochs, verbose=0, callbacks=[Checkpoint(tmp_path)], **arguments)
+        model, callbacks = make(), [Checkpoint(tmp_path), budget]
+        model.fit(*data, epochs=epochs, verbose=0, callbacks=callbacks, **arguments)
         assert model.optimizer.ledger.steps == 3 * epochs
-        assert model.optimizer.epsilon_is_approximate
+        assert model.optimizer.epsilon_is_approximate == (kind == "dataset")
 
 
 FEWER = make_plan(50)

@@ -41,17 +41,16 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("how", CHANGED)
-def test_other_batches_are_refused_under_a_budget(how):
+def test_other_batches_are_refused_under_a_plan(how):
     model, batches = make(), CHANGED[how](PLAN.batches(X, Y))
     before = small.weights(model)
-    with pytest.warns(UserWarning, match="epsilon_approximate"):
+    for callbacks in ([], [tfdpx.PrivacyBudget(PLAN)]):
         with pytest.raises(ValueError, match="allow_approximate=True"):
-            model.fit(batches, callbacks=[tfdpx.PrivacyBudget(PLAN)], verbose=0)
+            model.fit(batches, callbacks=callbacks, verbose=0)
     np.testing.assert_array_equal(small.weights(model), before)
 
 
 @pytest.mark.parametrize("how", CHANGED)
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
 def test_other_batches_are_approximate_on_an_explicit_word(how):
     model = make()
     budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
@@ -67,7 +66,6 @@ def test_other_batches_are_approximate_on_an_explicit_word(how):
     assert [entry.exact for entry in model.optimizer.ledger.entries if entry.steps == 2] == [True]
 
 
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
 def test_a_step_traced_for_the_plans_batches_does_not_vouch_for_others():
     model = make()
     batches = PLAN.batches(X, Y)
@@ -75,16 +73,20 @@ def test_a_step_traced_for_the_plans_batches_does_not_vouch_for_others():
     assert not model.optimizer.epsilon_is_approximate
     alike = batches.take(1).cache().repeat()
     assert alike.element_spec == batches.element_spec
-    model.fit(alike, steps_per_epoch=2, verbose=0)
+    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    model.fit(alike, steps_per_epoch=2, callbacks=[budget], verbose=0)
     assert model.optimizer.epsilon_is_approximate
 
 
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
 def test_a_loop_of_ones_own_is_approximate():
     model = make()
     for batch in PLAN.batches(X, Y).take(2):
         model.train_on_batch(*batch)
     assert [(entry.steps, entry.exact) for entry in model.optimizer.ledger.entries] == [(2, False)]
+
+
+def approximately(model, data):
+    model.fit(data, callbacks=[tfdpx.PrivacyBudget(PLAN, allow_approximate=True)], verbose=0)
 
 
 OTHERS = {
@@ -116,20 +118,20 @@ def test_batches_of_another_plan_are_refused(name, by):
     "fit",
     [
         lambda model: model.fit(X, Y, batch_size=50),
-        lambda model: model.fit(X, Y),  # Keras' 32.
         lambda model: model.fit(X, Y, batch_size=5),
-        lambda model: model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(50)),
-        lambda model: model.fit(
-            tf.data.Dataset.from_tensor_slices((X, Y)).batch(50, drop_remainder=True)
+        lambda model: approximately(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(50)),
+        lambda model: approximately(
+            model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(50, drop_remainder=True)
         ),
         lambda model: model.train_on_batch(X[:50], Y[:50]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
 def test_batches_of_another_size_are_refused(fit):
     model = make()
     before = small.weights(model)
-    with pytest.raises(Exception, match="counts on batch_size=10|batches have 50") as error:
+    with pytest.raises(
+        Exception, match="batch_size=10|must be the plan's, 10|batches have 50"
+    ) as error:
         fit(model)
     assert isinstance(error.value, (ValueError, tf.errors.InvalidArgumentError))
     np.testing.assert_array_equal(small.weights(model), before)
@@ -188,8 +190,7 @@ def test_one_seed_draws_on_over_optimizers_and_sampling_rates(used):
 
 def test_a_planted_replay_is_seen_by_this_test(used):
     model = make(compile_arguments={"run_eagerly": True})
-    with pytest.warns(UserWarning, match="epsilon_approximate"):
-        model.fit(PLAN.batches(NUMBERED, Y).take(1).cache().repeat(3), steps_per_epoch=3, verbose=0)
+    approximately(model, PLAN.batches(NUMBERED, Y).take(1).cache().repeat(3))
     assert len(set(used)) == 1 < len(used)
 
 
@@ -198,7 +199,6 @@ def test_keras_is_told_how_many_steps_there_are(capsys):
     assert f"{STEPS}/{STEPS}" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
 def test_a_callback_that_trains_on_batches_of_its_own_is_seen():
     class Trains(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -231,12 +231,7 @@ def test_a_training_inside_of_another_is_refused():
     model.fit(batches, steps_per_epoch=2, verbose=0)  # Nothing is left locked.
 
 
-@pytest.mark.filterwarnings("ignore:The plan counts on Poisson")
-def test_other_data_count_with_the_larger_probability():
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
-    model = make()
-    model.fit(X[:20], Y[:20], batch_size=B, callbacks=[budget], verbose=0)
-    assert [entry.sampling_probability for entry in model.optimizer.ledger.entries] == [0.5]
+def test_arrays_without_a_plan_count_with_their_own_probability():
     other = small.model(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0))
     other.fit(X, Y, batch_size=16, validation_split=0.5, verbose=0)
     [entry] = other.optimizer.ledger.entries

@@ -25,6 +25,12 @@ def make_model(plan, **arguments):
     return model
 
 
+def fit_approximately(model, plan, verbose=0):
+    budget = PrivacyBudget(plan, allow_approximate=True)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    model.fit(data, verbose=verbose, callbacks=[budget])
+
+
 @pytest.fixture(scope="module")
 def trained():
     """A model that has spent a plan of two updates, and the plan."""
@@ -38,13 +44,11 @@ def trained():
 def test_fit_ends_with_the_plan(capsys, jit_compile):
     plan = make_plan(3)
     model = make_model(plan, jit_compile=jit_compile)
-    with pytest.warns(UserWarning, match="only an approximation") as caught:
-        model.fit(X, Y, batch_size=8, epochs=5, verbose=2)
-    assert [warning.filename for warning in caught] == [__file__]
+    model.fit(X, Y, batch_size=8, epochs=5, verbose=2)
     assert model.optimizer.ledger.steps == 3
     text = capsys.readouterr().out
     assert f"Privacy budget used up after 3 updates: epsilon={plan.epsilon:.4g} at" in text
-    assert "3/3" in text and "8/8" not in text
+    assert "Epoch 1/5" in text and "3/3" in text and "8/8" not in text
     before = model.get_weights()
     with pytest.raises(BudgetExceeded, match="used up: 3 of 3 steps"):
         model.fit(plan.batches(X, Y), verbose=0)
@@ -55,15 +59,26 @@ def test_fit_ends_with_the_plan(capsys, jit_compile):
         np.testing.assert_array_equal(old, new)
 
 
-def test_executions_of_several_steps_end_before_it(capsys):
+@pytest.mark.parametrize("execution", [3, 5, 8])
+def test_executions_of_several_steps_end_with_it(capsys, execution):
+    plan = make_plan(7)
+    for data in ((plan.batches(X, Y),), (X, Y)):
+        model = make_model(plan, steps_per_execution=execution)
+        model.fit(*data, verbose=2)
+        assert model.optimizer.ledger.steps == 7
+        assert "used up after 7 updates: epsilon=" in capsys.readouterr().out
+
+
+def test_executions_on_other_data_end_before_it(capsys):
     plan = make_plan(7)
     model = make_model(plan, steps_per_execution=3)
-    model.fit(plan.batches(X, Y), verbose=2)
+    fit_approximately(model, plan, verbose=2)
     assert model.optimizer.ledger.steps == 6
     text = capsys.readouterr().out
-    assert "used up after 6 updates (1 left, less than an execution)" in text and "6/6" in text
+    assert "ended after 6 updates, 1 before the end of the plan" in text
+    assert "`steps_per_execution=3` of them do not fit: epsilon_approximate=" in text
     with pytest.raises(BudgetExceeded, match="execution of 3 steps does not fit.*6 of 7"):
-        model.fit(X, Y, batch_size=8, verbose=0)
+        fit_approximately(model, plan)
 
 
 def test_train_on_batch_ends_with_the_plan():
@@ -81,7 +96,7 @@ def test_a_callback_that_lets_training_go_on_is_not_heard():
             self.model.stop_training = False
 
     model = make_model(make_plan(3))
-    with pytest.raises(BudgetExceeded), pytest.warns(UserWarning):
+    with pytest.raises(BudgetExceeded):
         model.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[Stubborn()])
     assert model.optimizer.ledger.steps == 3
 
@@ -135,20 +150,6 @@ def test_a_saved_model_has_spent_what_it_has(trained, tmp_path):
         loaded.fit(plan.batches(X, Y), verbose=0)
 
 
-def test_fewer_examples_than_planned_cost_more_an_update():
-    # A quarter of the data is in each batch, not an eighth: as many updates would spend more.
-    plan = make_plan(6)
-    model, budget = make_model(plan), PrivacyBudget(plan, allow_approximate=True)
-    with pytest.warns(UserWarning):
-        model.fit(X[:32], Y[:32], batch_size=8, epochs=9, verbose=0, callbacks=[budget])
-    spent = model.optimizer.ledger
-    assert 0 < spent.steps < 6
-    assert spent.epsilon(plan.delta, "rdp") <= plan.epsilon
-    with pytest.warns(UserWarning):  # Without the budget their number alone counts.
-        model.fit(X[:32], Y[:32], batch_size=8, epochs=9, verbose=0)
-    assert model.optimizer.ledger.steps == 6
-
-
 def test_what_another_plan_has_spent_is_no_end_of_this_one(trained):
     model, _ = trained
     quiet = make_plan(3, noise_multiplier=5.0)
@@ -163,7 +164,7 @@ def test_without_noise_there_is_no_budget_to_end():
     with pytest.warns(UserWarning):
         plan = make_plan(2, noise_multiplier=0.0)
         model = make_model(plan)
-        model.fit(X, Y, batch_size=8, verbose=0)
+    model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8), verbose=0)
     assert model.optimizer.ledger.steps == 8
 
 

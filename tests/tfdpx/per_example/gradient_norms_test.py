@@ -1,0 +1,149 @@
+"""`gradient_norms` against ordinary gradients of batches of one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from oracle import ALLOWANCE
+
+import tfdpx
+from tfdpx import augment
+from tfdpx.per_example import gradient_norms
+
+
+class Mixing(keras.layers.Layer):
+    """Subtracts the mean of the batch: no proof, and alone every example is zero."""
+
+    def call(self, inputs):
+        return inputs - 0.5 * keras.ops.mean(inputs, axis=0, keepdims=True)
+
+
+def dense():
+    return [keras.layers.Dense(5, "relu"), keras.layers.Dense(3)]
+
+
+def convolution():
+    pool = keras.layers.GlobalAveragePooling2D()
+    return [keras.layers.Conv2D(4, 3, activation="relu"), pool, keras.layers.Dense(3)]
+
+
+def mixing():
+    return [keras.layers.Dense(4), Mixing(), keras.layers.Dense(3)]
+
+
+def compiled(layers, optimizer, shape):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(layers())
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    model.build([None, *shape])
+    return model
+
+
+def data(count, shape):
+    generator = np.random.default_rng(count)
+    x = generator.normal(size=[count, *shape]).astype("f4")
+    return x, generator.integers(0, 3, count)
+
+
+def by_batches_of_one(model, x, y, weights=None):
+    norms = []
+    for row in range(len(y)):
+        one = slice(row, row + 1)
+        with tf.GradientTape() as tape:
+            outputs = model(x[one], training=True)
+            weight = None if weights is None else weights[one]
+            loss = model.compute_loss(x[one], y[one], outputs, weight)
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        norms.append(np.sqrt(sum(np.sum(np.square(g, dtype="f8")) for g in gradients)))
+    return np.array(norms)
+
+
+def assert_norms(got, wanted):
+    assert got.dtype == np.float32 and got.shape == wanted.shape
+    np.testing.assert_allclose(got, wanted, rtol=ALLOWANCE, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers, shape", [(dense, [6]), (convolution, [6, 5, 2]), (mixing, [6])])
+@pytest.mark.parametrize("optimizer", ["adam", "private"])
+@pytest.mark.filterwarnings("ignore:Each example of model")
+def test_norms_are_of_batches_of_one(layers, shape, optimizer):
+    if optimizer == "private":
+        optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0, l2_norm_clip=1e-3)
+    model = compiled(layers, optimizer, shape)
+    x, y = data(7, shape)  # The last batch is shorter.
+    weights = np.linspace(0.0, 2.0, 7).astype("f4")
+    before = model.get_weights()
+    wanted = by_batches_of_one(model, x, y)
+    assert_norms(gradient_norms(model, x, y, batch_size=3), wanted)
+    assert_norms(gradient_norms(model, x, y, weights), by_batches_of_one(model, x, y, weights))
+    for kept, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(kept, now)
+    assert not model.metrics_variables or not any(v.numpy().any() for v in model.metrics_variables)
+
+
+def test_norms_of_views_are_of_the_mean_gradient():
+    one, y = data(5, [4])
+    optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0, augmult=2)
+    model = compiled(lambda: [keras.layers.Dense(3)], optimizer, [4])
+    x = np.stack([one, -one], axis=1)
+    gradients = []
+    for row, label in zip(x, y, strict=True):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(row, np.array([label, label]), model(row))
+        each = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        gradients.append(np.linalg.norm(np.concatenate([np.ravel(g) for g in each])))
+    assert_norms(gradient_norms(model, x, y, batch_size=2), np.array(gradients))
+
+
+def test_random_layers_and_augmentation_draw_alike_and_leave_keras_alone():
+    optimizer = tfdpx.DPSGD(
+        0.1, batch_size=4, noise_multiplier=1.0, augment=augment.RandomCropFlip(), augmult=2
+    )
+    pool = keras.layers.GlobalAveragePooling2D()
+    dropout = keras.layers.Dropout(0.5)
+    layers = [keras.layers.Conv2D(4, 3), pool, dropout, keras.layers.Dense(3)]
+    model = compiled(lambda: layers, optimizer, [6, 6, 1])
+    x, y = data(5, [6, 6, 1])
+    before = dropout.seed_generator.state.numpy()
+    norms = gradient_norms(model, x, y, batch_size=2)
+    np.testing.assert_array_equal(norms, gradient_norms(model, x, y, batch_size=2))
+    np.testing.assert_array_equal(before, dropout.seed_generator.state.numpy())
+    assert (norms > 0).all() and not optimizer.independence and not optimizer.ledger.steps
+
+
+def test_nests_of_inputs_and_an_unbuilt_model():
+    left, right = keras.Input([2], name="left"), keras.Input([3], name="right")
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()([left, right]))
+    model = keras.Model({"left": left, "right": right}, outputs)
+    model.compile("sgd", "mse")
+    x = {"left": data(4, [2])[0], "right": data(5, [3])[0][:4]}
+    y = np.arange(4.0)
+    both = np.concatenate([x["left"], x["right"]], axis=1)
+    flat = keras.Sequential([keras.layers.Dense(1)])
+    flat.compile("sgd", "mse")
+    assert len(gradient_norms(flat, both, y)) == 4 and flat.built
+    flat.set_weights(model.get_weights())
+    np.testing.assert_allclose(
+        gradient_norms(model, x, y), gradient_norms(flat, both, y), rtol=ALLOWANCE
+    )
+
+
+def test_examples_of_random_access():
+    model = compiled(dense, "sgd", [6])
+    x, y = data(5, [6])
+    source = tfdpx.RandomAccess(list(zip(x, y, strict=True)))
+    np.testing.assert_array_equal(
+        gradient_norms(model, source, batch_size=2), gradient_norms(model, x, y, batch_size=2)
+    )
+
+
+def test_what_is_unfit_is_refused():
+    x, y = data(4, [6])
+    with pytest.raises(ValueError, match="compiled with the loss.*model.compile"):
+        gradient_norms(keras.Sequential([keras.layers.Dense(3)]), x, y)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        gradient_norms(compiled(dense, "sgd", [6]), x, y, batch_size=0)
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    with pytest.raises(ValueError, match="trainable BatchNormalization"):
+        gradient_norms(compiled(lambda: layers, "sgd", [6]), x, y)
