@@ -4,11 +4,10 @@ import os
 
 import keras
 
-from tfdpx import keras_internals
 from tfdpx._arguments import check_choice, check_image_shape, check_positive_integer
-from tfdpx.layers import replace_batch_norm
 from tfdpx.models.backbone_bodies import body
 from tfdpx.models.head import pooled_logits
+from tfdpx.models.transfer import without_batch_statistics
 
 
 def backbone(
@@ -72,16 +71,7 @@ def backbone(
     # The backbones of keras_cv are models of their own kind, which forget when they are saved that
     # layers were frozen.
     network = keras.Model(network.input, network.output, name=name)
-    if batch_norm == "replace":
-        network = replace_batch_norm(network)
-    norms = [
-        layer
-        for layer in keras_internals.flatten_layers(network)
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
-    if batch_norm == "freeze":
-        for layer in norms:
-            layer.trainable = False
+    network, norms = without_batch_statistics(network, batch_norm)
     if trainable == "last":
         network.trainable = False
     elif any(layer.trainable for layer in norms):

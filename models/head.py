@@ -9,12 +9,16 @@ def gaussian():
 
 
 def pooled_logits(x, num_classes):
-    """Adds global average pooling and a dense layer to `x` [batch, height, width, channels].
+    """Adds global average pooling and a dense layer to `x` [batch, height, width, channels]."""
+    return logits(keras.layers.GlobalAveragePooling2D(name="pool")(x), num_classes)
+
+
+def logits(x, num_classes):
+    """Adds a dense layer to `x` [batch, features].
 
     Logits keep the precision of the weights under mixed precision: the loss loses digits on 16-bit
     ones.
     """
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     dtype = keras.config.dtype_policy().variable_dtype
     return keras.layers.Dense(
         num_classes, kernel_initializer=gaussian(), dtype=dtype, name="logits"

@@ -32,6 +32,7 @@ MODULES = [
     "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
     "tfdpx.optimizers",
+    "tfdpx.per_example.gradient_norms",
     "tfdpx.sampling",
     "tfdpx.synthetic.dead_leaves",
     "tfdpx.synthetic.shapes",

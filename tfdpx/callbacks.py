@@ -40,18 +40,19 @@ _NORMS = 256
 class PrivacyBudget(keras.callbacks.Callback):
     """Keeps training within a smaller budget than the optimizer's plan, and logs its epsilon.
 
-    An optimizer's own plan ends its training, and logs epsilon, without a callback. What was spent is the ledger of the model's weights (`model.optimizer.ledger`): the updates of
-    this optimizer, of those before it, and of the file that the weights came from. Training stops
-    before the step that would take it past the plan's steps, over any number of calls of `fit`,
-    restarts and new optimizers. Updates that the plan does not know (of other noise or another
-    sampling probability) are said, and compose with the plan's: training then stops before their
-    common epsilon exceeds the plan's. On data that no plan draws, with `steps_per_execution` above
-    1, it stops Keras's `fit` before the execution that might, so up to `steps_per_execution - 1`
-    steps can remain unused.
+    An optimizer's own plan ends its training, and logs epsilon, without a callback. What was spent
+    is the ledger of the model's weights (`model.optimizer.ledger`): the updates of this optimizer,
+    of those before it, and of the file that the weights came from. Training stops before the step
+    that would take it past the plan's steps, over any number of calls of `fit`, restarts and new
+    optimizers. Updates that the plan does not know (of other noise or another sampling probability)
+    are said, and compose with the plan's: training then stops before their common epsilon exceeds
+    the plan's. On data that no plan draws, with `steps_per_execution` above 1, it stops Keras's
+    `fit` before the execution that might, so up to `steps_per_execution - 1` steps can remain
+    unused.
 
     At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta; it is
-    called "epsilon_approximate" where the plan's sampling, or batches that no plan drew, make it an approximation. Callbacks after this one see it, and so do the
-    progress bar and `History`.
+    called "epsilon_approximate" where the plan's sampling, or batches that no plan drew, make it an
+    approximation. Callbacks after this one see it, and so do the progress bar and `History`.
 
     Args:
         plan: A `PrivacyPlan`.

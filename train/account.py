@@ -13,6 +13,9 @@ refused. --workdir=PATH,PATH is the statement of finished runs on one data set t
 folders, or a folder of them, `.keras` files, and files of `Ledger.save`. What several of them tell
 of counts once; runs on different data are refused without --same_data. --plot draws epsilon
 against steps, and noise against batch size. The last line is one JSON object.
+
+--compare=PATH,PATH is a table of finished runs: the settings that differ, accuracy and epsilon.
+--plot draws them, accuracy against epsilon.
 """
 
 import pathlib
@@ -21,7 +24,7 @@ import sys
 from absl import app, flags
 
 from tfdpx.accounting import samplings
-from tfdpx.train.accounts import beside, found, runs
+from tfdpx.train.accounts import beside, comparison, found, runs
 from tfdpx.train.accounts.question import NAMES, Question
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.report.record import print_table, to_json
@@ -55,7 +58,8 @@ def define_flags(values):
     flags.DEFINE_bool(
         "same_data", False, "Add up runs on different data of the same people.", **common
     )
-    flags.DEFINE_string("plot", None, "PNG file for a picture of the trade-off.", **common)
+    flags.DEFINE_list("compare", None, "Finished runs, for a table of what differs.", **common)
+    flags.DEFINE_string("plot", None, "PNG file for a picture of the answer.", **common)
 
 
 def main(argv, values=flags.FLAGS):
@@ -63,7 +67,10 @@ def main(argv, values=flags.FLAGS):
     try:
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        record = _of_runs(values) if values.workdir else _of_question(values)
+        if values.plot and not values.plot.lower().endswith(".png"):
+            raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
+        answer = _of_runs if values.workdir else _of_comparison if values.compare else _of_question
+        record = answer(values)
     except UserError as error:
         sys.exit(f"tfdpx.train.account: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)
@@ -71,7 +78,11 @@ def main(argv, values=flags.FLAGS):
 
 def _of_runs(values):
     """Prints the statement of the runs in --workdir, and returns the record."""
-    also = [f"--{name}" for name in (*NAMES, "plot") if name != "delta" and values[name].value]
+    also = [
+        f"--{name}"
+        for name in (*NAMES, "plot", "compare")
+        if name != "delta" and values[name].value
+    ]
     if also:
         raise UserError(
             f"Flag --workdir says what was done; it takes --delta beside it. Received also: "
@@ -92,8 +103,6 @@ def _of_question(values):
         sampling = samplings.Sampling(values.sampling, values.neighbours)
     given = {name: values[name].value for name in NAMES}
     question = Question(**given, sampling=sampling, accountant=values.accountant)
-    if values.plot and not values.plot.lower().endswith(".png"):
-        raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
     answer = question.answer()
     record = answer.record()
     print_table(record, title=f"{answer.solved} solved")
@@ -102,21 +111,49 @@ def _of_question(values):
     for doubt in answer.doubts():
         print(f"Warning: {doubt}", file=sys.stderr)
     if values.plot:
-        _plot(answer, values.plot)
+        from tfdpx.train.accounts import tradeoff  # Matplotlib takes as long as all else.
+
+        if not answer.noise_multiplier:
+            raise UserError("Flag --plot needs noise: epsilon is infinite after any steps.")
+        _plot("The trade-off is", values.plot, lambda path: tradeoff.draw(answer, path))
     return record
 
 
-def _plot(answer, path):
-    from tfdpx.train.accounts import tradeoff  # Matplotlib takes as long as all else.
+def _of_comparison(values):
+    """Prints the runs in --compare side by side, and returns the record."""
+    also = [f"--{name}" for name in NAMES if name != "delta" and values[name].value]
+    if also:
+        raise UserError(
+            "Flag --compare reads what runs have recorded, and takes --delta and --plot only. "
+            f"Received also: {' '.join(also)}. Leave them out."
+        )
+    with checking_flags():
+        compared = comparison.read(values.compare, values.delta)
+        record = comparison.as_record(compared)
+    comparison.print_tables(compared)
+    if values.plot:
+        from tfdpx.train.report import comparison_pictures
 
-    if not answer.noise_multiplier:
-        raise UserError("Flag --plot needs noise: epsilon is infinite for every number of steps.")
+        points, measured_on = comparison.points(compared)
+        if not points:
+            raise UserError("Flag --plot needs an accuracy, and no run has recorded one.")
+        _plot(
+            "The runs are",
+            values.plot,
+            lambda path: comparison_pictures.draw(points, path, measured_on),
+        )
+        if left_out := len(compared) - len(points):
+            print(f"Runs without an accuracy are left out of the picture: {left_out}.")
+    return record
+
+
+def _plot(what, path, draw):
     try:
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        tradeoff.draw(answer, path)
+        draw(path)
     except OSError as error:
         raise UserError(f"Cannot write --plot={path}: {error}.") from error
-    print(f"The trade-off is drawn in {path}.")
+    print(f"{what} drawn in {path}.")
 
 
 if __name__ == "__main__":

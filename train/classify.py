@@ -5,8 +5,8 @@ r"""Trains an image classifier with differential privacy and reports accuracy an
 
 The second takes your own images, PATH/CLASS/NAME.jpg (docs/own_images.md). The preset gives every
 setting; flags win over it. Of --epsilon, --noise_multiplier, --steps and --batch_size the missing
-one is solved for. With --dry_run nothing is read, written or trained: the last line says how large
-the run is and what epsilon it spends. The working directory receives:
+one is solved for. With --dry_run no data are read and nothing is trained: the last line says how
+large the run is and what epsilon it spends. The working directory receives:
 
     model.keras             the trained model, without the optimizer; `tfdpx.train.predict` takes
                             it, and `import tfdpx.layers` and keras.saving.load_model read it
@@ -20,13 +20,15 @@ the run is and what epsilon it spends. The working directory receives:
     privacy_statement.txt   the guarantee in words, to cite
     tensorboard/            event files
 
-With --init_from the run starts from a trained model, and with --trainable=last it trains the last
-layer alone; with --head_steps=H in its first H updates, and then all layers, on one account.
---features=scatter+RUN trains a linear classifier on fixed features of several kinds, side by side.
---private=false is the same run without clipping, noise and any guarantee.
+With --init_from the run starts from a trained model, of tfdpx or any other Keras image model
+(docs/fine_tuning.md). With --trainable=last it trains the last layer alone; with --head_steps=H in
+its first H updates, and then all layers, on one account. --features=scatter+RUN trains a linear
+classifier on fixed features of several kinds, side by side. --private=false is the same run without
+clipping, noise and any guarantee.
 
-On several devices or hosts: --strategy; the chief alone writes. An interrupted run goes on with
---resume, on several hosts once it is started again on all. Losses and accuracies on the training
+On several devices or hosts: --strategy; the chief alone writes. Ctrl-C ends a run after the update
+under way, saved. An interrupted run goes on with --workdir=PATH --resume and no other flag, on
+several hosts once it is started again on all. Losses and accuracies on the training
 images, which Keras's progress bar shows, are not covered by the privacy guarantee: do not publish
 the log.
 """
@@ -46,7 +48,7 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES
+from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
@@ -62,8 +64,10 @@ from tfdpx.train.run import (
     frozen,
     image_input,
     individual,
+    interruption,
     origin,
     results,
+    resuming,
     side_by_side,
 )
 
@@ -89,14 +93,16 @@ def main(argv):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         given = setting_flags.given()
         preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
-        settings = preset_lookup.resolve(preset, given)
+        settings = resuming.settings(Training, ("preset", _PRESET.value), given)
+        settings = settings or preset_lookup.resolve(preset, given)
         if record := dry_run.from_flags(settings):
             print_table(record, title=f"{preset}: nothing was trained")
             print(to_json(record), flush=True)
             return
         strategy = devices.from_flags()
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
-        with run_flags.leaving_no_empty_folder(pathlib.Path(path)):
+        ending = interruption.ending_in_a_line("classify", path)
+        with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
             workdir = run_flags.make_workdir(path, devices.is_chief(strategy))
             record = train(settings, workdir, strategy)
     except UserError as error:
@@ -115,18 +121,28 @@ def train(settings, workdir, strategy):
     """
     is_chief = devices.is_chief(strategy)
 
+    preset = _PRESET.value or preset_lookup.default_for(settings.dataset)
+    asked_for = resuming.asked(preset, settings)
     # The data: bytes, in memory or read as they are drawn. They are normalised in the model.
-    if settings.model not in (AUTO, LINEAR_ON_FEATURES):
+    settings = finetuning.check(settings)
+    with strategy.scope():
+        settings, source = finetuning.source(settings)
+    if source is None and settings.model not in (AUTO, LINEAR_ON_FEATURES):
         classifiers.check_name(settings.model)
-    finetuning.check(settings)
     side_by_side.files(settings.features)
     seen = origin.seen_by(origin.files(settings), settings.init_data)
     unaccounted = settings.allow_seen_data or not settings.private
     before = origin.on_same_data(seen, settings.dataset, unaccounted)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
-        data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+        data = loading.load_for(
+            settings,
+            run_flags.DATA_DIR.value,
+            run_flags.DOWNLOAD.value,
+            source and source.image_shape,
+        )
     if is_chief:
-        print(*data.notes, sep="\n", end="\n" * bool(data.notes))
+        notes = [*data.notes, *([source.about] if source else [])]
+        print(*notes, sep="\n", end="\n" * bool(notes))
 
     # What the preset and the flags leave open.
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
@@ -153,12 +169,15 @@ def train(settings, workdir, strategy):
         **dataclasses.asdict(settings),
         "noise_multiplier of the plan": plan.noise_multiplier,
     }
-    folder = checkpoint.RunFolder(workdir, determined_by, run_flags.RESUME.value, entropy())
+    resume = run_flags.RESUME.value
+    folder = checkpoint.RunFolder(workdir, determined_by, resume, entropy(), asked_for)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
     with strategy.scope():
-        build = side_by_side.build if settings.features else finetuning.build
-        whole = model = build(settings, data)
+        if settings.features:
+            whole = model = side_by_side.build(settings, data)
+        else:
+            whole = model = finetuning.build(settings, data, source)
         inputs = data
         if strategy.num_replicas_in_sync == 1:
             model, inputs = frozen.head_and_features(settings, whole, data)
@@ -214,7 +233,7 @@ def train(settings, workdir, strategy):
         "measured_on": data.eval_split,
         "num_measured": data.num_eval,
         "left_out": data.left_out,
-        "model": settings.model,
+        "model": whole.name,
         "learning_rate": settings.learning_rate,
         "l2_norm_clip": settings.l2_norm_clip,
         "ema_momentum": settings.ema_momentum,

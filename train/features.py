@@ -4,12 +4,13 @@ r"""Extracts features of images by a trained backbone, and fits private heads to
     python -m tfdpx.train.features --workdir=/tmp/features --method=dp_fc --epsilon=1 --trials=20
     python -m tfdpx.train.features --preset=table10/vit_g14_jft/cifar10 --epsilon=1 --dry_run
 
-The backbone is a model of `tfdpx.train.pretrain` or `classify` without its last layer; it
-normalises its images itself. Features go to the working directory in shards; an extraction that
-was cut off goes on after the last. With --method a head is then fitted to those of the training
-images and measured on the test images; a new folder `head-001`, `head-002` ... receives it, with
-`weights.npz`, `record.json` and `privacy_statement.txt`. What the backbone's training has spent on
-the same images is added; a backbone that saw them without an account is refused.
+The backbone is a model of `tfdpx.train.pretrain` or `classify`, which normalises its images
+itself, or any other Keras image model (docs/fine_tuning.md), without its last layer. Features go
+to the working directory in shards; an extraction that was cut off goes on after the last. With
+--method a head is then fitted to those of the training images and measured on the test images; a
+new folder `head-001`, `head-002` ... receives it, with `weights.npz`, `record.json` and
+`privacy_statement.txt`. What the backbone's training has spent on the same images is added; a
+backbone that saw them without an account is refused.
 
 --trials=N searches the head's arguments by Optuna on a tenth of the training images. That search
 is not covered by the guarantee, which is of the last fit alone. --private_tuning=M covers it: a
@@ -38,6 +39,7 @@ from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import finetuning, head_methods, head_search, origin
+from tfdpx.train.run.keras_files import PIXELS, KerasFile
 
 SHARD = 4096
 HELD_OUT = 0.1
@@ -53,11 +55,14 @@ def define_flags(values):
         **common,
     )
     flags.DEFINE_bool("dry_run", False, "Only say what a preset means and spends.", **common)
-    flags.DEFINE_string("init_from", None, "Backbone, a .keras file.", **common)
+    flags.DEFINE_string("init_from", None, "Backbone: a .keras file or a run folder.", **common)
+    flags.DEFINE_enum("pixels", None, PIXELS, "As for tfdpx.train.classify.", **common)
     flags.DEFINE_string(
         "init_data", None, "What --init_from was trained on, where the file does not say.", **common
     )
     flags.DEFINE_string("dataset", None, "As for tfdpx.train.classify.", **common)
+    flags.DEFINE_integer("image_size", None, "As for tfdpx.train.classify.", **common)
+    flags.DEFINE_bool("skip_broken", False, "As for tfdpx.train.classify.", **common)
     flags.DEFINE_enum("method", None, list(head_methods.METHODS), "Head to fit.", **common)
     flags.DEFINE_float("epsilon", None, "Privacy budget.", **common)
     flags.DEFINE_float("delta", None, "Delta; default: the preset's, or 1e-5.", **common)
@@ -111,12 +116,20 @@ def run(values):
         raise UserError("Flag --workdir names the folder of the features. It is not set.")
     if values.init_from:
         folder = extract(
-            values.init_from, values.dataset, run_flags.WORKDIR.value, values.init_data
+            values.init_from,
+            values.dataset,
+            run_flags.WORKDIR.value,
+            values.init_data,
+            pixels=values.pixels,
+            image_size=values.image_size,
+            skip_broken=values.skip_broken,
         )
     else:
         folder = FeatureFolder(run_flags.WORKDIR.value)
     train, test = folder.arrays("train"), folder.arrays("test")
     found = {"dimension": train[0].shape[1]}
+    if left_out := folder.record.settings.get("left_out"):
+        found["left_out"] = left_out
     asked = _asked(values)
     if asked["method"] is None:
         return {"num_examples": len(train[0]), **found}
@@ -151,26 +164,42 @@ def run(values):
     return {**record.view(), "workdir": str(path)}
 
 
-def extract(path, dataset, workdir, init_data=None):
+def extract(
+    path, dataset, workdir, init_data=None, *, pixels=None, image_size=None, skip_broken=False
+):
     """Writes the features of both splits of a data set, shard by shard; returns the folder.
 
     Args:
-        path: String, the `.keras` file of the backbone.
+        path: String, the `.keras` file of the backbone, or a run folder.
         dataset: String as of `--dataset`.
         workdir: String.
         init_data: Optional string as of `--dataset`, of a backbone that does not say what it saw.
+        pixels: As of `keras_files.KerasFile`.
+        image_size: As of `loading.load`.
+        skip_broken: As of `loading.load`.
 
     Raises:
         UserError: If the backbone saw these data without an account, or a file does not fit.
     """
     if dataset is None:
         raise UserError("Flag --dataset says whose features to extract. It is not set.")
-    finetuning.check(_Source(path))
+    path = finetuning.model_file(path)
     seen = origin.seen_by([path], init_data)
     origin.on_same_data(seen, dataset)
-    data = loading.load(dataset, run_flags.DATA_DIR.value, download=run_flags.DOWNLOAD.value)
-    folder = FeatureFolder(workdir, _extraction(path, dataset, data, seen))
-    model = backbone(keras.saving.load_model(path, compile=False))
+    model = finetuning.read(path)
+    source = None if finetuning.is_ours(model) else KerasFile(model, path, pixels)
+    data = loading.load(
+        dataset,
+        run_flags.DATA_DIR.value,
+        download=run_flags.DOWNLOAD.value,
+        image_size=image_size,
+        skip_broken=skip_broken,
+        takes=source.image_shape if source else model.input_shape[1:],
+    )
+    for note in (*data.notes, *([source.about] if source else [])):
+        print(note)
+    folder = FeatureFolder(workdir, _extraction(path, dataset, data, seen, pixels))
+    model = _at_norm_one(source.classifier(data.image_shape, None)) if source else backbone(model)
     for split, x, y in (("train", data.train_x, data.train_y), ("test", data.eval_x, data.eval_y)):
         if y is None:
             raise UserError(f"The images must fit in memory. Received: --dataset={dataset}.")
@@ -183,7 +212,7 @@ def extract(path, dataset, workdir, init_data=None):
     return folder
 
 
-def _extraction(path, dataset, data, seen):
+def _extraction(path, dataset, data, seen, pixels):
     """The `Record` of features, which are not private; `seen` on the same data is marked so."""
     mine = identity.of(dataset)
     seen = tuple(
@@ -201,6 +230,8 @@ def _extraction(path, dataset, data, seen):
             "backbone": origin.without_paths(str(path)),
             "backbone_digest": digest,
             "num_classes": data.num_classes,
+            **({"pixels": pixels} if pixels else {}),
+            **({"left_out": data.left_out} if data.left_out else {}),
         },
     )
 
@@ -211,10 +242,11 @@ def backbone(model):
     Args:
         model: A classifier of `classifiers.build`.
     """
-    body, last = model.layers[-1], finetuning.last_layer(model)
-    inner = keras.Model(body.inputs, last.input)
-    features = inner(model.get_layer("normalise").output)
-    return keras.Model(model.inputs, keras.layers.UnitNormalization()(features))
+    return _at_norm_one(finetuning.features(model))
+
+
+def _at_norm_one(features):
+    return keras.Model(features.inputs, keras.layers.UnitNormalization()(features.output))
 
 
 def _asked(values):
@@ -263,15 +295,6 @@ def _fit(values, asked, budget, train):
     head.fit(*train[:2])
     spent = Spent(head.ledger) if values.epsilon < math.inf else origin.not_private()
     return head, spent, searched, more
-
-
-class _Source:
-    """What `finetuning.check` reads of settings."""
-
-    pretrained_on = None
-
-    def __init__(self, path):
-        self.init_from = path
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning: on public i
 
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
 which `--init_from` of `classify` reads, and `record.json`, of which the last line of the standard
-output is a view. An interrupted run goes on with --resume. Training takes one device.
+output is a view. Ctrl-C ends a run after the update under way, saved; it goes on with
+--workdir=PATH --resume and no other flag. Training takes one device.
 
     python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained
 
@@ -40,9 +41,11 @@ from tfdpx.train.run import (
     evaluation,
     finetuning,
     image_input,
+    interruption,
     objectives,
     optimization,
     origin,
+    resuming,
 )
 
 _RECIPE = flags.DEFINE_string(
@@ -58,9 +61,13 @@ def main(argv):
     try:
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        settings = pretraining.resolve(_RECIPE.value, _given())
+        given = _given()
+        base = ("recipe", None if flags.FLAGS["recipe"].using_default_value else _RECIPE.value)
+        settings = resuming.settings(pretraining.Pretraining, base, given)
+        settings = settings or pretraining.resolve(_RECIPE.value, given)
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
-        with run_flags.leaving_no_empty_folder(pathlib.Path(path)):
+        ending = interruption.ending_in_a_line("pretrain", path)
+        with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
             workdir = run_flags.make_workdir(path)
             record = train(settings, workdir)
     except UserError as error:
@@ -76,9 +83,11 @@ def train(settings, workdir):
         workdir: `pathlib.Path`.
     """
     classifiers.check_name(settings.model)
-    finetuning.check(settings)
+    asked_for = resuming.asked(_RECIPE.value, settings)
+    settings = finetuning.check(settings)
     seen = origin.seen_by(origin.files(settings), settings.init_data)
-    folder = checkpoint.RunFolder(workdir, dataclasses.asdict(settings), run_flags.RESUME.value)
+    resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
+    folder = checkpoint.RunFolder(workdir, determined_by, resume, asked=asked_for)
     if settings.generator:
         data = generated.generate(settings, folder.seeds["sampling"])
     else:
@@ -103,16 +112,18 @@ def train(settings, workdir):
     start = int(model.optimizer.iterations)
     epoch = min(settings.report_every, settings.steps)
     began = time.perf_counter()
-    history = model.fit(
-        _batches(settings, objective, data, folder.seeds["sampling"], start),
-        initial_epoch=start // epoch,
-        epochs=math.ceil(settings.steps / epoch),
-        steps_per_epoch=epoch,
-        validation_data=None if settings.generator else evaluation.batches(data),
-        callbacks=[saved, _StopAfter(settings.steps)],
-        shuffle=False,
-        verbose=1 if sys.stdout.isatty() else 2,
-    )
+    ending = interruption.SavingInterruption(saved.save)
+    with ending.waiting():
+        history = model.fit(
+            _batches(settings, objective, data, folder.seeds["sampling"], start),
+            initial_epoch=start // epoch,
+            epochs=math.ceil(settings.steps / epoch),
+            steps_per_epoch=epoch,
+            validation_data=None if settings.generator else evaluation.batches(data),
+            callbacks=[saved, ending, _StopAfter(settings.steps)],
+            shuffle=False,
+            verbose=1 if sys.stdout.isatty() else 2,
+        )
     seconds = time.perf_counter() - began
 
     steps = int(model.optimizer.iterations)

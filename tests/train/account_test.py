@@ -383,3 +383,73 @@ def test_it_starts_without_tensorflow():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["epsilon_gdp"] > 0
+
+
+def leave_two(folder):
+    """Two runs that differ in a setting, and in what came of it."""
+    small = {"settings": {"model": "lenet", "steps": 60}, "results": {"test_accuracy": 0.5}}
+    large = {"settings": {"model": "wrn", "steps": 60}, "results": {"test_accuracy": 0.75}}
+    return leave(folder / "a", **small), leave(folder / "b", noise=6.0, run=2, **large)
+
+
+def test_runs_are_compared(capsys, tmp_path):
+    first, second = leave_two(tmp_path)
+    found, text = ask(capsys, compare=f"{first},{second}/record.json")
+    assert found["differing"] == ["model"]
+    assert [run["name"] for run in found["runs"]] == ["a", "b"]
+    assert [run["settings"] for run in found["runs"]] == [{"model": "lenet"}, {"model": "wrn"}]
+    assert [run["accuracy"] for run in found["runs"]] == [0.5, 0.75]
+    epsilons = [run["epsilon"] for run in found["runs"]]
+    assert epsilons == pytest.approx([composed((4.0, 60)), composed((6.0, 60))], rel=2e-3)
+    assert "lenet" in text and "wrn" in text and f"{epsilons[0]:.5g}" in text
+    assert "--workdir=A,B,... adds it up" in text
+    # In another order, and from the folder around them; at another delta.
+    assert ask(capsys, compare=f"{second},{first}")[0]["runs"][0]["name"] == "b"
+    assert ask(capsys, compare=tmp_path)[0] == found
+    tighter, _ = ask(capsys, compare=tmp_path, delta=1e-7)
+    assert tighter["runs"][0]["epsilon"] > epsilons[0] and tighter["runs"][1]["delta"] == 1e-7
+
+
+def test_runs_of_one_name_are_told_by_their_folders(capsys, tmp_path):
+    for name in ("one", "two"):
+        leave_two(tmp_path / name)
+    paths = f"{tmp_path / 'one' / 'a'},{tmp_path / 'two' / 'a'}"
+    found, text = ask(capsys, compare=paths)
+    assert [run["name"] for run in found["runs"]] == ["one/a", "two/a"]
+    assert found["differing"] == [] and "No recorded setting differs" in text
+
+
+def test_a_picture_of_compared_runs(capsys, tmp_path):
+    leave_two(tmp_path)
+    results = {"validation_accuracy": 0.9}
+    leave(tmp_path / "$c$", noise=0.0, delta=None, run=3, results=results)
+    leave(tmp_path / "d", run=4)
+    found, text = ask(capsys, compare=tmp_path, plot=tmp_path / "new" / "runs.png")
+    assert [run["epsilon"] for run in found["runs"]].count("inf") == 1
+    assert "Runs without an accuracy are left out of the picture: 1." in text
+    with Image.open(tmp_path / "new" / "runs.png") as picture:
+        assert picture.format == "PNG" and len(picture.convert("RGB").getcolors(1 << 20)) > 10
+    shutil.rmtree(tmp_path / "$c$")
+    for name in ("a", "b"):
+        shutil.rmtree(tmp_path / name)
+    leave(tmp_path / "e", run=5)
+    assert "no run has recorded one" in refusal(capsys, compare=tmp_path, plot="runs.png")
+
+
+def test_what_cannot_be_compared_is_refused_with_the_remedy(capsys, tmp_path):
+    first, second = leave_two(tmp_path / "runs")
+    (tmp_path / "under_way" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "record.json").write_text((first / "record.json").read_text()[:-50])
+    for compare, message in [
+        (first, "two runs at least.*Name another run"),
+        (f"{first},{first}/record.json", "two runs at least"),
+        (f"{first},{tmp_path / 'nowhere'}", "No record.json is in .*nowhere.*folder of a finished"),
+        (f"{first},{tmp_path / 'under_way'}", "not finished: end it with --resume"),
+        (f"{first},{tmp_path / 'damaged'}", "damaged/record.json.*restore it from a copy"),
+    ]:
+        error = refusal(capsys, compare=compare)
+        assert re.search(message, error) and "\n" not in error, error
+    error = refusal(capsys, compare=f"{first},{second}", epsilon=3)
+    assert "--delta and --plot only. Received also: --epsilon" in error
+    assert "Received also: --compare" in refusal(capsys, workdir=first, compare=first)

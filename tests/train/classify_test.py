@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from interrupting import ctrl_c_after
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
@@ -203,6 +204,60 @@ def test_interrupted_and_resumed_run_equals_the_uninterrupted_one(finished, data
     assert (workdir / "curve.jsonl").read_text() == (finished[0] / "curve.jsonl").read_text()
     first, second = (records.read(f / "record.json") for f in (finished[0], workdir))
     assert first.epsilon == second.epsilon
+
+
+def resume(workdir, **given):
+    with flagsaver.flagsaver(workdir=str(workdir), resume=True, **given):
+        classify.main(["classify"])
+
+
+def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(finished, data_dir, tmp_path, capsys):
+    workdir = tmp_path / "my run"
+    with pytest.raises(SystemExit) as error, ctrl_c_after(5):  # Within an epoch.
+        run(data_dir, workdir, **SHORT)
+    assert error.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "tfdpx.train.classify: interrupted at update 5; nothing is lost. Go on: "
+        f"python -m tfdpx.train.classify --workdir='{workdir}' --resume"
+    )
+    for given, message in [
+        (dict(epsilon=1.0), "began with --epsilon=8.0. Received: --epsilon=1.0. Leave the flag"),
+        (dict(model="lenet"), "--model=small_cnn. Received: --model=lenet"),
+        (dict(preset="table12/eps8"), "--preset=digits. Received: --preset=table12/eps8"),
+    ]:
+        with pytest.raises(SystemExit, match=message) as error:
+            resume(workdir, **given)
+        assert "\n" not in error.value.code
+    resume(workdir, seed=3)  # It is in no file. With it, the run equals the uninterrupted one.
+    assert (workdir / "curve.jsonl").read_text() == (finished[0] / "curve.jsonl").read_text()
+    whole, resumed = (
+        keras.saving.load_model(folder / "model.keras").get_weights()
+        for folder in (finished[0], workdir)
+    )
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_and_a_head_makes_what_is_left(data_dir, tmp_path, capsys):
+    given = dict(model="small_cnn", steps=5, head_steps=3, batch_size=16, ema_momentum=0.0)
+    with pytest.raises(SystemExit) as error, ctrl_c_after(2):
+        run(data_dir, tmp_path, **given)
+    assert error.value.code == 130
+    with pytest.raises(SystemExit) as error, ctrl_c_after(3, times=2):
+        resume(tmp_path)
+    assert error.value.code == 130
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "interrupted; what was saved is whole" in told and told.endswith("--resume")
+    resume(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [3, 5]
+
+
+def test_nothing_to_resume_is_said(tmp_path):
+    with pytest.raises(SystemExit, match="no unfinished run in --workdir=.*Name the folder of one"):
+        resume(tmp_path / "run")
+    assert not any(tmp_path.iterdir())
 
 
 def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):

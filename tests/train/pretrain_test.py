@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from interrupting import ctrl_c_after
 
 from tfdpx.accounting import record as records
 from tfdpx.train import classify, pretrain
@@ -62,6 +63,27 @@ def test_interrupted_and_resumed_pretraining_equals_the_uninterrupted_one(
         patch.setattr(checkpoint.LastState, "on_epoch_end", save_and_die)
         run(pretrain, data_dir, tmp_path / "run", **given)
     run(pretrain, data_dir, tmp_path / "run", resume=True, **given)
+    whole, resumed = (
+        keras.saving.load_model(folder / "model.keras").get_weights()
+        for folder in (finished[0], tmp_path / "run")
+    )
+    for a, b in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_pretraining_in_a_line_and_the_folder_alone_resumes(
+    finished, data_dir, tmp_path, capsys
+):
+    with pytest.raises(SystemExit) as error, ctrl_c_after(13):
+        run(pretrain, data_dir, tmp_path / "run", **dict(SHORT, augment_padding=1))
+    assert error.value.code == 130
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "pretrain: interrupted at update 13; nothing is lost. Go on: " in told
+    with pytest.raises(SystemExit, match="began with --steps=25. Received: --steps=30"):
+        run(pretrain, data_dir, tmp_path / "run", resume=True, steps=30)
+    with flagsaver.flagsaver(workdir=str(tmp_path / "run"), resume=True):
+        pretrain.main(["pretrain"])
     whole, resumed = (
         keras.saving.load_model(folder / "model.keras").get_weights()
         for folder in (finished[0], tmp_path / "run")

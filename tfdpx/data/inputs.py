@@ -151,7 +151,7 @@ def _check_needs_no_targets(model):
     if model.loss is not None and not own_loss:
         raise ValueError(
             f"Argument `y` is missing, which the loss of model '{model.name}' compares with. "
-            "Received: y=None. Give targets (`plan.batches(x, y)`; an autoencoder's are `x`), or "
+            "Received: y=None. Give targets (`fit(x, y)`; an autoencoder's are `x`), or "
             "override `compute_loss(x, y, y_pred, sample_weight)` with a loss of each example "
             "that needs none."
         )

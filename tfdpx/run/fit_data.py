@@ -37,7 +37,8 @@ def draw_by_plan(optimizer, model, arguments):
         ValueError: If they are not the plan's examples, or `batch_size` is not the plan's.
     """
     plan, data = optimizer.plan, arguments.get("x")
-    if plan is None or not (isinstance(data, RandomAccess) or _length(data) is not None):
+    is_held = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
+    if plan is None or not is_held:
         return
     batch_size = arguments.pop("batch_size", None)
     if batch_size not in (None, plan.batch_size):
@@ -182,11 +183,11 @@ def build(model, arguments):
         known = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         return tf.zeros([1, *(n or 1 for n in leaf.shape[1:])], leaf.dtype) if known else None
 
+    data = tf.nest.map_structure(example, data)
     check_batch(model, data)
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-    data = tf.nest.map_structure(example, (x, y, without_flags(weights)))
     with model.distribute_strategy.scope():
-        augmult.build(model, *data)
+        augmult.build(model, x, y, without_flags(weights))
         optimizer.build(model.trainable_variables)
 
 

@@ -46,7 +46,7 @@ class Settings:
         eval_split: Where accuracy is measured; None: on the images held out, if there are any.
         image_size: None leaves images of one size as they are.
         init_from: The last layer starts anew, unless the path is one of weights alone
-            (`.weights.h5`).
+            (`.weights.h5`). `classify` takes a file of others as it is, in place of `model`.
 
     Raises:
         UserError: If a value is out of its range.
@@ -93,7 +93,11 @@ class Settings:
     relu_first: bool = setting(
         "Whether a WRN has ReLU before each normalization, not behind it.", default=False
     )
-    init_from: str | None = setting("Start from the weights of this .keras file.", default=None)
+    init_from: str | None = setting(
+        "Start from this .keras file, of tfdpx or of any Keras image model, or from the run folder "
+        "that holds it.",
+        default=None,
+    )
     pretrained_on: str | None = setting(
         "What --init_from was trained on; presets say so, nothing depends on it.", default=None
     )

@@ -14,6 +14,7 @@ from tfdpx.train.config.settings import (
     Settings,
     setting,
 )
+from tfdpx.train.run.keras_files import PIXELS
 
 # The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
 # The order is that in which values of the preset are dropped when the flags overdetermine them.
@@ -22,6 +23,8 @@ PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
 AUTO = "auto"
 # The model of a run with `features`.
 LINEAR_ON_FEATURES = "linear_on_features"
+# The model of a run that takes the file of `init_from` as it is.
+OF_FILE = "of init_from"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,17 @@ class Training(Settings):
         default=None,
     )
     augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
+    batch_norm: str | None = setting(
+        "What becomes of batch normalization in --init_from; default: freeze.",
+        choices=("freeze", "replace"),
+        default=None,
+    )
+    pixels: str | None = setting(
+        "Values of pixels that the Keras model of --init_from was trained on, if it does not scale "
+        "them itself: from ... to ..., or as keras.applications prepares images of ImageNet.",
+        choices=PIXELS,
+        default=None,
+    )
     head_steps: int = setting(
         "Updates of the last layer alone, the first of the run.", NOT_NEGATIVE, default=0
     )

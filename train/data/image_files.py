@@ -15,6 +15,10 @@ from tfdpx.train.config.errors import UserError
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"),
 )  # fmt: skip
+# Of cameras and telephones; what Pillow reads with a plugin at most.
+UNREAD = (".heic", ".heif", ".hif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
+NO_READER = "which has no reader, so convert it to JPEG"
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 _GRAY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L")
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # Of EXIF, which cameras write.
@@ -106,7 +110,9 @@ def check(files, folder, named, skip_broken=False):
 def printable(path):
     """A path as text that can be printed anywhere: what cannot be is written as an escape."""
     text = str(path)
-    return text if text.isprintable() else ascii(text)[1:-1]
+    # Persian, Indic scripts and emoji join or part letters by these two.
+    shown = text.replace("\u200c", "").replace("\u200d", "")
+    return text if shown.isprintable() else ascii(text)[1:-1]
 
 
 def eight_bits(image, channels):
@@ -144,11 +150,22 @@ def _look(file):
             image.draft(None, (1, 1))  # A JPEG is read whole, but decoded to an eighth.
             eight_bits(image, 3)
     except UnidentifiedImageError:
-        return "is empty" if not file.stat().st_size else "is no image"
+        return _unidentified(file)
     # Of broken files Pillow raises nearly anything: OSError, SyntaxError, struct.error, ...
     except Exception as error:
         return f"{error}" or type(error).__name__
     return Readable(file, (height, width), is_gray)
+
+
+def _unidentified(file):
+    """What is wrong with a file that Pillow does not know."""
+    with file.open("rb") as opened:
+        start = opened.read(12)
+    # Telephones send such images under the names of JPEG files.
+    is_heic = start[4:8] == b"ftyp" and start[8:] in _HEIC_BRANDS
+    if is_heic or file.name.lower().endswith(UNREAD):
+        return f"is of format {'HEIC' if is_heic else file.suffix}, {NO_READER}"
+    return "is no image" if start else "is empty"
 
 
 def _refuse(error):

@@ -34,6 +34,7 @@ class ImageFolder:
             the folder has test images.
         test_seed: Int. Another one makes other images test images.
         skip_broken: Bool. Whether files that cannot be read are left out, not refused.
+        takes: `(height, width, channels)` of the images that a model takes; None where any.
 
     Attributes:
         features: `builders.Features`, with the size to read images at.
@@ -44,7 +45,15 @@ class ImageFolder:
         UserError: If the folder does not hold images of at least two classes, or broken ones.
     """
 
-    def __init__(self, path, image_size=None, test_fraction=None, test_seed=0, skip_broken=False):
+    def __init__(
+        self,
+        path,
+        image_size=None,
+        test_fraction=None,
+        test_seed=0,
+        skip_broken=False,
+        takes=(None, None, None),
+    ):
         self._path = path
         if not path.is_dir():
             kind = "is no folder" if path.exists() else "does not exist"
@@ -60,9 +69,11 @@ class ImageFolder:
         files = [file for found in splits.values() for each in found.values() for file in each]
         readable, broken = image_files.check(files, path, f"--dataset={FOLDER}:{path}", skip_broken)
         self.left_out = len(broken)
+        folders = sorted(splits["train"])
         splits = {split: _without(broken, found) for split, found in splits.items()}
-        names = self._class_names(splits)
-        self.features = Features((), _shape(readable, image_size), names)
+        passed_over = list(self._passed_over(set(files) - set(broken), broken, folders, splits))
+        names = self._class_names(splits, passed_over)
+        self.features = Features((), _shape(readable, image_size, takes), names)
         if not test:
             splits = _part(splits["train"], fraction, test_seed, path)
         self._splits = {
@@ -73,6 +84,8 @@ class ImageFolder:
         }
         how = f"{fraction:g} of each class, --test_fraction; which, --test_seed={test_seed}"
         chosen = "chosen from the files; --image_size changes it"
+        if takes[0] or takes[1]:
+            chosen = "what --init_from takes"
         height, width, channels = self.features.shape
         self.notes = [
             f"{path}: {len(readable)} images of {len(names)} classes.",
@@ -82,7 +95,7 @@ class ImageFolder:
             f"({'--image_size' if image_size else chosen}).",
             "Public, so not protected: how many images there are to train on, the names of the "
             "classes, size and colours.",
-            *self._passed_over(broken),
+            *passed_over,
         ]
 
     def records(self, split):
@@ -101,14 +114,14 @@ class ImageFolder:
             )
         return self._splits[split]
 
-    def _class_names(self, splits):
+    def _class_names(self, splits, passed_over):
         names = tuple(sorted(splits["train"]))
         if len(names) < 2:
             raise UserError(
                 f"--dataset={FOLDER}:PATH needs images of at least two classes, as PATH/CLASS/NAME "
                 f"with a suffix of {', '.join(image_files.SUFFIXES)}, or as PATH/train/CLASS/NAME "
                 f"and PATH/test/CLASS/NAME. Received: PATH={self._path}, with classes: "
-                f"{', '.join(names) or 'none'}."
+                f"{', '.join(names) or 'none'}.{''.join(f' {note}' for note in passed_over)}"
             )
         if unknown := sorted(set(splits.get("test", ())) - set(names)):
             raise UserError(
@@ -117,15 +130,20 @@ class ImageFolder:
             )
         return names
 
-    def _passed_over(self, broken):
+    def _passed_over(self, used, broken, folders, splits):
         """Notes on what is in the folder and not among the images."""
         images, others = image_files.find(self._path)
-        used = {file for files in self._splits.values() for file, _ in files.pairs}
+        unread = [file for file in others if file.name.lower().endswith(image_files.UNREAD)]
+        formats = sorted({file.suffix.lower() for file in unread})
         loose = [file for file in images if file not in used and file not in broken]
         kinds = {
             "broken, so left out": sorted(broken),
             "in no folder of a class": loose,
-            "no image by its name": others,
+            f"of format {', '.join(formats)}, {image_files.NO_READER}": unread,
+            "no image by its name": [file for file in others if file not in set(unread)],
+            "class without an image": [
+                self._path / name for name in folders if name not in splits["train"]
+            ],
         }
         for kind, files in kinds.items():
             if files:
@@ -189,9 +207,12 @@ def _without(broken, found):
     return {name: files for name, files in kept.items() if files}
 
 
-def _shape(readable, image_size):
+def _shape(readable, image_size, takes):
     """`(height, width, channels)` to read images at."""
-    channels = 1 if all(each.is_gray for each in readable) else 3
+    height, width, channels = takes
+    channels = channels or (1 if all(each.is_gray for each in readable) else 3)
+    if height or width:
+        return (height or width, width or height, channels)
     if image_size:
         return (image_size, image_size, channels)
     sizes = {each.size for each in readable}

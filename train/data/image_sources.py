@@ -72,7 +72,7 @@ def decode(encoded, shape):
     if isinstance(encoded, np.ndarray) and encoded.shape == shape:
         return encoded
     if isinstance(encoded, np.ndarray):
-        image = Image.fromarray(encoded[..., 0] if channels == 1 else encoded)
+        image = Image.fromarray(encoded[..., 0] if encoded.shape[2] == 1 else encoded)
     else:
         image = Image.open(io.BytesIO(encoded))
     image = eight_bits(image, channels)

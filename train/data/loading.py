@@ -81,6 +81,7 @@ def load(
     test_fraction=None,
     test_seed=0,
     skip_broken=False,
+    takes=(None, None, None),
 ):
     """Reads the training images of a data set and those to measure accuracy on.
 
@@ -103,6 +104,8 @@ def load(
         test_fraction: Of a folder; see `image_folder.ImageFolder`.
         test_seed: Likewise.
         skip_broken: Likewise.
+        takes: `(height, width, channels)` of the images that a model takes, None where any: they
+            are resized, and made gray or coloured.
 
     Returns:
         An `ImageData`. The test images of ImageNet and Places-365 are the official validation
@@ -113,9 +116,14 @@ def load(
             consist of uint8 images, each with one label.
     """
     name = Name.parse(name)
+    if image_size and any(own not in (None, image_size) for own in takes[:2]):
+        raise UserError(
+            f"The model takes images of {takes[0]}x{takes[1]} pixels, to which they are resized: "
+            f"leave out --image_size. Received: --image_size={image_size}."
+        )
     eval_split = eval_split or ("validation" if validation else "test")
     if name.path:
-        folder = ImageFolder(name.path, image_size, test_fraction, test_seed, skip_broken)
+        folder = ImageFolder(name.path, image_size, test_fraction, test_seed, skip_broken, takes)
         kind, records, test_split = folder.features, folder.records, "test"
     elif test_fraction is not None or test_seed or skip_broken:
         raise UserError(
@@ -128,7 +136,8 @@ def load(
         records = functools.partial(image_sources.records, builder, features=kind)
         usual = "test" if "test" in builder.info.splits else "validation"
         test_split = name.entry.test_split or usual
-    shape = _image_shape(kind.shape, name, image_size)
+    shape = tuple(own or known for own, known in zip(takes, kind.shape, strict=True))
+    shape = _image_shape(shape, name, image_size)
     large = (round(train_scale * shape[0]), round(train_scale * shape[1]), shape[2])
     classes = _kept_classes(name, kind)
 
@@ -158,8 +167,8 @@ def load(
     )
 
 
-def load_for(settings, data_dir, download):
-    """As `load`, of what the `settings.Settings` of a run name."""
+def load_for(settings, data_dir, download, takes=None):
+    """As `load`, of what the `settings.Settings` of a run name; `takes` None is any images."""
     return load(
         settings.dataset,
         data_dir,
@@ -171,6 +180,7 @@ def load_for(settings, data_dir, download):
         test_fraction=settings.test_fraction,
         test_seed=settings.test_seed,
         skip_broken=settings.skip_broken,
+        takes=takes or (None, None, None),
     )
 
 

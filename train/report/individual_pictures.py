@@ -6,7 +6,7 @@ All of them show private data.
 import numpy as np
 from matplotlib import figure
 
-from tfdpx.train.report.pictures import as_text
+from tfdpx.train.report.pictures import readable
 
 _STRATA, _TENTHS = 5, 10
 
@@ -115,7 +115,8 @@ def _bars_and_line(names, bars, line, label, path):
     axes.set_ylim(0.9 * min(bars), 1.05 * max(bars))
     axes.set_ylabel(r"mean individual $\varepsilon$ (bars)")
     rotation = 45 if max(map(len, names)) > 3 else 0
-    axes.set_xticks(places, [as_text(name) for name in names], rotation=rotation)
+    shown, fonts = readable(names)
+    axes.set_xticks(places, shown, rotation=rotation, fontfamily=fonts)
     second = axes.twinx()
     second.plot(places, line, color="tab:red", marker="o")
     second.set_ylabel(label, color="tab:red")

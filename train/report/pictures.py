@@ -1,11 +1,13 @@
 """Pictures of a run: accuracy against privacy spent, and which classes are mistaken for which."""
 
+import functools
 import math
 import pathlib
 
+import matplotlib
 import numpy as np
 import tensorflow as tf
-from matplotlib import figure, ticker
+from matplotlib import figure, font_manager, ticker
 from sklearn import metrics
 
 MAX_LABELLED_CLASSES = 20
@@ -70,9 +72,9 @@ def confusion_matrix(labels, predictions, class_names, path):
     axes.set_ylabel("true class")
     axes.set_title(f"{int(np.trace(counts))} of {len(labels)} right")
     if num_classes <= MAX_LABELLED_CLASSES:
-        shown = [as_text(name) for name in class_names]
-        axes.set_xticks(np.arange(num_classes), shown, rotation=45, ha="right")
-        axes.set_yticks(np.arange(num_classes), shown)
+        shown, fonts = readable(class_names)
+        axes.set_xticks(np.arange(num_classes), shown, rotation=45, ha="right", fontfamily=fonts)
+        axes.set_yticks(np.arange(num_classes), shown, fontfamily=fonts)
         for row, column in zip(*np.nonzero(counts), strict=True):
             colour = "white" if percent[row, column] > 50 else "black"
             text = str(counts[row, column])
@@ -94,9 +96,37 @@ def write_to_tensorboard(paths, log_dir, step):
             tf.summary.image(path.stem, picture[None], step=step)
 
 
-def as_text(name):
-    """The name of a class as matplotlib is to show it: a pair of dollars means a formula to it."""
-    return str(name).replace("$", r"\$")
+def readable(names):
+    r"""Names of classes, in any script, as matplotlib is to show them, and the fonts that do.
+
+    Args:
+        names: List of names.
+
+    Returns:
+        List of strings: letters that no installed font has are escapes, such as `\u732b`, and
+        dollars too, a pair of which means a formula. And the list of font families.
+    """
+    names = [str(name) for name in names]
+    families = list(matplotlib.rcParams["font.family"])
+    missing = set("".join(names)) - _letters(font_manager.findfont(font_manager.FontProperties()))
+    for font in font_manager.fontManager.ttflist:
+        if not missing:
+            break
+        if font.style == "normal" and (more := missing & _letters(font.fname)):
+            families.append(font.name)
+            missing -= more
+    escapes = {ord(letter): ascii(letter)[1:-1] for letter in missing} | {ord("$"): r"\$"}
+    return [name.translate(escapes) for name in names], families
+
+
+@functools.cache
+def _letters(path):
+    """The characters that a font file has, a frozenset; none if matplotlib cannot draw it."""
+    try:
+        font = font_manager.get_font(path)
+    except (OSError, RuntimeError):  # Of coloured bitmaps.
+        return frozenset()
+    return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
 
 
 def _piecewise(x, from_points, to_points):

@@ -34,11 +34,12 @@ def print_table(record, title, file=None):
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
     for key, value in record.items():
-        rows.add_row(key.replace("_", " "), Text(_readable(plain(value))))
+        rows.add_row(key.replace("_", " "), Text(readable(plain(value))))
     console.Console(file=file).print(rows)
 
 
-def _readable(value):
+def readable(value):
+    """A value of JSON as a table shows it, a string."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -36,6 +36,16 @@ def facts(data, files):
     return found
 
 
+def begun(workdir):
+    """What an unfinished run wrote down as it began, a dict; None where there is none.
+
+    Args:
+        workdir: Folder of the run.
+    """
+    file = _file(workdir)
+    return json.loads(file.read_text()) if file.exists() else None
+
+
 class RunFolder:
     """The folder `<workdir>/checkpoint`, which an unfinished run leaves behind.
 
@@ -49,6 +59,7 @@ class RunFolder:
         resume: Whether to go on with what the folder holds.
         entropy: Int from which seeds are drawn that `settings` does not give; the same on every
             host. None asks the operating system.
+        asked: Dict of JSON values that was asked for, or None; a resumed run keeps its own.
 
     Attributes:
         path: `pathlib.Path`.
@@ -60,10 +71,10 @@ class RunFolder:
             settings.
     """
 
-    def __init__(self, workdir, settings, resume, entropy=None):
-        self.path = pathlib.Path(workdir) / "checkpoint"
-        self._file = self.path / "settings.json"
-        self._settings = settings
+    def __init__(self, workdir, settings, resume, entropy=None, asked=None):
+        self._file = _file(workdir)
+        self.path = self._file.parent
+        self._settings, self._asked = settings, asked
         if self._file.exists():
             self.seeds = self._read(resume)
         else:
@@ -75,7 +86,8 @@ class RunFolder:
         fresh = self.path / "next.settings.json"
         # Not the seed: whoever knows it can take the noise away.
         settings = {name: value for name, value in self._settings.items() if name != "seed"}
-        fresh.write_text(json.dumps({"settings": settings, "seeds": self.seeds}))
+        run = {"settings": settings, "seeds": self.seeds, "asked": self._asked}
+        fresh.write_text(json.dumps(run))
         os.replace(fresh, self._file)
 
     def remove(self):
@@ -89,6 +101,7 @@ class RunFolder:
                 "with it, or choose another --workdir."
             )
         run = json.loads(self._file.read_text())
+        self._asked = run.get("asked") or self._asked
         for name, value in self._settings.items():
             if name not in FREE and run["settings"].get(name) != value:
                 raise UserError(
@@ -131,9 +144,16 @@ class LastState(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Saves beside the last save and then replaces it, so that a whole one always exists."""
         del epoch, logs
-        if int(self.model.optimizer.iterations) >= self._steps:
-            return
+        if int(self.model.optimizer.iterations) < self._steps:
+            self.save()
+
+    def save(self):
+        """Saves the state between two updates."""
         files.write(self._weights, keras_internals.weights_file(self.model))
+
+
+def _file(workdir):
+    return pathlib.Path(workdir) / "checkpoint" / "settings.json"
 
 
 def _draw_seeds(seed):

@@ -10,7 +10,7 @@ best product grows with epsilon * N, and more steps than such a move needs only 
 import dataclasses
 
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES
+from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, OF_FILE
 
 # Beyond so many, training a network costs less than a full batch and learns more.
 MOST_IMAGES = 20_000
@@ -50,6 +50,7 @@ def complete(settings, num_examples, replicas=1):
         model = LINEAR_ON_FEATURES if settings.features else "scatter_linear"
     budget = settings.epsilon or _EPSILON
     fixed = model in ("scatter_linear", LINEAR_ON_FEATURES)
+    fixed = fixed or (model == OF_FILE and settings.trainable == "last")
     rule = _for_features if fixed else _for_networks
     values, reason = rule(budget, num_examples)
     values["batch_size"] -= values["batch_size"] % replicas

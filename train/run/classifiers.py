@@ -68,9 +68,14 @@ def build(
     return keras.Model(images, body(normalised), name=name)
 
 
+def is_name(name):
+    """Whether there is a model of that name."""
+    return name in _BY_NAME or bool(_WIDE_RESNET.fullmatch(name) or _NF_RESNET.fullmatch(name))
+
+
 def check_name(name):
     """Raises UserError unless there is a model of that name, before any data is read."""
-    if name not in _BY_NAME and not (_WIDE_RESNET.fullmatch(name) or _NF_RESNET.fullmatch(name)):
+    if not is_name(name):
         near = did_you_mean(name, [*_BY_NAME, "wrn_16_4", "nf_resnet_50"])
         raise UserError(
             f"There is no model {name!r}.{near} Received: --model={name}. Use one of: {NAMES}."

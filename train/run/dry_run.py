@@ -8,7 +8,7 @@ from absl import flags
 from tfdpx import accounting
 from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.data import datasets
-from tfdpx.train.run import choice, classifiers, fitting
+from tfdpx.train.run import choice, classifiers, finetuning, fitting
 
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only say how large the run is and what epsilon it spends, without data."
@@ -61,7 +61,12 @@ def describe(settings, seconds_per_update=None):
             f"--dry_run knows: {', '.join(known)}."
         )
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
-    shape = _image_shape(settings, entry.image_shape)
+    source = None
+    if settings.init_from:
+        settings, source = finetuning.source(finetuning.check(settings))
+    takes = source.image_shape if source else (None, None, None)
+    shape = [own or known for own, known in zip(takes, entry.image_shape, strict=True)]
+    shape = _image_shape(settings, tuple(shape))
     settings, _ = choice.complete(settings, num_examples)
     plan = settings.privacy_plan(num_examples)
     fitting.check_head_steps(settings, plan)
@@ -74,7 +79,9 @@ def describe(settings, seconds_per_update=None):
         "pretrained_on": settings.pretrained_on,
         "trainable": settings.trainable,
         "head_steps": settings.head_steps,
-        "parameters": _parameters(
+        "parameters": source.classifier(shape, entry.num_classes).count_params()
+        if source
+        else _parameters(
             settings.model,
             shape,
             entry.num_classes,

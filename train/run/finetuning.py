@@ -1,33 +1,106 @@
 """Starts a run from a trained model, and leaves all layers but the last as they are."""
 
+import dataclasses
 import pathlib
 
 import keras
 import numpy as np
 
 from tfdpx import keras_internals
+from tfdpx.accounting import record as records
 from tfdpx.run import origins
 from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.training import AUTO, OF_FILE
 from tfdpx.train.run import classifiers
+from tfdpx.train.run.keras_files import KerasFile
 
 
 def check(settings):
-    """Raises UserError unless the trained model that the settings need is there."""
+    """Settings whose `init_from` is a file: of a run folder, the model in it.
+
+    Args:
+        settings: A `settings.Settings`.
+
+    Raises:
+        UserError: If the trained model that the settings need is not there.
+    """
     path = settings.init_from
     if settings.pretrained_on and not path:
         raise UserError(
             f"These settings fine-tune a model trained on {settings.pretrained_on!r}: name its "
             "file with --init_from (tfdpx.train.pretrain writes one). Received: no --init_from."
         )
-    if path and not (path.endswith((".keras", ".weights.h5")) and pathlib.Path(path).is_file()):
-        found = "of another kind" if pathlib.Path(path).exists() else "missing"
+    return dataclasses.replace(settings, init_from=model_file(path)) if path else settings
+
+
+def model_file(path):
+    """The file that `--init_from` means: itself, or the model of a run folder.
+
+    Args:
+        path: String.
+
+    Raises:
+        UserError: If there is none.
+    """
+    file = pathlib.Path(path).expanduser()
+    if file.is_dir():
+        if not (file / records.FILE).exists() or not (file / "model.keras").is_file():
+            raise UserError(
+                f"The folder --init_from={path} holds no finished run: {records.FILE} and "
+                "model.keras. Name a finished run, or a .keras file."
+            )
+        file = file / "model.keras"
+    if not (file.name.endswith((".keras", ".weights.h5")) and file.is_file()):
+        found = "of another kind" if file.exists() else "missing"
         raise UserError(
-            "Flag --init_from must name a file that ends in .keras or .weights.h5. Received: "
-            f"--init_from={path}, {found}."
+            "Flag --init_from must name a run folder, or a file that ends in .keras or "
+            f".weights.h5. Received: --init_from={path}, {found}. An .h5 file of a whole model "
+            "becomes one by keras.saving.load_model(path).save('model.keras')."
         )
+    return str(file)
 
 
-def build(settings, data):
+def source(settings):
+    """What a run starts from: a trained model as it is, or None if `build` makes `--model`.
+
+    That is a `.keras` file that `classify` and `pretrain` did not write, or any without `--model`.
+
+    Args:
+        settings: A `training.Training`.
+
+    Returns:
+        The settings, whose `model` is then `OF_FILE`, and a `keras_files.KerasFile` or None.
+
+    Raises:
+        UserError: If the file cannot be read, or flags do not fit it.
+    """
+    path, found = settings.init_from, None
+    if path and path.endswith(".keras"):
+        model = read(path)
+        if settings.model == AUTO or not is_ours(model):
+            found = KerasFile(model, path, settings.pixels)
+    if found is None and not (settings.pixels or settings.batch_norm):
+        return settings, None
+    if found is None:
+        raise UserError(
+            "Flags --pixels and --batch_norm belong to a model of --init_from that is taken as it "
+            f"is. Received: --pixels={settings.pixels} --batch_norm={settings.batch_norm}, with "
+            f"--model={settings.model} --init_from={path}. Leave them out."
+        )
+    if settings.precision != "float32":
+        raise UserError(
+            f"The layers of --init_from={path} keep the precision that they were saved with. "
+            f"Received: --precision={settings.precision}. Leave it out."
+        )
+    return dataclasses.replace(settings, model=OF_FILE), found
+
+
+def is_ours(model):
+    """Whether `classifiers.build` made a model, so that it can be made again."""
+    return classifiers.is_name(model.name) and any(x.name == "normalise" for x in model.layers)
+
+
+def build(settings, data, source=None):
     """The classifier of a run: new, or with the weights of `--init_from`, and what it trains.
 
     From a `.keras` file of `classify` or `pretrain` come the weights of all layers but the last,
@@ -39,6 +112,7 @@ def build(settings, data):
     Args:
         settings: A `settings.Settings`.
         data: `loading.ImageData`.
+        source: The `KerasFile` of `source(settings)`, to which a new last layer is added, or None.
 
     Returns:
         The `keras.Model`, not compiled.
@@ -46,8 +120,11 @@ def build(settings, data):
     Raises:
         UserError: If the file cannot be read or does not fit.
     """
+    if source is not None:
+        shape, classes = data.image_shape, data.num_classes
+        return source.classifier(shape, classes, settings.trainable, settings.batch_norm)
     path = settings.init_from
-    source = _read(path) if path and path.endswith(".keras") else None
+    source = read(path) if path and path.endswith(".keras") else None
     centre, deviation = data.centre, data.deviation
     if source is not None:
         centre, deviation = _standardization(source, path)
@@ -103,7 +180,7 @@ def features_of(path, flag="features"):
     Raises:
         UserError: If the file cannot be read, or neither of the two wrote it.
     """
-    model = _read(path, flag)
+    model = read(path, flag)
     centre, deviation = _standardization(model, path, flag)
     body = _before_last(model)
     images = keras.Input(body.input_shape[1:])
@@ -136,7 +213,8 @@ def _before_last(model):
     return keras.Model(body.inputs, last_layer(body).input, name="body")
 
 
-def _read(path, flag="init_from"):
+def read(path, flag="init_from"):
+    """The model of a `.keras` file; what it has seen is accounted for by `origin`."""
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -8,7 +8,7 @@ import keras
 
 import tfdpx
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.train.run import evaluation, finetuning, individual, optimization
+from tfdpx.train.run import evaluation, finetuning, individual, interruption, optimization
 
 
 def check_head_steps(settings, plan):
@@ -64,7 +64,8 @@ class Trainer:
         rate = self._settings.head_learning_rate or self._settings.learning_rate
         settings = dataclasses.replace(self._settings, learning_rate=rate)
         frozen = finetuning.freeze_all_but_last(model)
-        steps = settings.head_steps
+        # A run that ended within them makes what is left.
+        steps = settings.head_steps - self._saved_head.saved_updates or settings.head_steps
         self._fit(model, settings, self._saved_head, steps, steps, callbacks)
         for layer in frozen:
             layer.trainable = True
@@ -93,23 +94,25 @@ class Trainer:
                 jit_compile=settings.keras_jit_compile,
             )
         averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
+        ending = interruption.SavingInterruption(saved.save)
         run = dict(
             epochs=math.ceil(steps / epoch),
             steps_per_epoch=epoch,
-            callbacks=[*averaging, saved, tfdpx.PrivacyBudget(plan), *callbacks],
+            callbacks=[*averaging, saved, ending, tfdpx.PrivacyBudget(plan), *callbacks],
             verbose=0 if not self._write else 1 if sys.stdout.isatty() else 2,
         )
-        if strategy.num_replicas_in_sync > 1:
-            tfdpx.distributed.fit(
-                model,
-                plan,
-                data.train_x,
-                data.train_y,
-                validation_data=data.eval_examples,
-                validation_batch_size=evaluation.BATCH_SIZE,
-                **run,
-            )
-        else:
-            batches = plan.batches(data.train_x, data.train_y, optimizer=model.optimizer)
-            # `batches` draws at random already.
-            model.fit(batches, shuffle=False, validation_data=evaluation.batches(data), **run)
+        with ending.waiting():
+            if strategy.num_replicas_in_sync > 1:
+                tfdpx.distributed.fit(
+                    model,
+                    plan,
+                    data.train_x,
+                    data.train_y,
+                    validation_data=data.eval_examples,
+                    validation_batch_size=evaluation.BATCH_SIZE,
+                    **run,
+                )
+            else:
+                batches = plan.batches(data.train_x, data.train_y, optimizer=model.optimizer)
+                # `batches` draws at random already.
+                model.fit(batches, shuffle=False, validation_data=evaluation.batches(data), **run)

@@ -244,3 +244,62 @@ def test_nothing_to_test_on(tmp_path):
         loading.load(f"folder:{tmp_path}", test_fraction=0.0)
     data = loading.load(f"folder:{tmp_path}", test_fraction=0.0, validation=2)
     assert (data.num_train, data.num_eval, data.eval_split) == (8, 2, "validation")
+
+
+def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
+    two_classes(tmp_path)
+    (tmp_path / "unsorted").mkdir()
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / "1.HEIC").write_bytes(b"x")
+    notes = " ".join(ImageFolder(tmp_path).notes)
+    assert ".heic, which has no reader, so convert it to JPEG: 1 (phone/1.HEIC)" in notes
+    assert "class without an image: 2 (phone, unsorted)" in notes
+    (tmp_path / "cat" / "sent.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
+    with pytest.raises(UserError, match="cat/sent.jpg .is of format HEIC, which has no reader"):
+        ImageFolder(tmp_path)
+
+
+def test_an_error_says_why_there_are_too_few_classes(tmp_path):
+    save(tmp_path / "cat" / "0.png")
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog" / "0.heic").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"with classes: cat\. .*convert it to JPEG.*\(dog\)"):
+        ImageFolder(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize(
+    ("takes", "image_size", "shape"),
+    [
+        ((12, 16, 3), None, (12, 16, 3)),
+        ((12, 12, 1), 12, (12, 12, 1)),
+        ((None, 10, 3), None, (10, 10, 3)),
+        ((None, None, 3), 8, (8, 8, 3)),
+        ((None, None, 3), None, (20, 20, 3)),
+    ],
+)
+def test_images_are_read_as_a_model_takes_them(tmp_path, mode, takes, image_size, shape):
+    value = 128 if mode == "L" else (128, 128, 128)
+    name = f"folder:{two_classes(tmp_path, mode=mode, value=value)}"
+    data = loading.load(name, image_size=image_size, takes=takes)
+    assert data.image_shape == data.train_x.shape[1:] == shape
+    assert (data.train_x == 128).all() and data.train_x.dtype == np.uint8
+
+
+def test_a_size_that_a_model_does_not_take_is_refused(tmp_path):
+    with pytest.raises(UserError, match="takes images of 12x16.*--image_size=12"):
+        loading.load(f"folder:{two_classes(tmp_path)}", image_size=12, takes=(12, 16, 3))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_arrays_become_gray_or_coloured(channels):
+    gray = np.arange(64, dtype="uint8").reshape(8, 8, 1)
+    image = image_sources.decode(np.repeat(gray, channels, axis=2), (8, 8, 4 - channels))
+    np.testing.assert_array_equal(image, np.repeat(gray, 4 - channels, axis=2))
+
+
+@pytest.mark.parametrize("name", ["猫", "قطة", "می\u200cخواهم", "👩\u200d🔬"])
+def test_names_of_classes_in_any_script_stay_as_they_are(tmp_path, name):
+    save(tmp_path / name / "0.png")
+    save(tmp_path / "dog" / "0.png")
+    assert name in ImageFolder(tmp_path).features.class_names

@@ -1,6 +1,7 @@
 """Pictures: real PNG files that show what they are given, and arrive in TensorBoard."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -85,6 +86,28 @@ def test_confusion_matrix_of_many_classes_and_of_absent_ones(tmp_path, drawn):
     pictures.confusion_matrix([3, 7], [3, 99], [str(i) for i in range(100)], path)
     check_png(path)
     assert not drawn[0].axes[0].texts
+
+
+def test_names_of_classes_in_any_script(tmp_path, drawn):
+    """Letters that no font has are escapes; a font that has them is found and used."""
+    names = ["قطة", "a$b$", "猫", "👩\u200d🔬"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Glyph")
+        pictures.confusion_matrix(range(4), range(4), names, tmp_path / "confusion.png")
+    shown = [text.get_text() for text in drawn[0].axes[0].get_yticklabels()]
+    assert shown[:2] == ["قطة", r"a\$b\$"] and shown[2] in ("猫", r"\u732b")
+
+
+def test_the_font_that_has_a_letter_is_used(monkeypatch):
+    class Font:
+        style, name, fname = "normal", "Cats", "cats.ttf"
+
+    monkeypatch.setattr(pictures.font_manager.fontManager, "ttflist", [Font])
+    monkeypatch.setattr(
+        pictures, "_letters", lambda path: set("猫") if path == "cats.ttf" else set("abc")
+    )
+    names, fonts = pictures.readable(["a猫", "犬"])
+    assert names == ["a猫", r"\u72ac"] and fonts[-1] == "Cats" and len(fonts) == 2
 
 
 def test_pictures_arrive_in_tensorboard(tmp_path):

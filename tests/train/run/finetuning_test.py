@@ -172,7 +172,7 @@ def test_training_the_last_layer_leaves_the_body_as_it_was(trained):
     [
         (dict(pretrained_on="imagenet32"), "trained on 'imagenet32': name its file"),
         (dict(init_from="/no/such/model.keras"), "--init_from=/no/such/model.keras, missing"),
-        (dict(init_from="/etc/hostname"), "must name a file that ends in .keras"),
+        (dict(init_from="/etc/hostname"), "or a file that ends in .keras"),
     ],
 )
 def test_models_that_are_missing(given, message):

@@ -1,0 +1,149 @@
+"""What is found in trained models: features, head, scaling of pixels; and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdpx.models import transfer
+
+L = keras.layers
+SHAPE = (16, 12, 3)
+
+
+def body():
+    """Layers to feature maps."""
+    return [L.Conv2D(4, 3, strides=2), L.BatchNormalization(), L.ReLU()]
+
+
+def nested():
+    return keras.Sequential([keras.Input(SHAPE), *body()], name="body")
+
+
+def classifying():
+    """A functional model with a head, to be part of another."""
+    inputs = x = keras.Input(SHAPE)
+    for layer in (*body(), L.GlobalAveragePooling2D(name="end")):
+        x = layer(x)
+    return keras.Model(inputs, L.Softmax()(L.Dense(5, name="head")(x)))
+
+
+def residual():
+    inputs = keras.Input(SHAPE)
+    x = L.Conv2D(4, 3, padding="same")(inputs)
+    return keras.Model(inputs, L.ReLU(name="end")(L.Add()([x, L.Conv2D(4, 1)(x)])))
+
+
+def sequential(*layers):
+    return keras.Sequential([keras.Input(SHAPE), *layers])
+
+
+POOL = L.GlobalAveragePooling2D
+# A model; the name of its head; the layer, and of which part, whose outputs are the features.
+CASES = {
+    "dense head": (lambda: sequential(*body(), POOL(name="end"), L.Dense(7, name="head")), "head"),
+    "softmax behind the head": (
+        lambda: sequential(
+            *body(), L.Flatten(name="end"), L.Dense(7, name="head"), L.Activation("softmax")
+        ),
+        "head",
+    ),
+    "a convolution as head": (
+        lambda: sequential(
+            *body(), POOL(keepdims=True, name="end"), L.Conv2D(7, 1, name="head"), L.Flatten()
+        ),
+        "head",
+    ),
+    "feature maps": (lambda: sequential(*body()[:2], L.ReLU(name="end")), None),
+    "pooled features": (lambda: sequential(*body(), POOL(name="end")), None),
+    "two branches": (residual, None),
+    "nested body": (
+        lambda: sequential(nested(), POOL(name="end"), L.Dense(7, name="head")),
+        "head",
+    ),
+    "nested, without head": (lambda: sequential(nested(), POOL(name="end")), None),
+    "head inside the nested part": (lambda: sequential(L.Rescaling(2.0), classifying()), "head"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_are_what_the_head_receives(case):
+    make, head = CASES[case]
+    model = make()
+    images = np.random.default_rng(0).normal(size=(3, *SHAPE)).astype("float32")
+    found, left_out = transfer.without_head(model)
+    assert left_out == head
+    if case == "head inside the nested part":
+        part, values = model.layers[-1], 2 * images
+    else:
+        part, values = keras.Model(model.inputs[0], model.outputs[0]), images
+    expected = np.asarray(keras.Model(part.inputs[0], part.get_layer("end").output)(values))
+    if expected.ndim == 4:
+        expected = expected.mean(axis=(1, 2))
+    np.testing.assert_allclose(found(images), expected, rtol=1e-5, atol=1e-6)
+    assert {id(v) for v in found.weights} <= {id(v) for v in model.weights}  # Shared, not copied.
+
+
+def arithmetic():
+    inputs = keras.Input(SHAPE)
+    return keras.Model(inputs, L.Conv2D(2, 3)(inputs / 127.5 - 1.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: sequential(L.Rescaling(1 / 255), *body()), True),
+        (lambda: sequential(L.ZeroPadding2D(), L.Normalization(mean=1.0, variance=2.0)), True),
+        (lambda: sequential(keras.Sequential([keras.Input(SHAPE), L.Rescaling(2.0)])), True),
+        (lambda: sequential(L.RandomFlip(), keras.Sequential([L.Rescaling(2.0), *body()])), True),
+        (arithmetic, True),
+        (lambda: sequential(*body()), False),
+        (lambda: sequential(nested(), L.Rescaling(2.0)), False),
+        (residual, False),  # It adds, behind its first weights.
+    ],
+)
+def test_whether_a_model_scales_pixels_itself(make, expected):
+    assert transfer.rescales(make()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "rescales", "given"),
+    [
+        ("MobileNetV2", "predictions", False, {"alpha": 0.35}),
+        ("MobileNet", "conv_preds", False, {"alpha": 0.25}),
+        ("MobileNetV3Small", "logits", True, {"alpha": 0.75, "minimalistic": True}),
+        ("ResNet50V2", "predictions", False, {}),
+        ("ConvNeXtTiny", "convnext_tiny_head_dense", True, {}),
+        ("EfficientNetB0", "predictions", True, {}),
+        ("VGG16", "predictions", False, {}),
+    ],
+)
+def test_networks_of_keras_applications(name, head, rescales, given):
+    make = getattr(keras.applications, name)
+    model = make(weights=None, input_shape=(32, 32, 3), classes=5, **given)
+    assert transfer.image_shape(model) == (32, 32, 3)
+    features, left_out = transfer.without_head(model)
+    assert (left_out, transfer.rescales(model)) == (head, rescales)
+    assert len(features.output_shape) == 2 and len(features.weights) == len(model.weights) - 2
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Subclassed, "Functional or Sequential.*class Subclassed"),
+        (lambda: keras.Sequential([keras.Input([5]), L.Dense(2)]), r"shapes \[\(None, 5\)\]"),
+        (lambda: keras.Sequential([keras.Input((8, 8, 4)), L.Flatten()]), "1 or 3 channels"),
+    ],
+)
+def test_models_that_take_no_images(make, message):
+    with pytest.raises(ValueError, match=message):
+        transfer.image_shape(make())
+
+
+def test_features_must_be_vectors():
+    with pytest.raises(ValueError, match="End it with a pooling layer"):
+        transfer.without_head(sequential(*body(), L.Reshape((-1, 4))))

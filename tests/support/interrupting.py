@@ -1,0 +1,23 @@
+"""Ctrl-C at a chosen update."""
+
+import contextlib
+import signal
+
+import keras
+import pytest
+
+
+@contextlib.contextmanager
+def ctrl_c_after(update, times=1):
+    """Within it, this process gets Ctrl-C so many times after the given update of any `fit`."""
+    end = keras.callbacks.CallbackList.on_train_batch_end
+
+    def ended(self, *args, **kwargs):
+        end(self, *args, **kwargs)
+        if int(self._model.optimizer.iterations) == update:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.callbacks.CallbackList, "on_train_batch_end", ended)
+        yield
