@@ -43,6 +43,9 @@ def test_the_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert np.mean(predicted == names["y_test"]) > 0.85
     # What the page shows of it.
     text = capsys.readouterr().out
-    for line in ("Epoch 19/20", "Privacy budget used up after 113 updates: epsilon=8 at delta=1e-05."):
+    for line in (
+        "Epoch 19/20",
+        "Privacy budget used up after 113 updates: epsilon=8 at delta=1e-05.",
+    ):
         assert line in text and line in README.read_text()
     assert keras.saving.load_model("digits.keras").optimizer.ledger.steps == 113

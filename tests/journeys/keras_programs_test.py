@@ -20,7 +20,7 @@ RNG = np.random.default_rng(0)
 
 
 def image_classification(optimizer, folder):
-    """https://keras.io/examples/vision/image_classification_from_scratch"""
+    """After https://keras.io/examples/vision/image_classification_from_scratch."""
     y = RNG.integers(0, 2, 64)
     x = RNG.integers(0, 128, (64, 32, 32, 3)).astype("uint8") + 100 * y[:, None, None, None]
 
@@ -55,7 +55,7 @@ def image_classification(optimizer, folder):
 
 
 def timeseries_transformer(optimizer, folder):
-    """https://keras.io/examples/timeseries/timeseries_classification_transformer"""
+    """After https://keras.io/examples/timeseries/timeseries_classification_transformer."""
     y = RNG.integers(0, 2, 80)
     x = RNG.normal(size=(80, 24, 1)) + y[:, None, None]
 
@@ -86,7 +86,7 @@ def timeseries_transformer(optimizer, folder):
 
 
 def text_classification(optimizer, folder):
-    """https://keras.io/examples/nlp/text_classification_from_scratch"""
+    """After https://keras.io/examples/nlp/text_classification_from_scratch."""
     words = ["good", "bad", "film", "plot", "the", "a"]
     texts = [" ".join(RNG.choice(words, 12)) for _ in range(64)]
     y = np.array(["good" in text for text in texts], "float32")
@@ -111,7 +111,7 @@ def text_classification(optimizer, folder):
 
 
 def tabular(optimizer, folder):
-    """https://keras.io/examples/structured_data/imbalanced_classification"""
+    """After https://keras.io/examples/structured_data/imbalanced_classification."""
     x = RNG.normal(size=(200, 8)).astype("float32")
     y = (x[:, :1] > 1.2).astype("uint8")
     model = keras.Sequential(
@@ -144,7 +144,7 @@ def tabular(optimizer, folder):
 
 
 def autoencoder(optimizer, folder):
-    """https://keras.io/examples/vision/autoencoder"""
+    """After https://keras.io/examples/vision/autoencoder."""
     x = RNG.uniform(size=(64, 12, 12, 1)).astype("float32")
     noisy = np.clip(x + 0.4 * RNG.normal(size=x.shape), 0, 1)
 
@@ -162,7 +162,7 @@ def autoencoder(optimizer, folder):
 
 
 def segmentation(optimizer, folder):
-    """https://keras.io/examples/vision/oxford_pets_image_segmentation"""
+    """After https://keras.io/examples/vision/oxford_pets_image_segmentation."""
     masks = RNG.integers(0, 3, (32, 16, 16, 1)).astype("uint8")
     images = (masks + RNG.normal(size=(32, 16, 16, 3))).astype("float32")
 
@@ -199,7 +199,7 @@ def segmentation(optimizer, folder):
 
 
 def character_model(optimizer, folder):
-    """https://keras.io/examples/generative/lstm_character_level_text_generation"""
+    """After https://keras.io/examples/generative/lstm_character_level_text_generation."""
     text, length = "a slow brown fox sleeps and a quick dog jumps over it " * 3, 10
     chars = sorted(set(text))
     indices = np.array([chars.index(c) for c in text])

@@ -27,7 +27,7 @@ class Releases:
 
     def __init__(self, most, recorded=None):
         self._most, self._recorded = most, recorded
-        self._tables = {}  # By the number of weights: updates of different models are kept separate.
+        self._tables = {}  # By the number of weights: models do not share it.
         self._current = None
         self.traced = []  # Shapes of the batches that steps were traced for, in order.
 

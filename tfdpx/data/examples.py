@@ -19,8 +19,8 @@ class Examples:
         x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. float64 becomes
             `keras.config.floatx()`; any other dtype is kept.
         y: Like `x`, or None.
-        sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0: `[num_examples]`,
-            or with the axes of the losses that they multiply.
+        sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0, of shape
+            `[num_examples]` or with the axes of the losses that they multiply.
         class_weight: Optional dict from class (int) to weight, finite and >= 0, for a single `y` of
             class indices `[num_examples]` or `[num_examples, 1]`, or one-hot
             `[num_examples, num_classes]`. Classes not in it weigh 1.
@@ -62,8 +62,8 @@ class Examples:
     def _weights(self, weights):
         if weights.shape.rank == 0 or weights.shape[0] != self.count:
             raise ValueError(
-                f"Argument `sample_weight` must have shape ({self.count},), a weight an example, or "
-                f"({self.count}, ...), a weight each of its positions. Received: shape "
+                f"Argument `sample_weight` must have shape ({self.count},), a weight an example, "
+                f"or ({self.count}, ...), one for each of its positions. Received: shape "
                 f"{tuple(weights.shape)}."
             )
         values = weights.numpy()
