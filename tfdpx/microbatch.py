@@ -100,6 +100,19 @@ class Microbatch:
         self._function = function.get_concrete_function(*_flat(specs))
         self.graph = self._function.graph
 
+    @property
+    def draws(self):
+        """Whether what it gives depends on its key: some layer draws random numbers."""
+        left, seen = [t.op for t in self.graph.outputs], set()
+        while left:
+            operation = left.pop()
+            if operation is self.inputs.key.op:
+                return True
+            if operation not in seen:
+                seen.add(operation)
+                left += [t.op for t in operation.inputs]
+        return False
+
     def renewed(self):
         """The same function for another update, of the weights as they are now."""
         twin = copy.copy(self)

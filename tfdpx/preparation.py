@@ -244,7 +244,7 @@ class _Preparation:
     def _compared(self, microbatch, size, found):
         """Texts of how the microbatch differs from batches of one example, a list."""
         model, views, specs = self._model, self._batch.views.count, microbatch.inputs
-        draws = bool(keras_internals.seed_generators(model))
+        draws = microbatch.draws
         drawn, key, alone = microbatch, tf.zeros([2], tf.int64), not microbatch.found.of_rows
         examples = None if size.varies else self._rows(size) // views
         still = keras_internals.still() if draws else contextlib.nullcontext()

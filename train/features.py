@@ -38,7 +38,7 @@ from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, head_methods, head_search, origin
+from tfdpx.train.run import finetuning, head_methods, head_search, interruption, origin
 from tfdpx.train.run.keras_files import PIXELS, KerasFile
 
 SHARD = 4096
@@ -82,6 +82,9 @@ def main(argv, values=flags.FLAGS):
             record = run(values)
     except UserError as error:
         sys.exit(f"tfdpx.train.features: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        text = "interrupted; what was written is whole. Start it again with the same command."
+        interruption.end("features", text)
     print_table(record, title="features")
     print(to_json(record), flush=True)
 

@@ -93,6 +93,11 @@ def ending_in_a_line(program, workdir):
                 "interrupted; what was saved is whole, and updates after it are made again. "
                 f"Go on: {command}"
             )
-        print("\n" * sys.stdout.isatty(), end="", flush=True)
-        print(f"tfdpx.train.{program}: {text}", file=sys.stderr, flush=True)
-        sys.exit(STATUS)
+        end(program, text)
+
+
+def end(program, text):
+    """Ends an interrupted program with a line."""
+    print("\n" * sys.stdout.isatty(), end="", flush=True)
+    print(f"tfdpx.train.{program}: {text}", file=sys.stderr, flush=True)
+    sys.exit(STATUS)
