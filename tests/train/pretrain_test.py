@@ -80,7 +80,7 @@ def test_ctrl_c_ends_pretraining_in_a_line_and_the_folder_alone_resumes(
     assert error.value.code == 130
     told = capsys.readouterr().err.splitlines()[-1]
     assert "pretrain: interrupted at update 13; nothing is lost. Go on: " in told
-    with pytest.raises(SystemExit, match="began with --steps=25. Received: --steps=30"):
+    with pytest.raises(SystemExit, match="began with steps=25. Received: steps=30"):
         run(pretrain, data_dir, tmp_path / "run", resume=True, steps=30)
     with flagsaver.flagsaver(workdir=str(tmp_path / "run"), resume=True):
         pretrain.main(["pretrain"])

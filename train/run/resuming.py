@@ -58,7 +58,7 @@ def settings(kind, base, given):
         if name not in checkpoint.FREE and json.loads(json.dumps(value)) not in known:
             raise UserError(
                 f"Cannot resume the run in --workdir={path} with other settings: it began with "
-                f"--{name}={recorded.get(name)}. Received: --{name}={value}. Leave the flag out, "
+                f"{name}={recorded.get(name)}. Received: {name}={value}. Leave the flag out, "
                 "or choose another --workdir."
             )
     for name, value in run["flags"].items():
