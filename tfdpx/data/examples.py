@@ -66,7 +66,7 @@ class Examples:
                 f"or ({self.count}, ...), one for each of its positions. Received: shape "
                 f"{tuple(weights.shape)}."
             )
-        values = weights.numpy()
+        values = tf.get_static_value(weights)  # A data set may be made within a graph.
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(
                 "Weights must be finite and >= 0, since an example of weight 0 is absent. "

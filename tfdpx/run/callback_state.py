@@ -18,13 +18,12 @@ _COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
 def saved(callbacks):
-    """The bytes of a file with the states of callbacks of Keras.
+    """The bytes of a file with the states of callbacks of Keras; None if none has any.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
     """
-    content = io.BytesIO()
-    arrays = {}
+    content, arrays = io.BytesIO(), {}
     for prefix, callback in _by_name(callbacks).items():
         for name in _NUMBERS:
             value = getattr(callback, name, None)
@@ -33,7 +32,7 @@ def saved(callbacks):
         for place, array in enumerate(getattr(callback, _ARRAYS, None) or ()):
             arrays[f"{prefix}/{_ARRAYS}/{place}"] = array
     np.savez(content, **arrays)
-    return content.getvalue()
+    return content.getvalue() if arrays else None
 
 
 def restore(callbacks, content, model):

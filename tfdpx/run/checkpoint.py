@@ -208,10 +208,10 @@ class Checkpoint(keras.callbacks.Callback):
     def _content(self):
         """The bytes of the file: what is named in its record, and the record."""
         optimizer = keras_internals.innermost(self.model.optimizer)
-        content = {
-            _WEIGHTS: keras_internals.weights_file(self.model),
-            _CALLBACKS: callback_state.saved(self._others),
-        }
+        content = {_WEIGHTS: keras_internals.weights_file(self.model)}
+        states = callback_state.saved(self._others)
+        if states is not None:
+            content[_CALLBACKS] = states
         if optimizer.estimates is not None:
             norms = io.BytesIO()
             np.savez(norms, **optimizer.estimates.state())
