@@ -80,6 +80,9 @@ def session_of(optimizer, model, arguments):
     data = arguments.get("x")
     if optimizer.public_data is not None:
         optimizer.public_data.check_apart(data)
+    batches = None
+    if optimizer.estimates is not None:
+        batches = optimizer.estimates.with_ids(data)
     draws = draws_of(data)
     if draws is not None and draws.plan is None:
         draws = None
@@ -92,9 +95,6 @@ def session_of(optimizer, model, arguments):
         check_draws(optimizer, draws)
         _refuse_data_beside(arguments)
         probability = draws.plan.sampling_probability
-    batches = None
-    if optimizer.estimates is not None:
-        batches = optimizer.estimates.with_ids(data)
     with (
         Session(optimizer, draws, probability, is_seeded(data)) as session,
         keras_internals.keeping_first_epoch(model),
