@@ -223,7 +223,7 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(finished, data_dir, 
     for given, message in [
         (dict(epsilon=1.0), "began with epsilon=8.0. Received: epsilon=1.0. Leave the flag"),
         (dict(model="lenet"), "model=small_cnn. Received: model=lenet"),
-        (dict(preset="table12/eps8"), "--preset=digits. Received: --preset=table12/eps8"),
+        (dict(preset="table12/eps8"), "preset=digits. Received: preset=table12/eps8"),
     ]:
         with pytest.raises(SystemExit, match=message) as error:
             resume(workdir, **given)
