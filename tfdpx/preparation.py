@@ -42,7 +42,7 @@ class _Kind(typing.NamedTuple):
     """What microbatches depend on besides the model: of a batch, and of how the step runs."""
 
     count: int | None  # of rows, where it is static
-    weights: tuple  # `_specs` of the sample weights, empty where there are none
+    weights: tuple  # `_specs` of the sample weights, or a word that rows may be absent; or empty
     way: str  # "eager", "compiled" or "graph"
 
 
@@ -132,7 +132,8 @@ class _Preparation:
         way = "compiled" if tensorflow_internals.is_for_xla(model) else "graph"
         way = "eager" if tf.executing_eagerly() else way
         count = count if isinstance(count, int) else None
-        self._kind = _Kind(count, _specs(sample_weight), way)
+        flags = ("present",) if batch.may_be_absent and count is not None else ()
+        self._kind = _Kind(count, _specs(sample_weight) or flags, way)
         self._reasons = []
 
     def kept(self):

@@ -250,7 +250,10 @@ def test_another_optimizer_and_a_plan_are_all_that_it_takes(program, tmp_path, r
     ledger = model.optimizer.ledger
     assert ledger.steps == plan.steps and not ledger.is_approximate and ledger.is_complete
     assert ledger.epsilon(plan.delta) == plan.epsilon
-    assert {found.verdict for found in model.optimizer.independence} == {"proved"}
+    # Microbatches take the rows that were drawn, and no padding, where the proof is for any number.
+    assert {str(found) for found in model.optimizer.independence} == {
+        "proved, for any number of rows"
+    }
 
 
 @pytest.mark.filterwarnings("error:.*computed alone")
