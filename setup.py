@@ -48,7 +48,7 @@ setuptools.setup(
     package_dir=PACKAGE_DIR,
     packages=find_packages(),
     install_requires=[
-        # Keras's train_step, which tfdpx/keras_hook.py wraps, is tested on these ranges.
+        # Keras's train_step, which tfdpx/_keras/hook.py wraps, is tested on these ranges.
         "tensorflow>=2.16.2,<2.22",
         # On 3.8 a metric differed between one device and two replicas; 3.10 passes, 3.9 is untried.
         "keras>=3.10,<3.16",

@@ -2,8 +2,9 @@
 
 import keras
 
-from tfdpx import PrivacyPlan, keras_internals, make_private
+from tfdpx import PrivacyPlan, make_private
 from tfdpx._arguments import require
+from tfdpx._keras import keras_internals
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
 
 _BATCH_SIZE = 256

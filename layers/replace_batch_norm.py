@@ -2,8 +2,8 @@
 
 import keras
 
-from tfdpx import keras_internals
 from tfdpx._arguments import check_positive_integer
+from tfdpx._keras import keras_internals
 from tfdpx.layers.group_norm import GroupNorm
 
 

@@ -7,7 +7,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.per_example import Conv2DRule, register, rounding
 from tfdpx.per_example.rules.convolution_gradients import channels_last

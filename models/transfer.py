@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.layers import replace_batch_norm
 
 _RESCALING = (keras.layers.Rescaling, keras.layers.Normalization)

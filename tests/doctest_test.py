@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tfdpx
-from tfdpx.data.examples import as_examples
+from tfdpx.sampling.examples import as_examples
 
 MODULES = [
     "tfdpx.accounting.group_privacy",
@@ -31,9 +31,9 @@ MODULES = [
     "tfdpx.layers.scattering2d",
     "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
-    "tfdpx.optimizers",
+    "tfdpx.training.optimizers",
     "tfdpx.per_example.gradient_norms",
-    "tfdpx.sampling",
+    "tfdpx.sampling.sampled_batches",
     "tfdpx.synthetic.dead_leaves",
     "tfdpx.synthetic.shapes",
     "tfdpx.synthetic.spectrum",

@@ -4,7 +4,7 @@
 `make_private_model`, `RandomAccess` and the modules `accounting`, `audit`, `augment`, `callbacks`,
 `checks`, `distributed`, `heads`, `per_example` and `synthetic`. It also installs the hook by which
 `keras.Model.fit` lets a DP optimizer drive the training step, registers the layers of
-`tfdpx.layers` with Keras, and keeps freed memory with the process (`tfdpx.memory.allocator`).
+`tfdpx.layers` with Keras, and keeps freed memory with the process (`tfdpx.training.allocator`).
 `tfdpx.models` loads on first use.
 """
 
@@ -72,7 +72,7 @@ if not _is_for_numbers_alone():
 
     _check_backend(_keras.backend.backend())
 
-    from tfdpx.memory import allocator as _allocator
+    from tfdpx.training import allocator as _allocator
 
     _allocator.keep_freed_memory()
 
@@ -84,17 +84,17 @@ if not _is_for_numbers_alone():
         checks,
         distributed,
         heads,
-        keras_hook,
         per_example,
         synthetic,
     )
+    from tfdpx._keras import hook
     from tfdpx.accounting import PrivacyPlan
-    from tfdpx.adamix import AdaMix
     from tfdpx.callbacks import PrivacyBudget
-    from tfdpx.data.random_access import RandomAccess
-    from tfdpx.optimizers import DPSGD, DPAdam, DPAdamW, make_private
+    from tfdpx.heads.adamix import AdaMix
+    from tfdpx.sampling.random_access import RandomAccess
+    from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
-    keras_hook.install()
+    hook.install()
 
     # Makes Keras know our layers, so that `load_model` works after a plain `import tfdpx`.
     _importlib.import_module("tfdpx.layers")

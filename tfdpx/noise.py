@@ -11,7 +11,7 @@ import secrets
 
 import tensorflow as tf
 
-from tfdpx import tensorflow_internals
+from tfdpx._keras import tensorflow_internals
 
 
 def make_seed(seed=None):

@@ -15,7 +15,8 @@ from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.distribute import one_device_strategy
 
 import tfdpx
-from tfdpx import keras_internals, noise
+from tfdpx import noise
+from tfdpx._keras import keras_internals
 from tfdpx.train.run import classifiers
 
 NUM_CLASSES = 10

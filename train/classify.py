@@ -46,6 +46,7 @@ from absl import app, flags
 import tfdpx
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
+from tfdpx.spending import budget
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
@@ -215,7 +216,7 @@ def train(settings, workdir, strategy):
     if not is_chief:
         return None
     optimizer, trained = model.optimizer, model.trainable_variables
-    steps = tfdpx.callbacks.steps_taken(optimizer)
+    steps = budget.steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     measured = evaluation.measure(model, inputs)
     raw_measured = evaluation.measure(_with_weights(model, raw.values), inputs)

@@ -21,15 +21,15 @@ from absl import app, flags
 from sklearn import datasets, model_selection
 
 import tfdpx
-from tfdpx import refresh
 from tfdpx.accounting import IndividualAccountant, individual_epsilon
 from tfdpx.accounting.groups import group_report
-from tfdpx.data.examples import as_examples
+from tfdpx.sampling.examples import as_examples
 from tfdpx.train.benchmarks import comparison
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import digits
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import individual
+from tfdpx.training import refresh
 
 _REFRESHES = (0, 1, 2)
 # Examples whose norms are measured before every update, as in the paper.

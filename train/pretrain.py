@@ -24,11 +24,12 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 
-from tfdpx import noise, sampling
+from tfdpx import noise
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import NOTHING, Data
-from tfdpx.data.examples import as_examples
+from tfdpx.sampling import sampled_batches
+from tfdpx.sampling.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import Training
@@ -186,7 +187,7 @@ def _batches(settings, objective, data, seed, start):
         return (x, *(tf.repeat(part, objective.num_views, axis=0) for part in batch[1:]))
 
     with checking_flags():
-        dataset = sampling.shuffled_batches(
+        dataset = sampled_batches.shuffled_batches(
             as_examples(data.train_x, data.train_y),
             batch_size=settings.batch_size,
             capacity=settings.batch_size,

@@ -7,7 +7,7 @@ from replica_cases import main, make_model, strategies
 
 import tfdpx
 from tfdpx import audit, mechanism, noise
-from tfdpx.replication import replicas
+from tfdpx.training import replicas
 
 
 def report(strategy):

@@ -13,7 +13,7 @@ import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting import Ledger
 from tfdpx.callbacks import Checkpoint
-from tfdpx.run.budget import BudgetExceeded
+from tfdpx.spending.budget import BudgetExceeded
 
 ROOT = pathlib.Path(tfdpx.__file__).resolve().parents[1]
 CHECKPOINT = "tfdpx-checkpoint.zip"

@@ -9,7 +9,7 @@ from scipy import stats
 
 import tfdpx
 from tfdpx import mechanism, noise
-from tfdpx.replication import replicas
+from tfdpx.training import replicas
 
 
 def noise_problems(strategy, steps=3):

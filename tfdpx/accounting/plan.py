@@ -245,13 +245,13 @@ class PrivacyPlan:
                 dataset ends after the steps that the plan has left. Without it, draws are fresh
                 each time that the dataset is iterated over.
             seed: Optional int, for experiments that must be repeatable: the draws of a known seed
-                give no privacy. See `tfdpx.sampling`.
+                give no privacy. See `tfdpx.sampling.sampled_batches`.
             start: Int or scalar variable: the step to begin at. Needed only with a `seed`.
             pad_to_multiple_of: Int. Pads further, such that `tf.distribute` can split a batch
                 evenly: a multiple of the number of replicas.
             input_context: Optional `tf.distribute.InputContext` of a host of several, for
                 `tfdpx.distributed.fit`: the shares of this host's replicas, see
-                `tfdpx.sampling.poisson_batches`.
+                `tfdpx.sampling.sampled_batches.poisson_batches`.
 
         Returns:
             A `tf.data.Dataset` of `(x, y, sample_weight)` of fixed shapes `[rows, ...]` that ends
@@ -271,9 +271,9 @@ class PrivacyPlan:
         >>> 0 < drawn < plan.capacity and not np.any(x[drawn:])
         True
         """
-        from tfdpx import sampling  # On the call: accounting needs no TensorFlow.
+        from tfdpx.sampling import sampled_batches  # On the call: accounting needs no TensorFlow.
 
-        return sampling.plan_batches(
+        return sampled_batches.plan_batches(
             self,
             x,
             y,

@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.per_example.rows import Rows
-from tfdpx.private_optimizer import PrivateOptimizer
-from tfdpx.public_data import PublicData
+from tfdpx.training.private_optimizer import PrivateOptimizer
+from tfdpx.training.public_data import PublicData
 
 # How much longer than the clip a canary's gradient is: what is not clipped must show.
 _EXCESS = 1000.0

@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals
 from tfdpx._arguments import is_integer, require
+from tfdpx._keras import keras_internals
 from tfdpx.accounting.accountants import check_delta
 from tfdpx.audit import one_run_bounds
 from tfdpx.audit.lower_bound import check_confidence
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
-from tfdpx.private_optimizer import PrivateOptimizer
+from tfdpx.training.private_optimizer import PrivateOptimizer
 
 # Numbers of guesses that are tried by default, as parts of the canaries.
 _PARTS = (1, 2, 4, 8)

@@ -13,8 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals, mechanism
-from tfdpx.private_optimizer import PrivateOptimizer
+from tfdpx import mechanism
+from tfdpx._keras import keras_internals
+from tfdpx.training.private_optimizer import PrivateOptimizer
 
 
 class Releases:

@@ -13,13 +13,13 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from tfdpx import keras_internals
 from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx._keras import keras_internals
 from tfdpx.accounting.accountants import check_delta
 from tfdpx.audit.canaries import Canaries
 from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu, gdp_mu_lower_bound
-from tfdpx.private_optimizer import PrivateOptimizer
-from tfdpx.replication import replicas
+from tfdpx.training import replicas
+from tfdpx.training.private_optimizer import PrivateOptimizer
 
 # Standard deviations of the noise that the canaries pull: few errors, and yet some.
 _PULL = 3.5

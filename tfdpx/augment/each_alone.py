@@ -4,7 +4,8 @@ import itertools
 
 import tensorflow as tf
 
-from tfdpx import noise, tensorflow_internals
+from tfdpx import noise
+from tfdpx._keras import tensorflow_internals
 from tfdpx.per_example.invalid_values import invalid_as_nan
 
 

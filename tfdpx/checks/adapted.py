@@ -5,8 +5,8 @@ import hashlib
 import keras
 import numpy as np
 
-from tfdpx import keras_internals
-from tfdpx.run import origins
+from tfdpx._keras import keras_internals
+from tfdpx.spending import origins
 
 _ARGUMENTS = {
     keras.layers.Normalization: "as `mean` and `variance`",

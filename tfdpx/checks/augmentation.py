@@ -1,6 +1,6 @@
 """What an augmentation does besides making the view of one example, which it does alone."""
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.augment import LayerViews
 from tfdpx.independence import raising
 from tfdpx.independence.hidden_state import Found
@@ -10,7 +10,7 @@ def problems_of_augment(augment):
     """Texts of what an augmentation keeps, or draws unseen; and of one that mixes images.
 
     Args:
-        augment: The augmentation of `tfdpx.augmult.Views`, which has made views; or None.
+        augment: The augmentation of `tfdpx.training.views.Views`, which has made views; or None.
     """
     inner = getattr(augment, "augment", augment)
     layers = keras_internals.flatten_layers(inner.layer) if isinstance(inner, LayerViews) else []

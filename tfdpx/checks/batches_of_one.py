@@ -11,7 +11,7 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx._warnings import warn
 from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.layout import restored

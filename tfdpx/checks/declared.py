@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.checks.adapted import problems_of_adapted
 
 

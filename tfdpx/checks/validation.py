@@ -14,9 +14,9 @@ import functools
 
 import keras
 
-from tfdpx.data.common_examples import count_common, examples_of
-from tfdpx.data.draws import draws_of
-from tfdpx.data.random_access import RandomAccess
+from tfdpx.sampling.common_examples import count_common, examples_of
+from tfdpx.sampling.draws import draws_of
+from tfdpx.sampling.random_access import RandomAccess
 
 
 class Validation:

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdpx import tensorflow_internals
+from tfdpx._keras import tensorflow_internals
 
 # What may give an example twice in a pass.
 _REPEATS = {"RepeatDataset"}

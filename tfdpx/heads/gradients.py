@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdpx.heads import moments
 from tfdpx.per_example import rounding
-from tfdpx.replication import replicas
+from tfdpx.training import replicas
 
 BLOCK = 256
 _PARTIAL_SUMS = 2**26  # Bytes of the sums of all blocks of a chunk.

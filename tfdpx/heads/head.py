@@ -16,7 +16,7 @@ from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.heads import arguments, releases
 from tfdpx.heads.examples import Examples
 from tfdpx.heads.journal import Journal
-from tfdpx.run import origins
+from tfdpx.spending import origins
 
 _ROWS = 8192
 

@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 from tfdpx import _files as files
-from tfdpx.run.checkpoint import Checkpoint
+from tfdpx.training.checkpoint import Checkpoint
 
 _FORMAT, _RELEASE = "tfdpx.HeadFit/2", "tfdpx.Release/2"
 

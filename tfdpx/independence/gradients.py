@@ -1,6 +1,6 @@
 """Gradients that are written by hand: TensorFlow does not derive them, so they are walked too."""
 
-from tfdpx import tensorflow_internals
+from tfdpx._keras import tensorflow_internals
 from tfdpx.independence.values import Lost, Rows, Total, Unknown, same_axis
 
 

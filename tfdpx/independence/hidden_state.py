@@ -6,8 +6,7 @@ queue. All of them are written by a stateful operation, here or in a function, l
 
 import tensorflow as tf
 
-from tfdpx import keras_internals, tensorflow_internals
-from tfdpx.memory import graph_peak
+from tfdpx._keras import keras_internals, tensorflow_internals
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
 HARMLESS = frozenset(
@@ -119,7 +118,7 @@ def _stateful(graph, outer=None, path=""):
         outer = {id(inner): captured for captured, inner in graph.captures}
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
-        functions = [body for _, body in graph_peak.called(operation)]
+        functions = [body for _, body in tensorflow_internals.called(operation)]
         start, name = start_of(operation), f"{path}{operation.name}"
         if operation.type == "Identity":
             outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.independence import raising
 from tfdpx.independence.hidden_state import Found
 from tfdpx.per_example.invalid_values import invalid_left_out

@@ -10,9 +10,9 @@ signs, odd texts. Of arguments that decide a shape, an axis or a place, every ty
 most of them some values raise, and others make tensors whose shapes depend on the example.
 """
 
+from tfdpx._keras import tensorflow_internals
 from tfdpx.independence.hidden_state import start_of
 from tfdpx.independence.rules.texts import SPLIT, is_of_words, texts_of
-from tfdpx.memory import graph_peak
 from tfdpx.per_example import invalid_values
 
 # Types that raise for no value of an argument that is not among `_PLACES`.
@@ -181,7 +181,7 @@ def _original(operation):
 
 def _call(operation, flags, path, found, harmless, chosen):
     """Which outputs of a function, a branch or a loop depend on examples."""
-    called, name = graph_peak.called(operation), f"{path}{operation.name}/"
+    called, name = tensorflow_internals.called(operation), f"{path}{operation.name}/"
     start = start_of(operation)
 
     def follow(body, flags, chosen, found):

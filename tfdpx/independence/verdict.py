@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.independence import rules  # noqa: F401  (says what each type of operation does)
 from tfdpx.independence.lengths import ONE, ROWS, Length, symbol
 from tfdpx.independence.values import Fixed, Rows, Total, Unknown
@@ -108,7 +108,7 @@ def independence_of_microbatch(model, microbatch, rows):
 
     Args:
         model: A compiled, built `keras.Model`.
-        microbatch: `tfdpx.microbatch.Microbatch` of the layerwise engine.
+        microbatch: `tfdpx.training.microbatch.Microbatch` of the layerwise engine.
         rows: Int, or None if it was traced for any number.
     """
     inputs, found = microbatch.inputs, microbatch.found

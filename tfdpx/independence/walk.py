@@ -2,11 +2,11 @@
 
 import tensorflow as tf
 
+from tfdpx._keras import tensorflow_internals
 from tfdpx.independence import gradients, hidden_state
 from tfdpx.independence.lengths import Length, symbol
 from tfdpx.independence.registry import rule_of
 from tfdpx.independence.values import Fixed, Handle, Lost, Rows, Unknown
-from tfdpx.memory import graph_peak
 
 # Such draw from a state of their own, which no example changes.
 _RANDOM = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "TruncatedNormal")
@@ -269,7 +269,7 @@ def has_effects(operation):
         return False
     if operation.type.startswith(_RANDOM):
         return any(t.dtype == tf.resource for t in operation.inputs)
-    bodies = [body for _, body in graph_peak.called(operation)]
+    bodies = [body for _, body in tensorflow_internals.called(operation)]
     if bodies and operation.type in hidden_state.CALLS:
         return any(has_effects(inner) for body in bodies for inner in body.get_operations())
     return True

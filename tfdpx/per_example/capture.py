@@ -13,7 +13,7 @@ import inspect
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.per_example import registry
 from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.outputs import Outputs

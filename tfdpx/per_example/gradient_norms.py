@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import keras_internals
 from tfdpx._arguments import check_positive_integer
+from tfdpx._keras import keras_internals
 from tfdpx.per_example.rows import Rows
 
 if typing.TYPE_CHECKING:
-    from tfdpx.data.examples import Examples
-    from tfdpx.data.random_access import RandomAccess
+    from tfdpx.sampling.examples import Examples
+    from tfdpx.sampling.random_access import RandomAccess
 
 # First words of the keys of views and of masks; the batch's number is the second.
 _VIEWS, _MASKS = 0, 1
@@ -66,7 +66,7 @@ def gradient_norms(
     >>> gradient_norms(model, x, y).round(2).tolist()  # 2 * prediction * input
     [2.0, 8.0, 0.0]
     """
-    from tfdpx.data.examples import as_examples
+    from tfdpx.sampling.examples import as_examples
 
     check_positive_integer("batch_size", batch_size)
     examples = as_examples(x, y, sample_weight)
@@ -90,7 +90,7 @@ class GradientNorms:
         batch_size: int,
         engine: typing.Any = None,
     ):
-        from tfdpx.augmult import Views
+        from tfdpx.training.views import Views
 
         if not model.compiled:
             raise ValueError(
@@ -129,8 +129,8 @@ class GradientNorms:
 
     def _proved(self, data, optimizer):
         """The engine that the private step would take for such batches."""
-        from tfdpx.optimizers import DPSGD
-        from tfdpx.preparation import Batch, prepare
+        from tfdpx.training.optimizers import DPSGD
+        from tfdpx.training.preparation import Batch, prepare
 
         x, *others = Rows(data).map(tf.convert_to_tensor)
         keras_internals.build(self._model, (self._views.example_rows(x), *others))

@@ -30,7 +30,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdpx import tensorflow_internals
+from tfdpx._keras import tensorflow_internals
 
 # The names of all operations that were made safe contain the first; those of the indices by which
 # the gradient of a gather is scattered again, the second.

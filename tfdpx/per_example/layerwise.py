@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdpx import keras_internals, tensorflow_internals
+from tfdpx._keras import keras_internals, tensorflow_internals
 from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out

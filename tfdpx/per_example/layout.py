@@ -7,7 +7,7 @@ import typing
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
 from tfdpx.per_example.cost_model import Work
 from tfdpx.per_example.made_up import made_up

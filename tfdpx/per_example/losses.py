@@ -5,7 +5,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import check_assigned
 from tfdpx.per_example.rows import Rows

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 
 
 class Outputs:

@@ -12,7 +12,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 
 # Keras takes the words of a seed modulo this.
 _WORDS = 2**31 - 2

@@ -10,7 +10,7 @@ XLA cannot compile a loop that was vectorized: that is found while tracing, befo
 
 import tensorflow as tf
 
-from tfdpx import tensorflow_internals
+from tfdpx._keras import tensorflow_internals
 from tfdpx.per_example.converters import HELD
 
 _LOOPS = ("While", "StatelessWhile")

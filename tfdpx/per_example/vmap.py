@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
 from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one

@@ -15,7 +15,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
-from tfdpx.run import ledger_rows
+from tfdpx.spending import ledger_rows
 from tfdpx.train.config.errors import UserError
 
 # Folders that a run and a tuning leave behind where they were cut off.

@@ -2,14 +2,16 @@
 
 Weights have a first axis of models. Convolutions are products of patches, so that all models take
 them in one batched product, and each layer's gradients of examples are there to be clipped. What
-the guarantee rests on is not written anew: the draws are those of `tfdpx.sampling`, clip factors
-and noise those of `tfdpx.mechanism`. So an attack on these models is one on that code.
+the guarantee rests on is not written anew: the draws are those of
+`tfdpx.sampling.sampled_batches`, clip factors and noise those of `tfdpx.mechanism`. So an attack
+on these models is one on that code.
 """
 
 import keras
 import tensorflow as tf
 
-from tfdpx import mechanism, noise, sampling
+from tfdpx import mechanism, noise
+from tfdpx.sampling import sampled_batches
 from tfdpx.train.config.errors import UserError
 
 # Set draws and noise of a seed apart.
@@ -80,7 +82,7 @@ class ManyModels:
         """Bool [models, n]: which examples each model draws at a step."""
         shape = [self._models, self._plan.num_examples]
         count = shape[0] * shape[1]
-        rows = sampling.poisson_rows(key, step, count, self._plan.sampling_probability)
+        rows = sampled_batches.poisson_rows(key, step, count, self._plan.sampling_probability)
         drawn = tf.scatter_nd(rows[:, tf.newaxis], tf.ones_like(rows), [count])
         return tf.reshape(drawn > 0, shape)
 

@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.data.draws import draws_of
-from tfdpx.run.session import Session
+from tfdpx.sampling.draws import draws_of
 from tfdpx.train.benchmarks import comparison, steps
+from tfdpx.training.session import Session
 
 
 def measure(settings, num_examples, repeats):

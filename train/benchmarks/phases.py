@@ -5,7 +5,7 @@ import statistics
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.mechanism import clip_factors, privatize
 from tfdpx.per_example import LayerwiseEngine
 from tfdpx.per_example.losses import row_losses

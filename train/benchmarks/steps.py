@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import keras_internals, per_example
+from tfdpx import per_example
+from tfdpx._keras import keras_internals
 from tfdpx.train.benchmarks import models
 from tfdpx.train.config.errors import UserError, checking_flags
 

@@ -6,9 +6,9 @@ import pathlib
 import keras
 
 from tfdpx.accounting.spent import NOTHING
-from tfdpx.callbacks import epsilon_spent, steps_taken
-from tfdpx.run.session import after_save
 from tfdpx.train.report.record import to_json
+from tfdpx.training.callbacks import epsilon_spent, steps_taken
+from tfdpx.training.session import after_save
 
 
 class Curve(keras.callbacks.Callback):

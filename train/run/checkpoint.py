@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from tfdpx import _files as files
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.train.config.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.

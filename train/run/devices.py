@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 from absl import flags
 
-from tfdpx.replication import agreement
-from tfdpx.replication.shares import check_divides
+from tfdpx.sampling.shares import check_divides
 from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.training import agreement
 
 KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")
 

@@ -5,9 +5,9 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfdpx import sampling
-from tfdpx.callbacks import steps_taken
-from tfdpx.data.examples import as_examples
+from tfdpx.sampling import sampled_batches
+from tfdpx.sampling.examples import as_examples
+from tfdpx.training.callbacks import steps_taken
 
 BATCH_SIZE = 500
 TOP = 5
@@ -36,7 +36,7 @@ def batches(data):
     Args:
         data: `loading.ImageData`.
     """
-    return sampling.in_order(as_examples(*data.eval_examples), BATCH_SIZE)
+    return sampled_batches.in_order(as_examples(*data.eval_examples), BATCH_SIZE)
 
 
 def measure(model, data):

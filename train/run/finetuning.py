@@ -6,9 +6,9 @@ import pathlib
 import keras
 import numpy as np
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.accounting import record as records
-from tfdpx.run import origins
+from tfdpx.spending import origins
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import AUTO, OF_FILE
 from tfdpx.train.run import classifiers

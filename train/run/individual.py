@@ -12,13 +12,14 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx import sampling
 from tfdpx.accounting.groups import group_report
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.data.examples import as_examples
-from tfdpx.run.session import after_save
+from tfdpx.sampling import sampled_batches
+from tfdpx.sampling.examples import as_examples
+from tfdpx.spending import budget
 from tfdpx.train.report import individual_pictures as pictures
 from tfdpx.train.run import evaluation
+from tfdpx.training.session import after_save
 
 FOLDER = "individual_PRIVATE"
 _NOTICE = """PRIVATE DATA, like the data set itself.
@@ -78,7 +79,7 @@ class History(keras.callbacks.Callback):
         np.savez(self._path, steps=self.steps, norms=self.norms, losses=self.losses)
 
     def _step(self):
-        return tfdpx.callbacks.steps_taken(self.model.optimizer)
+        return budget.steps_taken(self.model.optimizer)
 
 
 def losses(model, examples):
@@ -86,10 +87,10 @@ def losses(model, examples):
 
     Args:
         model: A `keras.Model` from images to logits.
-        examples: Arguments of `tfdpx.data.examples.as_examples`.
+        examples: Arguments of `tfdpx.sampling.examples.as_examples`.
     """
     found = []
-    for x, y, _ in sampling.in_order(as_examples(*examples), evaluation.BATCH_SIZE):
+    for x, y, _ in sampled_batches.in_order(as_examples(*examples), evaluation.BATCH_SIZE):
         logits = np.asarray(model.predict_on_batch(x), "float32")
         shifted = logits - logits.max(axis=1, keepdims=True)
         chosen = np.take_along_axis(shifted, np.asarray(y).reshape(-1, 1), axis=1)[:, 0]
@@ -135,7 +136,9 @@ def write(epsilons, worst, history, model, data, workdir):
     os.chmod(folder, 0o700)
     (folder / "README.txt").write_text(_NOTICE)
     labels, held_out_labels = (
-        np.concatenate([np.asarray(y) for _, y, _ in sampling.in_order(as_examples(*given), 500)])
+        np.concatenate(
+            [np.asarray(y) for _, y, _ in sampled_batches.in_order(as_examples(*given), 500)]
+        )
         for given in ((data.train_x, data.train_y), data.eval_examples)
     )
     final = losses(model, (data.train_x, data.train_y))

@@ -7,11 +7,11 @@ import sys
 import keras
 import numpy as np
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.models import transfer
 from tfdpx.models.head import logits
 from tfdpx.models.linear_on_features import linear
-from tfdpx.run import origins
+from tfdpx.spending import origins
 from tfdpx.train.config.errors import UserError, checking_flags
 
 # Values of --pixels, and what keras.applications calls them.

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 import tfdpx
-from tfdpx.mixed.membership import membership_auc
+from tfdpx.heads.membership_auc import membership_auc
 from tfdpx.train.data import public_split
 
 # Learning rates to choose from: those of an adaptive clip are against smaller gradients. They are

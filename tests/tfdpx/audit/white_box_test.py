@@ -10,8 +10,9 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import audit, mechanism, microbatch, preparation, public_data
+from tfdpx import audit, mechanism
 from tfdpx.audit import white_box
+from tfdpx.training import microbatch, preparation, public_data
 
 QUICK = dict(compile_arguments={"jit_compile": False})
 layers = keras.layers

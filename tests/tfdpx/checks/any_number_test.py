@@ -10,7 +10,7 @@ from mixers import mean
 import tfdpx
 from tfdpx import checks
 from tfdpx.independence import Independence
-from tfdpx.memory import pass_size
+from tfdpx.training import microbatch_size
 
 layers = keras.layers
 
@@ -46,12 +46,12 @@ def fitted(made):
     """A `fit` whose batches may hold padding; returns the `PassSize`s."""
     x, y = small.data()
     made.fit(x, y, sample_weight=np.ones(len(x), "float32"), verbose=0)
-    return pass_size.chosen(made)
+    return microbatch_size.chosen(made)
 
 
 def test_what_is_proved_for_every_number_varies():
     made = model()
-    assert fitted(made) == [pass_size.PassSize(16, 1)]
+    assert fitted(made) == [microbatch_size.PassSize(16, 1)]
     assert str(made.optimizer.independence[0]) == "proved, for any number of rows"
 
 
@@ -98,7 +98,9 @@ def test_a_model_that_is_compiled_again_for_xla_has_passes_of_one_size():
 
 def test_a_proof_that_is_wrong_shows_in_the_comparison(monkeypatch):
     """A planted bug: the proof is taken for granted."""
-    monkeypatch.setattr("tfdpx.preparation.independence_of_microbatch", lambda *_: Independence())
+    monkeypatch.setattr(
+        "tfdpx.training.preparation.independence_of_microbatch", lambda *_: Independence()
+    )
     with pytest.raises(checks.UnfitForPrivacy, match="batches of one"):
         fitted(model(lambda x, rows: x - mean(x) if rows is None else x))
 
@@ -153,7 +155,7 @@ def writes_if_weighted(microbatch_size, **arguments):
 @pytest.mark.parametrize("size", [5, "auto"])
 def test_metrics_do_not_write_where_rows_may_be_absent(size, monkeypatch):
     """Only then they are given weights where `fit` has none."""
-    monkeypatch.setattr(pass_size.Fitting, "__call__", lambda *_: 5)
+    monkeypatch.setattr(microbatch_size.Fitting, "__call__", lambda *_: 5)
     made, x, y = writes_if_weighted(size)
     with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
         made.train_on_batch(x, y)

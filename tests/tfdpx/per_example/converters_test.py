@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
-from tfdpx.memory import graph_peak
 from tfdpx.per_example.converters import HELD
 from tfdpx.per_example.vectorize import vectorized_map
+from tfdpx.training import graph_peak
 
 raw = tf.raw_ops
 ROWS = 17

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from oracle import assert_matches_batches_of_one, run_engine
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models import WideResNet
 from tfdpx.per_example import (

@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from tfdpx._keras import tensorflow_internals
 from tfdpx.independence.lengths import symbol
 from tfdpx.independence.registry import whatever
 from tfdpx.independence.values import Fixed, Listed, Lost, Rows, Sized, Total, Unknown, joined
-from tfdpx.memory import graph_peak
 
 # After so many rounds of a loop nothing new can be learned: each loses something.
 _ROUNDS = 12
@@ -14,7 +14,7 @@ _ROUNDS = 12
 @whatever("PartitionedCall StatefulPartitionedCall")
 def call(site, *inputs):
     """A function."""
-    [(_, body)] = graph_peak.called(site.operation)
+    [(_, body)] = tensorflow_internals.called(site.operation)
     return _run(site, body, inputs)
 
 
@@ -27,7 +27,7 @@ def _run(site, body, inputs):
 def branch(site, condition, *inputs):
     """One of several functions; which, no example may decide."""
     _require_shared(site, condition, "which branch runs")
-    branches = [_run(site, body, inputs) for _, body in graph_peak.called(site.operation)]
+    branches = [_run(site, body, inputs) for _, body in tensorflow_internals.called(site.operation)]
     found = branches[0]
     for other in branches[1:]:
         found = [
@@ -49,7 +49,7 @@ def _require_shared(site, condition, what):
 @whatever("While StatelessWhile")
 def loop(site, *inputs):
     """A body that runs until what no example may decide; its variables are followed to rest."""
-    graphs = dict(graph_peak.called(site.operation))
+    graphs = dict(tensorflow_internals.called(site.operation))
     state = list(inputs)
     for _ in range(_ROUNDS):
         after = [

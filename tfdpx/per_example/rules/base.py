@@ -5,7 +5,7 @@ import math
 
 import tensorflow as tf
 
-from tfdpx import keras_internals
+from tfdpx._keras import keras_internals
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, choose
 

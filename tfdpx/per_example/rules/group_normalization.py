@@ -6,7 +6,7 @@ import typing
 import keras
 import tensorflow as tf
 
-from tfdpx import keras_internals, tensorflow_internals
+from tfdpx._keras import keras_internals, tensorflow_internals
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rows import sum_rows
 from tfdpx.per_example.rules.normalization import ScaleAndOffsetRule

@@ -1,0 +1,83 @@
+"""The examples that batches are made of: nests, dtypes, weights."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpx.sampling import sampled_batches
+from tfdpx.sampling.examples import Examples
+
+
+def test_nests_and_dtypes():
+    x = {
+        "image": np.arange(20, dtype="uint8")[:, None, None] * np.ones([20, 4, 3], "uint8"),
+        "meta": (np.arange(20.0), np.arange(20, dtype="float16")),
+    }
+    y = (np.arange(20) % 2 == 0, [f"label {i}" for i in range(20)])
+    examples = Examples(x, y)
+    dataset = sampled_batches.poisson_batches(
+        examples, sampling_probability=0.5, capacity=16, steps=2, seed=0
+    )
+    spec_x, spec_y, spec_weight = dataset.element_spec
+    assert (spec_x["image"].dtype, spec_x["image"].shape) == (tf.uint8, [16, 4, 3])
+    assert [spec.dtype for spec in spec_x["meta"]] == [tf.float32, tf.float16]
+    assert [spec.dtype for spec in spec_y] == [tf.bool, tf.string]
+    assert spec_weight == tf.TensorSpec([16], tf.float32)
+    x, y, weight = next(iter(dataset))
+    for row in range(int(tf.reduce_sum(weight))):
+        number = int(x["meta"][0][row])
+        assert int(x["image"][row, 3, 2]) == number == int(x["meta"][1][row])
+        assert y[0][row] == (number % 2 == 0) and y[1][row] == f"label {number}"
+
+
+def weights_by_example(examples, count):
+    dataset = sampled_batches.poisson_batches(
+        examples, sampling_probability=1.0, capacity=count, steps=1, seed=0
+    )
+    return next(iter(dataset))[2].numpy()
+
+
+def test_sample_weights():
+    weights = np.array([0.0, 0.5, 2.0, 1.0])
+    examples = Examples(np.zeros([4, 2]), np.zeros(4), weights)
+    np.testing.assert_array_equal(weights_by_example(examples, 4), weights)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.array([0, 1, 2, 1]),
+        np.array([[0], [1], [2], [1]]),
+        np.eye(3)[[0, 1, 2, 1]],
+        np.array([0.0, 1.0, 2.0, 1.0]),
+    ],
+)
+def test_class_weights(y):
+    examples = Examples(np.zeros([4, 2]), y, class_weight={0: 0.25, 1: 3.0})
+    np.testing.assert_array_equal(weights_by_example(examples, 4), [0.25, 3.0, 1.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"sample_weight": [1.0, -1.0, 1.0, 1.0]}, "finite and >= 0.*from -1.0 to 1.0"),
+        ({"sample_weight": [1.0, math.nan, 1.0, 1.0]}, "finite and >= 0"),
+        ({"sample_weight": [1.0, math.inf, 1.0, 1.0]}, "finite and >= 0"),
+        ({"sample_weight": 1.0}, r"`sample_weight` must have shape \(4,\).*shape \(\)"),
+        ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\).*\(3,\)"),
+        ({"class_weight": {0: -1.0}}, "finite and >= 0"),
+        ({"class_weight": {0: 1.0}, "sample_weight": np.ones(4)}, "exclude each other"),
+        ({"class_weight": {0: 1.0}, "y": None}, "`class_weight` needs a single array `y`"),
+        ({"class_weight": {0: 1.0}, "y": {"a": np.zeros(4)}}, "needs a single array `y`"),
+        ({"class_weight": {0: 1.0}, "y": np.zeros([4, 2, 2])}, r"Received: shape \(4, 2, 2\)"),
+        ({"y": np.zeros(5)}, r"arrays of one length, at least 1. Received: lengths \[4, 5\]"),
+        ({"x": np.zeros([0, 2]), "y": None}, r"Received: lengths \[0\]"),
+        ({"x": 3.0, "y": None}, r"Received: lengths \[0\]"),
+    ],
+)
+def test_unfit_examples(arguments, message):
+    arguments = {"x": np.zeros([4, 2]), "y": np.zeros(4, int)} | arguments
+    with pytest.raises(ValueError, match=message):
+        Examples(**arguments)

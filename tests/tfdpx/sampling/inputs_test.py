@@ -1,0 +1,229 @@
+"""Data that cannot be taken apart into examples is refused by name, before the first step."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx.accounting import PrivacyPlan
+from tfdpx.sampling import inputs
+from tfdpx.sampling.examples import Examples
+
+ROWS = 16
+PLAN = PrivacyPlan(ROWS, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)
+RAGGED = tf.RaggedTensor.from_row_lengths(np.arange(62, dtype="float32"), [4] * 15 + [2])
+UNFIT = {
+    "sparse tensor": (lambda: tf.sparse.from_dense(small.data()[0]), "sparse.*to_dense"),
+    "SciPy matrix": (lambda: scipy.sparse.csr_matrix(small.data()[0]), r"sparse.*\.toarray\(\)"),
+    "ragged": (lambda: RAGGED, r"ragged.*\.to_tensor\(\)"),
+}
+OBJECTS = np.array([[1, 2], [3]] * 8, dtype=object)
+
+
+@pytest.mark.parametrize("nest", [lambda t: t, lambda t: {"a": t}, lambda t: (t, t)])
+@pytest.mark.parametrize("make, message", [*UNFIT.values(), (lambda: OBJECTS, "objects data")])
+def test_batches_of_arrays_that_are_not_dense_are_refused(make, message, nest):
+    x, y = small.data()
+    with pytest.raises(ValueError, match=f"Argument `x` must hold dense.*{message}"):
+        PLAN.batches(nest(make()), y)
+    with pytest.raises(ValueError, match=f"Argument `y` must hold dense.*{message}"):
+        PLAN.batches(x, nest(make()))
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
+    with pytest.raises(ValueError, match="Argument `x` must hold dense"):
+        tfdpx.distributed.fit(model, PLAN, nest(make()), y)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+@pytest.mark.parametrize("make, message", UNFIT.values(), ids=UNFIT)
+def test_a_step_on_tensors_that_are_not_dense_is_refused(make, message, arguments):
+    x, y = small.data()
+    message = message.split(".*")[0]
+    for data, name in (((make(), y), "x"), ((x, make()), "y")):
+        model = small.model(loss="mse", compile_arguments=arguments)
+        with pytest.raises(ValueError, match=f"Argument `{name}` must hold dense.*{message}"):
+            model.fit(*data, batch_size=ROWS, verbose=0)
+        assert int(model.optimizer.iterations) == 0
+    if scipy.sparse.issparse(make()):
+        return  # tf.data does not take it.
+    dataset = tf.data.Dataset.from_tensor_slices((make(), y)).batch(ROWS)
+    with pytest.raises(ValueError, match="Argument `x` must hold dense"):
+        small.model(compile_arguments=arguments).fit(dataset, verbose=0)
+
+
+@pytest.mark.parametrize("make", [UNFIT["sparse tensor"][0], UNFIT["ragged"][0]])
+def test_train_on_batch_refuses_them_too(make):
+    x, y = small.data()
+    model = small.model()
+    with pytest.raises(ValueError, match="Argument `x` must hold dense"):
+        model.train_on_batch(make(), y)
+    with pytest.raises(ValueError, match="Argument `y` must hold dense"):
+        model.train_on_batch(x, make())
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_dense_and_string_arrays_pass():
+    x, y = small.data()
+    for array in (x, x.tolist(), tf.constant(x), {"a": x}, np.array(["a", "b"] * 8, object)):
+        assert Examples(array, y).count == ROWS
+
+
+def test_targets_that_are_strings_are_refused():
+    x, _ = small.data()
+    names = tf.constant(["a", "b"] * 8)
+    model = small.model()
+    with pytest.raises(ValueError, match="`y` must hold numbers. Received: strings"):
+        model.fit(tf.data.Dataset.from_tensors((x, names)), verbose=0)
+    with pytest.raises(ValueError, match="`y` must hold numbers"):
+        small.model(tfdpx.DPSGD(0.1, plan=PLAN)).fit(PLAN.batches(x, names), verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_strings_train_a_model_that_looks_them_up():
+    _, y = small.data()
+    lookup = keras.layers.TextVectorization(max_tokens=5, output_sequence_length=3)
+    lookup.adapt(["a b c", "c d"])
+    tfdpx.checks.public(lookup)
+    layers = [
+        keras.Input((), dtype="string"), lookup, keras.layers.Embedding(5, 2),
+        keras.layers.Flatten(), keras.layers.Dense(3),
+    ]  # fmt: skip
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), layers=layers)
+    model.fit(PLAN.batches(np.array(["a b", "c"] * 8), y), verbose=0)
+    assert int(model.optimizer.iterations) == PLAN.steps
+
+
+class Autoencoder(keras.Sequential):
+    """Its loss needs no targets."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        del training
+        assert y is None
+        losses = tf.reduce_mean((y_pred - x) ** 2, axis=-1)
+        return tf.reduce_mean(losses if sample_weight is None else losses * sample_weight)
+
+
+def autoencoder(**arguments):
+    keras.utils.set_random_seed(3)
+    model = Autoencoder([keras.layers.Dense(4, "tanh"), keras.layers.Dense(6)])
+    arguments = {"optimizer": tfdpx.DPSGD(1.0, batch_size=ROWS, noise_multiplier=1e-8)} | arguments
+    model.compile(**arguments)
+    return model
+
+
+@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_a_loss_without_targets_trains_and_clips_each_example(arguments):
+    x, _ = small.data()
+    model = autoencoder(**arguments)
+    model.build(x.shape)
+    wanted = batch_of_one_gradients_without_targets(model, x)
+    norms = np.linalg.norm(wanted, axis=1)
+    clip = float(np.median(norms))
+    model.compile(
+        tfdpx.DPSGD(1.0, batch_size=ROWS, noise_multiplier=1e-8, l2_norm_clip=clip), **arguments
+    )
+    before = small.weights(model)
+    model.train_on_batch(x)
+    step = (wanted / np.maximum(norms, clip)[:, None]).sum(axis=0) / ROWS
+    np.testing.assert_allclose(before - small.weights(model), step, atol=2e-6)
+
+
+def batch_of_one_gradients_without_targets(model, x):
+    """[B, P] float64, by ordinary gradients of one example at a time."""
+    gradients = []
+    for row in x:
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(row[None], None, model(row[None]), None)
+        each = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        gradients.append(np.concatenate([np.ravel(g) for g in each]))
+    return np.asarray(gradients, "float64")
+
+
+def test_batches_without_targets_leave_padding_out():
+    x, _ = small.data()
+    model = autoencoder(optimizer=tfdpx.DPSGD(0.1, plan=PLAN))
+    model.fit(PLAN.batches(x), verbose=0)
+    assert int(model.optimizer.iterations) == PLAN.steps
+    padded = np.concatenate([x, np.full([4, 6], 1e3, "float32")])
+    changes = []
+    for rows, weights in ((x, np.ones(16)), (padded, np.repeat([1.0, 0.0], [16, 4]))):
+        model = autoencoder(run_eagerly=True)
+        changes.append(small.step(model, rows, None, weights.astype("float32")))
+    np.testing.assert_allclose(*changes, atol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}])
+def test_a_missing_target_is_named(arguments):
+    x, _ = small.data()
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), compile_arguments=arguments)
+    own = [tfdpx.PrivacyBudget(PLAN, allow_approximate=True)]
+    for data in (PLAN.batches(x), x, tf.data.Dataset.from_tensors(x[:8])):
+        with pytest.raises(ValueError, match="`y` is missing, which the loss.*compute_loss"):
+            model.fit(data, callbacks=own, verbose=0)
+    with pytest.raises(ValueError, match="`y` is missing, which the loss"):
+        model.train_on_batch(x[:8])
+    model = autoencoder(optimizer=tfdpx.DPSGD(0.1, plan=PLAN), metrics=["mae"], **arguments)
+    with pytest.raises(ValueError, match="`y` is missing, which the metrics.*compute_metrics"):
+        model.fit(PLAN.batches(x), verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+LENGTHS = [(16, 8, None), (16, 1, None), (16, 16, 4), (16, 16, 1), (1, 16, None)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_batch_of_different_lengths_is_refused(lengths, jit_compile, known):
+    # One target taken for many examples would change many gradients.
+    of_x, of_y, of_weight = lengths
+    batch = [np.ones([of_x, 6], "float32"), np.zeros([of_y], "int32")]
+    if of_weight is not None:
+        batch.append(np.ones([of_weight], "float32"))
+
+    specs = [tf.TensorSpec([len(t) if known else None, *t.shape[1:]], t.dtype) for t in batch]
+    same = tf.function(
+        lambda *data: inputs.same_rows(data),
+        jit_compile=jit_compile, autograph=False, input_signature=specs,
+    )  # fmt: skip
+    with pytest.raises(ValueError if known else tf.errors.InvalidArgumentError):
+        same(*batch)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_step_on_a_batch_of_different_lengths_is_refused(jit_compile):
+    x, y = small.data()
+    model = small.model(compile_arguments={"jit_compile": jit_compile})
+    for targets in (y[:8], y[:1]):
+        with pytest.raises(ValueError, match="must have one length. Received: shapes"):
+            model.train_on_batch(x, targets)
+    signature = (tf.TensorSpec([None, 6], "float32"), tf.TensorSpec([None], "int64"))
+    dataset = tf.data.Dataset.from_generator(lambda: iter([(x, y[:1])]), output_signature=signature)
+    model.build(x.shape)
+    before = small.weights(model)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.fit(dataset, verbose=0)  # Known only as the step runs.
+    np.testing.assert_array_equal(small.weights(model), before)
+
+
+def test_a_batch_of_equal_lengths_is_left_as_it_is():
+    x, y = small.data()
+    for spec in ([16, 6], [None, 6], [None, None]):
+        same = tf.function(
+            lambda a, b: inputs.same_rows((a, (b, None))),
+            input_signature=[tf.TensorSpec(spec), tf.TensorSpec([None], "int64")],
+        )
+        shapes = same.get_concrete_function().structured_outputs
+        assert shapes[0].shape[1:].as_list() == spec[1:]
+        got_x, (got_y, none) = same(x, y)
+        np.testing.assert_array_equal(got_x, x)
+        np.testing.assert_array_equal(got_y, y)
+        assert none is None
+
+
+def test_an_unbatched_dataset_is_refused():
+    dataset = tf.data.Dataset.from_tensor_slices(small.data())
+    with pytest.raises(ValueError, match=r"\[batch, ...\].*`\.batch\(...\)`"):
+        small.model().fit(dataset, verbose=0)

@@ -1,0 +1,245 @@
+import math
+import time
+import types
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from tfdpx.sampling import draws, sampled_batches, shares
+from tfdpx.sampling.examples import Examples
+
+NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
+
+
+def make(num_examples=20, probability=0.3, capacity=None, **arguments):
+    examples = Examples(np.arange(num_examples), np.arange(num_examples) % 3)
+    arguments = {"steps": 12, "seed": 0, "capacity": capacity or num_examples} | arguments
+    return sampled_batches.poisson_batches(examples, sampling_probability=probability, **arguments)
+
+
+def make_shuffled(num_examples=20, batch_size=6, **arguments):
+    examples = Examples(np.arange(num_examples), np.arange(num_examples) % 3)
+    arguments = {"steps": 12, "seed": 0, "capacity": batch_size} | arguments
+    return sampled_batches.shuffled_batches(examples, batch_size=batch_size, **arguments)
+
+
+BOTH = pytest.mark.parametrize("make", [make, make_shuffled], ids=["poisson", "shuffle"])
+
+
+def read(dataset):
+    return [tuple(array.numpy() for array in batch) for batch in dataset]
+
+
+def assert_same(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others, strict=True):
+        for array, same in zip(batch, other, strict=True):
+            np.testing.assert_array_equal(array, same)
+
+
+def participation(dataset, num_examples):
+    """Bool array [steps, num_examples]: which examples each step holds."""
+    drawn = [np.zeros(num_examples, bool) for _ in range(STEPS)]
+    for row, (x, _, weight) in zip(drawn, dataset.as_numpy_iterator(), strict=True):
+        row[x[weight > 0]] = True
+    return np.stack(drawn)
+
+
+def p_values(drawn, probability):
+    """P-values of what Poisson sampling makes of a bool array [steps, examples]."""
+
+    def binomial(counts, trials):
+        """Chi-square against Binomial(trials, probability), in cells of at least ten."""
+        edges = scipy.stats.binom.ppf(np.linspace(0, 1, len(counts) // 20), trials, probability)
+        edges = np.unique(edges[1:-1])
+        cells = np.diff(
+            np.concatenate([[0], scipy.stats.binom.cdf(edges, trials, probability), [1]])
+        )
+        found = np.bincount(np.searchsorted(edges, counts), minlength=len(cells))
+        return scipy.stats.chisquare(found, cells * len(counts)).pvalue
+
+    def independent(one, other):
+        table = [[np.sum(one & other), np.sum(one & ~other)]]
+        table += [[np.sum(~one & other), np.sum(~one & ~other)]]
+        return scipy.stats.chi2_contingency(table).pvalue
+
+    steps, examples = drawn.shape
+    return {
+        "total": scipy.stats.binomtest(int(drawn.sum()), drawn.size, probability).pvalue,
+        "participations": binomial(drawn.sum(axis=0), steps),
+        "batch sizes": binomial(drawn.sum(axis=1), examples),
+        "two examples": independent(drawn[:, ::2], drawn[:, 1::2]),
+        "two steps": independent(drawn[::2], drawn[1::2]),
+    }
+
+
+def is_poisson(drawn, probability=PROBABILITY):
+    return min(p_values(drawn, probability).values()) > 1e-4
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return participation(make(NUM_EXAMPLES, PROBABILITY, steps=STEPS, seed=1), NUM_EXAMPLES)
+
+
+def test_draws_are_independent_of_the_right_probability(drawn):
+    assert is_poisson(drawn), p_values(drawn, PROBABILITY)
+
+
+def test_the_check_rejects_a_probability_off_by_five_per_cent(drawn):
+    assert not is_poisson(drawn, PROBABILITY * 1.05)
+    assert not is_poisson(drawn, PROBABILITY / 1.05)
+
+
+def test_the_check_rejects_shuffled_batches():
+    batch_size = round(NUM_EXAMPLES * PROBABILITY)
+    shuffled = make_shuffled(NUM_EXAMPLES, batch_size, steps=STEPS)
+    assert not is_poisson(participation(shuffled, NUM_EXAMPLES))
+
+
+def test_the_check_rejects_fixed_sizes_without_replacement():
+    generator = np.random.default_rng(0)
+    ranks = generator.random([STEPS, NUM_EXAMPLES]).argsort(axis=1)
+    drawn = ranks < round(NUM_EXAMPLES * PROBABILITY)
+    found = p_values(drawn, PROBABILITY)
+    assert not is_poisson(drawn)
+    assert found["batch sizes"] < 1e-4 < found["participations"]
+
+
+def test_the_check_rejects_dependence(drawn):
+    pairs, repeated, constant = drawn.copy(), drawn.copy(), drawn.copy()
+    pairs[: STEPS // 25, 1::2] = pairs[: STEPS // 25, ::2]
+    repeated[1 : STEPS // 25 : 2] = repeated[: STEPS // 25 : 2]
+    constant[:, : NUM_EXAMPLES // 10] = constant[0, : NUM_EXAMPLES // 10]
+    assert p_values(pairs, PROBABILITY)["two examples"] < 1e-4
+    assert p_values(repeated, PROBABILITY)["two steps"] < 1e-4
+    assert p_values(constant, PROBABILITY)["participations"] < 1e-4
+
+
+def test_probability_one_draws_everything():
+    for x, _, weight in read(make(probability=1.0)):
+        np.testing.assert_array_equal(x, np.arange(20))
+        np.testing.assert_array_equal(weight, 1.0)
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.999_999, 1 - 2**-40])
+def test_probabilities_near_one(probability):
+    sizes = [weight.sum() for _, _, weight in read(make(1000, probability, steps=20))]
+    assert abs(np.mean(sizes) - 1000 * probability) < 5 * math.sqrt(1000 * 0.25 / 20)
+
+
+@BOTH
+@pytest.mark.parametrize("start", [1, 3, 7, 11, 12])
+def test_any_step_can_be_resumed_from(make, start):
+    whole = read(make())
+    assert_same(read(make(start=start)), whole[start:])
+    variable = keras.Variable(start, dtype="int64", trainable=False)
+    assert_same(read(make(start=variable)), whole[start:])
+
+
+@BOTH
+def test_a_variable_start_is_read_at_every_pass(make):
+    variable = tf.Variable(0)
+    dataset, whole = make(start=variable), read(make())
+    assert_same(read(dataset), whole)
+    variable.assign(5)
+    assert_same(read(dataset), whole[5:])
+
+
+@BOTH
+def test_seeds(make):
+    assert_same(read(make(seed=3)), read(make(seed=3)))
+    for one, other in [(3, 4), (None, None), (None, 0)]:
+        with pytest.raises(AssertionError):
+            assert_same(read(make(seed=one)), read(make(seed=other)))
+
+
+@BOTH
+def test_steps_differ(make):
+    batches = [tuple(x[weight > 0]) for x, _, weight in read(make(num_examples=60))]
+    assert len(set(batches)) == len(batches) == 12
+
+
+def test_epochs_are_permutations():
+    batches = [x for x, _, _ in read(make_shuffled(num_examples=20, batch_size=6, steps=12))]
+    epochs = [np.concatenate(batches[i : i + 3]) for i in range(0, 12, 3)]
+    assert all(len(set(epoch)) == 18 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    # The two that are left out change too.
+    assert len({frozenset(range(20)) - set(epoch) for epoch in epochs}) > 1
+
+
+def test_permutations_are_uniform():
+    batches = read(make_shuffled(num_examples=4, batch_size=4, steps=1000))
+    orders = np.stack([x for x, _, _ in batches])
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == math.factorial(4)
+    assert scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+@BOTH
+def test_shapes_are_fixed_and_padding_is_empty(make):
+    dataset = make(num_examples=30, capacity=25)
+    assert [spec.shape for spec in dataset.element_spec] == [[25], [25], [25]]
+    for x, y, weight in read(dataset):
+        drawn = int(weight.sum())
+        assert 0 < drawn < 25
+        np.testing.assert_array_equal(weight, np.arange(25) < drawn)
+        np.testing.assert_array_equal(y[:drawn], x[:drawn] % 3)
+        assert len(set(x[:drawn])) == drawn
+        assert not x[drawn:].any() and not y[drawn:].any()
+
+
+@pytest.mark.parametrize(
+    "make, arguments, message",
+    [
+        (make, {"probability": 0.0}, r"`sampling_probability` must lie in \(0, 1\]"),
+        (make, {"probability": 1.5}, r"`sampling_probability` must lie in \(0, 1\]"),
+        (make_shuffled, {"batch_size": 21}, "`batch_size` must lie between 1 and.*=21, for 20"),
+        (make, {"start": -1}, "`start` must lie between 0 and `steps`.*start=-1, steps=12"),
+        (make, {"start": 13}, "`start` must lie between 0 and `steps`"),
+        (make, {"start": 0.5}, "`start` must be an int or a scalar integer variable"),
+        (make, {"seed": "0"}, "`seed` must be"),
+    ],
+)
+def test_unfit_arguments(make, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
+
+
+def test_overflow_is_an_error():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more examples than the batch has"):
+        read(make(capacity=6))
+
+
+@BOTH
+def test_a_seed_draws_alike_at_every_pass_and_none_draws_afresh(make):
+    seeded, fresh = make(seed=3), make(seed=None)
+    assert_same(read(seeded), read(seeded))
+    next(iter(fresh))
+    with pytest.raises(AssertionError):
+        assert_same(read(fresh), read(fresh))
+
+
+def test_little_is_read_ahead():
+    given_out = []
+    counted = draws.Draws(0, 100, shares.Shares(1), seed=0)
+    dataset = counted.dataset(
+        lambda key, step, replica: tf.numpy_function(
+            lambda s: given_out.append(int(s)) or np.array([s]), [step], tf.int64
+        ),
+        types.SimpleNamespace(batch=lambda rows, capacity: (rows, 0, 0), is_weighted=True),
+    )
+    rows, *_ = next(iter(dataset))
+    assert rows == 0
+    time.sleep(0.2)  # For whatever reads ahead in the background.
+    assert given_out[:1] == [0] and len(given_out) <= 3
+
+
+def test_cardinality():
+    assert make().cardinality() == 12
+    assert make(start=5).cardinality() == 7
+    assert make(start=tf.Variable(5)).cardinality() == tf.data.UNKNOWN_CARDINALITY

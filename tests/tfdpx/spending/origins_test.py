@@ -1,0 +1,487 @@
+"""The ledger says so where weights came from where no ledger could be seen, and only there."""
+
+import copy
+import pickle
+import tempfile
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx._keras import hook
+from tfdpx.accounting import Ledger
+from tfdpx.spending import ledger_rows, origins
+
+N, B = 60, 20
+PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=12, noise_multiplier=2.0, delta=1e-3)
+
+
+def bare():
+    """A model of fresh weights, without an optimizer."""
+    layers = keras.layers
+    return keras.Sequential([keras.Input((6,)), layers.Dense(5, "relu"), layers.Dense(3)])
+
+
+def compiled(model, optimizer=None):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN) if optimizer is None else optimizer, loss=loss)
+    return model
+
+
+def is_complete(model):
+    return model.optimizer.ledger.is_complete
+
+
+def train(model, steps=1, **arguments):
+    arguments = {"steps_per_epoch": steps, "verbose": 0, **arguments}
+    return model.fit(PLAN.batches(*small.data(N)), **arguments)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model after 2 private updates."""
+    model = compiled(bare())
+    train(model, 2)
+    return model
+
+
+# Ways to weights that have an origin which nobody can see. Each takes a model and a folder.
+
+
+def file_of_weights(model, folder):
+    bare().save_weights(folder / "m.weights.h5")
+    model.load_weights(folder / "m.weights.h5")
+
+
+def file_with_another_optimizer(model, folder):
+    compiled(bare(), "adam").save(folder / "m.keras")
+    model.load_weights(folder / "m.keras")
+
+
+def old_file_of_weights(model, folder, **arguments):
+    compiled(bare(), "adam").save(folder / "m.h5")
+    model.load_weights(folder / "m.h5", **arguments)
+
+
+def file_of_arrays(model, folder):
+    np.savez(folder / "m.npz", *bare().get_weights())
+    with np.load(folder / "m.npz") as saved:
+        model.set_weights([saved[name] for name in saved.files])
+
+
+def arrays_of_one_layer(model, folder):
+    model.layers[-1].set_weights([np.ones([5, 3]), np.zeros(3)])
+
+
+def arrays_that_do_not_fit(model, folder):
+    with pytest.raises(ValueError):
+        model.set_weights([np.ones(v.shape) for v in model.weights[:-1]] + [np.ones(7)])
+
+
+def arrays_changed_in_place(model, folder):
+    arrays = model.get_weights()
+    arrays[0] += 1
+    model.set_weights(arrays)
+
+
+def arrays_computed(model, folder):
+    model.set_weights([0.9 * array for array in model.get_weights()])
+
+
+def tree_of_states(model, folder):
+    kept = {v.path: np.ones(v.shape) for v in model.trainable_variables}
+    tree = {}
+    for path, value in kept.items():
+        layer, name = path.split("/")[-2:]
+        tree.setdefault(layer, {})[name] = value
+    model.set_state_tree({"trainable_variables": tree})
+
+
+def ordinary_fit(model, folder):
+    optimizer = getattr(model, "optimizer", None)
+    compiled(model, "sgd").fit(*small.data(8), verbose=0)
+    if optimizer is not None:
+        compiled(model, optimizer)
+
+
+def ordinary_batch(model, folder):
+    optimizer = getattr(model, "optimizer", None)
+    compiled(model, "sgd").train_on_batch(*small.data(8))
+    if optimizer is not None:
+        compiled(model, optimizer)
+
+
+UNSEEN = [
+    file_of_weights,
+    file_with_another_optimizer,
+    old_file_of_weights,
+    file_of_arrays,
+    arrays_of_one_layer,
+    arrays_that_do_not_fit,
+    arrays_changed_in_place,
+    arrays_computed,
+    tree_of_states,
+    ordinary_fit,
+    ordinary_batch,
+]
+
+
+@pytest.mark.parametrize("when", ["before compile", "after"])
+@pytest.mark.parametrize("way", UNSEEN, ids=lambda way: way.__name__)
+def test_weights_of_unseen_origin_leave_the_ledger_incomplete(way, when, tmp_path):
+    model = bare()
+    if when == "after":
+        assert is_complete(compiled(model))
+    way(model, tmp_path)
+    if when != "after":
+        compiled(model)
+    assert not is_complete(model)
+    assert model.optimizer.ledger.epsilon(1e-3) == 0.0  # What is known.
+    tfdpx.checks.public(model)
+    assert is_complete(model)
+    way(model, tmp_path)
+    if way is not ordinary_batch:
+        assert not is_complete(compiled(model))
+
+
+def test_an_old_file_that_is_loaded_by_name_is_of_unseen_origin(tmp_path):
+    model = compiled(bare())
+    old_file_of_weights(model, tmp_path, by_name=True)
+    assert not is_complete(model)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_without_an_optimizer_are_of_unseen_origin(duplicate, trained):
+    backbone = keras.Model(trained.inputs, trained.layers[0].output)
+    assert not is_complete(compiled(duplicate(backbone)))
+
+
+def test_a_layer_made_with_weights_is_of_unseen_origin():
+    embedding = keras.layers.Embedding(4, 3, weights=[np.ones([4, 3])])
+    assert not is_complete(compiled(keras.Sequential([keras.Input([2]), embedding])))
+
+
+# Ways to weights that bring their ledger along. Each takes a trained model and a folder.
+
+
+def by_file(name):
+    def way(model, folder):
+        found = compiled(bare())
+        found.optimizer.build(found.trainable_variables)
+        if name.endswith(".weights.json"):
+            model.save_weights(folder / name, max_shard_size=1)
+        else:
+            (model.save_weights if "weights" in name else model.save)(folder / name)
+        found.load_weights(folder / name)
+        return found
+
+    way.__name__ = name
+    return way
+
+
+def by_loading(model, folder):
+    model.save(folder / "m.keras")
+    return keras.saving.load_model(folder / "m.keras")
+
+
+def by_loading_a_folder(model, folder):
+    path = tempfile.mkdtemp(dir=folder)
+    model.save(path, zipped=False)
+    return keras.saving.load_model(path)
+
+
+def by_loading_without_optimizer(model, folder):
+    model.save(folder / "m.keras")
+    return compiled(keras.saving.load_model(folder / "m.keras", compile=False))
+
+
+def by_checkpoint(model, folder):
+    found = compiled(bare())
+    found.optimizer.build(found.trainable_variables)
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "c"))
+    tf.train.Checkpoint(model=found, optimizer=found.optimizer).restore(path)
+    return found
+
+
+def by_copy(model, folder):
+    return copy.deepcopy(model)
+
+
+def by_get_weights(model, folder):
+    found = keras.models.clone_model(model)
+    found.set_weights(model.get_weights())
+    return compiled(found)
+
+
+def by_layers(model, folder):
+    found = compiled(bare())
+    for layer, other in zip(found.layers, model.layers, strict=True):
+        layer.set_weights(other.get_weights())
+    return found
+
+
+def by_variables(model, folder):
+    found = compiled(bare())
+    found.set_weights(model.weights)
+    return found
+
+
+def by_replace_batch_norm(model, folder):
+    return compiled(tfdpx.layers.replace_batch_norm(model))
+
+
+def by_compile(model, folder):
+    found = keras.Sequential(model.layers)
+    return compiled(found)
+
+
+SEEN = [
+    by_file("m.weights.h5"),
+    by_file("m.weights.json"),
+    by_file("m.keras"),
+    by_loading,
+    by_loading_a_folder,
+    by_loading_without_optimizer,
+    by_checkpoint,
+    by_copy,
+    by_get_weights,
+    by_layers,
+    by_variables,
+    by_replace_batch_norm,
+    by_compile,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+@pytest.mark.parametrize("way", SEEN, ids=lambda way: way.__name__)
+def test_ledgers_that_can_be_seen_go_with_the_weights(way, trained, tmp_path):
+    found = way(trained, tmp_path).optimizer.ledger
+    assert found == trained.optimizer.ledger and found.is_complete and found.steps == 2
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+@pytest.mark.parametrize("way", SEEN, ids=lambda way: way.__name__)
+def test_what_is_unknown_goes_with_the_weights(way, tmp_path):
+    model = compiled(bare())
+    file_of_arrays(model, tmp_path)
+    found = way(model, tmp_path)
+    assert not is_complete(found)
+    tfdpx.checks.public(found)
+    assert is_complete(found)
+    assert is_complete(way(found, tmp_path))
+
+
+def test_fresh_weights_have_nothing_to_bring(trained):
+    assert is_complete(compiled(bare()))
+    clone = compiled(keras.models.clone_model(trained))
+    assert clone.optimizer.ledger == Ledger()
+    clone.set_weights(bare().get_weights())
+    assert clone.optimizer.ledger == Ledger()
+
+
+def test_arrays_bring_what_was_spent_when_they_were_taken():
+    model, other = compiled(bare()), compiled(bare())
+    train(model, 2)
+    arrays = model.get_weights()
+    train(model, 1)
+    other.set_weights(arrays)
+    assert (other.optimizer.ledger.steps, model.optimizer.ledger.steps) == (2, 3)
+    model.set_weights(arrays)
+    assert model.optimizer.ledger.steps == 3 and is_complete(model)
+
+
+def test_arrays_are_followed_as_long_as_they_live():
+    before = len(origins._given_out)
+    arrays = bare().get_weights()
+    assert len(origins._given_out) == before + len(arrays)
+    del arrays
+    assert len(origins._given_out) == before
+
+
+def test_loops_over_set_weights_leave_one_mark_a_weight(trained):
+    from tfdpx.spending.account import accounts_of
+
+    model, source = bare(), copy.deepcopy(trained)
+    for _ in range(3):
+        model.set_weights([np.ones(v.shape) for v in model.weights])
+        train(source)
+        model.set_weights(source.get_weights())
+    assert [len(accounts_of(v)) for v in model.weights] == [2] * len(model.weights)
+    assert compiled(model).optimizer.ledger.steps == 5
+
+
+def test_callbacks_of_one_training_leave_it_complete(tmp_path):
+    class Last(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            self.complete = is_complete(self.model)
+
+    model = compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN, use_ema=True))
+    best = keras.callbacks.EarlyStopping(
+        "val_loss", patience=0, min_delta=9.0, start_from_epoch=0, restore_best_weights=True
+    )
+    callbacks = [
+        tfdpx.callbacks.Checkpoint(tmp_path / "checkpoint"),
+        keras.callbacks.BackupAndRestore(tmp_path / "backup"),
+        keras.callbacks.ModelCheckpoint(tmp_path / "m.keras"),
+        keras.callbacks.SwapEMAWeights(),
+        best,
+        last := Last(),
+    ]
+    rng = np.random.default_rng(1)
+    held_out = rng.normal(size=[8, 6]).astype("float32"), rng.integers(3, size=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, 2, epochs=3, validation_data=held_out, callbacks=callbacks)
+    assert best.stopped_epoch and last.complete and is_complete(model)
+    resumed = compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN, use_ema=True))
+    train(resumed, 2, epochs=3, callbacks=callbacks[:1])
+    assert resumed.optimizer.ledger.steps > 4 and is_complete(resumed)
+    assert is_complete(keras.saving.load_model(tmp_path / "m.keras"))
+
+
+def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path):
+    model = compiled(bare())
+    file_of_arrays(model, tmp_path)
+    with pytest.warns(UserWarning, match=r"no ledger could be seen.*checks\.public\(model\)"):
+        train(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model)
+    assert not is_complete(model) and model.optimizer.ledger.steps == 2
+    with pytest.warns(UserWarning, match="no ledger could be seen"):
+        file_of_weights(model, tmp_path)
+        model.train_on_batch(*small.data(B))
+    tfdpx.checks.public(model)
+    assert is_complete(model) and model.optimizer.ledger.steps == 3
+
+
+def test_what_came_together_is_declared_together(tmp_path):
+    model = compiled(bare())
+    file_of_arrays(model, tmp_path)
+    tfdpx.checks.public(model.layers[0])  # Nobody has spoken of the other layer.
+    assert not is_complete(model)
+    backbone, head = keras.layers.Dense(5), keras.layers.Dense(3)
+    model = compiled(keras.Sequential([keras.Input((6,)), backbone, head]))
+    for layer in (backbone, head):
+        layer.set_weights([np.ones(v.shape) for v in layer.weights])
+    tfdpx.checks.public(backbone)
+    assert not is_complete(model)
+    train(model)  # Now the account is of both.
+    tfdpx.checks.public(backbone)
+    assert not is_complete(model)
+    tfdpx.checks.public(head)
+    assert is_complete(model)
+
+
+def test_a_word_on_one_model_is_none_on_another(trained):
+    arrays = [np.ones(v.shape) for v in trained.weights]
+    first, second = compiled(bare()), compiled(bare())
+    for model in (first, second):
+        model.set_weights(arrays)
+    tfdpx.checks.public(first)
+    assert is_complete(first) and not is_complete(second)
+
+
+def test_a_word_is_on_the_same_values_in_an_earlier_file_too(tmp_path):
+    model = compiled(bare())
+    file_of_arrays(model, tmp_path)
+    model.save_weights(tmp_path / "m.weights.h5")
+    tfdpx.checks.public(model)
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert is_complete(model)
+    other = compiled(bare())
+    other.load_weights(tmp_path / "m.weights.h5")
+    assert not is_complete(other)
+
+
+def test_a_word_lowers_nothing(trained, tmp_path):
+    model = by_loading(trained, tmp_path)
+    tfdpx.checks.public(model)
+    assert model.optimizer.ledger == trained.optimizer.ledger
+
+
+def test_public_needs_a_layer_with_values():
+    with pytest.raises(TypeError, match="keras.Layer"):
+        tfdpx.checks.public(np.ones(3))
+    with pytest.raises(ValueError, match="no values yet"):
+        tfdpx.checks.public(keras.layers.Dense(3))
+
+
+def test_more_unknown_origins_than_rows_stay_unknown(monkeypatch, tmp_path):
+    monkeypatch.setattr(ledger_rows, "SIZE", 4)
+    model = compiled(bare())
+    for _ in range(6):
+        file_of_arrays(model, tmp_path)
+        tfdpx.checks.public(model)
+        assert is_complete(model)
+    file_of_arrays(model, tmp_path)
+    model.save(tmp_path / "m.keras")
+    assert not is_complete(keras.saving.load_model(tmp_path / "m.keras"))
+
+
+def test_a_ledger_of_another_run_that_is_restored_within_an_epoch_counts(tmp_path):
+    other = compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN))
+    train(other, 1)
+    file_of_arrays(other, tmp_path)
+    assert not is_complete(other)
+    path = tf.train.Checkpoint(optimizer=other.optimizer).save(str(tmp_path / "c"))
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                tf.train.Checkpoint(optimizer=self.model.optimizer).restore(path)
+                assert self.model.optimizer.ledger.steps == 5
+
+    model = compiled(bare())
+    train(model, 4, callbacks=[Restore()])
+    assert model.optimizer.ledger.steps == 5 and not is_complete(model)
+
+
+def test_hdf5_is_refused_for_private_models(trained, tmp_path):
+    for name in ("m.h5", "m.hdf5"):
+        for arguments in ({}, {"include_optimizer": False}):
+            with pytest.raises(ValueError, match=r"no room for the ledger.*model\.keras"):
+                trained.save(tmp_path / name, **arguments)
+            with pytest.raises(ValueError, match="no room for the ledger"):
+                keras.saving.save_model(trained, tmp_path / name, **arguments)
+        assert not (tmp_path / name).exists()
+    save = keras.callbacks.ModelCheckpoint(tmp_path / "m.h5")
+    with pytest.raises(ValueError, match="no room for the ledger"):
+        train(copy.deepcopy(trained), callbacks=[save])
+    compiled(bare(), "sgd").save(tmp_path / "m.h5")  # Which is anybody's own business.
+    assert keras.saving.load_model(tmp_path / "m.h5").optimizer.learning_rate == 0.01
+
+
+def test_hdf5_of_private_models_that_was_saved_before_is_refused(trained, tmp_path):
+    hook.uninstall()
+    try:
+        trained.save(tmp_path / "m.h5")
+    finally:
+        hook.install()
+    with pytest.raises(ValueError, match=r"no room for the ledger.*compile=False"):
+        keras.saving.load_model(tmp_path / "m.h5")
+    found = compiled(keras.saving.load_model(tmp_path / "m.h5", compile=False))
+    assert not is_complete(found)
+    found = compiled(bare())
+    found.load_weights(tmp_path / "m.h5")
+    assert not is_complete(found)
+
+
+def test_scalars_are_known_by_the_arrays_that_they_came_with():
+    def scaled():
+        parts = [keras.layers.Normalization(), keras.layers.Dense(3), tfdpx.layers.SkipInit()]
+        return keras.Sequential([keras.Input((6,)), *parts])
+
+    model, other = compiled(scaled()), compiled(scaled())
+    arrays = model.get_weights()
+    assert any(isinstance(array, np.generic) for array in arrays)
+    other.set_weights(arrays)
+    model.set_weights(arrays)
+    assert is_complete(model) and is_complete(other)
+    place = next(i for i, array in enumerate(arrays) if isinstance(array, np.floating))
+    other.set_weights([*arrays[:place], np.float32(7.0), *arrays[place + 1 :]])
+    assert not is_complete(other)

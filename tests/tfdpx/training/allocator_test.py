@@ -1,0 +1,81 @@
+"""Freed memory that stays with the process, counted by the pages that the kernel must give anew."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from tfdpx.training import allocator
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+
+# A thread that takes and frees 150 MiB in pieces, as passes of a step do. It prints what
+# `keep_freed_memory` gave, and the page faults of ten rounds.
+_ROUNDS = """
+import ctypes, importlib.util, resource, sys, threading
+import numpy as np
+
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would hide faults.
+path, way, megabytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+given = None
+if way == "import":
+    import tfdpx
+if way == "call":
+    spec = importlib.util.spec_from_file_location("allocator", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    given = module.keep_freed_memory()
+
+def round():
+    held = [np.ones(megabytes << 20, "uint8") for _ in range(150 // megabytes)]
+
+def rounds():
+    round()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        round()
+    print(given, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=rounds)
+thread.start()
+thread.join()
+"""
+_PAGES_OF_A_ROUND = (150 << 20) // os.sysconf("SC_PAGE_SIZE")
+
+
+def rounds(way, megabytes=5, **variables):
+    """What `keep_freed_memory` gave, and the page faults a round, in shares of its pages."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC", "GLIBC"))}
+    done = subprocess.run(
+        [sys.executable, "-c", _ROUNDS, allocator.__file__, way, str(megabytes)],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    given, faults = done.stdout.split()[-2:]
+    return given, int(faults) / 10 / _PAGES_OF_A_ROUND
+
+
+@pytest.mark.parametrize("megabytes", [5, 50])
+def test_a_thread_gets_its_freed_memory_back_without_new_pages(megabytes):
+    given, share = rounds("call", megabytes)
+    assert given == "True" and share < 0.01
+
+
+@pytest.mark.parametrize("megabytes", [5, 50])
+def test_without_it_the_kernel_gives_new_pages(megabytes):
+    # So the test above can fail.
+    assert rounds("leave", megabytes)[1] > 0.05
+
+
+@pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+def test_what_the_user_has_set_is_left_alone(variable):
+    given, share = rounds("call", **{variable: "131072"})
+    assert given == "False" and share > 0.05
+
+
+def test_import_does_it():
+    assert rounds("import")[1] < 0.01

@@ -1,0 +1,238 @@
+"""Attacks by batches that are not the plan's: refused, or called approximate."""
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx.training import train_step
+
+N, B, STEPS = 60, 10, 12
+PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
+X, Y = small.data(N)
+
+
+def make(plan=PLAN, **arguments):
+    model = small.model(tfdpx.DPSGD(0.1, plan=plan), **arguments)
+    model.build((None, 6))
+    return model
+
+
+def mixed_up(x, y, weights):
+    return (x + tf.roll(x, 1, 0)) / 2, y, weights
+
+
+CHANGED = {
+    "take and cache": lambda batches: batches.take(5).cache(),
+    "cache": lambda batches: batches.cache(),
+    "mixup": lambda batches: batches.map(mixed_up),
+    "prefetch": lambda batches: batches.prefetch(2),
+    "repeat": lambda batches: batches.repeat(2),
+    "first batch for ever": lambda batches: tf.data.Dataset.from_tensors(
+        next(iter(batches))
+    ).repeat(),
+    "a fixed weighted data set": lambda _: tf.data.Dataset.from_tensor_slices(
+        (X, Y, np.ones(N, "float32"))
+    ).batch(B),
+    "unweighted": lambda _: tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),
+}
+
+
+@pytest.mark.parametrize("how", CHANGED)
+def test_other_batches_are_refused_under_a_plan(how):
+    model, batches = make(), CHANGED[how](PLAN.batches(X, Y))
+    before = small.weights(model)
+    for callbacks in ([], [tfdpx.PrivacyBudget(PLAN)]):
+        with pytest.raises(ValueError, match="allow_approximate=True"):
+            model.fit(batches, callbacks=callbacks, verbose=0)
+    np.testing.assert_array_equal(small.weights(model), before)
+
+
+@pytest.mark.parametrize("how", CHANGED)
+def test_other_batches_are_approximate_on_an_explicit_word(how):
+    model = make()
+    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    batches = CHANGED[how](PLAN.batches(X, Y))
+    history = model.fit(batches, steps_per_epoch=4, callbacks=[budget], verbose=0).history
+    assert history["epsilon_approximate"] == [PLAN.epsilon_at(4)]
+    assert "epsilon" not in history
+    # Once approximate, for good: also where the same traced step sees the plan's batches next.
+    history = model.fit(
+        PLAN.batches(X, Y), steps_per_epoch=2, callbacks=[budget], verbose=0
+    ).history
+    assert history["epsilon_approximate"] == [PLAN.epsilon_at(6)]
+    assert [entry.exact for entry in model.optimizer.ledger.entries if entry.steps == 2] == [True]
+
+
+def test_a_step_traced_for_the_plans_batches_does_not_vouch_for_others():
+    model = make()
+    batches = PLAN.batches(X, Y)
+    model.fit(batches, steps_per_epoch=2, verbose=0)
+    assert not model.optimizer.epsilon_is_approximate
+    alike = batches.take(1).cache().repeat()
+    assert alike.element_spec == batches.element_spec
+    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    model.fit(alike, steps_per_epoch=2, callbacks=[budget], verbose=0)
+    assert model.optimizer.epsilon_is_approximate
+
+
+def test_a_loop_of_ones_own_is_approximate():
+    model = make()
+    for batch in PLAN.batches(X, Y).take(2):
+        model.train_on_batch(*batch)
+    assert [(entry.steps, entry.exact) for entry in model.optimizer.ledger.entries] == [(2, False)]
+
+
+def approximately(model, data):
+    model.fit(data, callbacks=[tfdpx.PrivacyBudget(PLAN, allow_approximate=True)], verbose=0)
+
+
+OTHERS = {
+    "rate": tfdpx.PrivacyPlan(20, batch_size=B, steps=9, noise_multiplier=2.0, delta=1e-3),
+    "size": tfdpx.PrivacyPlan(N, batch_size=30, steps=9, noise_multiplier=2.0, delta=1e-3),
+    "sampling": tfdpx.PrivacyPlan(
+        N, batch_size=B, steps=9, noise_multiplier=2.0, delta=1e-3, sampling="shuffle"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("by", ["optimizer", "budget"])
+def test_batches_of_another_plan_are_refused(name, by):
+    other = OTHERS[name]
+    if by == "optimizer":
+        model = make()
+        message = "batches are of a plan with"
+    else:
+        model = small.model(tfdpx.DPSGD(0.1, batch_size=other.batch_size, noise_multiplier=2.0))
+        message = "batches are of another plan than the budget's|disagree on `batch_size`"
+    data = other.batches(X[: other.num_examples], Y[: other.num_examples])
+    with pytest.raises(ValueError, match=message):
+        model.fit(data, callbacks=[tfdpx.PrivacyBudget(PLAN)], verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda model: model.fit(X, Y, batch_size=50),
+        lambda model: model.fit(X, Y, batch_size=5),
+        lambda model: approximately(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(50)),
+        lambda model: approximately(
+            model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(50, drop_remainder=True)
+        ),
+        lambda model: model.train_on_batch(X[:50], Y[:50]),
+    ],
+)
+def test_batches_of_another_size_are_refused(fit):
+    model = make()
+    before = small.weights(model)
+    with pytest.raises(
+        Exception, match="batch_size=10|must be the plan's, 10|batches have 50"
+    ) as error:
+        fit(model)
+    assert isinstance(error.value, (ValueError, tf.errors.InvalidArgumentError))
+    np.testing.assert_array_equal(small.weights(model), before)
+
+
+def test_batches_made_for_another_optimizer_are_refused():
+    model, other = make(), make()
+    with pytest.raises(ValueError, match="made for another optimizer"):
+        model.fit(PLAN.batches(X, Y, optimizer=other.optimizer), verbose=0)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The rows that each update was given, as a list of tuples of their numbers."""
+    seen, step = [], train_step._step
+
+    def spy(optimizer, model, data, ids):
+        x, _, weights = data
+        seen.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
+        return step(optimizer, model, data, ids)
+
+    monkeypatch.setattr(train_step, "_step", spy)
+    return seen
+
+
+NUMBERED = np.column_stack([np.arange(N, dtype="float32"), X[:, 1:]])
+
+
+@pytest.mark.parametrize("kind", ["fresh", "seeded", "of the run"])
+def test_no_draw_feeds_two_updates(kind, used):
+    """One data set in a loop, as epochs, looked at before: every update has a draw of its own."""
+    model = make(compile_arguments={"run_eagerly": True})
+    arguments = {
+        "fresh": {}, "seeded": {"seed": 5}, "of the run": {"optimizer": model.optimizer}
+    }[kind]  # fmt: skip
+    batches = PLAN.batches(NUMBERED, Y, **arguments)
+    for _ in range(3):
+        next(iter(batches))
+        model.fit(batches, steps_per_epoch=1, verbose=0)
+    model.fit(batches, epochs=3, steps_per_epoch=2, verbose=0)
+    model.fit(PLAN.batches(NUMBERED, Y, **arguments), steps_per_epoch=2, verbose=0)
+    assert len(used) == len(set(used)) == 11
+    assert not model.optimizer.epsilon_is_approximate
+    assert model.optimizer.ledger.steps == 11
+
+
+def test_one_seed_draws_on_over_optimizers_and_sampling_rates(used):
+    model = make(compile_arguments={"run_eagerly": True})
+    model.fit(PLAN.batches(NUMBERED, Y, seed=5), steps_per_epoch=3, verbose=0)
+    wider = tfdpx.PrivacyPlan(N, batch_size=20, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
+    model.compile(tfdpx.DPSGD(0.1, plan=wider), loss=model.loss, run_eagerly=True)
+    model.fit(wider.batches(NUMBERED, Y, seed=5), steps_per_epoch=3, verbose=0)
+    # A wider draw of a step holds the narrower one.
+    assert not [a for a in used[:3] for b in used[3:] if set(a) <= set(b)]
+
+
+def test_a_planted_replay_is_seen_by_this_test(used):
+    model = make(compile_arguments={"run_eagerly": True})
+    approximately(model, PLAN.batches(NUMBERED, Y).take(1).cache().repeat(3))
+    assert len(set(used)) == 1 < len(used)
+
+
+def test_keras_is_told_how_many_steps_there_are(capsys):
+    make().fit(PLAN.batches(X, Y), verbose=2)
+    assert f"{STEPS}/{STEPS}" in capsys.readouterr().out
+
+
+def test_a_callback_that_trains_on_batches_of_its_own_is_seen():
+    class Trains(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.train_on_batch(X[:B], Y[:B])
+
+    model = make()
+    model.fit(PLAN.batches(X, Y), steps_per_epoch=2, epochs=2, callbacks=[Trains()], verbose=0)
+    found = {entry.exact: entry.steps for entry in model.optimizer.ledger.entries}
+    assert found == {True: 4, False: 2}
+
+
+class Nested(keras.callbacks.Callback):
+    def __init__(self, train):
+        super().__init__()
+        self.train = train
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.train(self.model)
+
+
+def test_a_training_inside_of_another_is_refused():
+    model, pupil = make(), make()
+    batches = PLAN.batches(X, Y, seed=5)
+    again = Nested(lambda m: m.fit(PLAN.batches(X, Y), steps_per_epoch=1, verbose=0))
+    with pytest.raises(RuntimeError, match="training already"):
+        model.fit(batches, steps_per_epoch=2, callbacks=[again], verbose=0)
+    of_pupil = Nested(lambda _: pupil.fit(batches, steps_per_epoch=1, verbose=0))
+    with pytest.raises(RuntimeError, match="trained on already"):
+        model.fit(batches, steps_per_epoch=2, callbacks=[of_pupil], verbose=0)
+    model.fit(batches, steps_per_epoch=2, verbose=0)  # Nothing is left locked.
+
+
+def test_arrays_without_a_plan_count_with_their_own_probability():
+    other = small.model(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0))
+    other.fit(X, Y, batch_size=16, validation_split=0.5, verbose=0)
+    [entry] = other.optimizer.ledger.entries
+    assert entry.sampling_probability == pytest.approx(16 / 30)

@@ -1,0 +1,226 @@
+"""Training by individual clips: what is clipped at is what is charged, however the step runs."""
+
+import individual_replay as replay
+import keras
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import mechanism
+from tfdpx.accounting import IndividualAccountant
+from tfdpx.training.individual_norms import Estimates
+
+KINDS = {
+    "one pass": {},
+    "passes": {"microbatch_size": 4},
+    "views": {"views": 2, "microbatch_size": 6},
+    "XLA": {"compile_arguments": {"jit_compile": True}},
+    "vmap": {"per_example_engine": "vmap"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_example_is_clipped_at_what_it_is_charged_for(kind):
+    plan = replay.make_plan()
+    replay.check(plan, IndividualAccountant(plan, rounding=0.07), **KINDS[kind])
+
+
+def test_full_batches_are_counted_exactly():
+    plan = replay.make_plan(batch_size=replay.COUNT)
+    accountant = IndividualAccountant(plan, rounding=0.05)
+    replay.check(plan, accountant)
+    assert accountant.epsilon().max() == pytest.approx(plan.epsilon, rel=1e-6)
+
+
+def clip_at_one(self, ids):
+    return tf.ones(tf.shape(ids))
+
+
+def clip_of_neighbour(self, ids, original=Estimates.clips):
+    return original(self, (ids + 1) % replay.COUNT)
+
+
+def factors_of_plain_clip(norms, present, clip, size, *_, f=mechanism.clip_factors):
+    return f(norms, present, clip, size)
+
+
+def factors_not_scaled(norms, present, clip, size, fractions=1.0, f=mechanism.clip_factors):
+    return f(norms, present, clip, size, fractions) / fractions
+
+
+def charge_what_comes_next(self, ids, present, norms, original=Estimates._learn):
+    original(self, ids, present, norms, tf.convert_to_tensor(self._held["steps"]))
+    self._held["steps"].assign_add(1)
+
+
+def forget_padding(self, ids, present, norms, upto, original=Estimates._learn):
+    original(self, ids, tf.ones_like(present), tf.maximum(norms, 0.0), upto)
+
+
+BUGS = [
+    (Estimates, "clips", clip_at_one),
+    (Estimates, "clips", clip_of_neighbour),
+    (mechanism, "clip_factors", factors_of_plain_clip),
+    (mechanism, "clip_factors", factors_not_scaled),
+    (Estimates, "count_update", charge_what_comes_next),
+    (Estimates, "_learn", forget_padding),
+]
+
+
+@pytest.mark.parametrize("owner, name, bug", BUGS, ids=[bug.__name__ for *_, bug in BUGS])
+def test_a_clip_that_is_not_the_accounted_one_is_found(monkeypatch, owner, name, bug):
+    monkeypatch.setattr(owner, name, bug)
+    plan = replay.make_plan()
+    with pytest.raises(AssertionError):
+        replay.check(plan, IndividualAccountant(plan, rounding=0.07))
+
+
+def test_one_example_moves_an_update_by_its_own_clip():
+    plan = replay.make_plan(batch_size=replay.COUNT, steps=1)
+    x, y = replay.data()
+    moved = {}
+    level = 1 + np.arange(replay.COUNT) % 10
+    for absent in (None, 3, 17):
+        accountant = IndividualAccountant(plan, rounding=0.1)
+        weight = np.ones(replay.COUNT)
+        if absent is not None:
+            weight[absent] = 0
+        model = replay.make_model(plan, accountant)
+        accountant._record._held["levels"].assign(np.append(level, 10))
+        batches = plan.batches(50 * x, y, weight, optimizer=model.optimizer, seed=replay.SEED)
+        model.fit(batches, verbose=0)
+        moved[absent] = model.weights[0].numpy()
+    for absent in (3, 17):
+        change = np.linalg.norm(moved[None] - moved[absent]) * plan.batch_size / replay.RATE
+        assert change == pytest.approx(accountant.fractions[level[absent] - 1], rel=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_is_charged_in_full():
+    plan = replay.make_plan(batch_size=replay.COUNT, steps=3)
+    accountant = IndividualAccountant(plan)
+    x, y = replay.data()
+    x[7] = np.inf
+    replay.train(plan, accountant, xy=(x, y))
+    assert accountant.norms()[7] == 1 and (accountant.norms() < 1).sum() > 20
+
+
+@pytest.mark.parametrize("execution", [1, 4])
+def test_refreshed_norms_are_those_of_all_examples(execution):
+    plan = replay.make_plan(batch_size=20)
+    accountant = IndividualAccountant(plan, refreshes_per_epoch=1)
+    model, _ = replay.train(plan, accountant, compile_arguments={"steps_per_execution": execution})
+    each = replay.gradients(*replay.data(), model.weights[0].numpy())
+    norms = np.minimum(np.sqrt((each**2).sum((1, 2))) / replay.CLIP, 1)
+    found = accountant.norms()
+    assert ((found >= norms - 1e-6) & (found <= norms + accountant.rounding + 1e-6)).all()
+    assert accountant._record.counts().sum(axis=1).tolist() == replay.COUNT * [plan.steps]
+
+
+def saved_run(folder, accountant, epochs=1, xy=None):
+    """Trains with draws and noise of a seed, from what the folder holds on; the kernel at last."""
+    plan = replay.make_plan()
+    model = replay.make_model(plan, accountant)
+    model.fit(
+        plan.batches(*(xy or replay.data())), epochs=epochs, steps_per_epoch=2, verbose=0,
+        callbacks=[tfdpx.callbacks.Checkpoint(folder)],
+    )  # fmt: skip
+    return model.weights[0].numpy()
+
+
+def test_a_resumed_run_has_the_same_account(tmp_path):
+    def accountant():
+        return IndividualAccountant(replay.make_plan(), refreshes_per_epoch=1)
+
+    unbroken, first, resumed = (accountant() for _ in range(3))
+    wanted = saved_run(tmp_path / "whole", unbroken, epochs=4)
+    saved_run(tmp_path / "parts", first, epochs=2)
+    found = saved_run(tmp_path / "parts", resumed, epochs=4)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(resumed.epsilon(), unbroken.epsilon())
+    assert (first.epsilon() < resumed.epsilon()).any()
+
+
+def test_a_checkpoint_with_other_norms_is_refused(tmp_path):
+    plan, (x, y) = replay.make_plan(), replay.data()
+    saved_run(tmp_path, IndividualAccountant(plan))
+    with pytest.raises(ValueError, match="another individual accounting: saved True"):
+        saved_run(tmp_path, None)
+    with pytest.raises(ValueError, match="Go on with the accountant that saved them"):
+        saved_run(tmp_path, IndividualAccountant(plan, rounding=0.02))
+    with pytest.raises(ValueError, match="in another order"):
+        saved_run(tmp_path, IndividualAccountant(plan), xy=(x[::-1], y[::-1]))
+
+
+def test_what_does_not_tell_the_examples_is_refused():
+    plan, (x, y) = replay.make_plan(), replay.data()
+    model = replay.make_model(plan, IndividualAccountant(plan))
+    batches = plan.batches(x, y)
+    with pytest.raises(ValueError, match="which example is which"):
+        model.fit(batches.take(2), verbose=0)
+    with pytest.raises(ValueError, match="without ids"):
+        model.train_on_batch(x[:15], y[:15])
+    with pytest.raises(ValueError, match="without ids"):
+        model.train_step((tf.constant(x[:15]), tf.constant(y[:15])))
+    ids = tf.zeros([15], "int32")
+    with pytest.raises(ValueError, match="without ids"):
+        model.train_step((tf.constant(x[:15]), tf.constant(y[:15]), tf.ones([15]), ids))
+    assert model.optimizer.ledger.steps == 0
+    model.fit(batches, steps_per_epoch=2, epochs=1, verbose=0)
+    with pytest.raises(ValueError, match="in another order"):
+        model.fit(plan.batches(x[::-1], y[::-1]), verbose=0)
+
+
+def test_an_accountant_follows_one_optimizer_of_its_plan():
+    plan = replay.make_plan()
+    accountant = IndividualAccountant(plan)
+    with pytest.raises(ValueError, match="has followed no training"):
+        accountant.epsilon()
+    make = dict(plan=plan, individual=accountant)
+    with pytest.raises(ValueError, match="`individual` accounts for another plan"):
+        tfdpx.DPSGD(1.0, plan=replay.make_plan(steps=9), individual=accountant)
+    with pytest.raises(ValueError, match="`individual` accounts for another plan"):
+        tfdpx.DPSGD(1.0, batch_size=15, noise_multiplier=1.0, individual=accountant)
+    with pytest.raises(ValueError, match="`l2_norm_clip` is too small"):
+        tfdpx.DPSGD(1.0, l2_norm_clip=1e-8, **make)
+    with pytest.raises(ValueError, match="must be a tfdpx.accounting.IndividualAccountant"):
+        tfdpx.DPSGD(1.0, plan=plan, individual=True)
+    tfdpx.DPSGD(1.0, **make)
+    for name in ("plan", "rounding", "refreshes_per_epoch", "conversion"):
+        with pytest.raises(AttributeError):
+            setattr(accountant, name, getattr(accountant, name))
+    with pytest.raises(ValueError, match="accountant of another optimizer"):
+        tfdpx.DPSGD(1.0, **make)
+
+
+def test_a_loaded_model_has_no_norms_and_counts_what_was_spent_in_full(tmp_path):
+    plan = replay.make_plan()
+    model, _ = replay.train(plan, IndividualAccountant(plan, rounding=0.05))
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    accountant = loaded.optimizer.individual
+    assert accountant.rounding == 0.05 and (accountant.norms() == 1).all()
+    np.testing.assert_allclose(accountant.epsilon(), plan.epsilon)
+    names = " ".join(v.path for v in (*model.optimizer.variables, *model.variables))
+    shapes = [tuple(v.shape) for v in model.optimizer.variables]
+    assert "levels" not in names and all(replay.COUNT + 1 not in shape for shape in shapes)
+
+
+def test_a_release_is_added_to_the_ledger_of_the_weights():
+    plan = replay.make_plan(accountant="rdp")
+    accountant = IndividualAccountant(plan)
+    model, _ = replay.train(plan, accountant)
+    bound, values = plan.epsilon, accountant.epsilon()
+    found = accountant.release(noise_multiplier=1.0, seed=0)
+    assert found.mean == pytest.approx(values.mean(), rel=0.03)
+    assert found.quantiles[0.5] == pytest.approx(np.quantile(values, 0.5), rel=0.1)
+    assert model.optimizer.ledger.steps == plan.steps + 24
+    found = accountant.release(noise_multiplier=50.0, quantiles=())
+    assert found.ledger.steps == 4
+    assert found.total_epsilon == pytest.approx(model.optimizer.ledger.epsilon(plan.delta, "rdp"))
+    assert found.total_epsilon > bound
+
+
+def test_on_two_devices():
+    processes.run_alone("individual_replica_cases.replicas_agree")

@@ -1,0 +1,156 @@
+"""Losses and metrics of examples with positions: what Keras computes on a batch of one."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+
+N, T, D, V = 12, 5, 4, 3
+PLAN = tfdpx.PrivacyPlan(N, batch_size=6, steps=2, noise_multiplier=0.0, delta=1e-3)
+RNG = np.random.default_rng(0)
+CLASSES = {
+    name: value
+    for name, value in vars(keras.losses).items()
+    if isinstance(value, type) and value is not keras.losses.Loss
+}
+# Each takes a second or two; the others are slow.
+QUICK = {"SparseCategoricalCrossentropy", "CTC", "MeanSquaredError", "Dice", "BinaryCrossentropy"}
+
+
+def targets(name, shape):
+    if name in ("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy", "Circle"):
+        return RNG.integers(0, V, shape)
+    if name == "CTC":
+        return RNG.integers(1, V, (N, 2))
+    if name.startswith("Binary") or "Hinge" in name or name in ("Dice", "Tversky"):
+        return RNG.integers(0, 2, (*shape, V)).astype("float32")
+    return np.eye(V, dtype="float32")[RNG.integers(0, V, shape)]
+
+
+def made(loss, shape, mask=False, **arguments):
+    layers = [keras.layers.Dense(V, "softmax")]
+    if mask:
+        layers = [keras.layers.Masking(), keras.layers.GRU(4, return_sequences=True), *layers]
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input([*shape[1:], D]), *layers])
+    optimizer = tfdpx.DPSGD(1.0, plan=PLAN, l2_norm_clip=0.1)
+    model.compile(optimizer, loss, jit_compile=False, **arguments)
+    return model
+
+
+def by_batches_of_one(model, x, y, weights=None):
+    """The sum over examples of gradients clipped to 0.1, over 0.1 B."""
+    total = 0.0
+    for i in range(len(x)):
+        one = [None if t is None else tf.constant(t[i : i + 1]) for t in (x, y, weights)]
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(one[0], one[1], model(one[0], training=True), one[2])
+        values = [v.value for v in model.trainable_variables]
+        gradients = tape.gradient(loss, values, unconnected_gradients="zero")
+        gradient = np.concatenate([g.numpy().ravel() for g in gradients])
+        total += gradient / max(np.linalg.norm(gradient), 0.1)
+    return total / PLAN.batch_size
+
+
+def change_of_one_update(model, batch):
+    before = small.weights(model)
+    logs = model.train_step(batch)
+    return before - small.weights(model), {k: float(v) for k, v in logs.items()}
+
+
+def batch_of(x, y, weights=None):
+    """A batch as `fit` gives it, and which examples it drew."""
+    from tfdpx.sampling.draws import draws_of
+
+    model = made("mse", x.shape[:-1])  # Its session draws.
+    draws = draws_of(PLAN.batches(x, y, weights, optimizer=model.optimizer, seed=3))
+    batch = next(iter(draws.fitted))
+    weights = batch[2]
+    present = tf.reduce_any(tf.reshape(tf.cast(weights, "bool"), [weights.shape[0], -1]), 1)
+    return batch, present.numpy()
+
+
+@pytest.mark.parametrize("positions", [False, True], ids=["one", "positions"])
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CLASSES)]
+)
+@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The loss of each example")
+def test_every_loss_is_that_of_a_batch_of_one(name, positions):
+    if name == ("CTC", "Circle")[positions]:
+        pytest.skip("Keras's takes sequences alone, or none")
+    shape = (N, T) if positions else (N,)
+    x, y = RNG.normal(size=(*shape, D)).astype("float32"), targets(name, shape)
+    model = made(CLASSES[name](), shape)
+    batch, present = batch_of(x, y)
+    assert 0 < present.sum() < len(present)
+    wanted = by_batches_of_one(model, *(t.numpy()[present] for t in batch[:2]))
+    found, _ = change_of_one_update(model, batch)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+WEIGHTS = {"[N]": (N,), "[N, 1]": (N, 1), "[N, T]": (N, T)}
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+@pytest.mark.parametrize("weights", [None, *WEIGHTS])
+@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The loss of each example")
+def test_weights_and_masks_of_positions(weights, reduction):
+    x, y = RNG.normal(size=(N, T, D)).astype("float32"), RNG.integers(0, V, (N, T))
+    x[:6, 3:] = 0  # Masked.
+    weights = None if weights is None else RNG.uniform(0.5, 2.0, WEIGHTS[weights]).astype("float32")
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
+    model = made(loss, (N, T), mask=True, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    batch, present = batch_of(x, y, weights)
+    drawn = [None if t is None else t.numpy()[present] for t in batch]
+    drawn = drawn if weights is not None else [*drawn[:2], None]
+    wanted = by_batches_of_one(model, *drawn)
+    found, logs = change_of_one_update(model, batch)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert all(np.isfinite(value) for value in logs.values())
+
+
+METRICS = {
+    "sparse": (lambda: [keras.metrics.SparseCategoricalAccuracy(), "accuracy"], "sparse"),
+    "regression": (lambda: ["mae", keras.metrics.CosineSimilarity()], "binary"),
+    "counting": (
+        lambda: [keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.FalsePositives()],
+        "binary",
+    ),
+    "a class": (lambda: [keras.metrics.Recall(class_id=1), keras.metrics.BinaryIoU()], "binary"),
+    "one-hot": (
+        lambda: [keras.metrics.OneHotMeanIoU(V), keras.metrics.TopKCategoricalAccuracy(2)],
+        "one-hot",
+    ),
+    "overlap": (lambda: [keras.metrics.MeanIoU(V, sparse_y_pred=False)], "sparse"),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The loss of each example")
+def test_metrics_count_the_positions_of_the_examples_that_were_drawn(name):
+    metrics, kind = METRICS[name]
+    x = RNG.normal(size=(N, T, D)).astype("float32")
+    y = {
+        "sparse": RNG.integers(0, V, (N, T)),
+        "binary": RNG.integers(0, 2, (N, T, V)),
+        "one-hot": np.eye(V, dtype="float32")[RNG.integers(0, V, (N, T))],
+    }[kind]
+    loss = "sparse_categorical_crossentropy" if kind == "sparse" else "mse"
+    model = made(loss, (N, T), metrics=metrics())
+    batch, present = batch_of(x, y)
+    rows = [t.numpy()[present] for t in batch[:2]]
+    ordinary = keras.models.clone_model(model)
+    ordinary.set_weights(model.get_weights())
+    ordinary.compile("sgd", loss, metrics=metrics())
+    wanted = ordinary.test_on_batch(*rows, return_dict=True)
+    _, found = change_of_one_update(model, batch)
+    found, wanted = (
+        {re.sub(r"_\d+$", "", n): v for n, v in logs.items() if n != "loss"}
+        for logs in (found, wanted)
+    )
+    assert found == pytest.approx(wanted, rel=1e-4) and len(found) == len(metrics())

@@ -1,0 +1,277 @@
+"""Keras's random layers under a secret: no known seed, no place and no neighbour decides a draw."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from scipy import stats
+
+import tfdpx
+from tfdpx.checks import UnfitForPrivacy
+from tfdpx.independence import Independence
+from tfdpx.training.views import Views
+
+N, MICROBATCH = 12, 4
+CLIP = 0.05  # Far below any gradient: what is not bounded by it shows.
+X = np.random.default_rng(0).random((N, 8, 8, 1)).astype("float32")
+Y = np.arange(N) % 3
+INSIDE = {
+    "Dropout": lambda: layers.Dropout(0.5),
+    "SpatialDropout": lambda: layers.SpatialDropout2D(0.5),
+    "GaussianNoise": lambda: layers.GaussianNoise(0.5),
+    "RandomFlip": lambda: layers.RandomFlip(seed=5),
+    "RandomErasing": lambda: layers.RandomErasing(value_range=(0, 1)),
+    "RandomCrop": lambda: layers.RandomCrop(6, 6, seed=5),
+    "RandAugment": lambda: layers.RandAugment(value_range=(0, 1), seed=5),
+    "one mask for all": lambda: layers.Dropout(0.5, noise_shape=(1, 8, 8, 1)),
+}
+AUGMENT = {
+    "RandomFlip": lambda: layers.RandomFlip(seed=5),
+    "RandomErasing": lambda: layers.RandomErasing(value_range=(0, 1)),
+    "RandomCrop": lambda: layers.RandomCrop(6, 6, seed=5),
+    "RandAugment": lambda: layers.RandAugment(value_range=(0, 1), seed=5),
+    "AugMix": lambda: layers.AugMix(value_range=(0, 1), seed=5),
+    "Dropout": lambda: layers.Dropout(0.5),
+}
+CASES = [("inside", name) for name in INSIDE] + [("augment", name) for name in AUGMENT]
+
+
+class Trained:
+    """A model without noise whose random layer stands inside, or in front as `augment=`."""
+
+    def __init__(self, where, name, known_seed=0, microbatch_size=MICROBATCH):
+        keras.utils.set_random_seed(known_seed)
+        inside = [INSIDE[name]()] if where == "inside" else []
+        convolution = layers.Conv2D(4, 3, padding="same", kernel_initializer=fixed_kernel)
+        ends = [layers.GlobalAveragePooling2D(), layers.Dense(3, kernel_initializer="ones")]
+        size = [8, 8] if inside else [None, None]
+        self.model = keras.Sequential([keras.Input((*size, 1)), *inside, convolution, *ends])
+        augment = AUGMENT[name]() if where == "augment" else None
+        optimizer = tfdpx.DPSGD(
+            1.0,
+            batch_size=N,
+            noise_multiplier=0.0,
+            l2_norm_clip=CLIP,
+            microbatch_size=microbatch_size,
+            augment=augment,
+            augmult=1 if augment else 0,
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.model.compile(optimizer, loss, jit_compile=False)
+        self._step = tf.function(self.model.train_step, autograph=False)
+
+    def update(self, secret=None, absent=()):
+        """The clipped sum of an update, in units of the clip, from the same weights each time.
+
+        Args:
+            secret: Int that holds the secret still; None for a fresh one, by `train_on_batch`.
+            absent: Rows of weight zero; all keep their places.
+        """
+        model, weights = self.model, np.ones(N, "float32")
+        weights[list(absent)] = 0
+        before = [np.array(v) for v in model.trainable_variables]
+        if secret is None:
+            model.train_on_batch(X, Y, sample_weight=weights)
+        else:
+            model.optimizer.state.begin((secret, 7), 0)
+            self._step((X, Y, weights))
+        after = [np.array(v) for v in model.trainable_variables]
+        for variable, value in zip(model.trainable_variables, before, strict=True):
+            variable.assign(value)
+        return N * np.concatenate([(a - b).ravel() for a, b in zip(before, after, strict=True)])
+
+
+def fixed_kernel(shape, dtype=None):
+    return tf.constant(np.random.default_rng(1).normal(size=shape), dtype or "float32")
+
+
+def distance(first, second):
+    return np.linalg.norm(first - second)
+
+
+@pytest.mark.filterwarnings("ignore:Each example is computed alone")
+@pytest.mark.parametrize("where, name", CASES)
+def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(where, name):
+    trained = Trained(where, name)
+    whole = trained.update(secret=3)
+    # The attack: without row 1 every later row got another mask, and moved by the clip, too.
+    for absent in (1, N - 1):
+        assert distance(whole, trained.update(3, [absent])) <= 1 + 1e-5
+    assert distance(whole, trained.update(3, [0, 5])) <= 2 * (1 + 1e-5)
+    np.testing.assert_allclose(trained.update(secret=3), whole, atol=1e-5)
+    # It does draw, anew for each secret, and two trainings from one known seed draw otherwise.
+    assert distance(whole, trained.update(secret=4)) > 1e-3
+    assert distance(trained.update(), trained.update()) > 1e-3
+    if name != "AugMix":  # Python's random numbers choose its operations, the same for all views.
+        other = Trained(where, name, known_seed=1).update(secret=3)
+        np.testing.assert_allclose(other, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("where, name", [("inside", "Dropout"), ("augment", "RandomFlip")])
+def test_seeds_of_keras_are_not_advanced(where, name):
+    """A saved counter would tell the number of microbatches, so of the examples drawn."""
+    trained = Trained(where, name)
+    augment = trained.model.optimizer.augment
+    owners = [*trained.model.layers, *([augment.layer] if augment else [])]
+    states = [v for layer in owners for v in layer.variables if "seed" in v.path]
+    before = [np.array(v) for v in states]
+    for _ in range(3):
+        trained.update()
+    assert states
+    for state, value in zip(states, before, strict=True):
+        np.testing.assert_array_equal(state, value)
+
+
+class Signs(layers.Layer):
+    """Gives each row a random sign; or one to the whole microbatch, from a draw or the seed."""
+
+    def __init__(self, shared=False, of_the_seed=False):
+        super().__init__()
+        self.shared, self.seed_generator = shared, keras.random.SeedGenerator(0)
+        self.of_the_seed = of_the_seed
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        if self.of_the_seed:
+            return x * tf.cast(1 - 2 * (self.seed_generator.next()[0] // 3 % 2), x.dtype)
+        rows = 1 if self.shared else tf.shape(x)[0]
+        signs = keras.random.randint((rows, 1), 0, 2, seed=self.seed_generator)
+        return x * tf.cast(2 * signs - 1, x.dtype)
+
+
+def sums_of_signs(layer, rows, times):
+    """The sums of `rows` signs, each with a secret of its own: gradients are the signs."""
+    model = keras.Sequential([keras.Input((1,)), layer, layers.Dense(1, use_bias=False)])
+    optimizer = tfdpx.DPSGD(
+        1.0, batch_size=N, noise_multiplier=0.0, l2_norm_clip=2.0, microbatch_size=MICROBATCH
+    )
+    model.compile(optimizer, lambda y, y_pred: -y_pred, jit_compile=False)
+    x, y = np.full((rows, 1), 2.0, "float32"), np.zeros((rows, 1), "float32")
+    found = []
+    for _ in range(times):
+        before = model.get_weights()[0].item()
+        model.train_on_batch(x, y)
+        found.append(N * (model.get_weights()[0].item() - before))
+    return np.array(found)
+
+
+def is_independent(sums, rows):
+    """Whether the variance is that of `rows` independent signs, at a level of 1e-6."""
+    statistic = np.sum(sums**2) / rows
+    return all(
+        tail > 5e-7
+        for tail in (stats.chi2.cdf(statistic, len(sums)), stats.chi2.sf(statistic, len(sums)))
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Each example is computed alone")
+def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others(monkeypatch):
+    # Every row has a sign of its own, whichever rows there are: the others keep their law.
+    for rows in (N, N - 1):
+        assert is_independent(sums_of_signs(Signs(), rows, 300), rows)
+    # A draw for the whole microbatch is found, and every example computed alone.
+    for layer in (Signs(shared=True), Signs(of_the_seed=True)):
+        assert is_independent(sums_of_signs(layer, N, 300), N)
+    # Planted: the same where nobody looks for shared draws.
+    monkeypatch.setattr(
+        "tfdpx.training.preparation.independence_of_microbatch", lambda *_: Independence()
+    )
+    assert not is_independent(sums_of_signs(Signs(shared=True), N, 300), N)
+
+
+def test_draws_for_all_examples_are_said_and_computed_alone():
+    with pytest.warns(UserWarning, match="computed alone.*'.*dropout.*draws once for all"):
+        Trained("inside", "one mask for all").update()
+
+
+def test_what_draws_by_python_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(INSIDE, "AugMix", AUGMENT["AugMix"])
+    with pytest.raises(UnfitForPrivacy, match="aug_mix.*augment="):
+        Trained("inside", "AugMix").update()
+
+
+class DrawsInALoop(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(0)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+
+        def body(i, y):
+            return i + 1, y * keras.random.normal(tf.shape(x), seed=self.seed_generator)
+
+        return tf.while_loop(lambda i, y: i < 2, body, (0, x))[1]
+
+
+def test_draws_that_would_repeat_in_a_loop_are_refused():
+    model = keras.Sequential([keras.Input((2,)), DrawsInALoop(), layers.Dense(1)])
+    model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), "mse", jit_compile=False)
+    with pytest.raises(ValueError, match="draws_in_a_loop.*would repeat in every round"):
+        model.train_on_batch(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+
+
+class OwnViews:
+    """Turns images at random; `draw` may look at its seed or not."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def apply(self, images, choices):
+        return images[:, tf.newaxis] * tf.where(choices < 0.5, -1.0, 1.0)[..., tf.newaxis]
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    "draw, varies",
+    [
+        (lambda b, k, seed: tf.random.stateless_uniform([b, k], seed), True),
+        (lambda b, k, seed: tf.random.uniform([b, k]), True),
+        (lambda b, k, seed: tf.ones([b, k]), False),
+        (lambda b, k, seed: tf.random.stateless_uniform([b, k], [1, 2]), False),
+        (lambda b, k, seed: tf.constant(np.random.random((b, k)), "float32"), False),
+    ],
+)
+def test_an_augmentation_of_ones_own_draws_for_each_example_alone(draw, varies):
+    """By the example's key, or the same for all examples and steps: then nothing is random."""
+    made = Views(OwnViews(lambda b, k, seed: draw(int(b), k, seed)), 2, tf.ones([64, 2]))
+    views = [made.rows(tf.ones([64, 2]), made.draw(64, tf.constant([0, n]))) for n in (1, 2)]
+    rows = [np.unique(each.numpy().reshape(64, -1), axis=0) for each in views]
+    assert all((len(each) > 1) == varies for each in rows)
+    assert varies or np.array_equal(*views)
+
+
+class GlobalSeed(layers.Layer):
+    def call(self, x, training=False):
+        return x + keras.random.normal(tf.shape(x)) if training else x
+
+
+class DrawingLoss(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        noise = keras.random.uniform((), seed=self.layers[0].seed_generator)
+        return noise * tf.reduce_mean((y - y_pred) ** 2)
+
+
+def test_randomness_that_is_nobodys_secret_is_refused():
+    optimizer = dict(batch_size=4, noise_multiplier=1.0)
+    for model in (
+        keras.Sequential([keras.Input((2,)), GlobalSeed(), layers.Dense(1)]),
+        DrawingLoss([keras.Input((2,)), layers.Dropout(0.5), layers.Dense(1)]),
+    ):
+        model.compile(tfdpx.DPSGD(0.1, **optimizer), "mse", jit_compile=False)
+        with pytest.raises(ValueError, match="changes state|global seed generator"):
+            model.train_on_batch(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+
+
+def test_views_do_not_depend_on_microbatches():
+    sums = [
+        Trained("augment", "RandomErasing", microbatch_size=size).update(secret=3)
+        for size in (1, 5, N)
+    ]
+    np.testing.assert_allclose(sums[0], sums[1], atol=1e-5)
+    np.testing.assert_allclose(sums[0], sums[2], atol=1e-5)

@@ -1,0 +1,236 @@
+"""Attacks on the secrets: nothing written or said holds them, and no noise is used twice."""
+
+import contextlib
+import copy
+import io
+import logging
+import pickle
+import secrets
+import warnings
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import noise
+from tfdpx.training import session
+
+PLAN = tfdpx.PrivacyPlan(60, batch_size=20, steps=30, noise_multiplier=1.0, delta=1e-3)
+X, Y = small.data(60)
+
+
+def make(seed=None):
+    model = small.model(tfdpx.DPSGD(1.0, plan=PLAN, seed=seed, use_ema=True))
+    model.build((None, 6))
+    return model
+
+
+class Known(set):
+    """The 64-bit words of all secrets of this process, as ints."""
+
+    def traces(self):
+        """Every way to write them down: as numbers, in hexadecimal, as bytes."""
+        for word in self:
+            yield str(word).encode()
+            yield str(word & (2**64 - 1)).encode()
+            yield f"{word & (2**64 - 1):016x}".encode()
+            for order in ("little", "big"):
+                yield (word & (2**64 - 1)).to_bytes(8, order)
+
+    def are_in(self, content):
+        return any(trace in content for trace in self.traces())
+
+
+@pytest.fixture
+def known(monkeypatch):
+    found = Known()
+    of, randbits = session.secret_of, secrets.randbits
+
+    def spy_of(*arguments):
+        made = of(*arguments)
+        found.update(made)
+        return made
+
+    def spy_bits(count):
+        made = randbits(count)
+        if count == 128:
+            found.update(divmod(made, 2**64))
+        return made
+
+    monkeypatch.setattr(session, "secret_of", spy_of)
+    monkeypatch.setattr(secrets, "randbits", spy_bits)
+    return found
+
+
+def test_every_training_takes_128_bits_of_the_operating_system(known):
+    model, counts = make(), []
+    for _ in range(2):
+        model.fit(PLAN.batches(X, Y), steps_per_epoch=1, verbose=0)
+        counts.append(len(known))
+    assert 0 < counts[0] < counts[1] and max(word.bit_length() for word in known) >= 60
+    assert len(set(map(tuple, (noise.make_seed() for _ in range(100))))) == 100
+
+
+def content(path):
+    """All bytes of a file, or of the files of a folder, compressed members unpacked."""
+    if path.is_dir():
+        return b"".join(content(inner) for inner in path.iterdir())
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return b"".join(archive.read(name) for name in archive.namelist())
+    return path.read_bytes()
+
+
+WRITE = {
+    "keras": lambda model, folder: model.save(folder / "m.keras"),
+    "weights": lambda model, folder: model.save_weights(folder / "m.weights.h5"),
+    "tf.train.Checkpoint": lambda model, folder: tf.train.Checkpoint(
+        model=model, optimizer=model.optimizer
+    ).save(str(folder / "c")),
+    "export": lambda model, folder: model.export(str(folder / "e"), verbose=False),
+    "json": lambda model, folder: (folder / "m.json").write_text(model.to_json()),
+    "pickle": lambda model, folder: (folder / "m.pickle").write_bytes(pickle.dumps(model)),
+    "Checkpoint": lambda model, folder: model.fit(
+        PLAN.batches(X, Y), steps_per_epoch=1, verbose=0,
+        callbacks=[tfdpx.callbacks.Checkpoint(folder)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [None, 123_456_789_123])
+@pytest.mark.parametrize("kind", WRITE)
+def test_no_file_holds_a_seed(kind, seed, known, tmp_path):
+    model = make(seed)
+    model.fit(PLAN.batches(X, Y), steps_per_epoch=2, verbose=0)
+    WRITE[kind](model, tmp_path)
+    found = content(tmp_path)
+    assert len(found) > 100 and known
+    assert not known.are_in(found)
+    assert str(seed).encode() not in found
+    (tmp_path / "f").write_bytes(np.array(noise.make_seed()).tobytes())
+    (tmp_path / "g").write_bytes(np.array(session.secret_of(seed, "step")).tobytes())
+    assert known.are_in(content(tmp_path))  # The search finds one that is there.
+
+
+def said(model, folder):
+    """All that a training prints, logs, warns of, raises, or writes to TensorBoard's files."""
+    text, log = io.StringIO(), logging.StreamHandler(io.StringIO())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(log)
+    root.setLevel(logging.DEBUG)
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        with warnings.catch_warnings(record=True) as warned:
+            batches = PLAN.batches(X, Y, optimizer=model.optimizer)
+            tell = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda *_: print(model.optimizer.session, vars(model.optimizer))
+            )
+            callbacks = [
+                tfdpx.PrivacyBudget(PLAN),
+                tfdpx.callbacks.TensorBoard(str(folder), plan=PLAN, log_private_metrics=True),
+                tell,
+            ]
+            model.fit(batches, callbacks=callbacks, verbose=2)
+            print(model.optimizer, vars(model), batches, PLAN, callbacks)
+            print(model.optimizer.get_config(), model.optimizer.ledger, model.summary())
+            for wrong in (lambda: model.fit(batches), lambda: model.fit(X, Y, batch_size=50)):
+                with pytest.raises(Exception) as raised:  # noqa: PT011
+                    wrong()
+                print(raised.value)
+            print([str(w.message) for w in warned])
+    root.removeHandler(log)
+    root.setLevel(level)
+    return (text.getvalue() + log.stream.getvalue()).encode("latin-1", "replace")
+
+
+def test_nothing_that_a_training_says_tells_a_secret(known, tmp_path):
+    found = said(make(), tmp_path) + content(tmp_path)
+    assert b"epsilon" in found and known
+    assert not known.are_in(found)
+
+
+def test_no_file_holds_numbers_of_the_data_without_noise(tmp_path):
+    """Losses, metrics and broken examples are counted, in no variable that is saved."""
+    names, model, x = [], make(), X.copy()
+    x[0] = np.nan
+    model.fit(PLAN.batches(x, Y), steps_per_epoch=3, verbose=0)
+    model.save_weights(tmp_path / "m.weights.h5")
+    with h5py.File(tmp_path / "m.weights.h5") as file:
+        file.visititems(lambda name, item: names.append((name, getattr(item, "shape", None))))
+    stored = [name for name, shape in names if shape is not None]
+    assert not [name for name in stored if "metric" in name or "loss" in name]
+    assert not [v.path for v in model.optimizer.variables if "nonfinite" in v.path]
+
+
+def noise_of_one_update(model):
+    """The change of the weights by an update without examples: noise alone."""
+    before = small.weights(model)
+    model.train_on_batch(X[:20], Y[:20], sample_weight=np.zeros(20, "float32"))
+    return small.weights(model) - before
+
+
+def reload(model, folder):
+    model.save(folder / "m.keras")
+    return keras.saving.load_model(folder / "m.keras")
+
+
+def load_weights(model, folder):
+    model.save_weights(folder / "m.weights.h5")
+    other = make()
+    other.load_weights(folder / "m.weights.h5")
+    return other
+
+
+def restore(model, folder):
+    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "c"))
+    other = make()
+    other.optimizer.build(other.trainable_variables)
+    tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
+    return other
+
+
+def from_config(model, folder):
+    other = make()
+    config = keras.optimizers.serialize(model.optimizer)
+    assert "seed" not in config["config"]
+    other.compile(keras.optimizers.deserialize(config), loss=other.loss)
+    return other
+
+
+DUPLICATES = {
+    "deepcopy": lambda model, folder: copy.deepcopy(model),
+    "pickle": lambda model, folder: pickle.loads(pickle.dumps(model)),
+    "load_model": reload,
+    "load_weights": load_weights,
+    "tf.train.Checkpoint": restore,
+    "config": from_config,
+}
+
+
+@pytest.mark.parametrize("name", DUPLICATES)
+def test_a_copy_has_noise_of_its_own(name, tmp_path):
+    """Also one of an optimizer with a seed, whose noise is known."""
+    model, twin = make(seed=1), make(seed=1)
+    for each in (model, twin):
+        noise_of_one_update(each)
+    other = DUPLICATES[name](model, tmp_path)
+    other.optimizer.iterations.assign(model.optimizer.iterations)
+    wanted = noise_of_one_update(twin)  # What the run that was copied would add next.
+    found = noise_of_one_update(other)
+    assert np.abs(found).max() > 1e-3
+    assert abs(np.corrcoef(found, wanted)[0, 1]) < 0.5
+    np.testing.assert_array_equal(noise_of_one_update(model), wanted)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_assigned_iterations_repeat_no_noise(seed):
+    model, seen = make(seed), []
+    for _ in range(3):
+        model.optimizer.iterations.assign(0)
+        seen.append(noise_of_one_update(model))
+    assert np.abs(np.corrcoef(seen)[np.triu_indices(3, 1)]).max() < 0.5

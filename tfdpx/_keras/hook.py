@@ -1,0 +1,282 @@
+"""Puts the wrappers into Keras that private training needs, and takes them out again.
+
+Keras hands an optimizer finished gradients and shows it neither the model nor the batch, so private
+training needs doors that Keras does not have:
+
+- `keras.Model.train_step`: an optimizer that defines `private_train_step(model, data)` drives the
+  step, any other trains as before. A model's own `train_step` still wins by the method resolution
+  order; the optimizer then refuses its gradients.
+- `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
+  refuse first and learns what data are trained on; the step can tell that Keras has split the batch
+  over replicas.
+- `keras.Model.train_on_batch`: an optimizer that defines `by_hand(model, rows, sample_weight)`, a
+  context manager, accounts for such batches apart.
+- `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
+- Files, `get_weights` and `set_weights`, and `fit` and `train_on_batch` with any other optimizer:
+  what `watch_weights` was given learns where values come from. A file cannot be HDF5 where an
+  optimizer defines `refuse_hdf5()`.
+- Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
+  off.
+- Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
+  example NaN, so that the example counts as zero. By itself TensorFlow ends the run, on CPUs.
+- Keras's random numbers: where one forward pass is compared with another, all rows have the same.
+- `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
+  layer. Without one, the wrapper adds a single attribute look-up.
+
+`install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes all away again.
+"""
+
+import contextlib
+import functools
+import inspect
+import types
+
+import keras
+import tensorflow as tf
+
+from tfdpx._keras import keras_internals
+
+_installed = []  # (owner, name, what stood there, or None where it was inherited)
+_watch = types.SimpleNamespace()
+
+
+def install():
+    """Wraps what the module's docstring lists. Idempotent."""
+    if _installed:
+        return
+    _wrap(keras.Model, "train_step", _train_step)
+    _wrap(keras.Model, "fit", _fit)
+    _wrap(keras.Model, "train_on_batch", _train_on_batch)
+    # On the class that defines it: Keras takes a model with another `compile` for a custom one.
+    _wrap(keras_internals.compile_owner(), "compile", _compile)
+    _wrap(keras.Operation, "__call__", _call)
+    _wrap(keras.Layer, "get_weights", _get_weights)
+    _wrap(keras.Layer, "set_weights", _set_weights)
+    _wrap(keras.Model, "set_state_tree", _set_state_tree)
+    _wrap(*keras_internals.LOADING, _load_state)
+    for module, name in keras_internals.LOADING_HDF5:
+        _wrap(module, name, _load_hdf5)
+    _wrap(*keras_internals.LOADING_HDF5_MODEL, _load_hdf5_model)
+    _wrap(*keras_internals.SAVING_HDF5_MODEL, _save_hdf5_model)
+    for module, name in keras_internals.LOSS_SCALINGS:
+        _wrap(module, name, _scaling)
+    _wrap(*keras_internals.LABELLED_LOSS, _labelled)
+    for module, name in keras_internals.DRAWS:
+        _wrap(module, name, _drawing)
+    _wrap(*keras_internals.DROPPING, _dropping)
+
+
+def uninstall():
+    """Gives Keras its own methods and functions back. Does nothing if not installed."""
+    while _installed:
+        owner, name, original = _installed.pop()
+        if original is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+def is_installed():
+    """Whether the wrappers are in place."""
+    return bool(_installed)
+
+
+def watch_weights(loaded, changed, got, put):
+    """Says whom to tell where the values of weights come from, of all models.
+
+    Args:
+        loaded: Function of a model or layer that has loaded a file, and the arrays, a dict by name,
+            of the optimizer's state in the file, whatever the model's optimizer; None without one.
+        changed: Function of a model or layer, and a list of the `keras.Variable`s of it that have
+            other values from elsewhere.
+        got: Function of a layer and the arrays that its `get_weights` gives.
+        put: Function of a layer and the arrays that its `set_weights` took.
+    """
+    vars(_watch).update(loaded=loaded, changed=changed, got=got, put=put)
+
+
+def _wrap(owner, name, make):
+    """Replaces `owner.name` by `make` of it."""
+    original = getattr(owner, name)
+    _installed.append((owner, name, vars(owner).get(name)))
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _method(model, name):
+    """The method of the model's optimizer of this name, or None."""
+    optimizer = keras_internals.innermost(getattr(model, "optimizer", None))
+    return getattr(optimizer, name, None)
+
+
+def _train_step(original):
+    def train_step(self, data):
+        private_step = _method(self, "private_train_step")
+        return original(self, data) if private_step is None else private_step(self, data)
+
+    return train_step
+
+
+def _fit(original):
+    def fit(self, x=None, *args, **kwargs):
+        fitting = _method(self, "fitting")
+        if fitting is None:
+            with _changing_weights_of(self):
+                return original(self, x, *args, **kwargs)
+        given = inspect.signature(original).bind(self, x, *args, **kwargs)
+        with keras_internals.driving(self, "keras"), fitting(self, given.arguments):
+            return original(*given.args, **given.kwargs)
+
+    return fit
+
+
+def _train_on_batch(original):
+    def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
+        by_hand = _method(self, "by_hand")
+        if by_hand is None:
+            with _changing_weights_of(self):
+                return original(self, x, y, sample_weight, *args, **kwargs)
+        shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
+        with by_hand(self, shape[0] if shape else None, sample_weight):
+            return original(self, x, y, sample_weight, *args, **kwargs)
+
+    return train_on_batch
+
+
+def _compile(original):
+    def compile(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        compiled = _method(self, "compiled")
+        if compiled is not None:
+            compiled(self)
+
+    return compile
+
+
+def _call(original):
+    def call(self, *args, **kwargs):
+        recorder = keras_internals.recorder()
+        if recorder is None:
+            return keras_internals.call_operation(self, args, kwargs)
+        return recorder.observe(self, args, kwargs)
+
+    return call
+
+
+def _load_state(original):
+    def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
+        original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
+        if inner_path == "" and isinstance(saveable, keras.Layer) and weights_store:
+            _watch.loaded(saveable, keras_internals.saved_optimizer(weights_store))
+
+    return load_state
+
+
+def _load_hdf5(original):
+    def load(group, model, *args, **kwargs):
+        try:
+            return original(group, model, *args, **kwargs)
+        finally:
+            _watch.changed(model, model.weights)
+
+    return load
+
+
+def _load_hdf5_model(original):
+    def load(*args, **kwargs):
+        model = original(*args, **kwargs)
+        _refuse_hdf5(model)
+        return model
+
+    return load
+
+
+def _save_hdf5_model(original):
+    def save(model, *args, **kwargs):
+        _refuse_hdf5(model)
+        return original(model, *args, **kwargs)
+
+    return save
+
+
+def _refuse_hdf5(model):
+    refuse = _method(model, "refuse_hdf5")
+    if refuse is not None:
+        refuse()
+
+
+@contextlib.contextmanager
+def _changing_weights_of(model):
+    """Around a training whose data nobody accounts for."""
+    try:
+        yield
+    finally:
+        _watch.changed(model, model.trainable_variables)
+
+
+def _set_state_tree(original):
+    def set_state_tree(self, state_tree):
+        try:
+            original(self, state_tree)
+        finally:
+            _watch.changed(self, self.weights)
+
+    return set_state_tree
+
+
+def _get_weights(original):
+    def get_weights(self):
+        arrays = original(self)
+        _watch.got(self, arrays)
+        return arrays
+
+    return get_weights
+
+
+def _set_weights(original):
+    def set_weights(self, weights):
+        try:
+            original(self, weights)
+        except Exception:  # Some may have been set.
+            _watch.changed(self, self.weights)
+            raise
+        _watch.put(self, weights)
+
+    return set_weights
+
+
+def _scaling(original):
+    def scaled(value):
+        return value if keras_internals.is_unscaled() else original(value)
+
+    return scaled
+
+
+def _drawing(original):
+    def draw(shape, *args, **kwargs):
+        return keras_internals.draw(original, shape, args, kwargs)
+
+    return draw
+
+
+def _dropping(original):
+    def drop(inputs, *args, **kwargs):
+        return inputs if keras_internals.is_still() else original(inputs, *args, **kwargs)
+
+    return drop
+
+
+def _labelled(original):
+    def labelled(target, output, from_logits=False, axis=-1):
+        if not keras_internals.is_unscaled():
+            return original(target, output, from_logits=from_logits, axis=axis)
+        target = tf.convert_to_tensor(target)
+        # In a wide type: bytes cannot say that there are 256 classes.
+        label = tf.cast(target, "int64" if target.dtype.is_integer else "float32")
+        valid = (label >= 0) & (label < tf.cast(tf.shape(output)[axis], label.dtype))  # No NaN is.
+        target = tf.where(valid, target, tf.zeros_like(target))
+        losses = original(target, output, from_logits=from_logits, axis=axis)
+        ones = tf.where(valid, tf.ones([], losses.dtype), float("nan"))
+        # A product, so that the gradient is NaN as well.
+        return losses * tf.reshape(ones, tf.shape(losses))
+
+    return labelled

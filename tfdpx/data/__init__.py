@@ -1,1 +1,0 @@
-"""What training draws from, and which steps draw it."""

@@ -1,1 +1,0 @@
-"""How large a pass may be: free memory, and what a traced pass takes."""

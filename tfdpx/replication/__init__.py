@@ -1,1 +1,0 @@
-"""Replicas and hosts: who takes which rows, and whether they agree."""

@@ -1,0 +1,1 @@
+"""What a training draws from, and the draws of each update."""

@@ -1,0 +1,201 @@
+"""Examples held in memory, and which arguments mean these or examples read from disk."""
+
+import functools
+import hashlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx.sampling import dataset_arrays
+from tfdpx.sampling.inputs import check_dense
+from tfdpx.sampling.random_access import RandomAccess
+
+
+class Examples:
+    """Examples held in memory, as tensors that share their first axis.
+
+    Args:
+        x: Array, or nest (dict, tuple) of arrays, of shape `[num_examples, ...]`. float64 becomes
+            `keras.config.floatx()`; any other dtype is kept.
+        y: Like `x`, or None.
+        sample_weight: Optional array, or nest of arrays like `y`, finite and >= 0, of shape
+            `[num_examples]` or with the axes of the losses that they multiply.
+        class_weight: Optional dict from class (int) to weight, finite and >= 0, for a single `y` of
+            class indices `[num_examples]` or `[num_examples, 1]`, or one-hot
+            `[num_examples, num_classes]`. Classes not in it weigh 1.
+
+    Attributes:
+        count: Int. Number of examples.
+        is_weighted: Bool, whether weights were given.
+
+    Raises:
+        ValueError: If the arrays differ in length, are empty, sparse, ragged or of objects, or a
+            weight is unfit.
+    """
+
+    def __init__(self, x, y=None, sample_weight=None, *, class_weight=None):
+        with tf.device("CPU:0"):  # The draws run there; a data set may not fit an accelerator.
+            x, y = _tensors("x", x), None if y is None else _tensors("y", y)
+        arrays = [array for array in tf.nest.flatten((x, y)) if array is not None]
+        counts = {array.shape[0] if array.shape.rank else 0 for array in arrays}
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError(
+                "Arguments `x` and `y` must hold arrays of one length, at least 1. "
+                f"Received: lengths {sorted(counts)}. A list of arrays is several inputs, as in "
+                "`fit`; of arrays that are one example each, `np.stack` makes one array."
+            )
+        self.count = counts.pop()
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise ValueError(
+                    "Arguments `sample_weight` and `class_weight` exclude each other. "
+                    "Received both. Multiply them into one `sample_weight`."
+                )
+            sample_weight = _class_weights(y, class_weight)
+        self.is_weighted = sample_weight is not None
+        weights = np.ones(self.count) if sample_weight is None else sample_weight
+        with tf.device("CPU:0"):
+            weights = tf.nest.map_structure(self._weights, _tensors("sample_weight", weights))
+        self._arrays = (x, y, weights)
+
+    def _weights(self, weights):
+        if weights.shape.rank == 0 or weights.shape[0] != self.count:
+            raise ValueError(
+                f"Argument `sample_weight` must have shape ({self.count},), a weight an example, "
+                f"or ({self.count}, ...), one for each of its positions. Received: shape "
+                f"{tuple(weights.shape)}."
+            )
+        values = tf.get_static_value(weights)  # A data set may be made within a graph.
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            raise ValueError(
+                "Weights must be finite and >= 0, since an example of weight 0 is absent. "
+                f"Received: weights from {values.min()} to {values.max()}."
+            )
+        return tf.cast(weights, "float32")
+
+    def batch(self, rows, capacity):
+        """The examples `rows`, padded with zeros.
+
+        Args:
+            rows: int64 tensor of shape `[n]`, n <= capacity.
+            capacity: Int.
+
+        Returns:
+            Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`.
+        """
+
+        def take(array):
+            if array is None:
+                return None
+            padding = tf.zeros([capacity - tf.shape(rows)[0], *array.shape[1:]], array.dtype)
+            batch = tf.concat([tf.gather(array, rows), padding], axis=0)
+            return tf.ensure_shape(batch, [capacity, *array.shape[1:]])
+
+        return tf.nest.map_structure(take, self._arrays)
+
+    def split(self, count, weighted):
+        """The first `count` examples, and the others as arrays to measure on.
+
+        Args:
+            count: Int in [1, number of examples).
+            weighted: Bool, whether to give the weights of the others too.
+
+        Returns:
+            Pair of `Examples` and a tuple `(x, y)` or `(x, y, sample_weight)`.
+        """
+
+        def part(places):
+            return tf.nest.map_structure(lambda t: None if t is None else t[places], self._arrays)
+
+        first = object.__new__(Examples)
+        first.count, first._arrays = count, part(slice(count))
+        first.is_weighted = self.is_weighted
+        return first, part(slice(count, None))[: 3 if weighted else 2]
+
+    @functools.cached_property
+    def _digest(self):
+        digest = hashlib.blake2b()
+        for array in tf.nest.flatten(self._arrays):
+            if array is not None:
+                digest.update(f"{array.dtype}{array.shape}".encode())
+                values = array.numpy()
+                strings = values.dtype == object
+                digest.update(repr(values.tolist()).encode() if strings else values.tobytes())
+        return digest.hexdigest()
+
+    def fingerprint(self):
+        """String that tells these examples from others."""
+        return self._digest
+
+
+def as_examples(x, y=None, sample_weight=None, *, class_weight=None, num_examples=None):
+    """`x` if it is a `RandomAccess`, which holds targets too, and else the `Examples` of arrays.
+
+    Args:
+        x: `RandomAccess`, a `tf.data.Dataset` of known size, or as for `Examples`.
+        y: As for `Examples`; None with one of the former, as `sample_weight`.
+        sample_weight: As for `Examples`.
+        class_weight: As for `Examples`; None with a `RandomAccess`.
+        num_examples: Optional int. A data set of so many elements is one of examples, any other
+            one of batches.
+
+    Raises:
+        ValueError: If the arguments do not go together.
+    """
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "Argument `x`, a tf.data.Dataset, gives (x, y) or (x, y, sample_weight), so "
+                "neither `y` nor `sample_weight` may be given. Leave them out."
+            )
+        x, y, sample_weight = dataset_arrays.arrays_of(x, num_examples)
+    if not isinstance(x, RandomAccess):
+        return Examples(x, y, sample_weight, class_weight=class_weight)
+    given = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+    given = [f"`{name}`" for name, value in given.items() if value is not None]
+    if given:
+        raise ValueError(
+            "Argument `x`, a RandomAccess, gives pairs (x, y), each of weight 1, so no other data "
+            f"may be given. Received also: {', '.join(given)}. Leave them out."
+        )
+    return x
+
+
+def _tensors(name, arrays):
+    """The nest `arrays` of the argument `name`, each array as a tensor."""
+    if isinstance(arrays, dict):
+        return {key: _tensors(name, array) for key, array in arrays.items()}
+    if isinstance(arrays, tuple):
+        return tuple(_tensors(name, array) for array in arrays)
+    if isinstance(arrays, list) and arrays and all(getattr(a, "shape", ()) for a in arrays):
+        return tuple(_tensors(name, array) for array in arrays)  # Several inputs, as in `fit`.
+    # A list of numbers is an array; what else is a nest would be taken apart.
+    if not isinstance(arrays, list):
+        check_dense(name, arrays)
+    if not tf.is_tensor(arrays):
+        is_series = hasattr(arrays, "to_frame")  # Keras takes a pandas Series for a column.
+        arrays = np.asarray(arrays.to_frame() if is_series else arrays)
+        check_dense(name, arrays)
+        if arrays.dtype == np.float64:
+            arrays = arrays.astype(keras.config.floatx())
+    return tf.convert_to_tensor(arrays)
+
+
+def _class_weights(y, class_weight):
+    """The weight of each example, by its class."""
+    if not tf.is_tensor(y):
+        raise ValueError(
+            "Argument `class_weight` needs a single array `y` of classes. "
+            f"Received: y of type {type(y).__name__}. Pass `sample_weight` instead."
+        )
+    classes = y.numpy()
+    if classes.ndim == 2:
+        classes = classes.argmax(axis=1) if classes.shape[1] > 1 else classes[:, 0]
+    if classes.ndim != 1:
+        raise ValueError(
+            "Argument `class_weight` needs `y` of shape [num_examples], [num_examples, 1] or "
+            f"[num_examples, num_classes]. Received: shape {tuple(y.shape)}."
+        )
+    values, places = np.unique(classes, return_inverse=True)
+    return np.array([class_weight.get(int(value), 1.0) for value in values])[places]

@@ -1,0 +1,295 @@
+"""Batches by true Poisson sampling, and shuffled ones, of fixed shapes and resumable at any step.
+
+Accounting multiplies the privacy loss of a step by what sampling takes off it (amplification by
+sampling). That holds only while the trainer alone knows which examples a step drew: whoever
+knows the seed can replay every draw and meets the loss of an unsampled Gaussian. So the seed comes
+from the operating system unless given; give one for experiments, and keep it as secret as the data.
+
+Both samplings give `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0 is
+absent: tfdpx's optimizers let it contribute exactly zero. What they draw from is in `tfdpx.data`.
+"""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import noise
+from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx.accounting.accountants import check_probability
+from tfdpx.sampling.draws import Draws, draws_of, finished
+from tfdpx.sampling.examples import Examples, as_examples
+from tfdpx.sampling.shares import Shares
+from tfdpx.spending import budget
+
+# Set the draws apart from whatever else is keyed by the same seed.
+_POISSON_KEY = int.from_bytes(b"poisson", "big")
+_SHUFFLE_KEY = int.from_bytes(b"shuffle", "big")
+
+
+def in_order(examples, batch_size):
+    """All examples once, in order, for measuring on one device, as often as it is iterated over.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        batch_size: Int.
+
+    Returns:
+        A `tf.data.Dataset` of `(x, y, sample_weight)` of shapes `[batch_size, ...]`, the last
+        shorter if need be.
+    """
+
+    def cut(first, size, count):
+        starts = tf.data.Dataset.range(first, first + size * count, size)
+        return starts.map(lambda start: examples.batch(tf.range(start, start + size), size))
+
+    whole, rest = divmod(examples.count, batch_size)
+    dataset = cut(0, batch_size, whole)
+    if rest:
+        dataset = (
+            dataset.concatenate(cut(whole * batch_size, rest, 1)) if whole else cut(0, rest, 1)
+        )
+    return dataset.prefetch(1)
+
+
+def plan_batches(
+    plan,
+    x,
+    y,
+    sample_weight,
+    *,
+    class_weight,
+    validation_split,
+    optimizer,
+    seed,
+    start,
+    pad_to_multiple_of,
+    input_context,
+):
+    """What `PrivacyPlan.batches` gives; its docstring has all arguments but `plan`."""
+    check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
+    examples = as_examples(
+        x, y, sample_weight, class_weight=class_weight, num_examples=plan.num_examples
+    )
+    examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)
+    if examples.count != plan.num_examples:
+        beside = f" beside validation_split={validation_split}" if held_out else ""
+        raise ValueError(
+            "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
+            f"depends. Received: {examples.count} examples{beside}, num_examples="
+            f"{plan.num_examples}."
+        )
+    arguments = {
+        "capacity": math.ceil(plan.capacity / pad_to_multiple_of) * pad_to_multiple_of,
+        "steps": plan.steps,
+        "seed": seed,
+        "start": start,
+        "input_context": input_context,
+    }
+    if optimizer is not None:
+        arguments["optimizer"] = optimizer = budget.check_optimizer(optimizer, plan)
+        arguments["steps"] = lambda: max(plan.steps - budget.steps_taken(optimizer, plan), 0)
+    if plan.sampling == "shuffle":
+        dataset = shuffled_batches(examples, batch_size=plan.batch_size, **arguments)
+    else:
+        probability = plan.sampling_probability
+        dataset = poisson_batches(examples, sampling_probability=probability, **arguments)
+    draws = draws_of(dataset)
+    draws.plan, draws.examples, draws.held_out = plan, examples, held_out
+    return dataset
+
+
+def _without_held_out(examples, share, weighted):
+    """The examples but the last `share`, and these as arrays for `fit` to validate on, or None."""
+    fits = is_number(share) and 0 <= share < 1
+    require(fits, "validation_split", share, "be a number in [0, 1)")
+    if not share:
+        return examples, None
+    if not isinstance(examples, Examples):
+        raise ValueError(
+            "Argument `validation_split` needs arrays, whose last part is held out. Received: "
+            f"validation_split={share}, and examples of type {type(examples).__name__}. Give `fit` "
+            "`validation_data`."
+        )
+    # As Keras counts.
+    kept = math.floor(examples.count * (1 - share))
+    require(kept > 0, "validation_split", share, f"leave some of {examples.count} examples")
+    return examples.split(kept, weighted)
+
+
+def poisson_batches(
+    examples,
+    *,
+    sampling_probability,
+    capacity,
+    steps,
+    seed=None,
+    start=0,
+    optimizer=None,
+    input_context=None,
+):
+    """Batches that hold each example with `sampling_probability`, independently.
+
+    Step t is a function of (seed, t) alone, so that it can be replayed without those before it. The
+    probability is rounded down to a multiple of 2**-32.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        sampling_probability: Float in (0, 1].
+        capacity: Int. Number of rows of every batch; a step that draws more is an error.
+        steps: Int. Number of steps of the whole training; the dataset ends there. Or a function
+            that gives how many steps are left, called when an iterator begins.
+        seed: Optional int, for experiments; or with an `input_context` a pair of ints, secret. None
+            takes the secret of the `fit` that trains on it, or else a fresh one from the operating
+            system for each iterator.
+        start: Int or scalar variable, such as `optimizer.iterations`, which is read when the first
+            batch of an iterator is. A step must count itself only when it has read its batch, as
+            those of tfdpx's optimizers do; Keras's own may do it before.
+        optimizer: Optional tfdpx optimizer, the only one that may train on the data set.
+        input_context: Optional `tf.distribute.InputContext`, for one pass by
+            `tfdpx.distributed.fit`: the dataset then gives, step after step, the share of each
+            replica of this host in turn (see `tfdpx.sampling.shares`). All hosts need the same
+            examples, `seed` and `start`, an int.
+
+    Returns:
+        A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`, or
+        `[capacity / replicas, ...]` with an `input_context`; padding is zero and has sample_weight
+        0. Iterating raises `tf.errors.InvalidArgumentError` when a step exceeds `capacity`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+    >>> examples = as_examples(np.arange(100.0))
+    >>> arguments = {"sampling_probability": 0.1, "capacity": 40, "seed": 7}
+    >>> whole = list(poisson_batches(examples, steps=3, **arguments))
+    >>> [last] = poisson_batches(examples, steps=3, start=2, **arguments)
+    >>> bool(np.array_equal(whole[2][0], last[0]))  # A step needs none before it.
+    True
+    """
+    check_probability(sampling_probability)
+    shares = Shares(capacity, input_context)
+    draws = Draws(_POISSON_KEY, steps, shares, seed, start, optimizer)
+
+    def draw(key, step, replica):
+        rows = poisson_rows(key, step, examples.count, sampling_probability)
+        fits = tf.debugging.assert_less_equal(
+            tf.shape(rows)[0],
+            capacity,
+            message="Poisson sampling drew more examples than the batch has rows for. Examples may "
+            "not be left out: raise the capacity.",
+        )
+        with tf.control_dependencies([fits]):
+            return shares.cut(tf.identity(rows), replica)
+
+    return draws.dataset(draw, examples)
+
+
+def shuffled_batches(
+    examples,
+    *,
+    batch_size,
+    capacity,
+    steps,
+    seed=None,
+    start=0,
+    optimizer=None,
+    input_context=None,
+):
+    """Batches of `batch_size` cut from a permutation of the examples, a new one every epoch.
+
+    An epoch is `num_examples // batch_size` steps; what is left over is dropped. The permutation is
+    a function of (seed, epoch) alone. Epsilon as computed for Poisson sampling is only an
+    approximation here.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        batch_size: Int in [1, number of examples].
+        capacity: Int >= batch_size. Number of rows of every batch.
+        steps: As in `poisson_batches`.
+        seed: As in `poisson_batches`.
+        start: As in `poisson_batches`.
+        optimizer: As in `poisson_batches`.
+        input_context: As in `poisson_batches`.
+
+    Returns:
+        A `tf.data.Dataset` like that of `poisson_batches`.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    if not 1 <= batch_size <= examples.count:
+        raise ValueError(
+            "Argument `batch_size` must lie between 1 and the number of examples. "
+            f"Received: batch_size={batch_size}, for {examples.count} examples."
+        )
+    shares = Shares(capacity, input_context)
+    draws = Draws(_SHUFFLE_KEY, steps, shares, seed, start, optimizer)
+    per_epoch = examples.count // batch_size
+    known = {}
+
+    def rows_of_step(key, step):
+        epoch, place = divmod(int(step), per_epoch)
+        name = (*key.tolist(), epoch)
+        if name not in known:
+            known.clear()
+            known[name] = _permutation(key, epoch, examples.count)
+        return known[name][place * batch_size : (place + 1) * batch_size]
+
+    def draw(key, step, replica):
+        rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
+        return shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
+
+    return draws.dataset(draw, examples)
+
+
+def batches_in_order(examples, *, capacity, input_context):
+    """All examples once, in order, for measuring: the shares of this host's replicas.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        capacity: Int, rows of a global batch.
+        input_context: As in `poisson_batches`.
+
+    Returns:
+        A `tf.data.Dataset` like that of `poisson_batches`.
+    """
+    shares = Shares(capacity, input_context)
+
+    def take(step, replica):
+        rows = tf.range(step * capacity, tf.minimum((step + 1) * capacity, examples.count))
+        return examples.batch(shares.cut(rows, replica), shares.rows)
+
+    steps = shares.steps(0, math.ceil(examples.count / capacity))
+    return finished(shares.endless(steps.map(take)))
+
+
+def poisson_rows(key, step, num_examples, sampling_probability):
+    """The examples that a step draws.
+
+    Args:
+        key: int64 tensor of shape `[2]`.
+        step: Scalar int64 tensor.
+        num_examples: Int.
+        sampling_probability: Float in (0, 1].
+
+    Returns:
+        int64 tensor of shape `[drawn]`, ascending.
+    """
+    if sampling_probability == 1:
+        return tf.range(num_examples, dtype=tf.int64)
+    bits = _bits(noise.fold_in(key, step), num_examples, tf.uint32)
+    threshold = tf.constant(math.floor(sampling_probability * 2**32), tf.uint32)
+    return tf.where(bits < threshold)[:, 0]
+
+
+def _permutation(key, epoch, num_examples):
+    # 64 bits: ties, which the sort would resolve by position, practically never occur.
+    bits = _bits(noise.fold_in(key, epoch), num_examples, tf.uint64)
+    return np.argsort(bits.numpy(), kind="stable")
+
+
+def _bits(key, count, dtype):
+    return tf.random.stateless_uniform(
+        [count], key, minval=None, maxval=None, dtype=dtype, alg="philox"
+    )

@@ -1,0 +1,1 @@
+"""What was spent on which weights, and what is left of a plan."""

@@ -1,0 +1,1 @@
+"""One training: the optimizer, the private step, the session, and what `fit` needs."""

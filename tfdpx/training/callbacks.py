@@ -1,0 +1,323 @@
+"""Keras callbacks: stop at the end of the budget, log what the guarantee covers."""
+
+import math
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorboard.plugins.hparams import api as hparams
+
+from tfdpx._keras import keras_internals
+from tfdpx.accounting.spent import NOTHING
+from tfdpx.checks.callbacks import is_covered
+from tfdpx.per_example.gradient_norms import GradientNorms
+from tfdpx.spending.budget import (
+    BudgetExceeded,
+    check_optimizer,
+    epsilon_log,
+    epsilon_spent,
+    steps_left,
+    steps_taken,
+)
+from tfdpx.training.checkpoint import Checkpoint
+from tfdpx.training.session import after_save
+
+__all__ = [
+    "BudgetExceeded",
+    "Checkpoint",
+    "PrivacyBudget",
+    "TensorBoard",
+    "check_optimizer",
+    "epsilon_spent",
+    "steps_taken",
+]
+
+# Examples whose gradient norms are looked at once an epoch.
+_NORMS = 256
+
+
+class PrivacyBudget(keras.callbacks.Callback):
+    """Keeps training within a smaller budget than the optimizer's plan, and logs its epsilon.
+
+    An optimizer's own plan ends its training, and logs epsilon, without a callback. What was spent
+    is the ledger of the model's weights (`model.optimizer.ledger`): the updates of this optimizer,
+    of those before it, and of the file that the weights came from. Training stops before the step
+    that would take it past the plan's steps, over any number of calls of `fit`, restarts and new
+    optimizers. Updates that the plan does not know (of other noise or another sampling probability)
+    are said, and compose with the plan's: training then stops before their common epsilon exceeds
+    the plan's. On data that no plan draws, with `steps_per_execution` above 1, it stops Keras's
+    `fit` before the execution that might, so up to `steps_per_execution - 1` steps can remain
+    unused.
+
+    At the end of an epoch `logs["epsilon"]` is the epsilon of the ledger at the plan's delta; it is
+    called "epsilon_approximate" where the plan's sampling, or batches that no plan drew, make it an
+    approximation. Callbacks after this one see it, and so do the progress bar and `History`.
+
+    Args:
+        plan: A `PrivacyPlan`.
+        allow_approximate: Bool. Whether to train on batches that no plan draws (of a data set or a
+            generator of your own), whose epsilon is only approximated.
+
+    Raises:
+        TypeError: By `fit`, if the model's optimizer is not a tfdpx optimizer.
+        ValueError: By `fit`, if the optimizer or the batches are not the plan's.
+        BudgetExceeded: By `fit`, if the plan has no room for another execution at the start.
+    """
+
+    def __init__(self, plan, allow_approximate=False):
+        super().__init__()
+        self.plan = plan
+        self.allow_approximate = allow_approximate
+
+    def on_train_begin(self, logs=None):
+        """Checks optimizer and batches against the plan, and that there is budget left."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        check_optimizer(optimizer, self.plan)
+        session, rate = optimizer.session, optimizer.account.sampling_probability
+        self._check_batches(None if session is None else session.draws)
+        if session is None:  # A loop of one's own: the step itself ends with the optimizer's plan.
+            return
+        session.keep_within(self.plan, lambda: steps_left(optimizer, self.plan, rate))
+        if (keras_internals.initial_epoch(self.model) or 0) < self.params["epochs"]:
+            session.check_room(session.execution(self.model))
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds the epsilon spent to the logs."""
+        if logs is not None:
+            optimizer = keras_internals.innermost(self.model.optimizer)
+            logs.update(epsilon_log(self.plan, optimizer))
+
+    def _check_batches(self, draws):
+        if draws is None:
+            if not self.allow_approximate:
+                raise ValueError(
+                    "PrivacyBudget counts on the batches of its plan, and `fit` was given other "
+                    "data, or batches that were changed (by `take`, `cache`, `map`, `prefetch`, "
+                    "...), for which epsilon would be an approximation. Give `fit` "
+                    "`plan.batches(x, y)` as it is, or say that an approximation will do: "
+                    "`PrivacyBudget(plan, allow_approximate=True)`."
+                )
+            return
+        for name in ("num_examples", "batch_size", "sampling"):
+            planned, actual = getattr(self.plan, name), getattr(draws.plan, name)
+            if planned != actual:
+                raise ValueError(
+                    f"The batches are of another plan than the budget's. Received: plan.{name}="
+                    f"{planned}, and batches of a plan with {name}={actual}. Use one plan for both."
+                )
+
+
+class TensorBoard(keras.callbacks.TensorBoard):
+    """`keras.callbacks.TensorBoard` without the numbers that the guarantee does not cover.
+
+    Training loss and metrics are functions of the private data that no noise was added to: whoever
+    sees them learns more than epsilon says. This writes what the guarantee covers: epsilon, the
+    noise multiplier, the learning rate, the norm of the privatized gradient
+    (`optimizer.privatized_gradient_norm`) and weight histograms. Validation metrics are written
+    too; they are functions of other data, for which no guarantee is given. Those of a
+    `validation_split`, and of examples of which some are trained on, count as training metrics,
+    unless the optimizer was made with `public_validation=True`. The x-axis has model
+    updates, not epochs. The hyperparameters stand under "HParams", and under "Text" the plan and
+    what was spent of it. `epsilon` has a second line, of the run "budget": the plan's epsilon.
+    With a `tfdpx.callbacks.Checkpoint` numbers of an update are written once a save holds it.
+
+    Args:
+        log_dir: String. Folder for the event files.
+        plan: Optional `PrivacyPlan`, for epsilon; not needed after a `PrivacyBudget` in the list of
+            callbacks.
+        log_private_metrics: Bool. Whether to write what is not covered nevertheless:
+            with names that start with "not_private/", in the sub-folder `not_private` of `log_dir`,
+            to be deleted before the logs are given away. Where the plan draws the batches, a
+            histogram "not_private/gradient_norms" an epoch: of 256 examples, before clipping.
+        before: `tfdpx.accounting.spent.Spent` on the same data before, which epsilon counts too.
+        **kwargs: Arguments of `keras.callbacks.TensorBoard`.
+    """
+
+    writes_only_covered = True  # Looked for by `check_callbacks`.
+
+    def __init__(
+        self, log_dir="logs", plan=None, log_private_metrics=False, *, before=NOTHING, **kwargs
+    ):
+        super().__init__(log_dir=log_dir, **kwargs)
+        self.plan, self._before = plan, before
+        self.log_private_metrics = log_private_metrics
+        self._private_writer = self._budget_writer = self._norms = None
+        self._batches_seen = 0
+
+    def on_train_begin(self, logs=None):
+        """Opens the writers."""
+        super().on_train_begin(logs)
+        self._batches_seen, self._norms = 0, None
+        if self.log_private_metrics:
+            folder = os.path.join(self.log_dir, "not_private")
+            self._private_writer = tf.summary.create_file_writer(folder)
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if self.plan is None:
+            self.plan = getattr(optimizer, "plan", None)
+        with keras_internals.writing(self):
+            hparams.hparams(_hyperparameters(optimizer))
+            if self.plan is not None:
+                self._describe(f"The plan: {self.plan.summary()}.", optimizer)
+        if self.plan is not None and math.isfinite(self.plan.epsilon):
+            self._budget_writer = tf.summary.create_file_writer(
+                os.path.join(self.log_dir, "budget")
+            )
+            self._write_epsilon(self._epsilon(optimizer), _updates(optimizer))
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Writes the batch's numbers, if `update_freq` asks for it."""
+        self._batches_seen += 1
+        super().on_train_batch_end(batch, {})
+        # Some releases of Keras (3.8, 3.12) would write every batch.
+        if self.update_freq == "epoch" or self._batches_seen % self.update_freq:
+            return
+        step, norm, logs = self._batches_seen, self._gradient_norm(), dict(logs or {})
+
+        def write():
+            with keras_internals.writing(self):
+                for name, value in norm.items():
+                    tf.summary.scalar(f"batch_{name}", value, step=step)
+            self._write_private("batch_", logs, step)
+
+        self._after_save(write)
+
+    def on_test_end(self, logs=None):
+        """Writes what was measured."""
+        super().on_test_end({})
+        logs, step = dict(logs or {}), _scalar(self.model.optimizer.iterations, int)
+        covered = self._is_covered("val_loss")
+
+        def write():
+            if not covered:
+                return self._write_private("evaluation_", logs, step)
+            with keras_internals.writing(self, validation=True):
+                for name, value in logs.items():
+                    tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
+
+        self._after_save(write)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Writes the epoch's numbers."""
+        logs = dict(logs or {})
+        covered = {name: value for name, value in logs.items() if self._is_covered(name)}
+        private = {name: value for name, value in logs.items() if name not in covered}
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if self.plan is not None and hasattr(optimizer, "ledger"):
+            covered.update(epsilon_log(self.plan, optimizer, self._before))
+        if hasattr(optimizer, "noise_multiplier"):
+            covered["noise_multiplier"] = optimizer.noise_multiplier
+        covered.update(self._gradient_norm())
+        step, spent = _updates(optimizer), self._epsilon(optimizer)
+        norms = self._gradient_norms(optimizer)
+
+        def write():
+            super(TensorBoard, self).on_epoch_end(epoch, {})
+            keras_internals.write_epoch(self, step, covered)
+            self._write_epsilon(spent, step)
+            self._write_private("epoch_", private, step)
+            if norms is not None:
+                with self._private_writer.as_default():
+                    tf.summary.histogram("not_private/gradient_norms", norms, step=step)
+
+        self._after_save(write)
+
+    def on_train_end(self, logs=None):
+        """Closes the writers."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if self.plan is not None and hasattr(optimizer, "ledger"):
+            [(name, spent)] = epsilon_log(self.plan, optimizer, self._before).items()
+            with keras_internals.writing(self):
+                self._describe(
+                    f"Spent: {name}={spent:.4g} at delta={self.plan.delta:g}, in "
+                    f"{_updates(optimizer)} updates, under adding or removing one example.",
+                    optimizer,
+                )
+        super().on_train_end(logs)
+        for writer in (self._private_writer, self._budget_writer):
+            if writer is not None:
+                writer.close()
+
+    def _is_covered(self, name):
+        session = getattr(keras_internals.innermost(self.model.optimizer), "session", None)
+        return is_covered(name, session and session.validation)
+
+    def _describe(self, text, optimizer):
+        tf.summary.text("privacy_statement", text, step=_updates(optimizer))
+
+    def _after_save(self, write):
+        """Calls `write` once a `Checkpoint` holds what it tells of; at once without one."""
+
+        def recorded():
+            with tf.summary.record_if(True):
+                write()
+
+        after_save(self.model, recorded)
+
+    def _epsilon(self, optimizer):
+        """The epsilon spent by its name, a dict; empty where no budget is shown."""
+        if self._budget_writer is None or not hasattr(optimizer, "ledger"):
+            return {}
+        return epsilon_log(self.plan, optimizer, self._before)
+
+    def _write_epsilon(self, spent, step):
+        """Epsilon and, as another run, its budget: two lines in one chart."""
+        for name, value in spent.items():
+            with keras_internals.writing(self):
+                tf.summary.scalar(name, value, step=step)
+            with self._budget_writer.as_default():
+                tf.summary.scalar(name, self.plan.epsilon, step=step)
+
+    def _gradient_norm(self):
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        norm = getattr(optimizer, "privatized_gradient_norm", None)
+        return {} if norm is None else {"privatized_gradient_norm": _scalar(norm, float)}
+
+    def _gradient_norms(self, optimizer):
+        """float32 [n]: before clipping, of some examples; None where they are not wanted or known.
+
+        By the engine of the training, in microbatches as it was traced for.
+        """
+        session = getattr(optimizer, "session", None)
+        if self._private_writer is None or session is None or session.draws is None:
+            return None
+        examples = session.draws.examples
+        if self._norms is None:
+            known = optimizer.prepared[self.model]
+            [size, *_] = known.sizes.values()
+            self._norms = GradientNorms(self.model, examples, size.examples, known.engine)
+        count = min(_NORMS, examples.count)
+        norms = self._norms(np.linspace(0, examples.count, count, endpoint=False).astype(int))
+        return norms[np.isfinite(norms)]
+
+    def _write_private(self, prefix, logs, step):
+        if self._private_writer is None:
+            return
+        with self._private_writer.as_default():
+            for name, value in (logs or {}).items():
+                tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
+
+
+def _updates(optimizer):
+    """Int: the updates behind the weights, or of another optimizer, its own."""
+    if hasattr(optimizer, "ledger"):
+        return steps_taken(optimizer)
+    return _scalar(optimizer.iterations, int)
+
+
+def _hyperparameters(optimizer):
+    """Dict of plain values: the optimizer's arguments and its plan's."""
+    settings = optimizer.get_config()
+    plan = getattr(optimizer, "plan", None)
+    if plan is not None:
+        settings |= {f"plan_{name}": value for name, value in plan.get_config().items()}
+    return {
+        name: value
+        for name, value in settings.items()
+        if isinstance(value, (bool, int, float, str))
+    }
+
+
+def _scalar(value, number):
+    # convert_to_numpy, since int() refuses the variables of a distribution strategy.
+    return number(keras.ops.convert_to_numpy(value))

@@ -1,0 +1,309 @@
+"""Lets an interrupted run go on from its last save, at the epsilon of one that was not interrupted.
+
+A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and goes on with
+fresh draws and fresh noise. So the file holds no secret, may be resumed any number of times and by
+any program, and nothing has to be compared but what the account counts on.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import _files as files
+from tfdpx._arguments import is_integer, require
+from tfdpx._keras import keras_internals
+from tfdpx.training import callback_state
+
+_FORMAT = "tfdpx.Checkpoint/3"
+_RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
+_CALLBACKS = "callbacks.npz"
+# What the fit of a head leaves: `tfdpx.heads.journal`.
+_FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves the run as it trains, and goes on with it when `fit` is called again.
+
+    Like `keras.callbacks.BackupAndRestore`, but whole after a kill or on a full disk: with the same
+    callback and the same plan, `fit` restores what the folder holds before its first step, prints
+    at which update, and makes the updates that are left. Draws and noise are fresh from there on,
+    so epsilon is that of a run that was not interrupted. With an optimizer's `seed` a resumed run
+    equals the unbroken one to the last bit, on the same machine. Heads take one too, as
+    `head.fit(..., checkpoint=Checkpoint(...))`: see there what theirs holds.
+
+    The folder holds one file: weights, the optimizer's state and its ledger, and what Keras's
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` remember. With individual
+    accounting the norms of examples are in it too, which are private. Its owner alone may read it.
+    Until a save holds an update, what tfdpx writes of it (TensorBoard, curves) waits. A second
+    training on the same folder is refused while the first one runs.
+
+    Args:
+        directory: Path of a folder of its own, made if needed.
+        save_freq: `"epoch"`, or an int: a save after every so many updates too. A run that is
+            resumed begins with a whole epoch, so with `steps_per_epoch` it may make up to an epoch
+            of updates more than `fit` was asked for; the ledger counts them, and the plan ends it.
+        write: Bool. On several hosts, all restore and one alone may write.
+
+    Raises:
+        ValueError: By `fit`, if the folder holds a run of another plan, number of examples,
+            optimizer or model, or a damaged one; each by name.
+        RuntimeError: By `fit`, if another training uses the folder.
+    """
+
+    def __init__(self, directory, save_freq="epoch", write=True):
+        super().__init__()
+        fits = save_freq == "epoch" or is_integer(save_freq, 1)
+        require(fits, "save_freq", save_freq, 'be "epoch" or an int >= 1')
+        self.directory = pathlib.Path(directory)
+        self.save_freq = save_freq
+        self._write = write
+        self._session = self._facts = self._states = None
+        self._others = []
+        self._epoch = self._saved = 0
+
+    @property
+    def exists(self):
+        """Bool: whether the folder holds a run."""
+        return self._path.exists()
+
+    @property
+    def saved_updates(self):
+        """Int: the updates behind the weights that the folder holds; 0 if it holds none."""
+        return self._read()[0]["updates"] if self.exists else 0
+
+    @contextlib.contextmanager
+    def within(self, model, session, num_examples, others):
+        """Around a `fit`: restores what the folder holds, if anything, and saves from there on.
+
+        Args:
+            model: The compiled, built model.
+            session: The `tfdpx.training.session.Session` of the `fit`.
+            num_examples: Int, that `fit` trains on, or None where unknown.
+            others: List of the callbacks of the `fit`.
+        """
+        optimizer = keras_internals.innermost(model.optimizer)
+        plan = optimizer.plan or (session.draws and session.draws.plan)
+        self._session, self._others, self._states = session, others, None
+        self._facts = {
+            "plan": plan and plan.get_config(),
+            "number of examples": num_examples,
+            "optimizer": type(optimizer).__name__,
+            "individual accounting": optimizer.estimates is not None,
+        }
+        self._epoch, self._saved = 0, session.updates
+        with contextlib.ExitStack() as stack:
+            if self._write:
+                files.make_folder(self.directory)
+                if stack.enter_context(files.locked(self.directory)):
+                    for path in files.leftovers(self.directory):
+                        path.unlink(missing_ok=True)
+            if self.exists:
+                self._restore(model, optimizer)
+            elif (self.directory / "run.json").exists():
+                raise ValueError(
+                    f"The checkpoint in {os.fspath(self.directory)!r} is of a version of tfdpx "
+                    "before 0.2, whose resumes repeat noise. Give this run another folder: what "
+                    "that run spent on the data was still spent."
+                )
+            session.saved()
+            try:
+                yield
+            finally:
+                self._session, self._others = None, []
+
+    def _restore(self, model, optimizer):
+        record, content = self._read()
+        for name, value in json.loads(json.dumps(self._facts)).items():
+            if record[name] != value:
+                raise ValueError(
+                    f"The checkpoint in {os.fspath(self.directory)!r} is of a run with another "
+                    f"{name}: saved {record[name]}, received {value}. Go on with what that run "
+                    "had, or give the new run another folder."
+                )
+        self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
+        keras_internals.set_initial_epoch(model, self._epoch)
+        # What is in memory of the run that wrote it is at least as late.
+        if optimizer.account.made(record["run"]):
+            return
+        with _unchanged_on_error(model):
+            self._load(model, optimizer, content)
+        self._saved = self._session.updates
+        print(f"Resumed at update {record['updates']}.")
+
+    def _load(self, model, optimizer, content):
+        with tempfile.TemporaryDirectory() as folder:
+            weights = os.path.join(folder, _WEIGHTS)
+            pathlib.Path(weights).write_bytes(content[_WEIGHTS])
+            try:
+                model.load_weights(weights)
+            except (ValueError, KeyError) as error:
+                raise ValueError(
+                    f"The checkpoint in {os.fspath(self.directory)!r} is of a run with another "
+                    f"model: {error} Go on with that model, or give the new run another folder."
+                ) from error
+        if optimizer.estimates is not None:
+            with np.load(io.BytesIO(content[_NORMS]), allow_pickle=False) as saved:
+                optimizer.estimates.restore(dict(saved))
+
+    def on_train_begin(self, logs=None):
+        """Refuses other optimizers."""
+        if self._session is None:
+            raise ValueError(
+                "`tfdpx.callbacks.Checkpoint` works with a tfdpx optimizer only. Received: an "
+                f"optimizer of type {type(self.model.optimizer).__name__}. Use "
+                "keras.callbacks.BackupAndRestore."
+            )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Restores the callbacks: each has begun anew by then."""
+        if self._states is not None:
+            callback_state.restore(self._others, self._states, self.model)
+            self._states = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Saves, where `save_freq` is a number and it is time."""
+        if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
+            self.save()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Saves. Not later: at the end of `fit` Keras may put averages in place of the weights."""
+        self._epoch = epoch + 1
+        self.save()
+
+    def remove(self):
+        """Deletes what was saved, and the folder if there is nothing else in it."""
+        of_heads = [path for name in _FILES_OF_HEADS for path in self.directory.glob(name)]
+        for path in [self._path, *files.leftovers(self.directory), *of_heads]:
+            path.unlink(missing_ok=True)
+        if self.directory.exists() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
+
+    @property
+    def _path(self):
+        return self.directory / "tfdpx-checkpoint.zip"
+
+    def save(self):
+        """Saves the run as it is: called by a callback, between two updates of a `fit`."""
+        self._saved = self._session.updates
+        if self._write:
+            try:
+                files.make_folder(self.directory)
+                files.write(self._path, self._content())
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"The run could not be saved in {os.fspath(self.directory)!r}: {error}. The "
+                    "save before is whole: make room, and call `fit` again to go on from it",
+                ) from error
+        self._session.saved()
+
+    def _content(self):
+        """The bytes of the file: what is named in its record, and the record."""
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        content = {_WEIGHTS: keras_internals.weights_file(self.model)}
+        states = callback_state.saved(self._others)
+        if states is not None:
+            content[_CALLBACKS] = states
+        if optimizer.estimates is not None:
+            norms = io.BytesIO()
+            np.savez(norms, **optimizer.estimates.state())
+            content[_NORMS] = norms.getvalue()
+        record = {
+            "format": _FORMAT,
+            **self._facts,
+            "epoch": self._epoch,
+            "updates": optimizer.ledger.steps,
+            "run": optimizer.account.run,
+            "digests": {name: files.digest_of(part) for name, part in content.items()},
+        }
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as archive:
+            archive.writestr(_RECORD, files.sealed(record))
+            for name, part in content.items():
+                archive.writestr(name, part)
+        return made.getvalue()
+
+    def _read(self):
+        """The record, and the other parts by name."""
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                record = files.opened(archive.read(_RECORD), _FORMAT)
+                content = {name: archive.read(name) for name in record["digests"]}
+            for name, digest in record["digests"].items():
+                if files.digest_of(content[name]) != digest:
+                    raise ValueError(f"{name} is not what was saved")
+        except Exception as error:  # Whatever `zipfile` raises for bytes that it did not write.
+            raise ValueError(
+                f"The checkpoint in {os.fspath(self.directory)!r} is damaged: {error}. Restore the "
+                "folder from a copy, or remove it to begin anew: what its run spent on the data "
+                "was still spent."
+            ) from error
+        return record, content
+
+
+@contextlib.contextmanager
+def kept(model, arguments, session, num_examples, build):
+    """Around `fit`: the `Checkpoint` among its callbacks restores and saves, if there is one.
+
+    Args:
+        model: The compiled model.
+        arguments: Dict of the arguments of `fit`.
+        session: The `tfdpx.training.session.Session` of the `fit`.
+        num_examples: Int, that it trains on, or None where unknown.
+        build: Function of the first two that builds model and optimizer.
+
+    Raises:
+        ValueError: If there are several.
+    """
+    callbacks = arguments.get("callbacks")
+    others = tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
+    found = [callback for callback in others if isinstance(callback, Checkpoint)]
+    if len(found) > 1:
+        raise ValueError(
+            f"`fit` takes one `tfdpx.callbacks.Checkpoint`. Received: {len(found)}. Two folders "
+            "would hold one run."
+        )
+    if not found:
+        yield
+        return
+    if found[0].exists:
+        build(model, arguments)
+    with found[0].within(model, session, num_examples, others):
+        yield
+
+
+def in_order(callbacks):
+    """The callbacks, with a `Checkpoint` where `callback_state.place_of_save` says.
+
+    Args:
+        callbacks: List of `keras.callbacks.Callback`.
+    """
+    saving = [each for each in callbacks if isinstance(each, Checkpoint)]
+    if not saving:
+        return callbacks
+    others = [each for each in callbacks if each is not saving[0]]
+    least, last = callback_state.place_of_save(others)
+    place = min(max(callbacks.index(saving[0]), least), last)
+    return [*others[:place], saving[0], *others[place:]]
+
+
+@contextlib.contextmanager
+def _unchanged_on_error(model):
+    """Within it an error leaves weights and the optimizer's state as they were, but the ledger."""
+    optimizer = keras_internals.innermost(model.optimizer)
+    variables = [*model.variables, *optimizer.variables]
+    before = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        raise

@@ -1,0 +1,271 @@
+"""`fit` on many devices and many hosts, also where Keras's own cannot.
+
+With TensorFlow 2.21 and Keras 3.15, `keras.Model.fit` works
+
+- under `MirroredStrategy` with `jit_compile=False` and `steps_per_execution=1`, and
+- under `TPUStrategy` on one host (not tried here).
+
+It fails, with any optimizer,
+
+- under `MirroredStrategy` with `jit_compile=True`: XLA cannot compile a function that reads
+  variables on several devices (`evaluate` fails too);
+- under `MirroredStrategy` with `steps_per_execution` > 1: its loop loses the outputs' placeholders;
+- under `MultiWorkerMirroredStrategy`: `fit` and `evaluate` convert `PerReplica` values to tensors.
+
+`fit` of this module serves all of these, and one device. A model under a strategy is built and
+compiled within `strategy.scope()`, as Keras has it:
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = tfdpx.models.WideResNet(16, 4, 10)
+        model.compile(tfdpx.DPSGD(4.0, plan=plan), loss, metrics=["accuracy"])
+    tfdpx.distributed.fit(model, plan, x, y, callbacks=[tfdpx.PrivacyBudget(plan)])
+"""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tfdpx._keras import keras_internals
+from tfdpx.checks.callbacks import check_callbacks
+from tfdpx.checks.validation import Validation
+from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.rows import Rows
+from tfdpx.sampling import sampled_batches, shares
+from tfdpx.sampling.draws import draws_of
+from tfdpx.sampling.examples import as_examples
+from tfdpx.sampling.inputs import present_rows
+from tfdpx.spending.budget import check_optimizer, plan_left
+from tfdpx.training import agreement, fit_data, refresh, train_step, views
+from tfdpx.training.session import Limit
+
+
+def fit(
+    model,
+    plan,
+    x,
+    y=None,
+    *,
+    sample_weight=None,
+    class_weight=None,
+    seed=None,
+    epochs=1,
+    steps_per_epoch=None,
+    initial_epoch=0,
+    validation_data=None,
+    validation_batch_size=500,
+    callbacks=None,
+    verbose="auto",
+):
+    """Trains for the plan's steps, like `model.fit(plan.batches(x, y), ...)`, on every replica.
+
+    On several hosts, each runs the same program with the same arguments. Every host draws its own
+    share of one Poisson sample, a function of the seed and the step alone; an update makes one
+    all-reduce, of the clipped sums, and all replicas add the same noise. It ends at the plan's last
+    step at the latest.
+
+    Callbacks run on every host. Those that only write may be given to the chief alone; those that
+    stop the training must be given to all. In `logs` of a batch, metrics are means over this host's
+    replicas, as in Keras; those of an epoch are exact, over all replicas.
+
+    Args:
+        model: A `keras.Model` compiled with a tfdpx optimizer. `jit_compile`,
+            `steps_per_execution` and `run_eagerly` mean what they do in Keras.
+        plan: The optimizer's `tfdpx.PrivacyPlan`.
+        x: As for `plan.batches`: all of the data, the same on every host.
+        y: As `x`.
+        sample_weight: As for `plan.batches`.
+        class_weight: As for `plan.batches`.
+        seed: Int for the draws, for experiments; None for fresh ones, as private training needs. On
+            several hosts, the chief's count.
+        epochs: Int, the number of the last epoch.
+        steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
+        initial_epoch: Int, the number of the first epoch.
+        validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, or `(x,)` of a
+            `tfdpx.RandomAccess`, to measure on after each epoch. Callbacks may act on that if none
+            of them is trained on, or the optimizer has `public_validation=True`.
+        validation_batch_size: Int. Examples a step of measuring, over all replicas.
+        callbacks: List of `keras.callbacks.Callback`.
+        verbose: As for `keras.Model.fit`.
+
+    Returns:
+        The `keras.callbacks.History`.
+
+    Raises:
+        TypeError: If the model's optimizer is not a tfdpx optimizer.
+        ValueError: If the plan is not the optimizer's, or hosts were given different things.
+    """
+    optimizer, strategy = model.optimizer, model.distribute_strategy
+    check_optimizer(optimizer, plan)
+    examples = as_examples(x, y, sample_weight, class_weight=class_weight)
+    validation = Validation(optimizer, examples, validation_data)
+    check_callbacks(callbacks, optimizer, validation)
+    shares.check_divides(strategy.num_replicas_in_sync, plan.batch_size, "examples of `batch_size`")
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise ValueError("Argument `callbacks` must be a list. Received: a CallbackList.")
+    callbacks = keras.callbacks.CallbackList(
+        callbacks, add_history=True, add_progbar=verbose != 0, model=model,
+        verbose=1 if verbose == "auto" else verbose, epochs=epochs,
+        steps=steps_per_epoch or max(plan_left(optimizer, plan), 1),
+    )  # fmt: skip
+    with strategy.scope():
+        views.build(model, *examples.batch(tf.range(1), 1))
+    planned = plan.batches(
+        x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed
+    )
+    arguments = {"x": planned, "callbacks": callbacks}
+    arguments |= {"epochs": epochs, "initial_epoch": initial_epoch}
+    with (
+        keras_internals.driving(model, "tfdpx"),
+        fit_data.session_of(optimizer, model, arguments) as session,
+    ):
+        session.validation = validation
+        refresh.add_to(arguments, model, session)
+        limit = Limit()
+        limit.set_model(model)
+        limit.set_params(callbacks.params)
+        callbacks.callbacks.insert(0, limit)
+        model.stop_training = False
+        callbacks.on_train_begin()
+        # After the callbacks, which may have restored a checkpoint.
+        initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
+        run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
+        seed = agreement.share_secret(
+            strategy,
+            session,
+            seed,
+            {
+                "data": (
+                    x.fingerprint() if examples is x else x,
+                    y, sample_weight, class_weight and sorted(class_weight.items()),
+                ),
+                "plans": plan.get_config(),
+                "optimizers": keras.saving.serialize_keras_object(optimizer),
+                "weights or optimizer states": [*model.weights, *optimizer.variables],
+                "arguments of `fit` or `compile`": run,
+                "seeds of optimizers": optimizer.seed,
+            },
+        )  # fmt: skip
+        draw_seed = tuple(session.draw_seed()) if seed is None else seed
+
+        def share(context):
+            batches = plan.batches(
+                x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=draw_seed,
+                pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
+            )  # fmt: skip
+            draws = draws_of(batches)
+            return draws.fitted if optimizer.estimates is None else draws.with_ids
+
+        batches = iter(strategy.distribute_datasets_from_function(share))
+        execute = _execution(model, strategy)
+        measure = validation_data and _Measuring(
+            model, strategy, validation_data, validation_batch_size
+        )
+        logs = {}
+        for epoch in range(initial_epoch, epochs):
+            callbacks.on_epoch_begin(epoch)
+            logs = _epoch(model, execute, batches, session, steps_per_epoch, callbacks)
+            if measure:
+                logs.update({f"val_{name}": value for name, value in measure(callbacks).items()})
+            callbacks.on_epoch_end(epoch, logs)
+            if model.stop_training or not session.left:
+                break
+        optimizer.finalize_variable_values(model.trainable_variables)
+        callbacks.on_train_end(logs)
+    return model.history
+
+
+def _epoch(model, execute, batches, session, steps, callbacks):
+    """The updates of an epoch, `steps` of them or all that are left; the metrics of all of them."""
+    model.reset_metrics()
+    steps = session.left if steps is None else min(steps, session.left)
+    for step in range(0, steps, model.steps_per_execution):
+        count = min(model.steps_per_execution, steps - step)
+        callbacks.on_train_batch_begin(step)
+        logs = execute(batches, tf.constant(count))
+        callbacks.on_train_batch_end(step + count - 1, logs)
+        if model.stop_training:
+            break
+    return _numbers(model.get_metrics_result())
+
+
+def _numbers(logs):
+    """Metrics of all replicas as Python numbers or arrays; on several hosts all must ask."""
+    arrays = {name: keras.ops.convert_to_numpy(value) for name, value in logs.items()}
+    return {name: array if array.ndim else array.item() for name, array in arrays.items()}
+
+
+def _execution(model, strategy):
+    """A function of (iterator, number of updates) that makes them and gives the batch's logs."""
+
+    def execute(batches, count):
+        if model.steps_per_execution == 1:
+            strategy.run(model.train_step, args=(next(batches),))
+        else:
+
+            def update(step):
+                strategy.run(model.train_step, args=(next(batches),))
+                return step + 1
+
+            tf.while_loop(lambda step: step < count, update, [0], parallel_iterations=1)
+        results = strategy.run(model.get_metrics_result)
+        return {
+            name: tf.add_n(values) / len(values)
+            for name, value in results.items()
+            for values in [strategy.experimental_local_results(value)]
+        }
+
+    return execute if model.run_eagerly else tf.function(execute, autograph=False)
+
+
+class _Measuring:
+    """`model.evaluate` on all replicas: losses and metrics of padded batches, padding left out."""
+
+    def __init__(self, model, strategy, data, batch_size):
+        self._model, self._strategy = model, strategy
+        self._examples, replicas = as_examples(*data), strategy.num_replicas_in_sync
+        self._capacity = math.ceil(min(batch_size, self._examples.count) / replicas) * replicas
+
+        @tf.function(autograph=False)
+        def run(batches):
+            strategy.run(self._step, args=(next(batches),))
+
+        self._run = run
+
+    def __call__(self, callbacks):
+        """Python floats by name."""
+        steps = math.ceil(self._examples.count / self._capacity)
+        batches = iter(
+            self._strategy.distribute_datasets_from_function(
+                lambda context: sampled_batches.batches_in_order(
+                    self._examples, capacity=self._capacity, input_context=context
+                )
+            )
+        )
+        callbacks.on_test_begin()
+        self._model.reset_metrics()
+        for step in range(steps):
+            callbacks.on_test_batch_begin(step)
+            self._run(batches)
+            callbacks.on_test_batch_end(step)
+        logs = _numbers(self._model.get_metrics_result())
+        callbacks.on_test_end(logs)
+        return logs
+
+    def _step(self, data):
+        model = self._model
+        x, y, sample_weight = data
+        present = present_rows(sample_weight, Rows(x).count)
+        sample_weight = sample_weight if self._examples.is_weighted else None
+        y_pred = model(x, training=False)
+        rows = row_losses(model, x, y, y_pred, sample_weight)
+        count = tf.reduce_sum(tf.cast(present, "float32"))
+
+        def total(each):
+            return tf.reduce_sum(tf.where(present, each, 0.0))
+
+        penalty, _ = train_step.regularization(model.trainable_variables)
+        each = [total(losses) for losses in rows.output_losses]
+        train_step.show_losses(model, total(rows.losses), each, count, penalty)
+        keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)

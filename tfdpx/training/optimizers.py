@@ -1,0 +1,159 @@
+"""DP-SGD, DP-Adam and DP-AdamW: Keras optimizers whose updates are differentially private."""
+
+import keras
+
+from tfdpx.accounting import IndividualAccountant, PrivacyPlan
+from tfdpx.training.private_optimizer import PrivateOptimizer
+
+_register = keras.saving.register_keras_serializable(package="tfdpx")
+_register(PrivacyPlan)  # Here, since accounting needs no Keras.
+_register(IndividualAccountant)
+
+
+@_register
+class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
+    """SGD with per-example clipping and Gaussian noise (DP-SGD).
+
+    A drop-in for `keras.optimizers.SGD` in `model.compile(optimizer=...)`. The gradient that SGD
+    receives is Eq. 4 of De et al. 2022 (arXiv:2204.13650),
+
+        1/B * sum_i clip_C(mean over K views of grad l_i) / C + sigma/B * xi,
+
+    with B the declared `batch_size`, a constant, whatever the size of the batch at hand. Dividing
+    by C keeps the learning rate independent of the clip.
+
+    Guarantee: each update is one Gaussian mechanism of sensitivity 1 and standard deviation sigma
+    under adding or removing one example. What a run of updates costs depends on how batches are
+    drawn: see `tfdpx.PrivacyPlan`. It holds for the weights; the training loss and metrics that
+    Keras shows are functions of the private data. Files that Keras saves hold no seed of noise or
+    draws; a loaded or copied optimizer has fresh noise, and its `ledger` goes on.
+
+    The arguments below, but for those of Keras, are read-only attributes.
+
+    Args:
+        *args: Arguments of `keras.optimizers.SGD`, `learning_rate` first.
+        plan: Optional `tfdpx.PrivacyPlan`, which gives `batch_size` and `noise_multiplier`.
+        batch_size: Int, the expected batch size B. Needed without a plan.
+        noise_multiplier: Float sigma, noise standard deviation in units of `l2_norm_clip`. Needed
+            without a plan. 0 clips without noise: epsilon is infinite.
+        l2_norm_clip: Float C, the bound on the l2 norm of each example's gradient. With
+            `noise_multiplier=0` also infinity: gradients are then averaged, neither clipped nor
+            divided by C, in what is otherwise the same step. That is training without privacy.
+        microbatch_size: Optional int, or `"auto"`. Examples per pass; a memory knob that changes
+            neither the update (but for rounding) nor its sensitivity. `None` takes the size that
+            is predicted to cost least time, from shapes and the plan alone, and half of the batch
+            at most where activations are large; `"auto"` the largest pass that is predicted to fit
+            in the memory that is free at the first step, and prints which. That may differ from
+            run to run, so give another where a resumed run must equal an uninterrupted one to the
+            last bit.
+        augment: A `tfdpx.augment` object or a Keras augmentation layer, run on the device.
+        augmult: Int K, views of each example. 0 means no augmentation. With `augment=None`, K > 0
+            expects inputs of shape [batch, K, ...].
+        seed: Optional int, of noise, views and draws. `None`, for seeds from the operating system,
+            is what privacy needs: noise of a known seed can be subtracted.
+        per_example_engine: `"layerwise"`, or `"vmap"`, slow and large, for models that the first
+            cannot explain.
+        public_data: Optional pair `(x, y)` of arrays of public examples, as the model sees them; it
+            needs a plan. Their gradients join every update without clipping or noise, each weighing
+            as much as a private example; the weights may tell all of them. See
+            `tfdpx.training.public_data`.
+        public_quantile: Float in (0, 1], or None. With `public_data`, private gradients are clipped
+            to this quantile of the norms of the public ones, anew in each update, and
+            `l2_norm_clip` is but the unit of the learning rate. None clips to `l2_norm_clip`.
+        individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
+            is clipped at its most recently measured norm, and its own epsilon is known. Needs
+            `fit(x, y)` or `fit(plan.batches(...))`.
+        public_validation: Bool. Your word that what `fit` validates on is public. Without it,
+            callbacks that act on `val_` metrics are refused for a `validation_split`, for examples
+            of which some are trained on, and for data that cannot be compared with these.
+        require_proof: Bool. Refuses a model whose graph does not prove batch independence. By
+            default each example of such a model is computed alone, which takes longer.
+        **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
+            warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
+
+    Raises:
+        ValueError: For an argument out of range, one that contradicts `plan`, or one of Keras'
+            that would change the mechanism: `clipnorm`, `clipvalue`, `global_clipnorm`,
+            `gradient_accumulation_steps`, `loss_scale_factor`.
+
+    Example:
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> optimizer = DPSGD(0.5, batch_size=8, noise_multiplier=1.0, l2_norm_clip=1.0)
+    >>> model.compile(optimizer=optimizer, loss="mse")
+    >>> history = model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=8, verbose=0)
+    >>> optimizer.ledger.steps
+    1
+    """
+
+
+@_register
+class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
+    """Adam on privatized gradients.
+
+    Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes, so the
+    guarantee is the same: what follows the noise costs nothing.
+
+    Args:
+        *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
+        **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
+            `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
+            `per_example_engine`, `public_data`, `public_quantile`, `individual`,
+            `public_validation` and `require_proof` of `DPSGD`.
+
+    Raises:
+        ValueError: As `DPSGD`.
+    """
+
+
+@_register
+class DPAdamW(PrivateOptimizer, keras.optimizers.AdamW):
+    """Adam on privatized gradients, with decoupled weight decay, which reads no data.
+
+    Guarantee: that of `DPSGD`.
+
+    Args:
+        *args: Arguments of `keras.optimizers.AdamW`, `learning_rate` first.
+        **kwargs: Keyword arguments of `keras.optimizers.AdamW`, and those that `DPAdam` lists.
+
+    Raises:
+        ValueError: As `DPSGD`.
+    """
+
+
+_made = {base: private for private in (DPSGD, DPAdam, DPAdamW) for base in [private.__bases__[1]]}
+
+
+def make_private(optimizer_class):
+    """The differentially private variant of a Keras optimizer class.
+
+    Args:
+        optimizer_class: A subclass of `keras.optimizers.Optimizer` such as
+            `keras.optimizers.Lion`.
+
+    Returns:
+        A subclass named `DP<name>`, registered with Keras as `tfdpx>DP<name>`, that takes the
+        optimizer's arguments and those of `tfdpx.DPSGD`. The same class on every call.
+
+    Raises:
+        TypeError: If `optimizer_class` is no such class, wraps another optimizer, or is private.
+
+    Example:
+    >>> make_private(keras.optimizers.Lion)(1e-3, batch_size=256, noise_multiplier=1.0).name
+    'dp_lion'
+    """
+    if not (
+        isinstance(optimizer_class, type)
+        and issubclass(optimizer_class, keras.optimizers.Optimizer)
+        and not issubclass(optimizer_class, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer))
+    ):
+        raise TypeError(
+            "`make_private` takes an optimizer class of Keras that wraps no other, such as "
+            f"keras.optimizers.Lion. Received: {optimizer_class!r}"
+        )
+    if optimizer_class not in _made:
+        name = optimizer_class.__name__
+        about = f"`keras.optimizers.{name}` on privatized gradients; see `tfdpx.DPSGD`."
+        contents = {"__doc__": about, "__module__": __name__}
+        private = type(f"DP{name}", (PrivateOptimizer, optimizer_class), contents)
+        _made[optimizer_class] = _register(private)
+    return _made[optimizer_class]

@@ -1,0 +1,307 @@
+"""What makes a Keras optimizer private: its arguments, its account, and what it refuses.
+
+The update itself is `train_step`; the optimizers that users name are in `optimizers`.
+"""
+
+import contextlib
+import weakref
+
+import keras
+import tensorflow as tf
+
+from tfdpx._keras import keras_internals
+from tfdpx._keras.variables import value_of
+from tfdpx._warnings import warn
+from tfdpx.checks.callbacks import check_callbacks
+from tfdpx.checks.validation import Validation
+from tfdpx.mechanism import check_private
+from tfdpx.spending.account import Account
+from tfdpx.spending.ledger_rows import FACTS, STEPS
+from tfdpx.training import first_update, fit_data, refresh, replicas, settings
+from tfdpx.training.individual_norms import Estimates
+from tfdpx.training.session import stand_by
+from tfdpx.training.state import StepState
+from tfdpx.training.train_step import private_train_step
+
+
+def _read_only(name):
+    """A property without a setter: the traced step and the account hold the value."""
+
+    def get(self):
+        return getattr(self._settings, name)
+
+    def refuse(self, value):
+        raise AttributeError(
+            f"`{name}` of a private optimizer is read-only: the account counts on the value that "
+            f"it was made with, {get(self)!r}. Received: {name}={value!r}. Compile the model with "
+            "a new optimizer; its account goes on."
+        )
+
+    return property(get, refuse, doc=f"The argument `{name}`. Read-only.")
+
+
+class PrivateOptimizer(keras_internals.OptimizerOverrides):
+    """What makes a Keras optimizer private; stands before it in the bases."""
+
+    plan = _read_only("plan")
+    batch_size = _read_only("batch_size")
+    noise_multiplier = _read_only("noise_multiplier")
+    l2_norm_clip = _read_only("l2_norm_clip")
+    microbatch_size = _read_only("microbatch_size")
+    augment = _read_only("augment")
+    augmult = _read_only("augmult")
+    seed = _read_only("seed")
+    per_example_engine = _read_only("per_example_engine")
+    public_data = _read_only("public_data")
+    public_quantile = _read_only("public_quantile")
+    individual = _read_only("individual")
+    public_validation = _read_only("public_validation")
+    require_proof = _read_only("require_proof")
+
+    def __init__(
+        self,
+        *args,
+        plan=None,
+        batch_size=None,
+        noise_multiplier=None,
+        l2_norm_clip=1.0,
+        microbatch_size=None,
+        augment=None,
+        augmult=0,
+        seed=None,
+        per_example_engine="layerwise",
+        public_data=None,
+        public_quantile=0.9,
+        individual=None,
+        public_validation=False,
+        require_proof=False,
+        **kwargs,
+    ):
+        settings.refuse(kwargs)
+        if args and isinstance(args[0], int):
+            args = (float(args[0]), *args[1:])
+        settings.refuse_epsilon(type(self), kwargs)
+        super().__init__(*args, **kwargs)
+        settings.refuse_epsilon(type(self), vars(self))
+        self._settings = settings.checked(
+            plan=plan,
+            batch_size=batch_size,
+            noise_multiplier=noise_multiplier,
+            l2_norm_clip=l2_norm_clip,
+            microbatch_size=microbatch_size,
+            augment=augment,
+            augmult=augmult,
+            seed=seed,
+            per_example_engine=per_example_engine,
+            public_data=public_data,
+            public_quantile=public_quantile,
+            individual=individual,
+            public_validation=public_validation,
+            require_proof=require_proof,
+        )
+        self.prepared = weakref.WeakKeyDictionary()
+        self.session = None  # The `tfdpx.training.session.Session` under way.
+        self.state = StepState()
+        self.account = Account(self.state, self.noise_multiplier)
+        # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
+        self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
+        self.account.open(plan and plan.sampling_probability, exact=False, seeded=seed is not None)
+        stand_by(self)
+        self.estimates = None if individual is None else Estimates(individual, self.account)
+        self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
+
+    def by_hand(self, model, rows, sample_weight):
+        """A context around `model.train_on_batch`; see `tfdpx.training.fit_data.by_hand`."""
+        return fit_data.by_hand(self, model, rows, sample_weight)
+
+    def compiled(self, model):
+        """Called after `model.compile`: what was spent on the model's weights goes on here."""
+        self.account.follow(model.variables)
+        if self.session is None:
+            stand_by(self)
+
+    def private_train_step(self, model, data):
+        """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
+        return private_train_step(self, model, data)
+
+    @contextlib.contextmanager
+    def fitting(self, model, arguments):
+        """Around `model.fit`: refuses what would go wrong, and accounts for the data.
+
+        Args:
+            model: The `keras.Model`.
+            arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
+        """
+        fit_data.draw_by_plan(self, model, arguments)
+        names = ("x", "validation_data", "validation_split")
+        validation = Validation(self, *map(arguments.get, names))
+        check_callbacks(arguments.get("callbacks"), self, validation)
+        replicas.check_keras_fit(model, arguments.get("x"))
+        with fit_data.session_of(self, model, arguments) as session:
+            session.validation = validation
+            fit_data.add_limit(arguments)
+            replicas.deal(model, session, arguments)
+            refresh.add_to(arguments, model, session)
+            with first_update.announced(model, arguments):
+                yield
+
+    def step_key(self):
+        """int64 tensor [2]: the secret key of the next update, used by no other."""
+        return self.state.key()
+
+    def until_end(self, sums):
+        """`tfdpx.training.state.StepState.until_end`, where there is a plan."""
+        return sums if self.plan is None else self.state.until_end(sums)
+
+    def trains(self, model):
+        """Called by the private step as it is traced: its updates are spent on these weights."""
+        self.account.follow(model.variables)
+        self.account.trains(model.trainable_variables)
+
+    @property
+    def privatized_gradient_norm(self):
+        """Float: l2 norm of the last noisy gradient, which the guarantee covers."""
+        return float(keras.ops.convert_to_numpy(self._gradient_norm))
+
+    @property
+    def nonfinite_examples(self):
+        """Int: examples so far whose gradient was not finite and counted as zero. Not private."""
+        return self.state.nonfinite
+
+    @property
+    def ledger(self):
+        """`tfdpx.accounting.Ledger`: all that was spent on the weights that this optimizer trains.
+
+        It holds the updates of former optimizers too, and those of the file that the weights were
+        loaded from. Nothing that is assigned lowers it. Where values came from where no ledger
+        could be seen, `ledger.is_complete` is False.
+        """
+        return self.account.ledger()
+
+    @property
+    def epsilon_is_approximate(self):
+        """Bool: whether any update was on batches that were not drawn as the accountant assumes."""
+        return self.ledger.is_approximate
+
+    @property
+    def independence(self):
+        """Tuple of `tfdpx.independence.Independence`, of the steps that were traced so far.
+
+        Each says why no example influences another's gradient: proved, or computed alone.
+        """
+        return tuple(found for known in self.prepared.values() for found in known.independence)
+
+    def record(self, gradient_norm, nonfinite):
+        """Counts an update and keeps what it measured; called by the private step."""
+        self._gradient_norm.assign(gradient_norm)
+        self.account.count_update()
+        self.state.count(nonfinite)
+
+    def save_own_variables(self, store):
+        """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
+        self.account.synchronize()
+        super().save_own_variables(store)
+        for name, variable in self._ledger_variables().items():
+            store[name] = value_of(variable)
+
+    def load_own_variables(self, store):
+        """Loads what Keras loads, joins the saved ledger, and goes on as a run of its own."""
+        names = self._ledger_variables()
+        saved = {name: store[name] for name in store.keys()}
+        if all(name in saved for name in names):
+            self.account.join_saved(*(saved.pop(name) for name in names))
+        elif saved:
+            warn(
+                "The saved optimizer has no ledger: what was spent on its weights is unknown, and "
+                "not counted.",
+            )
+        super().load_own_variables(saved)
+        if self.session is None:
+            stand_by(self)
+        else:
+            self.session.renew()
+
+    def _ledger_variables(self):
+        return {FACTS: self._ledger_facts, STEPS: self._ledger_steps}
+
+    def refuse_hdf5(self):
+        """Raises ValueError: called where Keras would save or load a whole model as HDF5."""
+        raise ValueError(
+            "The legacy HDF5 format of whole models (`.h5`, `.hdf5`) has no room for the ledger of "
+            f"a private optimizer. Received: a model with optimizer {type(self).__name__}. Save it "
+            'as "model.keras", or its weights as "model.weights.h5". An old HDF5 file can be '
+            "loaded by `compile=False`; what was spent on it is then unknown."
+        )
+
+    def apply(self, grads, trainable_variables=None):
+        """Applies gradients from the private step; refuses any other with a ValueError."""
+        check_private(grads)
+        return super().apply(grads, trainable_variables)
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        """Refuses gradients that the private step did not make."""
+        check_private(grads)
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """The base optimizer's update with the tensor inside a `PrivateGradient`."""
+        check_private([gradient])
+        if not gradient.all_reduce_passed:
+            raise RuntimeError(
+                "Keras reduced the gradients over replicas by itself, which would count the noise "
+                "more than once. This version of Keras is not supported."
+            )
+        return super().update_step(gradient.tensor, variable, learning_rate)
+
+    def all_reduce_sums(self, grads_and_vars):
+        """Nothing to do: the private step has reduced the sums, before the noise."""
+        for gradient, _ in grads_and_vars:
+            gradient.all_reduce_passed = True
+        return grads_and_vars
+
+    def average_weights(self, pairs):
+        """The warm-up of the weights' moving average; `pairs` are of a weight and its average."""
+        step = tf.cast(self.iterations.value, "float32")
+        decay = tf.minimum(float(self.ema_momentum), (1.0 + step) / (10.0 + step))
+        # Keras' averages start from zero: the first update must not count that.
+        decay = tf.where(step == 0, 0.0, decay)
+        for variable, average in pairs:
+            kept = tf.cast(decay, average.dtype)
+            average.assign(kept * average.value + (1 - kept) * variable.value)
+
+    def get_config(self):
+        """Returns the configuration as a JSON-serialisable dict."""
+        config = super().get_config()
+        # Refused arguments are all None.
+        for argument in settings.REFUSED:
+            config.pop(argument, None)
+        plan, views, each = self.plan, self.augment, self.individual
+        # Without `seed`: a file must not tell it, and a copy must have noise of its own.
+        config.update(
+            plan=None if plan is None else keras.saving.serialize_keras_object(plan),
+            batch_size=self.batch_size,
+            noise_multiplier=self.noise_multiplier,
+            l2_norm_clip=self.l2_norm_clip,
+            microbatch_size=self.microbatch_size,
+            augment=None if views is None else keras.saving.serialize_keras_object(views),
+            augmult=self.augmult,
+            per_example_engine=self.per_example_engine,
+            individual=None if each is None else keras.saving.serialize_keras_object(each),
+            public_validation=self.public_validation,
+            require_proof=self.require_proof,
+        )
+        if self.public_data is not None:
+            config["public_data"] = self.public_data.get_config()
+            config["public_quantile"] = self.public_quantile
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Builds the optimizer from `get_config()`."""
+        config = dict(config)
+        for name in ("plan", "augment", "individual"):
+            if isinstance(config.get(name), dict):
+                config[name] = keras.saving.deserialize_keras_object(
+                    config[name], custom_objects=custom_objects
+                )
+        return super().from_config(config, custom_objects=custom_objects)

@@ -1,0 +1,91 @@
+"""Measures the norms of all examples between two updates, for individual accounting."""
+
+import keras
+import tensorflow as tf
+
+from tfdpx import noise
+from tfdpx._keras import keras_internals
+from tfdpx.per_example.rows import Rows
+from tfdpx.sampling import sampled_batches
+from tfdpx.sampling.inputs import present_rows
+from tfdpx.training.views import Views
+
+# Sets the views of a refresh apart from those of the update that has the same seed.
+_VIEWS = int.from_bytes(b"refresh", "big")
+
+
+def add_to(arguments, model, session):
+    """Has a `Refresh` run in a `fit` whose optimizer asks for it, before all other callbacks.
+
+    Args:
+        arguments: Dict of the arguments of `fit`; `callbacks` may be replaced.
+        model: The `keras.Model`.
+        session: The `tfdpx.training.session.Session` of the `fit`.
+    """
+    estimates = keras_internals.innermost(model.optimizer).estimates
+    if estimates is None or not estimates.refreshes_per_epoch:
+        return
+    callback, given = Refresh(session.draws.examples), arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        callback.set_model(model)
+        given.callbacks.insert(0, callback)
+    else:
+        arguments["callbacks"] = [callback, *tf.nest.flatten(given or [])]
+
+
+class Refresh(keras.callbacks.Callback):
+    """Gives the optimizer's `estimates` the norms of all examples, whenever they are due.
+
+    Each host measures all examples, on its first device.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        batch_size: Int, examples that are measured at a time; the optimizer's if left out.
+    """
+
+    def __init__(self, examples, batch_size=None):
+        super().__init__()
+        self._examples, self._batch_size = examples, batch_size
+        self._measure = self._batches = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Measures, if it is time."""
+        estimates = keras_internals.innermost(self.model.optimizer).estimates
+        if estimates.refresh_is_due():
+            for ids, present, norms in self.measured():
+                estimates.refresh(ids, present, norms)
+
+    def measured(self):
+        """The norms of all examples at the weights as they are, in parts.
+
+        The model must have made an update.
+
+        Yields:
+            `(ids, present, norms)`: int32, bool and float32 tensors [n]; norms are over the clip,
+            and at most 1. Examples of weight zero, which are never drawn, are not present.
+        """
+        optimizer = keras_internals.innermost(self.model.optimizer)
+        if self._measure is None:
+            size = min(self._batch_size or optimizer.batch_size, self._examples.count)
+            self._measure = tf.function(self._norms, autograph=False)
+            self._batches = sampled_batches.in_order(self._examples, size)
+        first = 0
+        for x, y, sample_weight in self._batches:
+            seed = noise.fold_in(optimizer.step_key(), _VIEWS, first)
+            present = present_rows(sample_weight, Rows(x).count)
+            sample_weight = sample_weight if self._examples.is_weighted else None
+            norms = self._measure(x, y, sample_weight, seed)
+            yield tf.range(first, first + len(norms)), present, norms
+            first += len(norms)
+
+    def _norms(self, x, y, sample_weight, seed):
+        """float32 [n]: norms over the clip, at most 1."""
+        model = self.model
+        optimizer = keras_internals.innermost(model.optimizer)
+        views = Views(optimizer.augment, optimizer.augmult, x)
+        choices = views.draw(Rows(x).count, seed)
+        y, sample_weight = views.repeat((y, sample_weight))
+        rows, key = views.rows(x, choices), noise.fold_in(seed, _VIEWS)
+        result = optimizer.prepared[model].engine(rows, y, sample_weight, key=key)
+        norms = tf.sqrt(result.squared_norms) / optimizer.l2_norm_clip
+        return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)

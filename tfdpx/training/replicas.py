@@ -1,0 +1,189 @@
+"""What the private step and `fit` need to know of `tf.distribute`: who shares a batch, and how.
+
+The guarantee counts on each example being in one replica's rows of an update, once. Keras's `fit`
+splits a batch so on one host; `tfdpx.distributed.fit` does on many. Anything else that runs the
+step on replicas (`train_on_batch`, `strategy.run` by hand) may hand all of them the same rows, or
+batches of different steps: it is refused.
+"""
+
+import math
+
+import tensorflow as tf
+
+from tfdpx._keras import keras_internals
+from tfdpx.checks import UnfitForPrivacy
+from tfdpx.sampling import shares
+
+_STRATEGIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.TPUStrategy,
+)
+
+
+def is_tpu(strategy):
+    """Whether `strategy` compiles by itself all that it runs."""
+    return isinstance(strategy, tf.distribute.TPUStrategy)
+
+
+def hosts(strategy):
+    """The number of hosts that feed their replicas, an int."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        cluster = strategy.cluster_resolver.cluster_spec()
+        return max(sum(cluster.num_tasks(job) for job in cluster.jobs), 1)
+    return strategy.extended.num_hosts if is_tpu(strategy) else 1
+
+
+def check_keras_fit(model, data):
+    """Refuses what `keras.Model.fit` would do wrong, or cannot do, under a strategy.
+
+    Args:
+        model: A compiled `keras.Model`.
+        data: The argument `x` of `fit`.
+
+    Raises:
+        UnfitForPrivacy: With the fix.
+        ValueError: If the replicas do not divide the rows of a batch.
+    """
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1 and hosts(strategy) == 1:
+        return
+    use = "Train with `tfdpx.distributed.fit(model, plan, x, y)`"
+    if isinstance(data, tf.distribute.DistributedDataset):
+        raise UnfitForPrivacy(
+            "`fit` received a distributed dataset. Its replicas may hold batches of different "
+            f"steps, so that an example counts twice in an update. {use}, or give `fit` "
+            "`plan.batches(x, y, pad_to_multiple_of=replicas)` as it is."
+        )
+    if hosts(strategy) > 1:
+        raise UnfitForPrivacy(
+            f"Keras's `fit` cannot share one Poisson sample over {hosts(strategy)} hosts. {use}."
+        )
+    compiled = model.jit_compile and not is_tpu(strategy)
+    if compiled or model.steps_per_execution > 1:
+        raise UnfitForPrivacy(
+            "Keras's `fit` fails under a strategy of several replicas with `jit_compile=True` or "
+            f"`steps_per_execution` > 1. Received: jit_compile={model.jit_compile}, "
+            f"steps_per_execution={model.steps_per_execution}. {use}, or compile without them."
+        )
+    if isinstance(data, tf.data.Dataset):
+        # Uneven shares would have views that depend on who has them.
+        rows = tf.nest.flatten(data.element_spec)[0].shape[0]
+        if rows is not None:
+            shares.check_divides(strategy.num_replicas_in_sync, rows, "rows a batch")
+
+
+def check_context(model):
+    """The replica context of a private step, if the step may run in it.
+
+    Args:
+        model: The `keras.Model`.
+
+    Returns:
+        `tf.distribute.ReplicaContext`.
+
+    Raises:
+        UnfitForPrivacy: Under a strategy that is not supported, or on replicas between
+            which no `fit` has split the rows.
+    """
+    strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
+    if context is not None and context.num_replicas_in_sync == 1 and hosts(strategy) == 1:
+        if not isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
+            return context
+    if not isinstance(strategy, _STRATEGIES):
+        raise UnfitForPrivacy(
+            f"Private training does not support {type(strategy).__name__}. Use one of "
+            f"{', '.join(c.__name__ for c in _STRATEGIES)}."
+        )
+    if context is None or keras_internals.driver(model) is None:
+        raise UnfitForPrivacy(
+            f"A private step on {strategy.num_replicas_in_sync} replicas must be run by `model.fit`"
+            " or `tfdpx.distributed.fit`, which split each batch over them. `train_on_batch` and "
+            "`strategy.run` may count an example more than once."
+        )
+    return context
+
+
+def compile_apart(model):
+    """Whether the step itself compiles each replica's part by XLA.
+
+    Keras's `fit` compiles the whole step, a TPU anything.
+    """
+    strategy = tf.distribute.get_strategy()
+    return keras_internals.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
+
+
+def deal(model, session, arguments):
+    """Has Keras's `fit` give each replica as many examples of a draw, where it splits a plan's.
+
+    Args:
+        model: The `keras.Model`.
+        session: The `tfdpx.training.session.Session` of the `fit`.
+        arguments: Dict of the arguments of `fit`; `x` may be replaced.
+    """
+    count = model.distribute_strategy.num_replicas_in_sync
+    if count > 1 and is_dealt(model, session):
+
+        def by_share(*batch):
+            return tf.nest.map_structure(
+                lambda t: None if t is None else shares.by_share(t, count), batch
+            )
+
+        arguments["x"] = arguments["x"].map(by_share)
+
+
+def is_dealt(model, session):
+    """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
+    drawn = session is not None and session.draws is not None
+    return keras_internals.driver(model) == "tfdpx" or drawn
+
+
+def own_rows(nest, count, context, dealt):
+    """This replica's rows of a nest of tensors of all [replicas * count, ...].
+
+    Args:
+        nest: Nest of tensors in the order of the draw, or None.
+        count: Int or scalar tensor, rows of a replica.
+        context: `tf.distribute.ReplicaContext`.
+        dealt: As `is_dealt` says.
+    """
+    if context.num_replicas_in_sync == 1:
+        return nest
+
+    def own(tensor):
+        if dealt:
+            tensor = shares.by_share(tensor, context.num_replicas_in_sync)
+        # Not a slice: XLA needs to know at compile time where that begins.
+        parts = tf.reshape(tensor, [context.num_replicas_in_sync, count, *tensor.shape[1:]])
+        return tf.gather(parts, context.replica_id_in_sync_group)
+
+    return tf.nest.map_structure(lambda t: t if t is None else own(t), nest)
+
+
+def beside_others(tensor, context):
+    """[..., replicas * n]: a tensor [..., n] at this replica's place, and zeros at all others.
+
+    The sum over replicas then holds what each has.
+    """
+    mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    spread = tensor[..., tf.newaxis, :] * mine[:, tf.newaxis]
+    return tf.reshape(spread, [*tensor.shape[:-1], -1])
+
+
+def sum_over_replicas(tensors, context):
+    """The sums of float32 tensors over all replicas, by one all-reduce of one vector.
+
+    Args:
+        tensors: List of float32 tensors of static shapes, the same on every replica.
+        context: `tf.distribute.ReplicaContext`.
+
+    Returns:
+        List of tensors of the same shapes.
+    """
+    if context.num_replicas_in_sync == 1:
+        return tensors
+    packed = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+    packed = context.all_reduce(tf.distribute.ReduceOp.SUM, packed)
+    sizes = [math.prod(t.shape) for t in tensors]
+    pieces = tf.split(packed, sizes)
+    return [tf.reshape(p, t.shape) for p, t in zip(pieces, tensors, strict=True)]

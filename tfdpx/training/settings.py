@@ -1,0 +1,144 @@
+"""What a private optimizer takes beyond the arguments of Keras, and which of those it refuses."""
+
+import collections
+import inspect
+import math
+
+from tfdpx import augment as augment_module
+from tfdpx import noise
+from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
+from tfdpx._warnings import warn
+from tfdpx.accounting.accountants import check_noise_multiplier
+from tfdpx.accounting.individual import IndividualAccountant
+from tfdpx.per_example import ENGINES
+from tfdpx.per_example.rounding import SMALLEST_CLIP
+from tfdpx.training import microbatch_size, public_data
+
+# Keras arguments that would change the mechanism, and what to use instead.
+REFUSED = {
+    "clipnorm": "use `l2_norm_clip`, which bounds each example",
+    "clipvalue": "use `l2_norm_clip`, which bounds each example",
+    "global_clipnorm": "use `l2_norm_clip`, which bounds each example",
+    "gradient_accumulation_steps": "use `microbatch_size`: a step is one update of the whole batch",
+    "loss_scale_factor": "use the `mixed_bfloat16` policy, which needs no loss scaling",
+}
+
+# Above it `epsilon` of Adam and its like is hardly meant: Keras's default is 1e-7.
+_MOST_EPSILON_OF_ADAM = 1e-2
+
+Settings = collections.namedtuple(
+    "Settings",
+    "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
+    "per_example_engine public_data public_quantile individual public_validation "
+    "require_proof",
+)
+
+
+def refuse(keras_arguments):
+    """Raises ValueError if a dict of arguments for Keras has one that `REFUSED` lists."""
+    for argument, instead in REFUSED.items():
+        if keras_arguments.get(argument) is not None:
+            raise ValueError(
+                f"Argument `{argument}` would change the privacy mechanism; {instead}. "
+                f"Received: {argument}={keras_arguments[argument]}"
+            )
+
+
+def refuse_epsilon(optimizer_class, arguments):
+    """Raises ValueError for an `epsilon` that looks like a privacy budget.
+
+    Args:
+        optimizer_class: The private optimizer class.
+        arguments: Dict of its arguments, or of attributes that hold them.
+    """
+    epsilon, name = arguments.get("epsilon"), optimizer_class.__name__
+    signatures = [inspect.signature(c.__init__).parameters for c in optimizer_class.__mro__]
+    takes = any("epsilon" in parameters for parameters in signatures)
+    if not is_number(epsilon) or takes and epsilon <= _MOST_EPSILON_OF_ADAM:
+        return
+    here = f"; for {name} `epsilon` is the small constant in a denominator, such as 1e-7" * takes
+    raise ValueError(
+        "A privacy budget is an argument of the plan: "
+        f"`{name}(..., plan=tfdpx.PrivacyPlan(..., epsilon={epsilon}, delta=...))`{here}. "
+        f"Received: {name}(epsilon={epsilon})."
+    )
+
+
+def checked(**arguments):
+    """The `Settings` of arguments as `tfdpx.DPSGD` takes them, by name; all are needed.
+
+    Warns if there is no noise.
+
+    Raises:
+        ValueError: If one is out of range, or contradicts `plan`.
+    """
+    given = Settings(**arguments)
+    batch_size = agreed("batch_size", given.batch_size, given.plan)
+    require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
+    noise_multiplier = agreed("noise_multiplier", given.noise_multiplier, given.plan)
+    check_noise_multiplier(noise_multiplier)
+    clip, rows, views = given.l2_norm_clip, given.microbatch_size, given.augmult
+    fits = rows in (None, microbatch_size.AUTO) or is_integer(rows, 1)
+    require(fits, "microbatch_size", rows, f'be an int >= 1, None or "{microbatch_size.AUTO}"')
+    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, "be a float > 0")
+    if clip == math.inf and noise_multiplier:
+        raise ValueError(
+            "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
+            f"l2_norm_clip=inf, noise_multiplier={noise_multiplier}. Training without privacy "
+            "takes noise_multiplier=0."
+        )
+    require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
+    noise.make_seed(given.seed)  # Raises an error unless it fits.
+    check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
+    declared = given.public_validation
+    require(isinstance(declared, bool), "public_validation", declared, "be True or False")
+    proof = given.require_proof
+    require(isinstance(proof, bool), "require_proof", proof, "be True or False")
+    public = public_data.checked(given)
+    if given.individual is not None:
+        if given.public_data is not None:
+            raise ValueError(
+                "Arguments `individual` and `public_data` exclude each other: individual norms are "
+                "fractions of one clip, and that of `public_data` changes with each update. Leave "
+                "one of them out."
+            )
+        _check_individual(given.individual, given.plan, clip)
+    if noise_multiplier == 0:
+        warn(
+            f"`noise_multiplier=0`: no noise is added (`l2_norm_clip={clip}`). There is no privacy "
+            "guarantee; epsilon is infinite.",
+        )
+    if given.seed is not None:
+        warn(
+            "The optimizer is made with a `seed`: whoever knows it can take the noise away, so its "
+            "weights are for experiments and must not be released. Leave `seed` out for private "
+            "training."
+        )
+    return given._replace(
+        # NumPy's integers do not go into a config.
+        batch_size=int(batch_size),
+        noise_multiplier=float(noise_multiplier),
+        l2_norm_clip=float(clip),
+        microbatch_size=int(rows) if is_integer(rows, 1) else rows,
+        augment=augment_module.get(given.augment),
+        augmult=int(views),
+        public_data=public,
+    )
+
+
+def _check_individual(individual, plan, l2_norm_clip):
+    must = "be a tfdpx.accounting.IndividualAccountant"
+    require(isinstance(individual, IndividualAccountant), "individual", individual, must)
+    if individual.plan != plan:
+        raise ValueError(
+            "Argument `individual` accounts for another plan than the optimizer's. Received: "
+            f"plan={plan}, individual.plan={individual.plan}. Give both the same: "
+            "`DPSGD(plan=plan, individual=IndividualAccountant(plan))`."
+        )
+    if individual.fractions[0] * l2_norm_clip < SMALLEST_CLIP:
+        raise ValueError(
+            "Argument `l2_norm_clip` is too small: the least clip of an example, "
+            f"{individual.fractions[0]:.3g} times it, must be at least {SMALLEST_CLIP}, or the "
+            f"squares of gradients are lost in float32. Received: l2_norm_clip={l2_norm_clip}. "
+            "Multiply the loss and `l2_norm_clip` by one constant: the update stays the same."
+        )

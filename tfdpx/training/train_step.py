@@ -1,0 +1,257 @@
+"""Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
+
+The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
+its microbatch traced and proved (`views`, `preparation`, `independence`); each microbatch makes K
+views of its examples (`views`), their gradients (`per_example`) and clipped sums (`microbatch`,
+`mechanism`); the sums are added over microbatches and replicas (`passes`, `replicas`); noise is
+added once (`mechanism`, `noise`), keyed and counted (`run`); and the Keras optimizer applies the
+result.
+"""
+
+import copy
+
+import keras
+import tensorflow as tf
+
+from tfdpx import mechanism, noise
+from tfdpx._keras import keras_internals
+from tfdpx.checks.callbacks import check_log_names
+from tfdpx.per_example.invalid_values import invalid_left_out
+from tfdpx.per_example.rows import Rows
+from tfdpx.sampling import inputs
+from tfdpx.training import passes, replicas
+from tfdpx.training.microbatch import Inputs, Untraced
+from tfdpx.training.passes import Totals
+from tfdpx.training.preparation import Batch, prepare
+from tfdpx.training.views import build
+
+# Independent streams of one step's seed.
+_NOISE, _VIEWS, _MASKS, _PUBLIC = 0, 1, 2, 3
+# In place of a norm.
+_ABSENT = -1.0
+
+
+def private_train_step(optimizer, model, data):
+    """What `keras.Model.train_step` does, privately.
+
+    Args:
+        optimizer: The tfdpx optimizer that `model` is compiled with.
+        model: A compiled `keras.Model`.
+        data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
+            sample weight is zero is absent: it contributes exactly zero. Those of type
+            bool or `inputs.FLAGS`, [B], say that and nothing else.
+
+    Returns:
+        Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
+        data that the guarantee does not cover.
+    """
+    ids = None
+    if optimizer.estimates is not None:
+        data, ids = optimizer.estimates.split(data, optimizer.session)
+    inputs.check_batch(model, data)
+    # In eager mode Keras hands over numpy arrays.
+    data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
+    data = inputs.same_rows(data)
+    # Batches may be keyed by `iterations`: it must not advance before the batch was read.
+    with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
+        return _step(optimizer, model, data, ids)
+
+
+def _step(optimizer, model, data, ids):
+    context = replicas.check_context(model)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    present = inputs.present_rows(sample_weight, Rows(x).count)
+    sample_weight = inputs.without_flags(sample_weight)
+    data = x, y, sample_weight
+    views = build(model, x, y, sample_weight)
+    variables = model.trainable_variables
+    optimizer.trains(model)
+    seed = optimizer.step_key()
+    # Drawn for the rows of all replicas: which of them has an example does not change its views.
+    count = Rows(x).count
+    choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
+    dealt = replicas.is_dealt(model, optimizer.session)
+    choices = replicas.own_rows(choices, count, context, dealt)
+    if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
+        present = _of_declared_size(count, optimizer.batch_size)
+    # With individual accounting: where a row stands, and which part of the clip is its own.
+    own = None if ids is None else (tf.range(count), optimizer.estimates.clips(ids))
+    choices = (choices, own)
+    # Microbatches are counted over all replicas: no two have the same masks.
+    masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
+    one_pass = _Pass(optimizer, model, views, count, masks)
+
+    def fits(engine, fitting):
+        batch = data, choices, present
+        return fitting(one_pass.of(engine), batch, optimizer.batch_size, variables)
+
+    public = optimizer.public_data
+    public_clip = public is not None and public.has_quantile
+    batch = Batch(views, data, present is not None, own is not None, public_clip)
+    one_pass.microbatch, size = prepare(optimizer, model, batch, fits)
+    if public is not None:
+        key, engine = noise.fold_in(seed, _PUBLIC), one_pass.microbatch.engine
+        public = public.at(model, engine, views.example_rows(x), y, context, key)
+        one_pass.clip = public.clip if public_clip else None
+    update = one_pass.microbatch.update
+
+    def all_passes(data, choices, present):
+        totals, logs = passes.run(one_pass, data, choices, present, size, one_pass.zero())
+        return totals._replace(sums=update.finished(variables, totals.sums)), logs
+
+    if replicas.compile_apart(model):
+        # XLA cannot compile what replicas on CPUs say to each other.
+        all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
+    totals, logs = all_passes(data, choices, present)
+
+    shared = [*totals.sums, totals.nonfinite]
+    if own is not None:
+        norms = tf.where(present, totals.norms, _ABSENT)
+        shared.append(replicas.beside_others(tf.stack([tf.cast(ids, "float32"), norms]), context))
+    shared = replicas.sum_over_replicas(shared, context)
+    sums, nonfinite = shared[: len(variables)], shared[len(variables)]
+    sums = optimizer.until_end(sums)
+    gradients = mechanism.privatize(
+        sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
+    )
+    if public is not None:
+        gradients = public.join(gradients)
+    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
+    if own is not None:
+        ids, norms = tf.unstack(shared[-1])
+        optimizer.estimates.count_update(tf.cast(ids, "int32"), norms != _ABSENT, norms)
+    penalty, penalty_gradients = regularization(variables)
+    gradients = [
+        g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
+    ]
+    optimizer.apply(gradients, variables)
+
+    show_losses(model, totals.loss, totals.output_losses, totals.examples, penalty)
+    logs = {**(logs or {}), **model.get_metrics_result()}
+    check_log_names(logs, optimizer)
+    return logs
+
+
+def show_losses(model, loss, output_losses, examples, penalty):
+    """Adds the losses of a batch to what Keras shows.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        loss: Float32 scalar, the sum over the examples that are present.
+        output_losses: List of float32 scalars, such sums for each tracked output.
+        examples: Float32 scalar, how many are present.
+        penalty: Float32 scalar, of the weight regularisers.
+    """
+    count = tf.maximum(examples, 1.0)
+    keras_internals.update_loss_tracker(model, loss / count + penalty, examples)
+    for tracker, each in zip(
+        keras_internals.output_loss_trackers(model), output_losses, strict=True
+    ):
+        tracker.update_state(each / count, sample_weight=examples)
+
+
+class _Pass:
+    """One microbatch: views, gradients, clipping, metrics.
+
+    Attributes:
+        microbatch: What computes clipped sums.
+        clip: Float32 scalar tensor, or None for the optimizer's.
+    """
+
+    def __init__(self, optimizer, model, views, count, masks):
+        self.microbatch, self.clip = None, None
+        self._optimizer = optimizer
+        self._model = model
+        self._views = views
+        self._count = count
+        self._masks = masks
+
+    def __call__(self, data, choices, present, index):
+        """The `Totals` of a microbatch, and Keras' metric logs; `present` None: every row is.
+
+        Its number `index` is that of its random layers' draws.
+        """
+        model, views = self._model, self._views
+        choices, own = choices
+        x, y, sample_weight = data
+        x = views.rows(x, choices)
+        # Where every row is present, Keras counts as it always does.
+        y, sample_weight, counted = views.repeat((y, sample_weight, present))
+        key, clips = noise.fold_in(self._masks, index), () if own is None else own[1:]
+        shared = self.microbatch.update.tensors
+        inputs = Inputs((x, y, sample_weight), present, key, clips, self.clip, shared)
+        result = self.microbatch(inputs)
+        with invalid_left_out():
+            logs = keras_internals.compute_metrics(
+                model, x, y, result.y_pred, sample_weight, counted
+            )
+        if present is None:
+            present = tf.ones([Rows(data).count], tf.bool)
+
+        def total(losses):
+            losses = losses if counted is None else tf.where(counted, losses, 0.0)
+            return tf.reduce_sum(losses) / views.count
+
+        bad = present & ~tf.math.is_finite(result.squared_norms)
+        return (
+            Totals(
+                sums=result.sums,
+                loss=total(result.losses),
+                output_losses=[total(losses) for losses in result.output_losses],
+                examples=tf.reduce_sum(tf.cast(present, "float32")),
+                nonfinite=tf.reduce_sum(tf.cast(bad, "float32")),
+                norms=() if own is None else self._norms(own[0], result.squared_norms, present),
+            ),
+            logs,
+        )
+
+    def _norms(self, places, squared_norms, present):
+        """float32 [count]: norms over the clip, at most 1, at the `places` of this pass."""
+        norms = tf.sqrt(squared_norms) / self._optimizer.l2_norm_clip
+        # Of a gradient that is not finite nothing is known but that it may be long.
+        norms = tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
+        norms = tf.where(present, norms, 0.0)
+        return tf.scatter_nd(places[:, tf.newaxis], norms, [self._count])
+
+    def of(self, engine):
+        """A function of `data`, `choices` and `present` to `Totals`, with nothing traced apart."""
+        twin = copy.copy(self)
+
+        def totals(*part):
+            twin.microbatch = Untraced(self._optimizer, engine)
+            return twin(*part, 0)[0]
+
+        return totals
+
+    def zero(self):
+        """The `Totals` of no pass at all."""
+        return Totals(
+            sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
+            loss=tf.zeros([]),
+            output_losses=[tf.zeros([]) for _ in keras_internals.output_loss_trackers(self._model)],
+            examples=tf.zeros([]),
+            nonfinite=tf.zeros([]),
+            norms=() if self._optimizer.estimates is None else tf.zeros([self._count]),
+        )
+
+
+def _of_declared_size(count, batch_size):
+    """Flags, bool [count], that all are present; an error if there are more than declared.
+
+    XLA leaves assertions out: there, nothing of such a batch is taken.
+    """
+    fits = count <= batch_size
+    message = f"This batch is too large: the optimizer counts on batch_size={batch_size}."
+    with tf.control_dependencies([tf.debugging.Assert(fits, [message, count])]):
+        return tf.fill([count], fits)
+
+
+def regularization(variables):
+    """The weight regularisers' penalty and its gradients; they read no data, so need no noise."""
+    regularized = [v for v in variables if v.regularizer is not None]
+    if not regularized:
+        return 0.0, [None] * len(variables)
+    with tf.GradientTape() as tape:
+        penalty = tf.add_n([tf.cast(v.regularizer(v), "float32") for v in regularized])
+    gradients = tape.gradient(penalty, [v.value for v in variables])
+    return penalty, [None if g is None else tf.cast(g, "float32") for g in gradients]
