@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.sampling.draws import draws_of
+from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.train.benchmarks import comparison, steps
 from tfdpx.training.session import Session
 
@@ -27,7 +27,7 @@ def measure(settings, num_examples, repeats):
     accountant = tfdpx.accounting.IndividualAccountant(plan)
     x, y = steps.make_rows(settings)
     batch = (x, y, tf.ones([settings.images]))
-    draws = draws_of(plan.batches(np.zeros([num_examples], "uint8")))
+    draws = sampler_of(plan.batches(np.zeros([num_examples], "uint8")))
     generator = np.random.default_rng(0)
     ids = tf.constant(generator.permutation(num_examples)[: settings.images], tf.int32)
     made = {}

@@ -28,11 +28,11 @@ def measure(settings, repeats):
     Returns:
         `{phase: seconds}` for each of `PHASES`, in order, and the seconds of an ordinary step.
     """
-    one_pass = dataclasses.replace(settings, microbatch_size=settings.images)
+    one_microbatch = dataclasses.replace(settings, microbatch_size=settings.images)
     timed = {
         "ordinary": steps.make_step("ordinary", settings),
         **_prefixes(settings),
-        "whole": steps.make_step("private", one_pass),
+        "whole": steps.make_step("private", one_microbatch),
     }
     median = {k: statistics.median(v) for k, v in steps.interleaved(timed, repeats).items()}
     return split(median), median["ordinary"]

@@ -20,7 +20,7 @@ from tfdpx._keras.variables import value_of
 from tfdpx._keras.variables import variable as shared_variable
 from tfdpx._warnings import warn
 from tfdpx.spending import ledger_rows
-from tfdpx.spending.ledger_rows import Facts
+from tfdpx.spending.ledger_rows import LedgerKey
 
 # id of a keras.Variable, which cannot be hashed -> accounts of the optimizers that trained it, as
 # long as the variable lives.
@@ -38,7 +38,7 @@ def _begin_process():
 os.register_at_fork(after_in_child=_begin_process)
 
 
-class Account:
+class SpendTracker:
     """What was spent on the weights that one optimizer trains.
 
     Args:
@@ -58,7 +58,7 @@ class Account:
         # The row that updates count in; nothing to save.
         self._row = shared_variable(0, "int64")
         self._state, self._noise_multiplier = state, float(noise_multiplier)
-        self._rows, self._open = {}, None  # Facts -> updates
+        self._rows, self._open = {}, None  # LedgerKey -> updates
         self._runs = set()  # Numbers of the runs that this optimizer has made.
         self._merged = float(secrets.randbits(52) | 1)
         self._counted = self._updates_at_write = state.updates
@@ -99,7 +99,7 @@ class Account:
             The arguments of the last call, to go back to them; None at first.
         """
         last = self._open
-        facts = Facts(
+        facts = LedgerKey(
             float(self.run),
             self._noise_multiplier,
             float(sampling_probability or 0.0),
@@ -264,7 +264,7 @@ def spent_by(account, variables):
     """What was spent on these weights is in `account` too, from here on.
 
     Args:
-        account: An `Account` or a `tfdpx.spending.origins.Saved`.
+        account: An `SpendTracker` or a `tfdpx.spending.origins.Saved`.
         variables: List of `keras.Variable`.
     """
     for variable in variables:

@@ -9,7 +9,7 @@ from oracle import batch_of_one_gradients
 
 import tfdpx
 from tfdpx import noise
-from tfdpx.training import public_data
+from tfdpx.training import public_clip
 
 SIGMA, COUNT, BATCH = 2.0, 64, 16
 PLAN = tfdpx.PrivacyPlan(COUNT, batch_size=BATCH, steps=5, noise_multiplier=SIGMA, delta=1e-5)
@@ -51,14 +51,14 @@ def test_the_update_is_the_formula(without_noise, quantile, clip):
 
 def taus(monkeypatch):
     """A list that receives the clip of each step."""
-    found, at = [], public_data.PublicData.at
+    found, begin = [], public_clip.PublicClip.begin
 
     def recorded(self, *args):
-        result = at(self, *args)
-        found.append(float(result.clip))
+        result = begin(self, *args)
+        found.append(float(result.tensors[0]))
         return result
 
-    monkeypatch.setattr(public_data.PublicData, "at", recorded)
+    monkeypatch.setattr(public_clip.PublicClip, "begin", recorded)
     return found
 
 

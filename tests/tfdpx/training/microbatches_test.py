@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx import mechanism
-from tfdpx.training import passes
-from tfdpx.training.microbatch_size import PassSize
-from tfdpx.training.passes import Totals
+from tfdpx.training import microbatches
+from tfdpx.training.microbatch_size import MicrobatchSize
+from tfdpx.training.microbatches import BatchTotals
 
-ZERO = Totals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
+ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
 
 
 def adding(data, choices, present, index):
@@ -28,7 +28,7 @@ def adding(data, choices, present, index):
     places = 100.0 * tf.cast(index, "float32") + tf.range(rows)
     placed = tf.reduce_sum(x * places * present)
     counts = tf.stack([drawn, placed, tf.ones([]), weight, rows])
-    return Totals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
+    return BatchTotals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -40,13 +40,13 @@ def adding(data, choices, present, index):
 )
 def test_every_example_once_and_no_pass_too_many(jit_compile, present, size, multiple):
     present = np.array(present)
-    sizes = PassSize(size, size if jit_compile else min(multiple, size))
+    sizes = MicrobatchSize(size, size if jit_compile else min(multiple, size))
     x = np.arange(1.0, len(present) + 1, dtype="float32")
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def total(x, present):
         data = (x, None, tf.cast(present, "float32"))
-        return passes.run(adding, data, 10 * x, present, sizes, ZERO)[0]
+        return microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
 
     found = total(x, present)
     assert found.examples == present.sum()
@@ -69,7 +69,7 @@ def test_passes_of_any_size_never_know_it(count):
         return adding(data, *rest)
 
     def total(x, present=None):
-        return passes.run(looking, (x, None, None), x, present, PassSize(8, 2), ZERO)[0]
+        return microbatches.run(looking, (x, None, None), x, present, MicrobatchSize(8, 2), ZERO)[0]
 
     data = tf.range(float(count)), tf.ones([count], tf.bool)
     for length, tensors in ((None, data[:1]), (None, data), (count, data)):
@@ -82,9 +82,9 @@ def test_passes_of_any_size_never_know_it(count):
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     x = tf.constant([1.0, 2.0, 3.0])
-    found, logs = passes.run(adding, (x, None, None), x, None, PassSize(3, 3), ZERO)
+    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
     assert found.loss == 6 and logs["logs"] == 6
-    found, logs = passes.run(adding, (x, None, None), x, None, PassSize(2, 2), ZERO)
+    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
     assert found.loss == 6 and logs is None and found.sums[0][2] == 2
 
 

@@ -18,7 +18,7 @@ from tfdpx.sampling.inputs import FLAGS
 _made = weakref.WeakKeyDictionary()
 
 
-class Draws:
+class BatchSampler:
     """Gives out the draws of one data set. Each iteration over it is one pass.
 
     The key follows from `seed`, or else from the session, or else it is fresh for every pass. A
@@ -44,6 +44,7 @@ class Draws:
             padding.
         optimizer: As given.
         session: The `Session` that trains on it, or None.
+        ends_at: The number of the update after the last draw; None before a session began to draw.
         is_seeded: Bool, whether somebody gave the seed.
 
     Raises:
@@ -53,6 +54,7 @@ class Draws:
     def __init__(self, purpose, steps, shares, seed=None, start=0, optimizer=None):
         self.plan = self.examples = self.held_out = self.fitted = self.with_ids = None
         self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
+        self.ends_at = None
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
         _check_start(start, steps, shares)
         if optimizer is not None and not (isinstance(start, int) and start == 0):
@@ -78,7 +80,7 @@ class Draws:
             examples: `Examples` or `RandomAccess`.
 
         Returns:
-            A `tf.data.Dataset` that `draws_of` recognises.
+            A `tf.data.Dataset` that `sampler_of` recognises.
         """
         # Nothing in it needs autograph, which takes longer than tracing it.
         draw = tf.autograph.experimental.do_not_convert(draw)
@@ -125,7 +127,8 @@ class Draws:
         first = int(first)
         if session is not None:
             first = max(first, session.number)
-            return first, first + session.left
+            self.ends_at = first + session.left
+            return first, self.ends_at
         return first, first + self._steps() if callable(self._steps) else max(self._steps, first)
 
     def _key(self):
@@ -155,8 +158,8 @@ def finished(dataset):
     return dataset.prefetch(1).with_options(options)
 
 
-def draws_of(data):
-    """The `Draws` of a data set exactly as it was made, or None for anything else.
+def sampler_of(data):
+    """The `BatchSampler` of a data set exactly as it was made, or None for anything else.
 
     A data set that was transformed (`take`, `cache`, `map`, `prefetch`, ...) is something else.
     """

@@ -1,8 +1,8 @@
-"""Public examples beside private ones in the training of a whole network, as AdaMix has them.
+"""Clips at a quantile of the norms of public examples, whose gradients join the update (AdaMix).
 
-At every step their gradients are added without clipping or noise, and the private ones are clipped
-to a quantile of the public norms ("Mixed Differential Privacy in Computer Vision", section 3.2). A
-step is then
+In every update gradients of public examples are added without clipping or noise, and the private
+ones are clipped to a quantile of the public norms ("Mixed Differential Privacy in Computer Vision",
+section 3.2). An update is then
 
     g = 1/C * (1/B sum_i clip_tau(g_i) + tau sigma/B xi + 1/n sum_j public g_j),
 
@@ -21,13 +21,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdpx import mechanism
 from tfdpx._arguments import is_number, require
 from tfdpx._warnings import warn
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.sampling import overlap
-from tfdpx.sampling.draws import draws_of
+from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.training import microbatch_size
+from tfdpx.training.clip_policy import ClipPolicy, UpdateClip
 
 # Public norms may fall to zero; a clip may not.
 _LEAST_CLIP = 1e-6
@@ -35,7 +37,7 @@ _ROWS = 4096
 
 
 def checked(given):
-    """The `PublicData` or `Absent` of settings, or None.
+    """The `PublicClip` or `AbsentPublicClip` of settings, or None.
 
     Args:
         given: Arguments as `tfdpx.DPSGD` takes them, by name.
@@ -64,46 +66,51 @@ def checked(given):
             f'microbatch_size="{microbatch_size.AUTO}".'
         )
     if isinstance(data, dict) and set(data) == {"digest", "count"}:
-        return Absent(data)
+        return AbsentPublicClip(data, quantile, float(given.l2_norm_clip))
     if not isinstance(data, (tuple, list)) or len(data) != 2 or data[1] is None:
         raise ValueError(
             "Argument `public_data` must be a pair (x, y) of arrays as the model takes them. "
             f"Received: {type(data).__name__}."
         )
-    return PublicData(*data, quantile, given.plan.num_examples, float(given.l2_norm_clip))
+    return PublicClip(*data, quantile, given.plan.num_examples, float(given.l2_norm_clip))
 
 
-class Absent:
+class AbsentPublicClip(ClipPolicy):
     """Public examples that a loaded or copied optimizer is known to have had, and has not.
 
     Args:
-        config: Dict of `PublicData.get_config`.
+        examples: Dict of their digest and count.
+        quantile: Float in (0, 1], or None.
+        l2_norm_clip: Float, C.
     """
 
-    def __init__(self, config):
-        self._config = dict(config)
-        self.has_quantile = False
+    def __init__(self, examples, quantile, l2_norm_clip):
+        super().__init__(l2_norm_clip)
+        self._examples, self._quantile = dict(examples), quantile
 
-    def get_config(self):
-        """As of the `PublicData` that it stands for."""
-        return dict(self._config)
+    def arguments(self):
+        """The clip, `public_data` of what a file may hold of it, and `public_quantile`."""
+        return {
+            "l2_norm_clip": self.l2_norm_clip,
+            "public_data": dict(self._examples),
+            "public_quantile": self._quantile,
+        }
 
-    def check_apart(self, data):
+    def check_data(self, data):
         """Raises ValueError: there is nothing to train with."""
-        del data
         raise ValueError(
-            f"This optimizer was made with `public_data` of {self._config['count']} examples, and "
-            "configurations and files do not hold them. Compile the model with a new optimizer "
+            f"This optimizer was made with `public_data` of {self._examples['count']} examples, "
+            "and configurations and files do not hold them. Compile the model with a new optimizer "
             "that is given `public_data=(x, y)`; its account goes on."
         )
 
-    def at(self, *args):
-        """As `check_apart`."""
-        self.check_apart(args)
+    def begin(self, *args):
+        """As `check_data`."""
+        self.check_data(args)
 
 
-class PublicData:
-    """Public examples of one optimizer. All of them go through the model in a single pass a step.
+class PublicClip(ClipPolicy):
+    """Public examples of one optimizer. All of them go through the model at once in each update.
 
     Args:
         x: Array `[n, ...]` of numbers, or nest of such, as the model takes them.
@@ -117,10 +124,11 @@ class PublicData:
     """
 
     def __init__(self, x, y, quantile, num_examples, l2_norm_clip):
+        super().__init__(l2_norm_clip)
         Examples(x, y)  # Of one length, dense, not empty.
         self._x, self._y = (tf.nest.map_structure(tf.convert_to_tensor, part) for part in (x, y))
         self._x = tf.nest.map_structure(_in_floatx, self._x)
-        self._quantile, self._num_examples, self._unit = quantile, num_examples, l2_norm_clip
+        self._quantile, self._num_examples = quantile, num_examples
         leaves = [t.numpy() for t in tf.nest.flatten((self._x, self._y))]
         unfit = [t.dtype for t in leaves if t.dtype == object or not np.isfinite(t).all()]
         if unfit:
@@ -135,29 +143,34 @@ class PublicData:
         self._digest = digest.hexdigest()
         self._known = overlap.Fingerprints(_rows(self._x))
 
-    @property
-    def has_quantile(self):
-        """Whether the clip follows public norms."""
-        return self._quantile is not None
-
     def __repr__(self):
-        return f"<PublicData of {self.count} examples>"
+        return f"<public_data of {self.count} examples>"
 
-    def get_config(self):
-        """What tells these examples from others; a file does not hold them."""
-        return {"digest": self._digest, "count": self.count}
+    def arguments(self):
+        """The clip, `public_data` of what a file may hold of it, and `public_quantile`."""
+        return {
+            "l2_norm_clip": self.l2_norm_clip,
+            "public_data": {"digest": self._digest, "count": self.count},
+            "public_quantile": self._quantile,
+        }
 
-    def check_apart(self, data):
-        """Refuses private examples that are public ones too, before training on them.
+    def specs(self, count):
+        """Of the clip, a scalar."""
+        return () if self._quantile is None else (tf.TensorSpec([], tf.float32),)
 
-        Args:
-            data: `x` as of `model.fit`: batches of a plan, arrays, or others, which are not read.
+    def whole(self, count):
+        """C."""
+        return () if self._quantile is None else (tf.constant(self.l2_norm_clip),)
 
-        Raises:
-            ValueError: If there are any.
-        """
-        draws = draws_of(data)
-        examples = draws.examples if draws is not None else None
+    def factors(self, squared_norms, present, batch_size, *clips):
+        """`mechanism.clip_factors` at the clip of the update."""
+        [clip] = clips or (self.l2_norm_clip,)
+        return mechanism.clip_factors(squared_norms, present, clip, batch_size)
+
+    def check_data(self, data):
+        """Raises ValueError if private examples, of a plan's batches or arrays, are public ones."""
+        draws = sampler_of(data)
+        examples = None if draws is None else draws.examples
         if examples is None and data is not None and not isinstance(data, tf.data.Dataset):
             if all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(data)):
                 examples = as_examples(data)
@@ -173,19 +186,8 @@ class PublicData:
             found += self._known.count_in(_rows(examples.batch(places, len(places))[0]))
         overlap.refuse(found, examples.count)
 
-    def at(self, model, engine, rows, y, context, key):
-        """What the public examples say at the weights of this step.
-
-        Args:
-            model: The `keras.Model`.
-            engine: The per-example engine.
-            rows: Nest of tensors like what the model sees of private examples; not read.
-            y: Nest of tensors, targets of private examples; not read.
-            context: `tf.distribute.ReplicaContext`.
-            key: int64 tensor [2], of random layers.
-
-        Returns:
-            `Public`.
+    def begin(self, model, engine, rows, y, context, key):
+        """The clip of an update, and the public part of its gradient.
 
         Raises:
             ValueError: If shapes or dtypes are not those of the private examples.
@@ -207,34 +209,18 @@ class PublicData:
         result = engine.with_views(1)(self._x, y, None, key=key)
         finite = tf.math.is_finite(result.squared_norms)
         gradients = result.clipped_sums(tf.cast(finite, "float32"))
-        clip = self._unit
+        clips, scale = (), 1.0
         if self._quantile is not None:
             norms = tf.sort(tf.sqrt(tf.where(finite, result.squared_norms, 0.0)))
-            clip = tf.maximum(_quantile(norms, self.count, self._quantile), _LEAST_CLIP)
-        weight = 1 / (self._num_examples * self._unit)
-        return Public(clip, clip / self._unit, [weight * gradient for gradient in gradients])
+            clips = (tf.maximum(_quantile(norms, self.count, self._quantile), _LEAST_CLIP),)
+            scale = clips[0] / self.l2_norm_clip
+        weight = 1 / (self._num_examples * self.l2_norm_clip)
 
+        def join(private):
+            pairs = zip(private, gradients, strict=True)
+            return [noisy.times(scale).plus(weight * public) for noisy, public in pairs]
 
-class Public:
-    """The clip of a step, and the public part of its gradient.
-
-    Args:
-        clip: Float, or float32 scalar tensor: tau.
-        scale: Likewise, tau over C.
-        gradients: List of float32 tensors.
-    """
-
-    def __init__(self, clip, scale, gradients):
-        self.clip, self._scale, self._gradients = clip, scale, gradients
-
-    def join(self, private):
-        """The gradients of the step.
-
-        Args:
-            private: List of `mechanism.PrivateGradient`, in units of tau.
-        """
-        pairs = zip(private, self._gradients, strict=True)
-        return [noisy.times(self._scale).plus(public) for noisy, public in pairs]
+        return UpdateClip(clips, join)
 
 
 def _quantile(ordered, count, quantile):

@@ -1,35 +1,44 @@
-"""The norms that an `IndividualAccountant` clips by, kept beside the weights as they train.
+"""Clips each example at its most recently measured norm, for an `IndividualAccountant`.
 
-They are functions of the private data, one an example. So, like the seeds of a run, they are in no
-variable that Keras or `tf.train.Checkpoint` saves; `tfdpx.callbacks.Checkpoint` alone writes them.
+The norms are functions of the private data, one an example. So, like the seeds of a run, they are
+in no variable that Keras or `tf.train.Checkpoint` saves; `tfdpx.callbacks.Checkpoint` alone writes
+them.
 """
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdpx import mechanism
 from tfdpx._keras.variables import value_of
 from tfdpx._keras.variables import variable as shared_variable
-from tfdpx.sampling.draws import draws_of
 from tfdpx.spending.origins import attach
+from tfdpx.training import replicas
+from tfdpx.training.clip_policy import ClipPolicy, planned
 
+# In place of a norm.
+_ABSENT = -1.0
 _ARRAYS = ("levels", "since", "counts", "steps", "refreshes")
 
 
-class Estimates:
-    """Each example's norm when it was last seen, and for how many steps it was clipped at which.
+class IndividualClip(ClipPolicy):
+    """Holds each example's norm when it was last seen, and how many steps it was clipped at which.
 
     A level n, from 1 on, is the n-th of the accountant's fractions of the clip. What an example was
     clipped at is counted when its level may change; until then it is known from the step since.
 
     Args:
         accountant: `tfdpx.accounting.IndividualAccountant`; reads its account here from now on.
-        account: The optimizer's `tfdpx.spending.account.Account`.
+        tracker: The optimizer's `tfdpx.spending.spend_tracker.SpendTracker`.
+        l2_norm_clip: Float, C, of which each clip is a fraction.
     """
 
-    def __init__(self, accountant, account):
+    def __init__(self, accountant, tracker, l2_norm_clip):
+        super().__init__(l2_norm_clip)
+        self._accountant = accountant
         accountant.attach(self)
         self.refreshes_per_epoch = accountant.refreshes_per_epoch
-        self.plan, self._account = accountant.plan, account
+        self.plan, self._tracker = accountant.plan, tracker
         self._fractions = accountant.fractions
         # Not above what is accounted, so that the clip is not.
         exact = self._fractions.astype("float32")
@@ -48,27 +57,19 @@ class Estimates:
         }
         self._examples = None  # The fingerprint of what the ids are of.
 
-    def with_ids(self, data):
-        """The data set that `fit` was given, with the ids of its rows as a fourth part.
-
-        Args:
-            data: What `plan.batches` made.
-
-        Returns:
-            A `tf.data.Dataset` of `(x, y, sample_weight, ids)`; ids int32 [rows].
-
-        Raises:
-            ValueError: If it is not from this plan's `batches`, or is of other examples than
-                those of an earlier `fit`.
-        """
-        draws = draws_of(data)
-        if draws is None or draws.plan is None:
+    def check_data(self, data):
+        """Raises ValueError unless a plan made these batches, of the same examples as before."""
+        draws = planned(data)
+        if draws is None:
             raise ValueError(
                 "Individual accounting must know which example is which, and `fit` was given other "
                 "data than `plan.batches(...)` made, or batches that were changed. Give it "
                 "`plan.batches(x, y, optimizer=model.optimizer)` as it is."
             )
         self._check_examples(draws.examples.fingerprint())
+
+    def dataset(self, draws):
+        """Batches with the ids of their rows as a fourth part, int32 [rows]."""
         return draws.with_ids
 
     def split(self, data, session):
@@ -90,16 +91,58 @@ class Estimates:
             )
         return data[:3], data[3]
 
-    def clips(self, ids):
-        """float32 [n]: the fraction of the clip that each example is to be clipped at.
-
-        Args:
-            ids: int32 tensor [n].
-        """
+    def fractions_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """float32 [n]: the fraction of C that examples, int32 [n], are clipped at."""
         return tf.gather(self._clips, tf.gather(self._held["levels"], ids) - 1)
 
+    def of_rows(self, ids, count):
+        """Pair of float32 [B], the fractions, and int32 [B], the number of each row."""
+        return self.fractions_of(ids), tf.range(count)
+
+    def specs(self, count):
+        """Of the fractions."""
+        return (tf.TensorSpec([count], tf.float32),)
+
+    def whole(self, count):
+        """Fractions of one."""
+        return (tf.ones([count]),)
+
+    def clips(self, of_rows, update):
+        """The fractions."""
+        return of_rows[:1]
+
+    def factors(self, squared_norms, present, batch_size, *clips):
+        """`mechanism.clip_factors` at the fractions."""
+        clip = self.l2_norm_clip
+        return mechanism.clip_factors(squared_norms, present, clip, batch_size, *clips)
+
+    def measured(self, squared_norms, present, of_rows, count):
+        """float32 [count]: norms over C, at most 1, each at the number of its row."""
+        norms = tf.where(present, self.over_clip(squared_norms), 0.0)
+        return tf.scatter_nd(of_rows[1][:, tf.newaxis], norms, [count])
+
+    def over_clip(self, squared_norms: tf.Tensor) -> tf.Tensor:
+        """float32 [n]: norms over C, at most 1."""
+        norms = tf.sqrt(squared_norms) / self.l2_norm_clip
+        # Of a gradient that is not finite nothing is known but that it may be long.
+        return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
+
+    def nothing_measured(self, count):
+        """Zeros."""
+        return tf.zeros([count])
+
+    def to_share(self, ids, present, measured, context):
+        """One tensor of ids and norms, in which each replica has its own columns."""
+        norms = tf.where(present, measured, _ABSENT)
+        return [replicas.beside_others(tf.stack([tf.cast(ids, "float32"), norms]), context)]
+
+    def learn(self, shared):
+        """Charges the examples of an update, then learns their norms."""
+        ids, norms = tf.unstack(shared)
+        self.count_update(tf.cast(ids, "int32"), norms != _ABSENT, norms)
+
     def count_update(self, ids, present, norms):
-        """Called by the private step, once an update: charges for it, then learns the norms.
+        """Charges the examples for an update, then learns their norms.
 
         Args:
             ids: int32 tensor [n].
@@ -150,11 +193,11 @@ class Estimates:
 
     def ledger(self):
         """All that was spent on the weights."""
-        return self._account.ledger()
+        return self._tracker.ledger()
 
     def spend(self, ledger):
         """Adds a ledger to that of the weights."""
-        attach(ledger, self._account.variables())
+        attach(ledger, self._tracker.variables())
 
     def state(self):
         """All of it as a dict of arrays. Private."""
@@ -175,6 +218,11 @@ class Estimates:
         self._check_examples(str(state["examples"]))
         for name in _ARRAYS:
             self._held[name].assign(state[name])
+
+    def arguments(self):
+        """The clip, and the argument `individual`."""
+        individual = keras.saving.serialize_keras_object(self._accountant)
+        return {"l2_norm_clip": self.l2_norm_clip, "individual": individual}
 
     def _check_examples(self, fingerprint):
         if self._examples not in (None, fingerprint):

@@ -12,7 +12,7 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.spending import account, ledger_rows, origins
+from tfdpx.spending import ledger_rows, origins, spend_tracker
 
 N, B, STEPS = 60, 20, 12
 PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
@@ -201,14 +201,14 @@ def test_a_ledger_is_read_even_where_the_rest_of_the_optimizer_does_not_fit(tmp_
 def test_a_damaged_ledger_is_refused():
     model = make()
     train(model)
-    facts = np.array(model.optimizer.account.facts)
+    facts = np.array(model.optimizer.spend_tracker.facts)
     facts[1] = [3.0, 1.0, 7.0, 1.0, 0.0]
-    steps = np.array(model.optimizer.account.steps)
+    steps = np.array(model.optimizer.spend_tracker.steps)
     steps[1] = 5
     with pytest.raises(ValueError, match="Not a row of a ledger: 5 updates"):
-        model.optimizer.account.join_saved(facts, steps)
+        model.optimizer.spend_tracker.join_saved(facts, steps)
     with pytest.raises(ValueError, match="of another version"):
-        model.optimizer.account.join_saved(facts[:3], steps[:3])
+        model.optimizer.spend_tracker.join_saved(facts[:3], steps[:3])
 
 
 def test_more_runs_than_rows_are_added_up(monkeypatch):
@@ -219,7 +219,7 @@ def test_more_runs_than_rows_are_added_up(monkeypatch):
         model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
         train(model, steps=1)
         assert model.optimizer.ledger.steps == i
-        assert np.array(model.optimizer.account.steps).sum() == i
+        assert np.array(model.optimizer.spend_tracker.steps).sum() == i
 
 
 def test_the_settings_that_the_account_counts_on_are_read_only():
@@ -236,12 +236,12 @@ def test_accounts_do_not_keep_models_alive():
     model = make()
     train(model, steps=1)
     variable = weakref.ref(model.trainable_variables[0])
-    count = len(account._accounts)
+    count = len(spend_tracker._accounts)
     keras.backend.clear_session()
     del model
     gc.collect()
     assert variable() is None
-    assert len(account._accounts) < count
+    assert len(spend_tracker._accounts) < count
 
 
 def test_updates_that_a_plan_does_not_know_compose_up_to_its_epsilon():
