@@ -29,16 +29,17 @@ import keras
 import numpy as np
 from absl import app, flags
 
+from experiments.features import head_presets, head_search
 from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
-from tfdpx.train.config import head_presets, run_flags
+from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, head_methods, head_search, interruption, origin
+from tfdpx.train.run import finetuning, head_methods, interruption, origin
 from tfdpx.train.run.keras_files import PIXELS, KerasFile
 
 SHARD = 4096

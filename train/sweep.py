@@ -47,11 +47,12 @@ import time
 
 from absl import app, flags
 
+from experiments.high_accuracy import sweep_figures
 from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import devices
-from tfdpx.train.sweeps import figures, grid, private_tuning, runs, table
+from tfdpx.train.sweeps import grid, private_tuning, runs, table
 
 # Where flags stand that are no settings and that every run is given too.
 _HANDED_ON = (run_flags, devices)
@@ -129,7 +130,7 @@ def summarize(workdir):
         where = " ".join(f"{name}={point[name]}" for name in swept)
         low, high = (f"{100 * point[end]:.1f}" for end in ("lowest", "highest"))
         print(f"{100 * point['median']:.1f}% ({low} to {high}, {point['runs']} runs)  {where}")
-    drawn = figures.draw(rows, swept, workdir)
+    drawn = sweep_figures.draw(rows, swept, workdir)
     top = table.best(points)
     return {
         "runs": len(rows),

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx.train.benchmarks import memory
+from experiments.benchmark import memory
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets
 from tfdpx.train.run import finetuning, optimization

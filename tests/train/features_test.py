@@ -11,16 +11,15 @@ from absl import flags
 from absl.testing import flagsaver
 
 import tfdpx
+from experiments.features import compare_heads, head_presets, head_search, head_speed
+from experiments.features.mixture import mixture
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data
-from tfdpx.train import account, compare_heads, features
-from tfdpx.train.benchmarks import head_speed
-from tfdpx.train.benchmarks.mixture import mixture
-from tfdpx.train.config import head_presets
+from tfdpx.train import account, features
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.run import classifiers, head_search, noisy_score, origin
+from tfdpx.train.run import classifiers, noisy_score, origin
 
 
 @pytest.fixture(scope="module", autouse=True)

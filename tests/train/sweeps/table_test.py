@@ -6,8 +6,9 @@ import pathlib
 import pytest
 from PIL import Image
 
+from experiments.high_accuracy import sweep_figures
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.sweeps import figures, table
+from tfdpx.train.sweeps import table
 
 
 def result(accuracy, seed, on_test=False, **point):
@@ -72,7 +73,7 @@ def test_the_file_can_be_read_again(tmp_path):
 @pytest.mark.parametrize("name", SWEPT)
 def test_a_picture_for_each_swept_setting(tmp_path, name):
     rows = table.rows(RESULTS)
-    paths = figures.draw(rows, SWEPT, tmp_path)
+    paths = sweep_figures.draw(rows, SWEPT, tmp_path)
     assert tmp_path / f"accuracy_by_{name}.png" in paths and len(paths) == 2
     with Image.open(tmp_path / f"accuracy_by_{name}.png") as picture:
         assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(10**6)) > 20
@@ -80,16 +81,16 @@ def test_a_picture_for_each_swept_setting(tmp_path, name):
 
 def test_lines_and_bars_are_what_was_found(monkeypatch):
     drawn = []
-    original = figures.figure.Figure.subplots
+    original = sweep_figures.figure.Figure.subplots
 
     def spy(self, *args, **kwargs):
         panels = original(self, *args, **kwargs)
         drawn.append(panels)
         return panels
 
-    monkeypatch.setattr(figures.figure.Figure, "subplots", spy)
-    monkeypatch.setattr(figures.figure.Figure, "savefig", lambda *a, **k: None)
-    figures.draw(table.rows(RESULTS), SWEPT, pathlib.Path("nowhere"))
+    monkeypatch.setattr(sweep_figures.figure.Figure, "subplots", spy)
+    monkeypatch.setattr(sweep_figures.figure.Figure, "savefig", lambda *a, **k: None)
+    sweep_figures.draw(table.rows(RESULTS), SWEPT, pathlib.Path("nowhere"))
     left = drawn[0][0]  # By learning rate: a line for each batch size, and the best of all.
     assert [container.get_label() for container in left.containers] == ["64", "256", "best of all"]
     assert list(left.containers[0].lines[0].get_xdata()) == [1.0, 4.0]
@@ -102,4 +103,4 @@ def test_lines_and_bars_are_what_was_found(monkeypatch):
 
 def test_a_single_value_needs_no_picture(tmp_path):
     rows = table.rows([result(0.5, 0, learning_rate=1.0)])
-    assert figures.draw(rows, ["learning_rate"], tmp_path) == []
+    assert sweep_figures.draw(rows, ["learning_rate"], tmp_path) == []
