@@ -1,1 +1,1 @@
-"""The papers' studies, comparisons and benchmarks; not installed, run from the repository's root."""
+"""The papers' studies, comparisons and benchmarks. Not installed: run them from the root."""

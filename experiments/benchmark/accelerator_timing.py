@@ -1,7 +1,8 @@
-"""Times exported training steps on the accelerator that JAX finds; runs in an environment of jax.
+r"""Times exported training steps on the accelerator that JAX finds; runs in an environment of jax.
 
     make tpu-check ARGS="--cores=1 --batch_per_core=256 --model=wrn_16_4 --image_shape=32,32,3"
-    python experiments/benchmark/accelerator_timing.py build/tpu/wrn_16_4_{ordinary,private}_1.pb
+    .venv-tpu/bin/python -m experiments.benchmark.accelerator_timing \
+        build/tpu/wrn_16_4_{ordinary,private}_1.pb
 
 TensorFlow need not see the accelerator. Each module is compiled and run on made-up arguments, in
 turn with the others. Prints a line for each, and last one JSON object: by name the median seconds
@@ -17,9 +18,10 @@ import time
 
 import jax
 import numpy as np
-import stablehlo_module
 from jax._src.interpreters import mlir
 from jaxlib import _jax, xla_client
+
+from tools import stablehlo_module
 
 REPEATS = 20
 # Seeds and counters have 64 bits.

@@ -1,6 +1,6 @@
 r"""Which layers and models are proved to be batch independent, for docs/independence.md.
 
-    python experiments/benchmark/independence_table.py --out=docs/independence_table.md
+    python -m experiments.benchmark.independence_table --out=docs/independence_table.md
 
 Each layer stands in a model of its own; all models are in training mode. The proof runs none of
 them; layers are then trained for one update. `--only=NAME` shows one, with every reason.
@@ -25,201 +25,105 @@ FEW = 5
 # These cut large batches into parts, which is proved for few rows only.
 IN_PARTS = ("tfdpx ScatterLinear", "tfdpx ScatterCNN")
 # Cells that a loop runs, bases, and what wraps something or makes no batch of a batch.
-LEFT_OUT = {
-    *("AbstractRNNCell", "Equalization", "FlaxLayer", "GRUCell", "HashedCrossing", "InputLayer"),
-    *(
-        "JaxLayer",
-        "LSTMCell",
-        "Lambda",
-        "Layer",
-        "MaxNumBoundingBoxes",
-        "Pipeline",
-        "SimpleRNNCell",
-    ),
-    *("StackedRNNCells", "TFSMLayer", "TorchModuleWrapper", "Wrapper"),
-}
-_ABOUT = """Made by `python experiments/benchmark/independence_table.py`; [independence.md](independence.md) says
-what it means. Each layer stands in a model of its own, in training mode. The column "trains" is of
-one private update of that model, with a dense layer behind: what it was, or why it is refused."""
+LEFT_OUT = set(
+    "AbstractRNNCell Equalization FlaxLayer GRUCell HashedCrossing InputLayer JaxLayer LSTMCell "
+    "Lambda Layer MaxNumBoundingBoxes Pipeline SimpleRNNCell StackedRNNCells TFSMLayer "
+    "TorchModuleWrapper Wrapper".split()
+)
+_ABOUT = """Made by `python -m experiments.benchmark.independence_table`;
+[independence.md](independence.md) says what it means. Each layer stands in a model of its own, in
+training mode. The column "trains" is of one private update of that model, with a dense layer
+behind: what it was, or why it is refused."""
 IMAGE, SERIES, VECTOR = (8, 8, 4), (6, 4), (4,)
 VOLUME, TOKENS, FRAMES, PICTURE = (6, 6, 6, 4), (6,), (3, 8, 8, 4), (8, 8, 3)
 
 
 def _layers():
     """`{name: (function that makes a layer, shapes of its inputs)}` of the layers of Keras."""
-    on_images = [
-        "AveragePooling2D",
-        "BatchNormalization",
-        "GlobalAveragePooling2D",
-        "GlobalMaxPooling2D",
-        "MaxPooling2D",
-        "SpatialDropout2D",
-        "UpSampling2D",
-        "ZeroPadding2D",
-    ]
-    on_series = [
-        "Activation",
-        "AveragePooling1D",
-        "Cropping1D",
-        "GlobalAveragePooling1D",
-        "GlobalMaxPooling1D",
-        "MaxPooling1D",
-        "SpatialDropout1D",
-        "UpSampling1D",
-        "ZeroPadding1D",
-    ]
-    on_volumes = [
-        "AveragePooling3D",
-        "Cropping3D",
-        "GlobalAveragePooling3D",
-        "GlobalMaxPooling3D",
-        "MaxPooling3D",
-        "SpatialDropout3D",
-        "UpSampling3D",
-        "ZeroPadding3D",
-    ]
-    on_vectors = [
-        "ELU",
-        "Flatten",
-        "LayerNormalization",
-        "LeakyReLU",
-        "Masking",
-        "PReLU",
-        "RMSNormalization",
-        "ReLU",
-        "Softmax",
-        "UnitNormalization",
-        "Identity",
-    ]
-    arguments = {"Activation": ["gelu"]}
-    arguments.update({f"AveragePooling{n}D": [2] for n in (1, 2, 3)})
-    arguments.update({f"SpatialDropout{n}D": [0.2] for n in (1, 2, 3)})
     made = {}
-    for names, shape in (
-        (on_images, IMAGE),
-        (on_series, SERIES),
-        (on_volumes, VOLUME),
-        (on_vectors, SERIES),
-    ):
-        for name in names:
-            given = arguments.get(name, [])
-            made[name] = (lambda n=name, a=given: getattr(layers, n)(*a), [shape])
-    for name in ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract"):
-        made[name] = (lambda n=name: getattr(layers, n)(), [SERIES, SERIES])
-    for name in (
-        *("AutoContrast", "ContrastLimitedAdaptiveHistogramEqualization"),
-        *("RandomColorJitter", "RandomElasticTransform", "RandomGaussianBlur", "RandomGrayscale"),
-        *("RandomErasing", "RandomInvert", "RandomPerspective", "Solarization"),
-    ):
-        made[name] = (lambda n=name: getattr(layers, n)(), [PICTURE])
-    for name in ("AugMix", "CutMix", "MixUp", "RandAugment"):
-        made[name] = (lambda n=name: getattr(layers, n)(), [PICTURE])
-    for name in ("RandomColorDegeneration", "RandomHue", "RandomSaturation", "RandomSharpness"):
-        made[name] = (lambda n=name: getattr(layers, n)(0.5), [PICTURE])
+
+    def add(names, shapes, *given, note="", **named):
+        for name in names.split():
+            if hasattr(layers, name):  # Older versions of Keras lack some.
+                made[name + note] = (lambda n=name: getattr(layers, n)(*given, **named), shapes)
+
     for n, shape in ((1, SERIES), (2, IMAGE), (3, VOLUME)):
-        for kind in ("Average", "Max"):
-            name = f"Adaptive{kind}Pooling{n}D"
-            made[name] = (lambda n=name: getattr(layers, n)(2), [shape])
-    cell = layers.LSTMCell
-    made.update(
-        {
-            "ActivityRegularization": (lambda: layers.ActivityRegularization(0.1), [VECTOR]),
-            "AdditiveAttention": (layers.AdditiveAttention, [SERIES, SERIES]),
-            "AlphaDropout": (lambda: layers.AlphaDropout(0.2), [VECTOR]),
-            "Attention": (layers.Attention, [SERIES, SERIES]),
-            "BatchNormalization, frozen": (_frozen_batch_norm, [IMAGE]),
-            "Bidirectional": (lambda: layers.Bidirectional(layers.LSTM(3)), [SERIES]),
-            "CategoryEncoding": (lambda: layers.CategoryEncoding(5), [(3,), "int32"]),
-            "Conv1D": (lambda: layers.Conv1D(3, 2), [SERIES]),
-            "Conv1DTranspose": (lambda: layers.Conv1DTranspose(3, 2), [SERIES]),
-            "Conv2D": (lambda: layers.Conv2D(3, 2, strides=2), [IMAGE]),
-            "Conv2D, dilated": (lambda: layers.Conv2D(3, 2, dilation_rate=2), [IMAGE]),
-            "Conv2D, in groups": (lambda: layers.Conv2D(4, 2, groups=2), [IMAGE]),
-            "Conv2DTranspose": (lambda: layers.Conv2DTranspose(3, 2, strides=2), [IMAGE]),
-            "Conv3D": (lambda: layers.Conv3D(3, 2), [VOLUME]),
-            "Conv3DTranspose": (lambda: layers.Conv3DTranspose(3, 2), [VOLUME]),
-            "ConvLSTM1D": (lambda: layers.ConvLSTM1D(2, 3), [(3, 8, 4)]),
-            "ConvLSTM2D": (lambda: layers.ConvLSTM2D(2, 3), [FRAMES]),
-            "ConvLSTM3D": (lambda: layers.ConvLSTM3D(2, 3), [(2, 6, 6, 6, 2)]),
-            "Cropping2D": (lambda: layers.Cropping2D(1), [IMAGE]),
-            "Dense": (lambda: layers.Dense(3), [SERIES]),
-            "Dense, silu": (lambda: layers.Dense(3, "silu"), [VECTOR]),
-            "DepthwiseConv1D": (lambda: layers.DepthwiseConv1D(2), [SERIES]),
-            "DepthwiseConv2D": (lambda: layers.DepthwiseConv2D(2), [IMAGE]),
-            "DepthwiseConv2D, dilated": (
-                lambda: layers.DepthwiseConv2D(2, dilation_rate=2),
-                [IMAGE],
-            ),
-            "Discretization": (lambda: layers.Discretization([0.0, 1.0]), [VECTOR]),
-            "Dot": (lambda: layers.Dot(-1), [SERIES, SERIES]),
-            "Dropout": (lambda: layers.Dropout(0.2), [SERIES]),
-            "EinsumDense": (lambda: layers.EinsumDense("abc,cd->abd", (None, 3)), [SERIES]),
-            "Embedding": (lambda: layers.Embedding(9, 3), [TOKENS, "int32"]),
-            "GRU": (lambda: layers.GRU(3), [SERIES]),
-            "GaussianDropout": (lambda: layers.GaussianDropout(0.2), [VECTOR]),
-            "GaussianNoise": (lambda: layers.GaussianNoise(0.2), [VECTOR]),
-            "GroupNormalization": (lambda: layers.GroupNormalization(2), [IMAGE]),
-            "GroupQueryAttention": (
-                lambda: layers.GroupQueryAttention(4, 4, 2),
-                [SERIES, SERIES],
-            ),
-            "Hashing": (lambda: layers.Hashing(3), [(2,), "int32"]),
-            "IntegerLookup": (lambda: layers.IntegerLookup(vocabulary=[0, 1]), [(2,), "int64"]),
-            "IntegerLookup, of known ones alone": (
-                lambda: layers.IntegerLookup(vocabulary=[0, 1], num_oov_indices=0),
-                [(2,), "int64"],
-            ),
-            "LSTM": (lambda: layers.LSTM(3, dropout=0.1, recurrent_dropout=0.1), [SERIES]),
-            "LSTM, unrolled": (lambda: layers.LSTM(3, unroll=True), [SERIES]),
-            "MelSpectrogram": (lambda: layers.MelSpectrogram(16, 8, 16, num_mel_bins=4), [(64,)]),
-            "MultiHeadAttention": (
-                lambda: layers.MultiHeadAttention(2, 4, dropout=0.1),
-                [SERIES, SERIES],
-            ),
-            "Normalization": (lambda: layers.Normalization(mean=0.5, variance=2.0), [VECTOR]),
-            "Permute": (lambda: layers.Permute((2, 1)), [SERIES]),
-            "RNN": (lambda: layers.RNN(cell(3)), [SERIES]),
-            "RandomFlip": (layers.RandomFlip, [IMAGE]),
-            "RandomRotation": (lambda: layers.RandomRotation(0.1), [IMAGE]),
-            "RandomTranslation": (lambda: layers.RandomTranslation(0.1, 0.1), [IMAGE]),
-            "RandomZoom": (lambda: layers.RandomZoom(0.1), [IMAGE]),
-            "RandomPosterization": (lambda: layers.RandomPosterization(4), [PICTURE]),
-            "RandomShear": (lambda: layers.RandomShear(0.1, 0.1), [PICTURE]),
-            "ReversibleEmbedding": (lambda: layers.ReversibleEmbedding(9, 3), [TOKENS, "int32"]),
-            "RandomContrast": (lambda: layers.RandomContrast(0.1), [IMAGE]),
-            "RandomBrightness": (lambda: layers.RandomBrightness(0.1), [IMAGE]),
-            "RandomCrop": (lambda: layers.RandomCrop(4, 4), [IMAGE]),
-            "CenterCrop": (lambda: layers.CenterCrop(4, 4), [IMAGE]),
-            "RepeatVector": (lambda: layers.RepeatVector(3), [VECTOR]),
-            "Rescaling": (lambda: layers.Rescaling(0.1), [IMAGE]),
-            "Reshape": (lambda: layers.Reshape((4, -1)), [SERIES]),
-            "Resizing": (lambda: layers.Resizing(5, 5), [IMAGE]),
-            "SeparableConv1D": (lambda: layers.SeparableConv1D(3, 2), [SERIES]),
-            "SeparableConv2D": (lambda: layers.SeparableConv2D(3, 2), [IMAGE]),
-            "SimpleRNN": (lambda: layers.SimpleRNN(3, return_sequences=True), [SERIES]),
-            "SpectralNormalization": (
-                lambda: layers.SpectralNormalization(layers.Dense(3)),
-                [VECTOR],
-            ),
-            "StackedRNNCells": (
-                lambda: layers.RNN(layers.StackedRNNCells([cell(3), cell(2)])),
-                [SERIES],
-            ),
-            "STFTSpectrogram": (lambda: layers.STFTSpectrogram("log", 16, 8, 16), [(64, 1)]),
-            "StringLookup": (lambda: layers.StringLookup(vocabulary=["a"]), [(2,), "string"]),
-            "StringLookup, of known ones alone": (
-                lambda: layers.StringLookup(vocabulary=["a", "b"], num_oov_indices=0),
-                [(2,), "string"],
-            ),
-            "TextVectorization": (
-                lambda: layers.TextVectorization(vocabulary=["a"], output_sequence_length=3),
-                [(), "string"],
-            ),
-            "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(3)), [SERIES]),
-        }
-    )
-    # Older versions of Keras lack some.
-    return {name: value for name, value in made.items() if hasattr(layers, name.split(",")[0])}
+        add(f"MaxPooling{n}D UpSampling{n}D ZeroPadding{n}D", [shape])
+        add(f"AveragePooling{n}D AdaptiveAveragePooling{n}D AdaptiveMaxPooling{n}D", [shape], 2)
+        add(f"SpatialDropout{n}D", [shape], 0.2)
+        add(f"Conv{n}D Conv{n}DTranspose", [shape], 3, 2, **({"strides": 2} if n == 2 else {}))
+    add("Cropping1D GlobalAveragePooling1D GlobalMaxPooling1D", [SERIES])
+    add("BatchNormalization GlobalAveragePooling2D GlobalMaxPooling2D RandomFlip", [IMAGE])
+    add("Cropping3D GlobalAveragePooling3D GlobalMaxPooling3D", [VOLUME])
+    add("ELU Flatten LayerNormalization LeakyReLU Masking PReLU RMSNormalization ReLU", [SERIES])
+    add("Softmax UnitNormalization Identity", [SERIES])
+    add("Add Average Concatenate Maximum Minimum Multiply Subtract", [SERIES, SERIES])
+    add("AdditiveAttention Attention", [SERIES, SERIES])
+    add("AutoContrast ContrastLimitedAdaptiveHistogramEqualization RandomColorJitter", [PICTURE])
+    add("RandomElasticTransform RandomGaussianBlur RandomGrayscale RandomErasing", [PICTURE])
+    add("RandomInvert RandomPerspective Solarization AugMix CutMix MixUp RandAugment", [PICTURE])
+    add("RandomColorDegeneration RandomHue RandomSaturation RandomSharpness", [PICTURE], 0.5)
+    add("RandomPosterization", [PICTURE], 4)
+    add("RandomShear", [PICTURE], 0.1, 0.1)
+    add("RandomRotation RandomZoom RandomContrast RandomBrightness Rescaling", [IMAGE], 0.1)
+    add("RandomTranslation", [IMAGE], 0.1, 0.1)
+    add("RandomCrop CenterCrop", [IMAGE], 4, 4)
+    add("Resizing", [IMAGE], 5, 5)
+    add("Reshape", [SERIES], (4, -1))
+    add("Cropping2D", [IMAGE], 1)
+    add("Conv2D", [IMAGE], 3, 2, dilation_rate=2, note=", dilated")
+    add("Conv2D", [IMAGE], 4, 2, groups=2, note=", in groups")
+    add("DepthwiseConv1D", [SERIES], 2)
+    add("DepthwiseConv2D", [IMAGE], 2)
+    add("DepthwiseConv2D", [IMAGE], 2, dilation_rate=2, note=", dilated")
+    add("SeparableConv1D", [SERIES], 3, 2)
+    add("SeparableConv2D", [IMAGE], 3, 2)
+    add("ConvLSTM1D", [(3, 8, 4)], 2, 3)
+    add("ConvLSTM2D", [FRAMES], 2, 3)
+    add("ConvLSTM3D", [(2, 6, 6, 6, 2)], 2, 3)
+    add("GroupNormalization", [IMAGE], 2)
+    add("ActivityRegularization", [VECTOR], 0.1)
+    add("AlphaDropout GaussianDropout GaussianNoise", [VECTOR], 0.2)
+    add("Dropout", [SERIES], 0.2)
+    add("Activation", [SERIES], "gelu")
+    add("Dense", [SERIES], 3)
+    add("Dense", [VECTOR], 3, "silu", note=", silu")
+    add("EinsumDense", [SERIES], "abc,cd->abd", (None, 3))
+    add("Dot", [SERIES, SERIES], -1)
+    add("GroupQueryAttention", [SERIES, SERIES], 4, 4, 2)
+    add("MultiHeadAttention", [SERIES, SERIES], 2, 4, dropout=0.1)
+    add("Permute", [SERIES], (2, 1))
+    add("RepeatVector", [VECTOR], 3)
+    add("Normalization", [VECTOR], mean=0.5, variance=2.0)
+    add("Discretization", [VECTOR], [0.0, 1.0])
+    add("GRU", [SERIES], 3)
+    add("LSTM", [SERIES], 3, dropout=0.1, recurrent_dropout=0.1)
+    add("LSTM", [SERIES], 3, unroll=True, note=", unrolled")
+    add("SimpleRNN", [SERIES], 3, return_sequences=True)
+    add("Embedding ReversibleEmbedding", [TOKENS, "int32"], 9, 3)
+    add("CategoryEncoding", [(3,), "int32"], 5)
+    add("Hashing", [(2,), "int32"], 3)
+    known = {"num_oov_indices": 0, "note": ", of known ones alone"}
+    add("IntegerLookup", [(2,), "int64"], vocabulary=[0, 1])
+    add("IntegerLookup", [(2,), "int64"], vocabulary=[0, 1], **known)
+    add("StringLookup", [(2,), "string"], vocabulary=["a"])
+    add("StringLookup", [(2,), "string"], vocabulary=["a", "b"], **known)
+    add("TextVectorization", [(), "string"], vocabulary=["a"], output_sequence_length=3)
+    add("MelSpectrogram", [(64,)], 16, 8, 16, num_mel_bins=4)
+    add("STFTSpectrogram", [(64, 1)], "log", 16, 8, 16)
+    cell, wrap = layers.LSTMCell, layers.StackedRNNCells
+    made |= {  # Made of other layers, which each call makes anew.
+        "BatchNormalization, frozen": (_frozen_batch_norm, [IMAGE]),
+        "Bidirectional": (lambda: layers.Bidirectional(layers.LSTM(3)), [SERIES]),
+        "RNN": (lambda: layers.RNN(cell(3)), [SERIES]),
+        "SpectralNormalization": (
+            lambda: layers.SpectralNormalization(layers.Dense(3)),
+            [VECTOR],
+        ),
+        "StackedRNNCells": (lambda: layers.RNN(wrap([cell(3), cell(2)])), [SERIES]),
+        "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(3)), [SERIES]),
+    }
+    return made
 
 
 def _frozen_batch_norm():

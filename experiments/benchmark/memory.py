@@ -20,6 +20,8 @@ from experiments.benchmark import steps
 from tfdpx.train.config.errors import UserError
 
 STEPS = 3
+# Where `-m` finds this module, in whatever folder the program was started.
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 class StepFailed(Exception):
@@ -57,7 +59,7 @@ def measure(kind, settings):
         StepFailed: If the step fails or the process is killed.
     """
     command = [sys.executable, "-m", __name__, kind, json.dumps(dataclasses.asdict(settings))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         raise StepFailed(f"killed by {name}: most likely out of memory")

@@ -1,6 +1,6 @@
 r"""Measures what privacy costs: time and memory of a training step against an ordinary Keras step.
 
-    python -m experiments.benchmark.program --model=wrn_16_4 --images=32 --augmult=1
+    python -m experiments.benchmark --model=wrn_16_4 --images=32 --augmult=1
 
 Three steps are timed in turn, in one process and in a random order each time:
 
@@ -28,7 +28,7 @@ import sys
 
 import keras
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
 import tfdpx
 from experiments.benchmark import (
@@ -125,7 +125,7 @@ def main(argv, values=flags.FLAGS):
         else:
             record = benchmark(settings, values, plot)
     except UserError as error:
-        sys.exit(f"experiments.benchmark.program: {' '.join(str(error).split())}")
+        sys.exit(f"experiments.benchmark: {' '.join(str(error).split())}")
     text = to_json(record)
     if values.workdir is not None:
         (pathlib.Path(values.workdir) / "benchmark.json").write_text(text + "\n")
@@ -278,8 +278,3 @@ def _title(settings):
     given = f"{settings.model}, {settings.images} examples{size}, augmult {settings.augmult}"
     passes = settings.microbatch_size and f", microbatch_size {settings.microbatch_size}"
     return f"{given}{passes or ''}{', XLA' if settings.jit else ''}, norms {settings.norms}"
-
-
-if __name__ == "__main__":
-    define_flags(flags.FLAGS)
-    app.run(main)

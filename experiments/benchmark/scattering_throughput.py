@@ -1,6 +1,6 @@
 """Times `Scattering2D` against Kymatio's TensorFlow transform and against the bare FFTs it needs.
 
-    .venv/bin/python experiments/benchmark/scattering_throughput.py --repeats=20
+    python -m experiments.benchmark.scattering_throughput --repeats=20
 
 All run in turn in one process, J=2, L=8, order 2, as graphs; with `_xla` compiled by XLA. The bare
 FFTs are those of a transform that works on every second pixel after a wavelet of scale 1: of the
@@ -10,6 +10,7 @@ compiling), `ffts_ratio`, of the layer's median seconds to the FFTs', and `kymat
 Kymatio's to the layer's.
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -20,7 +21,6 @@ from unittest import mock
 import numpy as np
 import scipy.special
 import tensorflow as tf
-from absl import app, flags
 
 from experiments.benchmark import steps
 from tfdpx.layers import Scattering2D, morlet
@@ -28,8 +28,6 @@ from tfdpx.layers import Scattering2D, morlet
 J, L = 2, 8
 # Shape of an image: images at a time.
 BATCHES = {(32, 32, 3): 64, (224, 224, 3): 4}
-
-_REPEATS = flags.DEFINE_integer("repeats", 20, "Runs of each; medians are over them.")
 
 
 def kymatio(size):
@@ -102,13 +100,15 @@ def measure(shape, batch, repeats):
     }
 
 
-def main(argv):
+def main(arguments=None):
     """Measures all shapes and prints the figures."""
-    del argv
-    record = {"tensorflow": tf.__version__, "cpus": os.cpu_count(), "repeats": _REPEATS.value}
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--repeats", type=int, default=20, help="Runs, of which medians are taken.")
+    repeats = parser.parse_args(arguments).repeats
+    record = {"tensorflow": tf.__version__, "cpus": os.cpu_count(), "repeats": repeats}
     for shape, batch in BATCHES.items():
         name = "x".join(map(str, shape))
-        record[name] = figures = measure(shape, batch, _REPEATS.value)
+        record[name] = figures = measure(shape, batch, repeats)
         print(f"{name}, {batch} at a time: images a second, seconds of the first call")
         for contender, speed in figures["images_per_second"].items():
             first = figures["first_call_seconds"][contender]
@@ -117,4 +117,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,6 +1,6 @@
 r"""Accuracy against epsilon of fixed features on small real images, for docs/features.md.
 
-    python experiments/features/feature_study.py --out=/tmp/features --seeds=5
+    python -m experiments.features.feature_study --out=/tmp/features --seeds=5
 
 Every kind of features gets the same linear classifier, trained privately with the steps, learning
 rate and clip of `tfdpx.train.run.choice`. Writes `features.json` and `features.png`.

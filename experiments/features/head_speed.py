@@ -75,7 +75,8 @@ def _added_peak(count):
     A process that has fitted before would use the memory again that it has kept.
     """
     command = [sys.executable, "-m", __name__, str(count)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(command, cwd=memory.ROOT, capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def _main(count):

@@ -1,6 +1,6 @@
 r"""Which private head is best on the free features of small images, for docs/heads.md.
 
-    python experiments/features/head_study.py --out=/tmp/heads --seeds=3
+    python -m experiments.features.head_study --out=/tmp/heads --seeds=3
 
 The features are those of `tfdpx.models.ScatterLinear`; full-batch descent with the values of
 `tfdpx.train.run.choice` is what `classify` does. Each head has its best of a few arguments, chosen
@@ -12,9 +12,9 @@ import itertools
 import json
 import pathlib
 
-import feature_study
 import numpy as np
 
+from experiments.features import feature_study
 from tfdpx import heads
 
 EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)

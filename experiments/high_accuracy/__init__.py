@@ -1,1 +1,1 @@
-"""De et al. 2022: sweeps, audits of thousands of models, many chips on paper, how settings were chosen."""
+"""De et al. 2022: figures of sweeps, audits of thousands of models, many chips on paper."""

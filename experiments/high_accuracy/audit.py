@@ -1,7 +1,7 @@
 r"""Attacks thousands of small models, trained in one graph, and bounds their epsilon from below.
 
     python -m experiments.high_accuracy.audit --workdir=/tmp/audit
-    python -m experiments.high_accuracy.audit --workdir=/tmp/audit --batch_size=0 --learning_rates=0.01
+    python -m experiments.high_accuracy.audit --workdir=/tmp/audit --batch_size=0
 
 Appendix A.2 of De et al. 2022, on LeNet and 100 images. Phase I, for each epsilon, trains a few
 models with each target example, learning rate and clip, with the target in the data and without,
@@ -11,57 +11,53 @@ others. By Clopper-Pearson, they give a lower bound on epsilon that holds for an
 for Gaussian DP, which training is with --batch_size=0, all examples in every update; with sampled
 batches that is an estimate.
 
-Scores are kept in --workdir in chunks: a run that was cut off goes on after the last one, and one
-with more --models adds to them. `table.md` is Table 8, `losses.png` the losses on D and D'. The
+Scores are kept in --workdir in chunks: a run that was interrupted resumes after the last one, and
+one with more --models adds to them. `table.md` is Table 8, `losses.png` the losses on D and D'. The
 last line of the standard output is a view of `record.json`.
 """
 
+import argparse
 import pathlib
 import sys
 
 import keras
 import numpy as np
-import tensorflow as tf
-from absl import app, flags
 
 import tfdpx
-from experiments.benchmark.comparison import PROGRESS
 from experiments.high_accuracy.audits import canary_data, phases, pictures
-from experiments.high_accuracy.audits.batched_models import ManyModels
+from experiments.high_accuracy.audits.batched_models import BatchedModels
 from experiments.high_accuracy.audits.store import Store
 from tfdpx import audit
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
-from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import origin
 
 
-def define_flags(values):
-    """Defines the flags in `values`, an `absl.flags.FlagValues`."""
-    common = {"flag_values": values}
-    flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
-    flags.DEFINE_list("epsilons", ["1", "2", "4", "8"], "Nominal epsilons.", **common)
-    flags.DEFINE_integer("num_examples", 100, "Images of D; delta is one over it.", **common)
-    flags.DEFINE_integer("batch_size", 64, "Expected images an update; 0: all.", **common)
-    flags.DEFINE_integer("steps", 50, "Updates.", **common)
-    flags.DEFINE_integer("models", 1000, "Models of each kind in phase II.", **common)
-    flags.DEFINE_integer("sweep_models", 50, "Models of each kind in phase I.", **common)
-    flags.DEFINE_integer("chunk", 50, "Models that train side by side.", **common)
-    flags.DEFINE_list("targets", ["blank", "noise", "7_as_8"], "Targets to try.", **common)
-    flags.DEFINE_list("learning_rates", ["0.01", "0.1", "1"], "To try.", **common)
-    flags.DEFINE_list("l2_norm_clips", ["0.1", "1"], "To try.", **common)
-    flags.DEFINE_float("confidence", 0.999, "Of each lower bound.", **common)
-    flags.DEFINE_integer("seed", 0, "Of weights, draws and noise.", **common)
-
-
-def main(argv, values=flags.FLAGS):
+def main(arguments=None):
     """Runs the audit that the flags describe; errors of the user become one line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--workdir", type=pathlib.Path, required=True, help="Folder for scores and pictures.")
+    add("--dataset", default="digits", help="As for tfdpx.train.classify.")
+    add("--data_dir", help="As for tfdpx.train.classify.")
+    add("--download", action="store_true", help="As for tfdpx.train.classify.")
+    add("--epsilons", default="1,2,4,8", help="Nominal epsilons.")
+    add("--num_examples", type=int, default=100, help="Images of D; delta is one over it.")
+    add("--batch_size", type=int, default=64, help="Expected images an update; 0: all.")
+    add("--steps", type=int, default=50, help="Updates.")
+    add("--models", type=int, default=1000, help="Models of each kind in phase II.")
+    add("--sweep_models", type=int, default=50, help="Models of each kind in phase I.")
+    add("--chunk", type=int, default=50, help="Models that train side by side.")
+    add("--targets", default="blank,noise,7_as_8", help="Targets among which phase I chooses.")
+    add("--learning_rates", default="0.01,0.1,1", help="Among which phase I chooses.")
+    add("--l2_norm_clips", default="0.1,1", help="Among which phase I chooses.")
+    add("--confidence", type=float, default=0.999, help="Of each lower bound.")
+    add("--seed", type=int, default=0, help="Of weights, draws and noise.")
+    values = parser.parse_args(arguments)
     try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         record = run(values)
     except UserError as error:
         sys.exit(f"experiments.high_accuracy.audit: {' '.join(str(error).split())}")
@@ -70,19 +66,16 @@ def main(argv, values=flags.FLAGS):
 
 def run(values):
     """Both phases for each epsilon; writes table and picture, and returns the report, a dict."""
-    if run_flags.WORKDIR.value is None:
-        raise UserError("Flag --workdir names the folder for scores and pictures. It is not set.")
-    workdir = pathlib.Path(run_flags.WORKDIR.value)
     names = ("dataset", "num_examples", "batch_size", "steps", "seed")
-    store = Store(workdir, {name: values[name].value for name in names}, PROGRESS.print)
-    data = loading.load(values.dataset, run_flags.DATA_DIR.value, download=run_flags.DOWNLOAD.value)
+    described = {name: getattr(values, name) for name in names}
+    store = Store(values.workdir, described, _say)
+    data = loading.load(values.dataset, values.data_dir, download=values.download)
     if data.train_y is None:
         raise UserError(f"The images must fit in memory. Received: --dataset={values.dataset}.")
     with checking_flags():
-        grid = phases.attacks(
-            values.targets, map(float, values.learning_rates), map(float, values.l2_norm_clips)
-        )
-        epsilons = [float(epsilon) for epsilon in values.epsilons]
+        rates, clips = (_floats(t) for t in (values.learning_rates, values.l2_norm_clips))
+        grid = phases.attacks(values.targets.split(","), rates, clips)
+        epsilons = _floats(values.epsilons)
     if min(values.models, values.sweep_models, values.chunk) < 2:
         raise UserError("Flags --models, --sweep_models and --chunk must be at least 2.")
     rows, scores = [], []
@@ -90,9 +83,9 @@ def run(values):
         row, pair = _audited(values, store, data, grid, epsilon)
         rows.append(row)
         scores.append(pair)
-        PROGRESS.print(to_json(row))
-    pictures.write_table(rows, workdir / "table.md")
-    pictures.draw_losses(scores, rows, workdir / "losses.png")
+        _say(to_json(row))
+    pictures.write_table(rows, values.workdir / "table.md")
+    pictures.draw_losses(scores, rows, values.workdir / "losses.png")
     passed = all(phases.passed(row) for row in rows)
     record = Record(
         program="audit",
@@ -100,11 +93,15 @@ def run(values):
         # Scores of an attack that knows the examples are not private.
         spent=origin.not_private(),
         delta=None,
-        settings={name: values[name].value for name in names[1:]},
+        settings={name: described[name] for name in names[1:]},
         results={"passed": passed, "audited_delta": 1 / values.num_examples, "rows": rows},
     )
-    record.save(workdir / records.FILE)
-    return {**record.view(), "workdir": str(workdir)}
+    record.save(values.workdir / records.FILE)
+    return {**record.view(), "workdir": str(values.workdir)}
+
+
+def _floats(text):
+    return [float(each) for each in text.split(",")]
 
 
 def _audited(values, store, data, grid, epsilon):
@@ -127,7 +124,7 @@ def _audited(values, store, data, grid, epsilon):
         target_x, target_y = canary_data.target(data, attack.target)
         examples = np.concatenate([x, target_x]), np.concatenate([y, target_y])
         size = min(models, values.chunk)
-        many = sides.setdefault(size, ManyModels(model, plan, size))
+        many = sides.setdefault(size, BatchedModels(model, plan, size))
         pair = []
         for kind, present in (("with", True), ("without", False)):
 
@@ -157,7 +154,10 @@ def _audited(values, store, data, grid, epsilon):
     return row, pair
 
 
+def _say(line):
+    """Keeps the standard output for the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
 if __name__ == "__main__":
-    define_flags(flags.FLAGS)
-    tf.get_logger().setLevel("ERROR")
-    app.run(main)
+    main()

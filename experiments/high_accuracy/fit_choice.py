@@ -1,6 +1,6 @@
 """Which steps and learning rate are best for a private linear classifier on fixed features.
 
-    python experiments/high_accuracy/fit_choice.py
+    python -m experiments.high_accuracy.fit_choice
 
 The rule of `tfdpx.train.run.choice` was read off what this prints. The problems are generated:
 classes of distorted strokes and of distorted shapes, so that fitting a rule on them spends no

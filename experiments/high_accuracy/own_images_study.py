@@ -1,6 +1,6 @@
 """What accuracy to expect of a small folder of images: digits, 200 to 1,437 to train on.
 
-    python experiments/high_accuracy/own_images_study.py --seeds=5
+    python -m experiments.high_accuracy.own_images_study --seeds=5
 
 Writes the digits of scikit-learn as folders of images, `train` with so many and `test` with the
 same 360, and runs `tfdpx.train.classify --dataset=folder:PATH` on them. Each seed takes other

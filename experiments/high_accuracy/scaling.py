@@ -1,19 +1,19 @@
 r"""What private training on many chips would take, on paper: computed from a model and a plan.
 
-    python -m experiments.high_accuracy.scaling --model=nf_resnet_50 --image_size=224 --batch_size=16384 \
-        --augmult=4 --chips=8,64,256,1024
+    python -m experiments.high_accuracy.scaling --model=nf_resnet_50 --image_size=224 \
+        --batch_size=16384 --augmult=4 --chips=8,64,256,1024
 
-Nothing is measured here. Per update and replica (one a chip) it tells the arithmetic of the
+Nothing is measured here. Per update and replica (one a chip) it gives the arithmetic of the
 private step, the bytes that are all-reduced, the noise, the memory, and what the hosts must
 deliver; then which of these limits first. The last line is one JSON object. docs/scaling.md
 discusses the figures.
 """
 
+import argparse
 import dataclasses
 import json
 import sys
 
-from absl import app, flags
 from rich import console, table
 
 import tfdpx
@@ -21,46 +21,41 @@ from experiments.high_accuracy import scaling_model
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.run import classifiers
 
-_MODEL = flags.DEFINE_string("model", "nf_resnet_50", f"One of: {classifiers.NAMES}.")
-_IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "Height and width of an image.")
-_CLASSES = flags.DEFINE_integer("num_classes", 1000, "Classes.")
-_EXAMPLES = flags.DEFINE_integer("num_examples", 1_271_167, "Training examples.")
-_BATCH = flags.DEFINE_integer("batch_size", 16_384, "Expected examples an update.")
-_STEPS = flags.DEFINE_integer("steps", 71_589, "Updates.")
-_SIGMA = flags.DEFINE_float("noise_multiplier", 2.5, "Noise multiplier.")
-_DELTA = flags.DEFINE_float("delta", 8e-7, "The delta of the guarantee.")
-_AUGMULT = flags.DEFINE_integer("augmult", 4, "Views of each example; 0: none.")
-_CHIPS = flags.DEFINE_list("chips", ["8", "32", "128", "256", "512", "1024", "4096"], "Chips.")
-_UTILIZATION = flags.DEFINE_float("utilization", 0.3, "Assumed share of the peak arithmetic.")
-_DECODE_RATE = flags.DEFINE_float("decode_rate", 400.0, "JPEG images a core decodes a second.")
-_DRAW_RATE = flags.DEFINE_float("draw_rate", 1e8, "Examples a core looks at a second, drawing.")
 
-
-def main(argv):
+def main(arguments=None):
     """Prints the table and the JSON line; errors of the user become one line."""
-    del argv
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--model", default="nf_resnet_50", help=f"One of: {classifiers.NAMES}.")
+    add("--image_size", type=int, default=224, help="Height and width of an image.")
+    add("--num_classes", type=int, default=1000)
+    add("--num_examples", type=int, default=1_271_167, help="Training examples.")
+    add("--batch_size", type=int, default=16_384, help="Expected examples an update.")
+    add("--steps", type=int, default=71_589, help="Updates.")
+    add("--noise_multiplier", type=float, default=2.5)
+    add("--delta", type=float, default=8e-7)
+    add("--augmult", type=int, default=4, help="Views of each example; 0: none.")
+    add("--chips", default="8,32,128,256,512,1024,4096")
+    add("--utilization", type=float, default=0.3, help="Assumed share of the peak arithmetic.")
+    add("--decode_rate", type=float, default=400.0, help="JPEG images a core decodes a second.")
+    add("--draw_rate", type=float, default=1e8, help="Examples a core draws from a second.")
+    values = parser.parse_args(arguments)
     try:
-        plan, workload = _ask()
+        plan, workload = _workload(values)
     except UserError as error:
         sys.exit(f"experiments.high_accuracy.scaling: {error}")
+    rates = values.utilization, values.decode_rate, values.draw_rate
     rows = [
-        scaling_model.per_update(
-            workload,
-            chips,
-            scaling_model.V4,
-            _UTILIZATION.value,
-            _DECODE_RATE.value,
-            _DRAW_RATE.value,
-        )
-        for chips in sorted(map(int, _CHIPS.value))
+        scaling_model.per_update(workload, chips, scaling_model.V4, *rates)
+        for chips in sorted(map(int, values.chips.split(",")))
     ]
-    print_table(rows)
+    print_table(rows, f"{values.model}, {plan.batch_size:,} examples an update, on paper")
     for row in rows:
         row["limits"] = scaling_model.limits(row, scaling_model.V4)
         print(f"{row['chips']:>5,} chips:", *row["limits"] or ["Arithmetic alone limits."])
     record = {
-        "model": _MODEL.value,
-        "image_size": _IMAGE_SIZE.value,
+        "model": values.model,
+        "image_size": values.image_size,
         "epsilon": plan.epsilon,
         "padding": plan.capacity / plan.batch_size - 1,
         "steps": plan.steps,
@@ -71,23 +66,23 @@ def main(argv):
     print(json.dumps(record))
 
 
-def _ask():
+def _workload(values):
     """The plan and the workload that the flags describe."""
-    image_shape = (_IMAGE_SIZE.value, _IMAGE_SIZE.value, 3)
+    image_shape = (values.image_size, values.image_size, 3)
     with checking_flags():
         plan = tfdpx.PrivacyPlan(
-            num_examples=_EXAMPLES.value,
-            batch_size=_BATCH.value,
-            steps=_STEPS.value,
-            noise_multiplier=_SIGMA.value,
-            delta=_DELTA.value,
+            num_examples=values.num_examples,
+            batch_size=values.batch_size,
+            steps=values.steps,
+            noise_multiplier=values.noise_multiplier,
+            delta=values.delta,
             accountant="rdp",
         )
-    model = classifiers.build(_MODEL.value, image_shape, _CLASSES.value, centre=127.5)
-    return plan, scaling_model.workload_of(model, plan, _AUGMULT.value, image_shape)
+    model = classifiers.build(values.model, image_shape, values.num_classes, centre=127.5)
+    return plan, scaling_model.workload_of(model, plan, values.augmult, image_shape)
 
 
-def print_table(rows):
+def print_table(rows, title):
     """Prints a row for each number of chips."""
     headings = {
         "chips": "{:,}",
@@ -104,7 +99,7 @@ def print_table(rows):
         "host_cores_decoding": "{:.1f}",
         "drawing": "{:.4f}",
     }
-    printed = table.Table(title=f"{_MODEL.value}, {_BATCH.value:,} examples an update, on paper")
+    printed = table.Table(title=title)
     for heading in headings:
         printed.add_column(heading.replace("_", " "), justify="right")
     for row in rows:
@@ -113,4 +108,4 @@ def print_table(rows):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,12 +1,43 @@
-"""Pictures of a sweep: accuracy against each setting, and which of the others did best there."""
+r"""Draws a sweep: accuracy against each setting, and which of the others did best there.
+
+    python -m tfdpx.train.sweep --workdir=runs/sweep --epsilon=8 ... --grid=...
+    python -m experiments.high_accuracy.sweep_figures --workdir=runs/sweep
+
+Writes `accuracy_by_<setting>.png` into the folder of the sweep, as often as wished while it runs.
+The figures of De et al. 2022, with their presets of CIFAR-10:
+
+    2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
+    3      --grid="augmult=1,2,4,8,16,32;learning_rate=1,2,4"
+    6      --grid="noise_multiplier=2,2.5,3,4,5;learning_rate=1,2,4" --batch_size=4096
+    8      --grid="l2_norm_clip=0.01,0.1,1,10;learning_rate=0.5,1,2,4,8"
+    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4;epsilon=4,8,16,32,64" --noise_multiplier=2,
+           with epsilon swept instead
+"""
+
+import argparse
+import json
+import pathlib
+import sys
 
 import numpy as np
 from matplotlib import colormaps, figure, ticker
 
-from tfdpx.train.sweeps import table
+from tfdpx.train.sweeps import runs, table
 
 # Values that span at least this factor are drawn on a logarithmic axis.
 _LOG_FROM = 4.0
+
+
+def main(arguments=None):
+    """Draws the sweep in --workdir and prints the files as a JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--workdir", required=True, help="Folder of a sweep.")
+    workdir = pathlib.Path(parser.parse_args(arguments).workdir)
+    results = runs.read_all(workdir)
+    if not results:
+        sys.exit(f"experiments.high_accuracy.sweep_figures: no run in {workdir} has finished.")
+    drawn = draw(table.rows(results), table.names(results), workdir)
+    print(json.dumps({"figures": [str(path) for path in drawn]}))
 
 
 def draw(rows, swept, folder):
@@ -127,3 +158,7 @@ def _short(value):
     if isinstance(value, float):
         return f"{value:g}"
     return str(value).rpartition("/")[2]  # Of presets, the column.
+
+
+if __name__ == "__main__":
+    main()

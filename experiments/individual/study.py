@@ -11,21 +11,18 @@ With --attack a model without privacy is attacked too (Figure 7).
 The last line is one JSON object; `private.npz` in --workdir has the epsilons, which are private.
 """
 
+import argparse
 import pathlib
 import sys
 
 import keras
 import numpy as np
-import tensorflow as tf
-from absl import app, flags
 from sklearn import datasets, model_selection
 
 import tfdpx
-from experiments.benchmark import comparison
 from tfdpx.accounting import IndividualAccountant, individual_epsilon
 from tfdpx.accounting.groups import group_report
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import digits
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import individual
@@ -34,20 +31,6 @@ from tfdpx.training import refresh
 _REFRESHES = (0, 1, 2)
 # Examples whose norms are measured before every update, as in the paper.
 _MEASURED = 1000
-
-
-def define_flags(values):
-    """Defines the flags in `values`, an `absl.flags.FlagValues`."""
-    common = {"flag_values": values}
-    flags.DEFINE_enum("data", "digits", ("digits", "synthetic"), "What to train on.", **common)
-    flags.DEFINE_integer("seeds", 5, "Trainings of each kind for the accuracy.", **common)
-    flags.DEFINE_integer("batch_size", 128, "Expected examples an update.", **common)
-    flags.DEFINE_integer("steps", 80, "Updates.", **common)
-    flags.DEFINE_float("epsilon", 8.0, "Of the plan, at delta=1e-5.", **common)
-    flags.DEFINE_float("learning_rate", 2.0, "Of DP-SGD.", **common)
-    flags.DEFINE_float("l2_norm_clip", 1.0, "The largest clip.", **common)
-    flags.DEFINE_bool("attack", False, "Attack a model without privacy too.", **common)
-    flags.DEFINE_string("workdir", None, "Folder for the individual epsilons.", **common)
 
 
 class ExactNorms(keras.callbacks.Callback):
@@ -149,7 +132,7 @@ def study(values):
         kept[f"exact_{refreshes}"], close = closeness(accountant, exact.norms)
         kept[f"estimated_{refreshes}"] = accountant.epsilon()[:_MEASURED]
         found[f"refreshes_{refreshes}"] = close
-        comparison.PROGRESS.print(f"{refreshes} refreshes an epoch: {to_json(close)}")
+        print(f"{refreshes} refreshes an epoch: {to_json(close)}", file=sys.stderr, flush=True)
     losses = individual.losses(model, (x, y))
     if values.attack:
         other = train(values, data, 0, private=False)[0]
@@ -170,22 +153,26 @@ def study(values):
     return found, kept
 
 
-def main(argv, values=flags.FLAGS):
+def main(arguments=None):
     """Runs the study that the flags describe."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        found, kept = study(values)
-    except UserError as error:
-        sys.exit(f"experiments.individual.study: {error}")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--data", default="digits", choices=("digits", "synthetic"), help="What to train on.")
+    add("--seeds", type=int, default=5, help="Trainings of each kind for the accuracy.")
+    add("--batch_size", type=int, default=128, help="Expected examples an update.")
+    add("--steps", type=int, default=80, help="Updates.")
+    add("--epsilon", type=float, default=8.0, help="Of the plan, at delta=1e-5.")
+    add("--learning_rate", type=float, default=2.0, help="Of DP-SGD.")
+    add("--l2_norm_clip", type=float, default=1.0, help="The largest clip.")
+    add("--attack", action="store_true", help="Attack a model without privacy too.")
+    add("--workdir", type=pathlib.Path, help="Folder for the individual epsilons.")
+    values = parser.parse_args(arguments)
+    found, private = study(values)
     if values.workdir is not None:
-        folder = pathlib.Path(values.workdir)
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez(folder / "private.npz", **kept)
+        values.workdir.mkdir(parents=True, exist_ok=True)
+        np.savez(values.workdir / "private.npz", **private)
     print(to_json(found), flush=True)
 
 
 if __name__ == "__main__":
-    define_flags(flags.FLAGS)
-    tf.get_logger().setLevel("ERROR")
-    app.run(main)
+    main()

@@ -18,7 +18,7 @@ from tfdpx.train.config.errors import UserError
 _DRAWS, _NOISE = 1, 2
 
 
-class ManyModels:
+class BatchedModels:
     """Trains copies of a model from the same weights, by DP-SGD on one small data set.
 
     Every update is that of `tfdpx.DPSGD(learning_rate, plan=plan, l2_norm_clip=...)` on Poisson

@@ -1,12 +1,13 @@
 """Scores of trained models on disk, in chunks: what was cut off goes on after the last chunk."""
 
 import hashlib
+import io
 import json
-import os
 import time
 
 import numpy as np
 
+from tfdpx import _files as files
 from tfdpx import noise
 from tfdpx.train.config.errors import UserError
 
@@ -36,7 +37,7 @@ class Store:
                         f"The folder --workdir={workdir} holds an audit with {name}="
                         f"{earlier.get(name)}. Received: {name}={value}. Choose another folder."
                     )
-            write(path, lambda file: file.write(json.dumps(described).encode()))
+            files.write(path, json.dumps(described).encode())
         except OSError as error:
             raise UserError(f"Cannot write to --workdir={workdir}: {error}.") from error
 
@@ -56,7 +57,9 @@ class Store:
             path = folder / f"{size}-{index:05}.npy"
             if not path.exists():
                 scores = np.asarray(make(self._seed_of(name, size, index)), "float64")
-                write(path, lambda file, scores=scores: np.save(file, scores))
+                content = io.BytesIO()
+                np.save(content, scores)
+                files.write(path, content.getvalue())
                 made += 1
                 left = (time.monotonic() - began) / made * (chunks - index - 1)
                 self._say(f"{name}: {(index + 1) * size} models, about {left:.0f} s left")
@@ -67,18 +70,3 @@ class Store:
         """A seed of the chunk's own."""
         digest = hashlib.sha256(f"{self._seed} {parts}".encode()).digest()
         return noise.make_seed(int.from_bytes(digest[:8], "big"))
-
-
-def write(path, put):
-    """Writes a file, whole or not at all.
-
-    Args:
-        path: `pathlib.Path`.
-        put: Function that writes to a binary file.
-    """
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
-        put(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)

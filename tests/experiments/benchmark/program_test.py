@@ -349,10 +349,8 @@ def test_workdir_that_cannot_be_written(tmp_path):
 
 
 def test_the_command_fails_with_one_line_and_without_a_stack_trace():
-    command = [sys.executable, "-m", "experiments.benchmark.program", "--images=0"]
+    command = [sys.executable, "-m", "experiments.benchmark", "--images=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and done.stdout == ""
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(
-        "experiments.benchmark.program: Flag --images must"
-    )
+    assert done.stderr.splitlines()[-1].startswith("experiments.benchmark: Flag --images must")

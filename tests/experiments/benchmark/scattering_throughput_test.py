@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-import scattering_throughput as tool
 import tensorflow as tf
+
+from experiments.benchmark import scattering_throughput as tool
 
 
 def test_ratios_are_of_medians():
