@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import flags
 
 import tfdpx
-from experiments.benchmark import growth, memory, models, phases, program, steps
+from experiments.benchmark import growth, memory, phases, program, steps
 from tfdpx import per_example
 
 TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
@@ -119,18 +119,11 @@ def test_a_private_epoch_against_an_ordinary_one():
     assert record["end_to_end"] is True and record["batch_size"] == 4
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ([], "needs --batch_size between 1 and --num_examples"),
-        (["--batch_size=41", "--num_examples=40"], "--batch_size=41 --num_examples=40"),
-        (["--batch_size=4", "--sweep"], "goes without"),
-        (["--batch_size=4", "--microbatch_size=auto"], "goes without"),
-    ],
-)
-def test_unfit_flags_of_end_to_end(arguments, message):
-    with pytest.raises(SystemExit, match=message):
-        run("--end_to_end", "--model=dense_head", *arguments)
+def test_a_step_with_and_without_individual_accounting():
+    record = last_line(run(*TINY, "--individual", "--images=8", "--num_examples=1000"))
+    ratio = record["individual_seconds"] / record["plain_seconds"]
+    assert record["individual_ratio"] == pytest.approx(ratio)
+    assert record["individual_mib"] == pytest.approx(4 * 1001 * 104 / 2**20)
 
 
 def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
@@ -222,44 +215,6 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
         np.testing.assert_allclose(private, ordinary, atol=2e-5)
 
 
-def test_views_of_an_example_differ_and_share_their_label():
-    settings = steps.Settings(model="small_cnn", images=5, image_size=8, augmult=4)
-    x, y = steps.make_rows(settings)
-    assert x.shape == (20, 8, 8, 3) and x.dtype == tf.uint8
-    assert len({row.tobytes() for row in x.numpy()}) == 20
-    assert (y.numpy().reshape(5, 4) == y.numpy()[::4, None]).all()
-    assert len(set(y.numpy())) > 1
-
-
-def test_a_step_updates_the_weights_and_waits():
-    settings = steps.Settings(model="small_cnn", images=2, image_size=8)
-    model = steps.make_model("private", settings)
-    batch = steps.make_batch("private", settings)
-    step = steps.trace(model.train_step, (batch,), settings)
-    before, start = model.get_weights(), int(model.optimizer.iterations)
-    logs = step()
-    assert int(model.optimizer.iterations) == start + 1
-    assert all(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))
-    assert np.isfinite(logs["loss"].numpy())
-
-
-@pytest.mark.parametrize("norms", ["ghost", "instantiate"])
-def test_norms_reach_the_trace_and_the_explanation(norms, monkeypatch):
-    settings = steps.Settings(model="small_cnn", images=2, image_size=8, norms=norms)
-    choices = {c.layer: c for c in steps.layer_choices(settings)}
-    assert choices["conv2"].norm == norms
-    entered = []
-    forced = per_example.forced_norms
-
-    def spy(norm):
-        entered.append(norm)
-        return forced(norm)
-
-    monkeypatch.setattr(per_example, "forced_norms", spy)
-    steps.trace(lambda x: x + 1, (tf.ones([]),), settings)
-    assert entered == [norms]
-
-
 def test_peak_memory_is_that_of_the_step_alone():
     # A process inherits the peak of its parent in some of the kernel's books; this one is large.
     ballast = np.ones([1 << 27])
@@ -300,27 +255,6 @@ def test_line_finds_fixed_and_proportional_cost():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "classes", "parameters"),
-    [
-        ("dense_head", (2048,), 1000, 2049 * 1000),
-        # Each block: two norms, four projections of 256 x 256, and the MLP, with biases.
-        (
-            "transformer",
-            (64, 256),
-            10,
-            4 * (4 * 256 + 4 * 257 * 256 + 257 * 1024 + 1025 * 256) + 2570,
-        ),
-    ],
-)
-def test_models_of_vectors_are_as_described(name, shape, classes, parameters):
-    model = models.build(name, None)
-    assert model.input_shape == (None, *shape) and model.output_shape == (None, classes)
-    assert model.count_params() == parameters
-    x, y = models.batch(name, None, 2)
-    assert x.shape == (2, *shape) and y.shape == (2,) and y.max() < classes
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model=resnet"], "--model=resnet.*wrn_16_4.*dense_head, transformer"),
@@ -328,12 +262,14 @@ def test_models_of_vectors_are_as_described(name, shape, classes, parameters):
         (["--model=lenet", "--image_size=8"], "Argument `input_shape`"),
         (["--model=dense_head", "--image_size=32"], "--image_size=32.*Leave it out"),
         (["--images=0"], "--images must be at least 1.*--images=0"),
-        (["--augmult=-1"], "--augmult must be at least 1.*--augmult=-1"),
         (["--repeats=0"], "--repeats must be at least 1.*--repeats=0"),
         (["--microbatch_size=none"], "--microbatch_size must be.*--microbatch_size=none"),
-        (["--microbatch_size=0"], "--microbatch_size must be.*--microbatch_size=0"),
         (["--profile", "--microbatch_size=4"], "--profile.*Leave --microbatch_size out"),
         (["--plot=a.png"], "--plot belongs to --sweep.*--plot=a.png"),
+        (["--end_to_end"], "needs --batch_size between 1 and --num_examples"),
+        (["--end_to_end", "--batch_size=4", "--sweep"], "--end_to_end goes without"),
+        (["--individual", "--images=9", "--num_examples=8"], "--individual"),
+        (["--individual", "--augmult=2"], "--individual"),
     ],
 )
 def test_errors_of_the_user_are_one_line(arguments, message):
@@ -342,15 +278,9 @@ def test_errors_of_the_user_are_one_line(arguments, message):
     assert "\n" not in error.value.code
 
 
-def test_workdir_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="Cannot write.*file/run"):
-        run(*TINY, f"--workdir={tmp_path / 'file' / 'run'}")
-
-
 def test_the_command_fails_with_one_line_and_without_a_stack_trace():
     command = [sys.executable, "-m", "experiments.benchmark", "--images=0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=memory.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and done.stdout == ""
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("experiments.benchmark: Flag --images must")
