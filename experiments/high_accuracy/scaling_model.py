@@ -177,7 +177,7 @@ def workload_of(model, plan, augmult, image_shape):
     """
     views = max(augmult, 1)
     model.compile(
-        tfdpx.DPSGD(1.0, plan=plan, seed=0),
+        tfdpx.DPSGD(1.0, plan=plan),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=True,
     )

@@ -7,7 +7,7 @@ import tensorflow as tf
 from scipy import integrate, stats
 
 import tfdpx
-from experiments.high_accuracy.audits import batched_models, canary_data, phases, store
+from experiments.high_accuracy.audits import batched_models, phases
 from tfdpx import mechanism, noise
 from tfdpx.train.config.errors import UserError
 
@@ -94,7 +94,7 @@ def privatized(sums, *arguments):
 
 def test_noise_and_draws_are_each_models_own():
     x, y = examples()
-    trained = batched_models.ManyModels(lenet(), plan(noise_multiplier=3.0), 4)
+    trained = batched_models.BatchedModels(lenet(), plan(noise_multiplier=3.0), 4)
     with_it, again, other, without = (
         trained.train(noise.make_seed(seed), (x, y), present, 0.3, 1.0).numpy()
         for seed, present in ((1, True), (1, True), (2, True), (1, False))
@@ -103,7 +103,7 @@ def test_noise_and_draws_are_each_models_own():
     assert len({tuple(row) for row in np.concatenate([with_it, other])}) == 8
     assert not np.allclose(with_it, without)
     drawn = (
-        batched_models.ManyModels(lenet(), plan(), 2000)
+        batched_models.BatchedModels(lenet(), plan(), 2000)
         .draw(tf.constant([5, 6], tf.int64), 1)
         .numpy()
     )
@@ -115,7 +115,7 @@ def test_noise_and_draws_are_each_models_own():
 def test_noise_has_the_scale_of_the_plan(monkeypatch):
     x, y = examples()
     full = plan(batch_size=ROWS, steps=1, noise_multiplier=1.0)
-    trained, found = batched_models.ManyModels(lenet(), full, 30), {}
+    trained, found = batched_models.BatchedModels(lenet(), full, 30), {}
     real = batched_models.update
 
     def kept(*arguments):
@@ -143,7 +143,7 @@ def test_other_layers_are_refused():
         tfdpx.models.SmallCNN(10, SHAPE),
     ):
         with pytest.raises(UserError, match="cannot be trained in many models"):
-            batched_models.ManyModels(model, plan(), 2)
+            batched_models.BatchedModels(model, plan(), 2)
 
 
 def test_total_variation_is_that_of_the_fitted_normals():
@@ -168,43 +168,3 @@ def test_bounds_of_gaussian_scores_are_below_the_truth_and_near(mu):
     assert 0.3 * exact <= row["epsilon_lower_bound"] <= exact
     assert row["models"] == 4000
     assert row["auc"] == pytest.approx(stats.norm.cdf(mu / 2**0.5), abs=0.03)
-
-
-def test_a_store_goes_on_and_refuses_another_audit(tmp_path):
-    made, said = [], []
-
-    def make(seed):
-        made.append(tuple(seed))
-        return np.full(3, len(made))
-
-    kept = store.Store(tmp_path, {"seed": 1}, said.append)
-    first = kept.scores("a", 5, 3, make)
-    assert list(first) == [1, 1, 1, 2, 2, 2] and len(said) == 2
-    np.testing.assert_array_equal(
-        store.Store(tmp_path, {"seed": 1}, said.append).scores("a", 8, 3, make)[:6], first
-    )
-    assert len(made) == len(set(made)) == 3
-    (tmp_path / "a" / "3-00001.npy").unlink()
-    kept.scores("a", 8, 3, make)
-    assert made[3] == made[1]  # A chunk has a seed of its own.
-    assert not list(tmp_path.rglob("*.new"))
-    with pytest.raises(UserError, match="holds an audit with seed=1"):
-        store.Store(tmp_path, {"seed": 2}, said.append)
-
-
-def test_targets():
-    class Data:
-        eval_x, eval_y = np.full((3, 8, 8, 1), 255, "uint8"), np.array([6, 7, 7])
-        train_x, train_y = np.full((4, 8, 8, 1), 128, "uint8"), np.arange(4)
-
-    x, y = canary_data.target(Data, "7_as_8")
-    assert x.shape == (1, *SHAPE) and x.max() == 1.0 and y == [8]
-    assert canary_data.target(Data, "blank")[0].max() == 0.0
-    assert len(np.unique(canary_data.target(Data, "noise")[0])) > 100
-    x, y = canary_data.data_set(Data, 4)
-    assert sorted(y) == [0, 1, 2, 3] and x.shape == (4, *SHAPE)
-    for bad, message in (("square", "one of blank"), ("0_as_1", "class 0")):
-        with pytest.raises(UserError, match=message):
-            canary_data.target(Data, bad)
-    with pytest.raises(UserError, match="num_examples"):
-        canary_data.data_set(Data, 5)
