@@ -12,7 +12,7 @@ import numpy as np
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
 from tfdpx.accounting import calibration
 from tfdpx.heads import adamix_checks, adamix_instances, adamix_statement, adamix_training
-from tfdpx.heads.examples import Examples
+from tfdpx.heads._feature_source import Examples
 from tfdpx.heads.head import Head
 
 

@@ -66,7 +66,7 @@ def check_private(examples, public):
     """One pass over private examples: widths, labels, and that none of them is public.
 
     Args:
-        examples: `tfdpx.heads.examples.Examples`.
+        examples: `tfdpx.heads._feature_source.Examples`.
         public: `PublicSet`, or None.
 
     Raises:

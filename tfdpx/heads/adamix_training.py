@@ -16,7 +16,7 @@ class Joined:
     """Private examples, and behind them the public ones as if they were private.
 
     Args:
-        examples: `tfdpx.heads.examples.Examples`, read to its end once.
+        examples: `tfdpx.heads._feature_source.Examples`, read to its end once.
         public: `PublicSet`.
     """
 

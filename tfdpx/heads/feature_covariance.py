@@ -6,10 +6,10 @@ import keras
 import numpy as np
 
 from tfdpx._arguments import require
-from tfdpx.heads import class_moments, solves
-from tfdpx.heads.gradients import Gradients
+from tfdpx.heads import _class_moments, _solves
+from tfdpx.heads._gradients import Gradients
 from tfdpx.heads.head import Head
-from tfdpx.heads.moments import second_moment
+from tfdpx.heads._moments import second_moment
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -118,14 +118,14 @@ class FeatureCovariance(Head):
             "gradient": (sigma, self.steps),
         }
         if self.start == "least_squares":
-            planned |= {name: (sigma, 1) for name in class_moments.NAMES}
+            planned |= {name: (sigma, 1) for name in _class_moments.NAMES}
         return planned
 
     def _sizes(self, dimension):
         return {
             "covariance": dimension**2,
             "gradient": self.num_classes * dimension,
-            **class_moments.sizes(self.num_classes, dimension),
+            **_class_moments.sizes(self.num_classes, dimension),
         }
 
     def _fit(self, examples, released):
@@ -134,13 +134,13 @@ class FeatureCovariance(Head):
             "covariance", lambda: second_moment(examples, self.feature_norm_clip), squared
         )
         count = examples.count
-        ridge = solves.ridge(
+        ridge = _solves.ridge(
             covariance,
             None if self.l2_regularization is None else count * self.l2_regularization,
             self.covariance_noise_multiplier,
             squared,
         )
-        system = solves.Positive(covariance, ridge)
+        system = _solves.Positive(covariance, ridge)
         bias = np.full([self.num_classes], self.initial_bias)
         kernel = self._initial_kernel(examples, released, covariance)
         gradients = Gradients(examples, self.num_classes, self.l2_norm_clip)
@@ -158,7 +158,7 @@ class FeatureCovariance(Head):
             self.gradient_noise_multiplier, self.alpha * self.covariance_noise_multiplier
         )
         squared = self.feature_norm_clip**2
-        kernel = class_moments.least_squares(
+        kernel = _class_moments.least_squares(
             examples,
             released,
             self.alpha * covariance,
@@ -166,6 +166,6 @@ class FeatureCovariance(Head):
             l2_norm_clip=self.feature_norm_clip,
             max_positives=1,
             memory=self.class_memory,
-            ridge_of=lambda matrix: solves.ridge(matrix, None, sigma, squared),
+            ridge_of=lambda matrix: _solves.ridge(matrix, None, sigma, squared),
         )
         return self.start_scale * kernel

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.heads import arguments
-from tfdpx.heads.gradients import Gradients
+from tfdpx.heads import _fields
+from tfdpx.heads._gradients import Gradients
 from tfdpx.heads.head import Head
 
 
@@ -83,7 +83,7 @@ class FirstOrder(Head):
         width, classes = examples.dimension, self.num_classes
         kernel = keras.Variable(np.zeros([width, classes], "float32"))
         bias = keras.Variable(np.full([classes], self.initial_bias, "float32"))
-        optimizer = arguments.OPTIMIZERS[self.optimizer](self.learning_rate)
+        optimizer = _fields.OPTIMIZERS[self.optimizer](self.learning_rate)
         optimizer.build([kernel, bias])
         gradients = Gradients(examples, classes, self.l2_norm_clip, use_bias=True)
         strategy = tf.distribute.get_strategy()

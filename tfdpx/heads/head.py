@@ -13,9 +13,9 @@ from tfdpx._arguments import is_number, require
 from tfdpx.accounting import accountants, calibration
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.heads import arguments, releases
-from tfdpx.heads.examples import Examples
-from tfdpx.heads.journal import Journal
+from tfdpx.heads import _fields, releases
+from tfdpx.heads._feature_source import Examples
+from tfdpx.heads._journal import Journal
 from tfdpx.spending import origins
 
 _ROWS = 8192
@@ -50,7 +50,7 @@ class Head(abc.ABC):
         seed,
         **own,
     ):
-        arguments.check_num_classes(num_classes)
+        _fields.check_num_classes(num_classes)
         accountants.check_delta(delta)
         accountants.check_accountant(accountant)
         if (epsilon is None) == (noise_multiplier is None):
@@ -58,15 +58,15 @@ class Head(abc.ABC):
                 "Exactly one of `epsilon` and `noise_multiplier` must be given. Received: "
                 f"epsilon={epsilon}, noise_multiplier={noise_multiplier}."
             )
-        arguments.check_clip("l2_norm_clip", l2_norm_clip)
+        _fields.check_clip("l2_norm_clip", l2_norm_clip)
         noise.make_seed(seed)  # Raises an error unless it fits.
-        self._own = arguments.checked(own)
+        self._own = _fields.checked(own)
         vars(self).update(self._own)
         self.num_classes, self.delta = int(num_classes), float(delta)
-        self.epsilon = arguments.plain(epsilon)
+        self.epsilon = _fields.plain(epsilon)
         self.accountant, self.seed, self.l2_norm_clip = accountant, seed, float(l2_norm_clip)
         self.num_releases = self._count_releases()
-        self._given_noise = arguments.plain(noise_multiplier)
+        self._given_noise = _fields.plain(noise_multiplier)
         self.noise_multiplier = self._solved(noise_multiplier)
         if self.noise_multiplier and self.l2_norm_clip == math.inf:
             raise ValueError(

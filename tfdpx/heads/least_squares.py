@@ -6,9 +6,9 @@ import keras
 import numpy as np
 
 from tfdpx._arguments import require
-from tfdpx.heads import class_moments, solves
+from tfdpx.heads import _class_moments, _solves
 from tfdpx.heads.head import Head
-from tfdpx.heads.moments import second_moment
+from tfdpx.heads._moments import second_moment
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -81,10 +81,10 @@ class LeastSquares(Head):
         return 3
 
     def _planned(self):
-        return {name: (self.noise_multiplier, 1) for name in ("covariance", *class_moments.NAMES)}
+        return {name: (self.noise_multiplier, 1) for name in ("covariance", *_class_moments.NAMES)}
 
     def _sizes(self, dimension):
-        return {"covariance": dimension**2, **class_moments.sizes(self.num_classes, dimension)}
+        return {"covariance": dimension**2, **_class_moments.sizes(self.num_classes, dimension)}
 
     def _fit(self, examples, released):
         covariance = released.symmetric(
@@ -93,7 +93,7 @@ class LeastSquares(Head):
             self.l2_norm_clip**2,
         )
         sensitivity = self.l2_norm_clip**2 * math.sqrt(self.max_positives + self.alpha**2)
-        kernel = class_moments.least_squares(
+        kernel = _class_moments.least_squares(
             examples,
             released,
             self.alpha * covariance,
@@ -101,7 +101,7 @@ class LeastSquares(Head):
             l2_norm_clip=self.l2_norm_clip,
             max_positives=self.max_positives,
             memory=self.class_memory,
-            ridge_of=lambda matrix: solves.ridge(
+            ridge_of=lambda matrix: _solves.ridge(
                 matrix, self.l2_regularization, self.noise_multiplier, sensitivity
             ),
         )

@@ -6,10 +6,10 @@ import math
 import keras
 import numpy as np
 
-from tfdpx.heads import solves
-from tfdpx.heads.gradients import Gradients
+from tfdpx.heads import _solves
+from tfdpx.heads._gradients import Gradients
 from tfdpx.heads.head import Head
-from tfdpx.heads.moments import ROWS, ClippedRows, SecondMoment
+from tfdpx.heads._moments import ROWS, ClippedRows, SecondMoment
 
 # The bound on the second derivative of the logistic loss.
 _CURVATURE = 0.25
@@ -106,8 +106,8 @@ class Newton(Head):
                 hessian = released.symmetric("hessian", value, bound, part=j)
                 given = self.l2_regularization
                 given = None if given is None else examples.count * given
-                ridge = solves.ridge(hessian, given, self.noise_multiplier, bound)
-                moves[:, j] = solves.Positive(hessian, ridge).solve(gradient[:, j])
+                ridge = _solves.ridge(hessian, given, self.noise_multiplier, bound)
+                moves[:, j] = _solves.Positive(hessian, ridge).solve(gradient[:, j])
             kernel -= self.learning_rate * moves
         return kernel, bias
 

@@ -7,7 +7,7 @@ costs no privacy. The private examples have no way into this file.
 import numpy as np
 from scipy.special import softmax
 
-from tfdpx.heads.examples import Examples
+from tfdpx.heads._feature_source import Examples
 
 # Public norms may fall to zero; a clip may not.
 LEAST_CLIP = 1e-6

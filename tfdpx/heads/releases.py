@@ -28,7 +28,7 @@ class Releases:
     Args:
         planned: Dict from a name to `(noise_multiplier, times)`.
         seed: Optional int for repeatable experiments; None asks the operating system.
-        journal: Optional `tfdpx.heads.journal.Journal`: what it has was released before, and is
+        journal: Optional `tfdpx.heads._journal.Journal`: what it has was released before, and is
             neither computed nor spent again.
     """
 

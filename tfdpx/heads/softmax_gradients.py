@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from tfdpx.heads.gradients import Gradients
+from tfdpx.heads._gradients import Gradients
 
 # Above all norms that float32 holds.
 _NO_CLIP = 1e30
@@ -18,7 +18,7 @@ class SoftmaxGradients(Gradients):
     most 1. What is not finite contributes zero.
 
     Args:
-        examples: `tfdpx.heads.examples.Examples` or alike.
+        examples: `tfdpx.heads._feature_source.Examples` or alike.
         num_classes: Int.
     """
 

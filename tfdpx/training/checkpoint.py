@@ -25,7 +25,7 @@ from tfdpx.training import callback_state
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS = "callbacks.npz"
-# What the fit of a head leaves: `tfdpx.heads.journal`.
+# What the fit of a head leaves: `tfdpx.heads._journal`.
 _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 
 

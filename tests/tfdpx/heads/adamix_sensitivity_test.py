@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import tfdpx
 from tfdpx.accounting.full_batch import exact_epsilon
 from tfdpx.heads import adamix_training
-from tfdpx.heads.examples import Examples
+from tfdpx.heads._feature_source import Examples
 from tfdpx.heads.public_set import PublicSet
 from tfdpx.heads.softmax_gradients import SoftmaxGradients
 from tfdpx.sampling import overlap

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
-from tfdpx.heads.examples import Examples
+from tfdpx.heads._feature_source import Examples
 from tfdpx.heads.passes import Pass
 
 CLASSES, WIDTH, COUNT = 3, 4, 90
@@ -154,7 +154,7 @@ def test_a_failed_pass_pays_for_what_was_released():
 
 
 def test_a_stream_that_does_not_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("tfdpx.heads.moments.MOST_EXAMPLES", 1000)
+    monkeypatch.setattr("tfdpx.heads._moments.MOST_EXAMPLES", 1000)
 
     def endless():
         while True:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
-from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton, journal
+from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton, _journal
 
 CLASSES, WIDTH = 3, 4
 SMALL_GROUPS = {"class_memory": 8 * WIDTH**2}
@@ -45,7 +45,7 @@ class Killed(Exception):
 
 def interrupted(monkeypatch, head, folder, releases):
     """Fits until so many releases are written down."""
-    keep = journal.Journal.keep
+    keep = _journal.Journal.keep
 
     def keep_some(self, *args):
         if len(self._kept) == releases:
@@ -53,7 +53,7 @@ def interrupted(monkeypatch, head, folder, releases):
         keep(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(journal.Journal, "keep", keep_some)
+        patch.setattr(_journal.Journal, "keep", keep_some)
         fit(head, checkpoint=Checkpoint(folder))
     return head
 

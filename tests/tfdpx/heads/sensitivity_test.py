@@ -8,9 +8,9 @@ import pytest
 import transcripts
 from hypothesis import strategies as st
 
-from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton, class_moments, moments
-from tfdpx.heads.examples import Examples
-from tfdpx.heads.gradients import Gradients
+from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton, _class_moments, _moments
+from tfdpx.heads._feature_source import Examples
+from tfdpx.heads._gradients import Gradients
 
 EPSILON, DELTA, CLASSES, WIDTH = 1.0, 1e-5, 4, 5
 CLIP = 0.5
@@ -72,7 +72,7 @@ rows = st.lists(
 @hypothesis.given(row=rows)
 def test_no_row_is_longer_than_the_clip(row):
     row = np.array([row], "float32")
-    clipped = moments.ClippedRows(CLIP)(row)
+    clipped = _moments.ClippedRows(CLIP)(row)
     assert np.linalg.norm(clipped) <= CLIP
     with np.errstate(over="ignore"):
         square = np.sum(np.square(row))
@@ -124,7 +124,7 @@ def planted(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["least squares", "covariance", "start", "newton"])
 def test_features_that_are_not_clipped_are_noticed(monkeypatch, name):
-    monkeypatch.setattr(moments.ClippedRows, "__call__", lambda self, x: x.astype("float64"))
+    monkeypatch.setattr(_moments.ClippedRows, "__call__", lambda self, x: x.astype("float64"))
     assert planted(monkeypatch, name) > 2 * EPSILON
 
 
@@ -140,7 +140,7 @@ def test_class_moments_without_the_root_of_k_are_noticed(monkeypatch):
         def sqrt(_):
             return 1.0
 
-    monkeypatch.setattr(class_moments, "math", NoRoot)
+    monkeypatch.setattr(_class_moments, "math", NoRoot)
     assert planted(monkeypatch, "several positives") > 1.2 * EPSILON
 
 
@@ -148,7 +148,7 @@ def test_a_covariance_released_twice_is_refused_or_noticed(monkeypatch):
     class Twice(FeatureCovariance):
         def _fit(self, examples, released):
             for _ in range(2):
-                covariance = moments.second_moment(examples, self.feature_norm_clip)
+                covariance = _moments.second_moment(examples, self.feature_norm_clip)
                 released.symmetric("covariance", covariance, self.feature_norm_clip**2)
             return super()._fit(examples, released)
 

@@ -8,7 +8,7 @@ from head_replica_cases import CLASSES, COUNT, FREE, HEADS, PRIVATE, WIDTH, data
 from sklearn.linear_model import LogisticRegression
 
 from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
-from tfdpx.heads.solves import Positive
+from tfdpx.heads._solves import Positive
 
 
 def clip(rows, norm):

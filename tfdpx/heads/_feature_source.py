@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.heads import dataset_kinds, moments
+from tfdpx.heads import dataset_kinds, _moments
 from tfdpx.heads.passes import Pass
 
 
@@ -78,7 +78,7 @@ class Examples:
             y = None if y is None else self._targets(np.asarray(y))
             # Arrays cannot change between passes.
             met.add(x, None if self._dataset is None else y)
-            if met.count > moments.MOST_EXAMPLES:
+            if met.count > _moments.MOST_EXAMPLES:
                 _check_count(met.count)
             yield x, y
         _check_count(met.count)
@@ -136,8 +136,8 @@ def _check_rank(shape):
 
 
 def _check_count(count):
-    if not 0 < count <= moments.MOST_EXAMPLES:
+    if not 0 < count <= _moments.MOST_EXAMPLES:
         raise ValueError(
-            f"A head takes 1 to {moments.MOST_EXAMPLES} examples: beyond, rounding may exceed what "
+            f"A head takes 1 to {_moments.MOST_EXAMPLES} examples: beyond, rounding may exceed what "
             f"the clip allows for. Received: {count}, or more."
         )

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.heads import moments
+from tfdpx.heads import _moments
 from tfdpx.per_example import rounding
 from tfdpx.training import replicas
 
@@ -57,7 +57,7 @@ class Gradients:
         self._clip = l2_norm_clip / (1 + _ALLOWANCE + rounding.product_error())
         self._of_features, self._use_bias = clip == "features", use_bias
         width = examples.dimension
-        [self._of_zeros] = moments.measured(np.zeros([1, width], "float32"))[1]
+        [self._of_zeros] = _moments.measured(np.zeros([1, width], "float32"))[1]
         self._shapes = [num_classes, width], [num_classes]
         blocks = _PARTIAL_SUMS // (4 * num_classes * width)
         self._rows = BLOCK * min(max(blocks, 1), _MOST_BLOCKS) * self._replicas
@@ -99,7 +99,7 @@ class Gradients:
         return self._kept
 
     def _prepared(self, x, y):
-        x, squares = moments.measured(x)
+        x, squares = _moments.measured(x)
         # The gradient of a row of zeros is zero but for the bias.
         arrays = x, y, squares, (squares > self._of_zeros).astype("float32")
         if short := -len(x) % (BLOCK * self._replicas):
