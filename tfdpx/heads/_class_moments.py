@@ -36,7 +36,7 @@ def least_squares(
     `sqrt(max_positives) l2_norm_clip`, under adding or removing one example.
 
     Args:
-        examples: `Examples`.
+        examples: `FeatureSource`.
         released: `Releases` that has both of `NAMES` planned.
         shared: The released matrix `[d, d]` that all classes have, weighted.
         num_classes: Int, m.

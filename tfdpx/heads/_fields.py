@@ -1,89 +1,100 @@
-"""Checks of the arguments of heads, each by its name: the same name means the same everywhere."""
+"""Arguments of heads: fields of a dataclass, each with the check of its values.
 
+    learning_rate: float = argument(4.0, positive)
+
+A check is a function of an argument's name and value that raises ValueError.
+"""
+
+import dataclasses
 import math
 import numbers
+from typing import Any
 
-import keras
-
-from tfdpx._arguments import check_choice, check_positive_integer, is_integer, is_number, require
+from tfdpx._arguments import check_choice, is_integer, is_number, require
 from tfdpx.per_example import rounding
 
-STARTS = ("zeros", "least_squares")
-OPTIMIZERS = {"adam": keras.optimizers.Adam, "sgd": keras.optimizers.SGD}
 
-
-def checked(given):
-    """Dict from names to the values of `given`, if all of them fit; NumPy's numbers as Python's.
+def argument(default, check, **options) -> Any:
+    """A field of a head's dataclass.
 
     Args:
-        given: Dict from names of arguments to values.
+        default: Default value.
+        check: Function of a name and a value, such as those of this file.
+        **options: As of `dataclasses.field`.
+    """
+    return dataclasses.field(default=default, metadata={"check": check}, **options)
+
+
+def checked(head):
+    """Dict from the names of a head's arguments to their values; NumPy's numbers as Python's.
+
+    Args:
+        head: Instance of a dataclass whose fields are `argument`s.
 
     Raises:
-        ValueError: If one does not fit.
+        ValueError: If a value does not fit.
     """
-    for name, value in given.items():
-        _CHECKS[name](name, value)
-    return {name: plain(value) for name, value in given.items()}
+    values = {}
+    for field in dataclasses.fields(head):
+        value = getattr(head, field.name)
+        field.metadata["check"](field.name, value)
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            value = int(value) if isinstance(value, numbers.Integral) else float(value)
+        values[field.name] = value
+    return values
 
 
-def plain(value):
-    """`value`, as an int or float if it is a number of NumPy, which does not go into JSON."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return value
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def check_num_classes(value):
-    """Raises ValueError unless `value` is an integer >= 2."""
+def classes(name, value):
+    """A number of classes."""
     hint = " Two classes are a binary problem too." if value == 1 else ""
-    require(is_integer(value, 2), "num_classes", value, "be an integer >= 2", hint)
+    require(is_integer(value, 2), name, value, "be an integer >= 2", hint)
 
 
-def check_clip(name, value):
-    """Raises ValueError unless `value` can bound norms."""
+def budget(name, value):
+    """An epsilon."""
+    hint = " Values from 0.1 to 8 are common; math.inf is without privacy."
+    require(is_number(value) and value > 0, name, value, "be a positive number", hint)
+
+
+def norm_bound(name, value):
+    """A clip: what bounds l2 norms."""
     fits = is_number(value) and value >= rounding.SMALLEST_CLIP
     require(fits, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
 
 
-def _check_positive(name, value):
+def positive(name, value, hint=""):
+    """A number above 0."""
     fits = is_number(value) and 0 < value < math.inf
-    require(fits, name, value, "be a positive, finite number")
+    require(fits, name, value, "be a positive, finite number", hint)
 
 
-def _check_regularization(name, value):
+def not_negative(name, value):
+    """A number >= 0."""
     fits = is_number(value) and 0 <= value < math.inf
     require(fits, name, value, "be a finite number >= 0")
 
 
-def _check_bool(name, value):
-    require(isinstance(value, bool), name, value, "be True or False")
-
-
-def _check_finite(name, value):
+def finite(name, value):
+    """Any finite number."""
     require(is_number(value) and math.isfinite(value), name, value, "be a finite number")
 
 
-def _check_share(name, value):
+def boolean(name, value):
+    """True or False."""
+    require(isinstance(value, bool), name, value, "be True or False")
+
+
+def share(name, value):
+    """A number between 0 and 1."""
     fits = is_number(value) and 0 < value < 1
     require(fits, name, value, "lie strictly between 0 and 1", " None gives equal shares.")
 
 
-def _or_none(check):
-    return lambda name, value: value is None or check(name, value)
+def one_of(*choices):
+    """The check that a value is one of `choices`."""
+    return lambda name, value: check_choice(name, value, choices)
 
 
-_CHECKS = {
-    "steps": check_positive_integer,
-    "max_positives": check_positive_integer,
-    "class_memory": check_positive_integer,
-    "learning_rate": _check_positive,
-    "alpha": _check_positive,
-    "start_scale": _check_positive,
-    "l2_regularization": _or_none(_check_regularization),
-    "covariance_share": _or_none(_check_share),
-    "feature_norm_clip": _or_none(check_clip),
-    "initial_bias": _check_finite,
-    "average": _check_bool,
-    "start": lambda name, value: check_choice(name, value, STARTS),
-    "optimizer": lambda name, value: check_choice(name, value, OPTIMIZERS),
-}
+def optional(check):
+    """The check that a value is None or passes `check`."""
+    return lambda name, value: None if value is None else check(name, value)

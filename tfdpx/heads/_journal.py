@@ -24,7 +24,7 @@ class Journal:
     Args:
         checkpoint: `tfdpx.callbacks.Checkpoint`, whose folder is used.
         head: Dict of JSON values that another fit must share to go on from the folder.
-        examples: `Examples`; takes their number from the folder if it is not known yet.
+        examples: `FeatureSource`; takes their number from the folder if it is not known yet.
 
     Raises:
         TypeError: If `checkpoint` is none.

@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
-from tfdpx.heads._feature_source import Examples
-from tfdpx.heads.passes import Pass
+from tfdpx.heads._feature_source import FeatureSource, Pass
 
 CLASSES, WIDTH, COUNT = 3, 4, 90
 KINDS = {
@@ -198,7 +197,10 @@ def test_unfit_arguments_are_refused(kwargs, message):
 
 
 def test_evaluate_needs_labels_and_predict_none():
-    head = KINDS["ls"]().fit(X, Y)
+    head = KINDS["ls"]()
+    with pytest.raises(ValueError, match="call `fit` first"):
+        head.predict(X)
+    head.fit(X, Y)
     with pytest.raises(ValueError, match="`labels` must be given"):
         head.evaluate(X)
     with pytest.raises(ValueError, match="features.* have a width of 4"):
@@ -219,6 +221,6 @@ def test_the_layer_in_a_saved_model_predicts_the_same_without_tfdpx_objects(tmp_
 
 
 def test_the_passes_of_arrays_are_not_compared():
-    examples = Examples(X, Y, CLASSES)
+    examples = FeatureSource(X, Y, CLASSES)
     for _ in range(2):
         assert sum(len(x) for x, _ in examples.chunks(40)) == COUNT == examples.count
