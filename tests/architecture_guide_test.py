@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 
+import head_cases
 import keras
 import numpy as np
 import pytest
 import small
+import transcripts
 
 import tfdpx
 from tfdpx.per_example import registry
@@ -50,6 +52,19 @@ def test_a_layer_rule(monkeypatch):
     model.train_on_batch(x, y)
     first, *_ = tfdpx.per_example.explain(model, x)
     assert (first.layer, first.rule) == ("twice", "GenericRule")
+
+
+def test_a_head(monkeypatch):
+    class_sums = run("A head")["ClassSums"]
+    x, y = head_cases.data()
+    head = class_sums(head_cases.CLASSES, 8.0).fit(x, y)
+    assert head.evaluate(x, y)["accuracy"] > 0.6 and 7.99 < head.epsilon_spent() <= 8.0
+    x[0], long = 0.0, x.copy()
+    long[0] = 1e3
+    _, epsilon = transcripts.spent(
+        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), (x, y), (long, y)
+    )
+    assert 0.99 < epsilon <= 1.0
 
 
 def test_a_preset(tmp_path):
