@@ -154,7 +154,8 @@ class AdaMix(Head):
             )
         examples = FeatureSource(features, labels, self.num_classes)
         shape = [examples.dimension, self.num_classes]
-        self._first = np.zeros(shape) if self.initial_weights is None else self.initial_weights
+        given = self.initial_weights
+        self._first = np.zeros(shape) if given is None else np.asarray(given)
         fits = list(self._first.shape) == shape
         require(fits, "initial_weights", self._first.shape, f"have the shape {shape}")
         if public_data is None:

@@ -230,16 +230,12 @@ class Head(abc.ABC):
         return {"accuracy": float(right / count)}
 
     def _scored(self, features, labels, labelled):
-        self._check_fitted()
+        kernel, bias = self._fitted()
         examples = FeatureSource(features, labels, self.num_classes, labelled)
-        require(
-            examples.dimension == len(self.kernel),
-            "features",
-            examples.dimension,
-            f"have a width of {len(self.kernel)}, as those of `fit`",
-        )
+        width, must = examples.dimension, f"have a width of {len(kernel)}, as those of `fit`"
+        require(width == len(kernel), "features", width, must)
         for x, targets in examples.chunks(ROWS):
-            yield tf.matmul(x, self.kernel).numpy() + self.bias, targets
+            yield tf.matmul(x, kernel).numpy() + bias, targets
 
     def to_layer(self, name: str | None = None) -> keras.layers.Dense:
         """A `keras.layers.Dense` with the fitted weights, to put on the backbone.
@@ -253,17 +249,18 @@ class Head(abc.ABC):
         Raises:
             ValueError: If the head is not fitted.
         """
-        self._check_fitted()
+        kernel, bias = self._fitted()
         layer = keras.layers.Dense(self.num_classes, name=name)
-        layer.build((None, len(self.kernel)))
-        layer.kernel.assign(self.kernel)
-        layer.bias.assign(self.bias)
+        layer.build((None, len(kernel)))
+        layer.kernel.assign(kernel)
+        layer.bias.assign(bias)
         origins.attach(self.ledger, layer.variables)
         return layer
 
-    def _check_fitted(self):
-        if self.kernel is None:
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.kernel is None or self.bias is None:
             raise ValueError(f"This {type(self).__name__} has no weights yet: call `fit` first.")
+        return self.kernel, self.bias
 
     def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, but the seed, which is secret."""

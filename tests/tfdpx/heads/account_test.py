@@ -140,28 +140,6 @@ def test_fresh_seeds_give_fresh_noise_and_a_seed_repeats_it():
     np.testing.assert_array_equal(kernels[2], kernels[3])
 
 
-@pytest.mark.parametrize(
-    ("kind", "kwargs", "message"),
-    [
-        (LeastSquares, {}, "Exactly one of `epsilon` and `noise_multiplier`"),
-        (LeastSquares, {"epsilon": 0}, "`epsilon` must be a positive number. Received: epsilon=0"),
-        (LeastSquares, {"epsilon": 1, "delta": 1}, "`delta` must lie"),
-        (LeastSquares, {"epsilon": 1, "l2_norm_clip": 0}, "`l2_norm_clip` must be a number >="),
-        (LeastSquares, {"epsilon": 1, "l2_norm_clip": math.inf}, "must be finite"),
-        (LeastSquares, {"epsilon": 1, "max_positives": 5}, "not exceed num_classes=4"),
-        (LeastSquares, {"epsilon": 1, "accountant": "best"}, "`accountant` must be one of"),
-        (FeatureCovariance, {"epsilon": 1, "steps": 0}, "`steps` must be a positive integer"),
-        (FeatureCovariance, {"epsilon": 1, "covariance_share": 1}, "strictly between 0 and 1"),
-        (FeatureCovariance, {"epsilon": 1, "start": "best"}, "`start` must be one of"),
-        (FirstOrder, {"epsilon": 1, "optimizer": "lion"}, "`optimizer` must be one of"),
-        (Newton, {"epsilon": 1, "learning_rate": 0}, "`learning_rate` must be a positive"),
-    ],
-)
-def test_errors_name_argument_and_value(kind, kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**{**SMALL, **kwargs})
-
-
 @pytest.mark.parametrize("name", heads.__all__)
 def test_config_goes_there_and_back(name):
     kind = getattr(heads, name)

@@ -2,9 +2,11 @@
 
 import math
 
+import head_cases
 import numpy as np
 import pytest
 import tensorflow as tf
+from head_cases import CLASSES, PUBLIC, WIDTH
 from scipy.special import softmax
 
 import tfdpx
@@ -12,17 +14,7 @@ from tfdpx.heads.public_set import PublicSet
 from tfdpx.heads.releases import Releases
 from tfdpx.sampling import overlap
 
-CLASSES, WIDTH = 4, 6
-
-
-def data(count, seed):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, CLASSES, count)
-    x = 0.5 * rng.normal(size=(count, WIDTH)) + np.eye(WIDTH)[labels]
-    return x.astype("float32"), labels
-
-
-PRIVATE, PUBLIC = data(60, 0), data(8, 1)
+PRIVATE = head_cases.data(60)
 
 
 def fitted(head):

@@ -176,24 +176,38 @@ def test_numbers_of_numpy_are_plain_in_the_config():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("kind", "arguments", "message"),
     [
-        ({"num_classes": 1}, "integer >= 2. Received: num_classes=1. Two classes"),
-        ({"num_classes": 2.0}, "integer >= 2"),
-        ({"num_classes": True}, "integer >= 2"),
-        ({"noise_multiplier": 1.0}, "Exactly one of"),
-        ({"epsilon": math.nan}, "`epsilon` must be a positive number"),
-        ({"feature_norm_clip": math.inf}, "`feature_norm_clip` must be finite"),
-        ({"l2_norm_clip": math.nan}, "`l2_norm_clip` must be a number"),
-        ({"initial_bias": math.inf}, "`initial_bias` must be a finite"),
-        ({"seed": 1.5}, "`seed` must be an int or None"),
-        ({"class_memory": 0}, "`class_memory` must be a positive integer"),
-        ({"l2_regularization": -1}, "`l2_regularization` must be a finite number >= 0"),
+        (LeastSquares, {"epsilon": None}, "Exactly one of `epsilon` and `noise_multiplier`"),
+        (LeastSquares, {"noise_multiplier": 1.0}, "Exactly one of"),
+        (LeastSquares, {"epsilon": 0}, "`epsilon` must be a positive number. Received: epsilon=0"),
+        (LeastSquares, {"epsilon": math.nan}, "`epsilon` must be a positive number"),
+        (LeastSquares, {"delta": 1}, "`delta` must lie"),
+        (LeastSquares, {"num_classes": 1}, "integer >= 2. Received: num_classes=1. Two classes"),
+        (LeastSquares, {"num_classes": 2.0}, "integer >= 2"),
+        (LeastSquares, {"num_classes": True}, "integer >= 2"),
+        (LeastSquares, {"l2_norm_clip": 0}, "`l2_norm_clip` must be a number >="),
+        (LeastSquares, {"l2_norm_clip": None}, "`l2_norm_clip` must be a number >="),
+        (LeastSquares, {"l2_norm_clip": math.nan}, "`l2_norm_clip` must be a number"),
+        (LeastSquares, {"l2_norm_clip": math.inf}, "must be finite"),
+        (LeastSquares, {"max_positives": 4}, "not exceed num_classes=3"),
+        (LeastSquares, {"accountant": "best"}, "`accountant` must be one of"),
+        (LeastSquares, {"seed": 1.5}, "`seed` must be an int or None"),
+        (LeastSquares, {"class_memory": 0}, "`class_memory` must be a positive integer"),
+        (LeastSquares, {"l2_regularization": -1}, "`l2_regularization` must be a finite number"),
+        (FeatureCovariance, {"feature_norm_clip": math.inf}, "`feature_norm_clip` must be finite"),
+        (FeatureCovariance, {"initial_bias": math.inf}, "`initial_bias` must be a finite"),
+        (FeatureCovariance, {"steps": 0}, "`steps` must be a positive integer"),
+        (FeatureCovariance, {"covariance_share": 1}, "strictly between 0 and 1"),
+        (FeatureCovariance, {"start": "best"}, "`start` must be one of"),
+        (FirstOrder, {"optimizer": "lion"}, "`optimizer` must be one of"),
+        (FirstOrder, {"average": 1}, "`average` must be True or False"),
+        (Newton, {"learning_rate": 0}, "`learning_rate` must be a positive"),
     ],
 )
-def test_unfit_arguments_are_refused(kwargs, message):
+def test_unfit_arguments_are_refused(kind, arguments, message):
     with pytest.raises(ValueError, match=message):
-        FeatureCovariance(**{"num_classes": 3, "epsilon": 1.0, **kwargs})
+        kind(**{"num_classes": 3, "epsilon": 1.0, **arguments})
 
 
 def test_evaluate_needs_labels_and_predict_none():

@@ -1,4 +1,4 @@
-"""An interrupted fit of a head goes on behind what it has released, at the same epsilon."""
+"""An interrupted fit of a head continues from what it has released, at the same epsilon."""
 
 import fuzz_inputs
 import head_cases
@@ -133,7 +133,7 @@ def test_any_damage_is_refused(whole, number, how):
     try:
         fit(head, checkpoint=Checkpoint(whole))
     except ValueError as error:
-        assert "cannot be gone on from" in str(error)
+        assert "cannot be continued" in str(error)
         assert head.kernel is None
     else:
         assert changed.split() == content.split()  # White space in JSON.
