@@ -70,7 +70,7 @@ class Head(abc.ABC):
     # The argument that epsilon gives; one of the two is left out.
     _solved = "noise_multiplier"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._config = _fields.checked(self)
         vars(self).update(self._config)
         del self._config["seed"]  # Secret.

@@ -47,15 +47,13 @@ class PublicSet:
             ValueError: If there is no example, shapes or labels do not fit, or a feature is not
                 finite.
         """
-        if not isinstance(data, (tuple, list)):
-            examples = FeatureSource(data, None, num_classes)
-        elif len(data) == 2:
-            examples = FeatureSource(*data, num_classes)
-        else:
+        x, *labels = data if isinstance(data, (tuple, list)) else (data, None)
+        if len(labels) != 1:
             raise ValueError(
                 "Argument `public_data` must be a pair (features, labels) or a dataset. "
                 f"Received: {len(data)} parts."
             )
+        examples = FeatureSource(x, labels[0], num_classes)
         parts = list(examples.chunks(8192))
         x, y = (np.vstack(arrays).astype("float64") for arrays in zip(*parts, strict=True))
         unfit = int(np.sum(~np.isfinite(x).all(axis=1)))

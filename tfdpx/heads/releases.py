@@ -44,11 +44,11 @@ class Releases:
     ):
         self._planned, self._journal = planned, journal
         self._seed, self._seeded = noise.make_seed(seed), seed is not None
-        self._done = {}  # (name, part) -> times
+        self._done: dict[tuple[str, int], int] = {}  # (name, part) -> times
         self._drawn = 0
         self._run = secrets.randbits(52) | 1
         # (name, time) -> the run that released its last part, and whether its seed was given.
-        self._runs = {}
+        self._runs: dict[tuple[str, int], tuple[int, bool]] = {}
 
     def gaussian(
         self,
