@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 
+import head_cases
 import keras
 import numpy as np
 import pytest
 import small
 import tensorflow as tf
+import transcripts
 
 import tfdpx
 from tfdpx import noise
@@ -78,6 +80,19 @@ class TooMuch(ClipPolicy):
 def test_a_clip_policy_that_lets_too_much_pass_is_refused():
     with pytest.raises(tfdpx.checks.UnfitForPrivacy, match="TooMuch.*1.5 / batch_size"):
         small.step(small.model(l2_norm_clip=TooMuch(0.01)), *small.data())
+
+
+def test_a_head(monkeypatch):
+    class_sums = run("A head")["ClassSums"]
+    x, y = head_cases.data()
+    head = class_sums(head_cases.CLASSES, 8.0).fit(x, y)
+    assert head.evaluate(x, y)["accuracy"] > 0.6 and 7.99 < head.epsilon_spent() <= 8.0
+    x[0], long = 0.0, x.copy()
+    long[0] = 1e3
+    _, epsilon = transcripts.spent(
+        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), (x, y), (long, y)
+    )
+    assert 0.99 < epsilon <= 1.0
 
 
 def test_a_preset(tmp_path):

@@ -90,7 +90,7 @@ if not _is_for_numbers_alone():
     from tfdpx._keras import hook
     from tfdpx.accounting import PrivacyPlan
     from tfdpx.callbacks import PrivacyBudget
-    from tfdpx.heads.adamix import AdaMix
+    from tfdpx.heads import AdaMix
     from tfdpx.sampling.random_access import RandomAccess
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 

@@ -25,7 +25,7 @@ from tfdpx.training import callback_state
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS = "callbacks.npz"
-# What the fit of a head leaves: `tfdpx.heads.journal`.
+# What the fit of a head leaves: `tfdpx.heads._journal`.
 _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 
 
@@ -34,7 +34,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     Like `keras.callbacks.BackupAndRestore`, but whole after a kill or on a full disk: with the same
     callback and the same plan, `fit` restores what the folder holds before its first step, prints
-    at which update, and makes the updates that are left. BatchSampler and noise are fresh from there on,
+    at which update, and makes the updates that are left. Draws and noise are fresh from there on,
     so epsilon is that of a run that was not interrupted. With an optimizer's `seed` a resumed run
     equals the unbroken one to the last bit, on the same machine. Heads take one too, as
     `head.fit(..., checkpoint=Checkpoint(...))`: see there what theirs holds.

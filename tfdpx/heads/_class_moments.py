@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from tfdpx.heads import solves
-from tfdpx.heads.moments import ROWS, ClippedRows, SecondMoment
+from tfdpx.heads import _solves
+from tfdpx.heads._moments import ROWS, ClippedRows, SecondMoment
 
 # Rows that are kept until the products of each class are worth their calls.
 _WAITING = 16_384
@@ -36,7 +36,7 @@ def least_squares(
     `sqrt(max_positives) l2_norm_clip`, under adding or removing one example.
 
     Args:
-        examples: `Examples`.
+        examples: `FeatureSource`.
         released: `Releases` that has both of `NAMES` planned.
         shared: The released matrix `[d, d]` that all classes have, weighted.
         num_classes: Int, m.
@@ -58,7 +58,7 @@ def least_squares(
             a = released.symmetric(NAMES[0], moment, root * l2_norm_clip**2, part=j)
             b = released.gaussian(NAMES[1], total, root * l2_norm_clip, part=j)
             a += shared
-            kernel[:, j] = solves.Positive(a, ridge_of(a)).solve(b)
+            kernel[:, j] = _solves.Positive(a, ridge_of(a)).solve(b)
     return kernel
 
 

@@ -63,7 +63,7 @@ def _cholesky(matrix):
 def ridge(matrix, given, noise_multiplier, sensitivity):
     """The ridge of a system: `given`, or a quarter larger than the noise.
 
-    The spectral norm of noise of standard deviation s on the diagonal, and s / sqrt(2) beside it,
+    The spectral norm of noise of standard deviation s on the diagonal, and s / sqrt(2) off it,
     is about sqrt(2 d) s.
 
     Args:

@@ -1,15 +1,27 @@
-"""Features with labels, read in chunks as often as a head needs: from arrays or a dataset."""
+"""Features with labels, read in chunks as often as a head needs: from arrays or a dataset.
+
+Every pass over a dataset must meet the same examples, in any order; the guarantee needs it. The
+matrices of classes may take several passes (`_class_moments`), and an example whose label changed
+in between would count in more classes than the noise is scaled for. For each class a sum over its
+examples is compared, of features times a fixed vector. This notices labels that are dealt anew,
+examples that come and go, and features that are augmented at random, but neither a single example
+that changes among many nor changes of the size of rounding.
+"""
 
 import math
 
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.heads import dataset_kinds, moments
-from tfdpx.heads.passes import Pass
+from tfdpx._keras import tensorflow_internals
+from tfdpx.heads import _moments
+
+# Allowed differences of passes, as shares of the sum of absolute values and of the root of the sum
+# of squares: more than the errors of a backbone that computes the features anew in half precision.
+_OF_THE_SUM, _OF_THE_ROOT = 1e-5, 1e-2
 
 
-class Examples:
+class FeatureSource:
     """Rows of features and, unless they are only to be predicted, targets.
 
     Args:
@@ -26,7 +38,7 @@ class Examples:
         bytes: Size of the features in float32; infinite for a dataset.
 
     Raises:
-        ValueError: If shapes or kinds do not fit.
+        ValueError: If shapes or types do not fit.
     """
 
     def __init__(self, features, labels, num_classes, labelled=True):
@@ -45,7 +57,7 @@ class Examples:
                 )
             if labels is None and labelled:
                 raise ValueError(
-                    "Argument `labels` must be given beside an array of features. Received: None."
+                    "Argument `labels` must be given with an array of features. Received: None."
                 )
         else:
             if labels is not None:
@@ -53,7 +65,7 @@ class Examples:
                     "Argument `labels` must be left out with a dataset, which holds them. "
                     f"Received: labels of type {type(labels).__name__}."
                 )
-            shape = dataset_kinds.feature_shape(self._dataset, labelled)
+            shape = _features_of(self._dataset, labelled)
             _check_rank(shape)
             self.count = None
         self.dimension = shape[1]
@@ -68,8 +80,11 @@ class Examples:
 
         Targets `[<= rows, num_classes]` are zeros and ones; None without labels.
 
+        Args:
+            rows: Int.
+
         Raises:
-            ValueError: If a label is none, or a pass meets other examples than the first.
+            ValueError: If a label is invalid, or a pass meets other examples than the first.
         """
         met = Pass(self.dimension, self._num_classes)
         for x, y in self._pieces(rows):
@@ -78,7 +93,7 @@ class Examples:
             y = None if y is None else self._targets(np.asarray(y))
             # Arrays cannot change between passes.
             met.add(x, None if self._dataset is None else y)
-            if met.count > moments.MOST_EXAMPLES:
+            if met.count > _moments.MOST_EXAMPLES:
                 _check_count(met.count)
             yield x, y
         _check_count(met.count)
@@ -88,7 +103,7 @@ class Examples:
             raise ValueError(
                 f"A pass over `features` met {met.count} examples, the first one {first.count}, "
                 "or others. The dataset must give every example once, with the same features and "
-                "label each time that it is iterated over, in any order."
+                "label in every iteration, in any order."
             )
 
     def _pieces(self, rows):
@@ -114,8 +129,8 @@ class Examples:
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(
                 f"Argument `labels` must hold integers [n], or zeros and ones [n, {classes}]. "
-                f"Received: shape {labels.shape}, dtype {labels.dtype}. Whole numbers of another "
-                "type are made integers by `labels.astype(int)`."
+                f"Received: shape {labels.shape}, dtype {labels.dtype}. Convert whole numbers of "
+                "another type by `labels.astype(int)`."
             )
         if len(labels) and not (0 <= labels.min() and labels.max() < classes):
             raise ValueError(
@@ -127,17 +142,79 @@ class Examples:
         return targets
 
 
+class Pass:
+    """Counts examples and adds them up by their classes.
+
+    Args:
+        dimension: Int, width of features.
+        num_classes: Int.
+
+    Attributes:
+        count: Int, examples so far.
+    """
+
+    def __init__(self, dimension, num_classes):
+        self.count = 0
+        self._vector = np.random.default_rng(dimension).normal(size=dimension)
+        self._sums, self._sizes, self._squares = np.zeros([3, num_classes + 1])
+
+    def add(self, features, targets):
+        """Adds float32 rows `[n, d]` and zeros and ones `[n, num_classes]`, or None for these."""
+        self.count += len(features)
+        if targets is None:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = features.astype("float64") @ self._vector
+        values = np.where(np.isfinite(values), values, 0.0)
+        classes = np.hstack([targets, np.ones([len(targets), 1], targets.dtype)])
+        self._sums += values @ classes
+        self._sizes += np.abs(values) @ classes
+        self._squares += values**2 @ classes
+
+    def differs(self, other):
+        """Whether another pass met other features or labels, its count aside."""
+        allowed = _OF_THE_SUM * self._sizes + _OF_THE_ROOT * np.sqrt(self._squares)
+        return bool(np.any(np.abs(self._sums - other._sums) > allowed))
+
+
+def _features_of(dataset, labelled):
+    """The shape of the features in a batch of `dataset`, a tuple of ints and Nones."""
+    # An example that is repeated within a pass counts twice.
+    repeats = "RepeatDataset" in tensorflow_internals.sources_of(dataset)
+    if repeats or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "Argument `features` must be a dataset that ends and gives every example once: an "
+            "example that comes twice in a pass needs twice the noise. Received: an infinite "
+            "dataset, or one with `repeat`. Leave out `repeat`; a head makes its own passes."
+        )
+    spec = dataset.element_spec
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    dense = all(isinstance(part, tf.TensorSpec) for part in parts)
+    if not dense or len(parts) > 2 or (labelled and len(parts) < 2):
+        raise ValueError(
+            "Argument `features` must be a dataset of batches (features, labels) of dense tensors. "
+            f"Received: elements of {spec}. A head takes no sample weights."
+        )
+    shape = parts[0].shape
+    if shape.rank is None:
+        raise ValueError(
+            "Argument `features` must be a dataset whose features have a known rank. Received: "
+            f"elements of {spec}. Set it with `tf.ensure_shape`."
+        )
+    return tuple(shape)
+
+
 def _check_rank(shape):
     if len(shape) != 2:
         raise ValueError(
             f"Argument `features` must have the shape [n, d]. Received: shape {tuple(shape)}. "
-            "Flatten what a backbone gives for an example."
+            "Flatten the output of the backbone for each example."
         )
 
 
 def _check_count(count):
-    if not 0 < count <= moments.MOST_EXAMPLES:
+    if not 0 < count <= _moments.MOST_EXAMPLES:
         raise ValueError(
-            f"A head takes 1 to {moments.MOST_EXAMPLES} examples: beyond, rounding may exceed what "
-            f"the clip allows for. Received: {count}, or more."
+            f"A head takes 1 to {_moments.MOST_EXAMPLES} examples: beyond, rounding may exceed "
+            f"what the clip allows for. Received: {count}, or more."
         )

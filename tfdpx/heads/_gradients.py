@@ -1,10 +1,10 @@
-"""Sums of clipped gradients of the sigmoid cross-entropy of a linear classifier, on replicas.
+"""Sums of clipped gradients of the cross-entropy of a linear classifier, on replicas.
 
 The gradient of an example is `(p - y) x^T`, of rank one, so its norm is `|p - y| |x|` and no
 per-example gradient is formed. Sums run in float32 over `BLOCK` rows and in float64 beyond. With u
 = 2^-24, a float32 sum of b terms of size C errs by at most (b + 8) b u C in any order (Higham 2002,
-ch. 4); so with one example more or less its block changes by at most C + 2 (b + 8) b u C, besides
-what products round. Gradients are clipped to C less that share, 0.8%.
+ch. 4); so with one example more or less its block changes by at most C + 2 (b + 8) b u C, and by
+the rounding of products. Gradients are clipped to C less that share, 0.8%.
 """
 
 import math
@@ -12,7 +12,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.heads import moments
+from tfdpx.heads import _moments
 from tfdpx.per_example import rounding
 from tfdpx.training import replicas
 
@@ -21,6 +21,8 @@ _PARTIAL_SUMS = 2**26  # Bytes of the sums of all blocks of a chunk.
 _MOST_BLOCKS = 32
 # Arrays of so many bytes are prepared once for all passes.
 _KEPT = 2**28
+# Above all norms that float32 holds.
+_NO_CLIP = 1e30
 _ALLOWANCE = 2 * BLOCK * (BLOCK + rounding.EXTRA) * rounding.UNIT + 1e-5
 
 
@@ -36,14 +38,14 @@ def check_strategy(strategy):
 
 
 class Gradients:
-    """Passes over the examples that give gradients at given weights.
+    """Passes over the examples that give gradients of the sigmoid cross-entropy at given weights.
 
     Guarantee: one example more or less changes a sum, kernel and bias together, by at most
     `l2_norm_clip` in the l2 norm (`clip="gradients"`), or its kernel by `sqrt(num_classes)
     l2_norm_clip` (`clip="features"`, which has no bias). What is not finite contributes zero.
 
     Args:
-        examples: `Examples`.
+        examples: `FeatureSource`.
         num_classes: Int.
         l2_norm_clip: Float, or infinity.
         clip: "gradients", or "features" for Algorithm 1 of the paper.
@@ -57,7 +59,7 @@ class Gradients:
         self._clip = l2_norm_clip / (1 + _ALLOWANCE + rounding.product_error())
         self._of_features, self._use_bias = clip == "features", use_bias
         width = examples.dimension
-        [self._of_zeros] = moments.measured(np.zeros([1, width], "float32"))[1]
+        [self._of_zeros] = _moments.measured(np.zeros([1, width], "float32"))[1]
         self._shapes = [num_classes, width], [num_classes]
         blocks = _PARTIAL_SUMS // (4 * num_classes * width)
         self._rows = BLOCK * min(max(blocks, 1), _MOST_BLOCKS) * self._replicas
@@ -99,7 +101,7 @@ class Gradients:
         return self._kept
 
     def _prepared(self, x, y):
-        x, squares = moments.measured(x)
+        x, squares = _moments.measured(x)
         # The gradient of a row of zeros is zero but for the bias.
         arrays = x, y, squares, (squares > self._of_zeros).astype("float32")
         if short := -len(x) % (BLOCK * self._replicas):
@@ -137,6 +139,40 @@ class Gradients:
         if self._clip == math.inf:
             return tf.ones_like(squares)
         return self._clip / tf.maximum(tf.sqrt(squares), self._clip)
+
+
+class SoftmaxGradients(Gradients):
+    """Passes that give gradients of the softmax cross-entropy, kernel alone, at changing clips.
+
+    Guarantee: one example more or less changes the sum of a pass by at most the clip of that pass
+    in the l2 norm, rounding included, and so does its product with a matrix of spectral norm at
+    most 1. What is not finite contributes zero.
+
+    Args:
+        examples: `FeatureSource`.
+        num_classes: Int.
+    """
+
+    def __init__(self, examples, num_classes):
+        super().__init__(examples, num_classes, l2_norm_clip=1.0)
+        self._threshold = tf.Variable(1.0, trainable=False, dtype="float32")
+
+    def sum(self, kernel, l2_norm_clip):
+        """float64 `[d, m]`: the sum over all examples.
+
+        Args:
+            kernel: Array `[d, m]`.
+            l2_norm_clip: Float > 0.
+        """
+        # `_clip` is what a bound of 1 leaves after the allowance for rounding.
+        self._threshold.assign(min(l2_norm_clip, _NO_CLIP) * self._clip)
+        return self.sums(kernel, np.zeros(kernel.shape[1]))[0]
+
+    def _residuals(self, logits, y):
+        return tf.nn.softmax(logits) - y
+
+    def _factors(self, squares):
+        return self._threshold / tf.maximum(tf.sqrt(squares), self._threshold)
 
 
 def _blockwise_product(left, right):

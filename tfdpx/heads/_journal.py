@@ -1,4 +1,4 @@
-"""What a fit has released so far, on disk, so that an interrupted one goes on behind it.
+"""What a fit has released so far, on disk, so that an interrupted one continues from there.
 
 A head learns of the data by its releases alone. So a fit that is begun again and is handed the same
 noisy values goes the same way, without a pass for any of them, and draws fresh noise for what
@@ -23,11 +23,11 @@ class Journal:
 
     Args:
         checkpoint: `tfdpx.callbacks.Checkpoint`, whose folder is used.
-        head: Dict of JSON values that another fit must share to go on from the folder.
-        examples: `Examples`; takes their number from the folder if it is not known yet.
+        head: Dict of JSON values that another fit must share to continue from the folder.
+        examples: `FeatureSource`; takes their number from the folder if it is not known yet.
 
     Raises:
-        TypeError: If `checkpoint` is none.
+        TypeError: If `checkpoint` is not a `Checkpoint`.
         ValueError: If the folder holds the fit of another head, or a damaged one.
         RuntimeError: If another fit or training uses the folder.
         OSError: If nothing can be saved in the folder.
@@ -52,7 +52,7 @@ class Journal:
                 self._kept = self._read(self._head)
             except (OSError, ValueError) as error:
                 raise ValueError(
-                    f"The checkpoint in {os.fspath(self._folder)!r} cannot be gone on from: "
+                    f"The checkpoint in {os.fspath(self._folder)!r} cannot be continued: "
                     f"{error}. Restore the folder from a copy, or remove it to begin anew: what "
                     "was released from the data was still spent."
                 ) from error

@@ -99,7 +99,7 @@ def second_moment(examples, l2_norm_clip):
     """float64 `[d, d]`: the sum of `x x^T` over all examples, clipped, by one pass.
 
     Args:
-        examples: `Examples`.
+        examples: `FeatureSource`.
         l2_norm_clip: Float, or infinity.
     """
     moment, clipped = SecondMoment(examples.dimension), ClippedRows(l2_norm_clip)
