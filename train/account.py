@@ -24,7 +24,7 @@ import sys
 from absl import app, flags
 
 from tfdpx.accounting import samplings
-from tfdpx.train.accounts import beside, comparison, found, runs
+from tfdpx.train.accounts import comparison, recorded_runs, runs, tf_privacy_note
 from tfdpx.train.accounts.question import NAMES, Question
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.report.record import print_table, to_json
@@ -89,7 +89,7 @@ def _of_runs(values):
             f"{' '.join(also)}."
         )
     with checking_flags():
-        recorded = tuple(run for path in values.workdir for run in found.read(path))
+        recorded = tuple(run for path in values.workdir for run in recorded_runs.read(path))
         total = runs.Total(recorded, values.delta, values.same_data)
         record = total.record()
     print(f"{total.statement()}\n")
@@ -107,7 +107,7 @@ def _of_question(values):
     record = answer.record()
     print_table(record, title=f"{answer.solved} solved")
     print(f"Epsilon is {sampling.about}.\n")
-    print(beside.lines(answer))
+    print(tf_privacy_note.lines(answer))
     for doubt in answer.doubts():
         print(f"Warning: {doubt}", file=sys.stderr)
     if values.plot:

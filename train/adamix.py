@@ -37,7 +37,7 @@ from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import identity, loading, public_split
 from tfdpx.train.report import mixed_pictures
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import mixed_methods, origin
+from tfdpx.train.run import mixed_methods, provenance
 
 _NOT_PRIVATE = ("only_public", "paragon")
 
@@ -75,8 +75,8 @@ def main(argv, values=flags.FLAGS):
 def run(values):
     """Makes every fit that has no result yet, draws the pictures, and returns the report."""
     paths = [values.init_from] if values.init_from else []
-    seen = origin.seen_by(paths, values.init_data)
-    before = origin.on_same_data(seen, values.dataset)
+    seen = provenance.seen_by(paths, values.init_data)
+    before = provenance.on_same_data(seen, values.dataset)
     workdir = _workdir(values)
     for name, known in (("methods", mixed_methods.METHODS), ("shifts", public_split.SHIFTS)):
         for one in values[name].value:
@@ -165,7 +165,7 @@ def _about(values):
     names = ("delta", "noise_multiplier", "num_private")
     told = {name: values[name].value for name in names}
     dataset = dataclasses.asdict(identity.of(values.dataset))
-    return {"dataset": dataset, "init_from": origin.without_paths(values.init_from), **told}
+    return {"dataset": dataset, "init_from": provenance.without_paths(values.init_from), **told}
 
 
 def _jobs(values):
@@ -242,7 +242,7 @@ def _record(values, study, results, seen, before):
     return Record(
         program="adamix",
         data=identity.of(values.dataset, len(study.labels)),
-        spent=origin.not_private(),
+        spent=provenance.not_private(),
         delta=None,
         sampling="full_batch",
         seen=seen,

@@ -37,7 +37,7 @@ from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report import audit_pictures
 from tfdpx.train.report.record import to_json
-from tfdpx.train.run import origin
+from tfdpx.train.run import provenance
 
 
 def define_flags(values):
@@ -99,7 +99,7 @@ def run(values):
         program="audit",
         data=identity.of(values.dataset, values.num_examples),
         # Scores of an attack that knows the examples are not private.
-        spent=origin.not_private(),
+        spent=provenance.not_private(),
         delta=None,
         settings={name: values[name].value for name in names[1:]},
         results={"passed": passed, "audited_delta": 1 / values.num_examples, "rows": rows},

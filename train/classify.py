@@ -54,8 +54,8 @@ from tfdpx.train.data import identity, loading
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
+    auto_settings,
     checkpoint,
-    choice,
     classifiers,
     devices,
     dry_run,
@@ -66,7 +66,7 @@ from tfdpx.train.run import (
     image_input,
     individual,
     interruption,
-    origin,
+    provenance,
     results,
     resuming,
     side_by_side,
@@ -131,9 +131,9 @@ def train(settings, workdir, strategy):
     if source is None and settings.model not in (AUTO, LINEAR_ON_FEATURES):
         classifiers.check_name(settings.model)
     side_by_side.files(settings.features)
-    seen = origin.seen_by(origin.files(settings), settings.init_data)
+    seen = provenance.seen_by(provenance.files(settings), settings.init_data)
     unaccounted = settings.allow_seen_data or not settings.private
-    before = origin.on_same_data(seen, settings.dataset, unaccounted)
+    before = provenance.on_same_data(seen, settings.dataset, unaccounted)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = loading.load_for(
             settings,
@@ -147,7 +147,9 @@ def train(settings, workdir, strategy):
 
     # What the preset and the flags leave open.
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
-    settings, chosen = choice.complete(settings, data.num_train, strategy.num_replicas_in_sync)
+    settings, chosen = auto_settings.complete(
+        settings, data.num_train, strategy.num_replicas_in_sync
+    )
     if chosen and is_chief:
         print(chosen)
     if settings.augment_padding >= min(data.image_shape[:2]):
@@ -159,14 +161,14 @@ def train(settings, workdir, strategy):
     # The privacy plan: what the budget allows.
     plan = settings.privacy_plan(data.num_train)
     if before.steps and is_chief:
-        print(origin.about(before, plan))
+        print(provenance.about(before, plan))
     fitting.check_head_steps(settings, plan)
     devices.check_batch_size(strategy, plan.batch_size)
 
     # The model, as an earlier run left it or new.
     determined_by = {
         **asked,  # First, so that a resume with another flag names it and not what follows from it.
-        **checkpoint.facts(data, origin.files(settings)),
+        **checkpoint.facts(data, provenance.files(settings)),
         **dataclasses.asdict(settings),
         "noise_multiplier of the plan": plan.noise_multiplier,
     }
@@ -238,8 +240,8 @@ def train(settings, workdir, strategy):
         "learning_rate": settings.learning_rate,
         "l2_norm_clip": settings.l2_norm_clip,
         "ema_momentum": settings.ema_momentum,
-        "features": origin.without_paths(settings.features),
-        "init_from": origin.without_paths(settings.init_from),
+        "features": provenance.without_paths(settings.features),
+        "init_from": provenance.without_paths(settings.init_from),
         "trainable": settings.trainable,
         "head_steps": settings.head_steps,
         "parameters": whole.count_params(),
@@ -262,7 +264,7 @@ def train(settings, workdir, strategy):
         seen=seen,
         independence="; ".join(map(str, optimizer.independence)) or None,
         inputs=image_input.of(data),
-        settings=origin.without_secrets(settings),
+        settings=provenance.without_secrets(settings),
         results=results_found,
     )
     results.write(record, whole, data, measured, learning_curve.rows, workdir)

@@ -38,7 +38,7 @@ from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, head_methods, head_search, interruption, origin
+from tfdpx.train.run import finetuning, head_methods, head_search, interruption, provenance
 from tfdpx.train.run.keras_files import PIXELS, KerasFile
 
 SHARD = 4096
@@ -187,8 +187,8 @@ def extract(
     if dataset is None:
         raise UserError("Flag --dataset says whose features to extract. It is not set.")
     path = finetuning.model_file(path)
-    seen = origin.seen_by([path], init_data)
-    origin.on_same_data(seen, dataset)
+    seen = provenance.seen_by([path], init_data)
+    provenance.on_same_data(seen, dataset)
     model = finetuning.read(path)
     source = None if finetuning.is_ours(model) else KerasFile(model, path, pixels)
     data = loading.load(
@@ -226,11 +226,11 @@ def _extraction(path, dataset, data, seen, pixels):
     return Record(
         program="features",
         data=mine,
-        spent=origin.not_private(),
+        spent=provenance.not_private(),
         delta=None,
         seen=seen,
         settings={
-            "backbone": origin.without_paths(str(path)),
+            "backbone": provenance.without_paths(str(path)),
             "backbone_digest": digest,
             "num_classes": data.num_classes,
             **({"pixels": pixels} if pixels else {}),
@@ -296,7 +296,7 @@ def _fit(values, asked, budget, train):
         searched = f"{trials} trials of Optuna, on a part of these examples, without noise"
     head = head_methods.build(method, **budget, **chosen, seed=values.seed)
     head.fit(*train[:2])
-    spent = Spent(head.ledger) if values.epsilon < math.inf else origin.not_private()
+    spent = Spent(head.ledger) if values.epsilon < math.inf else provenance.not_private()
     return head, spent, searched, more
 
 

@@ -45,7 +45,7 @@ from tfdpx.train.run import (
     interruption,
     objectives,
     optimization,
-    origin,
+    provenance,
     resuming,
 )
 
@@ -86,7 +86,7 @@ def train(settings, workdir):
     classifiers.check_name(settings.model)
     asked_for = resuming.asked(_RECIPE.value, settings)
     settings = finetuning.check(settings)
-    seen = origin.seen_by(origin.files(settings), settings.init_data)
+    seen = provenance.seen_by(provenance.files(settings), settings.init_data)
     resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
     folder = checkpoint.RunFolder(workdir, determined_by, resume, asked=asked_for)
     if settings.generator:
@@ -148,11 +148,11 @@ def train(settings, workdir):
         data=Data(data.name, data.num_train)
         if settings.generator
         else identity.of(settings.dataset, data.num_train),
-        spent=NOTHING if settings.generator else origin.not_private(steps),
+        spent=NOTHING if settings.generator else provenance.not_private(steps),
         delta=None,
         seen=seen,
         inputs=None if settings.generator else image_input.of(data),
-        settings=origin.without_secrets(settings),
+        settings=provenance.without_secrets(settings),
         results=found,
     )
     model.save(workdir / "model.keras")

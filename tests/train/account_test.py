@@ -19,7 +19,7 @@ from tfdpx.accounting import Entry, Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Selected, Spent
 from tfdpx.train import account
-from tfdpx.train.accounts import beside
+from tfdpx.train.accounts import tf_privacy_note
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "tfdpx" / "accounting" / "accounting_goldens.csv"
 PHOTOS = Data("folder:photos", 500, "01")
@@ -217,7 +217,7 @@ def test_a_doubtful_guarantee_is_said(capsys):
 
 def test_tensorflow_privacy_stands_beside(capsys):
     _, text = ask(capsys, **SMALL)
-    if beside.compute_dp_sgd_privacy_lib is None:
+    if tf_privacy_note.compute_dp_sgd_privacy_lib is None:
         assert "tensorflow-privacy is not installed" in text
         return
     line = next(line for line in text.splitlines() if "assuming Poisson sampling (*)" in line)
@@ -226,11 +226,13 @@ def test_tensorflow_privacy_stands_beside(capsys):
 
 
 def test_tensorflow_privacy_is_said_to_be_absent(capsys, monkeypatch):
-    monkeypatch.setattr(beside, "compute_dp_sgd_privacy_lib", None)
+    monkeypatch.setattr(tf_privacy_note, "compute_dp_sgd_privacy_lib", None)
     assert "tensorflow-privacy is not installed" in ask(capsys, **SMALL)[1]
 
 
-@pytest.mark.skipif(beside.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy")
+@pytest.mark.skipif(
+    tf_privacy_note.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy"
+)
 def test_shuffling_is_tensorflow_privacys_other_line(capsys):
     found, text = ask(capsys, **SMALL, sampling="shuffle")
     line = next(line for line in text.splitlines() if "occurring once per epoch:" in line)

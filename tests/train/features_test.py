@@ -20,7 +20,7 @@ from tfdpx.train.benchmarks.mixture import mixture
 from tfdpx.train.config import head_presets
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.run import classifiers, head_search, noisy_score, origin
+from tfdpx.train.run import classifiers, head_search, noisy_score, provenance
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +71,7 @@ def test_features_are_those_before_the_last_layer_and_resume(tmp_path, monkeypat
 
 def record_of(settings):
     """What an extraction writes down."""
-    return Record("features", Data("mixture"), origin.not_private(), None, settings=settings)
+    return Record("features", Data("mixture"), provenance.not_private(), None, settings=settings)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tfdpx.train.run.keras_files import PIXELS
 # The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
 # The order is that in which values of the preset are dropped when the flags overdetermine them.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
-# The model of a run for which `tfdpx.train.run.choice` chooses one.
+# The model of a run for which `tfdpx.train.run.auto_settings` chooses one.
 AUTO = "auto"
 # The model of a run with `features`.
 LINEAR_ON_FEATURES = "linear_on_features"
@@ -211,7 +211,7 @@ class Training(Settings):
 
     @property
     def open(self):
-        """Whether something is left for `tfdpx.train.run.choice` to choose."""
+        """Whether something is left for `tfdpx.train.run.auto_settings` to choose."""
         chosen = (self.learning_rate, self.l2_norm_clip, self.ema_momentum)
         return self.model == AUTO or None in chosen
 

@@ -214,12 +214,12 @@ def _before_last(model):
 
 
 def read(path, flag="init_from"):
-    """The model of a `.keras` file; what it has seen is accounted for by `origin`."""
+    """The model of a `.keras` file; what it has seen is accounted for by `provenance`."""
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"Cannot read --{flag}={path}: {error}") from error
-    origins.vouch(model)  # `origin` accounts for what the file has seen.
+    origins.vouch(model)  # `provenance` accounts for what the file has seen.
     return model
 
 

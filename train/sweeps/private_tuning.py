@@ -23,7 +23,7 @@ from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
-from tfdpx.train.run import choice, evaluation, noisy_score, origin, results
+from tfdpx.train.run import auto_settings, evaluation, noisy_score, provenance, results
 from tfdpx.train.sweeps import grid, runs
 
 # What all runs must share, or what the guarantee has no room for.
@@ -64,10 +64,14 @@ def tune(preset, given, swept, mean, workdir, extra):
     data = loading.load_for(points[0][1], run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     if data.train_y is None:
         raise UserError(f"The images must fit in memory. Received: --dataset={data.name}.")
-    points = [(point, choice.complete(settings, data.num_train)[0]) for point, settings in points]
+    points = [
+        (point, auto_settings.complete(settings, data.num_train)[0]) for point, settings in points
+    ]
     entries, score, shared = _noise(points, data.num_train, mean)
-    seen = {origin.seen_by(origin.files(settings), settings.init_data) for _, settings in points}
-    before = sum((origin.on_same_data(each, shared.dataset) for each in seen), NOTHING)
+    seen = {
+        provenance.seen_by(provenance.files(settings), settings.init_data) for _, settings in points
+    }
+    before = sum((provenance.on_same_data(each, shared.dataset) for each in seen), NOTHING)
     sigma = entries[0].noise_multiplier
     workdir.mkdir(parents=True, exist_ok=True)
     top = None

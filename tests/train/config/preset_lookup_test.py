@@ -7,7 +7,7 @@ import pytest
 from tfdpx.train.config import preset_lookup, setting_flags
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import PRIVACY
-from tfdpx.train.run import choice
+from tfdpx.train.run import auto_settings
 
 
 def test_digits_is_a_preset_and_every_preset_resolves():
@@ -43,7 +43,7 @@ def test_flags_win_over_the_preset_and_unset_flags_do_not():
     ],
 )
 def test_what_is_left_open(given, solved):
-    settings, _ = choice.complete(preset_lookup.resolve("digits", given), 1437)
+    settings, _ = auto_settings.complete(preset_lookup.resolve("digits", given), 1437)
     assert [name for name in PRIVACY if getattr(settings, name) is None] == [solved]
     assert all(getattr(settings, name) == value for name, value in given.items())
 
