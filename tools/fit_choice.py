@@ -3,8 +3,9 @@
     python tools/fit_choice.py
 
 The rule of `tfdpx.train.run.auto_settings` was read off what this prints. The problems are
-generated: classes of distorted strokes and of distorted shapes, so that fitting a rule on them spends no
-privacy. For each number of images and epsilon, the best products of steps and learning rate.
+generated: classes of distorted strokes and of distorted shapes, so that fitting a rule on them
+spends no privacy. For each number of images and epsilon, the best products of steps and learning
+rate.
 """
 
 import functools
