@@ -68,7 +68,6 @@ from tfdpx.train.run import (
     interruption,
     provenance,
     results,
-    resuming,
     side_by_side,
 )
 
@@ -94,7 +93,7 @@ def main(argv):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         given = setting_flags.given()
         preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
-        settings = resuming.settings(Training, ("preset", _PRESET.value), given)
+        settings = checkpoint.resumed(Training, ("preset", _PRESET.value), given)
         settings = settings or preset_lookup.resolve(preset, given)
         if record := dry_run.from_flags(settings):
             print_table(record, title=f"{preset}: nothing was trained")
@@ -123,7 +122,7 @@ def train(settings, workdir, strategy):
     is_chief = devices.is_chief(strategy)
 
     preset = _PRESET.value or preset_lookup.default_for(settings.dataset)
-    asked_for = resuming.asked(preset, settings)
+    asked_for = checkpoint.asked(preset, settings)
     # The data: bytes, in memory or read as they are drawn. They are normalised in the model.
     settings = finetuning.check(settings)
     with strategy.scope():

@@ -10,7 +10,7 @@ printed of private images is private.
 
 import collections
 import csv
-import os
+import io
 import pathlib
 import sys
 
@@ -20,6 +20,7 @@ from absl import app, flags
 from rich import console, table, text
 
 import tfdpx.layers  # noqa: F401  A saved model may hold layers of it.
+from tfdpx import _files
 from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_files, image_sources
@@ -150,16 +151,15 @@ def write(path, files, names, found, class_names=()):
     Raises:
         UserError: If it cannot be written.
     """
-    fresh = path.with_name(f"{path.name}.new")
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["file", "class", "probability", *class_names])
+    for name, label, row in zip(files, names, found, strict=True):
+        shares = row if class_names else ()
+        writer.writerow([name, label, *(f"{share:.6f}" for share in (row.max(), *shares))])
     try:
         # Names of files need not be UTF-8; they are written as they are.
-        with fresh.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            writer.writerow(["file", "class", "probability", *class_names])
-            for name, label, row in zip(files, names, found, strict=True):
-                shares = row if class_names else ()
-                writer.writerow([name, label, *(f"{share:.6f}" for share in (row.max(), *shares))])
-        os.replace(fresh, path)
+        _files.write(path, text.getvalue().encode(errors="surrogateescape"), mode=0o644)
     except OSError as error:
         raise UserError(f"Cannot write --csv={path}: {error}.") from error
 

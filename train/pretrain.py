@@ -46,7 +46,7 @@ from tfdpx.train.run import (
     objectives,
     optimization,
     provenance,
-    resuming,
+    results,
 )
 
 _RECIPE = flags.DEFINE_string(
@@ -64,7 +64,7 @@ def main(argv):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         given = _given()
         base = ("recipe", None if flags.FLAGS["recipe"].using_default_value else _RECIPE.value)
-        settings = resuming.settings(pretraining.Pretraining, base, given)
+        settings = checkpoint.resumed(pretraining.Pretraining, base, given)
         settings = settings or pretraining.resolve(_RECIPE.value, given)
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
         ending = interruption.ending_in_a_line("pretrain", path)
@@ -84,7 +84,7 @@ def train(settings, workdir):
         workdir: `pathlib.Path`.
     """
     classifiers.check_name(settings.model)
-    asked_for = resuming.asked(_RECIPE.value, settings)
+    asked_for = checkpoint.asked(_RECIPE.value, settings)
     settings = finetuning.check(settings)
     seen = provenance.seen_by(provenance.files(settings), settings.init_data)
     resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
@@ -155,8 +155,7 @@ def train(settings, workdir):
         settings=provenance.without_secrets(settings),
         results=found,
     )
-    model.save(workdir / "model.keras")
-    record.save(workdir / "model.keras")
+    results.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
     told = {**record.view(), "workdir": str(workdir)}
     print_table(told, title=f"{settings.model} on {data.name}, not private")

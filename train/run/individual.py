@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 import tfdpx
+from tfdpx import _files as files
 from tfdpx.accounting.groups import group_report
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.sampling import sampled_batches
@@ -76,7 +77,8 @@ class History(keras.callbacks.Callback):
         after_save(self.model, self._write)
 
     def _write(self):
-        np.savez(self._path, steps=self.steps, norms=self.norms, losses=self.losses)
+        with files.replacing(self._path) as fresh:
+            np.savez(fresh, steps=self.steps, norms=self.norms, losses=self.losses)
 
     def _step(self):
         return budget.steps_taken(self.model.optimizer)

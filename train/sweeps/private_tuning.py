@@ -94,7 +94,7 @@ def tune(preset, given, swept, mean, workdir, extra):
         right, point, found = top
         selected = Selected(Ledger(tuple(entries)), mean, shared.delta)
         record = _record(found, point, before, selected, right / data.num_train)
-        shutil.move(found, best)
+        found.rename(best)
     return {**record.view(), "workdir": str(best)}
 
 
@@ -160,12 +160,12 @@ def _noise(points, num_examples, mean):
 
 
 def _run(preset, point, settings, noise_multiplier):
-    """The `grid.Run` of settings that leave nothing open, at the noise of all runs."""
+    """The `grid.SweepRun` of settings that leave nothing open, at the noise of all runs."""
     values = {name: value for name, value in dataclasses.asdict(settings).items()
               if value is not None and name != "epsilon"}  # fmt: skip
     values["noise_multiplier"] = noise_multiplier
     arguments = [f"--preset={preset}", *(f"--{k}={grid.text_of(v)}" for k, v in values.items())]
-    return grid.Run(preset, point, {}, settings, tuple(arguments))
+    return grid.SweepRun(preset, point, {}, settings, tuple(arguments))
 
 
 def _right(folder, data):
@@ -199,5 +199,6 @@ def _record(folder, point, before, selected, noisy_accuracy):
             "noisy_train_accuracy": noisy_accuracy,
         },
     )
+    record.save(folder / "model.keras")
     results.write_record(record, folder)
     return record

@@ -179,22 +179,6 @@ def test_a_missing_file_is_an_error(tmp_path):
         Ledger.load(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_save_that_fails_leaves_the_old_file(ledger, tmp_path, monkeypatch, failing):
-    path = tmp_path / "ledger.json"
-    ledger.save(path)
-
-    def fail(*arguments):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, failing, fail)
-    with pytest.raises(OSError, match="disk full"):
-        (ledger + ledger).save(path)
-    monkeypatch.undo()
-    assert Ledger.load(path) == ledger
-    assert os.listdir(tmp_path) == ["ledger.json"]
-
-
 @pytest.mark.parametrize("text", ["[" * 100_000, "run: 1E999", "steps: 1E999", "sigma: nan"])
 def test_json_that_python_stumbles_over_is_no_ledger(text):
     """Found by `tools/fuzz.py`."""

@@ -1,12 +1,12 @@
 """Checkpoints: whole, secret, and no way to resume into a wrong epsilon."""
 
 import dataclasses
+import os
 
 import keras
 import numpy as np
 import pytest
 
-from tfdpx import _files as files
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
 from tfdpx.train.run import checkpoint
@@ -113,7 +113,7 @@ def test_a_save_that_fails_leaves_the_last_one_whole(tmp_path, monkeypatch):
     def fail(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "flush", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space"):
         fit(model, [saved], epochs=1)
     restored = make_model()
