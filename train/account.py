@@ -24,8 +24,8 @@ import sys
 from absl import app, flags
 
 from tfdpx.accounting import samplings
-from tfdpx.train.accounts import comparison, recorded_runs, runs, tf_privacy_note
-from tfdpx.train.accounts.question import NAMES, Question
+from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
+from tfdpx.train.accounts.question import NAMES, answer
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.report.record import print_table, to_json
 
@@ -69,8 +69,8 @@ def main(argv, values=flags.FLAGS):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         if values.plot and not values.plot.lower().endswith(".png"):
             raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
-        answer = _of_runs if values.workdir else _of_comparison if values.compare else _of_question
-        record = answer(values)
+        report = _of_runs if values.workdir else _of_comparison if values.compare else _of_question
+        record = report(values)
     except UserError as error:
         sys.exit(f"tfdpx.train.account: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)
@@ -90,7 +90,7 @@ def _of_runs(values):
         )
     with checking_flags():
         recorded = tuple(run for path in values.workdir for run in recorded_runs.read(path))
-        total = runs.Total(recorded, values.delta, values.same_data)
+        total = combined.CombinedRuns(recorded, values.delta, values.same_data)
         record = total.record()
     print(f"{total.statement()}\n")
     print_table(record, title="what was spent")
@@ -102,20 +102,19 @@ def _of_question(values):
     with checking_flags():
         sampling = samplings.Sampling(values.sampling, values.neighbours)
     given = {name: values[name].value for name in NAMES}
-    question = Question(**given, sampling=sampling, accountant=values.accountant)
-    answer = question.answer()
-    record = answer.record()
-    print_table(record, title=f"{answer.solved} solved")
+    found = answer(given, sampling, values.accountant)
+    record = found.record()
+    print_table(record, title=f"{found.solved} solved")
     print(f"Epsilon is {sampling.about}.\n")
-    print(tf_privacy_note.lines(answer))
-    for doubt in answer.doubts():
-        print(f"Warning: {doubt}", file=sys.stderr)
+    print(tf_privacy_note.lines(found))
+    for warning in found.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     if values.plot:
         from tfdpx.train.accounts import tradeoff  # Matplotlib takes as long as all else.
 
-        if not answer.noise_multiplier:
+        if not found.noise_multiplier:
             raise UserError("Flag --plot needs noise: epsilon is infinite after any steps.")
-        _plot("The trade-off is", values.plot, lambda path: tradeoff.draw(answer, path))
+        _plot("The trade-off is", values.plot, lambda path: tradeoff.draw(found, path))
     return record
 
 

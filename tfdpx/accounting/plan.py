@@ -3,20 +3,20 @@
 import bisect
 import dataclasses
 import functools
-import math
 
 import scipy.stats
 
-from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
+from tfdpx._arguments import check_choice, check_positive_integer, exactly_one_missing
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration, statement
-from tfdpx.accounting.doubts import doubts
 from tfdpx.accounting.ledger import Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
 
 # Half of what the accountants keep back; the noise's tail has the other half.
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
+# Below it noise hides whatever the data say.
+_LEAST_USEFUL_EPSILON = 0.01
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -86,72 +86,42 @@ class PrivacyPlan:
         *,
         epochs=None,
     ):
-        given = dict(
-            num_examples=num_examples,
-            batch_size=batch_size,
-            steps=steps,
-            noise_multiplier=noise_multiplier,
-            epsilon=epsilon,
-            delta=delta,
-            sampling=sampling,
-            accountant=accountant,
-        )
+        given = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
+        given = dict(zip(self.__dataclass_fields__, (*given, sampling, accountant), strict=True))
         if epochs is not None:
-            given["steps"] = _steps_of(epochs, num_examples, batch_size, steps)
+            if steps is not None or batch_size is None:
+                raise ValueError(
+                    "Argument `epochs` takes the place of `steps`, and needs `batch_size`. "
+                    f"Received: epochs={epochs}, steps={steps}, batch_size={batch_size}."
+                )
+            check_positive_integer("num_examples", num_examples)
+            calibration.check({**given, "epochs": epochs})
+            *_, given["steps"] = calibration.run_of({**given, "epochs": epochs})
         for name, value in given.items():
             object.__setattr__(self, name, value)
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
-        unknown = [name for name in solvable if getattr(self, name) is None]
-        if len(unknown) != 1:
-            found = ", ".join(f"`{name}`" for name in unknown) or "none"
-            raise ValueError(
-                "Exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon` must be "
-                f"left out of a PrivacyPlan, which solves for it. Left out: {found}."
-            )
+        unknown = exactly_one_missing({name: getattr(self, name) for name in solvable})
         self._check()
-        object.__setattr__(self, unknown[0], self._solve(unknown[0]))
-        doubtful = doubts(self.epsilon, self.delta, self.num_examples, self.noise_multiplier)
-        for doubt in doubtful:
-            warn(doubt)
+        if unknown == "epsilon":
+            value = self.epsilon_at(self.steps)
+        else:
+            value = calibration.solve(unknown, self.get_config(), self.accountant)
+        object.__setattr__(self, unknown, value)
+        for warning in plan_warnings(
+            self.epsilon, self.delta, self.num_examples, self.noise_multiplier
+        ):
+            warn(warning)
 
     def _check(self):
         """Raises ValueError unless what is given is in range."""
-        for name in ("num_examples", "batch_size", "steps"):
-            value = getattr(self, name)
-            if value is not None or name == "num_examples":
-                check_positive_integer(name, value)
-                # NumPy's integers do not go into a config.
-                object.__setattr__(self, name, int(value))
-        if self.batch_size is not None and self.batch_size > self.num_examples:
-            raise ValueError(
-                "Argument `batch_size` must not exceed `num_examples`. Received: "
-                f"batch_size={self.batch_size}, num_examples={self.num_examples}."
-            )
-        if self.noise_multiplier is not None:
-            accountants.check_noise_multiplier(self.noise_multiplier)
+        check_positive_integer("num_examples", self.num_examples)
         accountants.check_delta(self.delta)
+        calibration.check(self.get_config())
         accountants.check_accountant(self.accountant)
         check_choice("sampling", self.sampling, SAMPLINGS)
-
-    def _solve(self, unknown):
-        """The value of the argument that was left out."""
-        if unknown == "epsilon":
-            return self.epsilon_at(self.steps)
-        fits = is_number(self.epsilon) and 0 < self.epsilon < math.inf
-        hint = " Values from 1 to 10 are common."
-        require(fits, "epsilon", self.epsilon, "be a positive, finite number", hint)
-        rest = (self.delta, self.accountant)
-        if unknown == "noise_multiplier":
-            return calibration.least_noise_multiplier(
-                self.epsilon, self.sampling_probability, self.steps, *rest
-            )
-        if unknown == "steps":
-            return calibration.most_steps(
-                self.epsilon, self.noise_multiplier, self.sampling_probability, *rest
-            )
-        return calibration.largest_batch_size(
-            self.epsilon, self.num_examples, self.noise_multiplier, self.steps, *rest
-        )
+        for name in ("num_examples", "batch_size", "steps"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, int(value))  # NumPy's do not go into a config.
 
     @property
     def sampling_probability(self):
@@ -345,26 +315,27 @@ class PrivacyPlan:
         return plan
 
 
-def steps_of_epochs(epochs, sampling_probability):
-    """Int: the updates that make so many passes over the data, on average, or a little more.
+def plan_warnings(
+    epsilon: float, delta: float, num_examples: int | None, noise_multiplier: float
+) -> list[str]:
+    """What is in range of a guarantee, and hardly meant: a sentence for each.
 
     Args:
-        epochs: Float > 0.
-        sampling_probability: Float in (0, 1].
+        epsilon: Float.
+        delta: Float.
+        num_examples: Int, or None where unknown.
+        noise_multiplier: Float.
     """
-    fits = is_number(epochs) and 0 < epochs < math.inf
-    require(fits, "epochs", epochs, "be a positive, finite number")
-    steps = epochs / sampling_probability
-    # 30 epochs of 1/300 are 9000 steps, whatever the last bit of the quotient says.
-    return max(1, math.ceil(steps * (1 - 1e-12)))
-
-
-def _steps_of(epochs, num_examples, batch_size, steps):
-    if steps is not None or batch_size is None:
-        raise ValueError(
-            "Argument `epochs` takes the place of `steps`, and needs `batch_size`. Received: "
-            f"epochs={epochs}, steps={steps}, batch_size={batch_size}."
+    found = []
+    if num_examples is not None and delta > 1 / num_examples:
+        found.append(
+            f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one "
+            "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
+            f"well below, such as {0.1 / num_examples:.1g}."
         )
-    check_positive_integer("num_examples", num_examples)
-    check_positive_integer("batch_size", batch_size)
-    return steps_of_epochs(epochs, min(1.0, batch_size / num_examples))
+    if epsilon < _LEAST_USEFUL_EPSILON:
+        found.append(
+            f"epsilon={epsilon:.2g}: noise_multiplier={noise_multiplier:.4g} drowns whatever the "
+            "data say, and nothing will be learned. Epsilons from 1 to 10 are common."
+        )
+    return found

@@ -144,7 +144,7 @@ class Sampling:
         Raises:
             ValueError: If an argument is out of its range, or the accountant does not judge this.
         """
-        self._check(accountant)
+        self.check_accountant(accountant)
         if self.name != "without_replacement":
             run = self.run(noise_multiplier, sampling_probability, steps)
             return accountants.epsilon(*run, delta, accountant)
@@ -169,7 +169,7 @@ class Sampling:
         Returns:
             Float in [0, 1].
         """
-        self._check(accountant)
+        self.check_accountant(accountant)
         if not self._is_spent(noise_multiplier, sampling_probability, steps):
             return 0.0 if steps == 0 else 1.0
         if self.name == "without_replacement":
@@ -179,7 +179,8 @@ class Sampling:
             judge = accountants.composed((run,), accountant)
         return min(1.0, float(judge.get_delta(epsilon)) / (1 - accountants.RESERVED_SHARE))
 
-    def _check(self, accountant):
+    def check_accountant(self, accountant):
+        """Raises ValueError unless `accountant` judges this sampling."""
         must = f"be one of {list(self.accountants)} for sampling={self.name!r}"
         require(accountant in self.accountants, "accountant", accountant, must)
 

@@ -141,7 +141,8 @@ class AdaMix(Head):
             return steps
         hint = " AdaMix.paragon is without privacy, AdaMix.only_public without private data."
         adamix_checks.check_positive("epsilon", epsilon, hint)
-        return calibration.most_steps(epsilon, noise_multiplier, 1.0, delta, accountant)
+        known = dict(noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta)
+        return calibration.solve("steps", known, accountant)
 
     @classmethod
     def only_public(cls, num_classes, **kwargs):

@@ -109,7 +109,7 @@ def describe(settings, seconds_per_update=None):
 
 
 def _held_out(images, validation):
-    """How many of so many images `settings.Settings.validation` holds out."""
+    """How many of so many images `settings.RunSettings.validation` holds out."""
     held_out = math.ceil(validation * images) if validation < 1 else int(validation)
     if held_out >= images:
         raise UserError(

@@ -19,7 +19,7 @@ def check(settings):
     """Settings whose `init_from` is a file: of a run folder, the model in it.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
 
     Raises:
         UserError: If the trained model that the settings need is not there.
@@ -110,7 +110,7 @@ def build(settings, data, source=None):
     and differentiates nothing below the last.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
         data: `loading.ImageData`.
         source: The `KerasFile` of `source(settings)`, to which a new last layer is added, or None.
 

@@ -87,7 +87,7 @@ def files(settings):
     """Paths of the files that a run starts from, of `--init_from` and `--features`.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
     """
     features = side_by_side.files(getattr(settings, "features", None))
     return [settings.init_from, *features] if settings.init_from else features
@@ -97,7 +97,7 @@ def without_secrets(settings):
     """Settings for a record: neither the seed nor where anything lies.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
 
     Returns:
         Dict of JSON values.

@@ -12,7 +12,7 @@ from tfdpx.train.config.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Total:
+class CombinedRuns:
     """What several runs on the same data have spent together.
 
     Their Gaussian updates compose; the best of a random number of runs adds its own epsilon and
@@ -21,7 +21,7 @@ class Total:
     one that is removed does.
 
     Args:
-        runs: Tuple of `Run`.
+        runs: Tuple of `RecordedRun`.
         delta: Float for the updates, or None for that of the records.
         same_data: Bool, the user's word that all were on the same data.
 
