@@ -1,8 +1,11 @@
 """A privacy budget and the training run that spends it."""
 
+from __future__ import annotations
+
 import bisect
 import dataclasses
 import functools
+from typing import Any
 
 import scipy.stats
 
@@ -75,17 +78,17 @@ class PrivacyPlan:
 
     def __init__(
         self,
-        num_examples,
-        batch_size=None,
-        steps=None,
-        noise_multiplier=None,
-        epsilon=None,
-        delta=None,
-        sampling="poisson",
-        accountant="pld",
+        num_examples: int,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        sampling: str = "poisson",
+        accountant: str = "pld",
         *,
-        epochs=None,
-    ):
+        epochs: float | None = None,
+    ) -> None:
         given = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
         given = dict(zip(self.__dataclass_fields__, (*given, sampling, accountant), strict=True))
         if epochs is not None:
@@ -124,12 +127,12 @@ class PrivacyPlan:
                 object.__setattr__(self, name, int(value))  # NumPy's do not go into a config.
 
     @property
-    def sampling_probability(self):
+    def sampling_probability(self) -> float:
         """Probability that a step draws a given example: batch_size / num_examples."""
         return self.batch_size / self.num_examples
 
     @property
-    def epochs(self):
+    def epochs(self) -> float:
         """Float: how often a given example is drawn on average, steps * batch_size / num_examples.
 
         Not the `epochs` of `fit`, which may be any number: each reports once.
@@ -137,12 +140,12 @@ class PrivacyPlan:
         return self.steps * self.sampling_probability
 
     @property
-    def is_approximate(self):
+    def is_approximate(self) -> bool:
         """Whether epsilon is that of a sampling other than the one that is done."""
         return self.sampling != "poisson"
 
     @functools.cached_property
-    def capacity(self):
+    def capacity(self) -> int:
         """Number of rows of every batch, an int.
 
         With Poisson sampling the number of examples drawn varies, and batches are padded. A step
@@ -161,7 +164,7 @@ class PrivacyPlan:
             range(1, self.num_examples), True, key=lambda rows: others.sf(rows - 1) <= allowed
         )
 
-    def epsilon_at(self, steps):
+    def epsilon_at(self, steps: int) -> float:
         """Epsilon spent by `steps` updates, at the plan's `delta`.
 
         Args:
@@ -179,18 +182,18 @@ class PrivacyPlan:
 
     def batches(
         self,
-        x,
-        y=None,
-        sample_weight=None,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
         *,
-        class_weight=None,
-        validation_split=0.0,
-        optimizer=None,
-        seed=None,
-        start=0,
-        pad_to_multiple_of=1,
-        input_context=None,
-    ):
+        class_weight: dict[int, float] | None = None,
+        validation_split: float = 0.0,
+        optimizer: Any = None,
+        seed: int | None = None,
+        start: Any = 0,
+        pad_to_multiple_of: int = 1,
+        input_context: Any = None,
+    ) -> Any:
         """The data of the plan's steps, as a dataset for `model.fit`.
 
         Epsilon is exact for training on this very dataset: `take`, `cache`, `map` and the like make
@@ -257,18 +260,21 @@ class PrivacyPlan:
             input_context=input_context,
         )
 
-    def ledger_at(self, steps):
+    def ledger_at(self, steps: int) -> Ledger:
         """The `tfdpx.accounting.Ledger` that so many updates of this plan leave.
 
         Args:
             steps: Int >= 0.
+
+        Raises:
+            ValueError: If `steps` is negative or no integer.
         """
         if steps == 0:
             return Ledger()
-        facts = self.noise_multiplier, self.sampling_probability, steps
-        return Ledger((Entry(*facts, exact=not self.is_approximate),))
+        run = self.noise_multiplier, self.sampling_probability, steps
+        return Ledger((Entry(*run, exact=not self.is_approximate),))
 
-    def statement(self, *, steps=None, dataset="the training data"):
+    def statement(self, *, steps: int | None = None, dataset: str = "the training data") -> str:
         """A text to cite: what a training by this plan guarantees, to whom, how, and if what.
 
         Of a training that was made, `model.optimizer.ledger.statement(plan.delta)` says more.
@@ -292,7 +298,7 @@ class PrivacyPlan:
             is_planned=True,
         )
 
-    def summary(self):
+    def summary(self) -> str:
         """The plan in a line of prose."""
         about = "about " if self.is_approximate else ""
         return (
@@ -301,13 +307,20 @@ class PrivacyPlan:
             f"{self.accountant} accountant) at noise_multiplier={self.noise_multiplier:.5g}"
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """All arguments, the solved one among them."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config):
-        """The plan of `get_config`, without solving again."""
+    def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
+        """The plan of `get_config`, without solving again.
+
+        Args:
+            config: Dict.
+
+        Raises:
+            ValueError: If a value is out of its range.
+        """
         plan = object.__new__(cls)
         for field in dataclasses.fields(cls):
             object.__setattr__(plan, field.name, config[field.name])
