@@ -13,12 +13,12 @@ import numpy as np
 
 import tfdpx
 from tfdpx import _files as files
-from tfdpx.accounting.groups import group_report
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.spending import budget
 from tfdpx.train.report import individual_pictures as pictures
+from tfdpx.train.report.groups import group_report
 from tfdpx.train.run import evaluation
 from tfdpx.training.session import after_save
 
