@@ -26,7 +26,7 @@ from absl import app, flags
 from tfdpx.accounting import samplings
 from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
 from tfdpx.train.accounts.question import NAMES, answer
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report.record import print_table, to_json
 
 
@@ -64,15 +64,11 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Answers what the flags ask; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("account", argv):
         if values.plot and not values.plot.lower().endswith(".png"):
             raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
         report = _of_runs if values.workdir else _of_comparison if values.compare else _of_question
         record = report(values)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.account: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)
 
 

@@ -36,7 +36,6 @@ the log.
 import dataclasses
 import math
 import pathlib
-import sys
 import time
 
 import keras
@@ -48,7 +47,7 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.spending import budget
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report import curve
@@ -62,7 +61,6 @@ from tfdpx.train.run import (
     evaluation,
     finetuning,
     fitting,
-    frozen,
     image_input,
     individual,
     interruption,
@@ -88,9 +86,7 @@ _LOG_PRIVATE_METRICS = flags.DEFINE_bool(
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("classify", argv):
         given = setting_flags.given()
         preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
         settings = checkpoint.resumed(Training, ("preset", _PRESET.value), given)
@@ -104,11 +100,12 @@ def main(argv):
         ending = interruption.ending_in_a_line("classify", path)
         with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
             workdir = run_flags.make_workdir(path, devices.is_chief(strategy))
-            record = train(settings, workdir, strategy)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.classify: {' '.join(str(error).split())}")
-    except tf.errors.UnavailableError as error:
-        sys.exit(f"tfdpx.train.classify: another worker is gone; start all with --resume: {error}")
+            try:
+                record = train(settings, workdir, strategy)
+            except tf.errors.UnavailableError as error:
+                raise UserError(
+                    f"another worker is gone; start all with --resume: {error}"
+                ) from error
     if devices.is_chief(strategy):
         print(to_json(record), flush=True)
 
@@ -182,7 +179,7 @@ def train(settings, workdir, strategy):
             whole = model = finetuning.build(settings, data, source)
         inputs = data
         if strategy.num_replicas_in_sync == 1:
-            model, inputs = frozen.head_and_features(settings, whole, data)
+            model, inputs = fitting.head_and_features(settings, whole, data)
     trainer = fitting.Trainer(settings, strategy, plan, inputs, folder, write=is_chief)
     start = trainer.steps_saved
     if is_chief:

@@ -31,7 +31,7 @@ from tfdpx.accounting.spent import NOTHING, Data
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.config.training import Training
 from tfdpx.train.data import generated, identity, loading
 from tfdpx.train.report.record import print_table, to_json
@@ -59,9 +59,7 @@ for _name in setting_flags.define(pretraining.Pretraining):
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("pretrain", argv):
         given = _given()
         base = ("recipe", None if flags.FLAGS["recipe"].using_default_value else _RECIPE.value)
         settings = checkpoint.resumed(pretraining.Pretraining, base, given)
@@ -71,8 +69,6 @@ def main(argv):
         with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
             workdir = run_flags.make_workdir(path)
             record = train(settings, workdir)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.pretrain: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)
 
 

@@ -48,7 +48,7 @@ import time
 from absl import app, flags
 
 from tfdpx.train.config import preset_lookup, run_flags
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import devices
 from tfdpx.train.sweeps import figures, grid, private_tuning, runs, table
@@ -88,16 +88,13 @@ def main(argv, values=flags.FLAGS):
     began = time.perf_counter()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        workdir = _workdir(values.plot_only)
-        if values.private_tuning is not None:
-            print(to_json(_tune(values, workdir)), flush=True)
-            return
-        failures = {} if values.plot_only else _sweep(values, workdir)
-        record = summarize(workdir)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.sweep: {' '.join(str(error).split())}")
+        with in_one_line("sweep", argv):
+            workdir = _workdir(values.plot_only)
+            if values.private_tuning is not None:
+                print(to_json(_tune(values, workdir)), flush=True)
+                return
+            failures = {} if values.plot_only else _sweep(values, workdir)
+            record = summarize(workdir)
     except KeyboardInterrupt:
         sys.exit("tfdpx.train.sweep: stopped; the same command goes on where it was.")
     record |= {"failures": failures, "seconds": time.perf_counter() - began}

@@ -10,12 +10,11 @@ import os
 
 import keras
 import numpy as np
+import scipy.special
 
 import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.sampling import sampled_batches
-from tfdpx.sampling.examples import as_examples
 from tfdpx.spending import budget
 from tfdpx.train.report import individual_pictures as pictures
 from tfdpx.train.report.groups import group_report
@@ -91,13 +90,11 @@ def losses(model, examples):
         model: A `keras.Model` from images to logits.
         examples: Arguments of `tfdpx.sampling.examples.as_examples`.
     """
-    found = []
-    for x, y, _ in sampled_batches.in_order(as_examples(*examples), evaluation.BATCH_SIZE):
-        logits = np.asarray(model.predict_on_batch(x), "float32")
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        chosen = np.take_along_axis(shifted, np.asarray(y).reshape(-1, 1), axis=1)[:, 0]
-        found.append(np.log(np.exp(shifted).sum(axis=1)) - chosen)
-    return np.concatenate(found)
+    return _crossentropy(*evaluation.predict(model, examples))
+
+
+def _crossentropy(logits, labels):
+    return -np.take_along_axis(scipy.special.log_softmax(logits, 1), labels[:, None], 1)[:, 0]
 
 
 def release(each, noise_multiplier):
@@ -137,14 +134,10 @@ def write(epsilons, worst, history, model, data, workdir):
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
     (folder / "README.txt").write_text(_NOTICE)
-    labels, held_out_labels = (
-        np.concatenate(
-            [np.asarray(y) for _, y, _ in sampled_batches.in_order(as_examples(*given), 500)]
-        )
-        for given in ((data.train_x, data.train_y), data.eval_examples)
-    )
-    final = losses(model, (data.train_x, data.train_y))
-    held_out = losses(model, data.eval_examples)
+    logits, labels = evaluation.predict(model, (data.train_x, data.train_y))
+    final = _crossentropy(logits, labels)
+    logits, held_out_labels = evaluation.predict(model, data.eval_examples)
+    held_out = _crossentropy(logits, held_out_labels)
     mean = np.mean(history.losses, axis=0) if history.losses else final
     np.savez(
         folder / "arrays.npz",

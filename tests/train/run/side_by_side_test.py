@@ -12,7 +12,14 @@ from tfdpx.accounting.spent import Data, Spent
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
-from tfdpx.train.run import auto_settings, classifiers, finetuning, frozen, provenance, side_by_side
+from tfdpx.train.run import (
+    auto_settings,
+    classifiers,
+    finetuning,
+    fitting,
+    provenance,
+    side_by_side,
+)
 
 SHAPE = (8, 8, 1)
 DATA = types.SimpleNamespace(image_shape=SHAPE, num_classes=3, centre=120.0, deviation=60.0)
@@ -54,7 +61,7 @@ def test_they_are_computed_once(run_folder):
     fields = dict.fromkeys(field.name for field in dataclasses.fields(loading.ImageData))
     images = {"train_x": np.zeros([6, *SHAPE], "uint8"), "eval_x": np.zeros([2, *SHAPE], "uint8")}
     data = loading.ImageData(**fields | images)
-    head, features = frozen.head_and_features(chosen, whole, data)
+    head, features = fitting.head_and_features(chosen, whole, data)
     assert len(head.trainable_variables) == 1 and features.train_x.shape == (6, 257)
 
 
