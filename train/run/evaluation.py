@@ -46,31 +46,33 @@ def measure(model, data):
         model: A `keras.Model` from images to logits.
         data: `loading.ImageData`.
     """
-    logits, labels = predict(model, data.eval_examples)
-    predictions, top5_accuracy = np.argmax(logits, axis=-1), None
-    if data.num_classes > TOP:
-        within = keras.metrics.sparse_top_k_categorical_accuracy(labels, logits, k=TOP)
-        top5_accuracy = float(np.mean(within, dtype="float64"))
-    accuracy = float(np.mean(labels == predictions))
-    return Measured(labels, predictions, accuracy, top5_accuracy)
+    labels, predictions, within = [], [], []
+    for logits, y in predicted(model, data.eval_examples):
+        labels.append(y)
+        predictions.append(np.argmax(logits, axis=-1))
+        if data.num_classes > TOP:
+            within.append(keras.metrics.sparse_top_k_categorical_accuracy(y, logits, k=TOP))
+    labels, predictions = np.concatenate(labels), np.concatenate(predictions)
+    return Measured(
+        labels=labels,
+        predictions=predictions,
+        accuracy=float(np.mean(labels == predictions)),
+        top5_accuracy=float(np.mean(np.concatenate(within), dtype="float64")) if within else None,
+    )
 
 
-def predict(model, examples):
+def predicted(model, examples):
     """What a model says of examples, in their order.
 
     Args:
         model: A `keras.Model` from images to logits.
         examples: Tuple of the arguments of `tfdpx.sampling.examples.as_examples`.
 
-    Returns:
-        Pair of float32 logits `[count, classes]` and int64 labels `[count]`.
+    Yields:
+        Pairs of float32 logits `[rows, classes]` and int64 labels `[rows]`.
     """
-    found = [
-        (np.asarray(model.predict_on_batch(x), "float32"), np.reshape(y, [-1]))
-        for x, y, _ in sampled_batches.in_order(as_examples(*examples), BATCH_SIZE)
-    ]
-    logits, labels = zip(*found, strict=True)
-    return np.concatenate(logits), np.concatenate(labels)
+    for x, y, _ in sampled_batches.in_order(as_examples(*examples), BATCH_SIZE):
+        yield np.asarray(model.predict_on_batch(x), "float32"), np.reshape(y, [-1])
 
 
 class RawWeights(keras.callbacks.Callback):

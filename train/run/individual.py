@@ -72,7 +72,8 @@ class History(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         self.steps.append(self._step())
         self.norms.append(optimizer.individual.norms().astype("float32"))
-        self.losses.append(losses(self.model, (self._data.train_x, self._data.train_y)))
+        examples = (self._data.train_x, self._data.train_y)
+        self.losses.append(losses(self.model, examples))
         after_save(self.model, self._write)
 
     def _write(self):
@@ -83,18 +84,24 @@ class History(keras.callbacks.Callback):
         return budget.steps_taken(self.model.optimizer)
 
 
-def losses(model, examples):
-    """float32 [n]: the cross-entropy of each example, in their order.
+def losses_and_labels(model, examples):
+    """The cross-entropy of each example, float32 [n], and its label, int64 [n], in their order.
 
     Args:
         model: A `keras.Model` from images to logits.
-        examples: Arguments of `tfdpx.sampling.examples.as_examples`.
+        examples: Tuple of the arguments of `tfdpx.sampling.examples.as_examples`.
     """
-    return _crossentropy(*evaluation.predict(model, examples))
+    losses, labels = [], []
+    for logits, y in evaluation.predicted(model, examples):
+        log_probabilities = scipy.special.log_softmax(logits, axis=1)
+        losses.append(-np.take_along_axis(log_probabilities, y[:, np.newaxis], axis=1)[:, 0])
+        labels.append(y)
+    return np.concatenate(losses), np.concatenate(labels)
 
 
-def _crossentropy(logits, labels):
-    return -np.take_along_axis(scipy.special.log_softmax(logits, 1), labels[:, None], 1)[:, 0]
+def losses(model, examples):
+    """The losses of `losses_and_labels` alone."""
+    return losses_and_labels(model, examples)[0]
 
 
 def release(each, noise_multiplier):
@@ -134,10 +141,8 @@ def write(epsilons, worst, history, model, data, workdir):
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
     (folder / "README.txt").write_text(_NOTICE)
-    logits, labels = evaluation.predict(model, (data.train_x, data.train_y))
-    final = _crossentropy(logits, labels)
-    logits, held_out_labels = evaluation.predict(model, data.eval_examples)
-    held_out = _crossentropy(logits, held_out_labels)
+    final, labels = losses_and_labels(model, (data.train_x, data.train_y))
+    held_out, held_out_labels = losses_and_labels(model, data.eval_examples)
     mean = np.mean(history.losses, axis=0) if history.losses else final
     np.savez(
         folder / "arrays.npz",
