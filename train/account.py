@@ -8,7 +8,7 @@ others: the least noise, the largest batch, the most steps or the least delta th
 epsilon. The rate is --batch_size of --num_examples, or --sampling_probability; the length --steps
 or --epochs. Beside it stands what tensorflow-privacy says, and why it says something else.
 
---sampling and --neighbours ask for what is not Poisson sampling; what no accountant can judge is
+--sampling and --neighbours ask for what is not Poisson sampling; what no accountant knows is
 refused. --workdir=PATH,PATH is the statement of finished runs on one data set together: working
 folders, or a folder of them, `.keras` files, and files of `Ledger.save`. What several of them tell
 of counts once; runs on different data are refused without --same_data. --plot draws epsilon
@@ -50,7 +50,7 @@ def define_flags(values):
         "neighbours",
         None,
         list(samplings.NEIGHBOURS),
-        "Data sets that are told apart. Default: what fits --sampling.",
+        "Which data sets are neighbours. Default: what fits --sampling.",
         **common,
     )
     flags.DEFINE_enum("accountant", None, ["pld", "rdp"], "Who solves. Default: pld.", **common)
@@ -81,7 +81,7 @@ def _of_runs(values):
     ]
     if also:
         raise UserError(
-            f"Flag --workdir says what was done; it takes --delta beside it. Received also: "
+            f"Flag --workdir reads what runs have recorded, and takes --delta only. Received also: "
             f"{' '.join(also)}."
         )
     with checking_flags():

@@ -153,10 +153,10 @@ def train(settings, workdir):
     )
     results.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
-    told = {**record.view(), "workdir": str(workdir)}
-    print_table(told, title=f"{settings.model} on {data.name}, not private")
+    report = {**record.view(), "workdir": str(workdir)}
+    print_table(report, title=f"{settings.model} on {data.name}, not private")
     folder.remove()
-    return told
+    return report
 
 
 class _StopAfter(keras.callbacks.Callback):

@@ -26,8 +26,8 @@ The working directory receives:
     accuracy_by_<name>.png  for each swept setting: median and range over the seeds
     runs/                   the folder of each run, with its log
 
-A sweep that was interrupted goes on where it was when it is started again with the same --workdir,
-also with more values or seeds; runs that failed are tried again. --plot_only writes table and
+A sweep that was interrupted resumes when it is started again with the same --workdir, also with
+more values or seeds; runs that failed are run again. --plot_only writes table and
 figures of what there is. The last line of the standard output is one JSON object.
 
 The guarantee that a run states is for that run alone: choosing among runs on the private data, or
@@ -96,7 +96,7 @@ def main(argv, values=flags.FLAGS):
             failures = {} if values.plot_only else _sweep(values, workdir)
             record = summarize(workdir)
     except KeyboardInterrupt:
-        sys.exit("tfdpx.train.sweep: stopped; the same command goes on where it was.")
+        sys.exit("tfdpx.train.sweep: stopped; the same command resumes it.")
     record |= {"failures": failures, "seconds": time.perf_counter() - began}
     print(to_json(record), flush=True)
     if failures:

@@ -186,7 +186,7 @@ def test_full_batches_are_exact(capsys):
         ({**SMALL, "sampling": "with_replacement"}, "no accountant that judges it"),
         ({**SMALL, "sampling": "shuffle", "neighbours": "add_or_remove_one"}, "use|Use neigh"),
         ({**SMALL, "sampling": "without_replacement", "accountant": "pld"}, "`accountant` must"),
-        ({**SMALL, "workdir": "nowhere"}, "takes --delta beside it.*--noise_multiplier"),
+        ({**SMALL, "workdir": "nowhere"}, "takes --delta only.*--noise_multiplier"),
         ({"workdir": "nowhere"}, "Nothing in nowhere says what was spent"),
     ],
 )

@@ -116,7 +116,7 @@ class PrivacyPlan:
             warn(warning)
 
     def _check(self):
-        """Raises ValueError unless what is given is in range."""
+        """Raises ValueError unless all arguments are in range."""
         check_positive_integer("num_examples", self.num_examples)
         accountants.check_delta(self.delta)
         calibration.check(self.get_config())
@@ -141,7 +141,7 @@ class PrivacyPlan:
 
     @property
     def is_approximate(self) -> bool:
-        """Whether epsilon is that of a sampling other than the one that is done."""
+        """Whether batches are drawn otherwise than epsilon assumes."""
         return self.sampling != "poisson"
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Which accountants judge which sampling, under which neighbours; a refusal where none does.
+"""Which accountants know which sampling, under which neighbours; a refusal where none does.
 
 A plan's own batches are Poisson samples, and its neighbours differ by one example that is added or
 removed. Others sample otherwise. This file says for each pair what happened, in the events of
@@ -101,7 +101,7 @@ class Sampling:
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """Tuple of the names of the accountants that judge it."""
+        """Tuple of the names of the accountants that know it."""
         return ("rdp",) if self.name == "without_replacement" else ("pld", "rdp")
 
     @property
@@ -151,7 +151,7 @@ class Sampling:
             Float.
 
         Raises:
-            ValueError: If an argument is out of its range, or the accountant does not judge this.
+            ValueError: If an argument is out of its range, or the accountant does not know this.
         """
         self.check_accountant(accountant)
         if self.name != "without_replacement":

@@ -47,7 +47,7 @@ def text(
         unit: String, what an example is, such as "image". An s makes its plural.
         epsilon: Optional float: the total, where more than the ledger was spent on these data, such
             as by a search. None: the ledger's.
-        also_spent: Strings, a line for each thing that `epsilon` counts apart from the ledger.
+        also_spent: Strings, a line for each thing that `epsilon` counts besides the ledger.
         l2_norm_clip: Optional float.
         mechanism: Optional string, whole sentences: what an update is. None: one of DP-SGD.
         initial: Optional string, whole sentences: what the initial weights or features had seen.

@@ -64,18 +64,18 @@ def _settings(record):
 
 
 def _results(record, delta):
-    told = record.results
-    measured = [name for name in _MEASURED if told.get(f"{name}_accuracy") is not None]
+    results = record.results
+    measured = [name for name in _MEASURED if results.get(f"{name}_accuracy") is not None]
     measured_on = measured[0] if measured else None
     delta = record.delta if delta is None else delta
     return plain(
         {
-            "accuracy": told.get(f"{measured_on}_accuracy"),
+            "accuracy": results.get(f"{measured_on}_accuracy"),
             "measured_on": measured_on,
             "epsilon": record.spent.epsilon(delta, record.accountant),
             "delta": record.spent.total_delta(delta),
             "accountant": record.accountant,
-            "noise_multiplier": told.get("noise_multiplier"),
+            "noise_multiplier": results.get("noise_multiplier"),
             "steps": record.spent.steps,
             "epsilon_is_approximate": record.is_approximate,
             "releasable": record.is_releasable,
@@ -84,7 +84,7 @@ def _results(record, delta):
 
 
 def _names(files):
-    """The shortest ends of paths that tell the files apart."""
+    """The shortest ends of paths by which the files differ."""
     parts = [(f.parent if f.name == records.FILE else f).parts for f in files]
     depth = 1
     while len({each[-depth:] for each in parts}) < len(parts) and depth < max(map(len, parts)):

@@ -77,10 +77,10 @@ def read(path, flag="workdir", all_spent=True):
     try:
         if path.is_file():
             return [RecordedRun(path, _of_file(path))]
-        told, unfinished = _below(path)
+        files, unfinished = _below(path)
         if not all_spent:
-            told = [file for file in told if file.name == records.FILE]
-        found = [RecordedRun(file, _of_file(file)) for file in told]
+            files = [file for file in files if file.name == records.FILE]
+        found = [RecordedRun(file, _of_file(file)) for file in files]
     except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"{received} {error}") from error
     for folder in unfinished if all_spent or not found else ():
@@ -89,7 +89,7 @@ def read(path, flag="workdir", all_spent=True):
                 f"The tuning in {folder.parent} was cut off, and no file tells what its runs have "
                 f"spent together: delete {folder}. {received}"
             )
-        if folder.parent not in {file.parent for file in told if file.name == records.FILE}:
+        if folder.parent not in {file.parent for file in files if file.name == records.FILE}:
             raise UserError(
                 f"The run in {folder.parent} is not finished, and only its checkpoint knows what it"
                 " has spent: finish it with --resume, or restore its model and read "
@@ -104,8 +104,8 @@ def read(path, flag="workdir", all_spent=True):
 
 
 def _below(path):
-    """Files that tell of runs in a folder, links followed, and folders of checkpoints: sorted."""
-    told, unfinished, walked = [], [], set()
+    """Files of records in a folder, links followed, and folders of checkpoints: sorted."""
+    files, unfinished, walked = [], [], set()
     for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
         folder, there = pathlib.Path(parent), os.path.realpath(parent)
         if there in walked:  # A link that leads back.
@@ -118,12 +118,12 @@ def _below(path):
         folders[:] = [name for name in folders if name != _UNFINISHED]
         # The model of a run tells what its record does.
         own = "model.keras" if records.FILE in names else None
-        told += [
+        files += [
             folder / name
             for name in names
             if name == records.FILE or (name.endswith(".keras") and name != own)
         ]
-    return sorted(told), sorted(unfinished)
+    return sorted(files), sorted(unfinished)
 
 
 def _refuse(error):

@@ -60,7 +60,7 @@ class Training(RunSettings):
         default=1.0,
     )
     microbatch_size: int | str | None = setting(
-        "Examples a pass, or auto for what fits in memory; bounds memory, changes no result.",
+        "Examples of a microbatch, or auto for what fits in memory; changes no result.",
         Check(lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
         default=None,
     )

@@ -117,7 +117,7 @@ class RunFolder:
         workdir: Folder of the run.
         settings: Dict of JSON values that determine the run, its data among them. A resume with
             others is refused: its epsilon would be wrong.
-        resume: Whether to go on with what the folder holds.
+        resume: Whether to resume what the folder holds.
         entropy: Int from which seeds are drawn that `settings` does not give; the same on every
             host. None asks the operating system.
         asked: Dict of JSON values that was asked for, or None; a resumed run keeps its own.

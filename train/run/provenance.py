@@ -102,12 +102,12 @@ def without_secrets(settings):
     Returns:
         Dict of JSON values.
     """
-    told = dataclasses.asdict(settings)
-    del told["seed"]  # Who knows it can take the noise away.
-    told["dataset"] = identity.of(settings.dataset).name
+    recorded = dataclasses.asdict(settings)
+    del recorded["seed"]  # Who knows it can take the noise away.
+    recorded["dataset"] = identity.of(settings.dataset).name
     for name in ("init_from", "init_data", "features"):
-        told[name] = without_paths(told.get(name))
-    return told
+        recorded[name] = without_paths(recorded.get(name))
+    return recorded
 
 
 def without_paths(text):

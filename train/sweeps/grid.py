@@ -52,7 +52,7 @@ def parse(text):
     """Returns the grid that `"learning_rate=1,2,4;batch_size=256,512"` describes.
 
     Args:
-        text: String: settings apart by `;`, their values by `,`.
+        text: String: settings separated by `;`, their values by `,`.
 
     Returns:
         Dict from the names of settings to tuples of values, of the types of their flags.

@@ -39,7 +39,7 @@ def tune(preset, given, swept, mean, workdir, extra):
     """Trains and keeps the best run in `<workdir>/best`; all others are deleted.
 
     Guarantee: (epsilon, delta)-differential privacy of that folder, but not of how long this took,
-    under adding or removing one training image. How many runs there were is not told.
+    under adding or removing one training image. How many runs there were is not published.
 
     Args:
         preset: Name of a preset.

@@ -14,7 +14,7 @@ from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError, checking_flags
 
-# What a run of the sweep is; `classify` writes its own files beside it.
+# What a run of the sweep is; `classify` adds its own files.
 POINT = "point.json"
 _REMEDY = "Choose another folder."
 # The resolution of progress, in seconds.
@@ -25,8 +25,8 @@ def execute(runs, workdir, extra=(), jobs=1, say=print, on_result=lambda: None):
     """Takes every run that has not been finished yet.
 
     A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that one which fails
-    or is killed for its memory leaves the others alone. A run that was cut off goes on from its
-    last checkpoint. A run that fails is reported and the others go on; the next call tries again.
+    or is killed for its memory leaves the others alone. A run that was cut off resumes from its
+    last checkpoint. A run that fails is reported, and the others continue; the next call retries.
 
     Args:
         runs: List of `grid.SweepRun`.
