@@ -141,8 +141,7 @@ class AdaMix(Head):
             return steps
         hint = " AdaMix.paragon is without privacy, AdaMix.only_public without private data."
         adamix_checks.check_positive("epsilon", epsilon, hint)
-        known = dict(noise_multiplier=noise_multiplier, epsilon=epsilon, delta=delta)
-        return calibration.solve("steps", known, accountant)
+        return calibration.most_steps(epsilon, noise_multiplier, 1.0, delta, accountant)
 
     @classmethod
     def only_public(cls, num_classes, **kwargs):

@@ -85,8 +85,9 @@ class Head(abc.ABC):
         require(fits, "epsilon", self.epsilon, "be a positive number", hint)
         if self.epsilon == math.inf:
             return 0.0
-        known = dict(steps=self.num_releases, epsilon=self.epsilon, delta=self.delta)
-        return calibration.solve("noise_multiplier", known, self.accountant)
+        return calibration.least_noise_multiplier(
+            self.epsilon, 1.0, self.num_releases, self.delta, self.accountant
+        )
 
     def fit(self, features, labels=None, *, checkpoint=None):
         """Fits kernel and bias to private examples, once, and counts what that spends.

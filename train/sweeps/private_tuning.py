@@ -146,10 +146,10 @@ def _noise(points, num_examples, mean):
                 f"{', '.join(map(str, found))}. Give --{name}."
             )
     plan = shared.privacy_plan(num_examples)
-    once = dict(steps=1, epsilon=shared.epsilon, delta=shared.delta)
+    once = shared.epsilon, 1.0, 1, shared.delta, "gdp"
     entries = [
         Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps),
-        Entry(_SCORE * calibration.solve("noise_multiplier", once, "gdp"), 1.0, 1),
+        Entry(_SCORE * calibration.least_noise_multiplier(*once), 1.0, 1),
     ]
     scale = selection.selection_scale(entries, shared.epsilon, shared.delta, mean)
     entries = [
