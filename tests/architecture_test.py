@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # A room (a folder or a file of `tfdpx/`, or a folder of the root) may import those before it.
 ROOMS = [
-    *("_warnings", "_arguments", "_files", "_keras", "noise", "accounting"),
+    *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
     *("per_example", "augment", "synthetic", "mechanism", "independence"),
     *("spending", "sampling", "checks", "training", "heads", "audit"),
     *("callbacks", "distributed", "__init__", "layers", "models", "train", "experiments"),

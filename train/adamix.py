@@ -14,8 +14,6 @@ The working directory receives `weights.npz` (`kernel`, `bias`), `record.json` a
 with other methods of docs/adamix.md is `python -m experiments.adamix`, in a checkout.
 """
 
-import sys
-
 import keras
 import numpy as np
 from absl import app, flags
@@ -27,10 +25,10 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.train import features
 from tfdpx.train.config import run_flags
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading, public_split
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import origin
+from tfdpx.train.run import provenance
 
 
 def define_flags(values):
@@ -55,12 +53,8 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Runs what the flags ask for; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("tfdpx.train.adamix", argv):
         record = run(values)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.adamix: {' '.join(str(error).split())}")
     print_table(record, title="adamix")
     print(to_json(record), flush=True)
 
@@ -69,8 +63,8 @@ def run(values):
     """Fits the head, writes it with its record, and returns the report."""
     if run_flags.WORKDIR.value is None:
         raise UserError("Flag --workdir names the folder for results. It is not set.")
-    seen = origin.seen_by([values.init_from] if values.init_from else [], values.init_data)
-    before = origin.on_same_data(seen, values.dataset)
+    seen = provenance.seen_by([values.init_from] if values.init_from else [], values.init_data)
+    before = provenance.on_same_data(seen, values.dataset)
     if (values.public_dataset is None) == (values.shots is None):
         raise UserError(
             "Exactly one of --public_dataset and --shots says which images are public. Received: "

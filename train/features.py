@@ -19,7 +19,6 @@ import dataclasses
 import hashlib
 import math
 import pathlib
-import sys
 
 import keras
 import numpy as np
@@ -30,11 +29,11 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import run_flags
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, head_methods, interruption, origin
+from tfdpx.train.run import finetuning, head_methods, interruption, provenance
 from tfdpx.train.run.keras_files import PIXELS, KerasFile
 
 SHARD = 4096
@@ -60,11 +59,8 @@ def define_flags(values):
 def main(argv, values=flags.FLAGS):
     """Runs what the flags ask for; errors of the user become one line."""
     try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        record = run(values)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.features: {' '.join(str(error).split())}")
+        with in_one_line("tfdpx.train.features", argv):
+            record = run(values)
     except KeyboardInterrupt:
         text = "interrupted; what was written is whole. Start it again with the same command."
         interruption.end("features", text)
@@ -98,7 +94,7 @@ def run(values):
             values.method, folder.num_classes, values.epsilon, values.delta, seed=values.seed
         )
         head.fit(*train)
-    spent = Spent(head.ledger) if values.epsilon < math.inf else origin.not_private()
+    spent = Spent(head.ledger) if values.epsilon < math.inf else provenance.not_private()
     return save(folder, head, spent, len(train[1]), test, {"method": values.method})
 
 
@@ -166,8 +162,8 @@ def extract(
     if dataset is None:
         raise UserError("Flag --dataset says whose features to extract. It is not set.")
     path = finetuning.model_file(path)
-    seen = origin.seen_by([path], init_data)
-    origin.on_same_data(seen, dataset)
+    seen = provenance.seen_by([path], init_data)
+    provenance.on_same_data(seen, dataset)
     model = finetuning.read(path)
     source = None if finetuning.is_ours(model) else KerasFile(model, path, pixels)
     data = loading.load(
@@ -205,11 +201,11 @@ def _extraction(path, dataset, data, seen, pixels):
     return Record(
         program="features",
         data=mine,
-        spent=origin.not_private(),
+        spent=provenance.not_private(),
         delta=None,
         seen=seen,
         settings={
-            "backbone": origin.without_paths(str(path)),
+            "backbone": provenance.without_paths(str(path)),
             "backbone_digest": digest,
             "num_classes": data.num_classes,
             **({"pixels": pixels} if pixels else {}),

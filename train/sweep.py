@@ -16,9 +16,9 @@ The working directory receives:
     table.csv  one row a run: swept settings, seed, accuracy, and its report
     runs/      the folder of each run, with its log
 
-A sweep that was interrupted goes on where it was when it is started again with the same --workdir,
-also with more values or seeds; runs that failed are started again. --table_only writes the table of
-the runs that have finished. The last line of the standard output is one JSON object.
+A sweep that was interrupted resumes when it is started again with the same --workdir, also with
+more values or seeds; runs that failed are run again. --table_only writes the table of the runs that
+have finished. The last line of the standard output is one JSON object.
 
 The guarantee that a run states is for that run alone: choosing among runs on the private data, or
 releasing several, is not covered by it. --private_tuning=M covers it (Papernot and Steinke 2021): a
@@ -38,7 +38,7 @@ import time
 from absl import app, flags
 
 from tfdpx.train.config import preset_lookup, run_flags
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import devices
 from tfdpx.train.sweeps import grid, private_tuning, runs, table
@@ -76,18 +76,15 @@ def main(argv, values=flags.FLAGS):
     began = time.perf_counter()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        workdir = _workdir(values.table_only)
-        if values.private_tuning is not None:
-            print(to_json(_tune(values, workdir)), flush=True)
-            return
-        failures = {} if values.table_only else _sweep(values, workdir)
-        record = summarize(workdir)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.sweep: {' '.join(str(error).split())}")
+        with in_one_line("tfdpx.train.sweep", argv):
+            workdir = _workdir(values.table_only)
+            if values.private_tuning is not None:
+                print(to_json(_tune(values, workdir)), flush=True)
+                return
+            failures = {} if values.table_only else _sweep(values, workdir)
+            record = summarize(workdir)
     except KeyboardInterrupt:
-        sys.exit("tfdpx.train.sweep: stopped; the same command goes on where it was.")
+        sys.exit("tfdpx.train.sweep: stopped; the same command resumes it.")
     record |= {"failures": failures, "seconds": time.perf_counter() - began}
     print(to_json(record), flush=True)
     if failures:

@@ -41,7 +41,7 @@ from experiments.benchmark import (
     steps,
     tables,
 )
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.report.record import to_json
 
 
@@ -115,17 +115,13 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Measures what the flags ask for; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("experiments.benchmark", argv):
         settings = read_settings(values)
         plot = prepare_output(values)
         if values.end_to_end or values.individual:
             record = {**_given(settings, values), **_one_comparison(settings, values)}
         else:
             record = benchmark(settings, values, plot)
-    except UserError as error:
-        sys.exit(f"experiments.benchmark: {' '.join(str(error).split())}")
     text = to_json(record)
     if values.workdir is not None:
         (pathlib.Path(values.workdir) / "benchmark.json").write_text(text + "\n")

@@ -20,10 +20,9 @@ import json
 import math
 import pathlib
 import statistics
-import sys
 
 from experiments.features import head_comparison, head_speed, mixture
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import head_methods
@@ -49,10 +48,8 @@ def main(arguments=None):
         return
     if values.workdir is None:
         parser.error("--workdir names the folder for results. It is not set.")
-    try:
+    with in_one_line("experiments.features.compare_heads"):
         compare(values)
-    except UserError as error:
-        sys.exit(f"experiments.features.compare_heads: {' '.join(str(error).split())}")
 
 
 def compare(values):

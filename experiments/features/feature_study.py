@@ -3,7 +3,7 @@ r"""Accuracy against epsilon of fixed features on small real images, for docs/fe
     python -m experiments.features.feature_study --out=/tmp/features --seeds=5
 
 Every kind of features gets the same linear classifier, trained privately with the steps, learning
-rate and clip of `tfdpx.train.run.choice`. Writes `features.json` and `features.png`.
+rate and clip of `tfdpx.train.run.auto_settings`. Writes `features.json` and `features.png`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tfdpx
 from tfdpx.layers import Scattering2D, UnitNormWithConstant
 from tfdpx.models import ScatterLinear
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.run import choice
+from tfdpx.train.run import auto_settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -108,7 +108,9 @@ FEATURES = {
 def accuracy(data, epsilon, seed):
     """Test accuracy of a linear classifier that is trained privately on features."""
     x, test_x, y, test_y = data
-    chosen, _ = choice.complete(preset_lookup.resolve("digits", {"epsilon": epsilon}), len(x))
+    chosen, _ = auto_settings.complete(
+        preset_lookup.resolve("digits", {"epsilon": epsilon}), len(x)
+    )
     plan = chosen.privacy_plan(len(x))
     model = keras.Sequential(
         [

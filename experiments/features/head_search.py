@@ -18,7 +18,6 @@ not, by a secret hash of itself. The last line of the standard output is one JSO
 
 import argparse
 import math
-import sys
 
 import numpy as np
 
@@ -27,10 +26,10 @@ from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.spent import Selected, Spent
 from tfdpx.train import features
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import head_methods, noisy_score, origin
+from tfdpx.train.run import head_methods, noisy_score
 
 # Bounds of what each method has. Clips reach the 0.005 of the paper on heads, where the covariance
 # is small against the gradients, so that learning rates of dp_fc are too.
@@ -58,10 +57,8 @@ def main(arguments=None):
     add("--private_tuning", type=float, help="Mean number of runs, paid for.")
     add("--seed", type=int, help="Seed of the last fit's noise; never for release.")
     values = parser.parse_args(arguments)
-    try:
+    with in_one_line("experiments.features.head_search"):
         record = describe(values) if values.dry_run else search(values)
-    except UserError as error:
-        sys.exit(f"experiments.features.head_search: {' '.join(str(error).split())}")
     print_table(record, title="search")
     print(to_json(record), flush=True)
 
@@ -116,7 +113,7 @@ def search(values):
             chosen, best = by_optuna(method, *parts, budget, trials, searched)
             head = head_methods.build(method, **budget, **chosen, seed=values.seed)
             head.fit(*train[:2])
-            spent = Spent(head.ledger) if values.epsilon < math.inf else origin.not_private()
+            spent = Spent(head.ledger) if values.epsilon < math.inf else provenance.not_private()
             how = f"{trials} trials of Optuna, on a part of these examples, without noise"
             found = {"validation_accuracy": best}
     chosen = {"method": method, **chosen, **found}

@@ -3,8 +3,8 @@ r"""Which private head is best on the free features of small images, for docs/he
     python -m experiments.features.head_study --out=/tmp/heads --seeds=3
 
 The features are those of `tfdpx.models.ScatterLinear`; full-batch descent with the values of
-`tfdpx.train.run.choice` is what `classify` does. Each head has its best of a few arguments, chosen
-on the test images: that flatters the heads, so where one is behind, tuning cannot help it.
+`tfdpx.train.run.auto_settings` is what `classify` does. Each head has its best of a few arguments,
+chosen on the test images: that flatters the heads, so where one is behind, tuning cannot help it.
 """
 
 import argparse

@@ -30,10 +30,10 @@ from experiments.high_accuracy.audits.store import Store
 from tfdpx import audit
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report.record import to_json
-from tfdpx.train.run import origin
+from tfdpx.train.run import provenance
 
 
 def main(arguments=None):
@@ -57,10 +57,8 @@ def main(arguments=None):
     add("--confidence", type=float, default=0.999, help="Of each lower bound.")
     add("--seed", type=int, default=0, help="Of weights, draws and noise.")
     values = parser.parse_args(arguments)
-    try:
+    with in_one_line("experiments.high_accuracy.audit"):
         record = run(values)
-    except UserError as error:
-        sys.exit(f"experiments.high_accuracy.audit: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)
 
 
@@ -91,7 +89,7 @@ def run(values):
         program="audit",
         data=identity.of(values.dataset, values.num_examples),
         # Scores of an attack that knows the examples are not private.
-        spent=origin.not_private(),
+        spent=provenance.not_private(),
         delta=None,
         settings={name: described[name] for name in names[1:]},
         results={"passed": passed, "audited_delta": 1 / values.num_examples, "rows": rows},

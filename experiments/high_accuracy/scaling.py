@@ -12,13 +12,12 @@ discusses the figures.
 import argparse
 import dataclasses
 import json
-import sys
 
 from rich import console, table
 
 import tfdpx
 from experiments.high_accuracy import scaling_model
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import checking_flags, in_one_line
 from tfdpx.train.run import classifiers
 
 
@@ -40,10 +39,8 @@ def main(arguments=None):
     add("--decode_rate", type=float, default=400.0, help="JPEG images a core decodes a second.")
     add("--draw_rate", type=float, default=1e8, help="Examples a core draws from a second.")
     values = parser.parse_args(arguments)
-    try:
+    with in_one_line("experiments.high_accuracy.scaling"):
         plan, workload = _workload(values)
-    except UserError as error:
-        sys.exit(f"experiments.high_accuracy.scaling: {error}")
     rates = values.utilization, values.decode_rate, values.draw_rate
     rows = [
         scaling_model.per_update(workload, chips, scaling_model.V4, *rates)

@@ -21,9 +21,9 @@ from sklearn import datasets, model_selection
 
 import tfdpx
 from tfdpx.accounting import IndividualAccountant, individual_epsilon
-from tfdpx.accounting.groups import group_report
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import digits
+from tfdpx.train.report.groups import group_report
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import individual
 from tfdpx.training import refresh

@@ -4,14 +4,14 @@ from experiments.features.mixture import mixture
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data
 from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.run import origin
+from tfdpx.train.run import provenance
 
 NUM_CLASSES, DIMENSION = 3, 12
 
 
 def record_of(settings):
     """What an extraction writes down."""
-    return Record("features", Data("mixture"), origin.not_private(), None, settings=settings)
+    return Record("features", Data("mixture"), provenance.not_private(), None, settings=settings)
 
 
 def make(path):

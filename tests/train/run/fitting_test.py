@@ -9,7 +9,7 @@ import pytest
 import tfdpx
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import loading
-from tfdpx.train.run import finetuning, frozen
+from tfdpx.train.run import finetuning, fitting
 
 COUNT = 24
 
@@ -45,7 +45,7 @@ def test_equals_training_the_whole_model(name, data):
     keras.utils.set_random_seed(0)
     whole = finetuning.build(settings(model=name), data)
     started = whole.get_weights()
-    head, features = frozen.head_and_features(settings(model=name), whole, data)
+    head, features = fitting.head_and_features(settings(model=name), whole, data)
     assert len(head.trainable_variables) == len(whole.trainable_variables)
     fitted(head, features.train_x, features.train_y)
     quick = whole.get_weights()
@@ -68,16 +68,16 @@ def test_equals_training_the_whole_model(name, data):
 )
 def test_what_must_run_in_every_update_does(given, data):
     model = finetuning.build(settings(**given), data)
-    assert frozen.head_and_features(settings(**given), model, data) == (model, data)
+    assert fitting.head_and_features(settings(**given), model, data) == (model, data)
 
 
 def test_features_too_large_for_memory_are_not_kept(monkeypatch, data):
     model = finetuning.build(settings(), data)
-    monkeypatch.setattr(frozen, "MOST_BYTES", 10_000)
-    assert frozen.head_and_features(settings(), model, data) == (model, data)
+    monkeypatch.setattr(fitting, "MOST_BYTES", 10_000)
+    assert fitting.head_and_features(settings(), model, data) == (model, data)
 
 
 def test_no_images_to_measure_on(data):
     none = dataclasses.replace(data, eval_x=data.eval_x[:0], eval_y=data.eval_y[:0])
-    _, features = frozen.head_and_features(settings(), finetuning.build(settings(), data), none)
+    _, features = fitting.head_and_features(settings(), finetuning.build(settings(), data), none)
     assert features.eval_x.shape == (0, *features.train_x.shape[1:])

@@ -23,7 +23,7 @@ _UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A record, and the file that it was read from.
 
     Args:
@@ -57,50 +57,55 @@ class Run:
         return f"{record.program}, {what} on {data}, {record.sampling} sampling: {spent}{searched}"
 
 
-def read(path):
-    """The runs of a working folder, of all folders and `.keras` files in it, or of one file.
+def read(path, flag="workdir", all_spent=True):
+    """The runs of a working folder, of all folders in it, or of one file.
 
     Args:
         path: String: a folder, a `record.json`, a `.keras` file, or a file of `Ledger.save`.
+        flag: String, the flag that names it.
+        all_spent: Bool, whether nothing that was spent may be missing: of a folder all `.keras`
+            files are read too, and an unfinished run is refused.
 
     Returns:
-        List of `Run`.
+        List of `RecordedRun`.
 
     Raises:
         UserError: If nothing there says what was spent, or a run is not finished.
     """
+    received = f"Received: --{flag}={path}."
     path = pathlib.Path(path).expanduser()
     try:
         if path.is_file():
-            return [Run(path, _of_file(path))]
-        told, unfinished = _below(path)
-        found = [Run(file, _of_file(file)) for file in told]
+            return [RecordedRun(path, _of_file(path))]
+        files, unfinished = _below(path)
+        if not all_spent:
+            files = [file for file in files if file.name == records.FILE]
+        found = [RecordedRun(file, _of_file(file)) for file in files]
     except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise UserError(f"Received: --workdir={path}. {error}") from error
-    for folder in unfinished:
+        raise UserError(f"{received} {error}") from error
+    for folder in unfinished if all_spent or not found else ():
         if folder.name != _UNFINISHED:
             raise UserError(
                 f"The tuning in {folder.parent} was cut off, and no file tells what its runs have "
-                f"spent together: delete {folder}. Received: --workdir={path}."
+                f"spent together: delete {folder}. {received}"
             )
-        if folder.parent not in {file.parent for file in told if file.name == records.FILE}:
+        if folder.parent not in {file.parent for file in files if file.name == records.FILE}:
             raise UserError(
                 f"The run in {folder.parent} is not finished, and only its checkpoint knows what it"
                 " has spent: finish it with --resume, or restore its model and read "
-                f"`model.optimizer.ledger`. Received: --workdir={path}."
+                f"`model.optimizer.ledger`. {received}"
             )
     if not found:
         raise UserError(
             f"Nothing in {path} says what was spent: it holds no {records.FILE}, and is neither a "
-            f".keras file nor one of a ledger. Received: --workdir={path}. Name the folder of a "
-            "finished run."
+            f".keras file nor one of a ledger. {received} Name the folder of a finished run."
         )
     return found
 
 
 def _below(path):
-    """Files that tell of runs in a folder, links followed, and folders of checkpoints: sorted."""
-    told, unfinished, walked = [], [], set()
+    """Files of records in a folder, links followed, and folders of checkpoints: sorted."""
+    files, unfinished, walked = [], [], set()
     for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
         folder, there = pathlib.Path(parent), os.path.realpath(parent)
         if there in walked:  # A link that leads back.
@@ -113,12 +118,12 @@ def _below(path):
         folders[:] = [name for name in folders if name != _UNFINISHED]
         # The model of a run tells what its record does.
         own = "model.keras" if records.FILE in names else None
-        told += [
+        files += [
             folder / name
             for name in names
             if name == records.FILE or (name.endswith(".keras") and name != own)
         ]
-    return sorted(told), sorted(unfinished)
+    return sorted(files), sorted(unfinished)
 
 
 def _refuse(error):

@@ -87,7 +87,7 @@ def files(settings):
     """Paths of the files that a run starts from, of `--init_from` and `--features`.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
     """
     features = side_by_side.files(getattr(settings, "features", None))
     return [settings.init_from, *features] if settings.init_from else features
@@ -97,17 +97,17 @@ def without_secrets(settings):
     """Settings for a record: neither the seed nor where anything lies.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
 
     Returns:
         Dict of JSON values.
     """
-    told = dataclasses.asdict(settings)
-    del told["seed"]  # Who knows it can take the noise away.
-    told["dataset"] = identity.of(settings.dataset).name
+    recorded = dataclasses.asdict(settings)
+    del recorded["seed"]  # Who knows it can take the noise away.
+    recorded["dataset"] = identity.of(settings.dataset).name
     for name in ("init_from", "init_data", "features"):
-        told[name] = without_paths(told.get(name))
-    return told
+        recorded[name] = without_paths(recorded.get(name))
+    return recorded
 
 
 def without_paths(text):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdpx.accounting.groups import group_report, membership_success
+from tfdpx.train.report.groups import group_report, membership_success
 
 
 def test_means_order_and_correlations():

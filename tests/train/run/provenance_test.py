@@ -12,7 +12,7 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import identity
-from tfdpx.train.run import origin
+from tfdpx.train.run import provenance
 
 PRIVATE = Spent(Ledger((Entry(4.0, 0.1, 60, run=7),)))
 
@@ -26,15 +26,15 @@ def file(tmp_path):
         for name in names:
             keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]).save(path)
             Record("classify", identity.of(name), spent, 1e-5, seen=seen).save(path)
-            seen = origin.seen_by([path])
+            seen = provenance.seen_by([path])
         return path
 
     return make
 
 
 def before(path, dataset, **given):
-    return origin.on_same_data(
-        origin.seen_by([path], given.pop("init_data", None)), dataset, **given
+    return provenance.on_same_data(
+        provenance.seen_by([path], given.pop("init_data", None)), dataset, **given
     )
 
 
@@ -56,7 +56,7 @@ def before(path, dataset, **given):
 def test_what_was_spent_on_the_same_data_is_found(file, seen, dataset, overlaps):
     for names in ((seen,), (seen, "places365_small"), ("places365_small", seen)):
         assert before(file(*names), dataset) == (PRIVATE if overlaps else Spent())
-        unaccounted = file(*names, spent=origin.not_private())
+        unaccounted = file(*names, spent=provenance.not_private())
         if overlaps:
             with pytest.raises(UserError, match="already, without an account.*--head_steps"):
                 before(unaccounted, dataset)
@@ -136,8 +136,8 @@ def test_what_cost_nothing_is_no_reason(file):
 
 def test_what_files_share_counts_once(file):
     paths = [file("digits"), file("digits", "mnist")]
-    assert len(origin.seen_by(paths)) == 2
-    assert origin.on_same_data(origin.seen_by(paths), "digits") == PRIVATE
+    assert len(provenance.seen_by(paths)) == 2
+    assert provenance.on_same_data(provenance.seen_by(paths), "digits") == PRIVATE
 
 
 @pytest.mark.parametrize("name", ["other.weights.h5", "rewritten.keras"])
@@ -146,7 +146,7 @@ def test_a_file_that_does_not_say(file, tmp_path, name):
     model = keras.saving.load_model(file("digits"))  # Rewritten by Keras.
     (model.save if name.endswith(".keras") else model.save_weights)(path)
     with pytest.raises(UserError, match="does not say.*name its data with --init_data"):
-        origin.seen_by([path])
+        provenance.seen_by([path])
     assert before(path, "digits", init_data="imagenet32") == Spent()
     with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
         before(path, "digits", init_data="digits")
@@ -158,4 +158,4 @@ def test_a_damaged_file(tmp_path):
     for content in (b"", b"weights"):
         pathlib.Path(tmp_path / "model.keras").write_bytes(content)
         with pytest.raises(UserError, match="Damaged"):
-            origin.seen_by([tmp_path / "model.keras"])
+            provenance.seen_by([tmp_path / "model.keras"])

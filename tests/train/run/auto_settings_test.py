@@ -4,11 +4,11 @@ import pytest
 
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.run import choice
+from tfdpx.train.run import auto_settings
 
 
 def chosen(num_examples=1437, replicas=1, **given):
-    return choice.complete(preset_lookup.resolve("digits", given), num_examples, replicas)
+    return auto_settings.complete(preset_lookup.resolve("digits", given), num_examples, replicas)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_replicas_share_a_batch_evenly():
 
 def test_nothing_is_chosen_where_nothing_is_open():
     settings = preset_lookup.resolve("table12/eps8", {})
-    assert choice.complete(settings, 50_000) == (settings, "")
+    assert auto_settings.complete(settings, 50_000) == (settings, "")
 
 
 def test_without_privacy_or_with_a_noise_the_rule_is_that_of_a_large_budget():

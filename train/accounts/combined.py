@@ -12,17 +12,17 @@ from tfdpx.train.config.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Total:
+class CombinedRuns:
     """What several runs on the same data have spent together.
 
     Their Gaussian updates compose; the best of a random number of runs adds its own epsilon and
-    delta. What several files tell of counts once. Where a run was shuffled, neighbours are those of
+    delta. What several files hold counts once. Where a run was shuffled, neighbours are those of
     shuffling for all: for Poisson samples and full batches an example that is emptied costs what
     one that is removed does.
 
     Args:
-        runs: Tuple of `Run`.
-        delta: Float for the updates, or None for that of the records.
+        runs: Tuple of `RecordedRun`.
+        delta: Float for the updates, or None for the records' own.
         same_data: Bool, the user's word that all were on the same data.
 
     Raises:
@@ -64,7 +64,7 @@ class Total:
             for seen in record.seen
             if not record.counts(seen) and any(_share(seen.data, each) for each in data)
         ]
-        return sum([*(record.judged_as_drawn() for record in found), *behind], NOTHING)
+        return sum([*(record.spent_as_drawn() for record in found), *behind], NOTHING)
 
     @property
     def num_examples(self):
