@@ -2,10 +2,11 @@
 
 import keras
 
-from tfdpx import PrivacyPlan, make_private
 from tfdpx._arguments import require
 from tfdpx._keras import keras_internals
+from tfdpx.accounting import PrivacyPlan
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
+from tfdpx.training.optimizers import make_private
 
 _BATCH_SIZE = 256
 # What Keras's optimizers have and a private one refuses.

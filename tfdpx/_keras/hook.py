@@ -15,6 +15,7 @@ training needs doors that Keras does not have:
 - Files, `get_weights` and `set_weights`, and `fit` and `train_on_batch` with any other optimizer:
   what `watch_weights` was given learns where values come from. A file cannot be HDF5 where an
   optimizer defines `refuse_hdf5()`.
+- Names of classes in files: what is called "tfdpx>..." is imported when Keras first looks for it.
 - Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
   off.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
@@ -23,7 +24,8 @@ training needs doors that Keras does not have:
 - `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
   layer. Without one, the wrapper adds a single attribute look-up.
 
-`install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes all away again.
+`install()` runs once tfdpx and Keras are imported, twice does no harm, and `uninstall()` takes all
+away again.
 """
 
 import contextlib
@@ -37,11 +39,19 @@ import tensorflow as tf
 from tfdpx._keras import keras_internals
 
 _installed = []  # (owner, name, what stood there, or None where it was inherited)
+_load = [lambda: None]  # Imports what `install` was given; called when Keras first asks for it.
 _watch = types.SimpleNamespace()
 
 
-def install():
-    """Wraps what the module's docstring lists. Idempotent."""
+def install(load=None):
+    """Wraps what the module's docstring lists. Idempotent.
+
+    Args:
+        load: Function without arguments that imports all that registers with Keras, and what calls
+            `watch_weights`; None for the one of the last call.
+    """
+    if load is not None:
+        _load[:] = [load]
     if _installed:
         return
     _wrap(keras.Model, "train_step", _train_step)
@@ -53,6 +63,7 @@ def install():
     _wrap(keras.Layer, "get_weights", _get_weights)
     _wrap(keras.Layer, "set_weights", _set_weights)
     _wrap(keras.Model, "set_state_tree", _set_state_tree)
+    _wrap(*keras_internals.LOOKING_UP, _registered_object)
     _wrap(*keras_internals.LOADING, _load_state)
     for module, name in keras_internals.LOADING_HDF5:
         _wrap(module, name, _load_hdf5)
@@ -93,6 +104,13 @@ def watch_weights(loaded, changed, got, put):
         put: Function of a layer and the arrays that its `set_weights` took.
     """
     vars(_watch).update(loaded=loaded, changed=changed, got=got, put=put)
+
+
+def _watching():
+    """What `watch_weights` was given."""
+    if not vars(_watch):
+        _load[0]()
+    return _watch
 
 
 def _wrap(owner, name, make):
@@ -162,11 +180,22 @@ def _call(original):
     return call
 
 
+def _registered_object(original):
+    def get_registered_object(name, *args, **kwargs):
+        found = original(name, *args, **kwargs)
+        if found is None and str(name).startswith("tfdpx>"):
+            _load[0]()
+            found = original(name, *args, **kwargs)
+        return found
+
+    return get_registered_object
+
+
 def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
         if inner_path == "" and isinstance(saveable, keras.Layer) and weights_store:
-            _watch.loaded(saveable, keras_internals.saved_optimizer(weights_store))
+            _watching().loaded(saveable, keras_internals.saved_optimizer(weights_store))
 
     return load_state
 
@@ -176,7 +205,7 @@ def _load_hdf5(original):
         try:
             return original(group, model, *args, **kwargs)
         finally:
-            _watch.changed(model, model.weights)
+            _watching().changed(model, model.weights)
 
     return load
 
@@ -210,7 +239,7 @@ def _changing_weights_of(model):
     try:
         yield
     finally:
-        _watch.changed(model, model.trainable_variables)
+        _watching().changed(model, model.trainable_variables)
 
 
 def _set_state_tree(original):
@@ -218,7 +247,7 @@ def _set_state_tree(original):
         try:
             original(self, state_tree)
         finally:
-            _watch.changed(self, self.weights)
+            _watching().changed(self, self.weights)
 
     return set_state_tree
 
@@ -226,7 +255,7 @@ def _set_state_tree(original):
 def _get_weights(original):
     def get_weights(self):
         arrays = original(self)
-        _watch.got(self, arrays)
+        _watching().got(self, arrays)
         return arrays
 
     return get_weights
@@ -237,9 +266,9 @@ def _set_weights(original):
         try:
             original(self, weights)
         except Exception:  # Some may have been set.
-            _watch.changed(self, self.weights)
+            _watching().changed(self, self.weights)
             raise
-        _watch.put(self, weights)
+        _watching().put(self, weights)
 
     return set_weights
 

@@ -22,13 +22,14 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.metrics import confusion_metrics, iou_metrics
 from keras.src.models.functional import Functional
-from keras.src.saving import saving_lib
+from keras.src.saving import object_registration, saving_lib
 
 # What `keras_hook` wraps besides public methods: pairs of a module and a name in it.
 LOSS_SCALINGS = (
     (loss_module, "scale_loss_for_distribution"),
     (loss_module, "unscale_loss_for_distribution"),
 )
+LOOKING_UP = (object_registration, "get_registered_object")
 LOADING = (saving_lib, "_load_state")
 LOADING_HDF5 = (
     (legacy_h5_format, "load_weights_from_hdf5_group"),

@@ -16,6 +16,7 @@ paper in this folder):
     model = keras.Sequential([backbone, head.to_layer()])
 """
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.heads.feature_covariance import FeatureCovariance
 from tfdpx.heads.first_order import FirstOrder
 from tfdpx.heads.least_squares import LeastSquares

@@ -14,6 +14,7 @@ import keras
 from tfdpx import noise
 from tfdpx._keras import keras_internals
 from tfdpx.spending import budget
+from tfdpx.training import allocator
 
 BUSY = (
     "This optimizer is training already, in another thread or around this `fit`. One account "
@@ -55,6 +56,7 @@ class Session:
             self._budgets.append((draws.plan, lambda: budget.plan_left(optimizer, draws.plan)))
 
     def __enter__(self):
+        allocator.keep_freed_memory()
         optimizer, draws = self._optimizer, self.draws
         with optimizer.state.lock:
             if optimizer.session is not None:
