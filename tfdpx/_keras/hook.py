@@ -16,7 +16,7 @@ training needs doors that Keras does not have:
   what `watch_weights` was given learns where values come from. A file cannot be HDF5 where an
   optimizer defines `refuse_hdf5()`.
 - Names of classes in files: what is called "tfdpx>..." is imported when Keras first looks for it.
-- Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
+- Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` turns that
   off.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
   example NaN, so that the example counts as zero. By itself TensorFlow ends the run, on CPUs.
@@ -36,7 +36,7 @@ import types
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, saving_internals, step_context
 
 _installed = []  # (owner, name, what stood there, or None where it was inherited)
 _load = [lambda: None]  # Imports what `install` was given; called when Keras first asks for it.
@@ -58,23 +58,23 @@ def install(load=None):
     _wrap(keras.Model, "fit", _fit)
     _wrap(keras.Model, "train_on_batch", _train_on_batch)
     # On the class that defines it: Keras takes a model with another `compile` for a custom one.
-    _wrap(keras_internals.compile_owner(), "compile", _compile)
+    _wrap(model_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
     _wrap(keras.Layer, "get_weights", _get_weights)
     _wrap(keras.Layer, "set_weights", _set_weights)
     _wrap(keras.Model, "set_state_tree", _set_state_tree)
-    _wrap(*keras_internals.LOOKING_UP, _registered_object)
-    _wrap(*keras_internals.LOADING, _load_state)
-    for module, name in keras_internals.LOADING_HDF5:
+    _wrap(*saving_internals.LOOKING_UP, _registered_object)
+    _wrap(*saving_internals.LOADING, _load_state)
+    for module, name in saving_internals.LOADING_HDF5:
         _wrap(module, name, _load_hdf5)
-    _wrap(*keras_internals.LOADING_HDF5_MODEL, _load_hdf5_model)
-    _wrap(*keras_internals.SAVING_HDF5_MODEL, _save_hdf5_model)
-    for module, name in keras_internals.LOSS_SCALINGS:
+    _wrap(*saving_internals.LOADING_HDF5_MODEL, _load_hdf5_model)
+    _wrap(*saving_internals.SAVING_HDF5_MODEL, _save_hdf5_model)
+    for module, name in model_internals.LOSS_SCALINGS:
         _wrap(module, name, _scaling)
-    _wrap(*keras_internals.LABELLED_LOSS, _labelled)
-    for module, name in keras_internals.DRAWS:
+    _wrap(*model_internals.LABELLED_LOSS, _labelled)
+    for module, name in layer_internals.DRAWS:
         _wrap(module, name, _drawing)
-    _wrap(*keras_internals.DROPPING, _dropping)
+    _wrap(*layer_internals.DROPPING, _dropping)
 
 
 def uninstall():
@@ -122,7 +122,7 @@ def _wrap(owner, name, make):
 
 def _method(model, name):
     """The method of the model's optimizer of this name, or None."""
-    optimizer = keras_internals.innermost(getattr(model, "optimizer", None))
+    optimizer = model_internals.innermost(getattr(model, "optimizer", None))
     return getattr(optimizer, name, None)
 
 
@@ -141,7 +141,7 @@ def _fit(original):
             with _changing_weights_of(self):
                 return original(self, x, *args, **kwargs)
         given = inspect.signature(original).bind(self, x, *args, **kwargs)
-        with keras_internals.driving(self, "keras"), fitting(self, given.arguments):
+        with step_context.driving(self, "keras"), fitting(self, given.arguments):
             return original(*given.args, **given.kwargs)
 
     return fit
@@ -172,9 +172,9 @@ def _compile(original):
 
 def _call(original):
     def call(self, *args, **kwargs):
-        recorder = keras_internals.recorder()
+        recorder = step_context.recorder()
         if recorder is None:
-            return keras_internals.call_operation(self, args, kwargs)
+            return layer_internals.call_operation(self, args, kwargs)
         return recorder.observe(self, args, kwargs)
 
     return call
@@ -195,7 +195,7 @@ def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
         if inner_path == "" and isinstance(saveable, keras.Layer) and weights_store:
-            _watching().loaded(saveable, keras_internals.saved_optimizer(weights_store))
+            _watching().loaded(saveable, saving_internals.saved_optimizer(weights_store))
 
     return load_state
 
@@ -275,28 +275,28 @@ def _set_weights(original):
 
 def _scaling(original):
     def scaled(value):
-        return value if keras_internals.is_unscaled() else original(value)
+        return value if step_context.is_unscaled() else original(value)
 
     return scaled
 
 
 def _drawing(original):
     def draw(shape, *args, **kwargs):
-        return keras_internals.draw(original, shape, args, kwargs)
+        return layer_internals.draw(original, shape, args, kwargs)
 
     return draw
 
 
 def _dropping(original):
     def drop(inputs, *args, **kwargs):
-        return inputs if keras_internals.is_still() else original(inputs, *args, **kwargs)
+        return inputs if step_context.is_rng_frozen() else original(inputs, *args, **kwargs)
 
     return drop
 
 
 def _labelled(original):
     def labelled(target, output, from_logits=False, axis=-1):
-        if not keras_internals.is_unscaled():
+        if not step_context.is_unscaled():
             return original(target, output, from_logits=from_logits, axis=axis)
         target = tf.convert_to_tensor(target)
         # In a wide type: bytes cannot say that there are 256 classes.

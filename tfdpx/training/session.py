@@ -12,7 +12,7 @@ import threading
 import keras
 
 from tfdpx import noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.spending import budget
 from tfdpx.training import allocator
 
@@ -209,7 +209,7 @@ def after_save(model, write):
         model: `keras.Model`.
         write: Function without arguments.
     """
-    session = getattr(keras_internals.innermost(model.optimizer), "session", None)
+    session = getattr(model_internals.innermost(model.optimizer), "session", None)
     if session is None:
         write()
     else:
@@ -235,7 +235,7 @@ class Limit(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Raises an error if there is no room for an execution."""
         self._is_spent = False
-        first = keras_internals.initial_epoch(self.model) or 0
+        first = model_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # Resumed after its last epoch, no step follows.
             self._session.check_room(self._session.execution(self.model))
 
@@ -257,7 +257,7 @@ class Limit(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if logs is not None and optimizer.plan is not None:
             logs.update(budget.epsilon_log(optimizer.plan, optimizer))
 
@@ -265,7 +265,7 @@ class Limit(keras.callbacks.Callback):
         """Says that the budget is used up, unless `fit` is silent."""
         if not self._is_spent or not self.params.get("verbose"):
             return
-        session, optimizer = self._session, keras_internals.innermost(self.model.optimizer)
+        session, optimizer = self._session, model_internals.innermost(self.model.optimizer)
         [(name, epsilon)] = budget.epsilon_log(session.plan, optimizer).items()
         taken, left = budget.steps_taken(optimizer), session.left
         text = f"Privacy budget used up after {taken} updates"
@@ -279,7 +279,7 @@ class Limit(keras.callbacks.Callback):
 
     @property
     def _session(self):
-        return keras_internals.innermost(self.model.optimizer).session
+        return model_internals.innermost(self.model.optimizer).session
 
 
 class Progress(keras.callbacks.ProgbarLogger):
@@ -292,7 +292,7 @@ class Progress(keras.callbacks.ProgbarLogger):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Begins a bar of the steps that follow."""
-        left = keras_internals.innermost(self.model.optimizer).session.left
+        left = model_internals.innermost(self.model.optimizer).session.left
         if self._steps is not None and left is not None:
             execution = self.model.steps_per_execution
             self.target = min(self._steps, left // execution * execution)

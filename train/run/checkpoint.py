@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from tfdpx import _files as files
-from tfdpx._keras import keras_internals
+from tfdpx._keras import saving_internals
 from tfdpx.train.config.errors import UserError
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
@@ -149,7 +149,7 @@ class LastState(keras.callbacks.Callback):
 
     def save(self):
         """Saves the state between two updates."""
-        files.write(self._weights, keras_internals.weights_file(self.model))
+        files.write(self._weights, saving_internals.weights_file(self.model))
 
 
 def _file(workdir):
