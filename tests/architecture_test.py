@@ -13,7 +13,8 @@ ROOMS = [
     *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
     *("per_example", "augment", "synthetic", "mechanism", "independence"),
     *("spending", "sampling", "checks", "training", "heads", "audit"),
-    *("callbacks", "distributed", "__init__", "layers", "models", "train", "experiments"),
+    *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
+    *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
 # Imported when they are called: `plan.batches` draws, `gradient_norms` proves a model.

@@ -6,7 +6,7 @@ import statistics
 import tensorflow as tf
 
 from experiments.benchmark import steps
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals, step_context
 from tfdpx.mechanism import clip_factors, privatize
 from tfdpx.per_example import LayerwiseEngine
 from tfdpx.per_example.losses import row_losses
@@ -60,8 +60,8 @@ def _prefixes(settings):
     def recorded(x, y):
         recorder = engine.recorder()
         with recorder.taping():
-            with keras_internals.recording(recorder):
-                y_pred = keras_internals.call_model(model, x)
+            with step_context.recording(recorder):
+                y_pred = model_internals.call_model(model, x)
             return recorder, row_losses(model, x, y, y_pred, None)
 
     def forward(x, y):

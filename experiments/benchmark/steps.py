@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdpx
 from experiments.benchmark import models
 from tfdpx import per_example
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.train.config.errors import UserError, checking_flags
 
 KINDS = {
@@ -90,7 +90,7 @@ def make_model(kind, settings, plan=None, individual=None):
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=settings.jit,
     )
-    keras_internals.build(model, (*make_rows(dataclasses.replace(settings, images=1)), None))
+    model_internals.build(model, (*make_rows(dataclasses.replace(settings, images=1)), None))
     return model
 
 

@@ -29,7 +29,7 @@ from tfdpx.train import features
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import head_methods, noisy_score
+from tfdpx.train.run import head_methods, noisy_score, provenance
 
 # Bounds of what each method has. Clips reach the 0.005 of the paper on heads, where the covariance
 # is small against the gradients, so that learning rates of dp_fc are too.

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.rows import Rows
 from tfdpx.training.private_optimizer import PrivateOptimizer
 from tfdpx.training.public_clip import PublicClip
@@ -117,8 +117,8 @@ class Canaries:
         def run(present, direction):
             # With several replicas, a step runs only where somebody has split the batch.
             several = strategy.num_replicas_in_sync > 1
-            name = "tfdpx" if several else keras_internals.driver(model)
-            with keras_internals.driving(model, name):
+            name = "tfdpx" if several else step_context.driver(model)
+            with step_context.driving(model, name):
                 return update(tf.constant(present), direction)
 
         return run
@@ -146,7 +146,7 @@ class Canaries:
         generator = np.random.default_rng(1)
         one = Rows(self._x).map(lambda t: t[:1])
         with tf.GradientTape() as tape:
-            y_pred = keras_internals.call_model(self._model, one)
+            y_pred = model_internals.call_model(self._model, one)
             y = tf.nest.map_structure(
                 lambda t: tf.constant(generator.normal(size=t.shape), "float32"), y_pred
             )
@@ -268,7 +268,7 @@ def _undisturbed():
     """Afterwards random numbers and names go on as if nothing had been made."""
     state = random.getstate()
     try:
-        with keras_internals.fresh_names():
+        with layer_internals.fresh_names():
             yield
     finally:
         random.setstate(state)

@@ -17,6 +17,7 @@ of many small batches ("Differentially Private Image Classification from Feature
     model = keras.Sequential([backbone, head.to_layer()])
 """
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.heads.adamix import AdaMix
 from tfdpx.heads.feature_covariance import FeatureCovariance
 from tfdpx.heads.first_order import FirstOrder

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdpx import _files as files
 from tfdpx._arguments import is_integer, require
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals, saving_internals
 from tfdpx.training import callback_state
 
 _FORMAT = "tfdpx.Checkpoint/3"
@@ -89,7 +89,7 @@ class Checkpoint(keras.callbacks.Callback):
             num_examples: Int, that `fit` trains on, or None where unknown.
             others: List of the callbacks of the `fit`.
         """
-        optimizer = keras_internals.innermost(model.optimizer)
+        optimizer = model_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)
         self._session, self._others, self._states = session, others, None
         self._facts = {
@@ -129,7 +129,7 @@ class Checkpoint(keras.callbacks.Callback):
                     "had, or give the new run another folder."
                 )
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
-        keras_internals.set_initial_epoch(model, self._epoch)
+        model_internals.set_initial_epoch(model, self._epoch)
         # What is in memory of the run that wrote it is at least as late.
         if optimizer.spend_tracker.made(record["run"]):
             return
@@ -207,8 +207,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _content(self):
         """The bytes of the file: what is named in its record, and the record."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
-        content = {_WEIGHTS: keras_internals.weights_file(self.model)}
+        optimizer = model_internals.innermost(self.model.optimizer)
+        content = {_WEIGHTS: saving_internals.weights_file(self.model)}
         states = callback_state.saved(self._others)
         if states is not None:
             content[_CALLBACKS] = states
@@ -299,7 +299,7 @@ def in_order(callbacks):
 @contextlib.contextmanager
 def _unchanged_on_error(model):
     """Within it an error leaves weights and the optimizer's state as they were, but the ledger."""
-    optimizer = keras_internals.innermost(model.optimizer)
+    optimizer = model_internals.innermost(model.optimizer)
     variables = [*model.variables, *optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
     try:

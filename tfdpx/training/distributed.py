@@ -27,7 +27,7 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import metric_internals, model_internals, step_context
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.per_example.losses import row_losses
@@ -117,7 +117,7 @@ def fit(
     arguments = {"x": planned, "callbacks": callbacks}
     arguments |= {"epochs": epochs, "initial_epoch": initial_epoch}
     with (
-        keras_internals.driving(model, "tfdpx"),
+        step_context.driving(model, "tfdpx"),
         fit_data.session_of(optimizer, model, arguments) as session,
     ):
         session.validation = validation
@@ -129,7 +129,7 @@ def fit(
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
-        initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
+        initial_epoch = model_internals.initial_epoch(model) or initial_epoch
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
         seed = agreement.share_secret(
             strategy,
@@ -269,4 +269,4 @@ class _Measuring:
         penalty, _ = train_step.regularization(model.trainable_variables)
         each = [total(losses) for losses in rows.output_losses]
         train_step.show_losses(model, total(rows.losses), each, count, penalty)
-        keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+        metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)

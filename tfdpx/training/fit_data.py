@@ -13,7 +13,7 @@ import threading
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
@@ -94,11 +94,11 @@ def session_of(optimizer, model, arguments):
         probability = draws.plan.sampling_probability
     with (
         Session(optimizer, draws, probability, is_seeded(data)) as session,
-        keras_internals.keeping_first_epoch(model),
+        model_internals.keeping_first_epoch(model),
         checkpoint.kept(model, arguments, session, count, build),
     ):
         if draws is not None:
-            restored = keras_internals.initial_epoch(model)
+            restored = model_internals.initial_epoch(model)
             first = restored or arguments.get("initial_epoch", 0)
             if restored and not session.left:
                 arguments["epochs"] = restored  # The run was finished.
@@ -159,7 +159,7 @@ def build(model, arguments):
         model: A model compiled with a tfdpx optimizer.
         arguments: Dict of the arguments of `fit`.
     """
-    optimizer = keras_internals.innermost(model.optimizer)
+    optimizer = model_internals.innermost(model.optimizer)
     data = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
     if isinstance(data[0], tf.data.Dataset):
         data = data[0].element_spec

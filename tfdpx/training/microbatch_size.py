@@ -15,7 +15,7 @@ import scipy.stats
 import tensorflow as tf
 from absl import logging
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals, step_context
 from tfdpx._warnings import warn
 from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Rows
@@ -134,7 +134,7 @@ def _examples(optimizer, work, num_views, count, weighted, varies):
 
 def chosen(model):
     """The `MicrobatchSize`s of a model's private steps so far, a list."""
-    prepared = keras_internals.innermost(model.optimizer).prepared
+    prepared = model_internals.innermost(model.optimizer).prepared
     return list(prepared[model].sizes.values()) if model in prepared else []
 
 
@@ -219,7 +219,7 @@ def _largest_fitting(one_microbatch, batch, batch_size, variables):
             f"lengths. Received: shapes {[tuple(t.shape) for t in rows.tensors]}. Pad to one "
             "length, or give an int."
         )
-    few, many = keras_internals.eagerly(_peaks, one_microbatch, rows)
+    few, many = step_context.eagerly(_peaks, one_microbatch, rows)
     each = (many - few) / (_TRIALS[1] - _TRIALS[0])
     weights = sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
     inputs = sum(t.shape[1:].num_elements() * t.dtype.size for t in rows.tensors)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import checks
-from tfdpx._keras import keras_internals, tensorflow_internals
+from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx._warnings import warn
 from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.batches_of_one import problems_of_microbatch, undisturbed
@@ -206,7 +206,7 @@ class _Preparation:
             what = (self._kind, size, type(microbatch.engine).__name__)
             if not problems and what not in known.checked:
                 problems += self._problems_of_loss(microbatch, size, found)
-                problems += keras_internals.eagerly(self._compared, microbatch, size, found)
+                problems += step_context.eagerly(self._compared, microbatch, size, found)
         known.checked.add(what)
         known.engine, known.sizes[self._kind] = microbatch.engine, size
         if tf.executing_eagerly():
@@ -248,7 +248,7 @@ class _Preparation:
         draws = microbatch.draws
         drawn, key, alone = microbatch, tf.zeros([2], tf.int64), not microbatch.found.of_rows
         examples = None if size.varies else self._rows(size) // views
-        still = keras_internals.still() if draws else contextlib.nullcontext()
+        still = step_context.freeze_rng() if draws else contextlib.nullcontext()
         with undisturbed(model), still:
             if draws:  # Random layers hold still for the comparison, as batches of one cannot draw.
                 given = specs._replace(shared=())
@@ -363,7 +363,7 @@ def _known(optimizer, model, batch):
     x, y, _ = batch.data
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
     key = (
-        keras_internals.compilation(model),
+        model_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
         # The data's too: what has another length in each batch is made up of one.
         _specs((batch.views.example_rows(x), x, y)),

@@ -9,7 +9,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of
 from tfdpx._warnings import warn
 from tfdpx.checks.callbacks import check_callbacks
@@ -39,7 +39,7 @@ def _read_only(name):
     return property(get, refuse, doc=f"The argument `{name}`. Read-only.")
 
 
-class PrivateOptimizer(keras_internals.OptimizerOverrides):
+class PrivateOptimizer(model_internals.OptimizerOverrides):
     """What makes a Keras optimizer private; stands before it in the bases."""
 
     plan = _read_only("plan")

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.inputs import present_rows
@@ -22,7 +22,7 @@ def add_to(arguments, model, session):
         model: The `keras.Model`.
         session: The `tfdpx.training.session.Session` of the `fit`.
     """
-    if not keras_internals.innermost(model.optimizer).clip_policy.refreshes_per_epoch:
+    if not model_internals.innermost(model.optimizer).clip_policy.refreshes_per_epoch:
         return
     callback, given = Refresh(session.draws.examples), arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):
@@ -49,7 +49,7 @@ class Refresh(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Measures, if it is time."""
-        policy = keras_internals.innermost(self.model.optimizer).clip_policy
+        policy = model_internals.innermost(self.model.optimizer).clip_policy
         if policy.refresh_is_due():
             for ids, present, norms in self.measured():
                 policy.refresh(ids, present, norms)
@@ -63,7 +63,7 @@ class Refresh(keras.callbacks.Callback):
             `(ids, present, norms)`: int32, bool and float32 tensors [n]; norms are over the clip,
             and at most 1. Examples of weight zero, which are never drawn, are not present.
         """
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if self._measure is None:
             size = min(self._batch_size or optimizer.batch_size, self._examples.count)
             self._measure = tf.function(self._norms, autograph=False)
@@ -80,7 +80,7 @@ class Refresh(keras.callbacks.Callback):
     def _norms(self, x, y, sample_weight, seed):
         """float32 [n]: norms over the clip, at most 1."""
         model = self.model
-        optimizer = keras_internals.innermost(model.optimizer)
+        optimizer = model_internals.innermost(model.optimizer)
         views = Views(optimizer.augment, optimizer.augmult, x)
         choices = views.draw(Rows(x).count, seed)
         y, sample_weight = views.repeat((y, sample_weight))

@@ -12,8 +12,9 @@ import threading
 import keras
 
 from tfdpx import noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.spending import budget
+from tfdpx.training import allocator
 
 BUSY = (
     "This optimizer is training already, in another thread or around this `fit`. One account "
@@ -55,6 +56,7 @@ class Session:
             self._budgets.append((draws.plan, lambda: budget.plan_left(optimizer, draws.plan)))
 
     def __enter__(self):
+        allocator.keep_freed_memory()
         optimizer, draws = self._optimizer, self.draws
         with optimizer.state.lock:
             if optimizer.session is not None:
@@ -210,7 +212,7 @@ def after_save(model, write):
         model: `keras.Model`.
         write: Function without arguments.
     """
-    session = getattr(keras_internals.innermost(model.optimizer), "session", None)
+    session = getattr(model_internals.innermost(model.optimizer), "session", None)
     if session is None:
         write()
     else:
@@ -236,7 +238,7 @@ class Limit(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Raises an error if there is no room for an execution."""
         self._is_spent = False
-        first = keras_internals.initial_epoch(self.model) or 0
+        first = model_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # Resumed after its last epoch, no step follows.
             self._session.check_room(self._session.execution(self.model))
 
@@ -254,7 +256,7 @@ class Limit(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if logs is not None and optimizer.plan is not None:
             logs.update(budget.epsilon_log(optimizer.plan, optimizer))
 
@@ -262,7 +264,7 @@ class Limit(keras.callbacks.Callback):
         """Says that the budget is used up, unless `fit` is silent."""
         if not self._is_spent or not self.params.get("verbose"):
             return
-        session, optimizer = self._session, keras_internals.innermost(self.model.optimizer)
+        session, optimizer = self._session, model_internals.innermost(self.model.optimizer)
         [(name, epsilon)] = budget.epsilon_log(session.plan, optimizer).items()
         taken, left = budget.steps_taken(optimizer), session.left
         text = f"Privacy budget used up after {taken} updates"
@@ -276,7 +278,7 @@ class Limit(keras.callbacks.Callback):
 
     @property
     def _session(self):
-        return keras_internals.innermost(self.model.optimizer).session
+        return model_internals.innermost(self.model.optimizer).session
 
 
 class Room(keras.callbacks.Callback):
@@ -284,7 +286,7 @@ class Room(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         """Raises BudgetExceeded where the next execution does not fit into the budget."""
-        session = keras_internals.innermost(self.model.optimizer).session
+        session = model_internals.innermost(self.model.optimizer).session
         session.check_room(session.execution(self.model))
 
 
@@ -298,7 +300,7 @@ class Progress(keras.callbacks.ProgbarLogger):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Begins a bar of the steps that follow."""
-        left = keras_internals.innermost(self.model.optimizer).session.left
+        left = model_internals.innermost(self.model.optimizer).session.left
         if self._steps is not None and left is not None:
             execution = self.model.steps_per_execution
             self.target = min(self._steps, left // execution * execution)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import mechanism, noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import metric_internals, model_internals
 from tfdpx.checks.callbacks import check_log_names
 from tfdpx.per_example.invalid_values import invalid_left_out
 from tfdpx.per_example.rows import Rows
@@ -133,9 +133,9 @@ def show_losses(model, loss, output_losses, examples, penalty):
         penalty: Float32 scalar, of the weight regularisers.
     """
     count = tf.maximum(examples, 1.0)
-    keras_internals.update_loss_tracker(model, loss / count + penalty, examples)
+    model_internals.update_loss_tracker(model, loss / count + penalty, examples)
     for tracker, each in zip(
-        keras_internals.output_loss_trackers(model), output_losses, strict=True
+        model_internals.output_loss_trackers(model), output_losses, strict=True
     ):
         tracker.update_state(each / count, sample_weight=examples)
 
@@ -172,7 +172,7 @@ class _OneMicrobatch:
         shared = self.microbatch.update.tensors
         result = self.microbatch(Inputs((x, y, sample_weight), present, key, clips, shared))
         with invalid_left_out():
-            logs = keras_internals.compute_metrics(
+            logs = metric_internals.compute_metrics(
                 model, x, y, result.y_pred, sample_weight, counted
             )
         if present is None:
@@ -210,7 +210,7 @@ class _OneMicrobatch:
         return BatchTotals(
             sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
             loss=tf.zeros([]),
-            output_losses=[tf.zeros([]) for _ in keras_internals.output_loss_trackers(self._model)],
+            output_losses=[tf.zeros([]) for _ in model_internals.output_loss_trackers(self._model)],
             examples=tf.zeros([]),
             nonfinite=tf.zeros([]),
             measured=self._optimizer.clip_policy.nothing_measured(self._count),
