@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import slow, slow_but
+from cases import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_matches_batches_of_one, run_engine

@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from cases import slow
 import small
 import tensorflow as tf
+from cases import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
