@@ -11,6 +11,7 @@ import sys
 import zipfile
 
 import pytest
+from cases import slow
 from packaging.requirements import Requirement
 
 import tfdpx
@@ -63,7 +64,7 @@ PRETEND_JAX = "import keras; keras.backend.backend = lambda: 'jax'; "
     ("code", "environment"),
     [
         ("import tfdpx", {"KERAS_BACKEND": "jax"}),  # Keras alone would fail for want of jax.
-        (PRETEND_JAX + "import tfdpx", {"KERAS_BACKEND": "tensorflow"}),
+        slow(PRETEND_JAX + "import tfdpx", {"KERAS_BACKEND": "tensorflow"}),
     ],
 )
 def test_other_backends_are_refused_by_name(tmp_path, code, environment):
