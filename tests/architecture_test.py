@@ -137,7 +137,7 @@ def test_every_room_has_its_place():
 @pytest.mark.parametrize(
     "path, source",
     [
-        ("tfdpx/noise.py", "from tfdpx.sampling.draws import Draws"),
+        ("tfdpx/noise.py", "from tfdpx.sampling.batch_sampler import BatchSampler"),
         ("tfdpx/checks/made_up.py", "from tfdpx import callbacks"),
         ("tfdpx/checks/made_up.py", "import tfdpx.callbacks"),
         (
