@@ -1,5 +1,6 @@
 """Layers that train well under differential privacy, beyond those of Keras."""
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.layers.channel_whitening import ChannelWhitening
 from tfdpx.layers.group_norm import GroupNorm
 from tfdpx.layers.make_private_model import make_private_model

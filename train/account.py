@@ -64,7 +64,7 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Answers what the flags ask; errors of the user become one line."""
-    with in_one_line("account", argv):
+    with in_one_line("tfdpx.train.account", argv):
         if values.plot and not values.plot.lower().endswith(".png"):
             raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
         report = _of_runs if values.workdir else _of_comparison if values.compare else _of_question

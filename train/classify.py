@@ -86,7 +86,7 @@ _LOG_PRIVATE_METRICS = flags.DEFINE_bool(
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
-    with in_one_line("classify", argv):
+    with in_one_line("tfdpx.train.classify", argv):
         given = setting_flags.given()
         preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
         settings = checkpoint.resumed(Training, ("preset", _PRESET.value), given)

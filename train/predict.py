@@ -45,7 +45,7 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Does what the flags describe; errors of the user become one line."""
-    with in_one_line("predict", argv):
+    with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
     print(to_json(record), flush=True)
 

@@ -59,7 +59,7 @@ for _name in setting_flags.define(pretraining.Pretraining):
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
-    with in_one_line("pretrain", argv):
+    with in_one_line("tfdpx.train.pretrain", argv):
         given = _given()
         base = ("recipe", None if flags.FLAGS["recipe"].using_default_value else _RECIPE.value)
         settings = checkpoint.resumed(pretraining.Pretraining, base, given)

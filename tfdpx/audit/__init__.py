@@ -1,5 +1,6 @@
 """Attacks on what was trained, and what they prove about epsilon."""
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.audit.lower_bound import (
     clopper_pearson_upper_bound,
     epsilon_lower_bound,

@@ -4,6 +4,7 @@ One error lists every problem that was found: the layer, where it is known, and 
 give the texts of problems; only `errors.refusing` raises. No private example is read.
 """
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.checks.adapted import public
 from tfdpx.checks.declared import declared_problems
 from tfdpx.checks.errors import UnfitForPrivacy, refusing

@@ -4,6 +4,7 @@
 what serves every layer without one. `gradient_norms` are norms to choose a clip by.
 """
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.per_example.capture import UnexplainedVariables
 from tfdpx.per_example.cost_model import Cost, LayerChoice, forced_norms
 from tfdpx.per_example.gradient_norms import gradient_norms

@@ -1,5 +1,6 @@
 """Images that know no data: what is computed from them costs no privacy."""
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.synthetic.dead_leaves import DeadLeaves
 from tfdpx.synthetic.generator import Generator
 from tfdpx.synthetic.shapes import Shapes

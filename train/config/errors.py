@@ -23,11 +23,11 @@ def checking_flags():
 
 
 @contextlib.contextmanager
-def in_one_line(program, argv):
+def in_one_line(program, argv=()):
     """Within it an error of the user ends the program, with one line.
 
     Args:
-        program: String, such as "classify".
+        program: String, such as "tfdpx.train.classify".
         argv: List of strings: the name of the program, and arguments that are no flags.
     """
     try:
@@ -35,7 +35,7 @@ def in_one_line(program, argv):
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
         yield
     except UserError as error:
-        sys.exit(f"tfdpx.train.{program}: {' '.join(str(error).split())}")
+        sys.exit(f"{program}: {' '.join(str(error).split())}")
 
 
 def did_you_mean(name, names):

@@ -13,7 +13,7 @@ from absl import flags
 
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
-from tfdpx._keras import keras_internals
+from tfdpx._keras import saving_internals
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 
@@ -198,7 +198,7 @@ class LastState(keras.callbacks.Callback):
 
     def save(self):
         """Saves the state between two updates."""
-        files.write(self._weights, keras_internals.weights_file(self.model))
+        files.write(self._weights, saving_internals.weights_file(self.model))
 
 
 def _file(workdir):

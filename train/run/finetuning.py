@@ -6,7 +6,7 @@ import pathlib
 import keras
 import numpy as np
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.accounting import record as records
 from tfdpx.spending import origins
 from tfdpx.train.config.errors import UserError
@@ -202,7 +202,7 @@ def freeze_all_but_last(model):
     last = last_layer(model)
     frozen = [
         layer
-        for layer in keras_internals.flatten_layers(model)
+        for layer in layer_internals.flatten_layers(model)
         if layer.trainable and layer is not last and not isinstance(layer, keras.Model)
     ]
     for layer in frozen:
@@ -252,7 +252,7 @@ def _copy(source, model, path):
             f"with {source.count_params()} parameters against {model.count_params()}."
         )
     kinds, expected = (
-        [type(layer) for layer in keras_internals.flatten_layers(m)] for m in (source, model)
+        [type(layer) for layer in layer_internals.flatten_layers(m)] for m in (source, model)
     )
     if kinds != expected:
         raise UserError(

@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.models import transfer
 from tfdpx.models.head import logits
 from tfdpx.models.linear_on_features import linear
@@ -71,7 +71,7 @@ class KerasFile:
             UserError: If the batch normalization cannot be replaced.
         """
         # One by one: Keras passes nothing on from a model that is trainable already.
-        for layer in keras_internals.flatten_layers(self._network):
+        for layer in layer_internals.flatten_layers(self._network):
             layer.trainable = trainable == "all" and num_classes is not None
         with checking_flags():
             network, _ = transfer.without_batch_statistics(self._network, batch_norm or "freeze")
