@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import dp_accounting
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
@@ -87,7 +88,7 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
     check_accountant(accountant)
     for run in runs:
         check_run(*run)
-    runs = [run for run in runs if run[2] > 0]
+    runs = tuple(run for run in runs if run[2] > 0)
     if not runs:
         return 0.0
     if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
@@ -156,6 +157,8 @@ def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -
 
 class _PldAccountant(pld_privacy_accountant.PLDAccountant):
     """Keeps the distribution of a step: making it takes ten times as long as composing it."""
+
+    _pld: privacy_loss_distribution.PrivacyLossDistribution
 
     def __init__(self, grid):
         super().__init__(_ADD_OR_REMOVE_ONE, value_discretization_interval=grid)
@@ -237,7 +240,7 @@ def check_accountant(accountant: str) -> None:
     check_choice("accountant", accountant, ACCOUNTANTS)
 
 
-def check_delta(delta: float) -> None:
+def check_delta(delta: Any) -> None:
     """Raises ValueError unless 0 < `delta` < 1."""
     hint = " Use something well below 1/num_examples, e.g. 1e-5."
     fits = is_number(delta) and 0 < delta < 1

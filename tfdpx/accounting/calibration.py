@@ -83,7 +83,7 @@ def solve(
     known: dict[str, Any],
     accountant: str,
     epsilon_of: Callable[..., float] = accountants.epsilon,
-) -> float | int:
+) -> Any:
     """The value with the largest epsilon that is at most the target.
 
     Args:
@@ -103,15 +103,22 @@ def solve(
     """
     target, delta = known["epsilon"], known["delta"]
     check_target(target)
-    low, high, value_of = {
-        "noise_multiplier": (1 / MAX_NOISE_MULTIPLIER, 1 / MIN_NOISE_MULTIPLIER, lambda x: 1 / x),
-        "steps": (1, MAX_STEPS.get(accountant, 2**22), int),
-        "batch_size": (1, known.get("num_examples"), int),
-        "sampling_probability": (_LEAST_PROBABILITY, 1.0, float),
-        "num_examples": (_LEAST_PROBABILITY, 1.0, lambda x: math.ceil(known["batch_size"] / x)),
-    }[unknown]
+    # What is searched grows with epsilon: the inverse of the noise, the rate of so many examples.
+    low: float = 1 if unknown in ("steps", "batch_size") else _LEAST_PROBABILITY
+    high: float = 1.0
+    if unknown == "noise_multiplier":
+        low, high = 1 / MAX_NOISE_MULTIPLIER, 1 / MIN_NOISE_MULTIPLIER
+    elif unknown == "steps":
+        high = MAX_STEPS.get(accountant, 2**22)
+    elif unknown == "batch_size":
+        high = known["num_examples"]
 
-    def spent(value, accountant=accountant):
+    def value_of(searched: float) -> Any:
+        if unknown == "noise_multiplier":
+            return 1 / searched
+        return math.ceil(known["batch_size"] / searched) if unknown == "num_examples" else searched
+
+    def spent(value: float, accountant: str = accountant) -> float:
         return epsilon_of(*run_of({**known, unknown: value}), delta, accountant)
 
     found = _largest_within(lambda x, by: spent(value_of(x), by), target, low, high, accountant)

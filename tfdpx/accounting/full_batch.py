@@ -7,6 +7,7 @@ number says everything, and its epsilon has a closed form.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -52,7 +53,7 @@ def exact_epsilon(mu: float, delta: float) -> float:
         mu: Float > 0. Sensitivity over the standard deviation of the noise.
         delta: Float in (0, 1).
     """
-    return float(exact_epsilons([mu], delta)[0])
+    return float(exact_epsilons(np.array([mu]), delta)[0])
 
 
 def exact_epsilons(mus: np.ndarray, delta: float) -> np.ndarray:
@@ -81,13 +82,13 @@ def exact_epsilons(mus: np.ndarray, delta: float) -> np.ndarray:
     return np.where(np.isfinite(mus), np.where(mus > 0, high, 0.0), np.inf)
 
 
-def zcdp_epsilon(mu: float, delta: float) -> float:
+def zcdp_epsilon(mu: Any, delta: float) -> Any:
     """Epsilon by zero-concentrated privacy, rho = mu^2 / 2 (Bun and Steinke 2016, Prop. 1.3).
 
     Looser than `exact_epsilon`: by a third at epsilon 1 and delta 1e-5.
 
     Args:
-        mu: Float > 0. Sensitivity over the standard deviation of the noise.
+        mu: Float > 0, or an array of these. Sensitivity over the standard deviation of the noise.
         delta: Float in (0, 1).
     """
     rho = mu**2 / 2

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import dp_accounting
 import numpy as np
@@ -15,7 +16,7 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 
 # From dp_accounting 0.5 on.
-_MIXTURE = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
+_MIXTURE: Any = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
 _COARSEST_GRID = 1e-2
 # Over the squared noise multiplier.
 _MOST_ROWS = 10
@@ -94,15 +95,16 @@ def group_epsilon(
             "Argument `spent` must be a tfdpx.PrivacyPlan or a tfdpx.accounting.Ledger. Received: "
             f"spent={spent!r}. The ledger of a trained model is `model.optimizer.ledger`."
         )
-    accountant, k = accountant or "pld", int(k)
-    alone = spent.epsilon(delta, accountant)  # It checks the arguments.
+    accountants.check_delta(delta)
+    accountant, k, at = accountant or "pld", int(k), float(cast(float, delta))
+    alone = spent.epsilon(at, accountant)
     if k == 0 or not spent.runs:
         return 0.0
     if k == 1 or alone == math.inf:
         return alone
     if all(probability == 1 for _, probability, _ in spent.runs):
-        return _split(spent.runs, k, delta, accountant)
-    target = delta * (1 - accountants.RESERVED_SHARE)
+        return _split(spent.runs, k, at, accountant)
+    target = at * (1 - accountants.RESERVED_SHARE)
     if accountant == "pld" and _MIXTURE:
         return float(mixture_accountant(spent.runs, k).get_epsilon(target))
     if accountant == "pld":
@@ -110,7 +112,7 @@ def group_epsilon(
             f"The epsilon of k={k} rows is an upper bound, since dp_accounting is older than 0.5. "
             "Python 3.13 or later has one that computes it exactly."
         )
-    return _bound(spent.runs, k, delta, accountant)
+    return _bound(spent.runs, k, at, accountant)
 
 
 def mixture_accountant(

@@ -159,12 +159,11 @@ class Ledger:
             A `Ledger`.
         """
 
-        def is_known(entry):
-            return (
-                entry.sampling_probability is not None
-                and math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
-                and math.isclose(entry.sampling_probability, plan.sampling_probability)
-            )
+        def is_known(entry: Entry) -> bool:
+            probability = entry.sampling_probability
+            if probability is None or not math.isclose(probability, plan.sampling_probability):
+                return False
+            return math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
 
         return Ledger(tuple(filter(is_known, self.entries)), self.is_complete)
 
@@ -180,7 +179,8 @@ class Ledger:
         Raises:
             ValueError: If a sampling probability is unknown.
         """
-        alike = {}  # Joined, so that a run resumed many times is composed at once.
+        # Joined, so that a run resumed many times is composed at once.
+        alike: dict[tuple, int] = {}
         for entry in self.entries:
             if entry.sampling_probability is None:
                 raise ValueError(

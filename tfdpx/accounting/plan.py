@@ -68,13 +68,13 @@ class PrivacyPlan:
     """
 
     num_examples: int
-    batch_size: int | None = None
-    steps: int | None = None
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    sampling: str = "poisson"
-    accountant: str = "pld"
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    sampling: str
+    accountant: str
 
     def __init__(
         self,
@@ -89,8 +89,9 @@ class PrivacyPlan:
         *,
         epochs: float | None = None,
     ) -> None:
-        given = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
-        given = dict(zip(self.__dataclass_fields__, (*given, sampling, accountant), strict=True))
+        values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
+        names = [field.name for field in dataclasses.fields(self)]
+        given: dict[str, Any] = dict(zip(names, (*values, sampling, accountant), strict=True))
         if epochs is not None:
             if steps is not None or batch_size is None:
                 raise ValueError(

@@ -142,7 +142,7 @@ class Record:
             sum(ledgers, Ledger()),
             self.total_delta or 0.5,  # Without a delta epsilon is infinite, and no text names it.
             accountant=self.accountant,
-            num_examples=self.data and self.data.num_examples,
+            num_examples=self.data.num_examples if self.data else None,
             dataset=self.data.name if self.data else "data that no record names",
             unit=self.unit,
             epsilon=self.epsilon,

@@ -91,7 +91,7 @@ class Sampling:
         if self.neighbours is None:
             object.__setattr__(self, "neighbours", USUAL_NEIGHBOURS[self.name])
         check_choice("neighbours", self.neighbours, NEIGHBOURS)
-        refused = _REFUSED.get((self.name, self.neighbours))
+        refused = _REFUSED.get((self.name, str(self.neighbours)))
         if self.name == "with_replacement":
             refused = _WITH_REPLACEMENT
         if refused:

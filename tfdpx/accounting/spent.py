@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
+from typing import cast
 
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Ledger
@@ -87,8 +88,10 @@ class Spent:
         """
         if any(entry.noise_multiplier == 0 for entry in self.ledger.entries):
             return math.inf
-        spent = self.ledger.composed_epsilon(delta, accountant) if self.ledger.entries else 0.0
-        return spent + sum(each.epsilon for each in self.selected)
+        spent = float(sum(each.epsilon for each in self.selected))
+        if not self.ledger.entries:
+            return spent
+        return self.ledger.composed_epsilon(cast(float, delta), accountant) + spent
 
     def total_delta(self, delta: float | None) -> float | None:
         """Float, or None where nothing has a delta."""

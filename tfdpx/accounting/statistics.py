@@ -125,19 +125,19 @@ def _quantiles(share_below, shares, bound, steps):
     from sklearn import isotonic  # On the call: it takes as long to import as all else.
 
     thresholds = shares * bound
-    looked, seen = [np.zeros(1)], [np.zeros(1)]
+    at, shown = [np.zeros(1)], [np.zeros(1)]
     for step in range(1, steps + 1):
         below = share_below(thresholds)
-        looked.append(thresholds)
-        seen.append(below)
+        at.append(thresholds)
+        shown.append(below)
         rate = 2 * bound / step**0.75
         thresholds = np.clip(thresholds - rate * (below - shares), 0, bound)
-    looked, seen = np.concatenate([*looked, [bound]]), np.concatenate([*seen, [1.0]])
+    looked, seen = np.concatenate([*at, [bound]]), np.concatenate([*shown, [1.0]])
     # Both ends are known.
     weights = np.where((looked == 0) | (looked == bound), 1e6, 1.0)
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(looked, seen, weights)
-    looked = np.sort(looked)
-    levels, place = np.unique(curve.predict(looked), return_inverse=True)
+    ascending = np.sort(looked)
+    levels, place = np.unique(curve.predict(ascending), return_inverse=True)
     # The middle of each flat piece.
-    middles = np.bincount(place, looked) / np.bincount(place)
+    middles = np.bincount(place, ascending) / np.bincount(place)
     return np.interp(shares, levels, middles)
