@@ -25,9 +25,9 @@ import tensorflow as tf
 from absl import app, flags
 
 import tfdpx
-from tfdpx import audit
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
+from tfdpx.audit import membership
 from tfdpx.train.audits import phases, problem
 from tfdpx.train.audits.many import ManyModels
 from tfdpx.train.audits.store import Store
@@ -135,7 +135,7 @@ def _audited(values, store, data, grid, epsilon):
             def made(seed, present=present):
                 rates = attack.learning_rate, attack.l2_norm_clip
                 logits = many.train(seed, examples, present, *rates).numpy()
-                return audit.true_class_logits(logits, np.full([size], target_y[0]))
+                return membership.true_class_logits(logits, np.full([size], target_y[0]))
 
             name = f"{phase}/eps{epsilon:g}-{attack}-{kind}"
             pair.append(store.scores(name, models, size, made)[:models])
@@ -153,7 +153,7 @@ def _audited(values, store, data, grid, epsilon):
         "l2_norm_clip": best.l2_norm_clip,
         "total_variation": max(distances),
         **measured,
-        "advantage_upper_bound": audit.advantage_upper_bound(epsilon, plan.delta),
+        "advantage_upper_bound": scores.advantage_upper_bound(epsilon, plan.delta),
     }
     return row, pair
 

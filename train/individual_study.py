@@ -21,8 +21,9 @@ from absl import app, flags
 from sklearn import datasets, model_selection
 
 import tfdpx
-from tfdpx.accounting import IndividualAccountant, individual_epsilon
+from tfdpx.accounting import IndividualAccountant
 from tfdpx.accounting.groups import group_report
+from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.benchmarks import comparison
 from tfdpx.train.config.errors import UserError

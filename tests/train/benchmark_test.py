@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import flags
 
 import tfdpx
-from tfdpx import per_example
+from tfdpx.per_example import cost_model, engines
 from tfdpx.train import benchmark
 from tfdpx.train.benchmarks import growth, memory, models, phases, steps
 
@@ -138,7 +138,7 @@ def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     def broken(self, *arguments):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
 
-    monkeypatch.setattr(per_example.ENGINES["vmap"], "__call__", broken)
+    monkeypatch.setattr(engines.ENGINES["vmap"], "__call__", broken)
     output = run(*TINY, "--nomemory")
     record = last_line(output)
     assert record["vmap_ratio"] is None and record["step_ratio"] > 0
@@ -171,7 +171,7 @@ def test_failure_of_the_private_step_is_a_failure_of_the_command(monkeypatch):
     def broken(self, x, y, sample_weight):
         raise ValueError("planted")
 
-    monkeypatch.setattr(per_example.ENGINES["layerwise"], "__call__", broken)
+    monkeypatch.setattr(engines.ENGINES["layerwise"], "__call__", broken)
     with pytest.raises(SystemExit) as error:
         run(*TINY, "--nomemory", "--novmap")
     assert error.value.code == 1
@@ -250,13 +250,13 @@ def test_norms_reach_the_trace_and_the_explanation(norms, monkeypatch):
     choices = {c.layer: c for c in steps.layer_choices(settings)}
     assert choices["conv2"].norm == norms
     entered = []
-    forced = per_example.forced_norms
+    forced = cost_model.forced_norms
 
     def spy(norm):
         entered.append(norm)
         return forced(norm)
 
-    monkeypatch.setattr(per_example, "forced_norms", spy)
+    monkeypatch.setattr(cost_model, "forced_norms", spy)
     steps.trace(lambda x: x + 1, (tf.ones([]),), settings)
     assert entered == [norms]
 

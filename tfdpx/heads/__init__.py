@@ -17,9 +17,10 @@ paper in this folder):
 """
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx.heads.adamix import AdaMix
 from tfdpx.heads.feature_covariance import FeatureCovariance
 from tfdpx.heads.first_order import FirstOrder
 from tfdpx.heads.least_squares import LeastSquares
 from tfdpx.heads.newton import Newton
 
-__all__ = ["FeatureCovariance", "FirstOrder", "LeastSquares", "Newton"]
+__all__ = ["AdaMix", "FeatureCovariance", "FirstOrder", "LeastSquares", "Newton"]

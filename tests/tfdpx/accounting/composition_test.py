@@ -6,7 +6,8 @@ import small
 from dp_accounting import pld
 
 import tfdpx
-from tfdpx.accounting import Entry, Ledger
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.ledger import Entry
 from tfdpx.spending import budget
 
 DELTA = 1e-5
