@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # A room (a folder or a file of `tfdpx/`, or a folder of the root) may import those before it.
 ROOMS = [
-    *("_warnings", "_arguments", "_files", "_keras", "noise", "accounting"),
+    *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
     *("per_example", "augment", "synthetic", "mechanism", "independence"),
     *("spending", "sampling", "checks", "training", "heads", "audit"),
     *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
@@ -138,7 +138,7 @@ def test_every_room_has_its_place():
 @pytest.mark.parametrize(
     "path, source",
     [
-        ("tfdpx/noise.py", "from tfdpx.sampling.draws import Draws"),
+        ("tfdpx/noise.py", "from tfdpx.sampling.batch_sampler import BatchSampler"),
         ("tfdpx/checks/made_up.py", "from tfdpx import callbacks"),
         ("tfdpx/checks/made_up.py", "import tfdpx.callbacks"),
         (

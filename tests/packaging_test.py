@@ -72,7 +72,7 @@ def test_version_is_that_of_the_installed_package():
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
 def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
     checkout, installed = tmp_path / "checkout", tmp_path / "installed"
-    for folder in FOLDERS:
+    for folder in (*FOLDERS, "experiments"):
         shutil.copytree(ROOT / folder, checkout / folder)
     for file in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / file, checkout)
@@ -86,7 +86,8 @@ def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
         for path in (checkout / folder).rglob("*.py"):
             inside = package.replace(".", "/") / path.relative_to(checkout / folder)
             assert inside.as_posix() in names
-    assert not any(name.startswith(("layers/", "models/", "train/", "tests/")) for name in names)
+    not_packages = ("layers/", "models/", "train/", "tests/", "experiments/")
+    assert not any(name.startswith(not_packages) for name in names)
 
     subprocess.run([*pip, "install", "--no-deps", "--target", installed, wheel], check=True)
     code = FORGET_EDITABLE + (

@@ -248,8 +248,8 @@ def what_would_void_the_guarantee_is_refused():
         refused(
             UnfitForPrivacy, "count an example more than once", each.train_on_batch, x[:20], y[:20]
         )
-    by_hand = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
-    refused(UnfitForPrivacy, "tfdpx.distributed.fit", by_hand)
+    unplanned_step = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
+    refused(UnfitForPrivacy, "tfdpx.distributed.fit", unplanned_step)
     of_steps = two.distribute_datasets_from_function(lambda _: plan.batches(x, y))
     refused(UnfitForPrivacy, "different steps", make().fit, of_steps)
     refused(UnfitForPrivacy, "jit_compile=True", make(jit_compile=True).fit, batches)

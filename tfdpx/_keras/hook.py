@@ -9,7 +9,7 @@ training needs doors that Keras does not have:
 - `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
   refuse first and learns what data are trained on; the step can tell that Keras has split the batch
   over replicas.
-- `keras.Model.train_on_batch`: an optimizer that defines `by_hand(model, rows, sample_weight)`, a
+- `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows, weights)`, a
   context manager, accounts for such batches apart.
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
 - Files, `get_weights` and `set_weights`, and `fit` and `train_on_batch` with any other optimizer:
@@ -149,12 +149,12 @@ def _fit(original):
 
 def _train_on_batch(original):
     def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
-        by_hand = _method(self, "by_hand")
-        if by_hand is None:
+        unplanned_step = _method(self, "unplanned_step")
+        if unplanned_step is None:
             with _changing_weights_of(self):
                 return original(self, x, y, sample_weight, *args, **kwargs)
         shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
-        with by_hand(self, shape[0] if shape else None, sample_weight):
+        with unplanned_step(self, shape[0] if shape else None, sample_weight):
             return original(self, x, y, sample_weight, *args, **kwargs)
 
     return train_on_batch

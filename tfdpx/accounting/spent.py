@@ -33,7 +33,7 @@ class Selected:
         ledger: `Ledger` of what each run released, its noisy score included.
         mean_runs: Float > 1.
         delta: Float in (0, 1).
-        run: Int that names it, so that it counts once however many files tell of it.
+        run: Int that names it, so that it counts once however many files hold it.
     """
 
     ledger: Ledger
@@ -73,7 +73,7 @@ class Spent:
     selected: tuple[Selected, ...] = ()
 
     def __add__(self, other: Spent) -> Spent:
-        """Both on the same data; what both tell of counts once."""
+        """Both on the same data; what both hold counts once."""
         return Spent(
             self.ledger + other.ledger, tuple(dict.fromkeys(self.selected + other.selected))
         )

@@ -78,7 +78,7 @@ def updates_left(optimizer):
     plan = optimizer.plan
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     known = set(ledger.of(plan).entries)
-    made = optimizer.account.made
+    made = optimizer.spend_tracker.made
     return plan.steps - sum(e.steps for e in ledger.entries if e in known or made(e.run))
 
 

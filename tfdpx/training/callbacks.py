@@ -74,7 +74,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         """Checks optimizer and batches against the plan, and that there is budget left."""
         optimizer = model_internals.innermost(self.model.optimizer)
         check_optimizer(optimizer, self.plan)
-        session, rate = optimizer.session, optimizer.account.sampling_probability
+        session, rate = optimizer.session, optimizer.spend_tracker.sampling_probability
         self._check_batches(None if session is None else session.draws)
         if session is None:  # A loop of one's own: the step itself ends with the optimizer's plan.
             return

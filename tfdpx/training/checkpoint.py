@@ -25,7 +25,7 @@ from tfdpx.training import callback_state
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS = "callbacks.npz"
-# What the fit of a head leaves: `tfdpx.heads.journal`.
+# What the fit of a head leaves: `tfdpx.heads._journal`.
 _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 
 
@@ -96,7 +96,7 @@ class Checkpoint(keras.callbacks.Callback):
             "plan": plan and plan.get_config(),
             "number of examples": num_examples,
             "optimizer": type(optimizer).__name__,
-            "individual accounting": optimizer.estimates is not None,
+            "individual accounting": optimizer.clip_policy.state() is not None,
         }
         self._epoch, self._saved = 0, session.updates
         with contextlib.ExitStack() as stack:
@@ -131,7 +131,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         model_internals.set_initial_epoch(model, self._epoch)
         # What is in memory of the run that wrote it is at least as late.
-        if optimizer.account.made(record["run"]):
+        if optimizer.spend_tracker.made(record["run"]):
             return
         with _unchanged_on_error(model):
             self._load(model, optimizer, content)
@@ -149,9 +149,9 @@ class Checkpoint(keras.callbacks.Callback):
                     f"The checkpoint in {os.fspath(self.directory)!r} is of a run with another "
                     f"model: {error} Go on with that model, or give the new run another folder."
                 ) from error
-        if optimizer.estimates is not None:
+        if _NORMS in content:
             with np.load(io.BytesIO(content[_NORMS]), allow_pickle=False) as saved:
-                optimizer.estimates.restore(dict(saved))
+                optimizer.clip_policy.restore(dict(saved))
 
     def on_train_begin(self, logs=None):
         """Refuses other optimizers."""
@@ -212,16 +212,17 @@ class Checkpoint(keras.callbacks.Callback):
         states = callback_state.saved(self._others)
         if states is not None:
             content[_CALLBACKS] = states
-        if optimizer.estimates is not None:
+        state = optimizer.clip_policy.state()
+        if state is not None:
             norms = io.BytesIO()
-            np.savez(norms, **optimizer.estimates.state())
+            np.savez(norms, **state)
             content[_NORMS] = norms.getvalue()
         record = {
             "format": _FORMAT,
             **self._facts,
             "epoch": self._epoch,
             "updates": optimizer.ledger.steps,
-            "run": optimizer.account.run,
+            "run": optimizer.spend_tracker.run,
             "digests": {name: files.digest_of(part) for name, part in content.items()},
         }
         made = io.BytesIO()

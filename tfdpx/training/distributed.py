@@ -33,7 +33,7 @@ from tfdpx.checks.validation import Validation
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches, shares
-from tfdpx.sampling.draws import draws_of
+from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
 from tfdpx.spending.budget import check_optimizer, plan_left
@@ -154,8 +154,7 @@ def fit(
                 x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=draw_seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
             )  # fmt: skip
-            draws = draws_of(batches)
-            return draws.fitted if optimizer.estimates is None else draws.with_ids
+            return optimizer.clip_policy.dataset(sampler_of(batches))
 
         batches = iter(strategy.distribute_datasets_from_function(share))
         execute = _execution(model, strategy)
@@ -183,6 +182,8 @@ def _epoch(model, execute, batches, session, steps, callbacks):
     for step in range(0, steps, model.steps_per_execution):
         count = min(model.steps_per_execution, steps - step)
         callbacks.on_train_batch_begin(step)
+        session.check_room()
+        count = min(count, session.left)
         logs = execute(batches, tf.constant(count))
         callbacks.on_train_batch_end(step + count - 1, logs)
         if model.stop_training:

@@ -27,7 +27,7 @@ class Session:
 
     Args:
         optimizer: The tfdpx optimizer.
-        draws: The `tfdpx.sampling.draws.Draws` of the data set, or None where no plan drew it.
+        draws: The `BatchSampler` of the data set, or None where no plan drew it.
         sampling_probability: Float, or None where unknown.
         is_seeded: Bool, whether somebody gave the seed of the data set's draws.
 
@@ -68,7 +68,7 @@ class Session:
                 )
             exact = draws is not None and not draws.plan.is_approximate
             seeded = self._seed is not None or self._is_seeded
-            self._usual = optimizer.account.open(self._probability, exact, seeded)
+            self._usual = optimizer.spend_tracker.open(self._probability, exact, seeded)
             self.renew()
             optimizer.session = self
             if draws is not None:
@@ -79,7 +79,7 @@ class Session:
         self._optimizer.session = None
         if self.draws is not None:
             self.draws.session = None
-        self._optimizer.account.open(*self._usual)
+        self._optimizer.spend_tracker.open(*self._usual)
         stand_by(self._optimizer)
 
     def renew(self):
@@ -99,7 +99,7 @@ class Session:
             entropy: Int of 128 random bits that all hosts share.
         """
         self._entropy, self._renewals = entropy, 0
-        self._optimizer.account.renew(secret_of(entropy, "run")[0])
+        self._optimizer.spend_tracker.renew(secret_of(entropy, "run")[0])
         self.renew()
 
     def draw_seed(self):
@@ -138,7 +138,7 @@ class Session:
 
     def find_end(self):
         """Finds the end anew, by all that is known to be spent."""
-        self._others = self._optimizer.account.others()
+        self._others = self._optimizer.spend_tracker.others()
         counts = [left() for _, left in self._budgets]
         least = min(counts, default=None)
         self.plan = None if least is None else self._budgets[counts.index(least)][0]
@@ -146,8 +146,11 @@ class Session:
 
     def execution(self, model):
         """Int: the updates that must fit into the budget to go on."""
-        # Batches that a plan draws end with it, and a shorter execution with them.
-        return 1 if self.draws is not None else model.steps_per_execution
+        execution = model.steps_per_execution
+        if self.draws is None:
+            return execution
+        # Batches that a plan draws end where it ended as `fit` began, and the last execution there.
+        return max(1, min(execution, (self.draws.ends_at or 0) - self.number))
 
     def check_room(self, execution=1):
         """Raises BudgetExceeded unless so many updates may be made.
@@ -155,7 +158,7 @@ class Session:
         Args:
             execution: Int, the updates that are made at once.
         """
-        if self._optimizer.account.others() != self._others:
+        if self._optimizer.spend_tracker.others() != self._others:
             self.find_end()
         left = self.left
         if left is not None and left <= 0:
@@ -243,10 +246,6 @@ class Limit(keras.callbacks.Callback):
         """Finds the end anew: a callback may have restored weights."""
         self._session.find_end()
 
-    def on_train_batch_begin(self, batch, logs=None):
-        """Raises an error where another callback had the training go on past the end."""
-        self._session.check_room(self._session.execution(self.model))
-
     def on_train_batch_end(self, batch, logs=None):
         """Stops the training when the next execution might exceed the budget."""
         left = self._session.left
@@ -280,6 +279,15 @@ class Limit(keras.callbacks.Callback):
     @property
     def _session(self):
         return model_internals.innermost(self.model.optimizer).session
+
+
+class Room(keras.callbacks.Callback):
+    """The last of all callbacks: whatever another one spent or changed, the budget holds."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Raises BudgetExceeded where the next execution does not fit into the budget."""
+        session = model_internals.innermost(self.model.optimizer).session
+        session.check_room(session.execution(self.model))
 
 
 class Progress(keras.callbacks.ProgbarLogger):

@@ -19,7 +19,7 @@ def check(settings):
     """Settings whose `init_from` is a file: of a run folder, the model in it.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
 
     Raises:
         UserError: If the trained model that the settings need is not there.
@@ -33,11 +33,13 @@ def check(settings):
     return dataclasses.replace(settings, init_from=model_file(path)) if path else settings
 
 
-def model_file(path):
-    """The file that `--init_from` means: itself, or the model of a run folder.
+def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
+    """The file that a flag means: itself, or the model of a run folder.
 
     Args:
         path: String.
+        flag: The flag that names it, for errors.
+        suffixes: Tuple of strings, of the files that may be named.
 
     Raises:
         UserError: If there is none.
@@ -46,16 +48,16 @@ def model_file(path):
     if file.is_dir():
         if not (file / records.FILE).exists() or not (file / "model.keras").is_file():
             raise UserError(
-                f"The folder --init_from={path} holds no finished run: {records.FILE} and "
-                "model.keras. Name a finished run, or a .keras file."
+                f"The folder --{flag}={path} holds no finished run: {records.FILE} and model.keras."
+                " Name a finished run (--resume ends one that was interrupted), or a .keras file."
             )
         file = file / "model.keras"
-    if not (file.name.endswith((".keras", ".weights.h5")) and file.is_file()):
+    if not (file.name.endswith(suffixes) and file.is_file()):
         found = "of another kind" if file.exists() else "missing"
         raise UserError(
-            "Flag --init_from must name a run folder, or a file that ends in .keras or "
-            f".weights.h5. Received: --init_from={path}, {found}. An .h5 file of a whole model "
-            "becomes one by keras.saving.load_model(path).save('model.keras')."
+            f"Flag --{flag} must name a run folder, or a file that ends in "
+            f"{' or '.join(suffixes)}. Received: --{flag}={path}, {found}. An .h5 file of a whole "
+            "model becomes one by keras.saving.load_model(path).save('model.keras')."
         )
     return str(file)
 
@@ -110,7 +112,7 @@ def build(settings, data, source=None):
     and differentiates nothing below the last.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
         data: `loading.ImageData`.
         source: The `KerasFile` of `source(settings)`, to which a new last layer is added, or None.
 
@@ -214,12 +216,12 @@ def _before_last(model):
 
 
 def read(path, flag="init_from"):
-    """The model of a `.keras` file; what it has seen is accounted for by `origin`."""
+    """The model of a `.keras` file; what it has seen is accounted for by `provenance`."""
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"Cannot read --{flag}={path}: {error}") from error
-    origins.vouch(model)  # `origin` accounts for what the file has seen.
+    origins.vouch(model)  # `provenance` accounts for what the file has seen.
     return model
 
 

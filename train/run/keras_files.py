@@ -83,7 +83,7 @@ class KerasFile:
         images = keras.Input(shape, dtype="uint8", name="image")
         whole = body(keras.layers.Rescaling(1.0, name="normalise")(images))
         whole = keras.Model(images, whole, name=self._model.name)
-        origins.vouch(whole)  # `origin` accounts for what the file has seen.
+        origins.vouch(whole)  # `provenance` accounts for what the file has seen.
         return whole
 
 

@@ -327,7 +327,7 @@ def test_examples_on_disk_are_read_once_and_only_for_what_acts(capsys, tmp_path)
     model = make()
     board = tfdpx.callbacks.TensorBoard(tmp_path)
     model.fit(batches, validation_data=one_of_many, callbacks=[board], verbose=0)
-    assert sum(source.reads.values()) < N * STEPS / 2  # Draws alone.
+    assert sum(source.reads.values()) < N * STEPS / 2  # BatchSampler alone.
     assert "reads the" not in capsys.readouterr().out
     fit(OTHER, x=batches)
 

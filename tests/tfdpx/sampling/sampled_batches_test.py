@@ -226,7 +226,7 @@ def test_a_seed_draws_alike_at_every_pass_and_none_draws_afresh(make):
 
 def test_little_is_read_ahead():
     given_out = []
-    counted = draws.Draws(0, 100, shares.Shares(1), seed=0)
+    counted = draws.BatchSampler(0, 100, shares.Shares(1), seed=0)
     dataset = counted.dataset(
         lambda key, step, replica: tf.numpy_function(
             lambda s: given_out.append(int(s)) or np.array([s]), [step], tf.int64

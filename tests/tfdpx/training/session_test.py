@@ -121,7 +121,7 @@ def test_no_training_shares_noise_with_another(name):
 
 def test_a_forked_process_is_a_run_of_its_own():
     """Both count on: their ledgers compose, though they began as one."""
-    account = make().optimizer.account
+    account = make().optimizer.spend_tracker
     reading, writing = os.pipe()
     if not os.fork():
         os.write(writing, str(account.run).encode())
@@ -256,17 +256,6 @@ def events(folder):
 
     for path in folder.rglob("*tfevents*"):
         yield from (event for event in summary_iterator(str(path)) if event.summary.value)
-
-
-def test_adamix_refuses_to_go_on_with_other_public_data(tmp_path):
-    """It told an individual epsilon of 0.03 for 0.82: the steps of one set, releases of another."""
-    public = X[:10] + 1, Y[:10]
-    arguments = dict(num_classes=3, epsilon=1.0, delta=DELTA, keep_steps=True)
-    tfdpx.AdaMix(**arguments).fit(X, Y, public_data=public, checkpoint=Checkpoint(tmp_path))
-    again = tfdpx.AdaMix(**arguments)
-    with pytest.raises(ValueError, match="another|with public data"):
-        again.fit(X, Y, public_data=(public[0] + 1, Y[:10]), checkpoint=Checkpoint(tmp_path))
-    again.fit(X, Y, public_data=public, checkpoint=Checkpoint(tmp_path))
 
 
 def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
