@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals
 from tfdpx.layers.ws_conv2d import WSConv2D
-from tfdpx.per_example import Conv2DRule, register, rounding
+from tfdpx.per_example import register, rounding
+from tfdpx.per_example.rules import Conv2DRule
 from tfdpx.per_example.rules.convolution_gradients import channels_last
 
 # Axes of one filter in a kernel: the window's are summed over at once.

@@ -1,11 +1,9 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
-`import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
-`make_private_model`, `RandomAccess` and the modules `accounting`, `audit`, `augment`, `callbacks`,
-`checks`, `distributed`, `heads`, `layers`, `models`, `per_example` and `synthetic`. Each loads on
-first use, so that `tfdpx.accounting` needs neither TensorFlow nor Keras. Once Keras is imported,
-before or after, a hook lets a DP optimizer drive the training step of `keras.Model.fit`, and Keras
-knows the layers and optimizers of tfdpx in files. Nothing else is changed.
+Every public name loads on first use, so that `tfdpx.accounting` needs neither TensorFlow nor Keras.
+Once Keras is imported, before or after, a hook lets a DP optimizer drive the training step of
+`keras.Model.fit`, and Keras knows the layers and optimizers of tfdpx in files. Nothing else of the
+process is changed. `docs/api.md` lists the public names.
 """
 
 import importlib as _importlib
@@ -30,9 +28,8 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
         synthetic,
     )
     from tfdpx.accounting import PrivacyPlan
-    from tfdpx.callbacks import PrivacyBudget
-    from tfdpx.heads.adamix import AdaMix
-    from tfdpx.layers import make_private_model
+    from tfdpx.heads import AdaMix
+    from tfdpx.layers.make_private_model import make_private_model
     from tfdpx.sampling.random_access import RandomAccess
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
@@ -40,15 +37,14 @@ __version__ = "0.1.0"
 
 # The module of each public name that is no module itself.
 _HOMES = {
-    "AdaMix": "heads.adamix",
+    "AdaMix": "heads",
     "DPAdam": "training.optimizers",
     "DPAdamW": "training.optimizers",
     "DPSGD": "training.optimizers",
-    "PrivacyBudget": "callbacks",
     "PrivacyPlan": "accounting",
     "RandomAccess": "sampling.random_access",
     "make_private": "training.optimizers",
-    "make_private_model": "layers",
+    "make_private_model": "layers.make_private_model",
 }
 # Folders beside the core, on which it does not depend.
 _PARTS = ("layers", "models")
@@ -79,7 +75,6 @@ __all__ = [
     "DPAdam",
     "DPAdamW",
     "DPSGD",
-    "PrivacyBudget",
     "PrivacyPlan",
     "RandomAccess",
     "accounting",

@@ -8,7 +8,7 @@ import tensorflow as tf
 from experiments.benchmark import steps
 from tfdpx._keras import model_internals, step_context
 from tfdpx.mechanism import clip_factors, privatize
-from tfdpx.per_example import LayerwiseEngine
+from tfdpx.per_example.layerwise import LayerwiseEngine
 from tfdpx.per_example.losses import row_losses
 
 PHASES = ("forward", "activation backward", "norms", "clipped sums", "noise", "update")

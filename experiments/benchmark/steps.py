@@ -12,6 +12,7 @@ import tfdpx
 from experiments.benchmark import models
 from tfdpx import per_example
 from tfdpx._keras import model_internals
+from tfdpx.per_example import cost_model
 from tfdpx.train.config.errors import UserError, checking_flags
 
 KINDS = {
@@ -119,7 +120,7 @@ def trace(function, arguments, settings):
         settings: `Settings`, of which `jit` and `norms` count.
     """
     traced = tf.function(function, jit_compile=settings.jit, autograph=False)
-    with per_example.forced_norms(settings.norms):
+    with cost_model.forced_norms(settings.norms):
         graph = traced.get_concrete_function(*arguments)
 
     def call():
@@ -147,7 +148,7 @@ def make_step(kind, settings):
 def layer_choices(settings):
     """How each layer's norm and clipped sum are formed: a list of `per_example.LayerChoice`."""
     model = make_model("private", settings)
-    with per_example.forced_norms(settings.norms):
+    with cost_model.forced_norms(settings.norms):
         return per_example.explain(model, make_rows(settings)[0], settings.augmult)
 
 

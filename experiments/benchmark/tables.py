@@ -42,7 +42,7 @@ def layers(choices):
     """Prints how each layer's norm and clipped sum are formed, and what each way would take.
 
     Args:
-        choices: List of `tfdpx.per_example.LayerChoice`.
+        choices: List of `tfdpx.per_example.cost_model.LayerChoice`.
     """
     ways = list(dict.fromkeys(way for choice in choices for way in choice.alternatives))
     rows = _table("norm / clipped sum of each layer, chosen and predicted", "layer")

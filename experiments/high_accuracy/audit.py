@@ -27,9 +27,9 @@ import tfdpx
 from experiments.high_accuracy.audits import canary_data, phases, pictures
 from experiments.high_accuracy.audits.batched_models import BatchedModels
 from experiments.high_accuracy.audits.store import Store
-from tfdpx import audit
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
+from tfdpx.audit import membership
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report.record import to_json
@@ -129,7 +129,7 @@ def _audited(values, store, data, grid, epsilon):
             def made(seed, present=present):
                 rates = attack.learning_rate, attack.l2_norm_clip
                 logits = many.train(seed, examples, present, *rates).numpy()
-                return audit.true_class_logits(logits, np.full([size], target_y[0]))
+                return membership.true_class_logits(logits, np.full([size], target_y[0]))
 
             name = f"{phase}/eps{epsilon:g}-{attack}-{kind}"
             pair.append(store.scores(name, models, size, made)[:models])
@@ -147,7 +147,7 @@ def _audited(values, store, data, grid, epsilon):
         "l2_norm_clip": best.l2_norm_clip,
         "total_variation": max(distances),
         **measured,
-        "advantage_upper_bound": audit.advantage_upper_bound(epsilon, plan.delta),
+        "advantage_upper_bound": scores.advantage_upper_bound(epsilon, plan.delta),
     }
     return row, pair
 

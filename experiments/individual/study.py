@@ -20,7 +20,8 @@ import numpy as np
 from sklearn import datasets, model_selection
 
 import tfdpx
-from tfdpx.accounting import IndividualAccountant, individual_epsilon
+from tfdpx.accounting import IndividualAccountant
+from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import digits
 from tfdpx.train.report.groups import group_report

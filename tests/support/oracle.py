@@ -5,7 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals
-from tfdpx.per_example import ENGINES, forced_norms
+from tfdpx.per_example.cost_model import forced_norms
+from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rows import Rows
 
 # How far norms may be above the exact ones: the terms of the longest sum times 2^-24, about.

@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import distributed, synthetic
+from tfdpx import synthetic
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.layers import ChannelWhitening
+from tfdpx.training import distributed
 
 NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
 
@@ -63,7 +64,7 @@ def train(strategy, optimizer, plan, seed=3, x=None, callbacks=(), **compile_arg
     history = tfdpx.distributed.fit(
         model, plan, own_x if x is None else x, y, seed=seed, epochs=2, steps_per_epoch=2,
         validation_data=(own_x[:50], y[:50]), validation_batch_size=16, verbose=0,
-        callbacks=[tfdpx.PrivacyBudget(plan), *callbacks],
+        callbacks=[tfdpx.callbacks.PrivacyBudget(plan), *callbacks],
     )  # fmt: skip
     return model, history.history
 
@@ -211,7 +212,9 @@ def keras_fit_agrees_with_ours():
     for strategy in strategies():
         model = make_model(strategy, lambda: optimizer(plan=plan, seed=1))
         batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
-        history = model.fit(batches, callbacks=[tfdpx.PrivacyBudget(plan)], verbose=0).history
+        history = model.fit(
+            batches, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)], verbose=0
+        ).history
         assert "epsilon" in history, history  # And not epsilon_approximate.
         if wanted is None:
             wanted = weights(model)

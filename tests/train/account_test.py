@@ -15,7 +15,8 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from PIL import Image
 
-from tfdpx.accounting import Entry, Ledger
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Selected, Spent
 from tfdpx.train import account

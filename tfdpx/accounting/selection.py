@@ -40,7 +40,7 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
     at shape 1), as the head of this file says.
 
     Args:
-        entries: Sequence of `tfdpx.accounting.Entry`: what a run releases, its score included.
+        entries: Sequence of `tfdpx.accounting.ledger.Entry`: what a run releases, with its score.
         delta: Float in (0, 1).
         mean: Float > 1 and <= 1000, mean number of runs.
 

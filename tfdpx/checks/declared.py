@@ -4,6 +4,20 @@ import keras
 
 from tfdpx._keras import layer_internals, model_internals
 from tfdpx.checks.adapted import problems_of_adapted
+from tfdpx.checks.errors import refusing
+
+
+def check_declared(model):
+    """Raises if what `model` declares about itself is unfit; nothing of it is run.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+
+    Raises:
+        UnfitForPrivacy: With every reason and its remedy.
+    """
+    with refusing() as problems:
+        problems += declared_problems(model)
 
 
 def declared_problems(model):

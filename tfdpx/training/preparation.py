@@ -13,11 +13,11 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import checks
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx._warnings import warn
 from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.batches_of_one import problems_of_microbatch, undisturbed
+from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.independence import raising
 from tfdpx.independence.hidden_state import Found
@@ -28,7 +28,8 @@ from tfdpx.independence.verdict import (
     independence_of_microbatch,
     reasons_of_loss,
 )
-from tfdpx.per_example import ENGINES, UnexplainedVariables
+from tfdpx.per_example.capture import UnexplainedVariables
+from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.randomness import UnmappedState
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import TakesBatch
@@ -370,7 +371,7 @@ def _known(optimizer, model, batch):
     )
     known = optimizer.prepared.get(model)
     if known is None or known.key != key:
-        checks.check_declared(model)
+        check_declared(model)
         with refusing() as problems:
             problems += problems_of_augment(batch.views.augment)
         known = optimizer.prepared[model] = ModelCache(key)

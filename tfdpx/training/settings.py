@@ -4,13 +4,13 @@ import collections
 import inspect
 import math
 
-from tfdpx import augment as augment_module
 from tfdpx import noise
 from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
-from tfdpx.per_example import ENGINES
+from tfdpx.augment.layer_views import get as as_views
+from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rounding import SMALLEST_CLIP
 from tfdpx.training import microbatch_size, public_clip
 from tfdpx.training.clip_policy import ClipPolicy
@@ -127,7 +127,7 @@ def checked(**arguments):
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=float(clip),
         microbatch_size=int(rows) if is_integer(rows, 1) else rows,
-        augment=augment_module.get(given.augment),
+        augment=as_views(given.augment),
         augmult=int(views),
         public_data=public,
     )

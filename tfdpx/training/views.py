@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context
-from tfdpx.augment import OwnViews, is_own
+from tfdpx.augment.each_alone import CustomViews, is_built_in
 from tfdpx.per_example.made_up import made_up
 from tfdpx.per_example.rows import Rows, merge_views
 
@@ -27,8 +27,8 @@ class Views:
 
     def __init__(self, augment, augmult, x):
         self.augment = augment if augmult else None
-        if self.augment is not None and not is_own(augment):
-            self.augment = OwnViews(augment, augmult)
+        if self.augment is not None and not is_built_in(augment):
+            self.augment = CustomViews(augment, augmult)
         self.count = augmult or 1
         self._given = bool(augmult) and augment is None
         if self.augment is not None and len(tf.nest.flatten(x)) != 1:

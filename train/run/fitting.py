@@ -105,7 +105,7 @@ class Trainer:
         run = dict(
             epochs=math.ceil(steps / epoch),
             steps_per_epoch=epoch,
-            callbacks=[*averaging, saved, ending, tfdpx.PrivacyBudget(plan), *callbacks],
+            callbacks=[*averaging, saved, ending, tfdpx.callbacks.PrivacyBudget(plan), *callbacks],
             verbose=0 if not self._write else 1 if sys.stdout.isatty() else 2,
         )
         with ending.waiting():

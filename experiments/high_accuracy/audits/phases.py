@@ -1,7 +1,8 @@
 """The two phases of appendix A.2 of De et al. 2022: look for a good attack, then count its errors.
 
-Each model gives one score: the logit of the target's own class, `tfdpx.audit.true_class_logits`. It
-falls as the loss rises, and is nearer to normal over models.
+Each model gives one score: the logit of the target's own class,
+`tfdpx.audit.membership.true_class_logits`. It falls as the loss rises, and is nearer to normal over
+models.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import numpy as np
 import scipy.stats
 
 from tfdpx import audit
+from tfdpx.audit import scores
 
 # Part of phase II's models that choose the thresholds, and thresholds that are tried.
 _RESERVED = 0.2
@@ -78,15 +80,15 @@ def measured(with_it, without, delta, confidence, full_batch):
     }
     for name, bound in bounds.items():
         threshold = _threshold(reserved, len(counted[0]), bound, delta, confidence)
-        row[name] = bound(*audit.errors(*counted, threshold), delta, confidence)
+        row[name] = bound(*scores.errors(*counted, threshold), delta, confidence)
         row[name.replace("epsilon_lower_bound", "threshold")] = threshold
     report = audit.membership_report(*counted)
-    chosen = audit.best_threshold(*reserved)
+    chosen = scores.best_threshold(*reserved)
     return {
         **row,
         "gdp_is_exact": full_batch,
         "auc": report.auc,
-        "advantage": audit.advantage(*counted, threshold=chosen),
+        "advantage": scores.advantage(*counted, threshold=chosen),
         "tpr_at_1%_fpr": report.tpr_at_fpr.get(0.01),
     }
 

@@ -13,7 +13,7 @@ from absl import flags
 
 import tfdpx
 from experiments.benchmark import growth, memory, phases, program, steps
-from tfdpx import per_example
+from tfdpx.per_example import engines
 
 TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
 
@@ -130,7 +130,7 @@ def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     def broken(self, *arguments):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
 
-    monkeypatch.setattr(per_example.ENGINES["vmap"], "__call__", broken)
+    monkeypatch.setattr(engines.ENGINES["vmap"], "__call__", broken)
     output = run(*TINY, "--nomemory")
     record = last_line(output)
     assert record["vmap_ratio"] is None and record["step_ratio"] > 0
@@ -163,7 +163,7 @@ def test_failure_of_the_private_step_is_a_failure_of_the_command(monkeypatch):
     def broken(self, x, y, sample_weight):
         raise ValueError("planted")
 
-    monkeypatch.setattr(per_example.ENGINES["layerwise"], "__call__", broken)
+    monkeypatch.setattr(engines.ENGINES["layerwise"], "__call__", broken)
     with pytest.raises(SystemExit) as error:
         run(*TINY, "--nomemory", "--novmap")
     assert error.value.code == 1

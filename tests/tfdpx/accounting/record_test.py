@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tfdpx import _files as files
-from tfdpx.accounting import Entry, Ledger, selection
+from tfdpx.accounting import Ledger, selection
 from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Seen, Selected, Spent
 

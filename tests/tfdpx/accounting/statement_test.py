@@ -10,7 +10,8 @@ import pytest
 import small
 
 import tfdpx
-from tfdpx.accounting import Entry, Ledger, group_epsilon, statement
+from tfdpx.accounting import Ledger, group_epsilon, statement
+from tfdpx.accounting.ledger import Entry
 
 
 def flat(text):

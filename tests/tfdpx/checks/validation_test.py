@@ -234,7 +234,7 @@ def test_what_does_not_act_is_allowed(tmp_path):
     fit((X, Y), [
         keras.callbacks.ModelCheckpoint(tmp_path / "m-{epoch}.keras", monitor="val_loss"),
         keras.callbacks.BackupAndRestore(folder),
-        tfdpx.PrivacyBudget(PLAN),
+        tfdpx.callbacks.PrivacyBudget(PLAN),
         keras.callbacks.EarlyStopping("epsilon", mode="max"),
     ])  # fmt: skip
 

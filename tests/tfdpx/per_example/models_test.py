@@ -10,14 +10,10 @@ from oracle import assert_matches_batches_of_one, run_engine
 from tfdpx._keras import model_internals, step_context
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models import WideResNet
-from tfdpx.per_example import (
-    GenericRule,
-    LayerwiseEngine,
-    UnexplainedVariables,
-    forced_norms,
-    register,
-    rounding,
-)
+from tfdpx.per_example import GenericRule, register, rounding
+from tfdpx.per_example.capture import UnexplainedVariables
+from tfdpx.per_example.cost_model import forced_norms
+from tfdpx.per_example.layerwise import LayerwiseEngine
 
 layers = keras.layers
 

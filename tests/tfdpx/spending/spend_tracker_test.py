@@ -56,13 +56,13 @@ def test_a_new_optimizer_on_the_same_model_goes_on():
     model, logged = make(), []
     for _ in range(3):
         model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
-        history = train(model, callbacks=[tfdpx.PrivacyBudget(PLAN)]).history
+        history = train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)]).history
         logged.append(history["epsilon"][-1])
     assert logged == [spent((PLAN, steps)) for steps in (4, 8, 12)]
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
     assert epsilon(model) == logged[-1]  # Before any step, too.
     with pytest.raises(tfdpx.callbacks.BudgetExceeded):
-        train(model, callbacks=[tfdpx.PrivacyBudget(PLAN)])
+        train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
 
 
 def test_the_ledger_follows_weights_into_other_models():
@@ -136,7 +136,7 @@ def test_files_carry_the_ledger(name, tmp_path):
     assert epsilon(quiet) == spent((LOUD, 4))
     train(quiet, steps=3)
     assert epsilon(quiet) == pytest.approx(spent((LOUD, 4), (PLAN, 3)), rel=1e-6)
-    budget = tfdpx.PrivacyBudget(PLAN)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN)
     with pytest.warns(UserWarning, match="4 updates of the model's weights are not this plan's"):
         with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="used up: 3 of 12"):
             train(quiet, callbacks=[budget])
@@ -255,7 +255,9 @@ def test_updates_that_a_plan_does_not_know_compose_up_to_its_epsilon():
     train(model, before, steps=3)
     model.compile(tfdpx.DPSGD(0.1, plan=known), loss=model.loss)
     with pytest.warns(UserWarning, match="3 updates of the model's weights are not this plan's"):
-        history = train(model, known, None, callbacks=[tfdpx.PrivacyBudget(known)]).history
+        history = train(
+            model, known, None, callbacks=[tfdpx.callbacks.PrivacyBudget(known)]
+        ).history
     taken = model.optimizer.ledger.of(known).steps
     assert 30 < taken < 40
     wanted = spent((before, 3), (known, taken))
@@ -286,5 +288,5 @@ def test_models_that_share_frozen_weights_alone_share_no_account():
     for _ in range(2):
         model = keras.Sequential([backbone, keras.layers.Dense(3)])
         model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
-        train(model, callbacks=[tfdpx.PrivacyBudget(PLAN)])
+        train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
         assert model.optimizer.ledger.steps == 4

@@ -137,7 +137,7 @@ def test_private_examples_that_are_public_are_refused():
         tfdpx.distributed.fit(built, PLAN, x, np.zeros(COUNT, int), verbose=0)
     assert built.optimizer.ledger.steps == 0
     unseen = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
-    own = [tfdpx.PrivacyBudget(PLAN, allow_approximate=True)]
+    own = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
     with pytest.warns(UserWarning, match="not looked for"):
         built.fit(unseen, callbacks=own, verbose=0)
 

@@ -164,7 +164,7 @@ def test_a_given_seed_is_remembered_everywhere(tmp_path):
     by_draws.fit(PLAN.batches(X, Y, seed=3), steps_per_epoch=1, verbose=0)
     assert by_draws.optimizer.ledger.is_seeded
     transformed = make()
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
     changed = PLAN.batches(X, Y, seed=3).prefetch(2)
     transformed.fit(changed, steps_per_epoch=1, callbacks=[budget], verbose=0)
     assert transformed.optimizer.ledger.is_seeded
@@ -280,7 +280,7 @@ def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
         def on_train_begin(self, logs=None):
             restore(self.model)
 
-    for callbacks in ([], [tfdpx.PrivacyBudget(PLAN), Restore()]):
+    for callbacks in ([], [tfdpx.callbacks.PrivacyBudget(PLAN), Restore()]):
         model = built()
         if not callbacks:
             restore(model)
@@ -342,7 +342,7 @@ def test_any_data_may_be_resumed(tmp_path, capsys):
         def __getitem__(self, index):
             return X, Y
 
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
     for epochs in (1, 2):
         make().fit(Data(), epochs=epochs, callbacks=[Checkpoint(tmp_path), budget], verbose=0)
     assert Checkpoint(tmp_path).saved_updates == 4
@@ -362,5 +362,7 @@ def test_another_optimizer_of_the_weights_does_not_make_the_plan_overrun():
             if batch == 0:
                 train(other, 8)
 
-    model.fit(PLAN.batches(X, Y), callbacks=[Nested(), tfdpx.PrivacyBudget(PLAN)], verbose=0)
+    model.fit(
+        PLAN.batches(X, Y), callbacks=[Nested(), tfdpx.callbacks.PrivacyBudget(PLAN)], verbose=0
+    )
     assert model.optimizer.ledger.steps == STEPS

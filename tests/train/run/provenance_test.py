@@ -7,7 +7,8 @@ import pathlib
 import keras
 import pytest
 
-from tfdpx.accounting import Entry, Ledger
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.train.config.errors import UserError
