@@ -27,7 +27,7 @@ class ChannelWhitening(keras.layers.Layer):
 
     The statistics come from `adapt`, before training. They stay in the model as they are, without
     noise, so those of private data would void the guarantee; `adapt` takes images of
-    `tfdpx.synthetic`, which know no data, and nothing else unless told that it is public. The
+    `tfdpx.synthetic`, which know no data, and nothing else unless declared public. The
     layer treats every example alone, and none of its weights is trainable.
 
     Args:

@@ -46,17 +46,17 @@ _HOMES = {
     "make_private": "training.optimizers",
     "make_private_model": "layers.make_private_model",
 }
-# Folders beside the core, on which it does not depend.
+# Folders next to the core, on which it does not depend.
 _PARTS = ("layers", "models")
 
 
 def _check_installation():
-    """Raises ImportError unless the folders beside the core are found, and belong to this core."""
+    """Raises ImportError unless the folders next to the core are found, and belong to this core."""
     core = _os.path.dirname(_os.path.realpath(__file__))
     for name in _PARTS:
         spec = _importlib_util.find_spec(f"{__name__}.{name}")
         found = spec.origin and _os.path.dirname(_os.path.realpath(spec.origin)) if spec else None
-        # They stand beside the core in a checkout and inside it when installed from a wheel.
+        # They are next to the core in a checkout and inside it when installed from a wheel.
         if not found or _os.path.dirname(found) not in (core, _os.path.dirname(core)):
             raise ImportError(
                 f"tfdpx was imported from the folder {core!r}, and its part `tfdpx.{name}` was "

@@ -6,7 +6,7 @@ r"""Says what private training costs, or what a budget buys, without training.
 Of the noise, the rate, the length, delta and epsilon the one that is left out is solved from the
 others: the least noise, the largest batch, the most steps or the least delta that keep within
 epsilon. The rate is --batch_size of --num_examples, or --sampling_probability; the length --steps
-or --epochs. Beside it stands what tensorflow-privacy says, and why it says something else.
+or --epochs. With it comes what tensorflow-privacy says, and why it says something else.
 
 --sampling and --neighbours ask for what is not Poisson sampling; what no accountant knows is
 refused. --workdir=PATH,PATH is the statement of finished runs on one data set together: working

@@ -27,7 +27,7 @@ classifier on fixed features of several kinds, side by side. --private=false is 
 clipping, noise and any guarantee.
 
 On several devices or hosts: --strategy; the chief alone writes. Ctrl-C ends a run after the update
-under way, saved. An interrupted run goes on with --workdir=PATH --resume and no other flag, on
+under way, saved. An interrupted run resumes with --workdir=PATH --resume and no other flag, on
 several hosts once it is started again on all. Losses and accuracies on the training
 images, which Keras's progress bar shows, are not covered by the privacy guarantee: do not publish
 the log.

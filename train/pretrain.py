@@ -5,7 +5,7 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning: on public i
 
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
 which `--init_from` of `classify` reads, and `record.json`, of which the last line of the standard
-output is a view. Ctrl-C ends a run after the update under way, saved; it goes on with
+output is a view. Ctrl-C ends a run after the update under way, saved; it resumes with
 --workdir=PATH --resume and no other flag. Training takes one device.
 
     python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained

@@ -96,11 +96,11 @@ def main():
         rows = keras.Model(model.input, model.get_layer("unit_norm").output)
         features = rows.predict(images, batch_size=500, verbose=0)
         for count, epsilon in itertools.product(SIZES, EPSILONS):
-            tried = [
+            tested = [
                 (accuracy(features, labels, count, epsilon, steps, move), steps, move)
                 for steps, move in itertools.product(STEPS, MOVES)
             ]
-            best = sorted(tried, reverse=True)[:3]
+            best = sorted(tested, reverse=True)[:3]
             shown = ", ".join(f"{a:.3f} ({steps} steps, {move})" for a, steps, move in best)
             size = epsilon * count
             print(f"{kind.__name__} {side}: epsilon * images = {size:g}: {shown}", flush=True)

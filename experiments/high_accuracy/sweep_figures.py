@@ -46,7 +46,7 @@ def draw(rows, swept, folder):
     On the left of each: the median over seeds against the setting, with the range as a bar, one
     line for each value of the next setting; of any further ones, the best. The broad grey line has
     all others tuned, as De et al. (2022) plot batch size, noise and updates (Figures 2, 3, 6).
-    Beside it: the values of the others at which that best was found (their Figure 7).
+    Next to it: the values of the others at which that best was found (their Figure 7).
 
     Args:
         rows: What `table.rows` returned.
@@ -116,7 +116,7 @@ def _optimum(panel, points, name, other):
     )
     _axis(panel, "x", name, values)
     _axis(panel, "y", f"best {other}", other_values)
-    # All values that were tried: an optimum on the edge says that the grid was too small.
+    # All values that were tested: an optimum on the edge says that the grid was too small.
     edges = [_position(value, other_values) for value in other_values]
     for edge in (edges[0], edges[-1]):
         panel.axhline(edge, color="grey", lw=0.8, ls=":")

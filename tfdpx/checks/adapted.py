@@ -74,11 +74,11 @@ def problems_of_adapted(model):
     optimizer = model_internals.innermost(model.optimizer)
     if not getattr(optimizer, "noise_multiplier", 0.0):  # Also of an optimizer of Keras.
         return
-    told = set()  # A TextVectorization has a StringLookup inside.
+    named = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
         digest = step_context.eagerly(_digest, layer)
-        if digest and digest not in _public | told:
-            told.add(digest)
+        if digest and digest not in _public | named:
+            named.add(digest)
             kind = next((kind for kind in _ARGUMENTS if isinstance(layer, kind)), None)
             yield (
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) was adapted to data: what "

@@ -73,10 +73,10 @@ def plan_batches(
     )
     examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)
     if examples.count != plan.num_examples:
-        beside = f" beside validation_split={validation_split}" if held_out else ""
+        split = f" with validation_split={validation_split}" if held_out else ""
         raise ValueError(
             "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
-            f"depends. Received: {examples.count} examples{beside}, num_examples="
+            f"depends. Received: {examples.count} examples{split}, num_examples="
             f"{plan.num_examples}."
         )
     arguments = {

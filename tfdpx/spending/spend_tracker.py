@@ -3,7 +3,7 @@
 Each optimizer keeps a table with a row for the updates of one run, noise and sampling. The table is
 saved with the optimizer by Keras and `tf.train.Checkpoint`, and the step itself adds to it, so each
 file tells the truth. What a file or another optimizer says is joined row by row, and the larger
-count stays. Whoever loads a table goes on as a run of its own, and so does a forked process: so
+count stays. Whoever loads a table continues as a run of its own, and so does a forked process: so
 rows of one number are the same updates, seen earlier and later, and all others compose.
 """
 

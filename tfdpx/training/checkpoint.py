@@ -1,6 +1,6 @@
 """Lets an interrupted run go on from its last save, at the epsilon of one that was not interrupted.
 
-A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and goes on with
+A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and continues with
 fresh draws and fresh noise. So the file holds no secret, may be resumed any number of times and by
 any program, and nothing has to be compared but what the account counts on.
 """
@@ -30,7 +30,7 @@ _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves the run as it trains, and goes on with it when `fit` is called again.
+    """Saves the run as it trains, and resumes it when `fit` is called again.
 
     Like `keras.callbacks.BackupAndRestore`, but whole after a kill or on a full disk: with the same
     callback and the same plan, `fit` restores what the folder holds before its first step, prints

@@ -3,7 +3,7 @@
 With TensorFlow 2.21 and Keras 3.15, `keras.Model.fit` works
 
 - under `MirroredStrategy` with `jit_compile=False` and `steps_per_execution=1`, and
-- under `TPUStrategy` on one host (not tried here).
+- under `TPUStrategy` on one host (not tested here).
 
 It fails, with any optimizer,
 

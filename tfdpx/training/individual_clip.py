@@ -204,7 +204,7 @@ class IndividualClip(ClipPolicy):
         return {"examples": np.array(self._examples or ""), **{n: self._array(n) for n in _ARRAYS}}
 
     def restore(self, state):
-        """Goes on from a `state()`.
+        """Continues from a `state()`.
 
         Raises:
             ValueError: If it is of other examples or another rounding.

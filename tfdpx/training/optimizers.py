@@ -26,7 +26,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     under adding or removing one example. What a run of updates costs depends on how batches are
     drawn: see `tfdpx.PrivacyPlan`. It holds for the weights; the training loss and metrics that
     Keras shows are functions of the private data. Files that Keras saves hold no seed of noise or
-    draws; a loaded or copied optimizer has fresh noise, and its `ledger` goes on.
+    draws; a loaded or copied optimizer has fresh noise, and its `ledger` continues.
 
     The arguments below, but for those of Keras, are read-only attributes.
 

@@ -33,7 +33,7 @@ def _read_only(name):
         raise AttributeError(
             f"`{name}` of a private optimizer is read-only: the account counts on the value that "
             f"it was made with, {get(self)!r}. Received: {name}={value!r}. Compile the model with "
-            "a new optimizer; its account goes on."
+            "a new optimizer; its account continues."
         )
 
     return property(get, refuse, doc=f"The argument `{name}`. Read-only.")
@@ -116,7 +116,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return fit_data.unplanned_step(self, model, rows, sample_weight)
 
     def compiled(self, model):
-        """Called after `model.compile`: what was spent on the model's weights goes on here."""
+        """Called after `model.compile`: what was spent on the model's weights counts here."""
         self.spend_tracker.follow(model.variables)
         if self.session is None:
             stand_by(self)
@@ -202,7 +202,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             store[name] = value_of(variable)
 
     def load_own_variables(self, store):
-        """Loads what Keras loads, joins the saved ledger, and goes on as a run of its own."""
+        """Loads what Keras loads, joins the saved ledger, and continues as a run of its own."""
         names = self._ledger_variables()
         saved = {name: store[name] for name in store.keys()}
         if all(name in saved for name in names):

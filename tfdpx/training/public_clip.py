@@ -101,7 +101,7 @@ class AbsentPublicClip(ClipPolicy):
         raise ValueError(
             f"This optimizer was made with `public_data` of {self._examples['count']} examples, "
             "and configurations and files do not hold them. Compile the model with a new optimizer "
-            "that is given `public_data=(x, y)`; its account goes on."
+            "that is given `public_data=(x, y)`; its account continues."
         )
 
     def begin(self, *args):

@@ -110,7 +110,7 @@ def membership_success(members, others, splits=100, seed=0):
     """The success of the attack that takes examples of low loss for members.
 
     After Yu et al. 2022, section 5.3: as many members as others; the threshold that is best on one
-    half of them is tried on the other half.
+    half of them is tested on the other half.
 
     Args:
         members: Float array [n] of losses of examples that were trained on.

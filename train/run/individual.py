@@ -25,7 +25,7 @@ FOLDER = "individual_PRIVATE"
 _NOTICE = """PRIVATE DATA, like the data set itself.
 
 What is in this folder was computed for each training image, and no privacy guarantee covers it.
-Do not publish it, nor the pictures. An image's epsilon may be told to whom it belongs.
+Do not publish it, nor the pictures. An image's epsilon may be given to whom it belongs.
 
     arrays.npz    epsilons [n], and labels [n], losses [reports, n] and norms [reports, n] over the
                   clip, of the training images in their order; steps [reports]; and held-out losses
@@ -58,7 +58,7 @@ class History(keras.callbacks.Callback):
         self.steps, self.norms, self.losses = [], [], []
 
     def on_train_begin(self, logs=None):
-        """Reads what is there, up to where the run goes on."""
+        """Reads what is there, up to where the run continues."""
         del logs
         if self._path.exists():
             with np.load(self._path) as kept:

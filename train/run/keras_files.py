@@ -50,7 +50,7 @@ class KerasFile:
         size = f"{height or 'any'}x{width or 'any'} pixels" if height or width else "any size"
         self.about = (
             f"Start from {model.name!r} of {model.count_params():,} weights: {last}; images of "
-            f"{size}, {'gray' if channels == 1 else 'in colours'}; pixels {scaled} (--pixels "
+            f"{size}, {'gray' if channels == 1 else 'in colour'}; pixels {scaled} (--pixels "
             "changes it)."
         )
 

@@ -167,7 +167,7 @@ def _parse_value(name, text):
         return flags.FLAGS[name].parser.parse(text)
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"Flag --grid has a value that is none of {name}: {error}. Received: {text!r}."
+            f"Flag --grid has an invalid value of {name}: {error}. Received: {text!r}."
         ) from error
 
 

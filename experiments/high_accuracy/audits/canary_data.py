@@ -1,4 +1,4 @@
-"""What the audited models train on: a small data set D, and the targets that D' may have beside.
+"""What the audited models train on: a small data set D, and the targets that D' may add.
 
 The guarantee is for the worst data, so these are free to choose (appendix A.2 of De et al. 2022).
 """

@@ -14,7 +14,7 @@ import scipy.stats
 from tfdpx import audit
 from tfdpx.audit import scores
 
-# Part of phase II's models that choose the thresholds, and thresholds that are tried.
+# Part of phase II's models that choose the thresholds, and thresholds that are tested.
 _RESERVED = 0.2
 _THRESHOLDS = 201
 
@@ -103,10 +103,10 @@ def _threshold(reserved, count, bound, delta, confidence):
     """The threshold of the best bound, were the scores of `count` further models normal."""
     laws = [scipy.stats.norm(np.mean(s), max(np.std(s), 1e-12)) for s in reserved]
     both = np.concatenate(reserved)
-    tried = np.linspace(both.min(), both.max(), _THRESHOLDS)
-    missed, false = laws[0].cdf(tried), laws[1].sf(tried)
+    tested = np.linspace(both.min(), both.max(), _THRESHOLDS)
+    missed, false = laws[0].cdf(tested), laws[1].sf(tested)
     values = [
         bound(round(count * f), count, round(count * m), count, delta, confidence)
         for f, m in zip(false, missed, strict=True)
     ]
-    return float(tried[int(np.argmax(values))])
+    return float(tested[int(np.argmax(values))])

@@ -1,4 +1,4 @@
-"""Scores of trained models on disk, in chunks: what was cut off goes on after the last chunk."""
+"""Scores of trained models on disk, in chunks: an interrupted run resumes after the last chunk."""
 
 import hashlib
 import io
