@@ -107,7 +107,8 @@ def run(values):
         "may tell all of them.\n"
     )
     files.write(workdir / "privacy_statement.txt", text.encode(), mode=0o644)
-    np.savez(workdir / "weights.npz", kernel=head.kernel, bias=head.bias)
+    with files.replacing(workdir / "weights.npz", mode=0o644) as fresh:
+        np.savez(fresh, kernel=head.kernel, bias=head.bias)
     return {**record.view(), "workdir": str(workdir)}
 
 
