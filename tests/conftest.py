@@ -1,8 +1,7 @@
-"""Settings that every test shares: quiet logs, fixed seeds, reproducible hypothesis runs."""
+"""What all tests share: workers, quiet logs, fixed seeds, reproducible hypothesis runs."""
 
 import contextlib
 import os
-import pathlib
 
 import hypothesis
 import pytest
@@ -10,6 +9,39 @@ import pytest
 # Both are read when TensorFlow is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+hypothesis.settings.register_profile(
+    "tfdpx",
+    deadline=None,  # The first example of a test traces and compiles.
+    max_examples=25,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tfdpx")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """No workers for single files: each takes longer to import TensorFlow than most files."""
+    names = config.option.file_or_dir
+    return 0 if names and all(".py" in name for name in names) else None
+
+
+def pytest_sessionstart(session):
+    """Imports TensorFlow, but in the process that only hands tests to workers."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not session.config.option.numprocesses:
+        _import_tensorflow()
+
+
+def _import_tensorflow():
+    # Some notices of TensorFlow's start know no level, and pytest would print them last.
+    with _without_stderr():
+        import tensorflow as tf
+
+    tf.get_logger().setLevel("ERROR")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # The workers share the cores; a pool of threads in each would only make them compete.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
 @contextlib.contextmanager
@@ -25,40 +57,8 @@ def _without_stderr():
         os.close(sink)
 
 
-# Some notices of TensorFlow's start know no level, and pytest would print them after its summary.
-with _without_stderr():
-    import keras
-    import tensorflow as tf
-
-tf.get_logger().setLevel("ERROR")
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # The workers share the cores; a pool of threads in each would only make them compete.
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-
-hypothesis.settings.register_profile(
-    "tfdpx",
-    deadline=None,  # The first example of a test traces and compiles.
-    max_examples=25,
-    derandomize="CI" in os.environ,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("tfdpx")
-
-
-# Cases that `make test-slow` runs, while `make test` runs others of the same kind.
-SLOW_CASES = pathlib.Path(__file__).with_name("slow_cases.txt")
-
-
-def pytest_collection_modifyitems(items):
-    """Marks the cases of `slow_cases.txt` as slow."""
-    slow = set(SLOW_CASES.read_text(encoding="utf-8").splitlines())
-    for item in items:
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seeds():
+    import keras
+
     keras.utils.set_random_seed(20_220_428)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow_but
 
 import tfdpx
 
@@ -233,7 +234,11 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    slow_but(PROGRAMS, tabular, image_classification),
+    ids=lambda program: program.__name__,
+)
 @pytest.mark.filterwarnings("error:.*computed alone", "error:.*approximat")
 def test_another_optimizer_and_a_plan_are_all_that_it_takes(program, tmp_path, record_property):
     num_examples, batch_size, epochs, optimizer = PROGRAMS[program]

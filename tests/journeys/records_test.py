@@ -11,6 +11,7 @@ import own_images
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from cases import slow
 
 import tfdpx
 from experiments.features import head_search
@@ -77,7 +78,7 @@ def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, ca
     assert again["epsilon"] == found["epsilon"]
 
 
-@pytest.mark.parametrize("seed, is_releasable", [(7, False), (None, True)])
+@pytest.mark.parametrize("seed, is_releasable", [(7, False), slow(None, True)])
 def test_a_seed_is_remembered(private, capsys, tmp_path, seed, is_releasable):
     run(classify, tmp_path / "run", **TINY, seed=seed)
     for path in (tmp_path / "run", tmp_path / "run" / "model.keras"):
@@ -85,6 +86,7 @@ def test_a_seed_is_remembered(private, capsys, tmp_path, seed, is_releasable):
     assert ask(capsys, private, tmp_path)["releasable"] is is_releasable
 
 
+@pytest.mark.slow
 def test_a_head_on_a_private_backbone_pays_for_both(private, capsys, tmp_path):
     given = dict(init_from=str(private / "model.keras"), dataset="digits", method="dp_ls")
     found = run_with(features, tmp_path / "heads", capsys, **given, epsilon=1.0)
@@ -115,6 +117,7 @@ def test_a_backbone_that_saw_the_images_without_privacy_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_weights_that_were_trained_on_privately_are_recorded_together(private, capsys, tmp_path):
     run(classify, tmp_path / "on", **TINY, init_from=str(private / "model.keras"))
     first, both = (records.read(path / "record.json") for path in (private, tmp_path / "on"))
@@ -139,6 +142,7 @@ def test_a_folder_is_asked_whole(private, public, capsys, tmp_path):
         ask(capsys, tmp_path)
 
 
+@pytest.mark.slow
 def test_trainings_behind_weights_count_where_the_data_are_the_same(private, capsys, tmp_path):
     parts = dict(TINY, epsilon=8.0)
     first = run(classify, tmp_path / "first", **parts, dataset="digits:0-4")
@@ -148,6 +152,7 @@ def test_trainings_behind_weights_count_where_the_data_are_the_same(private, cap
     assert ask(capsys, private, second)["epsilon"] > 8.0
 
 
+@pytest.mark.slow
 def test_what_was_shuffled_before_stays_shuffled(capsys, tmp_path):
     first = run(classify, tmp_path / "first", **TINY, sampling="shuffle")
     given = dict(TINY, init_from=str(first / "model.keras"))
@@ -175,6 +180,7 @@ def test_names_that_look_like_markup_or_formulas(tmp_path):
     assert (workdir / "confusion_matrix.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_the_record_is_there_before_the_pictures(tmp_path, monkeypatch):
     class Full(Exception):
         pass

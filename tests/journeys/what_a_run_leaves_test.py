@@ -101,6 +101,7 @@ def test_no_file_holds_the_seed_or_where_anything_lies(left, photos):
     assert b'"seed"' not in texts["record.json"] and b'"seeded": true' in texts["record.json"]
 
 
+@pytest.mark.slow
 def test_account_says_that_it_is_not_to_be_released(left):
     command = [sys.executable, "-m", "tfdpx.train.account", f"--workdir={left[0]}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -160,6 +161,7 @@ def unfinished(photos, tmp_path, monkeypatch):
     return tmp_path / "photos", tmp_path / "run", {**given, **SHORT, "epsilon": None}
 
 
+@pytest.mark.slow
 def test_resume_names_what_is_another(unfinished):
     photos, workdir, given = unfinished
     first = min((photos / "3").iterdir())

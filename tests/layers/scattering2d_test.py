@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_matches_batches_of_one
@@ -222,9 +223,17 @@ def features_and_gradient(layer):
     return call
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("rows_at_a_time", [None, 5])
-@pytest.mark.parametrize("batch", [7, None])
+@pytest.mark.parametrize(
+    "batch, rows_at_a_time, jit_compile",
+    [
+        *((None, 5, False), (7, 5, True)),
+        *(slow(7, rows, compiled) for rows, compiled in ((None, False), (None, True), (5, False))),
+        *(
+            slow(None, rows, compiled)
+            for rows, compiled in ((None, False), (None, True), (5, True))
+        ),
+    ],
+)
 def test_graphs_and_parts_of_a_batch_equal_the_whole(jit_compile, rows_at_a_time, batch):
     x = images(7, 12, 9, 2)
     layer = Scattering2D(2, 3)
@@ -270,7 +279,7 @@ def test_gradient_is_the_derivative():
     np.testing.assert_allclose(analytic[0], numeric[0], atol=1e-8)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_black_has_features_of_zero_and_a_finite_gradient(jit_compile):
     x = images(2, 8, 8, 1)
     x[0] = 0.0

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from cases import slow, slow_but
 from oracle import assert_matches_batches_of_one
 
 import tfdpx
@@ -41,7 +42,7 @@ def randomize(model):
 
 
 @pytest.mark.parametrize(
-    "name", [*KERAS_CV_PARAMETERS, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
+    "name", slow_but(KERAS_CV_PARAMETERS | LARGE, *list(KERAS_CV_PARAMETERS)[:2])
 )
 def test_keras_cv_architectures_have_the_published_size(name):
     _, network = backbone_bodies.body(name, (64, 64, 3))
@@ -74,7 +75,7 @@ def test_features_are_those_of_the_network_on_preprocessed_images(name, preproce
     np.testing.assert_array_equal(model(as_bytes), model(as_bytes.astype("float32")))
 
 
-@pytest.mark.parametrize("name", ["VGG16", "MobileNet", "resnet18"])
+@pytest.mark.parametrize("name", [slow("VGG16"), "MobileNet", "resnet18"])
 def test_saving_keeps_the_preprocessing_and_what_is_frozen(name, tmp_path):
     model = backbone(name, None, (32, 32, 3), num_classes=3, trainable="last")
     model.save(tmp_path / "model.keras")
@@ -134,9 +135,9 @@ def test_last_layer_alone():
     ("name", "arguments"),
     [
         ("resnet18", {"batch_norm": "freeze"}),
-        ("resnet18_v2", {"batch_norm": "replace"}),
-        pytest.param("mit_b0", {"input_shape": (64, 64, 3)}, marks=pytest.mark.slow),
-        ("MobileNet", {"trainable": "last"}),
+        slow("resnet18_v2", {"batch_norm": "replace"}),
+        slow("mit_b0", {"input_shape": (64, 64, 3)}),
+        slow("MobileNet", {"trainable": "last"}),
     ],
 )
 def test_one_private_update(name, arguments):
@@ -154,6 +155,7 @@ def test_one_private_update(name, arguments):
         assert "seed" in weight.path or np.array_equal(weight, old), weight.path
 
 
+@pytest.mark.slow
 def test_private_gradients_are_those_of_batches_of_one():
     model = backbone("resnet18", input_shape=(32, 32, 3), num_classes=3, batch_norm="freeze")
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow, slow_but
 from oracle import assert_matches_batches_of_one, batch_of_one_gradients
 from reference_ops import assert_close, convolve, randomized_weights, relu, standardized
 
@@ -32,7 +33,7 @@ def count_by_hand(blocks, width, num_classes):
     return total + (channels + 1) * num_classes
 
 
-@pytest.mark.parametrize("depth", BLOCKS)
+@pytest.mark.parametrize("depth", slow_but(BLOCKS, 50))
 def test_number_of_parameters(depth):
     model = NFResNet(depth, num_classes=1000)
     assert model.count_params() == count_by_hand(BLOCKS[depth], 64, 1000)
@@ -125,13 +126,13 @@ def initialized(depth):
     return NFResNet(depth, 10, input_shape=(160, 160, 3), width=32)
 
 
-@pytest.mark.parametrize("depth", [50, 101])
+@pytest.mark.parametrize("depth", [50, slow(101)])
 def test_signal_propagation_at_initialization(depth):
     assert_signal_propagates(initialized(depth), depth)
 
 
 @pytest.mark.parametrize(
-    ("constant", "wrong"), [("RELU_GAIN", 1.0), ("RELU_GAIN", np.sqrt(2.0)), ("ALPHA", 0.3)]
+    ("constant", "wrong"), [slow("RELU_GAIN", 1.0), ("RELU_GAIN", np.sqrt(2.0)), slow("ALPHA", 0.3)]
 )
 def test_other_constants_do_not_propagate_the_signal(constant, wrong, monkeypatch):
     monkeypatch.setattr(nf_resnet, constant, wrong)
@@ -173,7 +174,7 @@ def tiny(monkeypatch):
     return model, rng.normal(size=(4, 32, 32, 3)).astype("float32"), rng.integers(0, 4, size=4)
 
 
-@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("views", [1, slow(2)])
 def test_private_gradients_are_those_of_batches_of_one(tiny, views):
     assert_matches_batches_of_one(*tiny, views=views, tolerance=2e-5)
 

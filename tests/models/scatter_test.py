@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 from tfdpx.layers import Scattering2D
@@ -55,8 +56,8 @@ def test_four_to_eleven_positions(side, scales):
     assert 4 <= side // 2**scales <= 11
 
 
-@pytest.mark.parametrize("build", [ScatterLinear, ScatterCNN])
-@pytest.mark.parametrize("shape", [(8, 8, 1), (20, 12, 3)])
+@pytest.mark.parametrize("build", [ScatterLinear, slow(ScatterCNN)])
+@pytest.mark.parametrize("shape", [(8, 8, 1), slow((20, 12, 3))])
 def test_trains_privately_and_saves(build, shape, tmp_path):
     keras.utils.set_random_seed(0)
     model = build(3, shape)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import slow
 from reference_ops import (
     assert_close,
     convolve,
@@ -42,7 +43,7 @@ def wide_resnet(weights, images, depth, width, groups, relu_first=False):
 
 
 @pytest.mark.parametrize(
-    ("depth", "width", "size", "groups"), [(16, 4, 32, 16), (40, 4, 16, 16), (28, 10, 12, 8)]
+    ("depth", "width", "size", "groups"), [(16, 4, 32, 16), (40, 4, 16, 16), slow(28, 10, 12, 8)]
 )
 def test_same_logits_from_a_second_construction(depth, width, size, groups):
     model = WideResNet(depth, width, 10, input_shape=(size, size, 3), groups=groups)

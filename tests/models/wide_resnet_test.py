@@ -164,6 +164,7 @@ def test_logits_keep_float32_under_mixed_precision():
     assert model(np.zeros((1, 8, 8, 3))).dtype == "float32"
 
 
+@pytest.mark.slow
 def test_fits_and_survives_saving(tmp_path):
     model = WideResNet(10, 1, 2, input_shape=(8, 8, 3))
     rng = np.random.default_rng(2)

@@ -64,6 +64,7 @@ def run(photos, workdir, init_from, **given):
     return records.read(workdir / "record.json")
 
 
+@pytest.mark.slow
 def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     photos, theirs, tmp_path, capsys, recwarn
 ):

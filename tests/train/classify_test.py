@@ -109,6 +109,7 @@ def test_saved_model_is_the_averaged_one_that_was_measured(finished, data_dir):
     assert not any(np.array_equal(a, b) for a, b in zip(model.get_weights(), raw, strict=True))
 
 
+@pytest.mark.slow
 def test_what_is_open_is_chosen_and_the_saved_model_is_whole(data_dir, tmp_path, capsys):
     run(data_dir, tmp_path, epsilon=1.0, seed=0)
     output = capsys.readouterr().out
@@ -131,6 +132,7 @@ def test_saved_model_holds_no_optimizer_and_nothing_secret_remains(finished):
     assert not (workdir / "checkpoint").exists()
 
 
+@pytest.mark.slow
 def test_saved_model_predicts_in_a_fresh_process(finished):
     code = (
         "import sys, numpy, keras, tfdpx.layers\n"
@@ -211,6 +213,7 @@ def resume(workdir, **given):
         classify.main(["classify"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(finished, data_dir, tmp_path, capsys):
     workdir = tmp_path / "my run"
     with pytest.raises(SystemExit) as error, ctrl_c_after(5):  # Within an epoch.
@@ -260,6 +263,7 @@ def test_nothing_to_resume_is_said(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
     workdir = tmp_path / "run"
     short = dict(steps=1, batch_size=16, augmult=0, augment_padding=0, ema_momentum=0.0)
@@ -341,6 +345,7 @@ def test_every_setting_has_a_flag_that_is_unset_by_default():
         assert flags.FLAGS[field.name].default is None
 
 
+@pytest.mark.slow
 def test_the_command_fails_with_one_line_and_without_a_stack_trace(tmp_path):
     command = [sys.executable, "-m", "tfdpx.train.classify", "--epsilon=-1"]
     done = subprocess.run(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from cases import slow
 from interrupting import ctrl_c_after
 
 from tfdpx.accounting import record as records
@@ -45,6 +46,7 @@ def test_the_report_is_plainly_not_private(finished):
     assert record["test_accuracy"] > 0.6  # Chance is 0.2.
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_pretraining_equals_the_uninterrupted_one(
     finished, data_dir, tmp_path
 ):
@@ -92,7 +94,7 @@ def test_ctrl_c_ends_pretraining_in_a_line_and_the_folder_alone_resumes(
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("trainable", "count"), [("all", 29_605), ("last", 1_285)])
+@pytest.mark.parametrize(("trainable", "count"), [slow("all", 29_605), ("last", 1_285)])
 def test_classify_goes_on_from_the_file(finished, data_dir, tmp_path, trainable, count):
     record = run(
         classify,

@@ -26,6 +26,7 @@ def run(*arguments, **given):
         sweep.main(["sweep"], values)
 
 
+@pytest.mark.slow
 def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
     command = [
         sys.executable, "-m", "tfdpx.train.sweep", f"--workdir={tmp_path / 'sweep'}", "--seeds=0",

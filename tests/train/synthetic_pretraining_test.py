@@ -78,6 +78,7 @@ def test_pretraining_reads_no_data_and_says_so(pretrained):
     np.testing.assert_allclose(model.get_layer("normalise")(np.full([1, 1], 240)), [[1.0]])
 
 
+@pytest.mark.slow
 def test_it_changes_with_nothing_but_its_settings(pretrained, tmp_path):
     given = dict(SHORT, seed=1)
     run(pretrain, None, tmp_path / "same", **given)
@@ -105,6 +106,7 @@ def head_first(pretrained, data_dir, tmp_path_factory):
     return workdir, record, bodies
 
 
+@pytest.mark.slow
 def test_the_last_layer_is_trained_first_and_then_all(pretrained, head_first):
     start = model_of(pretrained[0]).get_weights()
     (count, head), (count_of_all, every) = head_first[2]
@@ -116,6 +118,7 @@ def test_the_last_layer_is_trained_first_and_then_all(pretrained, head_first):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_both_phases_are_on_one_account(head_first):
     workdir, record, _ = head_first
     assert (record["steps"], record["head_steps"]) == (6, 2)
@@ -155,6 +158,7 @@ def test_a_run_that_is_killed_in_each_phase_goes_on(pretrained, head_first, data
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_what_a_model_has_spent_on_the_data_counts(head_first, data_dir, tmp_path):
     again = dict(HEAD_FIRST, init_from=str(head_first[0] / "model.keras"))
     # What the file says goes before what the user says.
@@ -168,6 +172,7 @@ def test_what_a_model_has_spent_on_the_data_counts(head_first, data_dir, tmp_pat
         run(classify, data_dir, tmp_path / "run", **given)
 
 
+@pytest.mark.slow
 def test_the_way_back_through_pretraining_is_remembered(head_first, data_dir, tmp_path):
     init_from = str(head_first[0] / "model.keras")
     run(pretrain, None, tmp_path / "on", init_from=init_from, **SHORT)

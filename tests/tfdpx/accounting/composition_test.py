@@ -3,6 +3,7 @@
 import dp_accounting
 import pytest
 import small
+from cases import slow
 from dp_accounting import pld
 
 import tfdpx
@@ -24,7 +25,7 @@ def composed(runs, accountant):
     return accountant.get_epsilon(DELTA)
 
 
-@pytest.mark.parametrize("runs", [RUNS[:2], RUNS])
+@pytest.mark.parametrize("runs", [RUNS[:2], slow(RUNS)])
 def test_a_ledger_of_unlike_entries_is_their_composition(runs):
     ledger = Ledger(tuple(Entry(*run) for run in runs))
     wanted = composed(runs, pld.PLDAccountant())
@@ -40,6 +41,7 @@ def test_a_ledger_of_unlike_entries_is_their_composition(runs):
         assert again.epsilon(DELTA) == ledger.epsilon(DELTA)  # In whatever pieces it is told.
 
 
+@pytest.mark.slow
 def test_noise_sampling_and_clip_that_change_between_runs():
     x, y = small.data(60)
     given = [(1.0, 20, 4, 1.0), (3.0, 30, 5, 0.2)]

@@ -95,6 +95,7 @@ def test_bounds_are_never_below_the_goldens(monkeypatch, accountant):
         assert golden < group_epsilon(small_noise(), k, accountant="rdp")
 
 
+@pytest.mark.slow
 def test_the_bound_of_three_rows_at_little_noise(monkeypatch):
     monkeypatch.setattr(group_privacy, "_MIXTURE", None)
     with pytest.warns(UserWarning, match="upper bound"):
@@ -120,6 +121,7 @@ def test_one_update_is_what_densities_say(monkeypatch, exact):
             assert found == pytest.approx(true, rel=5e-3, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The epsilon of k")
 def test_of_few_and_of_more_rows():
     plan = sampled_plan()

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.stats
+from cases import slow
 from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ deltas = st.floats(1e-8, 1e-4)
 batch_sizes = st.integers(10, 4000)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(epsilons, deltas, batch_sizes, st.integers(1, 20_000))
 def test_noise_is_within_budget_and_tight(epsilon, delta, batch_size, steps):
     check_plan(
@@ -63,7 +64,7 @@ def test_noise_is_within_budget_and_tight(epsilon, delta, batch_size, steps):
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.floats(1.0, 20), deltas, batch_sizes, st.floats(3.0, 30.0))
 def test_steps_are_within_budget_and_tight(epsilon, delta, batch_size, noise_multiplier):
     check_plan(
@@ -77,7 +78,7 @@ def test_steps_are_within_budget_and_tight(epsilon, delta, batch_size, noise_mul
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.floats(2.0, 20), deltas, st.integers(1, 1000), st.floats(3.0, 20.0))
 def test_batch_is_within_budget_and_tight(epsilon, delta, steps, noise_multiplier):
     check_plan(
@@ -91,7 +92,7 @@ def test_batch_is_within_budget_and_tight(epsilon, delta, steps, noise_multiplie
     )
 
 
-@pytest.mark.parametrize("unknown", ["noise_multiplier", "steps", "batch_size"])
+@pytest.mark.parametrize("unknown", ["noise_multiplier", slow("steps"), slow("batch_size")])
 def test_pld_solutions_are_within_budget_and_tight(unknown):
     arguments = {"batch_size": 4096, "steps": 2468, "noise_multiplier": 3.0}
     del arguments[unknown]
@@ -174,7 +175,7 @@ def test_errors(changes, message):
         PrivacyPlan(**(GIVEN | {"epsilon": 1.0, "accountant": "rdp"} | changes))
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("accountant", ["rdp", slow("pld")])
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -365,6 +366,7 @@ def test_a_new_accountant_is_one_entry(monkeypatch):
         check_plan(unknown, **given)
 
 
+@pytest.mark.slow
 def test_a_plan_of_the_epsilon_that_a_plan_costs_is_that_plan():
     for accountant in ("rdp", "pld"):
         given = {**GIVEN, "accountant": accountant}

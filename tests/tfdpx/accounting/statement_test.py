@@ -74,6 +74,7 @@ def test_the_functions_that_it_names_exist():
     assert tfdpx.accounting.group_epsilon is group_epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The optimizer is made with a `seed`")
 def test_a_seed_and_other_batches_are_said():
     seeded = flat(trained(plan_of(), seed=3).optimizer.ledger.statement(1e-5))

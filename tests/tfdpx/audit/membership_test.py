@@ -19,6 +19,7 @@ def test_losses_of_examples_are_those_of_batches_of_one():
     np.testing.assert_allclose(found, alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_overfitted_model_tells_its_members():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(80, 30)).astype("float32"), rng.integers(0, 2, 80)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import small
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx import audit
@@ -49,7 +50,7 @@ def honest(data, jit_compile):
     return model
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_an_honest_run_shows_the_same(jit_compile):
     def train(data):
         return honest(data, jit_compile)
@@ -61,6 +62,7 @@ def test_an_honest_run_shows_the_same(jit_compile):
     assert any(name.startswith("run/") for name in report.files)
 
 
+@pytest.mark.slow
 def test_the_runs_are_handed_the_same_releases_and_their_own_data():
     ends, losses = [], []
 
@@ -152,7 +154,7 @@ LEAKS = {
 }
 
 
-@pytest.mark.parametrize("train", LEAKS)
+@pytest.mark.parametrize("train", slow_but(LEAKS, shown_past_the_noise))
 def test_planted_leaks_are_named(train):
     report = audit.check_run(train, *neighbours())
     assert not report.passed and "FAILED" in str(report)
@@ -160,6 +162,7 @@ def test_planted_leaks_are_named(train):
         assert words in str(report), str(report)
 
 
+@pytest.mark.slow
 def test_the_progress_bar_shows_the_loss_and_ignored_files_are_not_compared():
     def train(data):
         unplanned(data, [LogLoss()], verbose=1)

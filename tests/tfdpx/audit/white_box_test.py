@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx import audit, mechanism
@@ -150,9 +151,7 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["sgd", "views", pytest.param("structures", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["sgd", slow("views"), slow("structures")])
 def test_honest_optimizers_pass_with_a_close_bound(name):
     model = HONEST[name]()
     report = audit.check_optimizer(model, model.optimizer, seconds=15.0)
@@ -235,7 +234,7 @@ def broken(name):
     return Broken
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", slow_but(PLANTED, "padding", "half the noise", "whole batch"))
 def test_planted_bugs_fail(name):
     views = 4 if name == "views" else 0
     optimizer = broken(name)(0.5, batch_size=16, noise_multiplier=1.0, augmult=views)
@@ -339,6 +338,7 @@ def test_a_subclassed_model_is_audited_given_its_shapes():
     assert report.passed and report.trials == 50, str(report)
 
 
+@pytest.mark.slow
 def test_half_precision_and_dropout_are_no_false_alarm():
     stack = [keras.Input((6,)), layers.Dense(9, "relu", dtype="mixed_bfloat16")]
     for rest in ([layers.Dense(3)], [layers.Dropout(0.5), layers.Dense(3)]):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow_but
 from mixers import Between, mean
 
 import tfdpx
@@ -204,10 +205,7 @@ UNRUNNABLE = {
     "vectorized",
 }
 # All of them take minutes.
-CASES = [
-    pytest.param(name, marks=() if i % 12 == 7 else pytest.mark.slow)
-    for i, name in enumerate(EVERY)
-]
+QUICK = [name for name in list(EVERY)[7::12] if name != "the same random numbers"]
 
 
 def clipped(made, x, y):
@@ -222,7 +220,7 @@ def clipped(made, x, y):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(EVERY, *QUICK))
 def test_each_example_adds_what_it_adds_alone_or_the_model_is_refused(name):
     KEPT.clear()
     layer, loss = EVERY[name]()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 from mixers import mean
 
 import tfdpx
@@ -59,8 +60,8 @@ def test_what_is_proved_for_every_number_varies():
     "function",
     [
         lambda x, rows: x - mean(x) if rows is None else x,
-        lambda x, rows: in_groups(x, rows) if rows is None else x,
-        lambda x, rows: tf.reshape(x, [rows, -1]),
+        slow(lambda x, rows: in_groups(x, rows) if rows is None else x),
+        slow(lambda x, rows: tf.reshape(x, [rows, -1])),
     ],
     ids=["mixes", "groups", "needs the number"],
 )
@@ -89,6 +90,7 @@ def in_large_passes(x, rows):
     return x - mean(x) if rows and rows > 8 else x
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_again_for_xla_has_passes_of_one_size():
     made = model()
     assert [size.varies for size in fitted(made)] == [True]
@@ -161,7 +163,7 @@ def test_metrics_do_not_write_where_rows_may_be_absent(size, monkeypatch):
         made.train_on_batch(x, y)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}])
+@pytest.mark.parametrize("arguments", [{}, slow({"jit_compile": True})])
 def test_metrics_are_looked_at_with_weights_too(arguments):
     """After batches without any, in passes of the same size."""
     made, x, y = writes_if_weighted(16, **arguments)
@@ -192,7 +194,7 @@ def test_losses_do_not_write_where_an_axis_is_unknown(arguments):
     assert kept.numpy() == 0.0
 
 
-@pytest.mark.parametrize("counted_as_its_own", [False, True])
+@pytest.mark.parametrize("counted_as_its_own", [slow(False), True])
 def test_metrics_of_a_later_compile_are_looked_at(counted_as_its_own):
     """Also one whose attribute is a trained weight: Keras lists that among its variables."""
 

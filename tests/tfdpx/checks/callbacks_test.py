@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 from tfdpx.accounting import PrivacyPlan
@@ -202,7 +203,7 @@ def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatc
     model.fit(x, y, callbacks=chosen, verbose=0)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_one_example_that_is_not_finite_does_not_end_a_run(jit_compile):
     x, y = small.data()
     x[3] = np.nan
@@ -215,7 +216,7 @@ def test_one_example_that_is_not_finite_does_not_end_a_run(jit_compile):
     assert np.isnan(history.history["loss"]).all()  # What TerminateOnNaN would have acted on.
 
 
-@pytest.mark.parametrize("name", ["val_loss", "val_x", "epsilon", "learning_rate"])
+@pytest.mark.parametrize("name", ["val_loss", *map(slow, ("val_x", "epsilon", "learning_rate"))])
 def test_a_training_metric_may_not_pass_for_something_else(name):
     x, y = small.data()
     metric = keras.metrics.SparseCategoricalAccuracy(name=name)

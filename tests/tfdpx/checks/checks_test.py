@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx import checks, per_example
@@ -74,7 +75,7 @@ MIXING_LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", MIXING_LOSSES)
+@pytest.mark.parametrize("name", slow_but(MIXING_LOSSES, "contrastive"))
 def test_the_loss_of_each_example_is_computed_alone_and_that_is_said(name):
     model = small.model(loss=MIXING_LOSSES[name])
     with pytest.warns(UserWarning, match="loss of each example is computed alone"):
@@ -143,7 +144,7 @@ def flips_and_centres():
     return keras.Sequential([layers.RandomFlip("horizontal", seed=1), Centred()])
 
 
-@pytest.mark.parametrize("make", [MixedViews, flips_and_centres])
+@pytest.mark.parametrize("make", [MixedViews, slow(flips_and_centres)])
 def test_an_augmentation_makes_the_views_of_each_example_alone(make):
     x, y = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32"), np.arange(8) % 3
     arguments = {"augmult": 2, "batch_size": 8, "noise_multiplier": 0.0, "l2_norm_clip": 1e6}
@@ -212,7 +213,9 @@ def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
             model.train_on_batch(x, y, sample_weight=sample_weight)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "arguments", [{}, slow({"jit_compile": True}), slow({"run_eagerly": True})]
+)
 def test_a_wrong_rule_is_found_out(arguments):
     # Gradients taken while a graph is traced can be silently zero on both sides of a comparison.
     model = small.model(layers=[Wrong(3)], compile_arguments=arguments)
@@ -227,7 +230,7 @@ FIT = [
 ]
 
 
-@pytest.mark.parametrize("make", FIT)
+@pytest.mark.parametrize("make", slow_but(FIT, FIT[0]))
 def test_fit_models_train(make):
     model = small.model(layers=make())
     model.fit(*small.data(), verbose=0)
@@ -346,6 +349,7 @@ class ByName(keras.layers.Layer):
         return self.second(inputs=self.first(inputs=inputs))
 
 
+@pytest.mark.slow
 def test_layers_called_by_name_train_as_by_position():
     x, y = small.data()
     changes = [

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 from mixers import MIXES, Between, mean, only_in_large_batches
 
 import tfdpx
@@ -52,7 +53,7 @@ def assert_is_that_of_batches_of_one(made):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("name", slow_but(MIXES, *list(MIXES)[::4]))
 def test_examples_of_a_model_that_mixes_are_computed_alone(name):
     made = model([layers.Dense(4), Between(MIXES[name]), layers.Dense(3)])
     assert_is_that_of_batches_of_one(made)
@@ -80,7 +81,7 @@ def test_the_operation_and_the_cost_are_said_and_a_proof_can_be_required():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [slow(False), True])
 def test_what_is_proved_for_one_number_trains_at_that_number(eager):
     """A model that mixes from eight rows on: Python looks at the number."""
     optimizer = tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0)

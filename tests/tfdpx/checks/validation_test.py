@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 
@@ -117,7 +118,7 @@ def test_examples_that_are_trained_on(how):
     )
 
 
-@pytest.mark.parametrize("data", [(X, Y), dataset(X, Y)], ids=["arrays", "dataset"])
+@pytest.mark.parametrize("data", [(X, Y), slow(dataset(X, Y))], ids=["arrays", "dataset"])
 def test_the_word_allows_it_and_measuring_needs_none(data):
     fit(data, model=make(public_validation=True))
     fit(data, callbacks=[])
@@ -132,7 +133,7 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("how", PUBLIC)
+@pytest.mark.parametrize("how", slow_but(PUBLIC, "arrays", "a PyDataset"))
 def test_public_examples_are_acted_on(how):
     stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
     fit(PUBLIC[how], [stop])
@@ -161,7 +162,7 @@ def test_a_generator_is_not_used_up():
     fit(UNREADABLE["generator"](), model=make(public_validation=True), validation_steps=1)
 
 
-@pytest.mark.parametrize("how", ["arrays", "weights"])
+@pytest.mark.parametrize("how", [slow("arrays"), "weights"])
 def test_arrays_that_fit_itself_is_given(how):
     plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
     more = {"sample_weight": np.ones(N)} if how == "weights" else {}
@@ -185,7 +186,7 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("how", SPLITS)
+@pytest.mark.parametrize("how", slow_but(SPLITS, "of fit"))
 def test_the_part_that_is_held_out_is_private(how):
     x, y = small.data(50)
     with pytest.raises(ValueError, match="`validation_split` are held out of the private ones"):
@@ -216,7 +217,7 @@ ACTING = {
 }
 
 
-@pytest.mark.parametrize("how", ACTING)
+@pytest.mark.parametrize("how", slow_but(ACTING, "ModelCheckpoint", "in a name"))
 def test_whatever_acts_is_refused_before_anything_is_written(how, tmp_path):
     callback = ACTING[how](tmp_path)
     log = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), tfdpx.callbacks.Checkpoint(tmp_path)]
@@ -252,7 +253,7 @@ def two_inputs():
     return model
 
 
-@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.parametrize("kind", [slow("arrays"), "dataset"])
 def test_several_inputs(kind):
     named = {"a": X[:, :3], "b": X[:, 3:]}
     part = {name: values[3:5] for name, values in named.items()}

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx import checks
@@ -99,7 +100,9 @@ def refused(model, match):
     assert int(model.optimizer.iterations) == 0
 
 
-@pytest.mark.parametrize("make", UPDATES)
+@pytest.mark.parametrize(
+    "make", slow_but(UPDATES, tf_variable, untracked_variable, table, variable_in_a_branch)
+)
 def test_hidden_state_is_refused(make):
     refused(small.model(layers=[Keeps(make()), layers.Dense(3)]), "changes state")
 
@@ -147,7 +150,7 @@ def test_a_weight_that_is_assigned_in_the_forward_pass_is_refused():
     refused(small.model(layers=[Halves(3, name="halves")]), "changes state.*halves")
 
 
-@pytest.mark.parametrize("door", [tf.py_function, tf.numpy_function])
+@pytest.mark.parametrize("door", [tf.py_function, slow(tf.numpy_function)])
 def test_python_inside_the_graph_is_refused(door):
     def python(x):
         return tf.reshape(door(lambda a: np.asarray(a), [x], tf.float32), tf.shape(x))
@@ -194,6 +197,7 @@ def test_metrics_that_write_weights_are_refused():
     refused(model, "compute_metrics.*changes state|metrics.*bias")
 
 
+@pytest.mark.slow
 def test_a_table_that_is_only_read_is_no_state():
     x = np.array([["a"], ["b"]] * 8, dtype=object)
     stack = [

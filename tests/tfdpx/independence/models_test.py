@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow_but
 
 import tfdpx
 from experiments.benchmark import independence_table as table
@@ -23,6 +24,7 @@ NOT_PROVED = {
 }
 
 
+@pytest.mark.slow
 def test_the_layers_of_keras_are_proved():
     made = table.layers_of_keras()
     alone = {name for name, make in made.items() if independence_of(make()).verdict == "alone"}
@@ -46,7 +48,7 @@ def test_every_layer_of_keras_is_looked_at():
 SMALL = ["bidirectional LSTM with a mask", "tfdpx LeNet", "tfdpx SmallCNN", "vision transformer"]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", slow_but(SMALL, "tfdpx LeNet", "tfdpx SmallCNN"))
 def test_small_models_are_proved(name):
     model = table.models_of_all()[name]()
     assert independence_of(model).verdict == "proved"
@@ -158,6 +160,7 @@ def test_what_is_not_proved_is_computed_alone_and_says_why():
     assert found.verdict == "alone" and "turned" in str(found)
 
 
+@pytest.mark.slow
 def test_eager_mode_traces_the_microbatch_all_the_same():
     x, y = small.data()
     eager, graph = (
@@ -171,6 +174,7 @@ def test_eager_mode_traces_the_microbatch_all_the_same():
     assert str(eager.optimizer.independence[0]) == "proved, for microbatches of 16 rows"
 
 
+@pytest.mark.slow
 def test_views_and_the_other_engine_are_walked_too():
     x, y = small.data()
     model = small.model(layers=[layers.Dense(3)], augmult=2, per_example_engine="vmap")

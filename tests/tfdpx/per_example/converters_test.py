@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow_but
 from tensorflow.python.ops.parallel_for import pfor
 
 from tfdpx._keras import tensorflow_internals
@@ -394,7 +395,7 @@ def rng():
     return np.random.default_rng(0 if "CI" in os.environ else None)
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", slow_but(GROUPS, "unary", "gradients", "structures"))
 def test_examples_are_as_alone(group):
     # Loops take long to trace.
     fewer = {"places": (None, 0), "known": ()} if group == "structures" else {}

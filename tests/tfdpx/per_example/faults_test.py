@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 
@@ -50,7 +51,7 @@ def absent():
     return small.weights(train(weight=without([2])))
 
 
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("how", slow_but(BROKEN, "images of NaN", "labels of NaN"))
 def test_a_broken_example_counts_as_zero_and_is_counted(absent, how):
     x, y = X.copy(), Y.astype("float32")
     BROKEN[how](x, y)
@@ -60,7 +61,7 @@ def test_a_broken_example_counts_as_zero_and_is_counted(absent, how):
     assert model.optimizer.ledger.steps == STEPS
 
 
-@pytest.mark.parametrize("compiled", [{"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize("compiled", [slow({"jit_compile": True}), {"run_eagerly": True}])
 def test_labels_that_are_none_however_it_is_compiled(absent, compiled):
     y = Y.copy()
     y[2] = 77
@@ -69,7 +70,7 @@ def test_labels_that_are_none_however_it_is_compiled(absent, compiled):
     assert model.optimizer.nonfinite_examples == drawn([2])
 
 
-@pytest.mark.parametrize("classes", [256, 300])
+@pytest.mark.parametrize("classes", [slow(256), 300])
 def test_bytes_as_labels_of_more_classes_than_a_byte_has(classes):
     def of_bytes(y_true, y_pred):
         y_true = tf.cast(y_true + 250, "uint8")
@@ -98,7 +99,7 @@ def test_an_infinite_gradient_of_a_finite_loss_counts_as_zero():
     assert model.optimizer.ledger.steps == STEPS
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 3])
+@pytest.mark.parametrize("microbatch_size", [slow(1), 3])
 def test_draws_and_passes_without_examples(microbatch_size):
     plan = tfdpx.PrivacyPlan(N, batch_size=1, steps=20, noise_multiplier=1.0, delta=1e-3)
     sizes = [int(np.sum(weight)) for *_, weight in plan.batches(X, Y, seed=4)]

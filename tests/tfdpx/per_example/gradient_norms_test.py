@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 from oracle import ALLOWANCE
 
 import tfdpx
@@ -65,7 +66,7 @@ def assert_norms(got, wanted):
 
 
 @pytest.mark.parametrize("layers, shape", [(dense, [6]), (convolution, [6, 5, 2]), (mixing, [6])])
-@pytest.mark.parametrize("optimizer", ["adam", "private"])
+@pytest.mark.parametrize("optimizer", [slow("adam"), "private"])
 @pytest.mark.filterwarnings("ignore:Each example of model")
 def test_norms_are_of_batches_of_one(layers, shape, optimizer):
     if optimizer == "private":

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx._keras import model_internals, step_context
@@ -62,8 +63,7 @@ def bidirectional_lstm():
 
 @pytest.mark.parametrize(
     "make",
-    [transformer, grouped_attention, masked_gru]
-    + [pytest.param(bidirectional_lstm, marks=pytest.mark.slow)],
+    [transformer, slow(grouped_attention), slow(masked_gru), slow(bidirectional_lstm)],
     ids=lambda f: f.__name__,
 )
 def test_sequence_models(make, rng):
@@ -72,7 +72,7 @@ def test_sequence_models(make, rng):
 
 @pytest.mark.parametrize(
     "views, engine, relu_first",
-    [(1, "layerwise", False), (2, "vmap", False), (2, "layerwise", True)],
+    [(1, "layerwise", False), slow(2, "vmap", False), slow(2, "layerwise", True)],
 )
 def test_a_wide_resnet(views, engine, relu_first, rng):
     x = rng.normal(size=(2 * views, 8, 8, 3)).astype("float32")

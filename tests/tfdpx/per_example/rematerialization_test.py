@@ -5,6 +5,7 @@ import numpy as np
 import oracle
 import pytest
 import small
+from cases import slow
 
 import tfdpx
 from tfdpx.per_example import GenericRule, register
@@ -53,6 +54,7 @@ def test_a_recomputed_unit_trains_alike():
     )
 
 
+@pytest.mark.slow
 def test_recomputed_layers_train_alike_with_the_vmap_engine():
     kept, recomputed = (change(Block, r, per_example_engine="vmap") for r in (False, True))
     np.testing.assert_allclose(recomputed, kept, rtol=1e-5)
@@ -64,7 +66,7 @@ def test_layers_that_cannot_be_seen_for_recomputation_are_computed_alone():
     np.testing.assert_allclose(recomputed, change(Block, False), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_a_scope_over_normalization_layers(jit_compile):
     def model():
         return tfdpx.models.WideResNet(10, 1, 3, input_shape=(8, 8, 3), groups=4)

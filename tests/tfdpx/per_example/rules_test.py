@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_matches_batches_of_one, run_engine
@@ -26,7 +27,7 @@ from tfdpx.per_example.rules import (
 )
 
 layers = keras.layers
-few = settings(max_examples=4)
+few = settings(max_examples=3)
 views = st.integers(1, 3)
 
 
@@ -154,7 +155,7 @@ EINSUMS = [
 
 
 @pytest.mark.parametrize("equation, output_shape, bias_axes", EINSUMS)
-@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("views", [slow(1), 2])
 def test_einsum_dense(equation, output_shape, bias_axes, views):
     shape = {"abde": (3, 2, 4), "ab": (5,), "...x": (5,)}.get(equation.split(",")[0], (3, 4))
     layer = layers.EinsumDense(equation, output_shape, bias_axes=bias_axes, activation="tanh")
@@ -173,8 +174,11 @@ GENERIC = [
 ]
 
 
-@pytest.mark.parametrize("make, shape", GENERIC)
-@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize(
+    "make, shape",
+    [GENERIC[0], GENERIC[1], GENERIC[5], *(slow(*g) for g in GENERIC[2:5] + GENERIC[6:])],
+)
+@pytest.mark.parametrize("views", [slow(1), 2])
 def test_layers_without_a_rule_of_their_own(make, shape, views):
     check_layer(make(), shape, views)
 
@@ -272,10 +276,16 @@ def test_forced_norms_refuses_what_it_does_not_know():
         pass
 
 
-def test_xla():
-    check_layer(WSConv2D(4, 3, activation="relu"), (6, 6, 2), 2, jit_compile=True)
-    check_layer(layers.Conv2D(4, 3, dilation_rate=2, groups=2), (8, 7, 2), 2, jit_compile=True)
-    check_layer(layers.Embedding(4, 3), (5,), 2, tokens=4, jit_compile=True)
+@pytest.mark.parametrize(
+    "make, shape, tokens",
+    [
+        (lambda: WSConv2D(4, 3, activation="relu"), (6, 6, 2), None),
+        slow(lambda: layers.Conv2D(4, 3, dilation_rate=2, groups=2), (8, 7, 2), None),
+        slow(lambda: layers.Embedding(4, 3), (5,), 4),
+    ],
+)
+def test_xla(make, shape, tokens):
+    check_layer(make(), shape, 2, tokens=tokens, jit_compile=True)
 
 
 def _half_bias(self):

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 from tfdpx.sampling import sampled_batches
@@ -48,8 +49,10 @@ def plan(**arguments):
     return tfdpx.PrivacyPlan(**{**common, **arguments})
 
 
-@pytest.mark.parametrize("how", ["poisson", "shuffle"])
-@pytest.mark.parametrize("kind", [Source, Batched])
+@pytest.mark.parametrize(
+    "kind, how",
+    [(Source, "poisson"), (Batched, "shuffle"), slow(Source, "shuffle"), slow(Batched, "poisson")],
+)
 def test_batches_are_those_of_arrays_in_the_same_order(how, kind):
     examples = tfdpx.RandomAccess(kind(list(zip(IMAGES, LABELS, strict=True))))
     of_disk = plan(sampling=how).batches(examples, seed=3, start=2)

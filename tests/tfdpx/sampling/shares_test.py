@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow_but
 
 import tfdpx
 from tfdpx.sampling import sampled_batches
@@ -12,7 +13,8 @@ from tfdpx.sampling.examples import Examples
 from tfdpx.sampling.shares import by_share
 
 STEPS, NUM_EXAMPLES = 8, 40
-CLUSTERS = [(1, 1), (1, 2), (2, 2), (2, 4), (4, 8), (8, 8)]  # hosts, replicas
+# Hosts and replicas.
+CLUSTERS = slow_but([(1, 1), (1, 2), (2, 2), (2, 4), (4, 8), (8, 8)], (1, 2), (2, 4))
 BOTH = pytest.mark.parametrize("kind", ["poisson", "shuffle"])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 from tfdpx.spending import ledger_rows, origins, spend_tracker
@@ -105,7 +106,7 @@ def rebuild(model):
     model.optimizer.build(model.trainable_variables)
 
 
-@pytest.mark.parametrize("lower", [assign_iterations, rebuild])
+@pytest.mark.parametrize("lower", [assign_iterations, slow(rebuild)])
 def test_nothing_that_is_assigned_lowers_it(lower):
     model = make()
     train(model)
@@ -118,7 +119,7 @@ def test_nothing_that_is_assigned_lowers_it(lower):
     assert epsilon(model) == spent((PLAN, 9))
 
 
-@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "checkpoint"])
+@pytest.mark.parametrize("name", ["model.keras", slow("model.weights.h5"), "checkpoint"])
 def test_files_carry_the_ledger(name, tmp_path):
     loud = make(LOUD)
     train(loud, LOUD)
@@ -178,7 +179,9 @@ def test_two_files_of_one_run_count_once_and_of_two_runs_twice(tmp_path):
         assert found.optimizer.ledger.steps == steps
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, slow(lambda o: pickle.loads(pickle.dumps(o)))]
+)
 def test_copies_carry_the_ledger(duplicate):
     model = make()
     train(model)
@@ -211,11 +214,12 @@ def test_a_damaged_ledger_is_refused():
         model.optimizer.spend_tracker.join_saved(facts[:3], steps[:3])
 
 
+@pytest.mark.slow
 def test_more_runs_than_rows_are_added_up(monkeypatch):
     monkeypatch.setattr(ledger_rows, "SIZE", 4)
     model = make()
     model.build((None, 6))
-    for i in range(1, 9):
+    for i in range(1, 7):
         model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
         train(model, steps=1)
         assert model.optimizer.ledger.steps == i

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
@@ -42,15 +43,17 @@ def steps_run(model):
     return int(model.optimizer.iterations)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"epochs": 5, "steps_per_epoch": 3}])
-@pytest.mark.parametrize("steps", [1, 6, 7])
+@pytest.mark.parametrize(
+    "steps, arguments",
+    [(7, {}), (7, {"epochs": 5, "steps_per_epoch": 3}), slow(1, {}), slow(6, {"epochs": 5})],
+)
 def test_training_stops_before_the_step_that_would_exceed(steps, arguments):
     model = make_model()
     fit(model, callbacks.PrivacyBudget(make_plan(steps)), **arguments)
     assert steps_run(model) == model.optimizer.ledger.steps == steps
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("steps_per_execution", [3, *map(slow, (2, 4, 7, 8))])
 def test_executions_of_several_steps_never_overrun(steps_per_execution):
     model = make_model(steps_per_execution=steps_per_execution)
     fit(model, callbacks.PrivacyBudget(make_plan(7)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
@@ -72,8 +73,14 @@ def whole():
     return model
 
 
-@pytest.mark.parametrize("seed", [4, None])
-@pytest.mark.parametrize("after, kept", [(4, 3), (5, 3), (6, 3), (7, 6), (11, 9)])
+@pytest.mark.parametrize(
+    "after, kept, seed",
+    [
+        *((5, 3, 4), (7, 6, None)),
+        *(slow(after, kept, 4) for after, kept in ((4, 3), (6, 3), (7, 6), (11, 9))),
+        *(slow(after, kept, None) for after, kept in ((4, 3), (5, 3), (6, 3), (11, 9))),
+    ],
+)
 def test_a_killed_run_makes_the_updates_that_are_left(tmp_path, capsys, whole, after, kept, seed):
     with pytest.raises(Killed):
         train(make(seed=seed), [KillAfter(after), Checkpoint(tmp_path)])
@@ -91,8 +98,9 @@ def test_a_killed_run_makes_the_updates_that_are_left(tmp_path, capsys, whole, a
         assert np.abs(small.weights(resumed) - small.weights(whole)).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_run_in_pieces_is_the_unbroken_one(tmp_path, whole):
-    for epochs in (1, 2, 3, 4, 4):  # The last finds a run that has ended.
+    for epochs in (1, 3, 4, 4):  # The last finds a run that has ended.
         model = make(seed=4)
         train(model, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)], epochs=epochs)
         assert model.optimizer.ledger.steps == 3 * epochs
@@ -109,7 +117,7 @@ def test_saves_within_an_epoch(tmp_path, whole):
     assert_same(resumed, whole)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("first", [True, slow(False)], ids=["before", "after"])
 def test_what_callbacks_remember_goes_on(tmp_path, first):
     def run(killed_after=None, folder=tmp_path):
         model = make(seed=4, public_validation=True)
@@ -153,7 +161,7 @@ def test_it_is_an_ordinary_fit_that_follows_one_that_was_interrupted(tmp_path):
     assert model.optimizer.ledger.steps == 9
 
 
-@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.parametrize("kind", [slow("arrays"), "dataset"])
 def test_other_data_than_a_plans(tmp_path, kind):
     data = (X, Y) if kind == "arrays" else (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)
     arguments = {"batch_size": B} if kind == "arrays" else {}
@@ -174,7 +182,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("what", slow_but(CHANGES, "optimizer"))
 def test_another_run_is_refused_by_name(tmp_path, what):
     train(make(), [Checkpoint(tmp_path)], epochs=1)
     model, arguments = CHANGES[what]()
@@ -225,7 +233,7 @@ def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
     assert not folder.exists() and saved.saved_updates == 0
 
 
-@pytest.mark.parametrize("budget_first", [True, False])
+@pytest.mark.parametrize("budget_first", [True, slow(False)])
 def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path, budget_first):
     """By `BackupAndRestore`: a true account, and never more than the plan's updates."""
 

@@ -65,6 +65,7 @@ def test_it_is_keras_fit():
     assert our_events == events and len(events) > 20
 
 
+@pytest.mark.slow
 def test_executions_of_several_steps_use_all_of_the_budget():
     single, several = make(), make(steps_per_execution=4)
     for model in (single, several):
@@ -73,6 +74,7 @@ def test_executions_of_several_steps_use_all_of_the_budget():
     np.testing.assert_allclose(small.weights(several), small.weights(single), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_arguments", [{"jit_compile": True}, {"run_eagerly": True}])
 def test_compiled_or_eager_changes_nothing(compile_arguments):
     wanted, other = make(), make(**compile_arguments)

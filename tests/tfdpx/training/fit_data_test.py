@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx.training import train_step
@@ -50,7 +51,7 @@ def test_other_batches_are_refused_under_a_plan(how):
     np.testing.assert_array_equal(small.weights(model), before)
 
 
-@pytest.mark.parametrize("how", CHANGED)
+@pytest.mark.parametrize("how", slow_but(CHANGED, "cache", "unweighted"))
 def test_other_batches_are_approximate_on_an_explicit_word(how):
     model = make()
     budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
@@ -162,7 +163,7 @@ def used(monkeypatch):
 NUMBERED = np.column_stack([np.arange(N, dtype="float32"), X[:, 1:]])
 
 
-@pytest.mark.parametrize("kind", ["fresh", "seeded", "of the run"])
+@pytest.mark.parametrize("kind", ["of the run", slow("fresh"), slow("seeded")])
 def test_no_draw_feeds_two_updates(kind, used):
     """One data set in a loop, as epochs, looked at before: every update has a draw of its own."""
     model = make(compile_arguments={"run_eagerly": True})

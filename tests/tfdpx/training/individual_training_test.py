@@ -6,6 +6,7 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
+from cases import slow_but
 
 import tfdpx
 from tfdpx import mechanism
@@ -21,7 +22,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "passes", "views"))
 def test_each_example_is_clipped_at_what_it_is_charged_for(kind):
     plan = replay.make_plan()
     replay.check(plan, IndividualAccountant(plan, rounding=0.07), **KINDS[kind])
@@ -69,7 +70,11 @@ BUGS = [
 ]
 
 
-@pytest.mark.parametrize("owner, name, bug", BUGS, ids=[bug.__name__ for *_, bug in BUGS])
+@pytest.mark.parametrize(
+    "owner, name, bug",
+    slow_but(BUGS, *BUGS[:3], BUGS[-1]),
+    ids=[bug.__name__ for *_, bug in BUGS],
+)
 def test_a_clip_that_is_not_the_accounted_one_is_found(monkeypatch, owner, name, bug):
     monkeypatch.setattr(owner, name, bug)
     plan = replay.make_plan()
@@ -106,7 +111,7 @@ def test_a_gradient_that_is_not_finite_is_charged_in_full():
     assert accountant.norms()[7] == 1 and (accountant.norms() < 1).sum() > 20
 
 
-@pytest.mark.parametrize("execution", [1, 4])
+@pytest.mark.parametrize("execution", slow_but([1, 4], 1))
 def test_refreshed_norms_are_those_of_all_examples(execution):
     plan = replay.make_plan(batch_size=20)
     accountant = IndividualAccountant(plan, refreshes_per_epoch=1)
@@ -129,6 +134,7 @@ def saved_run(folder, accountant, epochs=1, xy=None):
     return model.weights[0].numpy()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_account(tmp_path):
     def accountant():
         return IndividualAccountant(replay.make_plan(), refreshes_per_epoch=1)
@@ -142,6 +148,7 @@ def test_a_resumed_run_has_the_same_account(tmp_path):
     assert (first.epsilon() < resumed.epsilon()).any()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_other_norms_is_refused(tmp_path):
     plan, (x, y) = replay.make_plan(), replay.data()
     saved_run(tmp_path, IndividualAccountant(plan))
@@ -222,5 +229,6 @@ def test_a_release_is_added_to_the_ledger_of_the_weights():
     assert found.total_epsilon > bound
 
 
+@pytest.mark.slow
 def test_on_two_devices():
     processes.run_alone("individual_replica_cases.replicas_agree")

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 from tfdpx.callbacks import BudgetExceeded, Checkpoint, PrivacyBudget
@@ -42,7 +43,7 @@ def trained():
     return model, plan
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_fit_ends_with_the_plan(capsys, jit_compile):
     plan = make_plan(3)
     model = make_model(plan, jit_compile=jit_compile)
@@ -61,7 +62,7 @@ def test_fit_ends_with_the_plan(capsys, jit_compile):
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("execution", [3, 5, 8])
+@pytest.mark.parametrize("execution", [3, slow(5), slow(8)])
 def test_executions_of_several_steps_end_with_it(capsys, execution):
     plan = make_plan(7)
     for data in ((plan.batches(X, Y),), (X, Y)):
@@ -195,7 +196,7 @@ def test_without_noise_there_is_no_budget_to_end():
     assert model.optimizer.ledger.steps == 8
 
 
-@pytest.mark.parametrize("epochs, steps, lengths", [(3, 6, [2, 2, 2]), (3, 8, [3, 3, 2])])
+@pytest.mark.parametrize("epochs, steps, lengths", [slow(3, 6, [2, 2, 2]), (3, 8, [3, 3, 2])])
 def test_epochs_share_the_steps(epochs, steps, lengths, capsys):
     plan = make_plan(steps)
     model = make_model(plan, run_eagerly=True)

@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 import small
 import tensorflow as tf
+from cases import slow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def test_a_batch_is_cut_evenly(batch_size, largest):
     assert passes * size - batch_size < passes  # each less than one row of padding.
 
 
+@pytest.mark.slow
 def test_a_larger_memory_takes_larger_passes(free, capsys):
     sizes = []
     for count in (2 * MIB, 16 * MIB, 2**40):
@@ -82,7 +84,7 @@ def test_a_larger_memory_takes_larger_passes(free, capsys):
     assert sizes[-1] == 48
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_the_update_does_not_depend_on_it(free, capsys, jit_compile):
     free(4 * MIB)
     augmented = {"augment": tfdpx.augment.RandomCropFlip(2), "augmult": 2}
@@ -96,7 +98,7 @@ def test_the_update_does_not_depend_on_it(free, capsys, jit_compile):
     np.testing.assert_allclose(*changes, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("arguments", [{"run_eagerly": True}, {"steps_per_execution": 2}])
+@pytest.mark.parametrize("arguments", [slow({"run_eagerly": True}), {"steps_per_execution": 2}])
 def test_fit_says_it_once(free, capsys, arguments):
     free(2**30)
     x, y = small.data(40)  # The last of three batches is smaller.
@@ -197,9 +199,8 @@ import re
 import sys
 
 sys.path[:0] = sys.argv[1:]
-import pass_size_test
-from tfdpx.memory import graph_peak
-from tfdpx.memory import free_memory
+import microbatch_size_test as given
+from tfdpx.training import free_memory, graph_peak
 
 def resident(name):
     status = pathlib.Path("/proc/self/status").read_text()
@@ -210,8 +211,8 @@ count = graph_peak.peak_bytes
 graph_peak.peak_bytes = lambda function: peaks.append(count(function)) or peaks[-1]
 free_memory.free_bytes = lambda device: 2**45
 
-x, y = pass_size_test.images(1024)
-model = pass_size_test.image_model(batch_size=1024, microbatch_size="auto")
+x, y = given.images(1024)
+model = given.image_model(batch_size=1024, microbatch_size="auto")
 model.train_on_batch(x[:8], y[:8])
 before = resident("VmRSS")
 model.train_on_batch(x, y)
@@ -220,6 +221,7 @@ print((resident("VmHWM") - before) / predicted)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_prediction_is_near_the_measured_peak():
     here = pathlib.Path(__file__).parent

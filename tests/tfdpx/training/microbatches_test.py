@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,7 +96,9 @@ def model(**arguments):
     )
 
 
-@pytest.mark.parametrize("compile_arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "compile_arguments", [{}, slow({"jit_compile": True}), slow({"run_eagerly": True})]
+)
 def test_an_empty_draw_gives_noise_alone(compile_arguments):
     made = small.model(
         tfdpx.DPSGD(1.0, batch_size=16, noise_multiplier=1.0, seed=5),
@@ -116,7 +119,7 @@ def test_an_empty_draw_gives_noise_alone(compile_arguments):
     assert logs["loss"] == 0
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, None])
+@pytest.mark.parametrize("size", [5, *map(slow, (1, 16, None))])
 def test_absent_rows_anywhere_change_nothing(size):
     x, y = small.data()
     weights = (np.arange(len(x)) % 3 != 1).astype("float32")
@@ -182,7 +185,7 @@ class CountsRows(keras.metrics.Metric):
         return self.total
 
 
-@pytest.mark.parametrize("rows", [16, 13])
+@pytest.mark.parametrize("rows", [slow(16), 13])
 def test_without_weights_metrics_count_as_in_keras(rows):
     made = small.model(compile_arguments={"metrics": [CountsRows()]})
     x, y = small.data(rows)
@@ -195,7 +198,7 @@ class OwnMetrics(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, None])
+@pytest.mark.parametrize("size", [3, *map(slow, (1, 7, None))])
 def test_own_metrics_count_every_row_once(size):
     keras.utils.set_random_seed(7)
     inputs = keras.Input((6,))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 
@@ -20,7 +21,7 @@ def huge_clip(optimizer_class, **arguments):
 
 
 @NO_NOISE
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Lion", "RMSprop"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", *map(slow, ("AdamW", "Lion", "RMSprop"))])
 def test_without_clipping_and_noise_it_is_the_keras_optimizer(name):
     x, y = small.data()
     keras_class = getattr(keras.optimizers, name)
@@ -192,7 +193,7 @@ def test_a_keras_that_reduces_gradients_itself_is_refused(monkeypatch):
         small.step(small.model(), *small.data())
 
 
-@pytest.mark.parametrize("compile_arguments", [{}, {"steps_per_execution": 2}])
+@pytest.mark.parametrize("compile_arguments", [slow({}), {"steps_per_execution": 2}])
 def test_batches_keyed_by_iterations_are_those_of_one_pass(compile_arguments):
     x, y = small.data(40)
     plan = tfdpx.PrivacyPlan(40, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 
@@ -18,8 +19,7 @@ CLASSES = {
     for name, value in vars(keras.losses).items()
     if isinstance(value, type) and value is not keras.losses.Loss
 }
-# Each takes a second or two; the others are slow.
-QUICK = {"SparseCategoricalCrossentropy", "CTC", "MeanSquaredError", "Dice", "BinaryCrossentropy"}
+QUICK = ["SparseCategoricalCrossentropy", "CTC", "MeanSquaredError", "Dice"]
 
 
 def targets(name, shape):
@@ -33,9 +33,7 @@ def targets(name, shape):
 
 
 def made(loss, shape, mask=False, **arguments):
-    layers = [keras.layers.Dense(V, "softmax")]
-    if mask:
-        layers = [keras.layers.Masking(), keras.layers.GRU(4, return_sequences=True), *layers]
+    layers = [keras.layers.Masking()] * mask + [keras.layers.Dense(V, "softmax")]
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([*shape[1:], D]), *layers])
     optimizer = tfdpx.DPSGD(1.0, plan=PLAN, l2_norm_clip=0.1)
@@ -76,9 +74,7 @@ def batch_of(x, y, weights=None):
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["one", "positions"])
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CLASSES)]
-)
+@pytest.mark.parametrize("name", slow_but(sorted(CLASSES), *QUICK))
 @pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The loss of each example")
 def test_every_loss_is_that_of_a_batch_of_one(name, positions):
     if name == ("CTC", "Circle")[positions]:
@@ -96,8 +92,15 @@ def test_every_loss_is_that_of_a_batch_of_one(name, positions):
 WEIGHTS = {"[N]": (N,), "[N, 1]": (N, 1), "[N, T]": (N, T)}
 
 
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
-@pytest.mark.parametrize("weights", [None, *WEIGHTS])
+@pytest.mark.parametrize(
+    "weights, reduction",
+    [
+        *((weights, "sum_over_batch_size") for weights in (None, *WEIGHTS)),
+        ("[N, T]", "sum"),
+        ("[N, T]", "mean_with_sample_weight"),
+        *(slow(w, r) for w in (None, "[N]", "[N, 1]") for r in ("sum", "mean_with_sample_weight")),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The loss of each example")
 def test_weights_and_masks_of_positions(weights, reduction):
     x, y = RNG.normal(size=(N, T, D)).astype("float32"), RNG.integers(0, V, (N, T))
@@ -130,7 +133,7 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", slow_but(METRICS, "sparse", "counting"))
 @pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The loss of each example")
 def test_metrics_count_the_positions_of_the_examples_that_were_drawn(name):
     metrics, kind = METRICS[name]

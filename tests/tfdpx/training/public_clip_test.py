@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 from oracle import batch_of_one_gradients
 
 import tfdpx
@@ -35,7 +36,7 @@ def gradients(built, x, y):
     return batch_of_one_gradients(built, tf.constant(x), tf.constant(y), None, 1)
 
 
-@pytest.mark.parametrize(("quantile", "clip"), [(0.9, 1.0), (0.25, 0.2), (None, 0.2)])
+@pytest.mark.parametrize(("quantile", "clip"), [(0.25, 0.2), (None, 0.2), slow(0.9, 1.0)])
 def test_the_update_is_the_formula(without_noise, quantile, clip):
     built = model(public_quantile=quantile, l2_norm_clip=clip)
     built.build(X.shape)
@@ -106,7 +107,7 @@ def test_the_noise_is_sigma_times_the_public_clip(monkeypatch):
     assert abs(np.std(drawn) - 2 / 3) > 0.2 and abs(np.std(drawn) - 3 / 2) > 0.2
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, slow(True)])
 def test_fit_learns_from_both_and_counts_the_private_ones(compiled):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(COUNT, 6)).astype("float32")
@@ -117,11 +118,13 @@ def test_fit_learns_from_both_and_counts_the_private_ones(compiled):
     assert np.isfinite(small.weights(built)).all()
 
 
+@pytest.mark.slow
 def test_microbatches_change_nothing(without_noise):
     whole, parts = (small.step(model(microbatch_size=size), X, Y) for size in (16, 3))
     np.testing.assert_allclose(whole, parts, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_private_examples_that_are_public_are_refused():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(COUNT, 6)).astype("float32")
@@ -176,7 +179,9 @@ def test_arguments_that_are_refused(arguments, message):
         tfdpx.DPSGD(0.1, **{"plan": PLAN, "public_data": (x, y), **arguments})
 
 
-@pytest.mark.parametrize("wrong", [(x[:, :5], y), (x.astype("float16"), y), (x, np.eye(3)[y])])
+@pytest.mark.parametrize(
+    "wrong", [(x[:, :5], y), slow((x.astype("float16"), y)), slow((x, np.eye(3)[y]))]
+)
 def test_public_data_unlike_the_private_are_refused_at_the_first_step(wrong):
     built = model(public_data=wrong)
     with pytest.raises(ValueError, match="`public_data` must hold [xy] like that of the private"):

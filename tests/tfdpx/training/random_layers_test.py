@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow_but
 from keras import layers
 from scipy import stats
 
@@ -91,7 +92,12 @@ def distance(first, second):
 
 
 @pytest.mark.filterwarnings("ignore:Each example is computed alone")
-@pytest.mark.parametrize("where, name", CASES)
+@pytest.mark.parametrize(
+    "where, name",
+    slow_but(
+        CASES, ("inside", "Dropout"), ("inside", "one mask for all"), ("augment", "RandomFlip")
+    ),
+)
 def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(where, name):
     trained = Trained(where, name)
     whole = trained.update(secret=3)
@@ -268,6 +274,7 @@ def test_randomness_that_is_nobodys_secret_is_refused():
             model.train_on_batch(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 
 
+@pytest.mark.slow
 def test_views_do_not_depend_on_microbatches():
     sums = [
         Trained("augment", "RandomErasing", microbatch_size=size).update(secret=3)

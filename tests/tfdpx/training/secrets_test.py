@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx import noise
@@ -102,8 +103,8 @@ WRITE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [None, 123_456_789_123])
-@pytest.mark.parametrize("kind", WRITE)
+@pytest.mark.parametrize("seed", [123_456_789_123, slow(None)])
+@pytest.mark.parametrize("kind", slow_but(WRITE, "keras", "tf.train.Checkpoint", "Checkpoint"))
 def test_no_file_holds_a_seed(kind, seed, known, tmp_path):
     model = make(seed)
     model.fit(PLAN.batches(X, Y), steps_per_epoch=2, verbose=0)
@@ -212,7 +213,7 @@ DUPLICATES = {
 }
 
 
-@pytest.mark.parametrize("name", DUPLICATES)
+@pytest.mark.parametrize("name", slow_but(DUPLICATES, "load_model"))
 def test_a_copy_has_noise_of_its_own(name, tmp_path):
     """Also one of an optimizer with a seed, whose noise is known."""
     model, twin = make(seed=1), make(seed=1)
@@ -227,7 +228,7 @@ def test_a_copy_has_noise_of_its_own(name, tmp_path):
     np.testing.assert_array_equal(noise_of_one_update(model), wanted)
 
 
-@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("seed", [1, slow(None)])
 def test_assigned_iterations_repeat_no_noise(seed):
     model, seen = make(seed), []
     for _ in range(3):

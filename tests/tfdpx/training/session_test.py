@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow, slow_but
 from scipy import stats
 
 import tfdpx
@@ -75,7 +76,7 @@ CONTINUATIONS = {  # What the second of two has, and what both have.
 }
 
 
-@pytest.mark.parametrize("name", CONTINUATIONS)
+@pytest.mark.parametrize("name", slow_but(CONTINUATIONS, "the same", "other data"))
 def test_two_continuations_have_independent_noise(name, tmp_path):
     """The attack: with the noise replayed their difference was that of the sums, without noise."""
     second, both = CONTINUATIONS[name]
@@ -106,7 +107,7 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("name", slow_but(COPIES, "deepcopy"))
 def test_no_training_shares_noise_with_another(name):
     model = make()
     model.build((None, 20))
@@ -130,20 +131,20 @@ def test_a_forked_process_is_a_run_of_its_own():
     assert int(os.read(reading, 100)) != account.run
 
 
-def test_with_a_seed_a_resume_is_bit_equal_and_without_one_the_ledger_is(tmp_path):
-    for seed in (5, None):
-        whole = make(with_dropout, seed=seed, use_ema=True)
-        end = train(whole, 2, epochs=3)
-        folder = tmp_path / str(seed)
-        for epochs in (1, 3):
-            model = make(with_dropout, seed=seed, use_ema=True)
-            resumed = train(model, 2, [Checkpoint(folder)], epochs=epochs)
-        assert np.array_equal(resumed, end) == (seed is not None)
-        ledgers = whole.optimizer.ledger, model.optimizer.ledger
-        assert ledgers[0].steps == ledgers[1].steps == 6
-        assert ledgers[0].epsilon(DELTA) == ledgers[1].epsilon(DELTA)
+@pytest.mark.parametrize("seed", [5, slow(None)])
+def test_with_a_seed_a_resume_is_bit_equal_and_without_one_the_ledger_is(seed, tmp_path):
+    whole = make(with_dropout, seed=seed, use_ema=True)
+    end = train(whole, 2, epochs=3)
+    for epochs in (1, 3):
+        model = make(with_dropout, seed=seed, use_ema=True)
+        resumed = train(model, 2, [Checkpoint(tmp_path)], epochs=epochs)
+    assert np.array_equal(resumed, end) == (seed is not None)
+    ledgers = whole.optimizer.ledger, model.optimizer.ledger
+    assert ledgers[0].steps == ledgers[1].steps == 6
+    assert ledgers[0].epsilon(DELTA) == ledgers[1].epsilon(DELTA)
 
 
+@pytest.mark.slow
 def test_a_given_seed_is_remembered_everywhere(tmp_path):
     with pytest.warns(UserWarning, match="must not be released") as caught:
         model = make(seed=5)
@@ -205,8 +206,8 @@ def test_a_resume_says_so_and_makes_the_updates_that_are_left(tmp_path, capsys):
     "change, name",
     [
         ({"steps": STEPS + 1}, "plan"),
-        ({"noise_multiplier": 6.0}, "plan"),
-        ({"num_examples": N - 1, "batch_size": N - 1}, "plan|number of examples"),
+        slow({"noise_multiplier": 6.0}, "plan"),
+        slow({"num_examples": N - 1, "batch_size": N - 1}, "plan|number of examples"),
     ],
 )
 def test_another_plan_is_refused_by_name(tmp_path, change, name):
@@ -258,6 +259,7 @@ def events(folder):
         yield from (event for event in summary_iterator(str(path)) if event.summary.value)
 
 
+@pytest.mark.slow
 def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
     """The ledger said 12 for 20 updates where nobody had looked at it in between."""
 
@@ -286,6 +288,7 @@ def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
         assert sorted(entry.steps for entry in model.optimizer.ledger.entries) == [4, 8]
 
 
+@pytest.mark.slow
 def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
     model = make()
     zeros = np.zeros(N, "float32")
@@ -318,6 +321,7 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
     assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
 
 
+@pytest.mark.slow
 def test_averages_in_place_of_the_weights_are_not_saved(tmp_path):
     swap = keras.callbacks.SwapEMAWeights
     whole = make(seed=5, use_ema=True)
@@ -329,6 +333,7 @@ def test_averages_in_place_of_the_weights_are_not_saved(tmp_path):
     np.testing.assert_allclose(resumed, end, atol=1e-5)  # To swap is to add and subtract.
 
 
+@pytest.mark.slow
 def test_any_data_may_be_resumed(tmp_path, capsys):
     class Data(keras.utils.PyDataset):
         def __len__(self):
@@ -346,6 +351,7 @@ def test_any_data_may_be_resumed(tmp_path, capsys):
         PLAN.batches(X, Y, seed=(1, 2))
 
 
+@pytest.mark.slow
 def test_another_optimizer_of_the_weights_does_not_make_the_plan_overrun():
     model = make()
     other = keras.Sequential(model.layers)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 from oracle import batch_of_one_gradients
 from scipy import stats
 
@@ -16,7 +17,7 @@ NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
 
 
 @NO_NOISE
-@pytest.mark.parametrize("l2_norm_clip", [0.1, 1.0, 100.0])
+@pytest.mark.parametrize("l2_norm_clip", [1.0, slow(0.1), slow(100.0)])
 def test_the_update_is_the_papers_formula(l2_norm_clip):
     x, y = small.data()
     model = small.model(noise_multiplier=0.0, l2_norm_clip=l2_norm_clip, batch_size=40)
@@ -27,19 +28,19 @@ def test_the_update_is_the_papers_formula(l2_norm_clip):
     np.testing.assert_allclose(small.step(model, x, y), -clipped.sum(0) / 40, atol=1e-6)
 
 
-def sensitivity(x, y, worst):
-    """The change of the update, in units of 1/B, when one example is added."""
-    x_more = np.concatenate([x, worst[0][None]])
-    y_more = np.append(y, worst[1])
-    one = small.step(small.model(noise_multiplier=0.0, batch_size=1), x, y)
-    other = small.step(small.model(noise_multiplier=0.0, batch_size=1), x_more, y_more)
-    return np.linalg.norm(one - other)
-
-
 def largest_change(x, y):
-    """`sensitivity` to a huge example, under the label that hurts most."""
-    huge = 1e4 * np.ones(6, "float32")
-    return max(sensitivity(x, y, (huge, label)) for label in range(3))
+    """The change of the update, in units of 1/B, by a huge example with the worst label for it."""
+    model = small.model(noise_multiplier=0.0, batch_size=1)
+    x = np.concatenate([x, 1e4 * np.ones((1, 6), "float32")])
+    model.build(x.shape)
+    start, every = model.get_weights(), np.ones(len(x), "float32")
+
+    def update(label, weights):
+        model.set_weights(start)
+        return small.step(model, x, np.append(y, label), weights)
+
+    others = np.append(every[:-1], np.float32(0))
+    return max(np.linalg.norm(update(k, every) - update(k, others)) for k in range(3))
 
 
 @NO_NOISE
@@ -74,7 +75,7 @@ def test_examples_of_weight_zero_are_absent():
 
 
 @NO_NOISE
-@pytest.mark.parametrize("microbatch_size", [None, 3])
+@pytest.mark.parametrize("microbatch_size", [3, slow(None)])
 def test_absent_rows_count_in_no_metric(microbatch_size):
     x, y = small.data(8)
     weight = np.array([1, 1, 1, 1, 1, 0, 0, 0], "float32")
@@ -93,12 +94,14 @@ def test_absent_rows_count_in_no_metric(microbatch_size):
     assert logs["sparse_categorical_accuracy"] == wanted["sparse_categorical_accuracy"]
 
 
-@pytest.mark.parametrize("compile_arguments", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "compile_arguments", [{}, slow({"jit_compile": True}), slow({"run_eagerly": True})]
+)
 def test_microbatches_change_nothing(compile_arguments):
     x, y = small.data()
     updates = [
         small.step(small.model(microbatch_size=m, compile_arguments=compile_arguments), x, y)
-        for m in (None, 1, 5, 16, 99)
+        for m in (None, 5, 99)
     ]
     for update in updates[1:]:
         np.testing.assert_allclose(update, updates[0], atol=1e-6)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 from tfdpx import augment
@@ -57,7 +58,7 @@ def model(augmentation, seen=None, augmult=K, jit_compile=False, **arguments):
     return made
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_bytes_travel_and_views_are_made_where_the_model_runs(monkeypatch, jit_compile):
     seen = Seen()
     made = model(augment.ResizeCropFlip(5), seen, jit_compile=jit_compile)
@@ -149,6 +150,7 @@ def test_layers_of_keras_and_keras_cv(name):
     assert np.isfinite(views).all()
 
 
+@pytest.mark.slow
 def test_a_layer_in_a_compiled_fit():
     made = model(keras_cv_layers().RandomCutout(0.3, 0.3), augmult=2, jit_compile=True)
     made.fit(plan().batches(*images(), seed=0), verbose=0)

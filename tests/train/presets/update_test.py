@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import slow
 
 from tfdpx.train.config import preset_lookup
 
@@ -47,7 +48,7 @@ def test_every_preset_of_a_paper_is_covered():
 
 @pytest.mark.parametrize(
     "preset",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LIMITS],
+    [name if name in FAST else slow(name) for name in LIMITS],
 )
 def test_one_update(preset):
     done = subprocess.run(

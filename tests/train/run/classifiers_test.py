@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import slow
 
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers
@@ -12,10 +13,10 @@ from tfdpx.train.run import classifiers
     [
         ("small_cnn", (8, 8, 1)),
         ("scatter_linear", (8, 8, 1)),
-        ("scatter_cnn", (32, 32, 3)),
+        slow("scatter_cnn", (32, 32, 3)),
         ("lenet", (28, 28, 1)),
         ("wrn_10_1", (32, 32, 3)),
-        ("nf_resnet_26", (32, 32, 3)),
+        slow("nf_resnet_26", (32, 32, 3)),
     ],
 )
 def test_bytes_become_logits(name, shape):

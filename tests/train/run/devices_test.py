@@ -12,6 +12,7 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
+from cases import slow
 
 from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError
@@ -45,7 +46,7 @@ def test_mirrored_takes_the_cpu_where_there_is_no_gpu(monkeypatch):
         ("auto", None, config(index=2), "its task must be one of them"),
         ("auto", None, config({**CLUSTER, "ps": ["127.0.0.1:3"]}), "a chief and workers only"),
         ("mirrored", "name", None, "--tpu=name needs --strategy=tpu"),
-        ("tpu", None, None, "Cannot use the TPU 'local'"),
+        slow("tpu", None, None, "Cannot use the TPU 'local'"),  # It waits for an answer.
     ],
 )
 def test_errors_of_the_user(kind, tpu, environment, message, monkeypatch):
@@ -117,6 +118,7 @@ def finish(started):
     return [output for output, _ in results]
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_replicas_cannot_share_is_an_error(tmp_path):
     process = classify(tmp_path / "run", tmp_path, "--cpu_devices=2", "--batch_size=333")
     output, errors = process.communicate(timeout=100)

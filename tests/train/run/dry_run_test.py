@@ -10,6 +10,7 @@ import time
 
 import pytest
 import rdp_precision
+from cases import slow_but
 
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
@@ -48,7 +49,7 @@ def test_the_paper_has_45_columns_and_each_is_a_preset():
     assert sorted(presets + ours) == sorted(tables)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=preset_of)
+@pytest.mark.parametrize("row", slow_but(ROWS, *ROWS[::5]), ids=preset_of)
 def test_each_column_says_what_the_paper_says(row):
     record = describe(preset_of(row))
     private = row["epsilon"] != "inf"
@@ -82,7 +83,7 @@ def test_epsilon_is_what_the_accountant_of_the_run_gives(table):
     assert (record["accountant"], papers["accountant"]) == ("pld", "rdp")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=preset_of)
+@pytest.mark.parametrize("row", slow_but(ROWS, *ROWS[::5]), ids=preset_of)
 def test_models_and_images_are_those_of_appendix_c(row):
     preset = preset_of(row)
     record, settings = describe(preset), preset_lookup.resolve(preset, {})
@@ -112,7 +113,11 @@ def test_on_all_50_000_images_these_columns_would_spend_another_epsilon(preset):
 
 
 @pytest.mark.parametrize(
-    "row", ["baseline", "group_norm", "large_batch", "weight_standardization", "augmult", "ema"]
+    "row",
+    slow_but(
+        ["baseline", "group_norm", "large_batch", "weight_standardization", "augmult", "ema"],
+        *("baseline", "ema"),
+    ),
 )
 def test_the_ablation_spends_epsilon_8_by_the_accountant_of_the_paper(row):
     record = describe(f"table2/{row}")
@@ -187,6 +192,7 @@ def test_what_cannot_be_said_or_would_not_run_is_an_error(given, message):
         describe("digits", **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "expected"),
     [

@@ -153,6 +153,7 @@ def test_other_image_sizes_fit_where_the_weights_do(tmp_path):
     assert_equal(model.get_weights()[:-2], source.get_weights()[:-2])
 
 
+@pytest.mark.slow
 def test_training_the_last_layer_leaves_the_body_as_it_was(trained):
     source, path = trained
     model = finetuning.build(settings(init_from=path, trainable="last"), data(num_classes=3))

@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+from cases import slow
 
 import tfdpx
 from tfdpx.train.config import preset_lookup
@@ -40,7 +41,7 @@ def fitted(model, x, y):
     model.fit(plan.batches(x, y, optimizer=model.optimizer, seed=1), verbose=0)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "scatter_linear"])
+@pytest.mark.parametrize("name", [slow("small_cnn"), slow("scatter_linear")])
 def test_equals_training_the_whole_model(name, data):
     keras.utils.set_random_seed(0)
     whole = finetuning.build(settings(model=name), data)

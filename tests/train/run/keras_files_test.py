@@ -167,6 +167,7 @@ def test_a_run_folder_stands_for_its_model(tmp_path):
         finetuning.model_file(str(tmp_path / "old.h5"))
 
 
+@pytest.mark.slow
 def test_weights_of_a_private_run_bring_its_account_along(file):
     ours = classifiers.build("small_cnn", SHAPE, 2, 100.0)
     private_fit(ours)

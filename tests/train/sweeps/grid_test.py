@@ -62,6 +62,7 @@ def runs_of(text, given=(), preset="digits", seeds=(0,)):
     return runs(preset, dict(given), parse(text), seeds)
 
 
+@pytest.mark.slow
 def test_every_point_runs_with_every_seed_at_one_epsilon():
     made = runs_of("batch_size=128,512;learning_rate=1,2", {"epsilon": 3.0}, seeds=(4, 5))
     assert len({run.name for run in made}) == len(made) == 8

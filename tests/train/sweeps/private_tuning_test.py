@@ -65,6 +65,7 @@ def made_up(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(tmp_path, data_dir, made_up):
     report = private_tuning.tune("digits", GIVEN, GRID, 5.0, tmp_path / "tuned", [])
     assert report["run"] == 2  # 400 images ahead; the noise is of some 30.
