@@ -74,7 +74,7 @@ def run(values):
     public, private = _sets(values, data)
     extract = extractor(data, values.init_from)
     with checking_flags():
-        head = tfdpx.AdaMix(
+        head = tfdpx.heads.AdaMix(
             data.num_classes,
             values.epsilon,
             values.delta,
