@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import replica_cases
 import tensorflow as tf
 
 from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
@@ -37,7 +36,3 @@ def heads():
         with tf.distribute.MirroredStrategy(devices).scope():
             found = HEADS[name]().fit(x, y).kernel
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
-
-
-if __name__ == "__main__":
-    replica_cases.main(globals())

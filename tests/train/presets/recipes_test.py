@@ -1,7 +1,6 @@
 """Presets after other papers than that of the tables: what they spend, and what they share."""
 
 import pytest
-from cases import slow
 
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import processes
 import pytest
-from cases import slow
 import tensorflow as tf
+from cases import slow
 
 from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError
