@@ -9,9 +9,9 @@ import tensorflow as tf
 from cases import slow_but
 from tensorflow.python.ops.parallel_for import pfor
 
+from tfdpx._keras import tensorflow_internals
 from tfdpx.per_example.converters import HELD
 from tfdpx.per_example.vectorize import vectorized_map
-from tfdpx.training import graph_peak
 
 raw = tf.raw_ops
 ROWS = 17
@@ -376,7 +376,7 @@ def types_of(cases):
     def look(graph):
         for operation in graph.get_operations():
             found.add(operation.type)
-            for _, body in graph_peak.called(operation):
+            for _, body in tensorflow_internals.called(operation):
                 look(body)
 
     for function, arguments in cases:
