@@ -1,4 +1,5 @@
-# Every target that needs Python makes .venv on its first run and starts at once afterwards.
+# Every target that needs Python makes .venv on its first run and starts at once afterwards, with the
+# best Python of the machine, or with SYSTEM_PYTHON.
 #
 #   make train ARGS="--preset=digits --epsilon=3"   train; WORKDIR=folder says where to write
 #   make test          lint, then the tests but for the slow ones
@@ -30,6 +31,8 @@ ARGS ?=
 WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
   runs/$(shell date +%Y%m%d-%H%M%S))
 
+export SYSTEM_PYTHON
+
 .PHONY: train test test-slow reliability smoke-test lint format bazel-check tpu-check clean
 
 train: $(INSTALLED)
@@ -59,7 +62,7 @@ format: $(INSTALLED)
 	$(PYTHON) -m ruff format .
 
 $(INSTALLED): setup.py
-	python=$$(tools/find_pythons.sh | sed -n 1p); \
+	python=$${SYSTEM_PYTHON:-$$(tools/find_pythons.sh | sed -n 1p)}; \
 	if [ -z "$$python" ]; then \
 	  echo "Found no working Python 3.10, 3.11, 3.12 or 3.13 (with venv)." \
 	    "Install Python 3.11, on Debian or Ubuntu: apt-get install python3.11 python3.11-venv" >&2; \

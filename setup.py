@@ -73,7 +73,6 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
-        "search": ["optuna>=4"],
         "test": [
             "optuna>=4",
             "pytest>=8",

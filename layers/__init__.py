@@ -1,24 +1,20 @@
 """Layers that train well under differential privacy, beyond those of Keras."""
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.layers.channel_whitening import ChannelWhitening
 from tfdpx.layers.group_norm import GroupNorm
-from tfdpx.layers.make_private_model import make_private_model
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
-from tfdpx.layers.scattering2d import Scattering2D, ScatteringPath
+from tfdpx.layers.scattering2d import Scattering2D
 from tfdpx.layers.skip_init import SkipInit
 from tfdpx.layers.unit_norm_with_constant import UnitNormWithConstant
 from tfdpx.layers.ws_conv2d import WSConv2D
-from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
 
 __all__ = [
     "ChannelWhitening",
     "GroupNorm",
     "Scattering2D",
-    "ScatteringPath",
     "SkipInit",
     "UnitNormWithConstant",
     "WSConv2D",
-    "WSConv2DRule",
-    "make_private_model",
     "replace_batch_norm",
 ]

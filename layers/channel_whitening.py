@@ -9,6 +9,7 @@ from keras import ops
 
 from tfdpx import synthetic
 from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx.synthetic import generator
 
 _SYNTHETIC_IMAGES = 1500
 
@@ -26,7 +27,7 @@ class ChannelWhitening(keras.layers.Layer):
 
     The statistics come from `adapt`, before training. They stay in the model as they are, without
     noise, so those of private data would void the guarantee; `adapt` takes images of
-    `tfdpx.synthetic`, which know no data, and nothing else unless told that it is public. The
+    `tfdpx.synthetic`, which know no data, and nothing else unless declared public. The
     layer treats every example alone, and none of its weights is trainable.
 
     Args:
@@ -168,8 +169,8 @@ def _vouched_for(source, public):
     """`source`, unless it may hold private data."""
     if public:
         return source
-    if type(source) not in synthetic.KINDS:
-        kinds = ", ".join(kind.__name__ for kind in synthetic.KINDS)
+    if type(source) not in [getattr(synthetic, name) for name in synthetic.__all__]:
+        kinds = ", ".join(synthetic.__all__)
         # Its type alone is shown: an error may be logged where private data must not be.
         raise ValueError(
             f"Argument `source` must be a generator of tfdpx.synthetic ({kinds}). Received: source "
@@ -192,7 +193,7 @@ def _batches(source, num_images, batch_size):
             )
         yield from source.unbatch().take(num_images or -1).batch(batch_size)
         return
-    is_generator = isinstance(source, synthetic.Generator)
+    is_generator = isinstance(source, generator.Generator)
     fits = is_generator or hasattr(source, "__len__")
     require(fits, "source", source, "be a generator, an array or a tf.data.Dataset of images")
     number = num_images or (_SYNTHETIC_IMAGES if is_generator else len(source))

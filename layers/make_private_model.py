@@ -2,10 +2,11 @@
 
 import keras
 
-from tfdpx import PrivacyPlan, make_private
 from tfdpx._arguments import require
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals
+from tfdpx.accounting import PrivacyPlan
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
+from tfdpx.training.optimizers import make_private
 
 _BATCH_SIZE = 256
 # What Keras's optimizers have and a private one refuses.
@@ -92,12 +93,12 @@ def make_private_model(
         accountant=accountant,
     )
     optimizer = _private(model.optimizer, learning_rate, plan, l2_norm_clip, arguments)
-    compiled = keras_internals.compile_arguments(model)
+    compiled = model_internals.compile_arguments(model)
     for name in ("metrics", "weighted_metrics"):
         compiled[name] = keras.tree.map_structure(_fresh, compiled[name])
     has_batch_norm = any(
         isinstance(layer, keras.layers.BatchNormalization)
-        for layer in keras_internals.flatten_layers(model)
+        for layer in layer_internals.flatten_layers(model)
     )
     twin = replace_batch_norm(model, groups) if has_batch_norm else model
     twin.compile(**{**compiled, "optimizer": optimizer})
@@ -112,7 +113,7 @@ def _fresh(metric):
 
 def _private(optimizer, learning_rate, plan, l2_norm_clip, arguments):
     """The private variant of a Keras optimizer, with its arguments, unused."""
-    inner = keras_internals.innermost(optimizer)
+    inner = model_internals.innermost(optimizer)
     if hasattr(inner, "private_train_step"):
         raise ValueError(
             f"Argument `model` is private already: its optimizer is {type(inner).__name__}. "

@@ -3,7 +3,7 @@
 import keras
 
 from tfdpx._arguments import check_positive_integer
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.layers.group_norm import GroupNorm
 
 
@@ -87,7 +87,7 @@ def _call_without_mask(layer, *args, **kwargs):
 def _refuse_hidden_batch_norm(layer):
     """Raises ValueError if `layer` is not a BatchNormalization but has one inside."""
     is_layer = isinstance(layer, keras.layers.Layer)
-    sublayers = keras_internals.flatten_layers(layer) if is_layer else []
+    sublayers = layer_internals.flatten_layers(layer) if is_layer else []
     hidden = [sub for sub in sublayers if isinstance(sub, keras.layers.BatchNormalization)]
     if hidden:
         raise ValueError(

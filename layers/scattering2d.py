@@ -56,7 +56,7 @@ class Scattering2D(keras.layers.Layer):
         J: Integer, number of scales. Height and width must be at least `2**J`.
         L: Integer, number of directions.
         max_order: 1 or 2, the most wavelets of a path.
-        padding: How an image goes on beyond its border: "reflect" mirrors it, "zeros" is black.
+        padding: How an image continues beyond its border: "reflect" mirrors it, "zeros" is black.
             It is padded to `(size // 2**J + 2) * 2**J` pixels an axis. Features that lie in the
             padding are dropped.
         data_format: "channels_last" or "channels_first". Default: what
@@ -160,7 +160,7 @@ class Scattering2D(keras.layers.Layer):
             for resolution, pair in bank.averages.items()
         }
         # Products of the finest spectra and all wavelets are the largest of what a row needs, and
-        # as much again is alive beside them.
+        # as much again is alive with them.
         products = self.L ** (2 if self.max_order == 2 and self.J > 1 else 1) * math.prod(
             bank.padded
         )

@@ -15,7 +15,7 @@ class SkipInit(keras.layers.Layer):
     initialisation and trains without normalization. It treats every example alone.
 
     Args:
-        scale: Float, a constant factor beside the trainable one, such as the `alpha` of Brock et
+        scale: Float, a constant factor besides the trainable one, such as the `alpha` of Brock et
             al. (2021a).
         initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) start
             NF-ResNets that are trained privately from scratch at one.

@@ -25,7 +25,7 @@ class UnitNormWithConstant(keras.layers.Layer):
     and there are no weights.
 
     Args:
-        constant: Positive number, beside features of norm one.
+        constant: Positive number, appended to features of norm one.
         **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
 
     Input shape: `[batch, ...]`, all known but the batch.

@@ -7,9 +7,10 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.layers.ws_conv2d import WSConv2D
-from tfdpx.per_example import Conv2DRule, register, rounding
+from tfdpx.per_example import register, rounding
+from tfdpx.per_example.rules import Conv2DRule
 from tfdpx.per_example.rules.convolution_gradients import channels_last
 
 # Axes of one filter in a kernel: the window's are summed over at once.
@@ -75,8 +76,8 @@ class WSConv2DRule(Conv2DRule):
         parts = {"activation": None, "use_bias": False, "use_gain": False}
         if layer.variable_dtype != "float64":
             parts["_standardize"] = lambda kernel: call.shared.unit
-        plain = keras_internals.without(layer, **parts)
-        outputs = watch(keras_internals.call_operation(plain, call.args, call.kwargs))
+        plain = layer_internals.without(layer, **parts)
+        outputs = watch(layer_internals.call_operation(plain, call.args, call.kwargs))
         call.kept["convolved"] = outputs
         if layer.use_gain:
             outputs = watch(outputs * _by_channel(layer, layer.gain, outputs))

@@ -1,5 +1,6 @@
 """Models that train well under differential privacy."""
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.models.backbones import backbone
 from tfdpx.models.lenet import LeNet
 from tfdpx.models.linear_on_features import LinearOnFeatures

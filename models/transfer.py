@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.layers import replace_batch_norm
 
 _RESCALING = (keras.layers.Rescaling, keras.layers.Normalization)
@@ -86,7 +86,7 @@ def without_batch_statistics(model, batch_norm):
         model = replace_batch_norm(model)
     norms = [
         layer
-        for layer in keras_internals.flatten_layers(model)
+        for layer in layer_internals.flatten_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
     ]
     if batch_norm == "freeze":
@@ -99,7 +99,7 @@ def _before_head(model):
     """The symbolic features of a model, and the name of its last layer if that classifies."""
     output = tensor = model.outputs[0]
     while True:
-        layer, inputs = keras_internals.made_by(tensor)
+        layer, inputs = layer_internals.made_by(tensor)
         if len(inputs) != 1:
             return output, None
         if isinstance(layer, keras.Model):

@@ -11,8 +11,8 @@ def zero_shot_head(text_encoder, class_names, scale=100.0, template="{}", prepro
 
     On image features at norm one, from an encoder that was trained together with the text encoder
     (CLIP), this is a classifier that has seen no image of its task. The names are public, and so
-    are the weights: `tfdpx.AdaMix(initial_weights=...)` starts from them, for instance with
-    `start="initial"` where there are no public images at all.
+    are the weights: `tfdpx.AdaMix(initial_weights=..., l2_norm_clip=1.0)` starts from them and
+    needs no public image.
 
     Args:
         text_encoder: A `keras.Model`, layer or other function from texts to embeddings `[n, d]`.

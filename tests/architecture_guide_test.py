@@ -6,13 +6,18 @@ import re
 import subprocess
 import sys
 
+import head_cases
 import keras
 import numpy as np
 import pytest
 import small
+import tensorflow as tf
+import transcripts
 
 import tfdpx
+from tfdpx import noise
 from tfdpx.per_example import registry
+from tfdpx.training.clip_policy import ClipPolicy
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -50,6 +55,44 @@ def test_a_layer_rule(monkeypatch):
     model.train_on_batch(x, y)
     first, *_ = tfdpx.per_example.explain(model, x)
     assert (first.layer, first.rule) == ("twice", "GenericRule")
+
+
+def test_a_clip_policy(monkeypatch):
+    monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
+    normalized = run("A clip policy")["Normalized"]
+    x, y = small.data()
+    x[-1] *= 1e4
+    model = small.model(l2_norm_clip=normalized(1.0))
+    y[-1] = model(x[-1:]).numpy().argmin()  # The worst for it.
+    change = small.step(model, x, y)
+    weight = np.append(np.ones(15, "float32"), 0.0)
+    without = small.step(small.model(l2_norm_clip=normalized(1.0)), x, y, weight)
+    assert 0.9 < np.linalg.norm(change - without) * 16 < 1
+    again = tfdpx.DPSGD.from_config(model.optimizer.get_config())
+    assert isinstance(again.clip_policy, normalized) and again.l2_norm_clip == 1.0
+
+
+class TooMuch(ClipPolicy):
+    def factors(self, *args):
+        return 1.5 * super().factors(*args)
+
+
+def test_a_clip_policy_that_lets_too_much_pass_is_refused():
+    with pytest.raises(tfdpx.checks.UnfitForPrivacy, match="TooMuch.*1.5 / batch_size"):
+        small.step(small.model(l2_norm_clip=TooMuch(0.01)), *small.data())
+
+
+def test_a_head(monkeypatch):
+    class_sums = run("A head")["ClassSums"]
+    x, y = head_cases.data()
+    head = class_sums(head_cases.CLASSES, 8.0).fit(x, y)
+    assert head.evaluate(x, y)["accuracy"] > 0.6 and 7.99 < head.epsilon_spent() <= 8.0
+    x[0], long = 0.0, x.copy()
+    long[0] = 1e3
+    _, epsilon = transcripts.spent(
+        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), (x, y), (long, y)
+    )
+    assert 0.99 < epsilon <= 1.0
 
 
 def test_a_preset(tmp_path):

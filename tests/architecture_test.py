@@ -10,10 +10,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # A room (a folder or a file of `tfdpx/`, or a folder of the root) may import those before it.
 ROOMS = [
-    *("_warnings", "_arguments", "_files", "_keras", "noise", "accounting"),
+    *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
     *("per_example", "augment", "synthetic", "mechanism", "independence"),
     *("spending", "sampling", "checks", "training", "heads", "audit"),
-    *("callbacks", "distributed", "__init__", "layers", "models", "train", "experiments"),
+    *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
+    *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
 # Imported when they are called: `plan.batches` draws, `gradient_norms` proves a model.
@@ -137,7 +138,7 @@ def test_every_room_has_its_place():
 @pytest.mark.parametrize(
     "path, source",
     [
-        ("tfdpx/noise.py", "from tfdpx.sampling.draws import Draws"),
+        ("tfdpx/noise.py", "from tfdpx.sampling.batch_sampler import BatchSampler"),
         ("tfdpx/checks/made_up.py", "from tfdpx import callbacks"),
         ("tfdpx/checks/made_up.py", "import tfdpx.callbacks"),
         (

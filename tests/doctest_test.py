@@ -44,6 +44,7 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)
+    keras.backend.clear_session()  # Names of optimizers count from one.
     # Under their usual names, whether or not the module itself needs them.
     names = {"np": np, "keras": keras, "tfdpx": tfdpx, "as_examples": as_examples}
     result = doctest.testmod(module, extraglobs=names)

@@ -1,42 +1,62 @@
 """Differentially private training for Keras 3 on TensorFlow.
 
-`import tfdpx` gives the privacy core: `PrivacyPlan`, the optimizers, `PrivacyBudget`,
-`make_private_model`, `RandomAccess` and the modules `accounting`, `audit`, `augment`, `callbacks`,
-`checks`, `distributed`, `heads`, `per_example` and `synthetic`. It also installs the hook by which
-`keras.Model.fit` lets a DP optimizer drive the training step, registers the layers of
-`tfdpx.layers` with Keras, and keeps freed memory with the process (`tfdpx.training.allocator`).
-`tfdpx.models` loads on first use.
+Every public name loads on first use, so that `tfdpx.accounting` needs neither TensorFlow nor Keras.
+Once Keras is imported, before or after, a hook lets a DP optimizer drive the training step of
+`keras.Model.fit`, and Keras knows the layers and optimizers of tfdpx in files. Nothing else of the
+process is changed. `docs/api.md` lists the public names.
 """
 
 import importlib as _importlib
 import importlib.util as _importlib_util
 import os as _os
-import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from tfdpx import _import_hook
+
+if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
+    from tfdpx import (
+        accounting,
+        audit,
+        augment,
+        callbacks,
+        checks,
+        distributed,
+        heads,
+        layers,
+        models,
+        per_example,
+        synthetic,
+    )
+    from tfdpx.accounting import PrivacyPlan
+    from tfdpx.heads import AdaMix
+    from tfdpx.layers.make_private_model import make_private_model
+    from tfdpx.sampling.random_access import RandomAccess
+    from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
 __version__ = "0.1.0"
 
-# Folders beside the core, on which it does not depend.
+# The module of each public name that is no module itself.
+_HOMES = {
+    "AdaMix": "heads",
+    "DPAdam": "training.optimizers",
+    "DPAdamW": "training.optimizers",
+    "DPSGD": "training.optimizers",
+    "PrivacyPlan": "accounting",
+    "RandomAccess": "sampling.random_access",
+    "make_private": "training.optimizers",
+    "make_private_model": "layers.make_private_model",
+}
+# Folders next to the core, on which it does not depend.
 _PARTS = ("layers", "models")
-# What is imported from a part on first use.
-_FROM_PARTS = {"make_private_model": "layers"}
-
-
-def _check_backend(name):
-    """Raises ImportError unless `name` is the TensorFlow backend of Keras."""
-    if name != "tensorflow":
-        raise ImportError(
-            f"tfdpx needs the TensorFlow backend of Keras. Received: backend={name!r}. "
-            "Set the environment variable KERAS_BACKEND=tensorflow before importing keras."
-        )
 
 
 def _check_installation():
-    """Raises ImportError unless the folders beside the core are found, and belong to this core."""
+    """Raises ImportError unless the folders next to the core are found, and belong to this core."""
     core = _os.path.dirname(_os.path.realpath(__file__))
     for name in _PARTS:
         spec = _importlib_util.find_spec(f"{__name__}.{name}")
         found = spec.origin and _os.path.dirname(_os.path.realpath(spec.origin)) if spec else None
-        # They stand beside the core in a checkout and inside it when installed from a wheel.
+        # They are next to the core in a checkout and inside it when installed from a wheel.
         if not found or _os.path.dirname(found) not in (core, _os.path.dirname(core)):
             raise ImportError(
                 f"tfdpx was imported from the folder {core!r}, and its part `tfdpx.{name}` was "
@@ -47,64 +67,14 @@ def _check_installation():
             )
 
 
-def _is_for_numbers_alone():
-    """Whether this process runs `python -m tfdpx.train.account`, which trains nothing.
-
-    It starts in two seconds without TensorFlow and Keras, whose import takes many.
-    """
-    command = _sys.orig_argv
-    return ("-m", "tfdpx.train.account") in zip(command, command[1:], strict=False)
-
-
-# tensorflow-privacy 0.9 cannot be imported on TensorFlow >= 2.16, except for its analysis: this
-# makes it leave out the rest.
-_sys.skip_tf_privacy_import = True
-
 _check_installation()
-
-if not _is_for_numbers_alone():
-    if "keras" not in _sys.modules:  # Importing keras with, say, no jax would hide the cause.
-        _check_backend(_os.environ.get("KERAS_BACKEND") or "tensorflow")
-    # TensorFlow's notices of processors and drivers, unless somebody asked for them.
-    _os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-    import keras as _keras
-
-    _check_backend(_keras.backend.backend())
-
-    from tfdpx.training import allocator as _allocator
-
-    _allocator.keep_freed_memory()
-
-    from tfdpx import (
-        accounting,
-        audit,
-        augment,
-        callbacks,
-        checks,
-        distributed,
-        heads,
-        per_example,
-        synthetic,
-    )
-    from tfdpx._keras import hook
-    from tfdpx.accounting import PrivacyPlan
-    from tfdpx.callbacks import PrivacyBudget
-    from tfdpx.heads.adamix import AdaMix
-    from tfdpx.sampling.random_access import RandomAccess
-    from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
-
-    hook.install()
-
-    # Makes Keras know our layers, so that `load_model` works after a plain `import tfdpx`.
-    _importlib.import_module("tfdpx.layers")
+_import_hook.connect()
 
 __all__ = [
     "AdaMix",
     "DPAdam",
     "DPAdamW",
     "DPSGD",
-    "PrivacyBudget",
     "PrivacyPlan",
     "RandomAccess",
     "accounting",
@@ -124,11 +94,14 @@ __all__ = [
 
 
 def __getattr__(name):
-    if name in _PARTS:
-        return _importlib.import_module(f"{__name__}.{name}")
-    if name in _FROM_PARTS:
-        return getattr(_importlib.import_module(f"{__name__}.{_FROM_PARTS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, name)
+    if home != "accounting":
+        # Keras comes first, so that another backend is said in one sentence.
+        _importlib.import_module(f"{__name__}._keras")
+    module = _importlib.import_module(f"{__name__}.{home}")
+    return getattr(module, name) if name in _HOMES else module
 
 
 def __dir__():

@@ -41,6 +41,26 @@ def check_choice(name, value, choices):
     require(value in choices, name, value, f"be one of {list(choices)}")
 
 
+def exactly_one_missing(values, spelling="`{}`"):
+    """The name of the one argument that is None, which follows from the others.
+
+    Args:
+        values: Dict from names of arguments to what was given.
+        spelling: String, how the error writes a name, such as "--{}" for flags.
+
+    Raises:
+        ValueError: If none or several are None.
+    """
+    missing = [name for name, value in values.items() if value is None]
+    if len(missing) != 1:
+        *names, last = map(spelling.format, values)
+        raise ValueError(
+            f"Exactly one of {', '.join(names)} and {last} must be left out: it follows from the "
+            f"others. Left out: {', '.join(map(spelling.format, missing)) or 'none'}."
+        )
+    return missing[0]
+
+
 def check_image_shape(input_shape, known=False):
     """Raises ValueError unless `input_shape` is `(height, width, channels)`.
 

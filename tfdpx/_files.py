@@ -33,38 +33,55 @@ def make_folder(path):
         ) from error
 
 
-def write(path, content, mode=0o600):
-    """Puts a file in place that holds `content` whole, readable by its owner alone.
+@contextlib.contextmanager
+def replacing(path, mode=0o600):
+    """Within it a file is written, which then takes the place of `path`, whole or not at all.
+
+    What was there before stays until the new file is on the disk.
 
     Args:
-        path: `pathlib.Path`. What was there before stays until the new file is on the disk.
-        content: Bytes.
-        mode: Int, who else may read it, as far as the process's mask allows.
+        path: `pathlib.Path`.
+        mode: Int, who may read it, as far as the process's mask allows.
+
+    Yields:
+        `pathlib.Path` of an empty file in the same folder, with the same suffix, to be written to.
     """
     # A name of its own: two processes may write the same file, and the last one stays whole.
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    with removed_on_error(fresh):
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-            file.write(content)
-        flush(fresh)
+    fresh = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.new{path.suffix}")
+    try:
+        os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield fresh
+        _flush(fresh)
         os.replace(fresh, path)
-    flush(path.parent)
+    except BaseException:  # A full disk is not made fuller by halves of files.
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+    _flush(path.parent)
+
+
+def write(path, content, mode=0o600):
+    """Writes bytes to a file as `replacing` does: whole or not at all."""
+    with replacing(path, mode) as fresh:
+        fresh.write_bytes(content)
 
 
 def leftovers(folder):
-    """List of the files that a kill left while `write` filled them."""
-    return list(folder.glob(".*.new"))
+    """List of the files that a kill left while they were written."""
+    return list(folder.glob(".*.new*"))
 
 
 @contextlib.contextmanager
-def locked(folder):
+def locked(folder, user="Another training uses the checkpoint folder"):
     """Within it no other process enters the same folder so.
 
     Args:
         folder: `pathlib.Path` of a folder that is there.
+        user: String for the error, who else uses it.
 
     Yields:
-        Bool: whether the file system knows such locks.
+        Int, a file descriptor that holds the lock in every process that inherits it; None on a file
+        system without locks.
 
     Raises:
         RuntimeError: If another process is within.
@@ -75,30 +92,18 @@ def locked(folder):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RuntimeError(
-                f"Another training uses the checkpoint folder {os.fspath(folder)!r}: wait until "
-                "it has ended, or give this one a folder of its own."
+                f"{user} {os.fspath(folder)!r}: wait until it has ended, or give this one a folder "
+                "of its own."
             ) from None
         except OSError:  # No matter: two that write leave a whole file all the same.
-            yield False
+            yield None
         else:
-            yield True
+            yield handle
     finally:
         os.close(handle)
 
 
-@contextlib.contextmanager
-def removed_on_error(*paths):
-    """Within it an error removes these files: a full disk is not made fuller by their halves."""
-    try:
-        yield
-    except BaseException:
-        for path in paths:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-        raise
-
-
-def flush(path):
+def _flush(path):
     """Waits until a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -65,7 +65,7 @@ def train(kind, seed, folder, unbroken):
     callbacks = []
     if not unbroken:
         saved = tfdpx.callbacks.Checkpoint(folder / "checkpoint", save_freq=2)
-        callbacks = [saved, tfdpx.PrivacyBudget(plan)]
+        callbacks = [saved, tfdpx.callbacks.PrivacyBudget(plan)]
     batches = plan.batches(x, y, optimizer=model.optimizer)
     model.fit(
         batches, epochs=UPDATES // EPOCH, steps_per_epoch=EPOCH, callbacks=callbacks, verbose=0

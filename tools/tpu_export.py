@@ -16,7 +16,7 @@ from tensorflow.python.distribute import one_device_strategy
 
 import tfdpx
 from tfdpx import noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals, step_context
 from tfdpx.train.run import classifiers
 
 NUM_CLASSES = 10
@@ -126,7 +126,7 @@ def export(step, steps_through=None):
         )
         data = _batch(step)
         # Keras makes metrics and slots on a first batch, which must not happen inside the trace.
-        keras_internals.build(model, data)
+        model_internals.build(model, data)
         model.optimizer.build(model.trainable_variables)
     train = steps_through or (lambda model, data: model.train_step(data))
 
@@ -135,7 +135,7 @@ def export(step, steps_through=None):
         return strategy.trace(train, (model, data), replica)
 
     arguments = (tf.constant(0), *data)
-    with keras_internals.driving(model, "tfdpx"):
+    with step_context.driving(model, "tfdpx"):
         inputs = run.get_concrete_function(*arguments).inputs
         module = run.experimental_get_compiler_ir(*arguments)(stage="hlo_serialized")
     _check_parameters(module, inputs)

@@ -6,9 +6,9 @@ r"""Says what private training costs, or what a budget buys, without training.
 Of the noise, the rate, the length, delta and epsilon the one that is left out is solved from the
 others: the least noise, the largest batch, the most steps or the least delta that keep within
 epsilon. The rate is --batch_size of --num_examples, or --sampling_probability; the length --steps
-or --epochs. Beside it stands what tensorflow-privacy says, and why it says something else.
+or --epochs. With it comes what tensorflow-privacy says, and why it says something else.
 
---sampling and --neighbours ask for what is not Poisson sampling; what no accountant can judge is
+--sampling and --neighbours ask for what is not Poisson sampling; what no accountant knows is
 refused. --workdir=PATH,PATH is the statement of finished runs on one data set together: working
 folders, or a folder of them, `.keras` files, and files of `Ledger.save`. What several of them tell
 of counts once; runs on different data are refused without --same_data. --plot draws epsilon
@@ -24,9 +24,9 @@ import sys
 from absl import app, flags
 
 from tfdpx.accounting import samplings
-from tfdpx.train.accounts import beside, comparison, found, runs
-from tfdpx.train.accounts.question import NAMES, Question
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
+from tfdpx.train.accounts.question import NAMES, answer
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report.record import print_table, to_json
 
 
@@ -50,7 +50,7 @@ def define_flags(values):
         "neighbours",
         None,
         list(samplings.NEIGHBOURS),
-        "Data sets that are told apart. Default: what fits --sampling.",
+        "Which data sets are neighbours. Default: what fits --sampling.",
         **common,
     )
     flags.DEFINE_enum("accountant", None, ["pld", "rdp"], "Who solves. Default: pld.", **common)
@@ -64,15 +64,11 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Answers what the flags ask; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("tfdpx.train.account", argv):
         if values.plot and not values.plot.lower().endswith(".png"):
             raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
-        answer = _of_runs if values.workdir else _of_comparison if values.compare else _of_question
-        record = answer(values)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.account: {' '.join(str(error).split())}")
+        report = _of_runs if values.workdir else _of_comparison if values.compare else _of_question
+        record = report(values)
     print(to_json(record), flush=True)
 
 
@@ -85,12 +81,12 @@ def _of_runs(values):
     ]
     if also:
         raise UserError(
-            f"Flag --workdir says what was done; it takes --delta beside it. Received also: "
+            f"Flag --workdir reads what runs have recorded, and takes --delta only. Received also: "
             f"{' '.join(also)}."
         )
     with checking_flags():
-        recorded = tuple(run for path in values.workdir for run in found.read(path))
-        total = runs.Total(recorded, values.delta, values.same_data)
+        recorded = tuple(run for path in values.workdir for run in recorded_runs.read(path))
+        total = combined.CombinedRuns(recorded, values.delta, values.same_data)
         record = total.record()
     print(f"{total.statement()}\n")
     print_table(record, title="what was spent")
@@ -102,20 +98,19 @@ def _of_question(values):
     with checking_flags():
         sampling = samplings.Sampling(values.sampling, values.neighbours)
     given = {name: values[name].value for name in NAMES}
-    question = Question(**given, sampling=sampling, accountant=values.accountant)
-    answer = question.answer()
-    record = answer.record()
-    print_table(record, title=f"{answer.solved} solved")
+    found = answer(given, sampling, values.accountant)
+    record = found.record()
+    print_table(record, title=f"{found.solved} solved")
     print(f"Epsilon is {sampling.about}.\n")
-    print(beside.lines(answer))
-    for doubt in answer.doubts():
-        print(f"Warning: {doubt}", file=sys.stderr)
+    print(tf_privacy_note.lines(found))
+    for warning in found.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     if values.plot:
         from tfdpx.train.accounts import tradeoff  # Matplotlib takes as long as all else.
 
-        if not answer.noise_multiplier:
+        if not found.noise_multiplier:
             raise UserError("Flag --plot needs noise: epsilon is infinite after any steps.")
-        _plot("The trade-off is", values.plot, lambda path: tradeoff.draw(answer, path))
+        _plot("The trade-off is", values.plot, lambda path: tradeoff.draw(found, path))
     return record
 
 

@@ -27,7 +27,7 @@ classifier on fixed features of several kinds, side by side. --private=false is 
 clipping, noise and any guarantee.
 
 On several devices or hosts: --strategy; the chief alone writes. Ctrl-C ends a run after the update
-under way, saved. An interrupted run goes on with --workdir=PATH --resume and no other flag, on
+under way, saved. An interrupted run resumes with --workdir=PATH --resume and no other flag, on
 several hosts once it is started again on all. Losses and accuracies on the training
 images, which Keras's progress bar shows, are not covered by the privacy guarantee: do not publish
 the log.
@@ -36,7 +36,6 @@ the log.
 import dataclasses
 import math
 import pathlib
-import sys
 import time
 
 import keras
@@ -48,27 +47,25 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.spending import budget
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
+    auto_settings,
     checkpoint,
-    choice,
     classifiers,
     devices,
     dry_run,
     evaluation,
     finetuning,
     fitting,
-    frozen,
     image_input,
     individual,
     interruption,
-    origin,
+    provenance,
     results,
-    resuming,
     side_by_side,
 )
 
@@ -89,12 +86,10 @@ _LOG_PRIVATE_METRICS = flags.DEFINE_bool(
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("tfdpx.train.classify", argv):
         given = setting_flags.given()
         preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
-        settings = resuming.settings(Training, ("preset", _PRESET.value), given)
+        settings = checkpoint.resumed(Training, ("preset", _PRESET.value), given)
         settings = settings or preset_lookup.resolve(preset, given)
         if record := dry_run.from_flags(settings):
             print_table(record, title=f"{preset}: nothing was trained")
@@ -105,11 +100,12 @@ def main(argv):
         ending = interruption.ending_in_a_line("classify", path)
         with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
             workdir = run_flags.make_workdir(path, devices.is_chief(strategy))
-            record = train(settings, workdir, strategy)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.classify: {' '.join(str(error).split())}")
-    except tf.errors.UnavailableError as error:
-        sys.exit(f"tfdpx.train.classify: another worker is gone; start all with --resume: {error}")
+            try:
+                record = train(settings, workdir, strategy)
+            except tf.errors.UnavailableError as error:
+                raise UserError(
+                    f"another worker is gone; start all with --resume: {error}"
+                ) from error
     if devices.is_chief(strategy):
         print(to_json(record), flush=True)
 
@@ -123,7 +119,7 @@ def train(settings, workdir, strategy):
     is_chief = devices.is_chief(strategy)
 
     preset = _PRESET.value or preset_lookup.default_for(settings.dataset)
-    asked_for = resuming.asked(preset, settings)
+    asked_for = checkpoint.asked(preset, settings)
     # The data: bytes, in memory or read as they are drawn. They are normalised in the model.
     settings = finetuning.check(settings)
     with strategy.scope():
@@ -131,9 +127,9 @@ def train(settings, workdir, strategy):
     if source is None and settings.model not in (AUTO, LINEAR_ON_FEATURES):
         classifiers.check_name(settings.model)
     side_by_side.files(settings.features)
-    seen = origin.seen_by(origin.files(settings), settings.init_data)
+    seen = provenance.seen_by(provenance.files(settings), settings.init_data)
     unaccounted = settings.allow_seen_data or not settings.private
-    before = origin.on_same_data(seen, settings.dataset, unaccounted)
+    before = provenance.on_same_data(seen, settings.dataset, unaccounted)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
         data = loading.load_for(
             settings,
@@ -147,7 +143,9 @@ def train(settings, workdir, strategy):
 
     # What the preset and the flags leave open.
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
-    settings, chosen = choice.complete(settings, data.num_train, strategy.num_replicas_in_sync)
+    settings, chosen = auto_settings.complete(
+        settings, data.num_train, strategy.num_replicas_in_sync
+    )
     if chosen and is_chief:
         print(chosen)
     if settings.augment_padding >= min(data.image_shape[:2]):
@@ -159,14 +157,14 @@ def train(settings, workdir, strategy):
     # The privacy plan: what the budget allows.
     plan = settings.privacy_plan(data.num_train)
     if before.steps and is_chief:
-        print(origin.about(before, plan))
+        print(provenance.about(before, plan))
     fitting.check_head_steps(settings, plan)
     devices.check_batch_size(strategy, plan.batch_size)
 
     # The model, as an earlier run left it or new.
     determined_by = {
         **asked,  # First, so that a resume with another flag names it and not what follows from it.
-        **checkpoint.facts(data, origin.files(settings)),
+        **checkpoint.facts(data, provenance.files(settings)),
         **dataclasses.asdict(settings),
         "noise_multiplier of the plan": plan.noise_multiplier,
     }
@@ -181,7 +179,7 @@ def train(settings, workdir, strategy):
             whole = model = finetuning.build(settings, data, source)
         inputs = data
         if strategy.num_replicas_in_sync == 1:
-            model, inputs = frozen.head_and_features(settings, whole, data)
+            model, inputs = fitting.head_and_features(settings, whole, data)
     trainer = fitting.Trainer(settings, strategy, plan, inputs, folder, write=is_chief)
     start = trainer.steps_saved
     if is_chief:
@@ -238,8 +236,8 @@ def train(settings, workdir, strategy):
         "learning_rate": settings.learning_rate,
         "l2_norm_clip": settings.l2_norm_clip,
         "ema_momentum": settings.ema_momentum,
-        "features": origin.without_paths(settings.features),
-        "init_from": origin.without_paths(settings.init_from),
+        "features": provenance.without_paths(settings.features),
+        "init_from": provenance.without_paths(settings.init_from),
         "trainable": settings.trainable,
         "head_steps": settings.head_steps,
         "parameters": whole.count_params(),
@@ -262,7 +260,7 @@ def train(settings, workdir, strategy):
         seen=seen,
         independence="; ".join(map(str, optimizer.independence)) or None,
         inputs=image_input.of(data),
-        settings=origin.without_secrets(settings),
+        settings=provenance.without_secrets(settings),
         results=results_found,
     )
     results.write(record, whole, data, measured, learning_curve.rows, workdir)

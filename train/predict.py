@@ -10,22 +10,20 @@ printed of private images is private.
 
 import collections
 import csv
-import os
+import io
 import pathlib
-import sys
 
 import keras
 import numpy as np
 from absl import app, flags
 from rich import console, table, text
 
-import tfdpx.layers  # noqa: F401  A saved model may hold layers of it.
-from tfdpx.accounting import record as records
-from tfdpx.train.config.errors import UserError
+from tfdpx import _files
+from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.data import image_files, image_sources
 from tfdpx.train.data.image_folder import Files
 from tfdpx.train.report.record import to_json
-from tfdpx.train.run import image_input
+from tfdpx.train.run import finetuning, image_input
 
 _BATCH_SIZE = 256
 _MOST_ROWS = 50  # Of the table that is printed.
@@ -47,12 +45,8 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Does what the flags describe; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.predict: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)
 
 
@@ -63,11 +57,11 @@ def run(values):
             "Flags --model and --images must be given: --model=RUN --images=PATH. Received: "
             f"--model={values.model} --images={values.images}."
         )
-    path = model_file(values.model)
+    path = finetuning.model_file(values.model, "model", (".keras",))
     takes = image_input.read(path)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
-    found = probabilities(_load(path), takes, files)
+    found = probabilities(finetuning.read(path, "model"), takes, files)
     names = [takes.class_names[index] for index in found.argmax(axis=1)]
     write(csv_path, files, names, found, takes.class_names if values.all_classes else ())
     print_table(_below(folder, files), names, found.max(axis=1), csv_path)
@@ -75,34 +69,9 @@ def run(values):
         "images": len(files),
         "left_out": left_out,
         "classes": dict(sorted(collections.Counter(names).items())),
-        "model": str(path),
+        "model": path,
         "csv": str(csv_path),
     }
-
-
-def model_file(run):
-    """The `.keras` file of a finished run.
-
-    Args:
-        run: String, a working folder or the file itself.
-
-    Raises:
-        UserError: If there is none.
-    """
-    path = pathlib.Path(run).expanduser()
-    if path.is_dir():
-        if not (path / records.FILE).exists():
-            raise UserError(
-                f"The folder --model={run} holds no finished run: it has no {records.FILE}. Go on "
-                "with it by tfdpx.train.classify --resume, or name a .keras file."
-            )
-        path = path / "model.keras"
-    if path.suffix != ".keras" or not path.is_file():
-        raise UserError(
-            "Flag --model must name the working folder of a finished run, or a .keras file. "
-            f"Received: --model={run}."
-        )
-    return path
 
 
 def probabilities(model, takes, files):
@@ -150,16 +119,15 @@ def write(path, files, names, found, class_names=()):
     Raises:
         UserError: If it cannot be written.
     """
-    fresh = path.with_name(f"{path.name}.new")
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["file", "class", "probability", *class_names])
+    for name, label, row in zip(files, names, found, strict=True):
+        shares = row if class_names else ()
+        writer.writerow([name, label, *(f"{share:.6f}" for share in (row.max(), *shares))])
     try:
         # Names of files need not be UTF-8; they are written as they are.
-        with fresh.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            writer.writerow(["file", "class", "probability", *class_names])
-            for name, label, row in zip(files, names, found, strict=True):
-                shares = row if class_names else ()
-                writer.writerow([name, label, *(f"{share:.6f}" for share in (row.max(), *shares))])
-        os.replace(fresh, path)
+        _files.write(path, text.getvalue().encode(errors="surrogateescape"), mode=0o644)
     except OSError as error:
         raise UserError(f"Cannot write --csv={path}: {error}.") from error
 
@@ -167,13 +135,6 @@ def write(path, files, names, found, class_names=()):
 def _below(folder, files):
     """The files as they are called below the folder that was searched."""
     return [file.relative_to(folder) if file != folder else file for file in files]
-
-
-def _load(path):
-    try:
-        return keras.saving.load_model(path, compile=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"Cannot read --model={path}: {error}") from error
 
 
 def _readable(path, skip_broken):

@@ -5,7 +5,7 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning: on public i
 
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
 which `--init_from` of `classify` reads, and `record.json`, of which the last line of the standard
-output is a view. Ctrl-C ends a run after the update under way, saved; it goes on with
+output is a view. Ctrl-C ends a run after the update under way, saved; it resumes with
 --workdir=PATH --resume and no other flag. Training takes one device.
 
     python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained
@@ -31,7 +31,7 @@ from tfdpx.accounting.spent import NOTHING, Data
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.config.training import Training
 from tfdpx.train.data import generated, identity, loading
 from tfdpx.train.report.record import print_table, to_json
@@ -45,8 +45,8 @@ from tfdpx.train.run import (
     interruption,
     objectives,
     optimization,
-    origin,
-    resuming,
+    provenance,
+    results,
 )
 
 _RECIPE = flags.DEFINE_string(
@@ -59,20 +59,16 @@ for _name in setting_flags.define(pretraining.Pretraining):
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
-    try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+    with in_one_line("tfdpx.train.pretrain", argv):
         given = _given()
         base = ("recipe", None if flags.FLAGS["recipe"].using_default_value else _RECIPE.value)
-        settings = resuming.settings(pretraining.Pretraining, base, given)
+        settings = checkpoint.resumed(pretraining.Pretraining, base, given)
         settings = settings or pretraining.resolve(_RECIPE.value, given)
         path = run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
         ending = interruption.ending_in_a_line("pretrain", path)
         with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
             workdir = run_flags.make_workdir(path)
             record = train(settings, workdir)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.pretrain: {' '.join(str(error).split())}")
     print(to_json(record), flush=True)
 
 
@@ -84,9 +80,9 @@ def train(settings, workdir):
         workdir: `pathlib.Path`.
     """
     classifiers.check_name(settings.model)
-    asked_for = resuming.asked(_RECIPE.value, settings)
+    asked_for = checkpoint.asked(_RECIPE.value, settings)
     settings = finetuning.check(settings)
-    seen = origin.seen_by(origin.files(settings), settings.init_data)
+    seen = provenance.seen_by(provenance.files(settings), settings.init_data)
     resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
     folder = checkpoint.RunFolder(workdir, determined_by, resume, asked=asked_for)
     if settings.generator:
@@ -148,20 +144,19 @@ def train(settings, workdir):
         data=Data(data.name, data.num_train)
         if settings.generator
         else identity.of(settings.dataset, data.num_train),
-        spent=NOTHING if settings.generator else origin.not_private(steps),
+        spent=NOTHING if settings.generator else provenance.not_private(steps),
         delta=None,
         seen=seen,
         inputs=None if settings.generator else image_input.of(data),
-        settings=origin.without_secrets(settings),
+        settings=provenance.without_secrets(settings),
         results=found,
     )
-    model.save(workdir / "model.keras")
-    record.save(workdir / "model.keras")
+    results.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
-    told = {**record.view(), "workdir": str(workdir)}
-    print_table(told, title=f"{settings.model} on {data.name}, not private")
+    report = {**record.view(), "workdir": str(workdir)}
+    print_table(report, title=f"{settings.model} on {data.name}, not private")
     folder.remove()
-    return told
+    return report
 
 
 class _StopAfter(keras.callbacks.Callback):

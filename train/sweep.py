@@ -1,4 +1,4 @@
-r"""Trains at every point of a grid at a fixed budget, and draws what came out.
+r"""Trains at every point of a grid at a fixed budget, and writes a table of what came out.
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=8 --seeds=0,1,2 --workdir=runs/sweep \
         --grid="learning_rate=1,2,4;batch_size=256,512,1024"
@@ -11,24 +11,14 @@ is refused. A sweep chooses, so accuracy is that on training images held out (a 
 preset or flags say otherwise) and not on test images, unless --final or --eval_split=test asks for
 them.
 
-The figures of De et al. (2022), with --epsilon=8 and their presets of CIFAR-10:
-
-    2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
-    3      --grid="augmult=1,2,4,8,16,32;learning_rate=1,2,4"
-    6      --grid="noise_multiplier=2,2.5,3,4,5;learning_rate=1,2,4" --batch_size=4096
-    8      --grid="l2_norm_clip=0.01,0.1,1,10;learning_rate=0.5,1,2,4,8"
-    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4;epsilon=4,8,16,32,64" --noise_multiplier=2,
-           with epsilon swept instead
-
 The working directory receives:
 
-    table.csv               one row a run: swept settings, seed, accuracy, and its report
-    accuracy_by_<name>.png  for each swept setting: median and range over the seeds
-    runs/                   the folder of each run, with its log
+    table.csv  one row a run: swept settings, seed, accuracy, and its report
+    runs/      the folder of each run, with its log
 
-A sweep that was interrupted goes on where it was when it is started again with the same --workdir,
-also with more values or seeds; runs that failed are tried again. --plot_only writes table and
-figures of what there is. The last line of the standard output is one JSON object.
+A sweep that was interrupted resumes when it is started again with the same --workdir, also with
+more values or seeds; runs that failed are run again. --table_only writes the table of the runs that
+have finished. The last line of the standard output is one JSON object.
 
 The guarantee that a run states is for that run alone: choosing among runs on the private data, or
 releasing several, is not covered by it. --private_tuning=M covers it (Papernot and Steinke 2021): a
@@ -48,10 +38,10 @@ import time
 from absl import app, flags
 
 from tfdpx.train.config import preset_lookup, run_flags
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import devices
-from tfdpx.train.sweeps import figures, grid, private_tuning, runs, table
+from tfdpx.train.sweeps import grid, private_tuning, runs, table
 
 # Where flags stand that are no settings and that every run is given too.
 _HANDED_ON = (run_flags, devices)
@@ -75,9 +65,7 @@ def define_flags(values):
     )
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds; every point is run with each.", **common)
     flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1, **common)
-    flags.DEFINE_bool(
-        "plot_only", False, "Train nothing: table and figures of --workdir.", **common
-    )
+    flags.DEFINE_bool("table_only", False, "Train nothing: write the table of --workdir.", **common)
     flags.DEFINE_float(
         "private_tuning", None, "Mean number of runs, of which the best is paid for.", **common
     )
@@ -88,18 +76,15 @@ def main(argv, values=flags.FLAGS):
     began = time.perf_counter()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if len(argv) > 1:
-            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
-        workdir = _workdir(values.plot_only)
-        if values.private_tuning is not None:
-            print(to_json(_tune(values, workdir)), flush=True)
-            return
-        failures = {} if values.plot_only else _sweep(values, workdir)
-        record = summarize(workdir)
-    except UserError as error:
-        sys.exit(f"tfdpx.train.sweep: {' '.join(str(error).split())}")
+        with in_one_line("tfdpx.train.sweep", argv):
+            workdir = _workdir(values.table_only)
+            if values.private_tuning is not None:
+                print(to_json(_tune(values, workdir)), flush=True)
+                return
+            failures = {} if values.table_only else _sweep(values, workdir)
+            record = summarize(workdir)
     except KeyboardInterrupt:
-        sys.exit("tfdpx.train.sweep: stopped; the same command goes on where it was.")
+        sys.exit("tfdpx.train.sweep: stopped; the same command resumes it.")
     record |= {"failures": failures, "seconds": time.perf_counter() - began}
     print(to_json(record), flush=True)
     if failures:
@@ -107,7 +92,7 @@ def main(argv, values=flags.FLAGS):
 
 
 def summarize(workdir):
-    """Writes the table and the figures of all finished runs of a sweep.
+    """Writes the table of all finished runs of a sweep.
 
     Args:
         workdir: Its folder, `pathlib.Path`.
@@ -129,7 +114,6 @@ def summarize(workdir):
         where = " ".join(f"{name}={point[name]}" for name in swept)
         low, high = (f"{100 * point[end]:.1f}" for end in ("lowest", "highest"))
         print(f"{100 * point['median']:.1f}% ({low} to {high}, {point['runs']} runs)  {where}")
-    drawn = figures.draw(rows, swept, workdir)
     top = table.best(points)
     return {
         "runs": len(rows),
@@ -140,7 +124,6 @@ def summarize(workdir):
         "best_lowest_accuracy": top["lowest"],
         "best_highest_accuracy": top["highest"],
         "table": str(path),
-        "figures": [str(path) for path in drawn],
         "workdir": str(workdir),
     }
 
@@ -154,7 +137,7 @@ def _sweep(values, workdir):
 
 
 def _tune(values, workdir):
-    for name in ("seeds", "jobs", "plot_only"):
+    for name in ("seeds", "jobs", "table_only"):
         if values[name].present:
             raise UserError(
                 f"Flags --private_tuning and --{name} exclude each other. Received: "
@@ -215,7 +198,7 @@ def _workdir(must_exist):
     workdir = pathlib.Path(run_flags.WORKDIR.value)
     if must_exist and not workdir.is_dir():
         raise UserError(
-            f"Flag --plot_only needs a sweep. Received: --workdir={workdir}: no folder."
+            f"Flag --table_only needs a sweep. Received: --workdir={workdir}: no folder."
         )
     return workdir
 

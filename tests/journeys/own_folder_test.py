@@ -64,7 +64,7 @@ def test_one_command_says_what_it_took_and_chose(trained):
     for said in (
         "120 images of 4 classes",
         "To train on: 96. To test on: 24 (0.2 of each class, --test_fraction",
-        "Read as 16x16 pixels, in colours (chosen from the files; --image_size changes it)",
+        "Read as 16x16 pixels, in colour (chosen from the files; --image_size changes it)",
         "Public, so not protected: how many images there are to train on",
         "broken, so left out: 2",
         "no image by its name: 1 (1/notes.txt)",
@@ -83,7 +83,7 @@ def test_other_choices_are_flags_away(photos, tmp_path, capsys):
     classify_folder(photos, tmp_path / "run", **given)
     output = capsys.readouterr().out
     assert "To train on: 60. To test on: 60 (0.5 of each" in output
-    assert "Read as 12x12 pixels, in colours (--image_size)" in output
+    assert "Read as 12x12 pixels, in colour (--image_size)" in output
     record = json.loads(output.splitlines()[-1])
     assert (record["steps"], record["learning_rate"], record["num_examples"]) == (3, 9.0, 60)
 

@@ -14,6 +14,7 @@ from absl.testing import flagsaver
 from cases import slow
 
 import tfdpx
+from experiments.features import head_search
 from tfdpx.accounting import record as records
 from tfdpx.train import account, adamix, classify, features, pretrain
 
@@ -98,9 +99,9 @@ def test_a_head_on_a_private_backbone_pays_for_both(private, capsys, tmp_path):
     assert ask(capsys, private, tmp_path / "heads")["epsilon"] == pytest.approx(found["epsilon"])
     text = (tmp_path / "heads/head-001/privacy_statement.txt").read_text()
     assert "on these too, which epsilon covers" in " ".join(text.split())
-    second = run_with(
-        features, tmp_path / "heads", capsys, method="dp_ls", epsilon=1.0, private_tuning=2.0
-    )
+    given = ["--method=dp_ls", "--epsilon=1", "--private_tuning=2"]
+    head_search.main([f"--workdir={tmp_path / 'heads'}", *given])
+    second = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert second["epsilon"] > 2.9 and second["num_held_out"] + second["num_fitted"] == 1437
     assert ask(capsys, tmp_path / "heads")["epsilon"] > second["epsilon"]
 

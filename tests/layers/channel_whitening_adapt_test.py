@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tfdpx.layers import ChannelWhitening
-from tfdpx.synthetic import DeadLeaves, Generator, Shapes
+from tfdpx.synthetic import DeadLeaves, Shapes
+from tfdpx.synthetic.generator import Generator
 
 COLOUR = DeadLeaves(6, 3, r_max=4)
 

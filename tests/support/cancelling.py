@@ -5,7 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import mechanism
-from tfdpx.per_example import ENGINES, forced_norms
+from tfdpx.per_example.cost_model import forced_norms
+from tfdpx.per_example.engines import ENGINES
 
 PATTERNS = ("opposite outputs", "opposite inputs", "nearly equal inputs", "absorbed", "plain")
 

@@ -92,8 +92,8 @@ def check_plan(given):
 
 SAVED_LEDGER = Ledger(
     (
-        tfdpx.accounting.Entry(1.5, 0.25, 7, run=12345),
-        tfdpx.accounting.Entry(2.0, None, 3, exact=False, run=99),
+        tfdpx.accounting.ledger.Entry(1.5, 0.25, 7, run=12345),
+        tfdpx.accounting.ledger.Entry(2.0, None, 3, exact=False, run=99),
     )
 ).to_json()
 
@@ -199,10 +199,10 @@ def check_flags(preset_and_given):
     """Flags give settings and a plan, or a line that says what is wrong."""
     from tfdpx.train.config import preset_lookup
     from tfdpx.train.config.errors import UserError
-    from tfdpx.train.run import choice
+    from tfdpx.train.run import auto_settings
 
     preset, given = preset_and_given
     with contextlib.suppress(UserError), only_our_errors(), contextlib.redirect_stdout(None):
-        settings, _ = choice.complete(preset_lookup.resolve(preset, given), 50_000)
+        settings, _ = auto_settings.complete(preset_lookup.resolve(preset, given), 50_000)
         plan = settings.privacy_plan(50_000)
         assert plan.epsilon >= 0

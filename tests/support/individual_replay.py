@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx.accounting import individual_epsilon
+from tfdpx.accounting.individual import individual_epsilon
 
 COUNT, FEATURES, CLASSES, STEPS, RATE, CLIP = 40, 5, 3, 8, 0.5, 1.5
 SEED = 5

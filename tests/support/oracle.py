@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
-from tfdpx.per_example import ENGINES, forced_norms
+from tfdpx._keras import layer_internals, model_internals
+from tfdpx.per_example.cost_model import forced_norms
+from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rows import Rows
 
 # How far norms may be above the exact ones: the terms of the longest sum times 2^-24, about.
@@ -19,8 +20,8 @@ def batch_of_one_gradients(model, x, y, sample_weight, views):
     for i in range(rows):
         one = Rows((x, y, sample_weight)).map(lambda t, i=i: t[i : i + 1])
         with tf.GradientTape() as tape:
-            y_pred = keras_internals.call_model(model, one[0])
-            with keras_internals.without_weight_regularizers(model.trainable_variables):
+            y_pred = model_internals.call_model(model, one[0])
+            with layer_internals.without_weight_regularizers(model.trainable_variables):
                 loss = model.compute_loss(one[0], one[1], y_pred, one[2], training=True)
         gradients.append(flatten(model, tape.gradient(loss, values(model))))
     return np.mean(np.reshape(gradients, [rows // views, views, -1]), axis=1)

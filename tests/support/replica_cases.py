@@ -67,7 +67,7 @@ def train(strategy, optimizer, plan, seed=3, x=None, callbacks=(), **compile_arg
     history = tfdpx.distributed.fit(
         model, plan, own_x if x is None else x, y, seed=seed, epochs=2, steps_per_epoch=2,
         validation_data=(own_x[:50], y[:50]), validation_batch_size=16, verbose=0,
-        callbacks=[tfdpx.PrivacyBudget(plan), *callbacks],
+        callbacks=[tfdpx.callbacks.PrivacyBudget(plan), *callbacks],
     )  # fmt: skip
     return model, history.history
 
@@ -213,7 +213,9 @@ def keras_fit_agrees_with_ours():
     for strategy in strategies():
         model = make_model(strategy, lambda: optimizer(plan=plan, seed=1))
         batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
-        history = model.fit(batches, callbacks=[tfdpx.PrivacyBudget(plan)], verbose=0).history
+        history = model.fit(
+            batches, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)], verbose=0
+        ).history
         assert "epsilon" in history, history  # And not epsilon_approximate.
         if wanted is None:
             wanted = weights(model)
@@ -269,8 +271,8 @@ def what_would_void_the_guarantee_is_refused():
         refused(
             UnfitForPrivacy, "count an example more than once", each.train_on_batch, x[:20], y[:20]
         )
-    by_hand = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
-    refused(UnfitForPrivacy, "tfdpx.distributed.fit", by_hand)
+    unplanned_step = tf.function(lambda: two.run(model.train_step, args=((x, y),)), autograph=False)
+    refused(UnfitForPrivacy, "tfdpx.distributed.fit", unplanned_step)
     of_steps = two.distribute_datasets_from_function(lambda _: plan.batches(x, y))
     refused(UnfitForPrivacy, "different steps", make().fit, of_steps)
     refused(UnfitForPrivacy, "jit_compile=True", make(jit_compile=True).fit, batches)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdpx import augment
-from tfdpx.augment import crops
+from tfdpx.augment import crops, layer_views
 
 SEED = tf.constant([1, 2], "int64")
 
@@ -110,7 +110,7 @@ def test_seeds_replay_and_part_views(made):
 
 
 def test_a_keras_layer_makes_independent_views():
-    views = augment.get(keras.layers.RandomFlip("horizontal", seed=1))
+    views = layer_views.get(keras.layers.RandomFlip("horizontal", seed=1))
     images = tf.random.uniform([6, 4, 4, 1])
     made = views.apply(images, views.draw(6, 5, SEED))
     assert made.shape == (6, 5, 4, 4, 1)
@@ -125,7 +125,7 @@ def test_a_keras_layer_makes_independent_views():
     [
         augment.RandomCropFlip(2, False),
         augment.ResizeCropFlip(6, 5, 1.5, False),
-        augment.get(keras.layers.RandomFlip()),
+        layer_views.get(keras.layers.RandomFlip()),
     ],
 )
 def test_config(made):
@@ -156,4 +156,4 @@ def test_bad_images():
     with pytest.raises(ValueError, match="batch, height, width"):
         made.apply(tf.zeros([1, 8]), made.draw(1, 2, SEED))
     with pytest.raises(ValueError, match="keras.Layer"):
-        augment.get("flip")
+        layer_views.get("flip")

@@ -15,11 +15,12 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from PIL import Image
 
-from tfdpx.accounting import Entry, Ledger
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Selected, Spent
 from tfdpx.train import account
-from tfdpx.train.accounts import beside
+from tfdpx.train.accounts import tf_privacy_note
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "tfdpx" / "accounting" / "accounting_goldens.csv"
 PHOTOS = Data("folder:photos", 500, "01")
@@ -170,20 +171,23 @@ def test_full_batches_are_exact(capsys):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"epsilon": 3}, "exactly one must be left out of.*Missing: --noise_multiplier, --delta"),
-        ({**SMALL, "epsilon": 1}, "exactly one must be left out.*Missing: none"),
+        ({"epsilon": 3}, "Exactly one of.*Left out: --noise_multiplier, --delta"),
+        ({**SMALL, "epsilon": 1}, "Exactly one of --.*Left out: none"),
         ({**SMALL, "epochs": 3}, "--steps=60 --epochs=3.*leave one of them out"),
         ({**SMALL, "sampling_probability": 0.1}, "--batch_size=50.*leave one of them out"),
-        ({**SMALL, "batch_size": 501}, "`batch_size` must not exceed --num_examples.*501"),
+        ({**SMALL, "batch_size": 501}, "`batch_size` must not exceed `num_examples`.*501"),
         ({**SMALL, "delta": 0}, "`delta` must lie strictly between"),
         ({**SMALL, "noise_multiplier": -1}, "`noise_multiplier` must be a finite"),
-        ({**SMALL, "num_examples": 0}, "`num_examples` must be an int >= 1"),
-        ({"epsilon": "inf", "sampling_probability": 0.1, "steps": 3, "delta": 0.1}, "and finite"),
+        ({**SMALL, "num_examples": 0}, "`num_examples` must be a positive integer"),
+        (
+            {"epsilon": "inf", "sampling_probability": 0.1, "steps": 3, "delta": 0.1},
+            "positive, finite",
+        ),
         ({**SMALL, "plot": "trade.pdf"}, "takes a .png file.*trade.pdf"),
         ({**SMALL, "sampling": "with_replacement"}, "no accountant that judges it"),
         ({**SMALL, "sampling": "shuffle", "neighbours": "add_or_remove_one"}, "use|Use neigh"),
         ({**SMALL, "sampling": "without_replacement", "accountant": "pld"}, "`accountant` must"),
-        ({**SMALL, "workdir": "nowhere"}, "takes --delta beside it.*--noise_multiplier"),
+        ({**SMALL, "workdir": "nowhere"}, "takes --delta only.*--noise_multiplier"),
         ({"workdir": "nowhere"}, "Nothing in nowhere says what was spent"),
     ],
 )
@@ -196,9 +200,9 @@ def test_what_cannot_be_answered_is_refused_by_name(capsys, given, message):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"noise_multiplier": None, "epsilon": 1e9}, "does not bound --noise_multiplier"),
-        ({"steps": None, "epsilon": 0.01}, "No --steps keeps within --epsilon=0.01"),
-        ({"batch_size": None, "epsilon": 1e-5}, "No --batch_size keeps within"),
+        ({"noise_multiplier": None, "epsilon": 1e9}, "does not bound `noise_multiplier`"),
+        ({"steps": None, "epsilon": 0.01}, "No `steps` keeps within the target"),
+        ({"batch_size": None, "epsilon": 1e-5}, "No `batch_size` keeps within"),
     ],
 )
 def test_a_target_out_of_reach(capsys, changes, message):
@@ -217,7 +221,7 @@ def test_a_doubtful_guarantee_is_said(capsys):
 
 def test_tensorflow_privacy_stands_beside(capsys):
     _, text = ask(capsys, **SMALL)
-    if beside.compute_dp_sgd_privacy_lib is None:
+    if tf_privacy_note.compute_dp_sgd_privacy_lib is None:
         assert "tensorflow-privacy is not installed" in text
         return
     line = next(line for line in text.splitlines() if "assuming Poisson sampling (*)" in line)
@@ -226,11 +230,13 @@ def test_tensorflow_privacy_stands_beside(capsys):
 
 
 def test_tensorflow_privacy_is_said_to_be_absent(capsys, monkeypatch):
-    monkeypatch.setattr(beside, "compute_dp_sgd_privacy_lib", None)
+    monkeypatch.setattr(tf_privacy_note, "compute_dp_sgd_privacy_lib", None)
     assert "tensorflow-privacy is not installed" in ask(capsys, **SMALL)[1]
 
 
-@pytest.mark.skipif(beside.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy")
+@pytest.mark.skipif(
+    tf_privacy_note.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy"
+)
 def test_shuffling_is_tensorflow_privacys_other_line(capsys):
     found, text = ask(capsys, **SMALL, sampling="shuffle")
     line = next(line for line in text.splitlines() if "occurring once per epoch:" in line)
@@ -444,8 +450,11 @@ def test_what_cannot_be_compared_is_refused_with_the_remedy(capsys, tmp_path):
     for compare, message in [
         (first, "two runs at least.*Name another run"),
         (f"{first},{first}/record.json", "two runs at least"),
-        (f"{first},{tmp_path / 'nowhere'}", "No record.json is in .*nowhere.*folder of a finished"),
-        (f"{first},{tmp_path / 'under_way'}", "not finished: end it with --resume"),
+        (
+            f"{first},{tmp_path / 'nowhere'}",
+            "Nothing in .*nowhere says.*Name the folder of a finished",
+        ),
+        (f"{first},{tmp_path / 'under_way'}", "not finished.*finish it with --resume"),
         (f"{first},{tmp_path / 'damaged'}", "damaged/record.json.*restore it from a copy"),
     ]:
         error = refusal(capsys, compare=compare)

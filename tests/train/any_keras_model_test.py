@@ -75,7 +75,7 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     last = run(photos, tmp_path / "last", theirs, init_data="cifar10", trainable="last")
     printed = capsys.readouterr().out
     assert "Start from 'sequential" in printed and "broken, so left out: 1" in printed
-    assert "16x12 pixels, in colours (what --init_from takes)" in printed
+    assert "16x12 pixels, in colour (what --init_from takes)" in printed
     assert last.results["trained_parameters"] == 3 * (8 + 1)  # A constant beside the features.
     assert last.results["test_accuracy"] > 0.6 and last.inputs["image_shape"] == [16, 12, 3]
     assert last.view()["seen"] == ["cifar10 at epsilon inf"]

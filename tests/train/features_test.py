@@ -1,8 +1,8 @@
 """Extraction of features, and the heads that are fitted to them."""
 
 import json
-import math
 
+import feature_folder
 import keras
 import numpy as np
 import pytest
@@ -12,15 +12,10 @@ from absl.testing import flagsaver
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Data
-from tfdpx.train import account, compare_heads, features
-from tfdpx.train.benchmarks import head_speed
-from tfdpx.train.benchmarks.mixture import mixture
-from tfdpx.train.config import head_presets
+from tfdpx.train import account, features
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.run import classifiers, head_search, noisy_score, origin
+from tfdpx.train.run import classifiers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,32 +61,16 @@ def test_features_are_those_before_the_last_layer_and_resume(tmp_path, monkeypat
     np.testing.assert_allclose(backbone.predict(images, verbose=0), scaled, rtol=1e-4, atol=1e-6)
     assert whole.shape == (2, 10)
     with pytest.raises(UserError, match="holds features made by"):
-        FeatureFolder(folder, record_of({"num_classes": 10}))
-
-
-def record_of(settings):
-    """What an extraction writes down."""
-    return Record("features", Data("mixture"), origin.not_private(), None, settings=settings)
+        FeatureFolder(folder, feature_folder.record_of({"num_classes": 10}))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    made = FeatureFolder(tmp_path / "made", record_of({"num_classes": 3}))
-    for split, seed, count in (("train", 0, 600), ("test", 1, 200)):
-        x, y = mixture(count, 12, 3, seed=seed, separation=3.0)
-        made.write(split, 0, x, y, x)
-    return made
+    return feature_folder.make(tmp_path / "made")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"method": "dp_fc", "seed": 1},
-        {"method": "dp_ls", "trials": 3},
-        {"method": "dp_ls", "private_tuning": 2.0},
-    ],
-)
-def test_a_head_is_fitted_searched_and_reported(folder, given):
+@pytest.mark.parametrize("given", [{"method": "dp_fc", "seed": 1}, {"method": "dp_ls"}])
+def test_a_head_is_fitted_and_reported(folder, given):
     with flagsaver.flagsaver(workdir=str(folder.path)):
         record = features.run(values(features.define_flags, epsilon=4.0, **given))
     assert record["test_accuracy"] > 0.6
@@ -100,20 +79,8 @@ def test_a_head_is_fitted_searched_and_reported(folder, given):
     kept = records.read(head / "record.json")
     assert {**records.plain(kept.view()), "workdir": str(head)} == records.plain(record)
     assert np.load(head / "weights.npz")["kernel"].shape == (12, 3)
-    assert record["releasable"] is ("private_tuning" in given)  # A seed; a search without noise.
+    assert record["releasable"] is ("seed" not in given)
     assert f"{record['epsilon']:.2f}" in (head / "privacy_statement.txt").read_text()
-
-
-def test_a_preset_says_what_flags_leave_open(folder):
-    preset = "table8/vit_g14_jft/cifar10"
-    given = dict(preset=preset, epsilon=4.0, trials=1)
-    with flagsaver.flagsaver(workdir=str(folder.path)):
-        found = features.run(values(features.define_flags, **given))
-        with pytest.raises(UserError, match="preset is of another method.*dp_ls.*dp_fc"):
-            features.run(values(features.define_flags, **given, method="dp_fc"))
-    table = head_presets.resolve(preset)
-    assert (found["method"], found["delta"]) == (table["method"], table["delta"])
-    assert "1 trials of Optuna" in found["searched"] and found["releasable"] is False
 
 
 def test_a_second_head_is_added_to_the_first(folder, capsys):
@@ -129,58 +96,14 @@ def test_a_second_head_is_added_to_the_first(folder, capsys):
     assert both["runs"] == 2 and both["epsilon"] == pytest.approx(exact, rel=1e-6)
 
 
-def test_leaving_one_image_out_moves_no_other_in_a_private_search(tmp_path):
+def test_leaving_one_image_out_moves_no_other_draw(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, [300, 4, 4, 1]).astype("uint8")
-    made = FeatureFolder(tmp_path / "made", record_of({"num_classes": 3}))
+    made = FeatureFolder(tmp_path / "made", feature_folder.record_of({"num_classes": 3}))
     x, y = images.reshape([300, -1]) / 255, np.arange(300) % 3
     made.write("train", 0, x, y, images)
     made.write("test", 0, x[1:], y[1:], images[1:])  # One less.
     (_, _, draws), (_, _, without) = made.arrays("train"), made.arrays("test")
     np.testing.assert_array_equal(draws[1:], without)
-    other = FeatureFolder(tmp_path / "other", record_of({"num_classes": 3}))
+    other = FeatureFolder(tmp_path / "other", feature_folder.record_of({"num_classes": 3}))
     other.write("train", 0, x, y, images)
     assert (other.arrays("train")[2] != draws).all()  # Nobody else can compute the parts.
-
-
-def test_the_score_of_a_private_search_is_noisy(folder):
-    train, held_out = head_search.split(*folder.arrays("train"), 0.5)
-    assert len(train[1]) + len(held_out[1]) == 600 and 200 < len(train[1]) < 400
-    scores = [noisy_score.noisy_count(100.4, 20.0) for _ in range(200)]
-    assert np.std(scores) == pytest.approx(20.0, rel=0.2)
-    assert np.mean(scores) == pytest.approx(100, abs=6)
-
-
-def test_presets_are_the_tables():
-    assert len(head_presets.names()) == 4 * 8
-    large = head_presets.resolve("table9/vit_g14_jft/imagenet")
-    assert (large["l2_norm_clip"], large["trials"], large["delta"]) == (1.0, 300, 8e-7)
-    flagged = values(
-        features.define_flags, preset="table10/vit_b16_imagenet1k/cifar100", epsilon=1.0
-    )
-    record = features.describe(flagged)
-    assert record["noise_multiplier"] == pytest.approx(12.37, abs=5e-3)
-    assert record["l2_norm_clip"] == 0.005 and record["dimension"] == 768
-    with pytest.raises(UserError, match="no preset 'table11'"):
-        head_presets.resolve("table11")
-
-
-def test_methods_are_compared_and_the_comparison_goes_on(folder, tmp_path, capsys):
-    given = dict(
-        features=str(folder.path), methods=["dp_ls", "dp_fc"], workdir=str(tmp_path / "out")
-    )
-    compare_heads.compare(values(compare_heads.define_flags, epsilons=["4"], **given))
-    capsys.readouterr()
-    compare_heads.compare(values(compare_heads.define_flags, epsilons=["4", "inf"], **given))
-    assert capsys.readouterr().out.count("epsilon") == 2
-    table = (tmp_path / "out" / "table.md").read_text().splitlines()
-    assert table[0] == "| epsilon | dp_ls | dp_fc |" and len(table) == 4
-    assert (tmp_path / "out" / "heads.png").stat().st_size > 5000
-    assert math.isinf(float(table[-1].split("|")[1]))
-
-
-def test_speed_is_a_ratio_of_medians():
-    record = head_speed.measure(256, repeats=1)
-    assert record["ratio_to_numpy_products"] == pytest.approx(
-        record["fit_seconds"] / record["numpy_products_seconds"]
-    )
-    assert record["features_mib"] < record["added_peak_mib"] < 2000

@@ -1,4 +1,4 @@
-"""The binary: a short sweep of the digits, its table and figures again, and bad input."""
+"""The binary: a short sweep of the digits, its table again, and bad input."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
     assert report["validation_accuracy"] == record["best_median_accuracy"]
     assert 1.9 < report["epsilon"] <= 2.0
     (tmp_path / "sweep/table.csv").unlink()
-    run("--plot_only", workdir=str(tmp_path / "sweep"))
+    run("--table_only", workdir=str(tmp_path / "sweep"))
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (tmp_path / "sweep/table.csv").exists()
     assert again["best_median_accuracy"] == record["best_median_accuracy"]
@@ -60,7 +60,7 @@ def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
         (["--grid=color=5"], {}, "--grid=color=5"),
         (["--grid=preset=digits", "--preset=digits"], {}, "Leave one of them out"),
         (["--grid=preset=none"], {}, "no preset 'none'"),
-        (["--plot_only"], {}, "--plot_only needs a sweep"),
+        (["--table_only"], {}, "--table_only needs a sweep"),
     ],
 )
 def test_errors_of_the_user_are_one_line(arguments, given, message, tmp_path):
@@ -72,4 +72,4 @@ def test_errors_of_the_user_are_one_line(arguments, given, message, tmp_path):
 
 def test_a_folder_without_a_finished_run(tmp_path):
     with pytest.raises(SystemExit, match="No run in --workdir"):
-        run("--plot_only", workdir=str(tmp_path))
+        run("--table_only", workdir=str(tmp_path))

@@ -9,13 +9,14 @@ training needs doors that Keras does not have:
 - `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
   refuse first and learns what data are trained on; the step can tell that Keras has split the batch
   over replicas.
-- `keras.Model.train_on_batch`: an optimizer that defines `by_hand(model, rows, sample_weight)`, a
+- `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows, weights)`, a
   context manager, accounts for such batches apart.
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
 - Files, `get_weights` and `set_weights`, and `fit` and `train_on_batch` with any other optimizer:
   what `watch_weights` was given learns where values come from. A file cannot be HDF5 where an
   optimizer defines `refuse_hdf5()`.
-- Keras's mean losses divide by the number of replicas; `keras_internals.compute_loss` turns that
+- Names of classes in files: what is called "tfdpx>..." is imported when Keras first looks for it.
+- Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` turns that
   off.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
   example NaN, so that the example counts as zero. By itself TensorFlow ends the run, on CPUs.
@@ -23,7 +24,8 @@ training needs doors that Keras does not have:
 - `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
   layer. Without one, the wrapper adds a single attribute look-up.
 
-`install()` runs on `import tfdpx`, twice does no harm, and `uninstall()` takes all away again.
+`install()` runs once tfdpx and Keras are imported, twice does no harm, and `uninstall()` takes all
+away again.
 """
 
 import contextlib
@@ -34,36 +36,45 @@ import types
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, saving_internals, step_context
 
 _installed = []  # (owner, name, what stood there, or None where it was inherited)
+_load = [lambda: None]  # Imports what `install` was given; called when Keras first asks for it.
 _watch = types.SimpleNamespace()
 
 
-def install():
-    """Wraps what the module's docstring lists. Idempotent."""
+def install(load=None):
+    """Wraps what the module's docstring lists. Idempotent.
+
+    Args:
+        load: Function without arguments that imports all that registers with Keras, and what calls
+            `watch_weights`; None for the one of the last call.
+    """
+    if load is not None:
+        _load[:] = [load]
     if _installed:
         return
     _wrap(keras.Model, "train_step", _train_step)
     _wrap(keras.Model, "fit", _fit)
     _wrap(keras.Model, "train_on_batch", _train_on_batch)
     # On the class that defines it: Keras takes a model with another `compile` for a custom one.
-    _wrap(keras_internals.compile_owner(), "compile", _compile)
+    _wrap(model_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
     _wrap(keras.Layer, "get_weights", _get_weights)
     _wrap(keras.Layer, "set_weights", _set_weights)
     _wrap(keras.Model, "set_state_tree", _set_state_tree)
-    _wrap(*keras_internals.LOADING, _load_state)
-    for module, name in keras_internals.LOADING_HDF5:
+    _wrap(*saving_internals.LOOKING_UP, _registered_object)
+    _wrap(*saving_internals.LOADING, _load_state)
+    for module, name in saving_internals.LOADING_HDF5:
         _wrap(module, name, _load_hdf5)
-    _wrap(*keras_internals.LOADING_HDF5_MODEL, _load_hdf5_model)
-    _wrap(*keras_internals.SAVING_HDF5_MODEL, _save_hdf5_model)
-    for module, name in keras_internals.LOSS_SCALINGS:
+    _wrap(*saving_internals.LOADING_HDF5_MODEL, _load_hdf5_model)
+    _wrap(*saving_internals.SAVING_HDF5_MODEL, _save_hdf5_model)
+    for module, name in model_internals.LOSS_SCALINGS:
         _wrap(module, name, _scaling)
-    _wrap(*keras_internals.LABELLED_LOSS, _labelled)
-    for module, name in keras_internals.DRAWS:
+    _wrap(*model_internals.LABELLED_LOSS, _labelled)
+    for module, name in layer_internals.DRAWS:
         _wrap(module, name, _drawing)
-    _wrap(*keras_internals.DROPPING, _dropping)
+    _wrap(*layer_internals.DROPPING, _dropping)
 
 
 def uninstall():
@@ -95,6 +106,13 @@ def watch_weights(loaded, changed, got, put):
     vars(_watch).update(loaded=loaded, changed=changed, got=got, put=put)
 
 
+def _watching():
+    """What `watch_weights` was given."""
+    if not vars(_watch):
+        _load[0]()
+    return _watch
+
+
 def _wrap(owner, name, make):
     """Replaces `owner.name` by `make` of it."""
     original = getattr(owner, name)
@@ -104,7 +122,7 @@ def _wrap(owner, name, make):
 
 def _method(model, name):
     """The method of the model's optimizer of this name, or None."""
-    optimizer = keras_internals.innermost(getattr(model, "optimizer", None))
+    optimizer = model_internals.innermost(getattr(model, "optimizer", None))
     return getattr(optimizer, name, None)
 
 
@@ -123,7 +141,7 @@ def _fit(original):
             with _changing_weights_of(self):
                 return original(self, x, *args, **kwargs)
         given = inspect.signature(original).bind(self, x, *args, **kwargs)
-        with keras_internals.driving(self, "keras"), fitting(self, given.arguments):
+        with step_context.driving(self, "keras"), fitting(self, given.arguments):
             return original(*given.args, **given.kwargs)
 
     return fit
@@ -131,12 +149,12 @@ def _fit(original):
 
 def _train_on_batch(original):
     def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
-        by_hand = _method(self, "by_hand")
-        if by_hand is None:
+        unplanned_step = _method(self, "unplanned_step")
+        if unplanned_step is None:
             with _changing_weights_of(self):
                 return original(self, x, y, sample_weight, *args, **kwargs)
         shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
-        with by_hand(self, shape[0] if shape else None, sample_weight):
+        with unplanned_step(self, shape[0] if shape else None, sample_weight):
             return original(self, x, y, sample_weight, *args, **kwargs)
 
     return train_on_batch
@@ -154,19 +172,30 @@ def _compile(original):
 
 def _call(original):
     def call(self, *args, **kwargs):
-        recorder = keras_internals.recorder()
+        recorder = step_context.recorder()
         if recorder is None:
-            return keras_internals.call_operation(self, args, kwargs)
+            return layer_internals.call_operation(self, args, kwargs)
         return recorder.observe(self, args, kwargs)
 
     return call
+
+
+def _registered_object(original):
+    def get_registered_object(name, *args, **kwargs):
+        found = original(name, *args, **kwargs)
+        if found is None and str(name).startswith("tfdpx>"):
+            _load[0]()
+            found = original(name, *args, **kwargs)
+        return found
+
+    return get_registered_object
 
 
 def _load_state(original):
     def load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
         original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
         if inner_path == "" and isinstance(saveable, keras.Layer) and weights_store:
-            _watch.loaded(saveable, keras_internals.saved_optimizer(weights_store))
+            _watching().loaded(saveable, saving_internals.saved_optimizer(weights_store))
 
     return load_state
 
@@ -176,7 +205,7 @@ def _load_hdf5(original):
         try:
             return original(group, model, *args, **kwargs)
         finally:
-            _watch.changed(model, model.weights)
+            _watching().changed(model, model.weights)
 
     return load
 
@@ -210,7 +239,7 @@ def _changing_weights_of(model):
     try:
         yield
     finally:
-        _watch.changed(model, model.trainable_variables)
+        _watching().changed(model, model.trainable_variables)
 
 
 def _set_state_tree(original):
@@ -218,7 +247,7 @@ def _set_state_tree(original):
         try:
             original(self, state_tree)
         finally:
-            _watch.changed(self, self.weights)
+            _watching().changed(self, self.weights)
 
     return set_state_tree
 
@@ -226,7 +255,7 @@ def _set_state_tree(original):
 def _get_weights(original):
     def get_weights(self):
         arrays = original(self)
-        _watch.got(self, arrays)
+        _watching().got(self, arrays)
         return arrays
 
     return get_weights
@@ -237,37 +266,37 @@ def _set_weights(original):
         try:
             original(self, weights)
         except Exception:  # Some may have been set.
-            _watch.changed(self, self.weights)
+            _watching().changed(self, self.weights)
             raise
-        _watch.put(self, weights)
+        _watching().put(self, weights)
 
     return set_weights
 
 
 def _scaling(original):
     def scaled(value):
-        return value if keras_internals.is_unscaled() else original(value)
+        return value if step_context.is_unscaled() else original(value)
 
     return scaled
 
 
 def _drawing(original):
     def draw(shape, *args, **kwargs):
-        return keras_internals.draw(original, shape, args, kwargs)
+        return layer_internals.draw(original, shape, args, kwargs)
 
     return draw
 
 
 def _dropping(original):
     def drop(inputs, *args, **kwargs):
-        return inputs if keras_internals.is_still() else original(inputs, *args, **kwargs)
+        return inputs if step_context.is_rng_frozen() else original(inputs, *args, **kwargs)
 
     return drop
 
 
 def _labelled(original):
     def labelled(target, output, from_logits=False, axis=-1):
-        if not keras_internals.is_unscaled():
+        if not step_context.is_unscaled():
             return original(target, output, from_logits=from_logits, axis=axis)
         target = tf.convert_to_tensor(target)
         # In a wide type: bytes cannot say that there are 256 classes.

@@ -1,4 +1,4 @@
-"""The private names of TensorFlow: besides `keras_internals`, the only file that touches such."""
+"""Private names of TensorFlow: no other file touches them."""
 
 import contextlib
 import functools

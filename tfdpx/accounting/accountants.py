@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import dp_accounting
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
@@ -16,11 +18,20 @@ _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 # half for the noise's finite tail. It raised epsilon by 7e-6 of itself in a run of epsilon 1.9.
 RESERVED_SHARE = 1e-4
 
-FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
+_FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
 _LEAST_RDP_LOSS = 1e-5
 
+# Noise multiplier, sampling probability and steps.
+Run = tuple[float, float, int]
 
-def epsilon(noise_multiplier, sampling_probability, steps, delta, accountant="pld"):
+
+def epsilon(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    accountant: str = "pld",
+) -> float:
     """The epsilon of `steps` updates of DP-SGD at `delta`.
 
     Guarantee: the outputs of all steps together are (epsilon, delta)-differentially private when
@@ -59,7 +70,7 @@ def epsilon(noise_multiplier, sampling_probability, steps, delta, accountant="pl
 
 
 @functools.lru_cache(maxsize=4096)
-def composed_epsilon(runs, delta, accountant="pld"):
+def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld") -> float:
     """The epsilon at `delta` of several runs of DP-SGD on the same data, one after another.
 
     Args:
@@ -77,7 +88,7 @@ def composed_epsilon(runs, delta, accountant="pld"):
     check_accountant(accountant)
     for run in runs:
         check_run(*run)
-    runs = [run for run in runs if run[2] > 0]
+    runs = tuple(run for run in runs if run[2] > 0)
     if not runs:
         return 0.0
     if any(noise_multiplier == 0 for noise_multiplier, _, _ in runs):
@@ -93,20 +104,22 @@ def composed_epsilon(runs, delta, accountant="pld"):
         ) from None
 
 
-def composed(runs, accountant):
-    """The `dp_accounting.PrivacyAccountant` that has seen these runs.
+def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:
+    """The accountant of dp_accounting that has seen these runs.
 
     Args:
         runs: Tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and steps.
         accountant: "pld", "rdp", "gdp" or "zcdp".
     """
-    judge = ACCOUNTANTS[accountant](runs)
+    privacy_accountant = ACCOUNTANTS[accountant](runs)
     for run in runs:
-        judge.compose(_event(*run))
-    return judge
+        privacy_accountant.compose(event_of(*run))
+    return privacy_accountant
 
 
-def _event(noise_multiplier, sampling_probability, steps):
+def event_of(
+    noise_multiplier: float, sampling_probability: float, steps: int
+) -> dp_accounting.DpEvent:
     """What `steps` updates did, in the terms of dp_accounting."""
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_probability < 1:
@@ -125,13 +138,27 @@ def _pld_accountant(runs):
     if all(probability == 1 for _, probability, _ in runs):
         return FullBatchAccountant(exact_epsilon)
     losses = [(steps, typical_loss(*run)) for *run, steps in runs]
+    return _PldAccountant(grid_of(losses, 0.2, _COARSEST_GRID))
+
+
+def grid_of(losses: Iterable[tuple[int, float]], part: float, coarsest: float) -> float:
+    """The grid of a PLD accountant: a part of the loss of a typical step.
+
+    Args:
+        losses: Pairs of a number of steps and the typical loss of each.
+        part: Float in (0, 1).
+        coarsest: Float, the coarsest grid.
+    """
+    losses = list(losses)
     square = sum(steps * loss**2 for steps, loss in losses)
-    grid = 0.2 * square / sum(steps * loss for steps, loss in losses)
-    return _PldAccountant(min(max(grid, FINEST_GRID), _COARSEST_GRID))
+    grid = part * square / sum(steps * loss for steps, loss in losses)
+    return min(max(grid, _FINEST_GRID), coarsest)
 
 
 class _PldAccountant(pld_privacy_accountant.PLDAccountant):
     """Keeps the distribution of a step: making it takes ten times as long as composing it."""
+
+    _pld: privacy_loss_distribution.PrivacyLossDistribution
 
     def __init__(self, grid):
         super().__init__(_ADD_OR_REMOVE_ONE, value_discretization_interval=grid)
@@ -170,6 +197,11 @@ def _rdp_accountant(runs):
                 f"noise_multiplier={noise_multiplier}, sampling_probability={probability}. "
                 "Use accountant='pld', or less noise."
             )
+    return rdp_accountant()
+
+
+def rdp_accountant() -> rdp_privacy_accountant.RdpAccountant:
+    """A fresh RDP accountant, under adding or removing one example."""
     return rdp_privacy_accountant.RdpAccountant(neighboring_relation=_ADD_OR_REMOVE_ONE)
 
 
@@ -188,7 +220,7 @@ def _full_batch_accountant(conversion):
     return accountant
 
 
-def typical_loss(noise_multiplier, sampling_probability):
+def typical_loss(noise_multiplier: float, sampling_probability: float) -> float:
     """The root of the chi-squared divergence of one step: about its privacy loss."""
     return sampling_probability * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
 
@@ -203,33 +235,33 @@ ACCOUNTANTS = {
 }
 
 
-def check_accountant(accountant):
+def check_accountant(accountant: str) -> None:
     """Raises ValueError unless `accountant` names an accountant."""
     check_choice("accountant", accountant, ACCOUNTANTS)
 
 
-def check_delta(delta):
+def check_delta(delta: Any) -> None:
     """Raises ValueError unless 0 < `delta` < 1."""
     hint = " Use something well below 1/num_examples, e.g. 1e-5."
     fits = is_number(delta) and 0 < delta < 1
     require(fits, "delta", delta, "lie strictly between 0 and 1", hint)
 
 
-def check_noise_multiplier(noise_multiplier):
+def check_noise_multiplier(noise_multiplier: float) -> None:
     """Raises ValueError unless `noise_multiplier` is a finite number >= 0."""
     fits = is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf
     hint = " 0 trains without privacy."
     require(fits, "noise_multiplier", noise_multiplier, "be a finite number >= 0", hint)
 
 
-def check_run(noise_multiplier, sampling_probability, steps):
+def check_run(noise_multiplier: float, sampling_probability: float, steps: int) -> None:
     """Raises ValueError unless the three numbers describe a run of DP-SGD."""
     check_noise_multiplier(noise_multiplier)
     check_probability(sampling_probability, " It is batch_size / num_examples.")
     require(is_integer(steps, 0), "steps", steps, "be an integer >= 0")
 
 
-def check_probability(sampling_probability, hint=""):
+def check_probability(sampling_probability: float, hint: str = "") -> None:
     """Raises ValueError unless 0 < `sampling_probability` <= 1."""
     fits = is_number(sampling_probability) and 0 < sampling_probability <= 1
     require(fits, "sampling_probability", sampling_probability, "lie in (0, 1]", hint)

@@ -1,6 +1,8 @@
 """The epsilon of a person who has several rows of the data."""
 
 import math
+from collections.abc import Sequence
+from typing import Any, cast
 
 import dp_accounting
 import numpy as np
@@ -14,13 +16,19 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 
 # From dp_accounting 0.5 on.
-_MIXTURE = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
+_MIXTURE: Any = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
 _COARSEST_GRID = 1e-2
 # Over the squared noise multiplier.
 _MOST_ROWS = 10
 
 
-def group_epsilon(spent, k, *, delta=None, accountant=None):
+def group_epsilon(
+    spent: PrivacyPlan | Ledger,
+    k: int,
+    *,
+    delta: float | None = None,
+    accountant: str | None = None,
+) -> float:
     """The epsilon under adding or removing `k` rows together, such as all images of one person.
 
     It is more than `k` times the epsilon of one row at the same delta: with full batches, noise
@@ -87,15 +95,16 @@ def group_epsilon(spent, k, *, delta=None, accountant=None):
             "Argument `spent` must be a tfdpx.PrivacyPlan or a tfdpx.accounting.Ledger. Received: "
             f"spent={spent!r}. The ledger of a trained model is `model.optimizer.ledger`."
         )
-    accountant, k = accountant or "pld", int(k)
-    alone = spent.epsilon(delta, accountant)  # It checks the arguments.
+    accountants.check_delta(delta)
+    accountant, k, at = accountant or "pld", int(k), float(cast(float, delta))
+    alone = spent.epsilon(at, accountant)
     if k == 0 or not spent.runs:
         return 0.0
     if k == 1 or alone == math.inf:
         return alone
     if all(probability == 1 for _, probability, _ in spent.runs):
-        return _split(spent.runs, k, delta, accountant)
-    target = delta * (1 - accountants.RESERVED_SHARE)
+        return _split(spent.runs, k, at, accountant)
+    target = at * (1 - accountants.RESERVED_SHARE)
     if accountant == "pld" and _MIXTURE:
         return float(mixture_accountant(spent.runs, k).get_epsilon(target))
     if accountant == "pld":
@@ -103,10 +112,12 @@ def group_epsilon(spent, k, *, delta=None, accountant=None):
             f"The epsilon of k={k} rows is an upper bound, since dp_accounting is older than 0.5. "
             "Python 3.13 or later has one that computes it exactly."
         )
-    return _bound(spent.runs, k, delta, accountant)
+    return _bound(spent.runs, k, at, accountant)
 
 
-def mixture_accountant(runs, k):
+def mixture_accountant(
+    runs: Sequence[accountants.Run], k: int
+) -> pld_privacy_accountant.PLDAccountant:
     """The PLD accountant that has seen these runs, as `k` rows together.
 
     Needs dp_accounting 0.5 or later. Its grid is a twentieth of the loss of a typical step, at
@@ -117,10 +128,8 @@ def mixture_accountant(runs, k):
         k: Int >= 1.
     """
     losses = [(steps, k * accountants.typical_loss(*run)) for *run, steps in runs]
-    square = sum(steps * loss**2 for steps, loss in losses)
-    grid = 0.05 * square / sum(steps * loss for steps, loss in losses)
     accountant = pld_privacy_accountant.PLDAccountant(
-        value_discretization_interval=min(max(grid, accountants.FINEST_GRID), _COARSEST_GRID)
+        value_discretization_interval=accountants.grid_of(losses, 0.05, _COARSEST_GRID)
     )
     for noise_multiplier, probability, steps in runs:
         drawn = np.arange(k + 1)
@@ -133,16 +142,16 @@ def mixture_accountant(runs, k):
 def _bound(runs, k, delta, accountant):
     """An upper bound by accountants of one row: the lesser of the two of `group_epsilon`."""
     target = delta * (1 - accountants.RESERVED_SHARE)
-    judge = accountants.composed(runs, accountant)
+    of_one_row = accountants.composed(runs, accountant)
 
     def is_enough(each):
         grown = (k - 1) * each + math.log(-math.expm1(-k * each) / -math.expm1(-each))
-        return judge.get_delta(each) <= target * math.exp(-grown)
+        return of_one_row.get_delta(each) <= target * math.exp(-grown)
 
     # At so little noise "pld" needs too much memory, and epsilon is in the hundreds anyway.
     is_feasible = all(k <= _MOST_ROWS * noise**2 for noise, _, _ in runs)
     split = _split(runs, k, delta, accountant if is_feasible else "rdp")
-    low, high = judge.get_epsilon(target), split / k
+    low, high = of_one_row.get_epsilon(target), split / k
     if not (low < high < math.inf and is_enough(high)):
         return split
     for _ in range(20):

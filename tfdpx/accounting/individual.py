@@ -218,9 +218,10 @@ class IndividualAccountant:
     def release(self, delta=None, noise_multiplier=10.0, **arguments):
         """Publishes the mean and quantiles of the individual epsilons, privately.
 
-        Guarantee, cost and arguments: see `tfdpx.accounting.release_statistics`. The bound that it
-        needs is the ledger's epsilon, which is public. What the release costs is added to the
-        ledger of the weights, so a `PrivacyBudget` counts it in whatever is trained after.
+        Guarantee, cost and arguments: see `tfdpx.accounting.statistics.release_statistics`. The
+        bound that it needs is the ledger's epsilon, which is public. What the release costs is
+        added to the ledger of the weights, so a `PrivacyBudget` counts it in whatever is trained
+        after.
 
         Args:
             delta: Float in (0, 1), of the individual epsilons and of the release's own; the plan's
@@ -229,7 +230,7 @@ class IndividualAccountant:
             **arguments: `quantiles`, `steps` and `seed` of `release_statistics`.
 
         Returns:
-            `tfdpx.accounting.Statistics`; its `total_epsilon` is that of training and release
+            `tfdpx.accounting.statistics.Statistics`; its `total_epsilon` is of training and release
             together, at `delta`.
         """
         delta = self.plan.delta if delta is None else delta

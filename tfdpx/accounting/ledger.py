@@ -1,14 +1,21 @@
 """The record of the noisy steps that were really taken, and their epsilon."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
 from tfdpx import _files as files
+from tfdpx._arguments import check_positive_integer
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, statement
+
+if TYPE_CHECKING:
+    from tfdpx.accounting.plan import PrivacyPlan
 
 _FORMAT = "tfdpx.Ledger/4"
 _READABLE = (_FORMAT, "tfdpx.Ledger/3", "tfdpx.Ledger/2", "tfdpx.Ledger/1")
@@ -41,19 +48,16 @@ class Entry:
     seeded: bool = False
 
     def __post_init__(self):
-        probability = self.sampling_probability
-        accountants.check_run(
-            self.noise_multiplier, 1.0 if probability is None else probability, self.steps
-        )
-        if self.steps == 0:
-            raise ValueError("Argument `steps` of an entry must be at least 1. Received: steps=0.")
+        probability = 1.0 if self.sampling_probability is None else self.sampling_probability
+        accountants.check_run(self.noise_multiplier, probability, self.steps)
+        check_positive_integer("steps", self.steps)
         for name, kind in _PLAIN.items():  # NumPy's numbers do not go into JSON.
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, kind(value))
 
     @property
-    def facts(self):
-        """What another entry must share to tell of the same steps."""
+    def key(self) -> tuple:
+        """What another entry must share to be of the same steps."""
         return self.run, self.noise_multiplier, self.sampling_probability, self.exact, self.seeded
 
 
@@ -71,8 +75,8 @@ _PLAIN = {
 class Ledger:
     """The runs of DP-SGD that a data set has seen. Immutable.
 
-    It says what happened; what that costs is the accountant's to say, as if all steps had drawn
-    their examples by Poisson sampling. `is_approximate` tells where they did not.
+    It says what happened; the accountant says what that costs, as if all steps had drawn their
+    examples by Poisson sampling. `is_approximate` says where they did not.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
@@ -104,47 +108,21 @@ class Ledger:
                 f"is_complete={self.is_complete!r}."
             )
 
-    @classmethod
-    def from_optimizer(cls, optimizer, num_examples=None):
-        """The ledger of the weights that a DP optimizer trains.
-
-        Args:
-            optimizer: A tfdpx optimizer; its `ledger` and `batch_size` are read.
-            num_examples: Optional int. Number of examples of its data set. With it, steps of an
-                unknown sampling probability count with `batch_size / num_examples`.
-
-        Returns:
-            A `Ledger`.
-
-        Raises:
-            ValueError: If `num_examples` is less than the optimizer's batch size.
-        """
-        if num_examples is None:
-            return optimizer.ledger
-        if num_examples < optimizer.batch_size:
-            raise ValueError(
-                "Argument `num_examples` must be at least the optimizer's batch_size. Received: "
-                f"num_examples={num_examples}, batch_size={optimizer.batch_size}."
-            )
-        return optimizer.ledger.assuming(optimizer.batch_size / num_examples)
-
-    def assuming(self, sampling_probability):
+    def assuming(self, sampling_probability: float) -> Ledger:
         """The ledger with an unknown sampling probability taken to be this one.
 
         Args:
             sampling_probability: Float in (0, 1].
         """
-        return Ledger(
-            tuple(
-                dataclasses.replace(entry, sampling_probability=sampling_probability)
-                if entry.sampling_probability is None
-                else entry
-                for entry in self.entries
-            ),
-            self.is_complete,
+        entries = (
+            dataclasses.replace(entry, sampling_probability=sampling_probability)
+            if entry.sampling_probability is None
+            else entry
+            for entry in self.entries
         )
+        return Ledger(tuple(entries), self.is_complete)
 
-    def __add__(self, other):
+    def __add__(self, other: Ledger) -> Ledger:
         """The ledger of both, on the same data: their losses compose.
 
         Steps of one run that both have count once. It is complete if both are.
@@ -152,9 +130,9 @@ class Ledger:
         if not isinstance(other, Ledger):
             return NotImplemented
         entries = list(self.entries)
-        known = {entry.facts: i for i, entry in enumerate(entries) if entry.run is not None}
+        known = {entry.key: i for i, entry in enumerate(entries) if entry.run is not None}
         for entry in other.entries:
-            place = known.get(entry.facts)
+            place = known.get(entry.key)
             if place is None:
                 entries.append(entry)
             elif entries[place].steps < entry.steps:
@@ -162,16 +140,16 @@ class Ledger:
         return Ledger(tuple(entries), self.is_complete and other.is_complete)
 
     @property
-    def is_approximate(self):
+    def is_approximate(self) -> bool:
         """Whether any step drew its examples otherwise than the accountants assume."""
         return any(not entry.exact for entry in self.entries)
 
     @property
-    def is_seeded(self):
+    def is_seeded(self) -> bool:
         """Whether any step had a seed that somebody gave: such weights are not to be released."""
         return any(entry.seeded for entry in self.entries)
 
-    def of(self, plan):
+    def of(self, plan: PrivacyPlan) -> Ledger:
         """The entries that `plan` knows: its noise and sampling probability.
 
         Args:
@@ -181,28 +159,28 @@ class Ledger:
             A `Ledger`.
         """
 
-        def is_known(entry):
-            return (
-                entry.sampling_probability is not None
-                and math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
-                and math.isclose(entry.sampling_probability, plan.sampling_probability)
-            )
+        def is_known(entry: Entry) -> bool:
+            probability = entry.sampling_probability
+            if probability is None or not math.isclose(probability, plan.sampling_probability):
+                return False
+            return math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
 
         return Ledger(tuple(filter(is_known, self.entries)), self.is_complete)
 
     @property
-    def steps(self):
+    def steps(self) -> int:
         """Number of updates, over all entries."""
         return sum(entry.steps for entry in self.entries)
 
     @property
-    def runs(self):
+    def runs(self) -> tuple[accountants.Run, ...]:
         """Tuples `(noise_multiplier, sampling_probability, steps)`, alike steps joined.
 
         Raises:
             ValueError: If a sampling probability is unknown.
         """
-        alike = {}  # Joined, so that a run resumed many times is composed at once.
+        # Joined, so that a run resumed many times is composed at once.
+        alike: dict[tuple, int] = {}
         for entry in self.entries:
             if entry.sampling_probability is None:
                 raise ValueError(
@@ -214,7 +192,7 @@ class Ledger:
             alike[key] = alike.get(key, 0) + entry.steps
         return tuple((*key, steps) for key, steps in sorted(alike.items()))
 
-    def epsilon(self, delta, accountant="pld"):
+    def epsilon(self, delta: float, accountant: str = "pld") -> float:
         """The epsilon of all entries together, under adding or removing one example.
 
         Args:
@@ -240,11 +218,18 @@ class Ledger:
             )
         return self.composed_epsilon(delta, accountant)
 
-    def composed_epsilon(self, delta, accountant="pld"):
-        """`epsilon`, without a word where it is an approximation."""
+    def composed_epsilon(self, delta: float, accountant: str = "pld") -> float:
+        """`epsilon`, without the warning where it is an approximation."""
         return accountants.composed_epsilon(self.runs, delta, accountant)
 
-    def statement(self, delta, *, num_examples=None, accountant="pld", dataset="the training data"):
+    def statement(
+        self,
+        delta: float,
+        *,
+        num_examples: int | None = None,
+        accountant: str = "pld",
+        dataset: str = "the training data",
+    ) -> str:
         """A text to cite: what is guaranteed, to whom, how, and under which assumptions.
 
         It rests on the ledger alone, and is no signature: only the owner of the data can vouch for
@@ -267,14 +252,14 @@ class Ledger:
             self, delta, num_examples=num_examples, accountant=accountant, dataset=dataset
         )
 
-    def to_json(self):
+    def to_json(self) -> str:
         """The ledger as a JSON string."""
         entries = [dataclasses.asdict(entry) for entry in self.entries]
         content = {"format": _FORMAT, "entries": entries, "is_complete": self.is_complete}
         return json.dumps(content, indent=1)
 
     @classmethod
-    def from_json(cls, text):
+    def from_json(cls, text: str) -> Ledger:
         """The ledger that `to_json` wrote.
 
         Args:
@@ -296,16 +281,19 @@ class Ledger:
                 "steps it recorded count against the budget: restore it from a copy."
             ) from error
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike) -> None:
         """Writes the ledger to a file, which holds the old or the new ledger at any time.
 
         Args:
             path: String or path-like.
+
+        Raises:
+            OSError: If it cannot be written.
         """
         files.write(pathlib.Path(path), self.to_json().encode())
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: str | os.PathLike) -> Ledger:
         """The ledger of a file that `save` wrote.
 
         Args:
@@ -315,9 +303,7 @@ class Ledger:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is damaged, naming it.
         """
-        with open(path, "rb") as file:
-            content = file.read()
         try:
-            return cls.from_json(content.decode("utf-8"))
+            return cls.from_json(pathlib.Path(path).read_bytes().decode("utf-8"))
         except ValueError as error:
             raise ValueError(f"Damaged ledger file {os.fspath(path)!r}. {error}") from error

@@ -17,8 +17,8 @@ class Losses:
     """Losses of steps as rows of numbers that add up over steps.
 
     They are Renyi divergences at several orders. Gaussians of full batches have one number, the
-    square of mu, which is exact; also where fractions are chosen as training goes on (Smith and
-    Thakurta 2022, arXiv:2210.17520).
+    square of mu, which is exact; also where fractions are chosen in the course of training (Smith
+    and Thakurta 2022, arXiv:2210.17520).
 
     Args:
         conversion: "improved" or "mironov".

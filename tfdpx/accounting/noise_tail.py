@@ -5,7 +5,13 @@ import math
 import scipy.special
 
 
-def added_delta(noise_multiplier, sampling_probability, num_parameters, steps, largest_radius):
+def added_delta(
+    noise_multiplier: float,
+    sampling_probability: float,
+    num_parameters: int,
+    steps: int,
+    largest_radius: float,
+) -> float:
     """Bounds what the noise's largest value adds to the delta of Gaussian noise.
 
     Neighbours differ in one example, added or removed, whose clipped gradient has a norm of at most

@@ -1,22 +1,25 @@
 """A privacy budget and the training run that spends it."""
 
+from __future__ import annotations
+
 import bisect
 import dataclasses
 import functools
-import math
+from typing import Any
 
 import scipy.stats
 
-from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
+from tfdpx._arguments import check_choice, check_positive_integer, exactly_one_missing
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration, statement
-from tfdpx.accounting.doubts import doubts
 from tfdpx.accounting.ledger import Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
 
 # Half of what the accountants keep back; the noise's tail has the other half.
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
+# Below it noise hides whatever the data say.
+_LEAST_USEFUL_EPSILON = 0.01
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -65,101 +68,72 @@ class PrivacyPlan:
     """
 
     num_examples: int
-    batch_size: int | None = None
-    steps: int | None = None
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    sampling: str = "poisson"
-    accountant: str = "pld"
+    batch_size: int
+    steps: int
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    sampling: str
+    accountant: str
 
     def __init__(
         self,
-        num_examples,
-        batch_size=None,
-        steps=None,
-        noise_multiplier=None,
-        epsilon=None,
-        delta=None,
-        sampling="poisson",
-        accountant="pld",
+        num_examples: int,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        sampling: str = "poisson",
+        accountant: str = "pld",
         *,
-        epochs=None,
-    ):
-        given = dict(
-            num_examples=num_examples,
-            batch_size=batch_size,
-            steps=steps,
-            noise_multiplier=noise_multiplier,
-            epsilon=epsilon,
-            delta=delta,
-            sampling=sampling,
-            accountant=accountant,
-        )
+        epochs: float | None = None,
+    ) -> None:
+        values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
+        names = [field.name for field in dataclasses.fields(self)]
+        given: dict[str, Any] = dict(zip(names, (*values, sampling, accountant), strict=True))
         if epochs is not None:
-            given["steps"] = _steps_of(epochs, num_examples, batch_size, steps)
+            if steps is not None or batch_size is None:
+                raise ValueError(
+                    "Argument `epochs` takes the place of `steps`, and needs `batch_size`. "
+                    f"Received: epochs={epochs}, steps={steps}, batch_size={batch_size}."
+                )
+            check_positive_integer("num_examples", num_examples)
+            calibration.check({**given, "epochs": epochs})
+            *_, given["steps"] = calibration.run_of({**given, "epochs": epochs})
         for name, value in given.items():
             object.__setattr__(self, name, value)
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
-        unknown = [name for name in solvable if getattr(self, name) is None]
-        if len(unknown) != 1:
-            found = ", ".join(f"`{name}`" for name in unknown) or "none"
-            raise ValueError(
-                "Exactly one of `noise_multiplier`, `steps`, `batch_size` and `epsilon` must be "
-                f"left out of a PrivacyPlan, which solves for it. Left out: {found}."
-            )
+        unknown = exactly_one_missing({name: getattr(self, name) for name in solvable})
         self._check()
-        object.__setattr__(self, unknown[0], self._solve(unknown[0]))
-        doubtful = doubts(self.epsilon, self.delta, self.num_examples, self.noise_multiplier)
-        for doubt in doubtful:
-            warn(doubt)
+        if unknown == "epsilon":
+            value = self.epsilon_at(self.steps)
+        else:
+            value = calibration.solve(unknown, self.get_config(), self.accountant)
+        object.__setattr__(self, unknown, value)
+        for warning in plan_warnings(
+            self.epsilon, self.delta, self.num_examples, self.noise_multiplier
+        ):
+            warn(warning)
 
     def _check(self):
-        """Raises ValueError unless what is given is in range."""
-        for name in ("num_examples", "batch_size", "steps"):
-            value = getattr(self, name)
-            if value is not None or name == "num_examples":
-                check_positive_integer(name, value)
-                # NumPy's integers do not go into a config.
-                object.__setattr__(self, name, int(value))
-        if self.batch_size is not None and self.batch_size > self.num_examples:
-            raise ValueError(
-                "Argument `batch_size` must not exceed `num_examples`. Received: "
-                f"batch_size={self.batch_size}, num_examples={self.num_examples}."
-            )
-        if self.noise_multiplier is not None:
-            accountants.check_noise_multiplier(self.noise_multiplier)
+        """Raises ValueError unless all arguments are in range."""
+        check_positive_integer("num_examples", self.num_examples)
         accountants.check_delta(self.delta)
+        calibration.check(self.get_config())
         accountants.check_accountant(self.accountant)
         check_choice("sampling", self.sampling, SAMPLINGS)
-
-    def _solve(self, unknown):
-        """The value of the argument that was left out."""
-        if unknown == "epsilon":
-            return self.epsilon_at(self.steps)
-        fits = is_number(self.epsilon) and 0 < self.epsilon < math.inf
-        hint = " Values from 1 to 10 are common."
-        require(fits, "epsilon", self.epsilon, "be a positive, finite number", hint)
-        rest = (self.delta, self.accountant)
-        if unknown == "noise_multiplier":
-            return calibration.least_noise_multiplier(
-                self.epsilon, self.sampling_probability, self.steps, *rest
-            )
-        if unknown == "steps":
-            return calibration.most_steps(
-                self.epsilon, self.noise_multiplier, self.sampling_probability, *rest
-            )
-        return calibration.largest_batch_size(
-            self.epsilon, self.num_examples, self.noise_multiplier, self.steps, *rest
-        )
+        for name in ("num_examples", "batch_size", "steps"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, int(value))  # NumPy's do not go into a config.
 
     @property
-    def sampling_probability(self):
+    def sampling_probability(self) -> float:
         """Probability that a step draws a given example: batch_size / num_examples."""
         return self.batch_size / self.num_examples
 
     @property
-    def epochs(self):
+    def epochs(self) -> float:
         """Float: how often a given example is drawn on average, steps * batch_size / num_examples.
 
         Not the `epochs` of `fit`, which may be any number: each reports once.
@@ -167,12 +141,12 @@ class PrivacyPlan:
         return self.steps * self.sampling_probability
 
     @property
-    def is_approximate(self):
-        """Whether epsilon is that of a sampling other than the one that is done."""
+    def is_approximate(self) -> bool:
+        """Whether batches are drawn otherwise than epsilon assumes."""
         return self.sampling != "poisson"
 
     @functools.cached_property
-    def capacity(self):
+    def capacity(self) -> int:
         """Number of rows of every batch, an int.
 
         With Poisson sampling the number of examples drawn varies, and batches are padded. A step
@@ -191,7 +165,7 @@ class PrivacyPlan:
             range(1, self.num_examples), True, key=lambda rows: others.sf(rows - 1) <= allowed
         )
 
-    def epsilon_at(self, steps):
+    def epsilon_at(self, steps: int) -> float:
         """Epsilon spent by `steps` updates, at the plan's `delta`.
 
         Args:
@@ -209,18 +183,18 @@ class PrivacyPlan:
 
     def batches(
         self,
-        x,
-        y=None,
-        sample_weight=None,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
         *,
-        class_weight=None,
-        validation_split=0.0,
-        optimizer=None,
-        seed=None,
-        start=0,
-        pad_to_multiple_of=1,
-        input_context=None,
-    ):
+        class_weight: dict[int, float] | None = None,
+        validation_split: float = 0.0,
+        optimizer: Any = None,
+        seed: int | None = None,
+        start: Any = 0,
+        pad_to_multiple_of: int = 1,
+        input_context: Any = None,
+    ) -> Any:
         """The data of the plan's steps, as a dataset for `model.fit`.
 
         Epsilon is exact for training on this very dataset: `take`, `cache`, `map` and the like make
@@ -287,18 +261,21 @@ class PrivacyPlan:
             input_context=input_context,
         )
 
-    def ledger_at(self, steps):
+    def ledger_at(self, steps: int) -> Ledger:
         """The `tfdpx.accounting.Ledger` that so many updates of this plan leave.
 
         Args:
             steps: Int >= 0.
+
+        Raises:
+            ValueError: If `steps` is negative or no integer.
         """
         if steps == 0:
             return Ledger()
-        facts = self.noise_multiplier, self.sampling_probability, steps
-        return Ledger((Entry(*facts, exact=not self.is_approximate),))
+        run = self.noise_multiplier, self.sampling_probability, steps
+        return Ledger((Entry(*run, exact=not self.is_approximate),))
 
-    def statement(self, *, steps=None, dataset="the training data"):
+    def statement(self, *, steps: int | None = None, dataset: str = "the training data") -> str:
         """A text to cite: what a training by this plan guarantees, to whom, how, and if what.
 
         Of a training that was made, `model.optimizer.ledger.statement(plan.delta)` says more.
@@ -322,7 +299,7 @@ class PrivacyPlan:
             is_planned=True,
         )
 
-    def summary(self):
+    def summary(self) -> str:
         """The plan in a line of prose."""
         about = "about " if self.is_approximate else ""
         return (
@@ -331,13 +308,20 @@ class PrivacyPlan:
             f"{self.accountant} accountant) at noise_multiplier={self.noise_multiplier:.5g}"
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """All arguments, the solved one among them."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config):
-        """The plan of `get_config`, without solving again."""
+    def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
+        """The plan of `get_config`, without solving again.
+
+        Args:
+            config: Dict.
+
+        Raises:
+            ValueError: If a value is out of its range.
+        """
         plan = object.__new__(cls)
         for field in dataclasses.fields(cls):
             object.__setattr__(plan, field.name, config[field.name])
@@ -345,26 +329,27 @@ class PrivacyPlan:
         return plan
 
 
-def steps_of_epochs(epochs, sampling_probability):
-    """Int: the updates that make so many passes over the data, on average, or a little more.
+def plan_warnings(
+    epsilon: float, delta: float, num_examples: int | None, noise_multiplier: float
+) -> list[str]:
+    """What is in range of a guarantee, and hardly meant: a sentence for each.
 
     Args:
-        epochs: Float > 0.
-        sampling_probability: Float in (0, 1].
+        epsilon: Float.
+        delta: Float.
+        num_examples: Int, or None where unknown.
+        noise_multiplier: Float.
     """
-    fits = is_number(epochs) and 0 < epochs < math.inf
-    require(fits, "epochs", epochs, "be a positive, finite number")
-    steps = epochs / sampling_probability
-    # 30 epochs of 1/300 are 9000 steps, whatever the last bit of the quotient says.
-    return max(1, math.ceil(steps * (1 - 1e-12)))
-
-
-def _steps_of(epochs, num_examples, batch_size, steps):
-    if steps is not None or batch_size is None:
-        raise ValueError(
-            "Argument `epochs` takes the place of `steps`, and needs `batch_size`. Received: "
-            f"epochs={epochs}, steps={steps}, batch_size={batch_size}."
+    found = []
+    if num_examples is not None and delta > 1 / num_examples:
+        found.append(
+            f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one "
+            "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
+            f"well below, such as {0.1 / num_examples:.1g}."
         )
-    check_positive_integer("num_examples", num_examples)
-    check_positive_integer("batch_size", batch_size)
-    return steps_of_epochs(epochs, min(1.0, batch_size / num_examples))
+    if epsilon < _LEAST_USEFUL_EPSILON:
+        found.append(
+            f"epsilon={epsilon:.2g}: noise_multiplier={noise_multiplier:.4g} drowns whatever the "
+            "data say, and nothing will be learned. Epsilons from 1 to 10 are common."
+        )
+    return found

@@ -79,7 +79,7 @@ class Record:
 
     @property
     def epsilon(self) -> float:
-        """Float, at `total_delta`. For shuffled batches that of Poisson samples."""
+        """Float, at `total_delta`. Shuffled batches count as Poisson samples."""
         return self.spent.epsilon(self.delta, self.accountant)
 
     @property
@@ -118,26 +118,16 @@ class Record:
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether any batches on its data were shuffled: programs draw none else inexactly."""
+        """Whether any batches on its data were shuffled: programs draw no others inexactly."""
         return self.data is not None and self.is_approximate
 
-    def judged_as_drawn(self) -> Spent:
-        """`spent` as an accountant of Poisson samples is to be asked: shuffled is not amplified."""
+    def spent_as_drawn(self) -> Spent:
+        """`spent` for an accountant of Poisson samples: shuffled batches without amplification."""
         if not self.is_shuffled:
             return self.spent
-        shuffle, entries = Sampling("shuffle"), []
-        for entry in self.spent.ledger.entries:
-            if entry.exact:
-                entries.append(entry)
-                continue
-            facts = entry.noise_multiplier, entry.sampling_probability, entry.steps
-            noise, probability, steps = shuffle.run(*facts)
-            entries.append(
-                dataclasses.replace(
-                    entry, noise_multiplier=noise, sampling_probability=probability, steps=steps
-                )
-            )
-        drawn = dataclasses.replace(self.spent.ledger, entries=tuple(entries))
+        entries = self.spent.ledger.entries
+        entries = tuple(entry if entry.exact else _as_shuffled(entry) for entry in entries)
+        drawn = dataclasses.replace(self.spent.ledger, entries=entries)
         return dataclasses.replace(self.spent, ledger=drawn)
 
     def statement(self) -> str:
@@ -152,7 +142,7 @@ class Record:
             sum(ledgers, Ledger()),
             self.total_delta or 0.5,  # Without a delta epsilon is infinite, and no text names it.
             accountant=self.accountant,
-            num_examples=self.data and self.data.num_examples,
+            num_examples=self.data.num_examples if self.data else None,
             dataset=self.data.name if self.data else "data that no record names",
             unit=self.unit,
             epsilon=self.epsilon,
@@ -257,9 +247,9 @@ class Record:
         for name, value in derived.items():
             fits = value == now.get(name)
             if name == "epsilon":
-                told, found = float(value), float(now[name])
+                saved, found = float(value), float(now[name])
                 tolerance = _SAME_VERSION if same else _OTHER_VERSION
-                fits = told == found or math.isclose(told, found, rel_tol=tolerance)
+                fits = saved == found or math.isclose(saved, found, rel_tol=tolerance)
             if not fits:
                 raise ValueError(f"it says {name}={value}, and its ledger {now.get(name)}")
         if self.spent.ledger.entries and self.results.get("steps", 0) > self.spent.steps:
@@ -323,15 +313,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _spent(told):
-    return Spent(
-        _ledger(told["ledger"]),
-        tuple(Selected(**{**each, "ledger": _ledger(each["ledger"])}) for each in told["selected"]),
+def _as_shuffled(entry):
+    names = ("noise_multiplier", "sampling_probability", "steps")
+    run = Sampling("shuffle").run(*(getattr(entry, name) for name in names))
+    return dataclasses.replace(entry, **dict(zip(names, run, strict=True)))
+
+
+def _spent(saved):
+    selected = (
+        Selected(**{**each, "ledger": _ledger(each["ledger"])}) for each in saved["selected"]
     )
+    return Spent(_ledger(saved["ledger"]), tuple(selected))
 
 
-def _ledger(told):
-    return Ledger(**{**told, "entries": tuple(Entry(**entry) for entry in told["entries"])})
+def _ledger(saved):
+    return Ledger(**{**saved, "entries": tuple(Entry(**entry) for entry in saved["entries"])})
 
 
 def _now():

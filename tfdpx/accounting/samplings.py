@@ -1,4 +1,4 @@
-"""Which accountants judge which sampling, under which neighbours; a refusal where none does.
+"""Which accountants know which sampling, under which neighbours; a refusal where none does.
 
 A plan's own batches are Poisson samples, and its neighbours differ by one example that is added or
 removed. Others sample otherwise. This file says for each pair what happened, in the events of
@@ -91,7 +91,7 @@ class Sampling:
         if self.neighbours is None:
             object.__setattr__(self, "neighbours", USUAL_NEIGHBOURS[self.name])
         check_choice("neighbours", self.neighbours, NEIGHBOURS)
-        refused = _REFUSED.get((self.name, self.neighbours))
+        refused = _REFUSED.get((self.name, str(self.neighbours)))
         if self.name == "with_replacement":
             refused = _WITH_REPLACEMENT
         if refused:
@@ -100,16 +100,18 @@ class Sampling:
             )
 
     @property
-    def accountants(self):
-        """Tuple of the names of the accountants that judge it."""
+    def accountants(self) -> tuple[str, ...]:
+        """Tuple of the names of the accountants that know it."""
         return ("rdp",) if self.name == "without_replacement" else ("pld", "rdp")
 
     @property
-    def about(self):
+    def about(self) -> str:
         """String: what their epsilon is."""
         return _ABOUT[self.name]
 
-    def run(self, noise_multiplier, sampling_probability, steps):
+    def run(
+        self, noise_multiplier: float, sampling_probability: float, steps: int
+    ) -> tuple[float, float, int]:
         """What an accountant of Poisson sampling is to be asked: `(noise, probability, steps)`.
 
         Not for "without_replacement", which is no such run.
@@ -127,7 +129,14 @@ class Sampling:
             return noise_multiplier, 1.0, math.ceil(steps / steps_an_epoch)
         return noise_multiplier, sampling_probability, steps
 
-    def epsilon(self, noise_multiplier, sampling_probability, steps, delta, accountant):
+    def epsilon(
+        self,
+        noise_multiplier: float,
+        sampling_probability: float,
+        steps: int,
+        delta: float,
+        accountant: str,
+    ) -> float:
         """The epsilon of `steps` updates at `delta`, or a bound on it, as `about` says.
 
         Args:
@@ -142,21 +151,26 @@ class Sampling:
             Float.
 
         Raises:
-            ValueError: If an argument is out of its range, or the accountant does not judge this.
+            ValueError: If an argument is out of its range, or the accountant does not know this.
         """
-        self._check(accountant)
+        self.check_accountant(accountant)
         if self.name != "without_replacement":
             run = self.run(noise_multiplier, sampling_probability, steps)
             return accountants.epsilon(*run, delta, accountant)
         accountants.check_delta(delta)
-        if not self._is_spent(noise_multiplier, sampling_probability, steps):
+        run = noise_multiplier, sampling_probability, steps
+        if not self._is_spent(*run):
             return 0.0 if steps == 0 else math.inf
-        kept = delta * (1 - accountants.RESERVED_SHARE)
-        return float(
-            self._composed(noise_multiplier, sampling_probability, steps).get_epsilon(kept)
-        )
+        return float(self._composed(*run).get_epsilon(delta * (1 - accountants.RESERVED_SHARE)))
 
-    def delta(self, noise_multiplier, sampling_probability, steps, epsilon, accountant):
+    def delta(
+        self,
+        noise_multiplier: float,
+        sampling_probability: float,
+        steps: int,
+        epsilon: float,
+        accountant: str,
+    ) -> float:
         """The least delta at which `steps` updates keep within `epsilon`, as `epsilon` finds it.
 
         Args:
@@ -168,18 +182,22 @@ class Sampling:
 
         Returns:
             Float in [0, 1].
+
+        Raises:
+            ValueError: As `epsilon`.
         """
-        self._check(accountant)
-        if not self._is_spent(noise_multiplier, sampling_probability, steps):
+        self.check_accountant(accountant)
+        run = noise_multiplier, sampling_probability, steps
+        if not self._is_spent(*run):
             return 0.0 if steps == 0 else 1.0
         if self.name == "without_replacement":
-            judge = self._composed(noise_multiplier, sampling_probability, steps)
+            found = self._composed(*run).get_delta(epsilon)
         else:
-            run = self.run(noise_multiplier, sampling_probability, steps)
-            judge = accountants.composed((run,), accountant)
-        return min(1.0, float(judge.get_delta(epsilon)) / (1 - accountants.RESERVED_SHARE))
+            found = accountants.composed((self.run(*run),), accountant).get_delta(epsilon)
+        return min(1.0, float(found) / (1 - accountants.RESERVED_SHARE))
 
-    def _check(self, accountant):
+    def check_accountant(self, accountant: str) -> None:
+        """Raises ValueError unless `accountant` judges this sampling."""
         must = f"be one of {list(self.accountants)} for sampling={self.name!r}"
         require(accountant in self.accountants, "accountant", accountant, must)
 
@@ -188,7 +206,7 @@ class Sampling:
         return noise_multiplier > 0 and steps > 0
 
     def _composed(self, noise_multiplier, sampling_probability, steps):
-        judge = rdp_privacy_accountant.RdpAccountant(
+        accountant = rdp_privacy_accountant.RdpAccountant(
             neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
         )
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / 2)
@@ -196,4 +214,4 @@ class Sampling:
         event = dp_accounting.SampledWithoutReplacementDpEvent(
             source_dataset_size=1, sample_size=sampling_probability, event=gaussian
         )
-        return judge.compose(event, steps)
+        return accountant.compose(event, steps)

@@ -8,36 +8,39 @@ the others found; and each run, its score included, has the privacy of the same 
 
 import math
 import secrets
+from collections.abc import Sequence
 
 import dp_accounting
-from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx._arguments import is_number, require
 from tfdpx.accounting import accountants
+from tfdpx.accounting.ledger import Entry
 
 _MOST_NOISE, _MOST_RUNS = 1e6, 1000
 
 
-def draw_runs(mean):
+def draw_runs(mean: float) -> int:
     """The number of runs: geometric with this mean, from the operating system's randomness.
 
     Args:
         mean: Float > 1 and <= 1000.
+
+    Raises:
+        ValueError: If `mean` is out of its range.
     """
     check_mean(mean)
     uniform = 1.0 - secrets.SystemRandom().random()
     return 1 + math.floor(math.log(uniform) / math.log1p(-1 / mean))
 
 
-def selection_epsilon(entries, delta, mean):
+def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> float:
     """The epsilon of releasing the best of a geometric number of runs.
 
     Guarantee: under adding or removing one example, by RDP (Papernot and Steinke 2021, Theorem 2
     at shape 1), as the head of this file says.
 
     Args:
-        entries: Sequence of `tfdpx.accounting.ledger.Entry`: what a run releases, its score
-            included.
+        entries: Sequence of `tfdpx.accounting.ledger.Entry`: what a run releases, with its score.
         delta: Float in (0, 1).
         mean: Float > 1 and <= 1000, mean number of runs.
 
@@ -49,11 +52,11 @@ def selection_epsilon(entries, delta, mean):
     _check_exact(entries)
     if not all(entry.noise_multiplier for entry in entries):
         return math.inf
-    judge = _accountant().compose(_event(entries, 1.0, mean))
-    return float(judge.get_epsilon(_left_of(delta, mean)))
+    accountant = accountants.rdp_accountant().compose(_event(entries, 1.0, mean))
+    return float(accountant.get_epsilon(_left_of(delta, mean)))
 
 
-def selection_scale(entries, target, delta, mean):
+def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean: float) -> float:
     """The least factor of all noise multipliers that keeps `selection_epsilon` within `target`.
 
     Args:
@@ -61,12 +64,15 @@ def selection_scale(entries, target, delta, mean):
         target: Float > 0.
         delta: Float in (0, 1).
         mean: Float > 1 and <= 1000, mean number of runs.
+
+    Raises:
+        ValueError: If an argument does not fit, or an entry is not exactly sampled.
     """
     check_mean(mean)
     _check_exact(entries)
     least = min(entry.noise_multiplier for entry in entries)
     return dp_accounting.calibrate_dp_mechanism(
-        _accountant,
+        accountants.rdp_accountant,
         lambda scale: _event(entries, scale, mean),
         target,
         _left_of(delta, mean),
@@ -75,7 +81,7 @@ def selection_scale(entries, target, delta, mean):
     )
 
 
-def check_mean(mean):
+def check_mean(mean: float) -> None:
     """Raises ValueError unless `mean`, the mean number of runs, is above 1 and at most 1,000."""
     fits = is_number(mean) and 1 < mean <= _MOST_RUNS
     must = f"be a number above 1, up to {_MOST_RUNS}"
@@ -87,12 +93,6 @@ def _left_of(delta, mean):
     return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 
-def _accountant():
-    return rdp_privacy_accountant.RdpAccountant(
-        neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
-
-
 def _check_exact(entries):
     for entry in entries:
         fits = entry.exact and entry.sampling_probability is not None
@@ -100,19 +100,11 @@ def _check_exact(entries):
 
 
 def _event(entries, scale, mean):
-    composed = dp_accounting.ComposedDpEvent(
-        [
-            dp_accounting.SelfComposedDpEvent(
-                _step(entry, scale * entry.noise_multiplier), entry.steps
-            )
-            for entry in entries
-        ]
-    )
+    events = [
+        accountants.event_of(
+            scale * entry.noise_multiplier, entry.sampling_probability, entry.steps
+        )
+        for entry in entries
+    ]
+    composed = dp_accounting.ComposedDpEvent(events)
     return dp_accounting.dp_event.RepeatAndSelectDpEvent(composed, mean=mean, shape=1)
-
-
-def _step(entry, noise_multiplier):
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if entry.sampling_probability == 1.0:
-        return gaussian
-    return dp_accounting.PoissonSampledDpEvent(entry.sampling_probability, gaussian)

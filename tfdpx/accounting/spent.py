@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
+from typing import cast
 
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Ledger
@@ -33,7 +34,7 @@ class Selected:
         ledger: `Ledger` of what each run released, its noisy score included.
         mean_runs: Float > 1.
         delta: Float in (0, 1).
-        run: Int that names it, so that it counts once however many files tell of it.
+        run: Int that names it, so that it counts once however many files hold it.
     """
 
     ledger: Ledger
@@ -73,7 +74,7 @@ class Spent:
     selected: tuple[Selected, ...] = ()
 
     def __add__(self, other: Spent) -> Spent:
-        """Both on the same data; what both tell of counts once."""
+        """Both on the same data; what both hold counts once."""
         return Spent(
             self.ledger + other.ledger, tuple(dict.fromkeys(self.selected + other.selected))
         )
@@ -87,8 +88,10 @@ class Spent:
         """
         if any(entry.noise_multiplier == 0 for entry in self.ledger.entries):
             return math.inf
-        spent = self.ledger.composed_epsilon(delta, accountant) if self.ledger.entries else 0.0
-        return spent + sum(each.epsilon for each in self.selected)
+        spent = float(sum(each.epsilon for each in self.selected))
+        if not self.ledger.entries:
+            return spent
+        return self.ledger.composed_epsilon(cast(float, delta), accountant) + spent
 
     def total_delta(self, delta: float | None) -> float | None:
         """Float, or None where nothing has a delta."""

@@ -1,32 +1,39 @@
 """The guarantee of a training, in words that can be cited."""
 
+from __future__ import annotations
+
 import decimal
 import importlib.metadata
 import math
 import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tfdpx._arguments import check_positive_integer
+
+if TYPE_CHECKING:
+    from tfdpx.accounting.ledger import Ledger
 
 _WIDTH = 88
 
 
 def text(
-    ledger,
-    delta,
+    ledger: Ledger,
+    delta: float,
     *,
-    accountant="pld",
-    num_examples=None,
-    dataset="the training data",
-    unit="example",
-    epsilon=None,
-    also_spent=(),
-    l2_norm_clip=None,
-    mechanism=None,
-    initial=None,
-    independence=None,
-    not_covered=(),
-    is_planned=False,
-):
+    accountant: str = "pld",
+    num_examples: int | None = None,
+    dataset: str = "the training data",
+    unit: str = "example",
+    epsilon: float | None = None,
+    also_spent: Sequence[str] = (),
+    l2_norm_clip: float | None = None,
+    mechanism: str | None = None,
+    initial: str | None = None,
+    independence: str | None = None,
+    not_covered: Sequence[str] = (),
+    is_planned: bool = False,
+) -> str:
     """Says what is guaranteed, to whom, how, and under which assumptions.
 
     Epsilon is rounded up: no text promises more than the ledger.
@@ -40,7 +47,7 @@ def text(
         unit: String, what an example is, such as "image". An s makes its plural.
         epsilon: Optional float: the total, where more than the ledger was spent on these data, such
             as by a search. None: the ledger's.
-        also_spent: Strings, a line for each thing that `epsilon` counts apart from the ledger.
+        also_spent: Strings, a line for each thing that `epsilon` counts besides the ledger.
         l2_norm_clip: Optional float.
         mechanism: Optional string, whole sentences: what an update is. None: one of DP-SGD.
         initial: Optional string, whole sentences: what the initial weights or features had seen.
@@ -109,7 +116,7 @@ def text(
     return "\n".join([heading, "", _filled(claim), "", *lines]) + "\n"
 
 
-def rounded_up(number, digits=4):
+def rounded_up(number: float, digits: int = 4) -> str:
     """A number >= 0 as text, rounded up: a guarantee must not promise more than there is.
 
     Args:
@@ -186,7 +193,7 @@ def _sampling(ledger, unit):
             "of Poisson sampling."
         )
     if all(entry.sampling_probability == 1 for entry in ledger.entries):
-        return f"none: every update takes all {unit}s."
+        return f"full batches: every update takes all {unit}s."
     return (
         f"Poisson sampling: every update draws each {unit} with the sampling probability, "
         "independently of all others."

@@ -5,7 +5,6 @@ import math
 import secrets
 
 import numpy as np
-from sklearn import isotonic
 
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting import accountants
@@ -31,7 +30,7 @@ class Statistics:
     """
 
     mean: float
-    quantiles: dict
+    quantiles: dict[float, float]
     epsilon: float
     total_epsilon: float
     delta: float
@@ -39,17 +38,17 @@ class Statistics:
 
 
 def release_statistics(
-    values,
-    bound,
-    delta,
-    noise_multiplier,
-    quantiles=_QUANTILES,
-    steps=20,
-    seed=None,
+    values: np.ndarray,
+    bound: float,
+    delta: float,
+    noise_multiplier: float,
+    quantiles: tuple[float, ...] = _QUANTILES,
+    steps: int = 20,
+    seed: int | None = None,
     *,
-    before=_NOTHING,
-    accountant="pld",
-):
+    before: Ledger = _NOTHING,
+    accountant: str = "pld",
+) -> Statistics:
     """The mean and quantiles of numbers, one an example, by Gaussian releases.
 
     Guarantee: 4 + `steps` Gaussian mechanisms of `noise_multiplier` on the full batch, under adding
@@ -83,8 +82,8 @@ def release_statistics(
     """
     fits = is_number(bound) and 0 < bound < math.inf
     require(fits, "bound", bound, "be positive and finite", " Nothing was trained, or no noise?")
-    fits = is_number(noise_multiplier) and 0 < noise_multiplier < math.inf
-    require(fits, "noise_multiplier", noise_multiplier, "be a finite number > 0")
+    accountants.check_noise_multiplier(noise_multiplier)
+    require(noise_multiplier, "noise_multiplier", noise_multiplier, "be a finite number > 0")
     accountants.check_delta(delta)
     check_positive_integer("steps", steps)
     shares = np.asarray(quantiles, float)
@@ -123,20 +122,22 @@ def release_statistics(
 
 def _quantiles(share_below, shares, bound, steps):
     """The values [m] below which `shares` [m] lie, in [0, bound], from `steps` noisy looks."""
+    from sklearn import isotonic  # On the call: it takes as long to import as all else.
+
     thresholds = shares * bound
-    looked, seen = [np.zeros(1)], [np.zeros(1)]
+    at, shown = [np.zeros(1)], [np.zeros(1)]
     for step in range(1, steps + 1):
         below = share_below(thresholds)
-        looked.append(thresholds)
-        seen.append(below)
+        at.append(thresholds)
+        shown.append(below)
         rate = 2 * bound / step**0.75
         thresholds = np.clip(thresholds - rate * (below - shares), 0, bound)
-    looked, seen = np.concatenate([*looked, [bound]]), np.concatenate([*seen, [1.0]])
+    looked, seen = np.concatenate([*at, [bound]]), np.concatenate([*shown, [1.0]])
     # Both ends are known.
     weights = np.where((looked == 0) | (looked == bound), 1e6, 1.0)
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(looked, seen, weights)
-    looked = np.sort(looked)
-    levels, place = np.unique(curve.predict(looked), return_inverse=True)
+    ascending = np.sort(looked)
+    levels, place = np.unique(curve.predict(ascending), return_inverse=True)
     # The middle of each flat piece.
-    middles = np.bincount(place, looked) / np.bincount(place)
+    middles = np.bincount(place, ascending) / np.bincount(place)
     return np.interp(shares, levels, middles)

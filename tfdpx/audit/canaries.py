@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.rows import Rows
 from tfdpx.training.private_optimizer import PrivateOptimizer
-from tfdpx.training.public_data import PublicData
+from tfdpx.training.public_clip import PublicClip
 
 # How much longer than the clip a canary's gradient is: what is not clipped must show.
 _EXCESS = 1000.0
@@ -89,8 +89,10 @@ class Canaries:
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with _undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
-            observed = _observed(type(self._optimizer), self._public())
-            optimizer = observed.from_config(config)
+            policy = self._public()
+            optimizer = _observed(type(self._optimizer), policy).from_config(config)
+            if policy is not None:
+                optimizer.clip_policy = policy
             self._model.compile(
                 optimizer,
                 loss=tf.nest.map_structure(lambda _: _linear, self._y),
@@ -115,14 +117,14 @@ class Canaries:
         def run(present, direction):
             # With several replicas, a step runs only where somebody has split the batch.
             several = strategy.num_replicas_in_sync > 1
-            name = "tfdpx" if several else keras_internals.driver(model)
-            with keras_internals.driving(model, name):
+            name = "tfdpx" if several else step_context.driver(model)
+            with step_context.driving(model, name):
                 return update(tf.constant(present), direction)
 
         return run
 
     def _public(self):
-        """Made-up public data in place of the optimizer's, if it has any.
+        """The clip policy of made-up public data in place of the optimizer's, if it has any.
 
         Two examples whose gradients cancel: they set the clip, and leave nothing in the sum.
         """
@@ -144,7 +146,7 @@ class Canaries:
         generator = np.random.default_rng(1)
         one = Rows(self._x).map(lambda t: t[:1])
         with tf.GradientTape() as tape:
-            y_pred = keras_internals.call_model(self._model, one)
+            y_pred = model_internals.call_model(self._model, one)
             y = tf.nest.map_structure(
                 lambda t: tf.constant(generator.normal(size=t.shape), "float32"), y_pred
             )
@@ -162,20 +164,18 @@ class Canaries:
         return tuple(y) if isinstance(y, list) else y
 
 
-class _Public(PublicData):
-    """Public data that keep the clip of an update, over `l2_norm_clip`, for the same update."""
+class _Public(PublicClip):
+    """Keeps the clip of an update, over `l2_norm_clip`, for the same update."""
 
-    def __init__(self, x, y, quantile, num_examples, l2_norm_clip):
-        super().__init__(x, y, quantile, num_examples, l2_norm_clip)
-        self._l2_norm_clip, self.scale = l2_norm_clip, 1.0
+    scale = 1.0
 
-    def at(self, *args):
-        public = super().at(*args)
-        self.scale = public.clip / self._l2_norm_clip
-        return public
+    def begin(self, *args):
+        decided = super().begin(*args)
+        self.scale = sum(decided.tensors) / self.l2_norm_clip if decided.tensors else 1.0
+        return decided
 
 
-def _observed(private, public_data):
+def _observed(private, policy):
     """A subclass of a private optimizer class whose updates add gradients to the weights as is.
 
     Its methods, and those of its subclasses, run as they do; only what Keras's own optimizer would
@@ -183,7 +183,7 @@ def _observed(private, public_data):
 
     Args:
         private: The class.
-        public_data: `_Public` or None, in place of the public data of the optimizer.
+        policy: `_Public`, or None.
     """
     base = next(
         c
@@ -192,12 +192,12 @@ def _observed(private, public_data):
     )
 
     def update_step(self, gradient, variable, learning_rate):
-        unit = 1.0 if public_data is None else public_data.scale
+        unit = 1.0 if policy is None else policy.scale
         self.assign_sub(variable, tf.cast(gradient * (self.batch_size / unit), variable.dtype))
 
     # Between the private classes and Keras's, by the method resolution order.
     last = type(f"Last{base.__name__}", (base,), {"update_step": update_step})
-    return type(f"Observed{private.__name__}", (private, last), {"public_data": public_data})
+    return type(f"Observed{private.__name__}", (private, last), {})
 
 
 def _linear(y_true, y_pred):
@@ -268,7 +268,7 @@ def _undisturbed():
     """Afterwards random numbers and names go on as if nothing had been made."""
     state = random.getstate()
     try:
-        with keras_internals.fresh_names():
+        with layer_internals.fresh_names():
             yield
     finally:
         random.setstate(state)

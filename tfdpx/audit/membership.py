@@ -74,20 +74,11 @@ positives: -.
     )
 
 
-def loss_threshold(losses):
-    """Scores of the attack that takes examples of low loss for members (Yeom et al. 2018).
-
-    Args:
-        losses: Array of floats [N], as `example_losses` gives.
-
-    Returns:
-        float64 [N].
-    """
-    return -np.asarray(losses, "float64")
-
-
 def example_losses(model, x, y, batch_size=256):
     """The loss of each example, in inference mode. A function of the model and of the example.
+
+    The attack that takes examples of low loss for members (Yeom et al. 2018) has `-losses` for
+    scores.
 
     Args:
         model: A compiled `keras.Model`.

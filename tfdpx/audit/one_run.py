@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._arguments import is_integer, require
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.accounting.accountants import check_delta
 from tfdpx.audit import one_run_bounds
 from tfdpx.audit.lower_bound import check_confidence
@@ -243,7 +243,7 @@ class OneRunAudit(keras.callbacks.Callback):
         """
         if self._after is None:
             raise RuntimeError("There is nothing to report before `fit` has ended with this audit.")
-        optimizer, delta = keras_internals.innermost(self.model.optimizer), self._delta
+        optimizer, delta = model_internals.innermost(self.model.optimizer), self._delta
         private = isinstance(optimizer, PrivateOptimizer)
         plan = optimizer.plan if private else None
         if delta is None:
@@ -259,7 +259,7 @@ class OneRunAudit(keras.callbacks.Callback):
 
     def _check_data(self):
         """Refuses draws of data that do not end with the canaries, where they can be seen."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         draws = getattr(getattr(optimizer, "session", None), "draws", None)
         if draws is None or draws.examples is None:
             return

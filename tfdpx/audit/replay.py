@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx import mechanism
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
 
@@ -82,7 +82,7 @@ class Releases:
             mock.patch.object(PrivateOptimizer, "private_train_step", seen_step),
             mock.patch.object(secrets, "token_bytes", drawn.randbytes),
             mock.patch.object(secrets, "randbits", drawn.getrandbits),
-            keras_internals.fresh_names(),
+            layer_internals.fresh_names(),
         ):
             keras.utils.set_random_seed(seed)
             yield

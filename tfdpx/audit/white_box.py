@@ -14,7 +14,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tfdpx._arguments import check_positive_integer, is_number, require
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals
 from tfdpx.accounting.accountants import check_delta
 from tfdpx.audit.canaries import Canaries
 from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu, gdp_mu_lower_bound
@@ -123,13 +123,13 @@ def check_optimizer(
     >>> tfdpx.audit.check_optimizer(model, optimizer, trials=100).passed
     True
     """
-    optimizer = keras_internals.innermost(optimizer)
+    optimizer = model_internals.innermost(optimizer)
     delta = _checked(model, optimizer, delta, confidence, trials, seconds)
     sigma = optimizer.noise_multiplier
     wanted = min(max(1, math.ceil(_PULL * sigma)), _MOST_CANARIES)
     canaries = Canaries(model, optimizer, wanted, x)
     # Augmentations and dropout make canaries unlike.
-    alike = optimizer.augment is None and not keras_internals.seed_generators(model)
+    alike = optimizer.augment is None and not layer_internals.seed_generators(model)
     pull, problems = _pull(canaries, alike)
     # Half of what may go wrong by chance is for the bound, half for the noise's scale.
     each = 1 - (1 - confidence) / 2

@@ -6,17 +6,9 @@ part of it. So the views do not depend on `microbatch_size`, and (seed, step) re
 Reference: De et al. 2022 (arXiv:2204.13650), section 3.1.
 """
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.augment.crops import RandomCropFlip, ResizeCropFlip
-from tfdpx.augment.each_alone import OwnViews
-from tfdpx.augment.layer_views import LayerViews, get
+from tfdpx.augment.layer_views import LayerViews
 from tfdpx.augment.mix_views import MixViews
 
-
-def is_own(augment):
-    """Whether `augment` is of this package, and no subclass of a user's: it treats images alone."""
-    if type(augment) is MixViews:
-        return is_own(augment.augment)
-    return type(augment) in (LayerViews, RandomCropFlip, ResizeCropFlip)
-
-
-__all__ = ["LayerViews", "MixViews", "OwnViews", "RandomCropFlip", "ResizeCropFlip", "get"]
+__all__ = ["LayerViews", "MixViews", "RandomCropFlip", "ResizeCropFlip"]

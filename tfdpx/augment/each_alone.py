@@ -52,6 +52,13 @@ class EachAlone:
         return self._traced[kind]
 
 
+def is_built_in(augment):
+    """Whether the class of `augment` is of tfdpx, not of a user: it makes each view by itself."""
+    inner = getattr(augment, "augment", None)  # Of `MixViews`.
+    built_in = type(augment).__module__.startswith("tfdpx.augment.")
+    return built_in and (inner is None or is_built_in(inner))
+
+
 def keys(shape, seed):
     """Independent keys for `EachAlone`: int64 [*shape, 2].
 
@@ -63,7 +70,7 @@ def keys(shape, seed):
     return tf.random.stateless_uniform(shape, seed, None, None, tf.int64, alg="philox")
 
 
-class OwnViews:
+class CustomViews:
     """Views by an object of a user's that has `draw` and `apply`: each example by itself.
 
     Args:

@@ -4,21 +4,8 @@ One error lists every problem that was found: the layer, where it is known, and 
 give the texts of problems; only `errors.refusing` raises. No private example is read.
 """
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.checks.adapted import public
-from tfdpx.checks.declared import declared_problems
-from tfdpx.checks.errors import UnfitForPrivacy, refusing
+from tfdpx.checks.errors import UnfitForPrivacy
 
-__all__ = ["UnfitForPrivacy", "check_declared", "public"]
-
-
-def check_declared(model):
-    """Raises if what `model` declares about itself is unfit; nothing of it is run.
-
-    Args:
-        model: A compiled, built `keras.Model`.
-
-    Raises:
-        UnfitForPrivacy: With every reason and its remedy.
-    """
-    with refusing() as problems:
-        problems += declared_problems(model)
+__all__ = ["UnfitForPrivacy", "public"]

@@ -5,7 +5,7 @@ import hashlib
 import keras
 import numpy as np
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.spending import origins
 
 _ARGUMENTS = {
@@ -54,7 +54,7 @@ def public(layer: keras.Layer) -> None:
             "Argument `layer` must be a keras.Layer or keras.Model. Received: layer of type "
             f"{type(layer).__name__}."
         )
-    parts = keras_internals.flatten_layers(layer)
+    parts = layer_internals.flatten_layers(layer)
     found = [digest for part in parts if (digest := _digest(part))]
     if not layer.weights and not found:
         raise ValueError(
@@ -71,14 +71,14 @@ def problems_of_adapted(model):
     Args:
         model: A compiled, built `keras.Model`.
     """
-    optimizer = keras_internals.innermost(model.optimizer)
+    optimizer = model_internals.innermost(model.optimizer)
     if not getattr(optimizer, "noise_multiplier", 0.0):  # Also of an optimizer of Keras.
         return
-    told = set()  # A TextVectorization has a StringLookup inside.
-    for layer in [*keras_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
-        digest = keras_internals.eagerly(_digest, layer)
-        if digest and digest not in _public | told:
-            told.add(digest)
+    named = set()  # A TextVectorization has a StringLookup inside.
+    for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
+        digest = step_context.eagerly(_digest, layer)
+        if digest and digest not in _public | named:
+            named.add(digest)
             kind = next((kind for kind in _ARGUMENTS if isinstance(layer, kind)), None)
             yield (
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) was adapted to data: what "
@@ -92,7 +92,7 @@ def problems_of_adapted(model):
 def _layers_in(augment):
     """The layers in an augmentation, and in those that it holds."""
     if isinstance(augment, keras.Layer):
-        return keras_internals.flatten_layers(augment)
+        return layer_internals.flatten_layers(augment)
     held = list(getattr(augment, "__dict__", {}).values())
     inner = [part for part in held if isinstance(part, keras.Layer) or hasattr(part, "draw")]
     return [layer for part in inner for layer in _layers_in(part)]
@@ -100,7 +100,7 @@ def _layers_in(augment):
 
 def _digest(layer):
     """Digest of what `adapt` has computed for a layer, bytes; None where there is nothing."""
-    statistics = keras_internals.adapted_statistics(layer)
+    statistics = layer_internals.adapted_statistics(layer)
     if statistics is None:
         return None
     digest = hashlib.blake2b()

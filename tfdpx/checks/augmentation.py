@@ -1,6 +1,6 @@
 """What an augmentation does besides making the view of one example, which it does alone."""
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.augment import LayerViews
 from tfdpx.independence import raising
 from tfdpx.independence.hidden_state import Found
@@ -13,7 +13,7 @@ def problems_of_augment(augment):
         augment: The augmentation of `tfdpx.training.views.Views`, which has made views; or None.
     """
     inner = getattr(augment, "augment", augment)
-    layers = keras_internals.flatten_layers(inner.layer) if isinstance(inner, LayerViews) else []
+    layers = layer_internals.flatten_layers(inner.layer) if isinstance(inner, LayerViews) else []
     for layer in layers:
         if type(layer).__name__ in ("MixUp", "CutMix"):
             yield (

@@ -11,7 +11,7 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx._warnings import warn
 from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.layout import restored
@@ -69,7 +69,7 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace
         return
     full = all(
         layer.compute_dtype not in ("float16", "bfloat16")
-        for layer in keras_internals.flatten_layers(model)
+        for layer in layer_internals.flatten_layers(model)
     )
     tolerance = _TOLERANCE if full else _TOLERANCE_IN_16_BITS
     scale = tolerance * wanted[finite].max()
@@ -113,12 +113,12 @@ def _of_batches_of_one(model, few, views, trace):
         values = [v.value for v in model.trainable_variables]
         with (
             tf.GradientTape() as tape,
-            keras_internals.recording(None),
-            keras_internals.without_weight_regularizers(model.trainable_variables),
+            step_context.recording(None),
+            layer_internals.without_weight_regularizers(model.trainable_variables),
             invalid_as_nan(alone=True) as conditions,
         ):
-            y_pred = keras_internals.call_model(model, x)
-            loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
+            y_pred = model_internals.call_model(model, x)
+            loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
             loss = conditions.applied(tf.cast(tf.reduce_sum(loss), "float32"))
         zero = tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(loss, values, unconnected_gradients=zero)

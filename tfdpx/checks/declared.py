@@ -2,8 +2,22 @@
 
 import keras
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals
 from tfdpx.checks.adapted import problems_of_adapted
+from tfdpx.checks.errors import refusing
+
+
+def check_declared(model):
+    """Raises if what `model` declares about itself is unfit; nothing of it is run.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+
+    Raises:
+        UnfitForPrivacy: With every reason and its remedy.
+    """
+    with refusing() as problems:
+        problems += declared_problems(model)
 
 
 def declared_problems(model):
@@ -13,21 +27,21 @@ def declared_problems(model):
         model: A compiled, built `keras.Model`; its class, the bases of its class and the instance
             are looked at.
     """
-    if model.optimizer is not keras_internals.innermost(model.optimizer):
+    if model.optimizer is not model_internals.innermost(model.optimizer):
         yield (
             f"The optimizer is wrapped in {type(model.optimizer).__name__}. Scaling the loss by "
             "what the gradients look like uses the data beyond what the guarantee covers. "
             'Use the "mixed_bfloat16" policy in place of "mixed_float16" (or no wrapper).'
         )
     # They may mix the batch before Keras' step sees it.
-    for method in keras_internals.own_training_methods(model):
+    for method in model_internals.own_training_methods(model):
         yield (
             f"Model '{model.name}' (of type {type(model).__name__}) has a `{method}` of its own. "
             "What it does to the batch (mixing examples, for one) cannot be checked. Remove it: "
             "change data by `augment`, the loss by `compute_loss` or another output, metrics by "
             "`compute_metrics`."
         )
-    for layer in keras_internals.flatten_layers(model):
+    for layer in layer_internals.flatten_layers(model):
         yield from _problems_of_layer(layer)
     yield from problems_of_adapted(model)
     if not model.trainable_variables:
@@ -64,7 +78,7 @@ def _problems_of_layer(layer):
             f"Layer '{layer.name}' has an activity regulariser, a loss over the whole batch. "
             "Build the layer without `activity_regularizer`; weight regularisers are fine."
         )
-    overwritten = keras_internals.overwritten_with_gradients(layer)
+    overwritten = layer_internals.overwritten_with_gradients(layer)
     if overwritten:
         yield (
             f"Layer '{layer.name}' (of type {type(layer).__name__}) is quantized to float8: "

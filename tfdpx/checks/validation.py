@@ -14,8 +14,8 @@ import functools
 
 import keras
 
+from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.common_examples import count_common, examples_of
-from tfdpx.sampling.draws import draws_of
 from tfdpx.sampling.random_access import RandomAccess
 
 
@@ -30,7 +30,7 @@ class Validation:
     """
 
     def __init__(self, optimizer, x, data, split=None):
-        draws = draws_of(x)
+        draws = sampler_of(x)
         self._held_out = None if draws is None else draws.held_out
         self._x, self._split, self._optimizer = x, split, optimizer
         self._data = None if data is None else keras.utils.unpack_x_y_sample_weight(data)[0]

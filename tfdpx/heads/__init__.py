@@ -1,14 +1,15 @@
 """Private linear classifiers on fixed features: what to put on a frozen backbone.
 
 Each head reads features that are computed already, and privatises a few statistics of them instead
-of many small batches ("Differentially Private Image Classification from Features", called the
-paper in this folder):
+of many small batches ("Differentially Private Image Classification from Features"; `AdaMix` is of
+"Mixed Differential Privacy in Computer Vision"):
 
     head                 what it releases                               noise grows with classes
     `LeastSquares`       a matrix for all, one and a sum for each class  no
     `FeatureCovariance`  a matrix for all, `steps` gradients             no
     `Newton`             `steps` gradients, and a Hessian for each class by their root
     `FirstOrder`         `steps` gradients                              no
+    `AdaMix`             `steps` gradients, helped by public examples   no
 
     head = tfdpx.heads.FeatureCovariance(num_classes=10, epsilon=1.0, delta=1e-5, steps=10)
     head.noise_multiplier                  # known before any data is read
@@ -16,9 +17,11 @@ paper in this folder):
     model = keras.Sequential([backbone, head.to_layer()])
 """
 
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx.heads.adamix import AdaMix
 from tfdpx.heads.feature_covariance import FeatureCovariance
 from tfdpx.heads.first_order import FirstOrder
 from tfdpx.heads.least_squares import LeastSquares
 from tfdpx.heads.newton import Newton
 
-__all__ = ["FeatureCovariance", "FirstOrder", "LeastSquares", "Newton"]
+__all__ = ["AdaMix", "FeatureCovariance", "FirstOrder", "LeastSquares", "Newton"]

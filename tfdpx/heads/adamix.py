@@ -1,35 +1,55 @@
 """AdaMix: a private linear classifier that a few public examples start, clip and steer.
 
-"Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), called the paper here.
+"Mixed Differential Privacy in Computer Vision" (Golatkar et al. 2022), called the paper here. What
+the paper compares it with is in `experiments/adamix/`.
 """
 
-import hashlib
-import math
+from __future__ import annotations
+
+import dataclasses
 
 import keras
 import numpy as np
+import tensorflow as tf
+from numpy.typing import ArrayLike
 
-from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
+from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting import calibration
-from tfdpx.heads import adamix_checks, adamix_instances, adamix_statement, adamix_training
-from tfdpx.heads.examples import Examples
-from tfdpx.heads.head import Head
+from tfdpx.accounting.statement import rounded_up
+from tfdpx.heads._feature_source import FeatureSource
+from tfdpx.heads._fields import argument, norm_bound, optional, positive
+from tfdpx.heads._gradients import SoftmaxGradients
+from tfdpx.heads.head import ROWS, Head
+from tfdpx.heads.public_set import PublicSet
+from tfdpx.sampling import overlap
+from tfdpx.training.checkpoint import Checkpoint
+
+
+def _check_quantile(name, value):
+    fits = is_number(value) and 0 < value <= 1
+    require(fits, name, value, "lie in (0, 1]", " The paper takes 0.9.")
+
+
+def _check_weights(name, value):
+    weights = np.asarray(value, "float64")
+    fits = weights.ndim == 2 and np.isfinite(weights).all()
+    require(fits, name, weights.shape, "be finite numbers of shape [d, num_classes]")
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
+@dataclasses.dataclass(eq=False)
 class AdaMix(Head):
     """Softmax regression on fixed features, by noisy full-batch gradients and public examples.
 
     Algorithm 2 of the paper, on features at norm one or so. With N examples in all and `G` sums of
     gradients, `steps` times
 
-        w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_ref)),
+        w <- w - learning_rate / N (G_public + U (U^T G_private + noise) + lambda (w - w_0)),
 
-    where w starts from the public examples alone, private gradients are clipped to tau, the 90th
-    percentile of the norms of the public ones at w, the noise has standard deviation
-    `noise_multiplier tau`, and U holds the top left singular vectors of `G_public`. Each part can
-    be switched off, and the classmethods name what the paper compares: `only_public`,
-    `fully_private`, `ngd`, `ppgd` and, without privacy, `paragon`.
+    where w_0, the start, is the minimum over the public examples alone, private gradients are
+    clipped to tau, the 90th percentile of the norms of the public ones at w, the noise has standard
+    deviation `noise_multiplier tau`, and U holds the top left singular vectors of `G_public`.
+    Without public examples this is NoisyGD (Algorithm 1).
 
     Guarantee: (epsilon, delta)-differential privacy of the *private* examples under adding or
     removing one, for kernel, bias and all weights on the way: `steps` Gaussians of sensitivity tau,
@@ -39,146 +59,72 @@ class AdaMix(Head):
 
     Args:
         num_classes: Int.
-        epsilon: Float > 0, from which `steps` follow. None with `steps`.
+        epsilon: Float > 0, which gives `steps`. None with `steps`.
         delta: Float in (0, 1).
         noise_multiplier: Float > 0, sigma: more noise allows more steps at the same epsilon.
-        steps: Int, T, in place of epsilon.
-        learning_rate: Float, against the mean over all examples. None for that of Theorem 3, 2 /
-            (lambda (t + 1)) against sums.
-        l2_regularization: Float > 0, lambda, against sums. The paper's 0.01 lets public gradients,
-            and so the clip, fall further at the start; the learning rate must then be larger.
-        use: "mixed", as above; "private", the public examples are private too; "public", the
-            private ones are not read; "private_then_public", PPGD; "everything", without privacy.
-        start: "public", the minimum over the public examples; "initial", `initial_weights`.
-        initial_weights: Public array `[d, num_classes]`, from which that minimum is sought and
-            toward which it decays, as of `tfdpx.models.zero_shot_head`. None: zeros.
-        decay_to: "start", the w that the steps start from, or "zero".
-        clip: "public_quantile"; "public_mean", the norm of the mean public gradient; "fixed".
-        quantile: Float in (0, 1].
-        l2_norm_clip: Float, tau where `clip` is "fixed".
-        projection: Int P, number of singular vectors, of which there are `num_classes` at most;
-            None projects nothing.
-        average: Bool, whether the result is the mean of the weights, weighted by step (Theorem 3).
-        keep_steps: Bool, whether `individual_epsilons` is wanted: keeps the weights of every step.
+        l2_norm_clip: Float, a fixed tau; None lets tau follow the public gradients. A fixed tau of
+            1 needs a smaller learning rate, such as 4.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        steps: Int, T, in place of epsilon.
+        learning_rate: Float, for the mean over all examples.
+        l2_regularization: Float > 0, lambda, for sums. The paper's 0.01 lets public gradients, and
+            so the clip, fall further at the start; the learning rate must then be larger.
+        quantile: Float in (0, 1], of the norms of the public gradients, where tau follows them.
+        projection: Int, number of columns of U, of which there are `num_classes` at most; None
+            projects nothing.
+        initial_weights: Public array `[d, num_classes]`, from which the start is sought and toward
+            which it decays, such as `tfdpx.models.zero_shot_head`; the start itself where there
+            are no public examples. None: zeros.
 
     Attributes:
         steps: Int, T, there before `fit`.
+
+    Raises:
+        ValueError: If an argument does not fit.
     """
 
-    def __init__(
+    epsilon: float | None = argument(None, optional(positive))
+    noise_multiplier: float = argument(20.0, positive)
+    _: dataclasses.KW_ONLY
+    l2_norm_clip: float | None = argument(None, optional(norm_bound))
+    steps: int | None = argument(None, optional(check_positive_integer))
+    learning_rate: float = argument(32.0, positive)
+    l2_regularization: float = argument(0.1, positive)
+    quantile: float = argument(0.9, _check_quantile)
+    projection: int | None = argument(None, optional(check_positive_integer))
+    initial_weights: ArrayLike | None = argument(None, optional(_check_weights), repr=False)
+
+    _solved = "steps"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.initial_weights is not None:
+            self.initial_weights = np.asarray(self.initial_weights, "float64")
+            self._config["initial_weights"] = self.initial_weights.tolist()
+
+    def _solution(self):
+        budget = self.epsilon, self.noise_multiplier, 1.0, self.delta
+        return calibration.most_steps(*budget, self.accountant)
+
+    def _releases(self):
+        return {"gradient": self.steps}
+
+    def _sizes(self, dimension):
+        rows = min(self.projection, self.num_classes, dimension) if self.projection else dimension
+        return {"gradient": rows * self.num_classes}
+
+    def fit(
         self,
-        num_classes,
-        epsilon=None,
-        delta=1e-5,
-        noise_multiplier=20.0,
+        features: ArrayLike | tf.data.Dataset,
+        labels: ArrayLike | None = None,
         *,
-        steps=None,
-        learning_rate=32.0,
-        l2_regularization=0.1,
-        use="mixed",
-        start="public",
-        initial_weights=None,
-        decay_to="start",
-        clip="public_quantile",
-        quantile=0.9,
-        l2_norm_clip=1.0,
-        projection=None,
-        average=False,
-        keep_steps=False,
-        accountant="gdp",
-        seed=None,
-    ):
-        check_choice("use", use, adamix_training.USES)
-        check_choice("start", start, ("public", "initial"))
-        check_choice("decay_to", decay_to, ("start", "zero"))
-        check_choice("clip", clip, adamix_training.CLIPS)
-        adamix_checks.check_positive("l2_regularization", l2_regularization)
-        if learning_rate is not None:
-            adamix_checks.check_positive("learning_rate", learning_rate)
-        fits = is_number(quantile) and 0 < quantile <= 1
-        require(fits, "quantile", quantile, "lie in (0, 1]", " The paper takes 0.9.")
-        if projection is not None:
-            check_positive_integer("projection", projection)
-        adamix_checks.check_switches(use, start, clip, projection)
-        noisy = use in adamix_training.NOISY
-        self.steps = self._solved_steps(epsilon, steps, noise_multiplier, delta, accountant, noisy)
-        super().__init__(
-            num_classes,
-            None,
-            delta,
-            noise_multiplier=noise_multiplier if noisy else 0.0,
-            l2_norm_clip=l2_norm_clip,
-            accountant=accountant,
-            seed=seed,
-        )
-        self.epsilon = epsilon if noisy else (0.0 if use == "public" else math.inf)
-        self._given = {"epsilon": epsilon, "noise_multiplier": noise_multiplier}
-        self._given["steps"] = steps
-        self.learning_rate, self.l2_regularization = learning_rate, float(l2_regularization)
-        self.use, self.start, self.decay_to, self.clip = use, start, decay_to, clip
-        self.quantile, self.projection, self.average = float(quantile), projection, average
-        self.initial_weights = _checked_weights(initial_weights, num_classes)
-        self.keep_steps, self._kept, self._public = keep_steps, None, None
-
-    def _count_releases(self):
-        return self.steps
-
-    @staticmethod
-    def _solved_steps(epsilon, steps, noise_multiplier, delta, accountant, noisy):
-        if not noisy:
-            return 0
-        hint = " The paper takes 20; AdaMix.paragon is without privacy."
-        adamix_checks.check_positive("noise_multiplier", noise_multiplier, hint)
-        if (epsilon is None) == (steps is None):
-            raise ValueError(
-                "Exactly one of `epsilon` and `steps` must be given: the other follows from "
-                f"`noise_multiplier`. Received: epsilon={epsilon}, steps={steps}."
-            )
-        if steps is not None:
-            check_positive_integer("steps", steps)
-            return steps
-        hint = " AdaMix.paragon is without privacy, AdaMix.only_public without private data."
-        adamix_checks.check_positive("epsilon", epsilon, hint)
-        return calibration.most_steps(epsilon, noise_multiplier, 1.0, delta, accountant)
-
-    @classmethod
-    def only_public(cls, num_classes, **kwargs):
-        """The minimum over the public examples; private ones are not read, and spend nothing."""
-        return cls(num_classes, **{"use": "public", **kwargs})
-
-    @classmethod
-    def fully_private(cls, num_classes, epsilon=None, delta=1e-5, **kwargs):
-        """NoisyGD (Algorithm 1) from zero on all examples, the public ones as private as others."""
-        own = {"use": "private", "start": "initial", "clip": "fixed", "learning_rate": 4.0}
-        return cls(num_classes, epsilon, delta, **{**own, **kwargs})
-
-    @classmethod
-    def ngd(cls, num_classes, epsilon=None, delta=1e-5, **kwargs):
-        """AdaMix without what is adaptive: a fixed clip, and no projection."""
-        own = {"clip": "fixed", "learning_rate": 4.0}
-        return cls(num_classes, epsilon, delta, **{**own, **kwargs})
-
-    @classmethod
-    def ppgd(cls, num_classes, epsilon=None, delta=1e-5, **kwargs):
-        """PPGD, of "Differentially Private Learning with Small Public Data", on full batches.
-
-        NoisyGD from zero on the private examples, clipped to the norm of the mean public gradient;
-        then the minimum over the public examples, with decay toward what that gave.
-        """
-        own = {"use": "private_then_public", "start": "initial", "clip": "public_mean"}
-        return cls(num_classes, epsilon, delta, **{**own, **kwargs})
-
-    @classmethod
-    def paragon(cls, num_classes, **kwargs):
-        """The minimum over all examples, **without privacy**: epsilon is infinite."""
-        return cls(num_classes, **{"use": "everything", **kwargs})
-
-    def fit(self, features=None, labels=None, *, public_data=None, checkpoint=None):
+        public_data: tuple[ArrayLike, ArrayLike] | tf.data.Dataset | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> AdaMix:
         """Fits the kernel to private and public examples, and counts what that spends.
 
-        Guarantee: that of the class, for `features` and `labels`; none for `public_data`. A row of
+        Guarantee: see the class, for `features` and `labels`; none for `public_data`. A row of
         features that is not finite counts as zero.
 
         Args:
@@ -187,124 +133,128 @@ class AdaMix(Head):
             labels: Integers `[n]`, or zeros and a single one a row, `[n, num_classes]`. None with a
                 dataset.
             public_data: Pair of arrays `(features, labels)`, or such a dataset; held in memory.
-            checkpoint: As of the other heads, such as `tfdpx.heads.FirstOrder.fit`.
+                None needs an `l2_norm_clip` and no `projection`.
+            checkpoint: As of the other heads, such as `tfdpx.heads.FirstOrder.fit`. A fit continues
+                with the same public examples only.
 
         Returns:
             The head.
 
         Raises:
+            TypeError: If `checkpoint` is not a `Checkpoint`.
             ValueError: If shapes or labels do not fit, public features are not finite, examples are
-                both private and public, or what needs public examples has none.
+                both private and public, public examples are needed and missing, or the checkpoint
+                is damaged or of another head or public set.
         """
-        self._public = public = adamix_checks.public_set(self, public_data)
-        if self.use == "public":
-            kernel = adamix_training.pretrained(self, public, self._first(public.x.shape[1]))
-            self.kernel, self.bias = np.float32(kernel), np.zeros(self.num_classes, "float32")
-            return self
-        examples = Examples(features, labels, self.num_classes)
-        adamix_checks.check_private(examples, public)
-        if self.use == "private" and public is not None:
-            examples = adamix_training.Joined(examples, public)
+        if public_data is None and (self.l2_norm_clip is None or self.projection):
+            raise ValueError(
+                "Argument `public_data` is missing: clip and projection follow it. Received: None, "
+                f"with l2_norm_clip={self.l2_norm_clip}, projection={self.projection}. Give a pair "
+                "(features, labels), or an `l2_norm_clip` and no `projection`."
+            )
+        examples = FeatureSource(features, labels, self.num_classes)
+        shape = [examples.dimension, self.num_classes]
+        given = self.initial_weights
+        self._first = np.zeros(shape) if given is None else np.asarray(given)
+        fits = list(self._first.shape) == shape
+        require(fits, "initial_weights", self._first.shape, f"have the shape {shape}")
+        if public_data is None:
+            self._public = PublicSet(np.zeros([0, shape[0]]), np.zeros([0, shape[1]]))
+        else:
+            self._public = PublicSet.of(public_data, self.num_classes)
+            _check_single_labels("public_data", self._public.y)
+        _check_private(examples, self._public)
         return self._fit_to(examples, checkpoint)
 
-    def _first(self, dimension):
-        if self.initial_weights is None:
-            return np.zeros([dimension, self.num_classes])
-        require(
-            len(self.initial_weights) == dimension,
-            "initial_weights",
-            self.initial_weights.shape,
-            f"have the shape [{dimension}, {self.num_classes}]",
-        )
-        return self.initial_weights
-
     def _public_facts(self):
-        # The steps of a fit follow from its public examples.
-        digest = hashlib.blake2b(digest_size=16)
-        for array in () if self._public is None else (self._public.x, self._public.y):
-            digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-        return {"public data (a hash)": digest.hexdigest()}
-
-    def _planned(self):
-        if self.use == "everything":
-            return {"weights": (0.0, 1)}
-        return {"gradient": (self.noise_multiplier, self.steps)}
-
-    def _sizes(self, dimension):
-        rows = min(self.projection, self.num_classes, dimension) if self.projection else dimension
-        return dict.fromkeys(self._planned(), rows * self.num_classes)
+        return {"public data (a hash)": self._public.digest}
 
     def _fit(self, examples, released):
-        kernel, self._kept = adamix_training.train(
-            self, examples, self._public, released, self._first(examples.dimension)
-        )
+        gradients = SoftmaxGradients(examples, self.num_classes)
+        start = kernel = self._start()
+        count = examples.count + len(self._public)
+        for step in range(1, self.steps + 1):
+            kernel = kernel.astype("float32").astype("float64")  # What the passes see.
+            clip, subspace = self._clip_and_subspace(kernel)
+
+            def private_sum(kernel=kernel, clip=clip, subspace=subspace):
+                total = gradients.sum(kernel, clip)
+                return total if subspace is None else subspace.T @ total
+
+            slope = released.gaussian("gradient", private_sum, clip)
+            if subspace is not None:
+                slope = subspace @ slope
+            slope += self._public.gradient(kernel)
+            kernel = self._moved(kernel, slope, start, count, step)
         return kernel, np.zeros(self.num_classes)
 
-    def losses(self, features, labels=None):
-        """float32 `[n]`: the cross-entropy of each example; not private for private ones.
+    def _start(self):
+        return self._public.minimum(self.l2_regularization, self._first)
 
-        Args:
-            features: As for `fit`.
-            labels: As for `fit`.
-        """
-        found = []
-        for scores, targets in self._scored(features, labels, labelled=True):
-            scores = scores - scores.max(axis=1, keepdims=True)
-            found.append(np.log(np.exp(scores).sum(axis=1)) - np.sum(scores * targets, axis=1))
-        return np.concatenate(found)
+    def _clip_and_subspace(self, kernel):
+        """What public examples alone say at released weights: a float, and an array or None."""
+        if self.projection is None:
+            return self._clip(kernel), None
+        return self._clip(kernel), self._public.subspace(kernel, self.projection)
 
-    def individual_epsilons(self, features, labels=None):
-        """What the last fit spent on each of its private examples: `tfdpx.heads.adamix_instances`.
+    def _clip(self, kernel):
+        if self.l2_norm_clip is not None:
+            return self.l2_norm_clip
+        return self._public.quantile_clip(kernel, self.quantile)
 
-        Not private, and no bound for other data: for analysis by whoever holds the data. None
-        exceeds epsilon, but for what the accountant rounds.
+    def _moved(self, kernel, slope, start, count, step):
+        """The next weights; `slope` is a sum over `count` examples."""
+        slope += self.l2_regularization * (kernel - start)
+        return kernel - self.learning_rate / count * slope
 
-        Args:
-            features: As for `fit`.
-            labels: As for `fit`.
-
-        Returns:
-            float64 `[n]`, epsilons at `delta`, in the order of the examples.
-
-        Raises:
-            ValueError: If the head is not fitted, or was not told to keep its steps.
-        """
-        self._check_fitted()
-        if not self._kept:
-            raise ValueError(
-                "Argument `keep_steps` must be True before `fit` for individual epsilons, and the "
-                f"fit must have noisy steps. Received: keep_steps={self.keep_steps}, "
-                f"steps={self.steps}."
-            )
-        chunks = Examples(features, labels, self.num_classes).chunks(adamix_checks.ROWS)
-        return adamix_instances.epsilons(self._kept, chunks, self.noise_multiplier, self.delta)
-
-    def statement(self, num_examples, num_public=0):
-        """What is guaranteed to whom, in a paragraph: `tfdpx.heads.adamix_statement`.
+    def statement(self, num_examples: int, num_public: int = 0) -> str:
+        """What is guaranteed to whom, in a paragraph.
 
         Args:
             num_examples: Int, number of private examples.
             num_public: Int, number of public examples.
+
+        Returns:
+            String of whole sentences.
+
+        Raises:
+            ValueError: If `num_examples` is not a positive integer.
         """
-        return adamix_statement.of(self, num_examples, num_public)
+        said = (
+            f"The weights are ({rounded_up(self.plan(num_examples).epsilon)}, {self.delta:g})-"
+            f"differentially private for the {num_examples} private examples, under adding or "
+            f"removing one: {self.steps} Gaussian releases of all of them at noise multiplier "
+            f"{self.noise_multiplier:g}, accountant {self.accountant}."
+        )
+        if num_public:
+            said += (
+                f" The {num_public} public examples get no guarantee: the weights may tell all of "
+                "them."
+            )
+        if self.seed is not None:
+            said += " This holds for whoever does not know the seed; do not release the weights."
+        return said
 
-    def get_config(self):
-        """Arguments of the constructor, but the seed."""
-        names = "learning_rate l2_regularization use start decay_to clip quantile projection"
-        weights = self.initial_weights
-        return {
-            **super().get_config(),
-            **self._given,
-            **{name: getattr(self, name) for name in f"{names} average keep_steps".split()},
-            "initial_weights": None if weights is None else weights.tolist(),
-        }
+
+def _check_private(examples, public):
+    """One pass over private examples: widths, labels, and that none of them is public."""
+    if public.x.shape[1] != examples.dimension:
+        raise ValueError(
+            "Arguments `features` and `public_data` must have one width. Received: "
+            f"{examples.dimension} and {public.x.shape[1]}."
+        )
+    known, found = overlap.Fingerprints(public.x) if len(public) else None, 0
+    for x, y in examples.chunks(ROWS):
+        _check_single_labels("labels", y)
+        found += 0 if known is None else known.count_in(x)
+    overlap.refuse(found, examples.count)
 
 
-def _checked_weights(weights, num_classes):
-    if weights is None:
-        return None
-    weights = np.asarray(weights, "float64")
-    fits = weights.ndim == 2 and weights.shape[1] == num_classes and np.isfinite(weights).all()
-    must = f"be finite numbers of shape [d, {num_classes}]"
-    require(fits, "initial_weights", weights.shape, must)
-    return weights
+def _check_single_labels(name, targets):
+    wrong = int(np.sum(targets.sum(axis=1) != 1))
+    if wrong:
+        raise ValueError(
+            f"Argument `{name}` must give each example one class: the loss is a softmax cross-"
+            f"entropy. Received: {wrong} examples with none or several. For those use another "
+            "head, such as tfdpx.heads.FeatureCovariance."
+        )

@@ -1,18 +1,30 @@
 """Gradient descent preconditioned by the covariance of the features (Algorithm 3)."""
 
+import dataclasses
 import math
 
 import keras
 import numpy as np
 
-from tfdpx._arguments import require
-from tfdpx.heads import class_moments, solves
-from tfdpx.heads.gradients import Gradients
+from tfdpx._arguments import check_positive_integer, require
+from tfdpx.heads import _class_moments, _solves
+from tfdpx.heads._fields import (
+    argument,
+    finite,
+    norm_bound,
+    not_negative,
+    one_of,
+    optional,
+    positive,
+    share,
+)
+from tfdpx.heads._gradients import Gradients
+from tfdpx.heads._moments import second_moment
 from tfdpx.heads.head import Head
-from tfdpx.heads.moments import second_moment
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
+@dataclasses.dataclass(eq=False)
 class FeatureCovariance(Head):
     """Logistic regression by `steps` full gradients, each times one noisy inverse covariance.
 
@@ -23,7 +35,7 @@ class FeatureCovariance(Head):
     Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
     2.3: `steps + 1` Gaussians). An example changes G by at most C_G^2 in the Frobenius norm, and
     each sum of gradients by C_g. The noise on G is symmetric, which is as private
-    (`Releases.symmetric`). Where noise makes G indefinite, see `solves.Positive`.
+    (`Releases.symmetric`). Where noise makes G indefinite, see `_solves.Positive`.
 
     The weights start at zero, and every bias stays at `initial_bias`: Algorithm 3 has none.
     A constant feature learns one (`tfdpx.layers.UnitNormWithConstant`).
@@ -37,7 +49,7 @@ class FeatureCovariance(Head):
         delta: Float in (0, 1).
         steps: Int, gradients.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, beside the mean G/n; None makes it a quarter larger than
+        l2_regularization: Float, lambda, added to the mean G/n; None makes it a quarter larger than
             the noise.
         covariance_share: Float in (0, 1): the share of the budget (of the sum of 1/sigma^2) that G
             gets; None gives all releases the same sigma, as in the paper.
@@ -50,82 +62,58 @@ class FeatureCovariance(Head):
         feature_norm_clip: Float, C_G; None for `l2_norm_clip`.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+        class_memory: Int, bytes for the matrices of classes of the start "least_squares".
 
     Attributes:
-        covariance_noise_multiplier, gradient_noise_multiplier: Floats: the releases' own.
+        covariance_noise_multiplier, gradient_noise_multiplier: Floats, of G and of all others.
+
+    Raises:
+        ValueError: If an argument does not fit.
     """
 
-    def __init__(
-        self,
-        num_classes,
-        epsilon=None,
-        delta=1e-5,
-        steps=10,
-        *,
-        learning_rate=4.0,
-        l2_regularization=None,
-        covariance_share=None,
-        start="zeros",
-        alpha=0.1,
-        start_scale=10.0,
-        initial_bias=-10.0,
-        noise_multiplier=None,
-        l2_norm_clip=1.0,
-        feature_norm_clip=None,
-        accountant="gdp",
-        seed=None,
-        class_memory=2**29,
-    ):
-        super().__init__(
-            num_classes,
-            epsilon,
-            delta,
-            noise_multiplier=noise_multiplier,
-            l2_norm_clip=l2_norm_clip,
-            accountant=accountant,
-            seed=seed,
-            steps=steps,
-            learning_rate=learning_rate,
-            l2_regularization=l2_regularization,
-            covariance_share=covariance_share,
-            start=start,
-            alpha=alpha,
-            start_scale=start_scale,
-            initial_bias=initial_bias,
-            feature_norm_clip=feature_norm_clip,
-            class_memory=class_memory,
-        )
-        if feature_norm_clip is None:
+    steps: int = argument(10, check_positive_integer)
+    _: dataclasses.KW_ONLY
+    learning_rate: float = argument(4.0, positive)
+    l2_regularization: float | None = argument(None, optional(not_negative))
+    covariance_share: float | None = argument(None, optional(share))
+    start: str = argument("zeros", one_of("zeros", "least_squares"))
+    alpha: float = argument(0.1, positive)
+    start_scale: float = argument(10.0, positive)
+    initial_bias: float = argument(-10.0, finite)
+    feature_norm_clip: float | None = argument(None, optional(norm_bound))
+    class_memory: int = argument(2**29, check_positive_integer)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.feature_norm_clip is None:
             self.feature_norm_clip = self.l2_norm_clip
         fits = self.feature_norm_clip < math.inf or not self.noise_multiplier
-        require(fits, "feature_norm_clip", feature_norm_clip, "be finite for a private head")
-        share = 1 / self.num_releases if covariance_share is None else covariance_share
-        others = self.num_releases - 1
-        self.covariance_noise_multiplier = self.noise_multiplier / math.sqrt(
-            share * self.num_releases
-        )
+        require(fits, "feature_norm_clip", self.feature_norm_clip, "be finite for a private head")
+        count = self.num_releases
+        part = 1 / count if self.covariance_share is None else self.covariance_share
+        self.covariance_noise_multiplier = self.noise_multiplier / math.sqrt(part * count)
         self.gradient_noise_multiplier = self.noise_multiplier * math.sqrt(
-            others / ((1 - share) * self.num_releases)
+            (count - 1) / ((1 - part) * count)
         )
 
-    def _count_releases(self):
-        return self.steps + (1 if self.start == "zeros" else 3)
+    def _releases(self):
+        named = {"covariance": 1, "gradient": self.steps}
+        if self.start == "least_squares":
+            named |= dict.fromkeys(_class_moments.NAMES, 1)
+        return named
 
     def _planned(self):
-        sigma = self.gradient_noise_multiplier
         planned = {
-            "covariance": (self.covariance_noise_multiplier, 1),
-            "gradient": (sigma, self.steps),
+            name: (self.gradient_noise_multiplier, times)
+            for name, times in self._releases().items()
         }
-        if self.start == "least_squares":
-            planned |= {name: (sigma, 1) for name in class_moments.NAMES}
-        return planned
+        return {**planned, "covariance": (self.covariance_noise_multiplier, 1)}
 
     def _sizes(self, dimension):
         return {
             "covariance": dimension**2,
             "gradient": self.num_classes * dimension,
-            **class_moments.sizes(self.num_classes, dimension),
+            **_class_moments.sizes(self.num_classes, dimension),
         }
 
     def _fit(self, examples, released):
@@ -133,14 +121,10 @@ class FeatureCovariance(Head):
         covariance = released.symmetric(
             "covariance", lambda: second_moment(examples, self.feature_norm_clip), squared
         )
-        count = examples.count
-        ridge = solves.ridge(
-            covariance,
-            None if self.l2_regularization is None else count * self.l2_regularization,
-            self.covariance_noise_multiplier,
-            squared,
-        )
-        system = solves.Positive(covariance, ridge)
+        given = self.l2_regularization
+        given = None if given is None else examples.count * given
+        ridge = _solves.ridge(covariance, given, self.covariance_noise_multiplier, squared)
+        system = _solves.Positive(covariance, ridge)
         bias = np.full([self.num_classes], self.initial_bias)
         kernel = self._initial_kernel(examples, released, covariance)
         gradients = Gradients(examples, self.num_classes, self.l2_norm_clip)
@@ -158,7 +142,7 @@ class FeatureCovariance(Head):
             self.gradient_noise_multiplier, self.alpha * self.covariance_noise_multiplier
         )
         squared = self.feature_norm_clip**2
-        kernel = class_moments.least_squares(
+        kernel = _class_moments.least_squares(
             examples,
             released,
             self.alpha * covariance,
@@ -166,6 +150,6 @@ class FeatureCovariance(Head):
             l2_norm_clip=self.feature_norm_clip,
             max_positives=1,
             memory=self.class_memory,
-            ridge_of=lambda matrix: solves.ridge(matrix, None, sigma, squared),
+            ridge_of=lambda matrix: _solves.ridge(matrix, None, sigma, squared),
         )
         return self.start_scale * kernel

@@ -1,15 +1,21 @@
 """Full-batch DP-SGD or DP-Adam on the sigmoid cross-entropy (Algorithm 4)."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.heads import arguments
-from tfdpx.heads.gradients import Gradients
+from tfdpx._arguments import check_positive_integer
+from tfdpx.heads._fields import argument, boolean, finite, not_negative, one_of, optional, positive
+from tfdpx.heads._gradients import Gradients
 from tfdpx.heads.head import Head
+
+_OPTIMIZERS = {"adam": keras.optimizers.Adam, "sgd": keras.optimizers.SGD}
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
+@dataclasses.dataclass(eq=False)
 class FirstOrder(Head):
     """Logistic regression by a Keras optimizer on `steps` noisy full-batch gradients.
 
@@ -35,46 +41,21 @@ class FirstOrder(Head):
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+
+    Raises:
+        ValueError: If an argument does not fit.
     """
 
-    def __init__(
-        self,
-        num_classes,
-        epsilon=None,
-        delta=1e-5,
-        steps=100,
-        *,
-        optimizer="adam",
-        learning_rate=1.0,
-        l2_regularization=0.0,
-        initial_bias=-10.0,
-        average=False,
-        noise_multiplier=None,
-        l2_norm_clip=1.0,
-        accountant="gdp",
-        seed=None,
-    ):
-        super().__init__(
-            num_classes,
-            epsilon,
-            delta,
-            noise_multiplier=noise_multiplier,
-            l2_norm_clip=l2_norm_clip,
-            accountant=accountant,
-            seed=seed,
-            steps=steps,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            l2_regularization=l2_regularization,
-            initial_bias=initial_bias,
-            average=average,
-        )
+    steps: int = argument(100, check_positive_integer)
+    _: dataclasses.KW_ONLY
+    optimizer: str = argument("adam", one_of(*_OPTIMIZERS))
+    learning_rate: float = argument(1.0, positive)
+    l2_regularization: float | None = argument(0.0, optional(not_negative))
+    initial_bias: float = argument(-10.0, finite)
+    average: bool = argument(False, boolean)
 
-    def _count_releases(self):
-        return self.steps
-
-    def _planned(self):
-        return {"gradient": (self.noise_multiplier, self.steps)}
+    def _releases(self):
+        return {"gradient": self.steps}
 
     def _sizes(self, dimension):
         return {"gradient": (dimension + 1) * self.num_classes}
@@ -83,7 +64,7 @@ class FirstOrder(Head):
         width, classes = examples.dimension, self.num_classes
         kernel = keras.Variable(np.zeros([width, classes], "float32"))
         bias = keras.Variable(np.full([classes], self.initial_bias, "float32"))
-        optimizer = arguments.OPTIMIZERS[self.optimizer](self.learning_rate)
+        optimizer = _OPTIMIZERS[self.optimizer](self.learning_rate)
         optimizer.build([kernel, bias])
         gradients = Gradients(examples, classes, self.l2_norm_clip, use_bias=True)
         strategy = tf.distribute.get_strategy()

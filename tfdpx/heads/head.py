@@ -1,95 +1,135 @@
-"""What all heads share: the budget, the fit, and what a fitted head can do."""
+"""What all heads share: arguments, the budget, the fit, and what a fitted head can do."""
+
+from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdpx import noise
-from tfdpx._arguments import is_number, require
+from tfdpx._arguments import require
 from tfdpx.accounting import accountants, calibration
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.heads import arguments, releases
-from tfdpx.heads.examples import Examples
-from tfdpx.heads.journal import Journal
+from tfdpx.heads import _fields, releases
+from tfdpx.heads._feature_source import FeatureSource
+from tfdpx.heads._fields import argument, optional
+from tfdpx.heads._journal import Journal
 from tfdpx.spending import origins
+from tfdpx.training.checkpoint import Checkpoint
 
-_ROWS = 8192
+ROWS = 8192
+_Head = TypeVar("_Head", bound="Head")
 
 
+@dataclasses.dataclass(eq=False)
 class Head(abc.ABC):
-    """A private linear classifier on fixed features; the four kinds are its subclasses.
+    """A private linear classifier on fixed features; each kind is a subclass.
 
-    All are compositions of Gaussian mechanisms on the full data, `num_releases` of them.
+    All are compositions of Gaussian mechanisms on the full data. A subclass is a dataclass whose
+    fields are its arguments, and says what it releases (`_releases`, `_sizes`) and how (`_fit`).
 
     Args:
-        num_classes, epsilon, delta, noise_multiplier, l2_norm_clip, accountant, seed: As of each.
-        **own: A head's own arguments; each becomes an attribute.
+        num_classes: Int.
+        epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
+        delta: Float in (0, 1).
+        noise_multiplier: Float, in place of epsilon: that of equal releases.
+        l2_norm_clip: Float, the bound on norms.
+        accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
+        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
     Attributes:
-        noise_multiplier: Float, solved from epsilon: that of `num_releases` equal releases. It is
-            there before `fit`.
-        num_releases: Int.
+        noise_multiplier: Float, solved from epsilon before `fit`.
+        num_releases: Int, Gaussian releases of one fit.
         kernel, bias: float32 arrays `[d, num_classes]` and `[num_classes]`; None before `fit`.
         ledger: `tfdpx.accounting.Ledger` of all fits of this head: two fits spend twice.
+
+    Raises:
+        ValueError: If an argument does not fit.
     """
 
-    def __init__(
-        self,
-        num_classes,
-        epsilon,
-        delta,
-        *,
-        noise_multiplier,
-        l2_norm_clip,
-        accountant,
-        seed,
-        **own,
-    ):
-        arguments.check_num_classes(num_classes)
-        accountants.check_delta(delta)
-        accountants.check_accountant(accountant)
-        if (epsilon is None) == (noise_multiplier is None):
+    num_classes: int = dataclasses.field(metadata={"check": _fields.classes})
+    epsilon: float | None = argument(None, optional(_fields.budget))
+    delta: float = argument(1e-5, lambda name, value: accountants.check_delta(value))
+    _: dataclasses.KW_ONLY
+    noise_multiplier: float | None = argument(
+        None, optional(lambda name, value: accountants.check_noise_multiplier(value))
+    )
+    l2_norm_clip: float | None = argument(1.0, _fields.norm_bound)
+    accountant: str = argument("gdp", lambda name, value: accountants.check_accountant(value))
+    seed: int | None = argument(None, lambda name, value: noise.make_seed(value), repr=False)
+
+    # The argument that epsilon gives; one of the two is left out.
+    _solved = "noise_multiplier"
+
+    def __post_init__(self) -> None:
+        self._config = _fields.checked(self)
+        vars(self).update(self._config)
+        del self._config["seed"]  # Secret.
+        given = getattr(self, self._solved)
+        if (self.epsilon is None) == (given is None):
             raise ValueError(
-                "Exactly one of `epsilon` and `noise_multiplier` must be given. Received: "
-                f"epsilon={epsilon}, noise_multiplier={noise_multiplier}."
+                f"Exactly one of `epsilon` and `{self._solved}` must be given. Received: "
+                f"epsilon={self.epsilon}, {self._solved}={given}."
             )
-        arguments.check_clip("l2_norm_clip", l2_norm_clip)
-        noise.make_seed(seed)  # Raises an error unless it fits.
-        self._own = arguments.checked(own)
-        vars(self).update(self._own)
-        self.num_classes, self.delta = int(num_classes), float(delta)
-        self.epsilon = arguments.plain(epsilon)
-        self.accountant, self.seed, self.l2_norm_clip = accountant, seed, float(l2_norm_clip)
-        self.num_releases = self._count_releases()
-        self._given_noise = arguments.plain(noise_multiplier)
-        self.noise_multiplier = self._solved(noise_multiplier)
+        if given is None:
+            setattr(self, self._solved, self._solution())
         if self.noise_multiplier and self.l2_norm_clip == math.inf:
             raise ValueError(
                 "Argument `l2_norm_clip` must be finite for a private head. Received: "
                 "l2_norm_clip=inf. Without privacy use epsilon=math.inf."
             )
-        self.kernel = self.bias = None
+        self.kernel: np.ndarray | None = None
+        self.bias: np.ndarray | None = None
         self.ledger = Ledger()
 
-    def _solved(self, noise_multiplier):
-        if noise_multiplier is not None:
-            accountants.check_noise_multiplier(noise_multiplier)
-            return float(noise_multiplier)
-        hint = " Values from 0.1 to 8 are common; math.inf is without privacy."
-        fits = is_number(self.epsilon) and self.epsilon > 0
-        require(fits, "epsilon", self.epsilon, "be a positive number", hint)
+    def _solution(self):
         if self.epsilon == math.inf:
             return 0.0
         return calibration.least_noise_multiplier(
             self.epsilon, 1.0, self.num_releases, self.delta, self.accountant
         )
 
-    def fit(self, features, labels=None, *, checkpoint=None):
+    @property
+    def num_releases(self) -> int:
+        """Int, Gaussian releases of one fit."""
+        return sum(self._releases().values())
+
+    @abc.abstractmethod
+    def _releases(self) -> dict[str, int]:
+        """Dict from the name of a release to how often a fit makes it."""
+
+    @abc.abstractmethod
+    def _sizes(self, dimension: int) -> dict[str, int]:
+        """Dict from the name of a release to how many numbers get noise in it."""
+
+    @abc.abstractmethod
+    def _fit(self, examples, released):
+        """Kernel `[d, m]` and bias `[m]`, from a `FeatureSource` through `Releases` alone."""
+
+    def _planned(self):
+        """Dict from the name of a release to `(noise_multiplier, times)`."""
+        return {name: (self.noise_multiplier, times) for name, times in self._releases().items()}
+
+    def _public_facts(self) -> Mapping[str, Any]:
+        """Dict of JSON values: what else a fit must share to continue from another's releases."""
+        return {}
+
+    def fit(
+        self: _Head,
+        features: ArrayLike | tf.data.Dataset,
+        labels: ArrayLike | None = None,
+        *,
+        checkpoint: Checkpoint | None = None,
+    ) -> _Head:
         """Fits kernel and bias to private examples, once, and counts what that spends.
 
         Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, for
@@ -103,18 +143,19 @@ class Head(abc.ABC):
                 held in memory.
             labels: Integers `[n]`, or zeros and ones `[n, num_classes]`. None with a dataset.
             checkpoint: Optional `tfdpx.callbacks.Checkpoint`. What is released is written to its
-                folder; an interrupted fit, called again with the same, goes on behind that at the
-                same epsilon. Only noisy values are there, which the guarantee covers. Of the data,
-                number and width are compared alone.
+                folder; an interrupted fit, called again with the same, continues from there at the
+                same epsilon. The folder holds only noisy values, which the guarantee covers. Of
+                the data, number and width alone are compared.
 
         Returns:
             The head.
 
         Raises:
+            TypeError: If `checkpoint` is not a `Checkpoint`.
             ValueError: If shapes or labels do not fit, or the checkpoint is damaged or of another
                 head.
         """
-        return self._fit_to(Examples(features, labels, self.num_classes), checkpoint)
+        return self._fit_to(FeatureSource(features, labels, self.num_classes), checkpoint)
 
     def _fit_to(self, examples, checkpoint):
         planned, journal = self._planned(), None
@@ -132,37 +173,20 @@ class Head(abc.ABC):
         self.kernel, self.bias = np.asarray(kernel, "float32"), np.asarray(bias, "float32")
         return self
 
-    def _public_facts(self):
-        """Dict of JSON values: what else a fit must share to go on from another's releases."""
-        return {}
-
-    @abc.abstractmethod
-    def _count_releases(self):
-        """Int, Gaussian releases of a fit."""
-
-    @abc.abstractmethod
-    def _planned(self):
-        """Dict from the name of a release to `(noise_multiplier, times)`."""
-
-    @abc.abstractmethod
-    def _sizes(self, dimension):
-        """Dict from the name of a release to how many numbers get noise in it."""
-
-    @abc.abstractmethod
-    def _fit(self, examples, released):
-        """Kernel `[d, m]` and bias `[m]`, from `Examples` by way of `Releases` alone."""
-
-    def epsilon_spent(self):
+    def epsilon_spent(self) -> float:
         """The epsilon of the ledger at `delta`, a float: 0.0 before `fit`."""
         return self.ledger.epsilon(self.delta, self.accountant)
 
-    def plan(self, num_examples):
+    def plan(self, num_examples: int) -> PrivacyPlan:
         """The `tfdpx.PrivacyPlan` of one fit, for reports: `num_releases` steps on the full batch.
 
-        Releases at different noise multipliers are told by the equal ones that cost as much.
+        Releases at different noise multipliers stand there as equal ones of the same cost.
 
         Args:
             num_examples: Int.
+
+        Raises:
+            ValueError: If `num_examples` is not a positive integer.
         """
         return PrivacyPlan(
             num_examples,
@@ -173,15 +197,20 @@ class Head(abc.ABC):
             accountant=self.accountant,
         )
 
-    def predict(self, features):
-        """Scores, a float32 array `[n, num_classes]`: the largest is that of the class.
+    def predict(self, features: ArrayLike | tf.data.Dataset) -> np.ndarray:
+        """Scores, a float32 array `[n, num_classes]`: the predicted class has the largest.
 
         Args:
             features: Array `[n, d]` or a `tf.data.Dataset` of batches, with or without labels.
+
+        Raises:
+            ValueError: If the head is not fitted, or the features do not fit.
         """
         return np.concatenate([scores for scores, _ in self._scored(features, None, False)])
 
-    def evaluate(self, features, labels=None):
+    def evaluate(
+        self, features: ArrayLike | tf.data.Dataset, labels: ArrayLike | None = None
+    ) -> dict[str, float]:
         """Measures the head on examples; the result is not private.
 
         Args:
@@ -189,7 +218,10 @@ class Head(abc.ABC):
             labels: As for `fit`.
 
         Returns:
-            Dict with "accuracy": the share of examples whose best class is one of theirs.
+            Dict with "accuracy": the share of examples whose predicted class is one of theirs.
+
+        Raises:
+            ValueError: If the head is not fitted, or features or labels do not fit.
         """
         right, count = 0, 0
         for scores, targets in self._scored(features, labels, True):
@@ -198,18 +230,14 @@ class Head(abc.ABC):
         return {"accuracy": float(right / count)}
 
     def _scored(self, features, labels, labelled):
-        self._check_fitted()
-        examples = Examples(features, labels, self.num_classes, labelled)
-        require(
-            examples.dimension == len(self.kernel),
-            "features",
-            examples.dimension,
-            f"have a width of {len(self.kernel)}, as those of `fit`",
-        )
-        for x, targets in examples.chunks(_ROWS):
-            yield tf.matmul(x, self.kernel).numpy() + self.bias, targets
+        kernel, bias = self._fitted()
+        examples = FeatureSource(features, labels, self.num_classes, labelled)
+        width, must = examples.dimension, f"have a width of {len(kernel)}, as those of `fit`"
+        require(width == len(kernel), "features", width, must)
+        for x, targets in examples.chunks(ROWS):
+            yield tf.matmul(x, kernel).numpy() + bias, targets
 
-    def to_layer(self, name=None):
+    def to_layer(self, name: str | None = None) -> keras.layers.Dense:
         """A `keras.layers.Dense` with the fitted weights, to put on the backbone.
 
         Its weights remember what they cost: a tfdpx optimizer that trains them has it in its
@@ -217,32 +245,35 @@ class Head(abc.ABC):
 
         Args:
             name: Optional string, as of any layer.
+
+        Raises:
+            ValueError: If the head is not fitted.
         """
-        self._check_fitted()
+        kernel, bias = self._fitted()
         layer = keras.layers.Dense(self.num_classes, name=name)
-        layer.build((None, len(self.kernel)))
-        layer.kernel.assign(self.kernel)
-        layer.bias.assign(self.bias)
+        layer.build((None, len(kernel)))
+        layer.kernel.assign(kernel)
+        layer.bias.assign(bias)
         origins.attach(self.ledger, layer.variables)
         return layer
 
-    def _check_fitted(self):
-        if self.kernel is None:
+    def _fitted(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.kernel is None or self.bias is None:
             raise ValueError(f"This {type(self).__name__} has no weights yet: call `fit` first.")
+        return self.kernel, self.bias
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, but the seed, which is secret."""
-        return {
-            "num_classes": self.num_classes,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "noise_multiplier": self._given_noise,
-            "l2_norm_clip": self.l2_norm_clip,
-            "accountant": self.accountant,
-            **self._own,
-        }
+        return dict(self._config)
 
     @classmethod
-    def from_config(cls, config):
-        """The head of `get_config`, not fitted."""
+    def from_config(cls: type[_Head], config: Mapping[str, Any]) -> _Head:
+        """The head of `get_config`, not fitted.
+
+        Args:
+            config: Dict from names of arguments to values.
+
+        Raises:
+            ValueError: If an argument does not fit.
+        """
         return cls(**config)

@@ -1,17 +1,20 @@
 """Least squares with one matrix for all classes and one for each (Algorithm 2)."""
 
+import dataclasses
 import math
 
 import keras
 import numpy as np
 
-from tfdpx._arguments import require
-from tfdpx.heads import class_moments, solves
+from tfdpx._arguments import check_positive_integer, require
+from tfdpx.heads import _class_moments, _solves
+from tfdpx.heads._fields import argument, not_negative, optional, positive
+from tfdpx.heads._moments import second_moment
 from tfdpx.heads.head import Head
-from tfdpx.heads.moments import second_moment
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
+@dataclasses.dataclass(eq=False)
 class LeastSquares(Head):
     """Linear regression on zeros and ones from noisy second moments, in closed form.
 
@@ -43,57 +46,37 @@ class LeastSquares(Head):
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
-        class_memory: Int, bytes for the matrices of classes; changes no result but by rounding.
+        class_memory: Int, bytes for the matrices of classes; changes results by rounding alone.
+
+    Raises:
+        ValueError: If an argument does not fit.
     """
 
-    def __init__(
-        self,
-        num_classes,
-        epsilon=None,
-        delta=1e-5,
-        *,
-        alpha=0.1,
-        l2_regularization=None,
-        max_positives=1,
-        noise_multiplier=None,
-        l2_norm_clip=1.0,
-        accountant="gdp",
-        seed=None,
-        class_memory=2**29,
-    ):
-        super().__init__(
-            num_classes,
-            epsilon,
-            delta,
-            noise_multiplier=noise_multiplier,
-            l2_norm_clip=l2_norm_clip,
-            accountant=accountant,
-            seed=seed,
-            alpha=alpha,
-            l2_regularization=l2_regularization,
-            max_positives=max_positives,
-            class_memory=class_memory,
-        )
-        fits = max_positives <= num_classes
-        require(fits, "max_positives", max_positives, f"not exceed num_classes={num_classes}")
+    _: dataclasses.KW_ONLY
+    alpha: float = argument(0.1, positive)
+    l2_regularization: float | None = argument(None, optional(not_negative))
+    max_positives: int = argument(1, check_positive_integer)
+    class_memory: int = argument(2**29, check_positive_integer)
 
-    def _count_releases(self):
-        return 3
+    def __post_init__(self):
+        super().__post_init__()
+        fits = self.max_positives <= self.num_classes
+        must = f"not exceed num_classes={self.num_classes}"
+        require(fits, "max_positives", self.max_positives, must)
 
-    def _planned(self):
-        return {name: (self.noise_multiplier, 1) for name in ("covariance", *class_moments.NAMES)}
+    def _releases(self):
+        return dict.fromkeys(("covariance", *_class_moments.NAMES), 1)
 
     def _sizes(self, dimension):
-        return {"covariance": dimension**2, **class_moments.sizes(self.num_classes, dimension)}
+        return {"covariance": dimension**2, **_class_moments.sizes(self.num_classes, dimension)}
 
     def _fit(self, examples, released):
+        squared = self.l2_norm_clip**2
         covariance = released.symmetric(
-            "covariance",
-            lambda: second_moment(examples, self.l2_norm_clip),
-            self.l2_norm_clip**2,
+            "covariance", lambda: second_moment(examples, self.l2_norm_clip), squared
         )
-        sensitivity = self.l2_norm_clip**2 * math.sqrt(self.max_positives + self.alpha**2)
-        kernel = class_moments.least_squares(
+        sensitivity = squared * math.sqrt(self.max_positives + self.alpha**2)
+        kernel = _class_moments.least_squares(
             examples,
             released,
             self.alpha * covariance,
@@ -101,7 +84,7 @@ class LeastSquares(Head):
             l2_norm_clip=self.l2_norm_clip,
             max_positives=self.max_positives,
             memory=self.class_memory,
-            ridge_of=lambda matrix: solves.ridge(
+            ridge_of=lambda matrix: _solves.ridge(
                 matrix, self.l2_regularization, self.noise_multiplier, sensitivity
             ),
         )

@@ -1,21 +1,25 @@
 """Newton's method on the sigmoid cross-entropy, with a Hessian for each class (Algorithm 1)."""
 
+import dataclasses
 import functools
 import math
 
 import keras
 import numpy as np
 
-from tfdpx.heads import solves
-from tfdpx.heads.gradients import Gradients
+from tfdpx._arguments import check_positive_integer
+from tfdpx.heads import _solves
+from tfdpx.heads._fields import argument, not_negative, optional, positive
+from tfdpx.heads._gradients import Gradients
+from tfdpx.heads._moments import ROWS, ClippedRows, SecondMoment
 from tfdpx.heads.head import Head
-from tfdpx.heads.moments import ROWS, ClippedRows, SecondMoment
 
 # The bound on the second derivative of the logistic loss.
 _CURVATURE = 0.25
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
+@dataclasses.dataclass(eq=False)
 class Newton(Head):
     """Logistic regression by `steps` Newton steps with noisy gradients and Hessians.
 
@@ -41,50 +45,26 @@ class Newton(Head):
         delta: Float in (0, 1).
         steps: Int.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, beside the mean H_j/n; None makes it a quarter larger
+        l2_regularization: Float, lambda, added to the mean H_j/n; None makes it a quarter larger
             than the noise.
         noise_multiplier: Float, in place of epsilon.
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
-        class_memory: Int, bytes for the Hessians of classes; changes no result but by rounding.
+        class_memory: Int, bytes for the Hessians of classes; changes results by rounding alone.
+
+    Raises:
+        ValueError: If an argument does not fit.
     """
 
-    def __init__(
-        self,
-        num_classes,
-        epsilon=None,
-        delta=1e-5,
-        steps=10,
-        *,
-        learning_rate=1.0,
-        l2_regularization=None,
-        noise_multiplier=None,
-        l2_norm_clip=1.0,
-        accountant="gdp",
-        seed=None,
-        class_memory=2**29,
-    ):
-        super().__init__(
-            num_classes,
-            epsilon,
-            delta,
-            noise_multiplier=noise_multiplier,
-            l2_norm_clip=l2_norm_clip,
-            accountant=accountant,
-            seed=seed,
-            steps=steps,
-            learning_rate=learning_rate,
-            l2_regularization=l2_regularization,
-            class_memory=class_memory,
-        )
+    steps: int = argument(10, check_positive_integer)
+    _: dataclasses.KW_ONLY
+    learning_rate: float = argument(1.0, positive)
+    l2_regularization: float | None = argument(None, optional(not_negative))
+    class_memory: int = argument(2**29, check_positive_integer)
 
-    def _count_releases(self):
-        return 2 * self.steps
-
-    def _planned(self):
-        planned = (self.noise_multiplier, self.steps)
-        return {"gradient": planned, "hessian": planned}
+    def _releases(self):
+        return {"gradient": self.steps, "hessian": self.steps}
 
     def _sizes(self, dimension):
         size = self.num_classes * dimension
@@ -106,8 +86,8 @@ class Newton(Head):
                 hessian = released.symmetric("hessian", value, bound, part=j)
                 given = self.l2_regularization
                 given = None if given is None else examples.count * given
-                ridge = solves.ridge(hessian, given, self.noise_multiplier, bound)
-                moves[:, j] = solves.Positive(hessian, ridge).solve(gradient[:, j])
+                ridge = _solves.ridge(hessian, given, self.noise_multiplier, bound)
+                moves[:, j] = _solves.Positive(hessian, ridge).solve(gradient[:, j])
             kernel -= self.learning_rate * moves
         return kernel, bias
 

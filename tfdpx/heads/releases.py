@@ -4,10 +4,13 @@ A head says beforehand what it will release, how often and at which noise multip
 is refused, so that no statistic can be released and not paid for.
 """
 
+from __future__ import annotations
+
 import collections
 import functools
 import math
 import secrets
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +19,7 @@ from tfdpx import noise
 from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.noise_tail import added_delta
+from tfdpx.heads._journal import Journal
 
 
 class Releases:
@@ -28,20 +32,31 @@ class Releases:
     Args:
         planned: Dict from a name to `(noise_multiplier, times)`.
         seed: Optional int for repeatable experiments; None asks the operating system.
-        journal: Optional `tfdpx.heads.journal.Journal`: what it has was released before, and is
+        journal: Optional `tfdpx.heads._journal.Journal`: what it has was released before, and is
             neither computed nor spent again.
     """
 
-    def __init__(self, planned, seed=None, journal=None):
+    def __init__(
+        self,
+        planned: Mapping[str, tuple[float, int]],
+        seed: int | None = None,
+        journal: Journal | None = None,
+    ):
         self._planned, self._journal = planned, journal
         self._seed, self._seeded = noise.make_seed(seed), seed is not None
-        self._done = {}  # (name, part) -> times
+        self._done: dict[tuple[str, int], int] = {}  # (name, part) -> times
         self._drawn = 0
         self._run = secrets.randbits(52) | 1
         # (name, time) -> the run that released its last part, and whether its seed was given.
-        self._runs = {}
+        self._runs: dict[tuple[str, int], tuple[int, bool]] = {}
 
-    def gaussian(self, name, value, sensitivity, part=0):
+    def gaussian(
+        self,
+        name: str,
+        value: np.ndarray | Callable[[], np.ndarray],
+        sensitivity: float,
+        part: int = 0,
+    ) -> np.ndarray:
         """`value` with independent noise N(0, (noise_multiplier sensitivity)^2) on every entry.
 
         Args:
@@ -58,11 +73,17 @@ class Releases:
         """
         return self._released(name, value, sensitivity, part, lambda noise: noise)
 
-    def symmetric(self, name, value, sensitivity, part=0):
+    def symmetric(
+        self,
+        name: str,
+        value: np.ndarray | Callable[[], np.ndarray],
+        sensitivity: float,
+        part: int = 0,
+    ) -> np.ndarray:
         """A symmetric matrix with symmetric noise; arguments as of `gaussian`.
 
         The noise is (N + N^T) / 2 with N as in `gaussian`: of standard deviation s on the diagonal
-        and s / sqrt(2) beside it, half of the paper's variance. That is as private: for a symmetric
+        and s / sqrt(2) off it, half of the paper's variance. That is as private: for a symmetric
         V the released matrix is the symmetric part of V + N, the paper's release, and taking that
         part reads no data. (So the sensitivity is the Frobenius norm, of all d^2 entries.)
         """
@@ -100,7 +121,7 @@ class Releases:
         seed, index = tf.constant(self._seed, tf.int64), tf.constant(self._drawn, tf.int64)
         return deviation * np.asarray(_drawing(tuple(shape))(seed, index), "float64")
 
-    def ledger(self):
+    def ledger(self) -> Ledger:
         """What was released, a `tfdpx.accounting.Ledger`: steps on the full batch."""
         # By noise: entries of one run at the same noise are taken for the same steps.
         steps = collections.Counter(
@@ -123,7 +144,9 @@ def _drawing(shape):
     return tf.function(draw, autograph=False)
 
 
-def check_tail(planned, values, delta):
+def check_tail(
+    planned: Mapping[str, tuple[float, int]], values: Mapping[str, int], delta: float
+) -> None:
     """Raises ValueError unless delta's reserve pays for the finite tail of the noise.
 
     Args:

@@ -6,7 +6,7 @@ queue. All of them are written by a stateful operation, here or in a function, l
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals, tensorflow_internals
+from tfdpx._keras import layer_internals, tensorflow_internals
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
 HARMLESS = frozenset(
@@ -55,7 +55,7 @@ class Found:
 
     def __init__(self, graph, layer, allowed, harmless=()):
         known = {} if layer is None else _paths(layer)
-        permitted = {id(handle) for v in allowed for handle in keras_internals.handles(v)}
+        permitted = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
         self.written, self.drawn, self.python = [], [], []
         for name, operation, resources in _stateful(graph):
             if operation.type in HARMLESS or operation.type.startswith(harmless):
@@ -102,7 +102,7 @@ def _paths(model):
     return {
         id(handle): v.path
         for v in [*model.variables, *model.metrics_variables]
-        for handle in keras_internals.handles(v)
+        for handle in layer_internals.handles(v)
     }
 
 

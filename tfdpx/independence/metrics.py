@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import metric_internals
 from tfdpx.independence import raising
 from tfdpx.independence.hidden_state import Found
 from tfdpx.per_example.invalid_values import invalid_left_out
@@ -26,7 +26,7 @@ def problems_of_metrics(model, data, y_pred, rows, absent):
         x, y, sample_weight = given.pack(tensors)
         y_pred = predictions.rebuild(predicted)
         with invalid_left_out():
-            return keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+            return metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
 
     specs = [
         [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]

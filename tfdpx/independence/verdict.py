@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals
 from tfdpx.independence import rules  # noqa: F401  (says what each type of operation does)
 from tfdpx.independence.lengths import ONE, ROWS, Length, symbol
 from tfdpx.independence.values import Fixed, Rows, Total, Unknown
@@ -67,7 +67,7 @@ def independence_of(model, x=None, y=None, sample_weight=None, rows=None):
             f"mix with. Received: rows={rows!r}."
         )
     if x is None:
-        x = keras_internals.known_inputs(model)
+        x = layer_internals.known_inputs(model)
         if x is None:
             raise ValueError(
                 f"Argument `x` must be given, since model '{model.name}' does not know its "
@@ -147,16 +147,16 @@ def _reasons(model, specs, rows):
     kept = []
 
     def forward(data):
-        kept.append((data, keras_internals.call_model(model, data[0])))
+        kept.append((data, model_internals.call_model(model, data[0])))
         return Outputs(kept[0][1]).tensors
 
-    keras_internals.clear_added_losses(model)
+    layer_internals.clear_added_losses(model)
     try:
         graph = tf.function(forward, autograph=False).get_concrete_function(specs).graph
     except Exception as error:
         return [f"the model could not be traced: {error}"]
-    added = keras_internals.adding_losses(model)
-    keras_internals.clear_added_losses(model)
+    added = layer_internals.adding_losses(model)
+    layer_internals.clear_added_losses(model)
     [(data, y_pred)] = kept
     inputs, targets = batches.Rows(data).tensors, Outputs(y_pred).tensors
     reasons = reasons_of_graph(graph, inputs, targets, rows)

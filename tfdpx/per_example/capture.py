@@ -13,7 +13,7 @@ import inspect
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, step_context
 from tfdpx.per_example import registry
 from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.outputs import Outputs
@@ -110,7 +110,7 @@ class Call:
         """
         args, kwargs = self._rows.pack(rows)
         draws = self._draws.of_example(seeds) if self._draws else contextlib.nullcontext()
-        with keras_internals.recording(None), draws, invalid_as_nan():
+        with step_context.recording(None), draws, invalid_as_nan():
             return Outputs(self.layer(*args, **kwargs))
 
     def _forward_by_example(self):
@@ -145,7 +145,7 @@ class UnitRecorder:
         """Called by the hook in place of `operation(*args, **kwargs)`."""
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
-            return keras_internals.call_operation(operation, args, kwargs)
+            return layer_internals.call_operation(operation, args, kwargs)
         if not args:  # Rules read what a layer is called with first by its position.
             first, kwargs = next(iter(inspect.signature(operation.call).parameters)), dict(kwargs)
             args = (kwargs.pop(first),) if first in kwargs else ()
@@ -166,7 +166,7 @@ class UnitRecorder:
         rule, registered_class = registry.find(operation)
         if rule is not None:
             return rule if rule.handles(operation, registered_class) else GenericRule
-        owned = keras_internals.own_trainable_variables(operation)
+        owned = layer_internals.own_trainable_variables(operation)
         return GenericRule if any(id(v) in self._trainable for v in owned) else None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._arguments import check_positive_integer
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.per_example.rows import Rows
 
 if typing.TYPE_CHECKING:
@@ -98,7 +98,7 @@ class GradientNorms:
                 f"model '{model.name}', not compiled. Call `model.compile(optimizer, loss)`."
             )
         self._model, self._examples, self._batch_size = model, examples, batch_size
-        optimizer = keras_internals.innermost(model.optimizer)
+        optimizer = model_internals.innermost(model.optimizer)
         self._augment = getattr(optimizer, "augment", None), getattr(optimizer, "augmult", 0)
         x, y, weights = self._batch(np.zeros([0], np.int64))
         self._views = Views(*self._augment, x)
@@ -133,7 +133,7 @@ class GradientNorms:
         from tfdpx.training.preparation import Batch, prepare
 
         x, *others = Rows(data).map(tf.convert_to_tensor)
-        keras_internals.build(self._model, (self._views.example_rows(x), *others))
+        model_internals.build(self._model, (self._views.example_rows(x), *others))
         augment, augmult = self._augment
         # One that trains nothing: what is prepared for the model's own stays as it is.
         stand_in = DPSGD(

@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals, tensorflow_internals
+from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, choose
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
@@ -66,8 +66,8 @@ class LayerwiseEngine:
         model, shared = self._model, update or self.update()
         recorder = self.recorder(shared)
         with recorder.taping(), invalid_as_nan():
-            with keras_internals.recording(recorder), keyed(model, key):
-                y_pred = keras_internals.call_model(model, x)
+            with step_context.recording(recorder), keyed(model, key):
+                y_pred = model_internals.call_model(model, x)
             losses = row_losses(model, x, y, y_pred, sample_weight)
         # 1/K: the gradient of an example is the mean over its views.
         cotangents = [c / self._num_views for c in losses.cotangents]
@@ -151,14 +151,14 @@ def explain(model, x, views=1):
 
     def outputs_and_rules(x):
         recorder = engine.recorder()
-        with recorder.taping(), keras_internals.recording(recorder):
-            y_pred = tf.nest.flatten(keras_internals.call_model(model, x))
+        with recorder.taping(), step_context.recording(recorder):
+            y_pred = tf.nest.flatten(model_internals.call_model(model, x))
         y_pred = [t for t in y_pred if t.dtype.is_floating]
         groups = engine.rules(recorder, y_pred, [tf.ones_like(t) for t in y_pred])
         engine.choices = [choice for group in groups for choice in group.choices]
         return y_pred
 
-    with keras_internals.recording(None):
+    with step_context.recording(None):
         tf.function(outputs_and_rules, autograph=False).get_concrete_function(x)
     return engine.choices
 

@@ -7,7 +7,7 @@ import typing
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
 from tfdpx.per_example.cost_model import Work
 from tfdpx.per_example.made_up import made_up
@@ -28,7 +28,7 @@ def find_layout(model, x):
         UnexplainedVariables: If a unit's output has no batch axis, or the runs make other calls.
     """
     try:
-        two, three = keras_internals.eagerly(_two_runs, model, x)
+        two, three = step_context.eagerly(_two_runs, model, x)
     except tf.errors.OpError as error:
         raise UnexplainedVariables(
             f"the model raises {type(error).__name__} for made-up inputs"
@@ -50,7 +50,7 @@ def measured_work(model, x):
         x: As for `find_layout`.
     """
     try:
-        return _work(keras_internals.eagerly(_two_runs, model, x)[0])
+        return _work(step_context.eagerly(_two_runs, model, x)[0])
     except tf.errors.OpError:  # Not for made-up inputs.
         weights = model.count_params()
         return Work(2.0 * weights, weights, weights, len(model.layers))
@@ -87,9 +87,9 @@ def _record(model, x):
     seen = []
 
     def look(layer, rule, args, kwargs):
-        generators = keras_internals.seed_generators(layer)
+        generators = layer_internals.seed_generators(layer)
         before = [g.state.numpy() for g in generators]
-        result = keras_internals.call_operation(layer, args, kwargs)
+        result = layer_internals.call_operation(layer, args, kwargs)
         after = [g.state.numpy() for g in generators]
         draws = any((a != b).any() for a, b in zip(before, after, strict=True))
         first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
@@ -99,8 +99,8 @@ def _record(model, x):
         )
         return result
 
-    with keras_internals.recording(UnitRecorder(model.trainable_variables, look)):
-        keras_internals.call_model(model, x)
+    with step_context.recording(UnitRecorder(model.trainable_variables, look)):
+        model_internals.call_model(model, x)
     return seen
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import check_assigned
 from tfdpx.per_example.rows import Rows
@@ -19,7 +19,7 @@ class RowLosses:
     Attributes:
         losses: float32 [rows].
         output_losses: List of float32 [rows], the unweighted loss of each output for the trackers
-            of `keras_internals.output_loss_trackers(model)`.
+            of `model_internals.output_loss_trackers(model)`.
         predictions: List of the tensors [rows, ...] of the model's output that a loss can be
             differentiated by; among them the logits that Keras' cross-entropies reach for.
         cotangents: List of tensors, the gradient of the sum of `losses` at each of `predictions`.
@@ -57,7 +57,7 @@ def loss_of_rows(model, x, y, y_pred, sample_weight):
     """As `loss_of_one`, but its function takes tensors with a batch axis, of any number of rows."""
     predictions = Outputs(y_pred)
     targets = Rows((x, y, sample_weight))
-    trackers = keras_internals.output_loss_trackers(model)
+    trackers = model_internals.output_loss_trackers(model)
     counted = [v for tracker in trackers for v in tracker.variables]
 
     def of_rows(inputs, outputs):
@@ -65,15 +65,15 @@ def loss_of_rows(model, x, y, y_pred, sample_weight):
         y_pred = predictions.rebuild(outputs)
         fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in counted]
         with (
-            keras_internals.recording(None),
-            keras_internals.without_weight_regularizers(model.trainable_variables),
+            step_context.recording(None),
+            layer_internals.without_weight_regularizers(model.trainable_variables),
             # Keras' loss trackers are to count once, later: here their updates go into the scope.
             keras.StatelessScope(state_mapping=fresh) as scope,
         ):
-            loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight)
+            loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
             each = [scope.get_current_value(tracker.total) for tracker in trackers]
         # They may have been made just now.
-        made = keras_internals.output_loss_trackers(model)
+        made = model_internals.output_loss_trackers(model)
         own = [v for tracker in made for v in tracker.variables]
         check_assigned(scope, own, "The loss", model)
         # A loss with reduction="none" still means the sum of what it returns.

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.per_example.rows import Rows
 
 
@@ -22,7 +22,7 @@ def made_up(model, specs, rows, seed=0):
         seed: Int.
     """
     generator = np.random.default_rng(seed)
-    layers = [] if model is None else keras_internals.flatten_layers(model)
+    layers = [] if model is None else layer_internals.flatten_layers(model)
     rescales = any(isinstance(layer, keras.layers.Rescaling) for layer in layers)
     words = _known(layers, keras.layers.StringLookup)
     tokens = _known(layers, keras.layers.IntegerLookup)

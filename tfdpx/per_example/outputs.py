@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 
 
 class Outputs:
@@ -20,7 +20,7 @@ class Outputs:
         self._nest = nest
         self.tensors, self.differentiable, self._attached = [], [], []
         for leaf in tf.nest.flatten(nest):
-            mask, logits = keras_internals.side_channels(leaf)
+            mask, logits = layer_internals.side_channels(leaf)
             self._attached.append((tf.is_tensor(leaf), mask is not None, logits is not None))
             for tensor, is_mask in ((leaf, False), (mask, True), (logits, False)):
                 if tf.is_tensor(tensor):
@@ -37,7 +37,7 @@ class Outputs:
             leaf = tf.identity(next(new)) if is_tensor else leaf
             mask = next(new) if has_mask else None
             logits = next(new) if has_logits else None
-            keras_internals.set_side_channels(leaf, mask, logits)
+            layer_internals.set_side_channels(leaf, mask, logits)
             leaves.append(leaf)
         return tf.nest.pack_sequence_as(self._nest, leaves)
 

@@ -12,7 +12,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 
 # Keras takes the words of a seed modulo this.
 _WORDS = 2**31 - 2
@@ -51,7 +51,7 @@ def keyed(layer, key):
     if key is None:
         yield
         return
-    generators = keras_internals.seed_generators(layer)
+    generators = layer_internals.seed_generators(layer)
     states = tf.unstack(seeds(key, [len(generators)])) if generators else []
     with _states(layer, generators, states):
         yield
@@ -65,7 +65,7 @@ class RngReplay:
     """
 
     def __init__(self, layer):
-        self._layer, self._generators = layer, keras_internals.seed_generators(layer)
+        self._layer, self._generators = layer, layer_internals.seed_generators(layer)
         self._states = [generator.next() for generator in self._generators]
 
     def seeds(self, count):
@@ -102,8 +102,8 @@ def _states(layer, generators, states):
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         yield
     if scope.losses:
-        names = keras_internals.adding_losses(layer)
-        keras_internals.clear_added_losses(layer)
+        names = layer_internals.adding_losses(layer)
+        layer_internals.clear_added_losses(layer)
         raise UnmappedState(
             f"These layers call `add_loss`: {names}. Such a loss is not known by example. Put one "
             "on weights into a `kernel_regularizer`; of one on data, let the layer return the loss "
@@ -116,8 +116,8 @@ def _states(layer, generators, states):
         if getattr(scope.get_current_value(generator.state), "graph", graph) is not graph:
             owners = [
                 part.name
-                for part in keras_internals.flatten_layers(layer)
-                if any(generator is each for each in keras_internals.seed_generators(part))
+                for part in layer_internals.flatten_layers(layer)
+                if any(generator is each for each in layer_internals.seed_generators(part))
             ]
             raise UnmappedState(
                 f"Layer '{owners[-1]}' draws random numbers within a loop or a branch of "

@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals, step_context
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
 from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one
@@ -71,11 +71,11 @@ class VmapEngine:
             x, y, sample_weight = batch.pack(rows)
             with (
                 tf.GradientTape() as tape,
-                keras_internals.recording(None),
+                step_context.recording(None),
                 draws.of_example(seeds),
                 invalid_as_nan(alone=True) as conditions,
             ):
-                y_pred = keras_internals.call_model(model, x)
+                y_pred = model_internals.call_model(model, x)
                 made.append(Outputs(y_pred))
                 of_one = loss_of_one(model, x, y, y_pred, sample_weight)
                 values = [

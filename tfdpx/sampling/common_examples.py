@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.sampling.draws import draws_of
+from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.sampling.random_access import RandomAccess
 
@@ -28,7 +28,7 @@ def examples_of(data):
         data: What `fit` takes as `x`, without targets, or either of the two.
     """
     if isinstance(data, tf.data.Dataset):
-        draws = draws_of(data)
+        draws = sampler_of(data)
         return None if draws is None else draws.examples
     if isinstance(data, (Examples, RandomAccess)):
         return data
@@ -77,7 +77,7 @@ def _parts(data):
     if isinstance(data, keras.utils.PyDataset):
         count = data.num_batches
         return None if count is None else (_inputs(data[i]) for i in range(count))
-    if not isinstance(data, tf.data.Dataset) or draws_of(data) is not None:
+    if not isinstance(data, tf.data.Dataset) or sampler_of(data) is not None:
         return None
     dense = all(isinstance(t, tf.TensorSpec) for t in tf.nest.flatten(_inputs(data.element_spec)))
     return map(_inputs, data) if dense and data.cardinality() >= 0 else None

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdpx import noise
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting.accountants import check_probability
-from tfdpx.sampling.draws import Draws, draws_of, finished
+from tfdpx.sampling.batch_sampler import BatchSampler, finished, sampler_of
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.sampling.shares import Shares
 from tfdpx.spending import budget
@@ -73,10 +73,10 @@ def plan_batches(
     )
     examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)
     if examples.count != plan.num_examples:
-        beside = f" beside validation_split={validation_split}" if held_out else ""
+        split = f" with validation_split={validation_split}" if held_out else ""
         raise ValueError(
             "Arguments `x` and `y` must hold the plan's `num_examples`, on which epsilon "
-            f"depends. Received: {examples.count} examples{beside}, num_examples="
+            f"depends. Received: {examples.count} examples{split}, num_examples="
             f"{plan.num_examples}."
         )
     arguments = {
@@ -94,7 +94,7 @@ def plan_batches(
     else:
         probability = plan.sampling_probability
         dataset = poisson_batches(examples, sampling_probability=probability, **arguments)
-    draws = draws_of(dataset)
+    draws = sampler_of(dataset)
     draws.plan, draws.examples, draws.held_out = plan, examples, held_out
     return dataset
 
@@ -169,7 +169,7 @@ def poisson_batches(
     """
     check_probability(sampling_probability)
     shares = Shares(capacity, input_context)
-    draws = Draws(_POISSON_KEY, steps, shares, seed, start, optimizer)
+    draws = BatchSampler(_POISSON_KEY, steps, shares, seed, start, optimizer)
 
     def draw(key, step, replica):
         rows = poisson_rows(key, step, examples.count, sampling_probability)
@@ -224,7 +224,7 @@ def shuffled_batches(
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
     shares = Shares(capacity, input_context)
-    draws = Draws(_SHUFFLE_KEY, steps, shares, seed, start, optimizer)
+    draws = BatchSampler(_SHUFFLE_KEY, steps, shares, seed, start, optimizer)
     per_epoch = examples.count // batch_size
     known = {}
 

@@ -3,7 +3,7 @@
 import bisect
 import math
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.spent import NOTHING, Spent
@@ -26,7 +26,7 @@ def check_optimizer(optimizer, plan):
         TypeError: If `optimizer` is not a tfdpx optimizer.
         ValueError: If its batch_size or noise_multiplier is not the plan's.
     """
-    optimizer = keras_internals.innermost(optimizer)
+    optimizer = model_internals.innermost(optimizer)
     missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
     if missing:
         raise TypeError(
@@ -78,7 +78,7 @@ def updates_left(optimizer):
     plan = optimizer.plan
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     known = set(ledger.of(plan).entries)
-    made = optimizer.account.made
+    made = optimizer.spend_tracker.made
     return plan.steps - sum(e.steps for e in ledger.entries if e in known or made(e.run))
 
 

@@ -16,8 +16,10 @@ SIZE = 64  # Of a table, as it is saved.
 FACTS, STEPS = "ledger_facts", "ledger_steps"  # Names of its two arrays in files.
 
 # What tells one row from another; a dict of rows has the updates by their facts.
-Facts = collections.namedtuple("Facts", "run noise_multiplier sampling_probability exact seeded")
-COLUMNS = len(Facts._fields)
+LedgerKey = collections.namedtuple(
+    "LedgerKey", "run noise_multiplier sampling_probability exact seeded"
+)
+COLUMNS = len(LedgerKey._fields)
 
 # In the place of a noise multiplier, in rows of no updates.
 _UNSEEN, _VOUCHED = -1.0, -2.0
@@ -29,7 +31,7 @@ def of(ledger):
     for entry in ledger.entries:
         probability = entry.sampling_probability or 0.0
         flags = float(entry.exact), float(entry.seeded)
-        facts = Facts(float(entry.run), entry.noise_multiplier, probability, *flags)
+        facts = LedgerKey(float(entry.run), entry.noise_multiplier, probability, *flags)
         rows[facts] = entry.steps
     return rows
 
@@ -53,7 +55,7 @@ def ledger(rows):
 
 def of_unseen():
     """The rows, a dict, that say once that values came from where no ledger could be seen."""
-    return {Facts(float(secrets.randbits(52) | 1), _UNSEEN, 0.0, 0.0, 0.0): 1}
+    return {LedgerKey(float(secrets.randbits(52) | 1), _UNSEEN, 0.0, 0.0, 0.0): 1}
 
 
 def unseen(rows):
@@ -95,7 +97,7 @@ def read(facts, steps):
     rows = {}
     for fact, updates in zip(facts.tolist(), steps.tolist(), strict=True):
         if updates:
-            fact = Facts(*fact)
+            fact = LedgerKey(*fact)
             if not (updates > 0 and fact.run > 0 and 0 <= fact.sampling_probability <= 1):
                 raise ValueError(
                     f"Not a row of a ledger: {updates} updates of {fact}. The file is damaged, or "

@@ -18,7 +18,7 @@ import numpy as np
 
 from tfdpx._keras import hook
 from tfdpx.spending import ledger_rows
-from tfdpx.spending.account import accounts_of, spent_by, trained_by
+from tfdpx.spending.spend_tracker import accounts_of, spent_by, trained_by
 
 # id of an array that `get_weights` gave -> its `_Known`, as long as the array lives.
 _given_out = {}
@@ -133,7 +133,7 @@ def _write_down(layer):
 
 def _accounts_in(layer):
     """Set of the accounts of a layer's weights, and of its optimizer if it is a private one."""
-    own = getattr(getattr(layer, "optimizer", None), "account", None)
+    own = getattr(getattr(layer, "optimizer", None), "spend_tracker", None)
     return set().union(*map(accounts_of, layer.variables), {own} - {None})
 
 

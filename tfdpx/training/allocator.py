@@ -7,6 +7,7 @@ docs/benchmark.md).
 """
 
 import ctypes
+import functools
 import os
 
 # `mallopt`'s numbers for its parameters, from glibc's malloc.h.
@@ -29,6 +30,7 @@ _VARIABLES = (
 )
 
 
+@functools.cache
 def keep_freed_memory():
     """Makes what this process frees stay with it for its next use.
 
@@ -36,8 +38,8 @@ def keep_freed_memory():
     library is not glibc, nor where the user has set one of glibc's environment variables for this,
     such as `MALLOC_TRIM_THRESHOLD_`.
 
-    To be called before TensorFlow starts its threads, which `import tfdpx` does: a thread keeps the
-    heap that it has.
+    The first private `fit` or `train_on_batch` of a process calls it; further calls do nothing.
+    Threads that have a heap of their own by then keep it.
 
     Returns:
         Bool: whether it is so now.

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.accounting.spent import NOTHING
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.per_example.gradient_norms import GradientNorms
@@ -72,20 +72,20 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Checks optimizer and batches against the plan, and that there is budget left."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         check_optimizer(optimizer, self.plan)
-        session, rate = optimizer.session, optimizer.account.sampling_probability
+        session, rate = optimizer.session, optimizer.spend_tracker.sampling_probability
         self._check_batches(None if session is None else session.draws)
         if session is None:  # A loop of one's own: the step itself ends with the optimizer's plan.
             return
         session.keep_within(self.plan, lambda: steps_left(optimizer, self.plan, rate))
-        if (keras_internals.initial_epoch(self.model) or 0) < self.params["epochs"]:
+        if (model_internals.initial_epoch(self.model) or 0) < self.params["epochs"]:
             session.check_room(session.execution(self.model))
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
         if logs is not None:
-            optimizer = keras_internals.innermost(self.model.optimizer)
+            optimizer = model_internals.innermost(self.model.optimizer)
             logs.update(epsilon_log(self.plan, optimizer))
 
     def _check_batches(self, draws):
@@ -152,10 +152,10 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.log_private_metrics:
             folder = os.path.join(self.log_dir, "not_private")
             self._private_writer = tf.summary.create_file_writer(folder)
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if self.plan is None:
             self.plan = getattr(optimizer, "plan", None)
-        with keras_internals.writing(self):
+        with model_internals.writing(self):
             hparams.hparams(_hyperparameters(optimizer))
             if self.plan is not None:
                 self._describe(f"The plan: {self.plan.summary()}.", optimizer)
@@ -175,7 +175,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         step, norm, logs = self._batches_seen, self._gradient_norm(), dict(logs or {})
 
         def write():
-            with keras_internals.writing(self):
+            with model_internals.writing(self):
                 for name, value in norm.items():
                     tf.summary.scalar(f"batch_{name}", value, step=step)
             self._write_private("batch_", logs, step)
@@ -191,7 +191,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         def write():
             if not covered:
                 return self._write_private("evaluation_", logs, step)
-            with keras_internals.writing(self, validation=True):
+            with model_internals.writing(self, validation=True):
                 for name, value in logs.items():
                     tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
 
@@ -202,7 +202,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         logs = dict(logs or {})
         covered = {name: value for name, value in logs.items() if self._is_covered(name)}
         private = {name: value for name, value in logs.items() if name not in covered}
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):
             covered.update(epsilon_log(self.plan, optimizer, self._before))
         if hasattr(optimizer, "noise_multiplier"):
@@ -213,7 +213,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
         def write():
             super(TensorBoard, self).on_epoch_end(epoch, {})
-            keras_internals.write_epoch(self, step, covered)
+            model_internals.write_epoch(self, step, covered)
             self._write_epsilon(spent, step)
             self._write_private("epoch_", private, step)
             if norms is not None:
@@ -224,10 +224,10 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     def on_train_end(self, logs=None):
         """Closes the writers."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):
             [(name, spent)] = epsilon_log(self.plan, optimizer, self._before).items()
-            with keras_internals.writing(self):
+            with model_internals.writing(self):
                 self._describe(
                     f"Spent: {name}={spent:.4g} at delta={self.plan.delta:g}, in "
                     f"{_updates(optimizer)} updates, under adding or removing one example.",
@@ -239,7 +239,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
                 writer.close()
 
     def _is_covered(self, name):
-        session = getattr(keras_internals.innermost(self.model.optimizer), "session", None)
+        session = getattr(model_internals.innermost(self.model.optimizer), "session", None)
         return is_covered(name, session and session.validation)
 
     def _describe(self, text, optimizer):
@@ -263,13 +263,13 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def _write_epsilon(self, spent, step):
         """Epsilon and, as another run, its budget: two lines in one chart."""
         for name, value in spent.items():
-            with keras_internals.writing(self):
+            with model_internals.writing(self):
                 tf.summary.scalar(name, value, step=step)
             with self._budget_writer.as_default():
                 tf.summary.scalar(name, self.plan.epsilon, step=step)
 
     def _gradient_norm(self):
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         norm = getattr(optimizer, "privatized_gradient_norm", None)
         return {} if norm is None else {"privatized_gradient_norm": _scalar(norm, float)}
 

@@ -1,6 +1,6 @@
 """Lets an interrupted run go on from its last save, at the epsilon of one that was not interrupted.
 
-A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and goes on with
+A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and continues with
 fresh draws and fresh noise. So the file holds no secret, may be resumed any number of times and by
 any program, and nothing has to be compared but what the account counts on.
 """
@@ -19,18 +19,18 @@ import tensorflow as tf
 
 from tfdpx import _files as files
 from tfdpx._arguments import is_integer, require
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals, saving_internals
 from tfdpx.training import callback_state
 
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS = "callbacks.npz"
-# What the fit of a head leaves: `tfdpx.heads.journal`.
+# What the fit of a head leaves: `tfdpx.heads._journal`.
 _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves the run as it trains, and goes on with it when `fit` is called again.
+    """Saves the run as it trains, and resumes it when `fit` is called again.
 
     Like `keras.callbacks.BackupAndRestore`, but whole after a kill or on a full disk: with the same
     callback and the same plan, `fit` restores what the folder holds before its first step, prints
@@ -89,14 +89,14 @@ class Checkpoint(keras.callbacks.Callback):
             num_examples: Int, that `fit` trains on, or None where unknown.
             others: List of the callbacks of the `fit`.
         """
-        optimizer = keras_internals.innermost(model.optimizer)
+        optimizer = model_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)
         self._session, self._others, self._states = session, others, None
         self._facts = {
             "plan": plan and plan.get_config(),
             "number of examples": num_examples,
             "optimizer": type(optimizer).__name__,
-            "individual accounting": optimizer.estimates is not None,
+            "individual accounting": optimizer.clip_policy.state() is not None,
         }
         self._epoch, self._saved = 0, session.updates
         with contextlib.ExitStack() as stack:
@@ -129,9 +129,9 @@ class Checkpoint(keras.callbacks.Callback):
                     "had, or give the new run another folder."
                 )
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
-        keras_internals.set_initial_epoch(model, self._epoch)
+        model_internals.set_initial_epoch(model, self._epoch)
         # What is in memory of the run that wrote it is at least as late.
-        if optimizer.account.made(record["run"]):
+        if optimizer.spend_tracker.made(record["run"]):
             return
         with _unchanged_on_error(model):
             self._load(model, optimizer, content)
@@ -149,9 +149,9 @@ class Checkpoint(keras.callbacks.Callback):
                     f"The checkpoint in {os.fspath(self.directory)!r} is of a run with another "
                     f"model: {error} Go on with that model, or give the new run another folder."
                 ) from error
-        if optimizer.estimates is not None:
+        if _NORMS in content:
             with np.load(io.BytesIO(content[_NORMS]), allow_pickle=False) as saved:
-                optimizer.estimates.restore(dict(saved))
+                optimizer.clip_policy.restore(dict(saved))
 
     def on_train_begin(self, logs=None):
         """Refuses other optimizers."""
@@ -207,21 +207,22 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _content(self):
         """The bytes of the file: what is named in its record, and the record."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
-        content = {_WEIGHTS: keras_internals.weights_file(self.model)}
+        optimizer = model_internals.innermost(self.model.optimizer)
+        content = {_WEIGHTS: saving_internals.weights_file(self.model)}
         states = callback_state.saved(self._others)
         if states is not None:
             content[_CALLBACKS] = states
-        if optimizer.estimates is not None:
+        state = optimizer.clip_policy.state()
+        if state is not None:
             norms = io.BytesIO()
-            np.savez(norms, **optimizer.estimates.state())
+            np.savez(norms, **state)
             content[_NORMS] = norms.getvalue()
         record = {
             "format": _FORMAT,
             **self._facts,
             "epoch": self._epoch,
             "updates": optimizer.ledger.steps,
-            "run": optimizer.account.run,
+            "run": optimizer.spend_tracker.run,
             "digests": {name: files.digest_of(part) for name, part in content.items()},
         }
         made = io.BytesIO()
@@ -298,7 +299,7 @@ def in_order(callbacks):
 @contextlib.contextmanager
 def _unchanged_on_error(model):
     """Within it an error leaves weights and the optimizer's state as they were, but the ledger."""
-    optimizer = keras_internals.innermost(model.optimizer)
+    optimizer = model_internals.innermost(model.optimizer)
     variables = [*model.variables, *optimizer.variables]
     before = [keras.ops.convert_to_numpy(variable) for variable in variables]
     try:

@@ -3,7 +3,7 @@
 With TensorFlow 2.21 and Keras 3.15, `keras.Model.fit` works
 
 - under `MirroredStrategy` with `jit_compile=False` and `steps_per_execution=1`, and
-- under `TPUStrategy` on one host (not tried here).
+- under `TPUStrategy` on one host (not tested here).
 
 It fails, with any optimizer,
 
@@ -19,7 +19,7 @@ compiled within `strategy.scope()`, as Keras has it:
     with strategy.scope():
         model = tfdpx.models.WideResNet(16, 4, 10)
         model.compile(tfdpx.DPSGD(4.0, plan=plan), loss, metrics=["accuracy"])
-    tfdpx.distributed.fit(model, plan, x, y, callbacks=[tfdpx.PrivacyBudget(plan)])
+    tfdpx.distributed.fit(model, plan, x, y, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)])
 """
 
 import math
@@ -27,13 +27,13 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import metric_internals, model_internals, step_context
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches, shares
-from tfdpx.sampling.draws import draws_of
+from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
 from tfdpx.spending.budget import check_optimizer, plan_left
@@ -117,7 +117,7 @@ def fit(
     arguments = {"x": planned, "callbacks": callbacks}
     arguments |= {"epochs": epochs, "initial_epoch": initial_epoch}
     with (
-        keras_internals.driving(model, "tfdpx"),
+        step_context.driving(model, "tfdpx"),
         fit_data.session_of(optimizer, model, arguments) as session,
     ):
         session.validation = validation
@@ -129,7 +129,7 @@ def fit(
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
-        initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
+        initial_epoch = model_internals.initial_epoch(model) or initial_epoch
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
         seed = agreement.share_secret(
             strategy,
@@ -154,8 +154,7 @@ def fit(
                 x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=draw_seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
             )  # fmt: skip
-            draws = draws_of(batches)
-            return draws.fitted if optimizer.estimates is None else draws.with_ids
+            return optimizer.clip_policy.dataset(sampler_of(batches))
 
         batches = iter(strategy.distribute_datasets_from_function(share))
         execute = _execution(model, strategy)
@@ -183,6 +182,8 @@ def _epoch(model, execute, batches, session, steps, callbacks):
     for step in range(0, steps, model.steps_per_execution):
         count = min(model.steps_per_execution, steps - step)
         callbacks.on_train_batch_begin(step)
+        session.check_room()
+        count = min(count, session.left)
         logs = execute(batches, tf.constant(count))
         callbacks.on_train_batch_end(step + count - 1, logs)
         if model.stop_training:
@@ -268,4 +269,4 @@ class _Measuring:
         penalty, _ = train_step.regularization(model.trainable_variables)
         each = [total(losses) for losses in rows.output_losses]
         train_step.show_losses(model, total(rows.losses), each, count, penalty)
-        keras_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+        metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)

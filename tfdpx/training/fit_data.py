@@ -13,13 +13,14 @@ import threading
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
-from tfdpx.sampling.draws import draws_of, is_seeded
+from tfdpx._keras import model_internals
+from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
 from tfdpx.spending import budget
 from tfdpx.training import checkpoint, views
-from tfdpx.training.session import BUSY, Limit, Progress, Session, begin_alone, stand_by
+from tfdpx.training.clip_policy import planned
+from tfdpx.training.session import BUSY, Limit, Progress, Room, Session, begin_alone, stand_by
 
 _KERAS_BATCH_SIZE = 32
 
@@ -77,16 +78,11 @@ def session_of(optimizer, model, arguments):
             private examples are public ones too.
         BudgetExceeded: If all steps of their plan were taken.
     """
-    optimizer.account.follow(model.variables)
+    optimizer.spend_tracker.follow(model.variables)
     data = arguments.get("x")
-    if optimizer.public_data is not None:
-        optimizer.public_data.check_apart(data)
-    batches = None
-    if optimizer.estimates is not None:
-        batches = optimizer.estimates.with_ids(data)
-    draws = draws_of(data)
-    if draws is not None and draws.plan is None:
-        draws = None
+    policy = optimizer.clip_policy
+    policy.check_data(data)
+    draws = planned(data)
     if draws is None:
         count = _examples_of(arguments)
         check_unplanned(optimizer, arguments)
@@ -98,11 +94,11 @@ def session_of(optimizer, model, arguments):
         probability = draws.plan.sampling_probability
     with (
         Session(optimizer, draws, probability, is_seeded(data)) as session,
-        keras_internals.keeping_first_epoch(model),
+        model_internals.keeping_first_epoch(model),
         checkpoint.kept(model, arguments, session, count, build),
     ):
         if draws is not None:
-            restored = keras_internals.initial_epoch(model)
+            restored = model_internals.initial_epoch(model)
             first = restored or arguments.get("initial_epoch", 0)
             if restored and not session.left:
                 arguments["epochs"] = restored  # The run was finished.
@@ -112,16 +108,16 @@ def session_of(optimizer, model, arguments):
             arguments["x"] = draws.fitted
             # Keras itself would take flags for weights, and ids for a part of the batch.
             build(model, arguments)
-            arguments["x"] = batches or draws.fitted
+            arguments["x"] = policy.dataset(draws)
             arguments["shuffle"] = False  # Keras would warn that it does not shuffle a data set.
             if draws.held_out is not None and arguments.get("validation_data") is None:
                 arguments["validation_data"] = draws.held_out
-        optimizer.account.warn_of_unseen()
+        optimizer.spend_tracker.warn_of_unseen()
         yield session
 
 
 @contextlib.contextmanager
-def by_hand(optimizer, model, rows, sample_weight):
+def unplanned_step(optimizer, model, rows, sample_weight):
     """Around `train_on_batch`, also inside of a `fit`: no plan drew such a batch.
 
     Args:
@@ -132,9 +128,8 @@ def by_hand(optimizer, model, rows, sample_weight):
     """
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
-    if optimizer.estimates is not None:
-        optimizer.estimates.split(None, None)
-    account = optimizer.account
+    optimizer.clip_policy.split(None, None)
+    account = optimizer.spend_tracker
     with optimizer.state.lock:
         session = optimizer.session
         if session is not None and session.thread != threading.get_ident():
@@ -164,7 +159,7 @@ def build(model, arguments):
         model: A model compiled with a tfdpx optimizer.
         arguments: Dict of the arguments of `fit`.
     """
-    optimizer = keras_internals.innermost(model.optimizer)
+    optimizer = model_internals.innermost(model.optimizer)
     data = tuple(arguments.get(name) for name in ("x", "y", "sample_weight"))
     if isinstance(data[0], tf.data.Dataset):
         data = data[0].element_spec
@@ -206,7 +201,7 @@ def add_limit(arguments):
     )
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
     bar = [] if has_bar or arguments.get("verbose", "auto") == 0 else [Progress()]
-    arguments["callbacks"] = [Limit(), *given, *bar]
+    arguments["callbacks"] = [Limit(), *given, *bar, Room()]
 
 
 def _refuse_data_beside(arguments):
@@ -240,7 +235,7 @@ def check_draws(optimizer, draws):
 
     Args:
         optimizer: The tfdpx optimizer.
-        draws: `Draws` with a plan.
+        draws: `BatchSampler` with a plan.
     """
     plan = optimizer.plan or draws.plan
     for name in ("num_examples", "batch_size", "sampling"):
@@ -284,7 +279,7 @@ def check_unplanned(optimizer, arguments):
             f"not draw, or that were changed (by `take`, `cache`, `map`, ...). Received: x of type "
             f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
             "`plan.batches(...)` as it is; or say that an approximation will do: "
-            "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
+            "`callbacks=[tfdpx.callbacks.PrivacyBudget(plan, allow_approximate=True)]`."
         )
 
 

@@ -5,7 +5,6 @@ import typing
 
 import tensorflow as tf
 
-from tfdpx import mechanism
 from tfdpx.per_example.outputs import Outputs
 
 
@@ -16,8 +15,7 @@ class Inputs(typing.NamedTuple):
         rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
         present: bool [n], which examples count; None where all do.
         key: int64 [2], from which random layers draw: that of no other microbatch.
-        clips: `()`; or a float32 [n], which part of the clip is each example's own.
-        clip: Float32 scalar tensor; None where it is the optimizer's number.
+        clips: Tuple of the tensors of `tfdpx.training.clip_policy.ClipPolicy.clips`.
         shared: List of the tensors of a `tfdpx.per_example.update.Update`.
     """
 
@@ -25,7 +23,6 @@ class Inputs(typing.NamedTuple):
     present: tf.Tensor | None
     key: tf.Tensor
     clips: tuple = ()
-    clip: tf.Tensor | None = None
     shared: tuple = ()
 
 
@@ -60,9 +57,8 @@ def compute(optimizer, engine, update, inputs):
     present = inputs.present
     if present is None:
         present = tf.ones_like(found.squared_norms, tf.bool)
-    clip = optimizer.l2_norm_clip if inputs.clip is None else inputs.clip
-    factors = mechanism.clip_factors(
-        found.squared_norms, present, clip, optimizer.batch_size, *inputs.clips
+    factors = optimizer.clip_policy.factors(
+        found.squared_norms, present, optimizer.batch_size, *inputs.clips
     )
     return found, found.clipped_sums(factors)
 

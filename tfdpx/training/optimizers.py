@@ -26,7 +26,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
     under adding or removing one example. What a run of updates costs depends on how batches are
     drawn: see `tfdpx.PrivacyPlan`. It holds for the weights; the training loss and metrics that
     Keras shows are functions of the private data. Files that Keras saves hold no seed of noise or
-    draws; a loaded or copied optimizer has fresh noise, and its `ledger` goes on.
+    draws; a loaded or copied optimizer has fresh noise, and its `ledger` continues.
 
     The arguments below, but for those of Keras, are read-only attributes.
 
@@ -56,7 +56,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         public_data: Optional pair `(x, y)` of arrays of public examples, as the model sees them; it
             needs a plan. Their gradients join every update without clipping or noise, each weighing
             as much as a private example; the weights may tell all of them. See
-            `tfdpx.training.public_data`.
+            `tfdpx.training.public_clip`.
         public_quantile: Float in (0, 1], or None. With `public_data`, private gradients are clipped
             to this quantile of the norms of the public ones, anew in each update, and
             `l2_norm_clip` is but the unit of the learning rate. None clips to `l2_norm_clip`.

@@ -7,16 +7,17 @@ computed alone, example by example, by the vectorized engine. There is no third 
 
 import contextlib
 import dataclasses
+import math
 import typing
 
 import numpy as np
 import tensorflow as tf
 
-from tfdpx import checks, mechanism
-from tfdpx._keras import keras_internals, tensorflow_internals
+from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx._warnings import warn
 from tfdpx.checks.augmentation import problems_of_augment
 from tfdpx.checks.batches_of_one import problems_of_microbatch, undisturbed
+from tfdpx.checks.declared import check_declared
 from tfdpx.checks.errors import UnfitForPrivacy, refusing
 from tfdpx.independence import raising
 from tfdpx.independence.hidden_state import Found
@@ -27,7 +28,8 @@ from tfdpx.independence.verdict import (
     independence_of_microbatch,
     reasons_of_loss,
 )
-from tfdpx.per_example import ENGINES, UnexplainedVariables
+from tfdpx.per_example.capture import UnexplainedVariables
+from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.randomness import UnmappedState
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import TakesBatch
@@ -35,6 +37,8 @@ from tfdpx.training import microbatch_size
 from tfdpx.training.microbatch import Inputs, Microbatch
 
 _ALONE = "vmap"
+# Of factors, in float32.
+_ROUNDING = 1e-5
 # Of random numbers that an engine is run with where they decide what it runs.
 _KEYS = 6
 
@@ -54,30 +58,26 @@ class Batch(typing.NamedTuple):
         views: `tfdpx.training.views.Views`.
         data: `(x, y, sample_weight)`, nests of tensors [B, ...]; only shapes and dtypes are read.
         may_be_absent: Whether an example may be padding.
-        own_clips: Whether examples have clips of their own.
-        public_clip: Whether the clip is a tensor.
     """
 
     views: object
     data: tuple
     may_be_absent: bool
-    own_clips: bool
-    public_clip: bool
 
 
 @dataclasses.dataclass
-class Prepared:
+class ModelCache:
     """What is found out for a model and the shapes of its batches.
 
     Attributes:
         key: Tuple, of the model and the shapes.
         engine: The per-example engine of the last step that was traced.
         engines: Dict by name.
-        sizes: The `PassSize` for each `_Kind` of batch.
+        sizes: The `MicrobatchSize` for each `_Kind` of batch.
         independence: List of the `Independence`s that steps were traced with.
         checked: Set of what was compared with batches of one.
-        fitting: Dict of `pass_size.Fitting` by the name of an engine.
-        eager: Pair of a `Microbatch` and its `PassSize` for each `_Kind`, of steps in eager mode.
+        fitting: Dict of `microbatch_size.MicrobatchAutotuner` by the name of an engine.
+        eager: Pair of a `Microbatch` and its `MicrobatchSize` for each `_Kind`, in eager mode.
     """
 
     key: tuple
@@ -91,7 +91,7 @@ class Prepared:
 
 
 def prepare(optimizer, model, batch, fits):
-    """The `Microbatch` of this step, and the `PassSize` that it was traced for.
+    """The `Microbatch` of this step, and the `MicrobatchSize` that it was traced for.
 
     It is traced anew for each trace of the step, and proved each time; the rest is looked at once
     for a model and the shapes of its batches.
@@ -100,7 +100,7 @@ def prepare(optimizer, model, batch, fits):
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled, built `keras.Model`.
         batch: `Batch`.
-        fits: Function of an engine and a `pass_size.Fitting` to the examples that fit in memory.
+        fits: Function of an engine and a `MicrobatchAutotuner` to the examples that fit in memory.
 
     Raises:
         UnfitForPrivacy: If the model, the loss or the augmentation is unfit for private training;
@@ -207,7 +207,7 @@ class _Preparation:
             what = (self._kind, size, type(microbatch.engine).__name__)
             if not problems and what not in known.checked:
                 problems += self._problems_of_loss(microbatch, size, found)
-                problems += keras_internals.eagerly(self._compared, microbatch, size, found)
+                problems += step_context.eagerly(self._compared, microbatch, size, found)
         known.checked.add(what)
         known.engine, known.sizes[self._kind] = microbatch.engine, size
         if tf.executing_eagerly():
@@ -249,7 +249,7 @@ class _Preparation:
         draws = microbatch.draws
         drawn, key, alone = microbatch, tf.zeros([2], tf.int64), not microbatch.found.of_rows
         examples = None if size.varies else self._rows(size) // views
-        still = keras_internals.still() if draws else contextlib.nullcontext()
+        still = step_context.freeze_rng() if draws else contextlib.nullcontext()
         with undisturbed(model), still:
             if draws:  # Random layers hold still for the comparison, as batches of one cannot draw.
                 given = specs._replace(shared=())
@@ -264,8 +264,7 @@ class _Preparation:
                     rows,
                     None if specs.present is None else tf.ones([count], tf.bool),
                     key,
-                    tuple(tf.ones([count]) for _ in specs.clips),
-                    None if specs.clip is None else tf.constant(self._optimizer.l2_norm_clip),
+                    self._optimizer.clip_policy.whole(count),
                     update.tensors,
                 )
                 # Which branches run in vectorization is drawn.
@@ -278,9 +277,7 @@ class _Preparation:
                 return found.squared_norms.numpy(), [np.asarray(total) for total in sums]
 
             def factors_of(squared_norms):
-                every = tf.fill(squared_norms.shape, True)
-                clip, batch_size = self._optimizer.l2_norm_clip, self._optimizer.batch_size
-                return mechanism.clip_factors(squared_norms, every, clip, batch_size)
+                return factors_of_policy(self._optimizer, squared_norms)
 
             rows = specs.rows
             # An assertion, of what is not proved, and a loop are for a graph.
@@ -290,7 +287,7 @@ class _Preparation:
             )
 
     def _traced(self, name, size):
-        """The `Microbatch` of an engine, of a `PassSize`."""
+        """The `Microbatch` of an engine, of a `MicrobatchSize`."""
         views, (x, y, sample_weight) = self._batch.views, self._batch.data
         rows = self._rows(size)
         examples = None if rows is None else rows // views.count
@@ -302,8 +299,7 @@ class _Preparation:
             tf.nest.map_structure(spec, (views.row_specs(x), y, sample_weight)),
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
-            (tf.TensorSpec([examples], tf.float32),) if self._batch.own_clips else (),
-            tf.TensorSpec([], tf.float32) if self._batch.public_clip else None,
+            self._optimizer.clip_policy.specs(examples),
         )
         return Microbatch(self._optimizer, self._engine(name), specs)
 
@@ -326,14 +322,16 @@ class _Preparation:
         return engines[name]
 
     def _sizes(self, name):
-        """Yields `PassSize`s to try, the best first; the last does not vary."""
+        """Yields `MicrobatchSize`s to try, the best first; the last does not vary."""
         optimizer, kind, engine = self._optimizer, self._kind, self._engine(name)
         # XLA needs microbatches that are alike; and where no example can be missing, nothing is
         # gained.
         may_vary = (bool(kind.weights) or kind.count is None) and kind.way != "compiled"
         for varies in [True, False] if may_vary and engine.suits_any_number else [False]:
             if optimizer.microbatch_size == microbatch_size.AUTO:
-                fitting = self._known.fitting.setdefault(name, microbatch_size.Fitting())
+                fitting = self._known.fitting.setdefault(
+                    name, microbatch_size.MicrobatchAutotuner()
+                )
                 yield microbatch_size.of_examples(self._fits(engine, fitting), varies)
                 continue
             views, weighted = self._batch.views.count, bool(kind.weights)
@@ -342,22 +340,41 @@ class _Preparation:
             )
 
 
+def factors_of_policy(optimizer, squared_norms):
+    """float32 [n]: what the clip policy multiplies gradients by; UnfitForPrivacy if it is too much.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        squared_norms: float32 array [n].
+    """
+    policy, count = optimizer.clip_policy, len(squared_norms)
+    present, batch_size = tf.fill([count], True), optimizer.batch_size
+    factors = policy.factors(squared_norms, present, batch_size, *policy.whole(count))
+    longest = float(tf.reduce_max(factors * tf.sqrt(squared_norms)) * batch_size)
+    if policy.l2_norm_clip < math.inf and not longest <= 1 + _ROUNDING:
+        raise UnfitForPrivacy(
+            f"The clip policy {type(policy).__name__} lets an example add {longest:.4g} / "
+            "batch_size to the sum, and noise hides 1 / batch_size. Return smaller `factors`."
+        )
+    return factors
+
+
 def _known(optimizer, model, batch):
-    """The `Prepared` for a model and the shapes of its batches."""
+    """The `ModelCache` for a model and the shapes of its batches."""
     x, y, _ = batch.data
     # A model may be compiled again with the same optimizer, and another loss or other metrics.
     key = (
-        keras_internals.compilation(model),
+        model_internals.compilation(model),
         tuple(id(v) for v in model.trainable_variables),
         # The data's too: what has another length in each batch is made up of one.
         _specs((batch.views.example_rows(x), x, y)),
     )
     known = optimizer.prepared.get(model)
     if known is None or known.key != key:
-        checks.check_declared(model)
+        check_declared(model)
         with refusing() as problems:
             problems += problems_of_augment(batch.views.augment)
-        known = optimizer.prepared[model] = Prepared(key)
+        known = optimizer.prepared[model] = ModelCache(key)
     return known
 
 

@@ -9,16 +9,15 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of
 from tfdpx._warnings import warn
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.mechanism import check_private
-from tfdpx.spending.account import Account
 from tfdpx.spending.ledger_rows import FACTS, STEPS
+from tfdpx.spending.spend_tracker import SpendTracker
 from tfdpx.training import first_update, fit_data, refresh, replicas, settings
-from tfdpx.training.individual_norms import Estimates
 from tfdpx.training.session import stand_by
 from tfdpx.training.state import StepState
 from tfdpx.training.train_step import private_train_step
@@ -34,13 +33,13 @@ def _read_only(name):
         raise AttributeError(
             f"`{name}` of a private optimizer is read-only: the account counts on the value that "
             f"it was made with, {get(self)!r}. Received: {name}={value!r}. Compile the model with "
-            "a new optimizer; its account goes on."
+            "a new optimizer; its account continues."
         )
 
     return property(get, refuse, doc=f"The argument `{name}`. Read-only.")
 
 
-class PrivateOptimizer(keras_internals.OptimizerOverrides):
+class PrivateOptimizer(model_internals.OptimizerOverrides):
     """What makes a Keras optimizer private; stands before it in the bases."""
 
     plan = _read_only("plan")
@@ -102,21 +101,23 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
         self.state = StepState()
-        self.account = Account(self.state, self.noise_multiplier)
+        self.spend_tracker = SpendTracker(self.state, self.noise_multiplier)
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
-        self._ledger_facts, self._ledger_steps = self.account.facts, self.account.steps
-        self.account.open(plan and plan.sampling_probability, exact=False, seeded=seed is not None)
+        self._ledger_facts, self._ledger_steps = self.spend_tracker.facts, self.spend_tracker.steps
+        self.spend_tracker.open(
+            plan and plan.sampling_probability, exact=False, seeded=seed is not None
+        )
         stand_by(self)
-        self.estimates = None if individual is None else Estimates(individual, self.account)
+        self.clip_policy = settings.clip_policy(self._settings, self.spend_tracker)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
-    def by_hand(self, model, rows, sample_weight):
-        """A context around `model.train_on_batch`; see `tfdpx.training.fit_data.by_hand`."""
-        return fit_data.by_hand(self, model, rows, sample_weight)
+    def unplanned_step(self, model, rows, sample_weight):
+        """A context around `model.train_on_batch`; see `tfdpx.training.fit_data.unplanned_step`."""
+        return fit_data.unplanned_step(self, model, rows, sample_weight)
 
     def compiled(self, model):
-        """Called after `model.compile`: what was spent on the model's weights goes on here."""
-        self.account.follow(model.variables)
+        """Called after `model.compile`: what was spent on the model's weights counts here."""
+        self.spend_tracker.follow(model.variables)
         if self.session is None:
             stand_by(self)
 
@@ -149,14 +150,10 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         """int64 tensor [2]: the secret key of the next update, used by no other."""
         return self.state.key()
 
-    def until_end(self, sums):
-        """`tfdpx.training.state.StepState.until_end`, where there is a plan."""
-        return sums if self.plan is None else self.state.until_end(sums)
-
     def trains(self, model):
         """Called by the private step as it is traced: its updates are spent on these weights."""
-        self.account.follow(model.variables)
-        self.account.trains(model.trainable_variables)
+        self.spend_tracker.follow(model.variables)
+        self.spend_tracker.trains(model.trainable_variables)
 
     @property
     def privatized_gradient_norm(self):
@@ -176,7 +173,7 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         loaded from. Nothing that is assigned lowers it. Where values came from where no ledger
         could be seen, `ledger.is_complete` is False.
         """
-        return self.account.ledger()
+        return self.spend_tracker.ledger()
 
     @property
     def epsilon_is_approximate(self):
@@ -194,22 +191,22 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
     def record(self, gradient_norm, nonfinite):
         """Counts an update and keeps what it measured; called by the private step."""
         self._gradient_norm.assign(gradient_norm)
-        self.account.count_update()
+        self.spend_tracker.count_update()
         self.state.count(nonfinite)
 
     def save_own_variables(self, store):
         """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
-        self.account.synchronize()
+        self.spend_tracker.synchronize()
         super().save_own_variables(store)
         for name, variable in self._ledger_variables().items():
             store[name] = value_of(variable)
 
     def load_own_variables(self, store):
-        """Loads what Keras loads, joins the saved ledger, and goes on as a run of its own."""
+        """Loads what Keras loads, joins the saved ledger, and continues as a run of its own."""
         names = self._ledger_variables()
         saved = {name: store[name] for name in store.keys()}
         if all(name in saved for name in names):
-            self.account.join_saved(*(saved.pop(name) for name in names))
+            self.spend_tracker.join_saved(*(saved.pop(name) for name in names))
         elif saved:
             warn(
                 "The saved optimizer has no ledger: what was spent on its weights is unknown, and "
@@ -275,31 +272,27 @@ class PrivateOptimizer(keras_internals.OptimizerOverrides):
         # Refused arguments are all None.
         for argument in settings.REFUSED:
             config.pop(argument, None)
-        plan, views, each = self.plan, self.augment, self.individual
+        plan, views = self.plan, self.augment
         # Without `seed`: a file must not tell it, and a copy must have noise of its own.
         config.update(
             plan=None if plan is None else keras.saving.serialize_keras_object(plan),
             batch_size=self.batch_size,
             noise_multiplier=self.noise_multiplier,
-            l2_norm_clip=self.l2_norm_clip,
             microbatch_size=self.microbatch_size,
             augment=None if views is None else keras.saving.serialize_keras_object(views),
             augmult=self.augmult,
             per_example_engine=self.per_example_engine,
-            individual=None if each is None else keras.saving.serialize_keras_object(each),
+            individual=None,
             public_validation=self.public_validation,
             require_proof=self.require_proof,
         )
-        if self.public_data is not None:
-            config["public_data"] = self.public_data.get_config()
-            config["public_quantile"] = self.public_quantile
-        return config
+        return {**config, **self.clip_policy.arguments()}
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
         """Builds the optimizer from `get_config()`."""
         config = dict(config)
-        for name in ("plan", "augment", "individual"):
+        for name in ("plan", "augment", "individual", "l2_norm_clip"):
             if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(
                     config[name], custom_objects=custom_objects

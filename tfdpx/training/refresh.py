@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx import noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.inputs import present_rows
@@ -22,8 +22,7 @@ def add_to(arguments, model, session):
         model: The `keras.Model`.
         session: The `tfdpx.training.session.Session` of the `fit`.
     """
-    estimates = keras_internals.innermost(model.optimizer).estimates
-    if estimates is None or not estimates.refreshes_per_epoch:
+    if not model_internals.innermost(model.optimizer).clip_policy.refreshes_per_epoch:
         return
     callback, given = Refresh(session.draws.examples), arguments.get("callbacks")
     if isinstance(given, keras.callbacks.CallbackList):
@@ -34,7 +33,7 @@ def add_to(arguments, model, session):
 
 
 class Refresh(keras.callbacks.Callback):
-    """Gives the optimizer's `estimates` the norms of all examples, whenever they are due.
+    """Gives the optimizer's clip policy the norms of all examples, whenever they are due.
 
     Each host measures all examples, on its first device.
 
@@ -50,10 +49,10 @@ class Refresh(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Measures, if it is time."""
-        estimates = keras_internals.innermost(self.model.optimizer).estimates
-        if estimates.refresh_is_due():
+        policy = model_internals.innermost(self.model.optimizer).clip_policy
+        if policy.refresh_is_due():
             for ids, present, norms in self.measured():
-                estimates.refresh(ids, present, norms)
+                policy.refresh(ids, present, norms)
 
     def measured(self):
         """The norms of all examples at the weights as they are, in parts.
@@ -64,7 +63,7 @@ class Refresh(keras.callbacks.Callback):
             `(ids, present, norms)`: int32, bool and float32 tensors [n]; norms are over the clip,
             and at most 1. Examples of weight zero, which are never drawn, are not present.
         """
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if self._measure is None:
             size = min(self._batch_size or optimizer.batch_size, self._examples.count)
             self._measure = tf.function(self._norms, autograph=False)
@@ -81,11 +80,10 @@ class Refresh(keras.callbacks.Callback):
     def _norms(self, x, y, sample_weight, seed):
         """float32 [n]: norms over the clip, at most 1."""
         model = self.model
-        optimizer = keras_internals.innermost(model.optimizer)
+        optimizer = model_internals.innermost(model.optimizer)
         views = Views(optimizer.augment, optimizer.augmult, x)
         choices = views.draw(Rows(x).count, seed)
         y, sample_weight = views.repeat((y, sample_weight))
         rows, key = views.rows(x, choices), noise.fold_in(seed, _VIEWS)
         result = optimizer.prepared[model].engine(rows, y, sample_weight, key=key)
-        norms = tf.sqrt(result.squared_norms) / optimizer.l2_norm_clip
-        return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
+        return optimizer.clip_policy.over_clip(result.squared_norms)

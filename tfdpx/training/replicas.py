@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import step_context
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.sampling import shares
 
@@ -95,7 +95,7 @@ def check_context(model):
             f"Private training does not support {type(strategy).__name__}. Use one of "
             f"{', '.join(c.__name__ for c in _STRATEGIES)}."
         )
-    if context is None or keras_internals.driver(model) is None:
+    if context is None or step_context.driver(model) is None:
         raise UnfitForPrivacy(
             f"A private step on {strategy.num_replicas_in_sync} replicas must be run by `model.fit`"
             " or `tfdpx.distributed.fit`, which split each batch over them. `train_on_batch` and "
@@ -110,7 +110,7 @@ def compile_apart(model):
     Keras's `fit` compiles the whole step, a TPU anything.
     """
     strategy = tf.distribute.get_strategy()
-    return keras_internals.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
+    return step_context.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
 def deal(model, session, arguments):
@@ -135,7 +135,7 @@ def deal(model, session, arguments):
 def is_dealt(model, session):
     """Whether replicas have the shares of `shares` and not the rows that Keras would give them."""
     drawn = session is not None and session.draws is not None
-    return keras_internals.driver(model) == "tfdpx" or drawn
+    return step_context.driver(model) == "tfdpx" or drawn
 
 
 def own_rows(nest, count, context, dealt):

@@ -12,8 +12,9 @@ import threading
 import keras
 
 from tfdpx import noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals
 from tfdpx.spending import budget
+from tfdpx.training import allocator
 
 BUSY = (
     "This optimizer is training already, in another thread or around this `fit`. One account "
@@ -26,7 +27,7 @@ class Session:
 
     Args:
         optimizer: The tfdpx optimizer.
-        draws: The `tfdpx.sampling.draws.Draws` of the data set, or None where no plan drew it.
+        draws: The `BatchSampler` of the data set, or None where no plan drew it.
         sampling_probability: Float, or None where unknown.
         is_seeded: Bool, whether somebody gave the seed of the data set's draws.
 
@@ -55,6 +56,7 @@ class Session:
             self._budgets.append((draws.plan, lambda: budget.plan_left(optimizer, draws.plan)))
 
     def __enter__(self):
+        allocator.keep_freed_memory()
         optimizer, draws = self._optimizer, self.draws
         with optimizer.state.lock:
             if optimizer.session is not None:
@@ -66,7 +68,7 @@ class Session:
                 )
             exact = draws is not None and not draws.plan.is_approximate
             seeded = self._seed is not None or self._is_seeded
-            self._usual = optimizer.account.open(self._probability, exact, seeded)
+            self._usual = optimizer.spend_tracker.open(self._probability, exact, seeded)
             self.renew()
             optimizer.session = self
             if draws is not None:
@@ -77,7 +79,7 @@ class Session:
         self._optimizer.session = None
         if self.draws is not None:
             self.draws.session = None
-        self._optimizer.account.open(*self._usual)
+        self._optimizer.spend_tracker.open(*self._usual)
         stand_by(self._optimizer)
 
     def renew(self):
@@ -97,7 +99,7 @@ class Session:
             entropy: Int of 128 random bits that all hosts share.
         """
         self._entropy, self._renewals = entropy, 0
-        self._optimizer.account.renew(secret_of(entropy, "run")[0])
+        self._optimizer.spend_tracker.renew(secret_of(entropy, "run")[0])
         self.renew()
 
     def draw_seed(self):
@@ -136,7 +138,7 @@ class Session:
 
     def find_end(self):
         """Finds the end anew, by all that is known to be spent."""
-        self._others = self._optimizer.account.others()
+        self._others = self._optimizer.spend_tracker.others()
         counts = [left() for _, left in self._budgets]
         least = min(counts, default=None)
         self.plan = None if least is None else self._budgets[counts.index(least)][0]
@@ -144,8 +146,11 @@ class Session:
 
     def execution(self, model):
         """Int: the updates that must fit into the budget to go on."""
-        # Batches that a plan draws end with it, and a shorter execution with them.
-        return 1 if self.draws is not None else model.steps_per_execution
+        execution = model.steps_per_execution
+        if self.draws is None:
+            return execution
+        # Batches that a plan draws end where it ended as `fit` began, and the last execution there.
+        return max(1, min(execution, (self.draws.ends_at or 0) - self.number))
 
     def check_room(self, execution=1):
         """Raises BudgetExceeded unless so many updates may be made.
@@ -153,7 +158,7 @@ class Session:
         Args:
             execution: Int, the updates that are made at once.
         """
-        if self._optimizer.account.others() != self._others:
+        if self._optimizer.spend_tracker.others() != self._others:
             self.find_end()
         left = self.left
         if left is not None and left <= 0:
@@ -207,7 +212,7 @@ def after_save(model, write):
         model: `keras.Model`.
         write: Function without arguments.
     """
-    session = getattr(keras_internals.innermost(model.optimizer), "session", None)
+    session = getattr(model_internals.innermost(model.optimizer), "session", None)
     if session is None:
         write()
     else:
@@ -233,17 +238,13 @@ class Limit(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Raises an error if there is no room for an execution."""
         self._is_spent = False
-        first = keras_internals.initial_epoch(self.model) or 0
+        first = model_internals.initial_epoch(self.model) or 0
         if first < self.params["epochs"]:  # Resumed after its last epoch, no step follows.
             self._session.check_room(self._session.execution(self.model))
 
     def on_epoch_begin(self, epoch, logs=None):
         """Finds the end anew: a callback may have restored weights."""
         self._session.find_end()
-
-    def on_train_batch_begin(self, batch, logs=None):
-        """Raises an error where another callback had the training go on past the end."""
-        self._session.check_room(self._session.execution(self.model))
 
     def on_train_batch_end(self, batch, logs=None):
         """Stops the training when the next execution might exceed the budget."""
@@ -255,7 +256,7 @@ class Limit(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epsilon spent to the logs."""
-        optimizer = keras_internals.innermost(self.model.optimizer)
+        optimizer = model_internals.innermost(self.model.optimizer)
         if logs is not None and optimizer.plan is not None:
             logs.update(budget.epsilon_log(optimizer.plan, optimizer))
 
@@ -263,7 +264,7 @@ class Limit(keras.callbacks.Callback):
         """Says that the budget is used up, unless `fit` is silent."""
         if not self._is_spent or not self.params.get("verbose"):
             return
-        session, optimizer = self._session, keras_internals.innermost(self.model.optimizer)
+        session, optimizer = self._session, model_internals.innermost(self.model.optimizer)
         [(name, epsilon)] = budget.epsilon_log(session.plan, optimizer).items()
         taken, left = budget.steps_taken(optimizer), session.left
         text = f"Privacy budget used up after {taken} updates"
@@ -277,7 +278,16 @@ class Limit(keras.callbacks.Callback):
 
     @property
     def _session(self):
-        return keras_internals.innermost(self.model.optimizer).session
+        return model_internals.innermost(self.model.optimizer).session
+
+
+class Room(keras.callbacks.Callback):
+    """The last of all callbacks: whatever another one spent or changed, the budget holds."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Raises BudgetExceeded where the next execution does not fit into the budget."""
+        session = model_internals.innermost(self.model.optimizer).session
+        session.check_room(session.execution(self.model))
 
 
 class Progress(keras.callbacks.ProgbarLogger):
@@ -290,7 +300,7 @@ class Progress(keras.callbacks.ProgbarLogger):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Begins a bar of the steps that follow."""
-        left = keras_internals.innermost(self.model.optimizer).session.left
+        left = model_internals.innermost(self.model.optimizer).session.left
         if self._steps is not None and left is not None:
             execution = self.model.steps_per_execution
             self.target = min(self._steps, left // execution * execution)

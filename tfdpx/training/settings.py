@@ -4,15 +4,17 @@ import collections
 import inspect
 import math
 
-from tfdpx import augment as augment_module
 from tfdpx import noise
 from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
-from tfdpx.per_example import ENGINES
+from tfdpx.augment.layer_views import get as as_views
+from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rounding import SMALLEST_CLIP
-from tfdpx.training import microbatch_size, public_data
+from tfdpx.training import microbatch_size, public_clip
+from tfdpx.training.clip_policy import ClipPolicy
+from tfdpx.training.individual_clip import IndividualClip
 
 # Keras arguments that would change the mechanism, and what to use instead.
 REFUSED = {
@@ -30,7 +32,8 @@ Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
     "per_example_engine public_data public_quantile individual public_validation "
-    "require_proof",
+    "require_proof clip_policy",
+    defaults=[None],
 )
 
 
@@ -73,6 +76,10 @@ def checked(**arguments):
         ValueError: If one is out of range, or contradicts `plan`.
     """
     given = Settings(**arguments)
+    policy = given.l2_norm_clip if isinstance(given.l2_norm_clip, ClipPolicy) else None
+    if policy is not None:
+        _check_alone(given)
+        given = given._replace(l2_norm_clip=policy.l2_norm_clip, clip_policy=policy)
     batch_size = agreed("batch_size", given.batch_size, given.plan)
     require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
     noise_multiplier = agreed("noise_multiplier", given.noise_multiplier, given.plan)
@@ -94,7 +101,7 @@ def checked(**arguments):
     require(isinstance(declared, bool), "public_validation", declared, "be True or False")
     proof = given.require_proof
     require(isinstance(proof, bool), "require_proof", proof, "be True or False")
-    public = public_data.checked(given)
+    public = public_clip.checked(given)
     if given.individual is not None:
         if given.public_data is not None:
             raise ValueError(
@@ -120,10 +127,31 @@ def checked(**arguments):
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=float(clip),
         microbatch_size=int(rows) if is_integer(rows, 1) else rows,
-        augment=augment_module.get(given.augment),
+        augment=as_views(given.augment),
         augmult=int(views),
         public_data=public,
     )
+
+
+def clip_policy(settings, tracker):
+    """The `ClipPolicy` of an optimizer.
+
+    Args:
+        settings: `Settings`.
+        tracker: The optimizer's `tfdpx.spending.spend_tracker.SpendTracker`.
+    """
+    if settings.individual is not None:
+        return IndividualClip(settings.individual, tracker, settings.l2_norm_clip)
+    return settings.clip_policy or settings.public_data or ClipPolicy(settings.l2_norm_clip)
+
+
+def _check_alone(given):
+    for name in ("individual", "public_data"):
+        if getattr(given, name) is not None:
+            raise ValueError(
+                f"Argument `{name}` makes a clip policy, and `l2_norm_clip` is one. Received: "
+                f"l2_norm_clip={type(given.l2_norm_clip).__name__}. Leave one of them out."
+            )
 
 
 def _check_individual(individual, plan, l2_norm_clip):

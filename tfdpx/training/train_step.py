@@ -3,8 +3,8 @@
 The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
 its microbatch traced and proved (`views`, `preparation`, `independence`); each microbatch makes K
 views of its examples (`views`), their gradients (`per_example`) and clipped sums (`microbatch`,
-`mechanism`); the sums are added over microbatches and replicas (`passes`, `replicas`); noise is
-added once (`mechanism`, `noise`), keyed and counted (`run`); and the Keras optimizer applies the
+`mechanism`); the sums are added over microbatches and replicas (`microbatches`, `replicas`); noise
+is added once (`mechanism`, `noise`), keyed and counted (`run`); and the Keras optimizer applies the
 result.
 """
 
@@ -14,21 +14,20 @@ import keras
 import tensorflow as tf
 
 from tfdpx import mechanism, noise
-from tfdpx._keras import keras_internals
+from tfdpx._keras import metric_internals, model_internals
 from tfdpx.checks.callbacks import check_log_names
 from tfdpx.per_example.invalid_values import invalid_left_out
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import inputs
-from tfdpx.training import passes, replicas
+from tfdpx.training import microbatches, replicas
+from tfdpx.training.clip_policy import UpdateClip
 from tfdpx.training.microbatch import Inputs, Untraced
-from tfdpx.training.passes import Totals
+from tfdpx.training.microbatches import BatchTotals
 from tfdpx.training.preparation import Batch, prepare
 from tfdpx.training.views import build
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS, _MASKS, _PUBLIC = 0, 1, 2, 3
-# In place of a norm.
-_ABSENT = -1.0
 
 
 def private_train_step(optimizer, model, data):
@@ -45,9 +44,7 @@ def private_train_step(optimizer, model, data):
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
         data that the guarantee does not cover.
     """
-    ids = None
-    if optimizer.estimates is not None:
-        data, ids = optimizer.estimates.split(data, optimizer.session)
+    data, ids = optimizer.clip_policy.split(data, optimizer.session)
     inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
@@ -74,29 +71,27 @@ def _step(optimizer, model, data, ids):
     choices = replicas.own_rows(choices, count, context, dealt)
     if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
         present = _of_declared_size(count, optimizer.batch_size)
-    # With individual accounting: where a row stands, and which part of the clip is its own.
-    own = None if ids is None else (tf.range(count), optimizer.estimates.clips(ids))
-    choices = (choices, own)
+    policy = optimizer.clip_policy
+    choices = (choices, policy.of_rows(ids, count))
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
-    one_pass = _Pass(optimizer, model, views, count, masks)
+    one_microbatch = _OneMicrobatch(optimizer, model, views, count, masks)
 
     def fits(engine, fitting):
         batch = data, choices, present
-        return fitting(one_pass.of(engine), batch, optimizer.batch_size, variables)
+        return fitting(one_microbatch.of(engine), batch, optimizer.batch_size, variables)
 
-    public = optimizer.public_data
-    public_clip = public is not None and public.has_quantile
-    batch = Batch(views, data, present is not None, own is not None, public_clip)
-    one_pass.microbatch, size = prepare(optimizer, model, batch, fits)
-    if public is not None:
-        key, engine = noise.fold_in(seed, _PUBLIC), one_pass.microbatch.engine
-        public = public.at(model, engine, views.example_rows(x), y, context, key)
-        one_pass.clip = public.clip if public_clip else None
-    update = one_pass.microbatch.update
+    batch = Batch(views, data, present is not None)
+    one_microbatch.microbatch, size = prepare(optimizer, model, batch, fits)
+    key, engine = noise.fold_in(seed, _PUBLIC), one_microbatch.microbatch.engine
+    clip = policy.begin(model, engine, views.example_rows(x), y, context, key)
+    one_microbatch.clip = clip
+    update = one_microbatch.microbatch.update
 
     def all_passes(data, choices, present):
-        totals, logs = passes.run(one_pass, data, choices, present, size, one_pass.zero())
+        totals, logs = microbatches.run(
+            one_microbatch, data, choices, present, size, one_microbatch.zero()
+        )
         return totals._replace(sums=update.finished(variables, totals.sums)), logs
 
     if replicas.compile_apart(model):
@@ -104,22 +99,17 @@ def _step(optimizer, model, data, ids):
         all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
     totals, logs = all_passes(data, choices, present)
 
-    shared = [*totals.sums, totals.nonfinite]
-    if own is not None:
-        norms = tf.where(present, totals.norms, _ABSENT)
-        shared.append(replicas.beside_others(tf.stack([tf.cast(ids, "float32"), norms]), context))
+    measured = policy.to_share(ids, present, totals.measured, context)
+    shared = [*totals.sums, totals.nonfinite, *measured]
     shared = replicas.sum_over_replicas(shared, context)
-    sums, nonfinite = shared[: len(variables)], shared[len(variables)]
-    sums = optimizer.until_end(sums)
+    sums, (nonfinite, *measured) = shared[: len(variables)], shared[len(variables) :]
+    sums = optimizer.state.until_end(sums)
     gradients = mechanism.privatize(
         sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
     )
-    if public is not None:
-        gradients = public.join(gradients)
+    gradients = clip.finish(gradients)
     optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
-    if own is not None:
-        ids, norms = tf.unstack(shared[-1])
-        optimizer.estimates.count_update(tf.cast(ids, "int32"), norms != _ABSENT, norms)
+    policy.learn(*measured)
     penalty, penalty_gradients = regularization(variables)
     gradients = [
         g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
@@ -143,23 +133,23 @@ def show_losses(model, loss, output_losses, examples, penalty):
         penalty: Float32 scalar, of the weight regularisers.
     """
     count = tf.maximum(examples, 1.0)
-    keras_internals.update_loss_tracker(model, loss / count + penalty, examples)
+    model_internals.update_loss_tracker(model, loss / count + penalty, examples)
     for tracker, each in zip(
-        keras_internals.output_loss_trackers(model), output_losses, strict=True
+        model_internals.output_loss_trackers(model), output_losses, strict=True
     ):
         tracker.update_state(each / count, sample_weight=examples)
 
 
-class _Pass:
+class _OneMicrobatch:
     """One microbatch: views, gradients, clipping, metrics.
 
     Attributes:
         microbatch: What computes clipped sums.
-        clip: Float32 scalar tensor, or None for the optimizer's.
+        clip: The `UpdateClip` of the update.
     """
 
     def __init__(self, optimizer, model, views, count, masks):
-        self.microbatch, self.clip = None, None
+        self.microbatch, self.clip = None, UpdateClip()
         self._optimizer = optimizer
         self._model = model
         self._views = views
@@ -167,22 +157,22 @@ class _Pass:
         self._masks = masks
 
     def __call__(self, data, choices, present, index):
-        """The `Totals` of a microbatch, and Keras' metric logs; `present` None: every row is.
+        """The `BatchTotals` of a microbatch, and Keras' metric logs; `present` None: every row is.
 
         Its number `index` is that of its random layers' draws.
         """
         model, views = self._model, self._views
-        choices, own = choices
+        choices, of_rows = choices
+        policy = self._optimizer.clip_policy
         x, y, sample_weight = data
         x = views.rows(x, choices)
         # Where every row is present, Keras counts as it always does.
         y, sample_weight, counted = views.repeat((y, sample_weight, present))
-        key, clips = noise.fold_in(self._masks, index), () if own is None else own[1:]
+        key, clips = noise.fold_in(self._masks, index), policy.clips(of_rows, self.clip)
         shared = self.microbatch.update.tensors
-        inputs = Inputs((x, y, sample_weight), present, key, clips, self.clip, shared)
-        result = self.microbatch(inputs)
+        result = self.microbatch(Inputs((x, y, sample_weight), present, key, clips, shared))
         with invalid_left_out():
-            logs = keras_internals.compute_metrics(
+            logs = metric_internals.compute_metrics(
                 model, x, y, result.y_pred, sample_weight, counted
             )
         if present is None:
@@ -194,27 +184,19 @@ class _Pass:
 
         bad = present & ~tf.math.is_finite(result.squared_norms)
         return (
-            Totals(
+            BatchTotals(
                 sums=result.sums,
                 loss=total(result.losses),
                 output_losses=[total(losses) for losses in result.output_losses],
                 examples=tf.reduce_sum(tf.cast(present, "float32")),
                 nonfinite=tf.reduce_sum(tf.cast(bad, "float32")),
-                norms=() if own is None else self._norms(own[0], result.squared_norms, present),
+                measured=policy.measured(result.squared_norms, present, of_rows, self._count),
             ),
             logs,
         )
 
-    def _norms(self, places, squared_norms, present):
-        """float32 [count]: norms over the clip, at most 1, at the `places` of this pass."""
-        norms = tf.sqrt(squared_norms) / self._optimizer.l2_norm_clip
-        # Of a gradient that is not finite nothing is known but that it may be long.
-        norms = tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
-        norms = tf.where(present, norms, 0.0)
-        return tf.scatter_nd(places[:, tf.newaxis], norms, [self._count])
-
     def of(self, engine):
-        """A function of `data`, `choices` and `present` to `Totals`, with nothing traced apart."""
+        """A function of `data`, `choices` and `present` to `BatchTotals`, all in one graph."""
         twin = copy.copy(self)
 
         def totals(*part):
@@ -224,14 +206,14 @@ class _Pass:
         return totals
 
     def zero(self):
-        """The `Totals` of no pass at all."""
-        return Totals(
+        """The `BatchTotals` of no microbatch at all."""
+        return BatchTotals(
             sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
             loss=tf.zeros([]),
-            output_losses=[tf.zeros([]) for _ in keras_internals.output_loss_trackers(self._model)],
+            output_losses=[tf.zeros([]) for _ in model_internals.output_loss_trackers(self._model)],
             examples=tf.zeros([]),
             nonfinite=tf.zeros([]),
-            norms=() if self._optimizer.estimates is None else tf.zeros([self._count]),
+            measured=self._optimizer.clip_policy.nothing_measured(self._count),
         )
 
 

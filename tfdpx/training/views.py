@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
-from tfdpx.augment import OwnViews, is_own
+from tfdpx._keras import model_internals, step_context
+from tfdpx.augment.each_alone import CustomViews, is_built_in
 from tfdpx.per_example.made_up import made_up
 from tfdpx.per_example.rows import Rows, merge_views
 
@@ -27,8 +27,8 @@ class Views:
 
     def __init__(self, augment, augmult, x):
         self.augment = augment if augmult else None
-        if self.augment is not None and not is_own(augment):
-            self.augment = OwnViews(augment, augmult)
+        if self.augment is not None and not is_built_in(augment):
+            self.augment = CustomViews(augment, augmult)
         self.count = augmult or 1
         self._given = bool(augmult) and augment is None
         if self.augment is not None and len(tf.nest.flatten(x)) != 1:
@@ -62,7 +62,7 @@ class Views:
 
     def example_rows(self, x):
         """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
-        return keras_internals.eagerly(self._example_rows, x)
+        return step_context.eagerly(self._example_rows, x)
 
     def _example_rows(self, x):
         return self._rows_of_one(made_up(None, x, rows=1))
@@ -75,7 +75,7 @@ class Views:
             traced = tf.function(self._rows_of_one, autograph=False)
             specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in tf.nest.flatten(x)]
             specs = tf.nest.pack_sequence_as(x, specs)
-            rows = keras_internals.eagerly(traced.get_concrete_function, specs).structured_outputs
+            rows = step_context.eagerly(traced.get_concrete_function, specs).structured_outputs
         return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
 
     def _rows_of_one(self, x):
@@ -100,7 +100,7 @@ def build(model, x, y, sample_weight):
     Returns:
         The `Views` of such batches.
     """
-    optimizer = keras_internals.innermost(model.optimizer)
+    optimizer = model_internals.innermost(model.optimizer)
     views = Views(optimizer.augment, optimizer.augmult, x)
-    keras_internals.build(model, (views.example_rows(x), y, sample_weight))
+    model_internals.build(model, (views.example_rows(x), y, sample_weight))
     return views

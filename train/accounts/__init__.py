@@ -1,1 +1,1 @@
-"""Numbers without training: questions and answers, others beside them, what runs have spent."""
+"""What training costs, and what finished runs have spent."""

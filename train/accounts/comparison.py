@@ -1,13 +1,14 @@
 """Finished runs side by side: the settings that differ, accuracy and epsilon."""
 
 import dataclasses
-import pathlib
+from typing import Any
 
 from rich import console, table
 from rich.text import Text
 
 from tfdpx.accounting import record as records
-from tfdpx.accounting.record import Record, plain
+from tfdpx.accounting.record import plain
+from tfdpx.train.accounts import recorded_runs
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.report.record import readable
 
@@ -17,101 +18,73 @@ _LABELS = {"epsilon": "epsilon spent", "steps": "updates made"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """A finished run, as it is to be compared.
 
     Args:
         name: String, by which it differs from the others: the end of its path.
-        record: `Record`.
-        delta: Float in (0, 1) for its ledger, or None for its own.
+        settings: Dict of JSON values: what was asked for.
+        results: Dict of JSON values: what came of it. `accuracy` is None where none was measured.
     """
 
     name: str
-    record: Record
-    delta: float | None = None
-
-    @property
-    def settings(self):
-        """Dict of JSON values: what was asked for."""
-        data = self.record.data
-        given = {name: plain(value) for name, value in self.record.settings.items()}
-        return {"program": self.record.program, "dataset": data and data.name, **given}
-
-    @property
-    def results(self):
-        """Dict of JSON values: what came of it. `accuracy` is None where none was measured."""
-        record, told = self.record, self.record.results
-        measured = [n for n in _MEASURED if told.get(f"{n}_accuracy") is not None]
-        measured_on = measured[0] if measured else None
-        delta = record.delta if self.delta is None else self.delta
-        return plain(
-            {
-                "accuracy": told.get(f"{measured_on}_accuracy"),
-                "measured_on": measured_on,
-                "epsilon": record.spent.epsilon(delta, record.accountant),
-                "delta": record.spent.total_delta(delta),
-                "accountant": record.accountant,
-                "noise_multiplier": told.get("noise_multiplier"),
-                "steps": record.spent.steps,
-                "epsilon_is_approximate": record.is_approximate,
-                "releasable": record.is_releasable,
-            }
-        )
+    settings: dict[str, Any]
+    results: dict[str, Any]
 
 
 def read(paths, delta=None):
     """The runs at `paths`, in their order, each once.
 
     Args:
-        paths: Strings: folders of runs, or folders of these, `record.json` or `.keras` files.
+        paths: Strings, as of `recorded_runs.read`.
         delta: Optional float in (0, 1), at which all epsilons are.
 
     Returns:
-        List of `Run`, two at least.
+        List of `ComparedRun`, two at least.
 
     Raises:
         UserError: If a path has no whole record, or there are fewer than two runs.
     """
-    files = list(dict.fromkeys(file for path in paths for file in _files(pathlib.Path(path))))
-    if len(files) < 2:
+    runs = [run for path in paths for run in recorded_runs.read(path, "compare", all_spent=False)]
+    found = {run.path.resolve(): run.record for run in runs}
+    if len(found) < 2:
         raise UserError(
             f"Flag --compare takes two runs at least. Received: --compare={','.join(paths)}, which "
-            f"{'is one' if files else 'is none'}. Name another run: --compare=A,B."
+            "is one. Name another run: --compare=A,B."
         )
-    found = []
-    for name, file in zip(_names(files), files, strict=True):
-        try:
-            record = records.read(file)
-        except (OSError, ValueError) as error:
-            raise UserError(f"Flag --compare: {error}") from error
-        if record is None:
-            raise UserError(
-                f"{file} holds no record of a run: Keras has saved it again, or another program. "
-                "Name the folder of the run."
-            )
-        found.append(Run(name, record, delta))
-    return found
+    return [
+        ComparedRun(name, _settings(record), _results(record, delta))
+        for name, record in zip(_names(list(found)), found.values(), strict=True)
+    ]
 
 
-def _files(path):
-    """The files of records that a path means, resolved and sorted."""
-    path = path.expanduser().resolve()
-    if path.is_file():
-        return [path]
-    own = path / records.FILE
-    if own.is_file():
-        return [own]
-    below = sorted(path.rglob(records.FILE))
-    if not below:
-        remedy = "Name the folder of a finished run, or its record.json."
-        if (path / "checkpoint").is_dir():
-            remedy = "It is not finished: end it with --resume."
-        raise UserError(f"No {records.FILE} is in {path}, so nobody knows that run. {remedy}")
-    return below
+def _settings(record):
+    data = record.data and record.data.name
+    return plain({"program": record.program, "dataset": data, **record.settings})
+
+
+def _results(record, delta):
+    results = record.results
+    measured = [name for name in _MEASURED if results.get(f"{name}_accuracy") is not None]
+    measured_on = measured[0] if measured else None
+    delta = record.delta if delta is None else delta
+    return plain(
+        {
+            "accuracy": results.get(f"{measured_on}_accuracy"),
+            "measured_on": measured_on,
+            "epsilon": record.spent.epsilon(delta, record.accountant),
+            "delta": record.spent.total_delta(delta),
+            "accountant": record.accountant,
+            "noise_multiplier": results.get("noise_multiplier"),
+            "steps": record.spent.steps,
+            "epsilon_is_approximate": record.is_approximate,
+            "releasable": record.is_releasable,
+        }
+    )
 
 
 def _names(files):
-    """The shortest ends of paths that tell the files apart."""
+    """The shortest ends of paths by which the files differ."""
     parts = [(f.parent if f.name == records.FILE else f).parts for f in files]
     depth = 1
     while len({each[-depth:] for each in parts}) < len(parts) and depth < max(map(len, parts)):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from matplotlib import figure
 
-from tfdpx.train.accounts.question import Question
+from tfdpx.train.accounts import question
 from tfdpx.train.config.errors import UserError
 
 _POINTS = 9
@@ -66,15 +66,9 @@ def noises(answer, rates):
 
 
 def _noise(answer, rate):
-    question = Question(
-        sampling_probability=rate,
-        steps=answer.steps,
-        delta=answer.delta,
-        epsilon=answer.epsilon,
-        sampling=answer.sampling,
-        accountant="rdp",
-    )
+    given = {name: getattr(answer, name) for name in ("steps", "delta", "epsilon")}
+    given["sampling_probability"] = rate
     try:
-        return question.answer().noise_multiplier
+        return question.answer(given, answer.sampling, "rdp").noise_multiplier
     except UserError:  # Less noise than accountants resolve.
         return float("nan")

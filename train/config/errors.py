@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import sys
 
 
 class UserError(Exception):
@@ -19,6 +20,22 @@ def checking_flags():
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+@contextlib.contextmanager
+def in_one_line(program, argv=()):
+    """Within it an error of the user ends the program, with one line.
+
+    Args:
+        program: String, such as "tfdpx.train.classify".
+        argv: List of strings: the name of the program, and arguments that are no flags.
+    """
+    try:
+        if len(argv) > 1:
+            raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")
+        yield
+    except UserError as error:
+        sys.exit(f"{program}: {' '.join(str(error).split())}")
 
 
 def did_you_mean(name, names):

@@ -62,9 +62,8 @@ def resolve(preset, given):
     left_open = None in (values.get("steps"), values.get("batch_size"))
     if left_open and "noise_multiplier" in given and "epsilon" not in given:
         values.pop("epsilon", None)  # What the preset leaves open is chosen, not solved for.
-    for name in PRIVACY:
-        if all(values.get(name) is not None for name in PRIVACY) and name not in given:
-            del values[name]
+    if all(values.get(name) is not None for name in PRIVACY):
+        values.pop(next((name for name in PRIVACY if name not in given), None), None)
     return Training(**values)
 
 

@@ -7,7 +7,7 @@ reads no data set: the priors from random processes of Tang et al. 2023 (arXiv:2
 import dataclasses
 
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.settings import NOT_NEGATIVE, POSITIVE, Check, Settings, setting
+from tfdpx.train.config.settings import NOT_NEGATIVE, POSITIVE, Check, RunSettings, setting
 from tfdpx.train.data import generated
 
 # What a recipe does not say.
@@ -50,7 +50,7 @@ RECIPES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pretraining(Settings):
+class Pretraining(RunSettings):
     """Everything that determines a run of `pretrain`; each field is the flag of that name.
 
     Attributes whose flags are those of private training, with another meaning:
@@ -97,17 +97,16 @@ class Pretraining(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.warmup_steps and (self.schedule != "cosine" or self.warmup_steps >= self.steps):
-            raise UserError(
-                "Flag --warmup_steps belongs to --schedule=cosine and must lie below --steps. "
-                f"Received: --schedule={self.schedule} --warmup_steps={self.warmup_steps} "
-                f"--steps={self.steps}."
-            )
-        if bool(self.decay_steps) != (self.schedule == "step"):
-            raise UserError(
-                "Flag --decay_steps says after which updates --schedule=step takes a tenth. "
-                f"Received: --schedule={self.schedule} --decay_steps={self.decay_steps}."
-            )
+        self._refuse_if(
+            self.warmup_steps and (self.schedule != "cosine" or self.warmup_steps >= self.steps),
+            "Flag --warmup_steps belongs to --schedule=cosine and must lie below --steps.",
+            *("schedule", "warmup_steps", "steps"),
+        )
+        self._refuse_if(
+            bool(self.decay_steps) != (self.schedule == "step"),
+            "Flag --decay_steps says after which updates --schedule=step takes a tenth.",
+            *("schedule", "decay_steps"),
+        )
 
 
 def resolve(recipe, given):

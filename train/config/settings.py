@@ -39,7 +39,7 @@ def setting(flag_help, check=None, *, choices=None, **default):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What training and pre-training have in common; each field is the flag of that name.
 
     Attributes that their flags do not explain:
@@ -156,22 +156,28 @@ class Settings:
                 raise UserError(
                     f"Flag --{field.name} must {check.text}. Received: --{field.name}={value}."
                 )
-        if self.augment_resize > 1 and (self.augment_padding or not self.image_size):
-            raise UserError(
-                "Flag --augment_resize needs --image_size, and takes the place of "
-                f"--augment_padding. Received: --augment_resize={self.augment_resize} "
-                f"--image_size={self.image_size} --augment_padding={self.augment_padding}."
-            )
-        if self.eval_split == "validation" and not self.validation:
-            raise UserError(
-                "Flag --eval_split=validation measures on the images that --validation holds out. "
-                f"Received: --validation={self.validation}."
-            )
-        if self.trainable == "last" and not (self.init_from or self.pretrained_on):
-            raise UserError(
-                "Flag --trainable=last keeps all other layers as they are and needs a trained "
-                "model: give --init_from. Received: --trainable=last."
-            )
+        self._refuse_if(
+            self.augment_resize > 1 and (self.augment_padding or not self.image_size),
+            "Flag --augment_resize needs --image_size, and takes the place of --augment_padding.",
+            *("augment_resize", "image_size", "augment_padding"),
+        )
+        self._refuse_if(
+            self.eval_split == "validation" and not self.validation,
+            "Flag --eval_split=validation measures on the images that --validation holds out.",
+            "validation",
+        )
+        self._refuse_if(
+            self.trainable == "last" and not (self.init_from or self.pretrained_on),
+            "Flag --trainable=last keeps all other layers as they are and needs a trained model: "
+            "give --init_from.",
+            "trainable",
+        )
+
+    def _refuse_if(self, is_wrong, why, *names):
+        """Raises UserError, with the values of the settings `names`, if something is wrong."""
+        if is_wrong:
+            received = " ".join(f"--{name}={getattr(self, name)}" for name in names)
+            raise UserError(f"{why} Received: {received}.")
 
     @property
     def keras_jit_compile(self):

@@ -4,14 +4,15 @@ import dataclasses
 import math
 
 import tfdpx
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx._arguments import exactly_one_missing
+from tfdpx.train.config.errors import checking_flags
 from tfdpx.train.config.settings import (
     BELOW_ONE,
     FINITE,
     NOT_NEGATIVE,
     POSITIVE,
     Check,
-    Settings,
+    RunSettings,
     setting,
 )
 from tfdpx.train.run.keras_files import PIXELS
@@ -19,7 +20,7 @@ from tfdpx.train.run.keras_files import PIXELS
 # The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
 # The order is that in which values of the preset are dropped when the flags overdetermine them.
 PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
-# The model of a run for which `tfdpx.train.run.choice` chooses one.
+# The model of a run for which `tfdpx.train.run.auto_settings` chooses one.
 AUTO = "auto"
 # The model of a run with `features`.
 LINEAR_ON_FEATURES = "linear_on_features"
@@ -28,7 +29,7 @@ OF_FILE = "of init_from"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Training(Settings):
+class Training(RunSettings):
     """Everything that determines a run of `classify`; each field is the flag of that name.
 
     Attributes that their flags do not explain:
@@ -59,7 +60,7 @@ class Training(Settings):
         default=1.0,
     )
     microbatch_size: int | str | None = setting(
-        "Examples a pass, or auto for what fits in memory; bounds memory, changes no result.",
+        "Examples of a microbatch, or auto for what fits in memory; changes no result.",
         Check(lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
         default=None,
     )
@@ -121,97 +122,84 @@ class Training(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        unset = sum(getattr(self, name) is None for name in PRIVACY)
-        if unset != 1 and not (self.open and unset):
-            values = {name: getattr(self, name) for name in PRIVACY}
-            given = " ".join(f"--{n}={v}" for n, v in values.items() if v is not None)
-            raise UserError(
-                f"Of {', '.join('--' + name for name in PRIVACY)} exactly three must be given; the "
-                f"fourth follows from them. Received: {given or 'none'}."
-            )
+        solvable = {name: getattr(self, name) for name in PRIVACY}
+        if not (self.open and None in solvable.values()):
+            with checking_flags():
+                exactly_one_missing(solvable, "--{}")
         for name, optimizer, unset in (("momentum", "dpsgd", 0), ("weight_decay", "dpadamw", None)):
-            value = getattr(self, name)
-            if value != unset and self.optimizer != optimizer:
-                raise UserError(
-                    f"Flag --{name} belongs to --optimizer={optimizer}. Received: "
-                    f"--optimizer={self.optimizer} --{name}={value}."
-                )
-        if self.private and self.l2_norm_clip == math.inf:
-            raise UserError(
-                "Flag --l2_norm_clip must be finite for a private run. Received: "
-                "--l2_norm_clip=inf. For a run without privacy use --private=false."
+            self._refuse_if(
+                getattr(self, name) != unset and self.optimizer != optimizer,
+                f"Flag --{name} belongs to --optimizer={optimizer}.",
+                *("optimizer", name),
             )
-        if not self.private and not (
-            self.noise_multiplier == 0 and self.epsilon is None and self.l2_norm_clip == math.inf
-        ):
-            raise UserError(
-                "Flag --private=false means no noise, no clipping and no epsilon: leave out "
-                "--noise_multiplier, --l2_norm_clip and --epsilon. Received: "
-                f"--noise_multiplier={self.noise_multiplier} --l2_norm_clip={self.l2_norm_clip} "
-                f"--epsilon={self.epsilon}."
-            )
-        if self.head_learning_rate and not self.head_steps:
-            raise UserError(
-                "Flag --head_learning_rate belongs to --head_steps. Received: "
-                f"--head_learning_rate={self.head_learning_rate} --head_steps=0."
-            )
-        if self.head_steps and self.trainable == "last":
-            raise UserError(
-                "Flag --head_steps trains the last layer before all layers: leave out "
-                f"--trainable=last. Received: --head_steps={self.head_steps} --trainable=last."
-            )
-        if self.features is not None and (
-            self.model not in (AUTO, LINEAR_ON_FEATURES) or self.init_from or self.head_steps
-        ):
-            raise UserError(
-                "Flag --features takes the place of --model and --init_from, and trains nothing "
-                f"but the last layer. Received: --features={self.features} --model={self.model} "
-                f"--init_from={self.init_from} --head_steps={self.head_steps}. Give --model={AUTO} "
-                "and leave the others out."
-            )
-        if self.model == LINEAR_ON_FEATURES and self.features is None:
-            raise UserError(
-                f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter. "
-                f"Received: --model={self.model} without --features."
-            )
-        self._check_individual()
+        without = (self.noise_multiplier, self.epsilon, self.l2_norm_clip) == (0, None, math.inf)
+        self._refuse_if(
+            self.private and self.l2_norm_clip == math.inf,
+            "Flag --l2_norm_clip must be finite for a private run; for one without privacy use "
+            "--private=false.",
+            "l2_norm_clip",
+        )
+        self._refuse_if(
+            not self.private and not without,
+            "Flag --private=false means no noise, no clipping and no epsilon: leave out "
+            "--noise_multiplier, --l2_norm_clip and --epsilon.",
+            *("noise_multiplier", "l2_norm_clip", "epsilon"),
+        )
+        self._refuse_if(
+            self.head_learning_rate and not self.head_steps,
+            "Flag --head_learning_rate belongs to --head_steps.",
+            *("head_learning_rate", "head_steps"),
+        )
+        self._refuse_if(
+            self.head_steps and self.trainable == "last",
+            "Flag --head_steps trains the last layer before all layers: leave out "
+            "--trainable=last.",
+            *("head_steps", "trainable"),
+        )
+        on_features = self.features is not None
+        self._refuse_if(
+            on_features
+            and (self.model not in (AUTO, LINEAR_ON_FEATURES) or self.init_from or self.head_steps),
+            "Flag --features takes the place of --model and --init_from, and trains nothing but "
+            f"the last layer: give --model={AUTO} and leave the others out.",
+            *("features", "model", "init_from", "head_steps"),
+        )
+        self._refuse_if(
+            self.model == LINEAR_ON_FEATURES and not on_features,
+            f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter.",
+            *("model", "features"),
+        )
+        self._refuse_if(
+            self.individual and (not self.private or self.sampling != "poisson" or self.head_steps),
+            "Flag --individual needs a private run, Poisson sampling and no --head_steps.",
+            *("private", "sampling", "head_steps"),
+        )
+        self._refuse_if(
+            not self.individual and (self.individual_release or self.individual_refreshes),
+            "Flags --individual_release and --individual_refreshes belong to --individual.",
+            *("individual", "individual_release", "individual_refreshes"),
+        )
         augments = self.augment_padding or self.augment_flip or self.augment_resize > 1
-        if bool(augments) != bool(self.augmult):
-            raise UserError(
-                "Flag --augmult is the number of augmented views of each example and needs "
-                "--augment_padding, --augment_resize or --augment_flip, which need it. Received: "
-                f"--augmult={self.augmult} --augment_padding={self.augment_padding} "
-                f"--augment_resize={self.augment_resize} --augment_flip={self.augment_flip}."
-            )
-
-        if self.augment_mix and self.augment_mix > self.augmult - 2:
-            raise UserError(
-                "Flag --augment_mix mixes two of the other --augmult views and must leave at least "
-                f"2. Received: --augment_mix={self.augment_mix} --augmult={self.augmult}."
-            )
-        if self.augment_mix_alpha is not None and not self.augment_mix:
-            raise UserError(
-                "Flag --augment_mix_alpha belongs to --augment_mix. Received: "
-                f"--augment_mix_alpha={self.augment_mix_alpha} --augment_mix=0."
-            )
-
-    def _check_individual(self):
-        if self.individual and (not self.private or self.sampling != "poisson" or self.head_steps):
-            raise UserError(
-                "Flag --individual needs a private run, Poisson sampling and no --head_steps. "
-                f"Received: --private={self.private} --sampling={self.sampling} "
-                f"--head_steps={self.head_steps}."
-            )
-        if not self.individual and (self.individual_release or self.individual_refreshes):
-            raise UserError(
-                "Flags --individual_release and --individual_refreshes belong to --individual. "
-                f"Received: --individual=False --individual_release={self.individual_release} "
-                f"--individual_refreshes={self.individual_refreshes}."
-            )
+        self._refuse_if(
+            bool(augments) != bool(self.augmult),
+            "Flag --augmult is the number of augmented views of each example and needs "
+            "--augment_padding, --augment_resize or --augment_flip, which need it.",
+            *("augmult", "augment_padding", "augment_resize", "augment_flip"),
+        )
+        self._refuse_if(
+            self.augment_mix and self.augment_mix > self.augmult - 2,
+            "Flag --augment_mix mixes two of the other --augmult views and must leave at least 2.",
+            *("augment_mix", "augmult"),
+        )
+        self._refuse_if(
+            self.augment_mix_alpha is not None and not self.augment_mix,
+            "Flag --augment_mix_alpha belongs to --augment_mix.",
+            *("augment_mix_alpha", "augment_mix"),
+        )
 
     @property
     def open(self):
-        """Whether something is left for `tfdpx.train.run.choice` to choose."""
+        """Whether something is left for `tfdpx.train.run.auto_settings` to choose."""
         chosen = (self.learning_rate, self.l2_norm_clip, self.ema_momentum)
         return self.model == AUTO or None in chosen
 

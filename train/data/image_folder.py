@@ -91,7 +91,7 @@ class ImageFolder:
             f"{path}: {len(readable)} images of {len(names)} classes.",
             f"To train on: {len(self._splits['train'])}. To test on: {len(self._splits['test'])} "
             f"({f'those in {test.name}' if test else how}).",
-            f"Read as {height}x{width} pixels, {'gray' if channels == 1 else 'in colours'} "
+            f"Read as {height}x{width} pixels, {'gray' if channels == 1 else 'in colour'} "
             f"({'--image_size' if image_size else chosen}).",
             "Public, so not protected: how many images there are to train on, the names of the "
             "classes, size and colours.",

@@ -168,7 +168,7 @@ def load(
 
 
 def load_for(settings, data_dir, download, takes=None):
-    """As `load`, of what the `settings.Settings` of a run name; `takes` None is any images."""
+    """As `load`, of what the `settings.RunSettings` of a run name; `takes` None is any images."""
     return load(
         settings.dataset,
         data_dir,

@@ -1,4 +1,4 @@
-"""Public and private parts of a training set, and public images of another domain."""
+"""Public and private parts of a training set."""
 
 import numpy as np
 
@@ -27,21 +27,3 @@ def split(labels, shots, seed):
         public.extend(own[:shots])
     public = np.sort(np.array(public, int))
     return public, np.setdiff1d(np.arange(len(labels)), public)
-
-
-def shifted(images, kind, largest=255):
-    """Images of another domain, of the same shape and dtype.
-
-    Args:
-        images: uint8 `[n, side, side, channels]`.
-        kind: "none"; "rotated", by a quarter turn; "inverted", light for dark.
-        largest: Number, the largest grey level of the file format: that of the images is private.
-    """
-    if kind == "rotated":
-        return np.rot90(images, axes=(1, 2))
-    if kind == "inverted":
-        return (largest - images).astype(images.dtype)
-    return images
-
-
-SHIFTS = ("none", "rotated", "inverted")

@@ -4,8 +4,9 @@
 
 Test accuracy at epsilon 1, 3, 8, median of five seeds: 96.7, 98.6, 99.2% (README).
 
-Model, steps, learning rate and clip are what `tfdpx.train.run.choice` chooses for so many images: a
-linear classifier on fixed features. `--model=small_cnn` trains a network from scratch instead.
+Model, steps, learning rate and clip are what `tfdpx.train.run.auto_settings` chooses for so many
+images: a linear classifier on fixed features. `--model=small_cnn` trains a network from scratch
+instead.
 """
 
 EPSILON = 8.0

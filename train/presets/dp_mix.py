@@ -7,7 +7,7 @@ Differentially Private Learning" (arXiv:2311.01295), DP-Mix_Self. Test accuracy 
 8: 79.8%. Hours: not measured.
 
 All values are our choice: network, batch size, updates, learning rate and clip are those of the
-preset `tan`, beside 16 views of an image stand 18 mixtures of two of them, with weights from
+preset `tan`, 16 views of an image are joined by 18 mixtures of two of them, with weights from
 Beta(0.2, 0.2), and the noise is solved for.
 """
 

@@ -5,8 +5,8 @@
 What to expect of 200 to 5,000 images: docs/own_images.md.
 
 The size to read images at comes from the files, and model, batch size, steps, learning rate and
-clip from the number of training images (`tfdpx.train.run.choice`); all is printed. Up to 20,000
-images it is a linear classifier on fixed features, which cost no privacy (docs/features.md).
+clip from the number of training images (`tfdpx.train.run.auto_settings`); all is printed. Up to
+20,000 images it is a linear classifier on fixed features, which cost no privacy (docs/features.md).
 """
 
 EPSILON = 8.0

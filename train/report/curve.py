@@ -5,6 +5,7 @@ import pathlib
 
 import keras
 
+from tfdpx import _files as files
 from tfdpx.accounting.spent import NOTHING
 from tfdpx.train.report.record import to_json
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -49,4 +50,5 @@ class Curve(keras.callbacks.Callback):
         after_save(self.model, self._write)
 
     def _write(self):
-        self._path.write_text("".join(to_json(row) + "\n" for row in self.rows))
+        lines = "".join(to_json(row) + "\n" for row in self.rows)
+        files.write(self._path, lines.encode(), mode=0o644)

@@ -8,7 +8,7 @@ from absl import flags
 from tfdpx import accounting
 from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.data import datasets
-from tfdpx.train.run import choice, classifiers, finetuning, fitting
+from tfdpx.train.run import auto_settings, classifiers, finetuning, fitting
 
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only say how large the run is and what epsilon it spends, without data."
@@ -67,7 +67,7 @@ def describe(settings, seconds_per_update=None):
     takes = source.image_shape if source else (None, None, None)
     shape = [own or known for own, known in zip(takes, entry.image_shape, strict=True)]
     shape = _image_shape(settings, tuple(shape))
-    settings, _ = choice.complete(settings, num_examples)
+    settings, _ = auto_settings.complete(settings, num_examples)
     plan = settings.privacy_plan(num_examples)
     fitting.check_head_steps(settings, plan)
     return {
@@ -109,7 +109,7 @@ def describe(settings, seconds_per_update=None):
 
 
 def _held_out(images, validation):
-    """How many of so many images `settings.Settings.validation` holds out."""
+    """How many of so many images `settings.RunSettings.validation` holds out."""
     held_out = math.ceil(validation * images) if validation < 1 else int(validation)
     if held_out >= images:
         raise UserError(

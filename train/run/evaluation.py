@@ -47,9 +47,8 @@ def measure(model, data):
         data: `loading.ImageData`.
     """
     labels, predictions, within = [], [], []
-    for x, y, _ in batches(data):
-        logits = np.asarray(model.predict_on_batch(x), "float32")
-        labels.append(y.numpy())
+    for logits, y in predicted(model, data.eval_examples):
+        labels.append(y)
         predictions.append(np.argmax(logits, axis=-1))
         if data.num_classes > TOP:
             within.append(keras.metrics.sparse_top_k_categorical_accuracy(y, logits, k=TOP))
@@ -60,6 +59,20 @@ def measure(model, data):
         accuracy=float(np.mean(labels == predictions)),
         top5_accuracy=float(np.mean(np.concatenate(within), dtype="float64")) if within else None,
     )
+
+
+def predicted(model, examples):
+    """What a model says of examples, in their order.
+
+    Args:
+        model: A `keras.Model` from images to logits.
+        examples: Tuple of the arguments of `tfdpx.sampling.examples.as_examples`.
+
+    Yields:
+        Pairs of float32 logits `[rows, classes]` and int64 labels `[rows]`.
+    """
+    for x, y, _ in sampled_batches.in_order(as_examples(*examples), BATCH_SIZE):
+        yield np.asarray(model.predict_on_batch(x), "float32"), np.reshape(y, [-1])
 
 
 class RawWeights(keras.callbacks.Callback):

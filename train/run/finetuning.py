@@ -6,7 +6,7 @@ import pathlib
 import keras
 import numpy as np
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.accounting import record as records
 from tfdpx.spending import origins
 from tfdpx.train.config.errors import UserError
@@ -19,7 +19,7 @@ def check(settings):
     """Settings whose `init_from` is a file: of a run folder, the model in it.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
 
     Raises:
         UserError: If the trained model that the settings need is not there.
@@ -33,11 +33,13 @@ def check(settings):
     return dataclasses.replace(settings, init_from=model_file(path)) if path else settings
 
 
-def model_file(path):
-    """The file that `--init_from` means: itself, or the model of a run folder.
+def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
+    """The file that a flag means: itself, or the model of a run folder.
 
     Args:
         path: String.
+        flag: The flag that names it, for errors.
+        suffixes: Tuple of strings, of the files that may be named.
 
     Raises:
         UserError: If there is none.
@@ -46,16 +48,16 @@ def model_file(path):
     if file.is_dir():
         if not (file / records.FILE).exists() or not (file / "model.keras").is_file():
             raise UserError(
-                f"The folder --init_from={path} holds no finished run: {records.FILE} and "
-                "model.keras. Name a finished run, or a .keras file."
+                f"The folder --{flag}={path} holds no finished run: {records.FILE} and model.keras."
+                " Name a finished run (--resume ends one that was interrupted), or a .keras file."
             )
         file = file / "model.keras"
-    if not (file.name.endswith((".keras", ".weights.h5")) and file.is_file()):
+    if not (file.name.endswith(suffixes) and file.is_file()):
         found = "of another kind" if file.exists() else "missing"
         raise UserError(
-            "Flag --init_from must name a run folder, or a file that ends in .keras or "
-            f".weights.h5. Received: --init_from={path}, {found}. An .h5 file of a whole model "
-            "becomes one by keras.saving.load_model(path).save('model.keras')."
+            f"Flag --{flag} must name a run folder, or a file that ends in "
+            f"{' or '.join(suffixes)}. Received: --{flag}={path}, {found}. An .h5 file of a whole "
+            "model becomes one by keras.saving.load_model(path).save('model.keras')."
         )
     return str(file)
 
@@ -110,7 +112,7 @@ def build(settings, data, source=None):
     and differentiates nothing below the last.
 
     Args:
-        settings: A `settings.Settings`.
+        settings: A `settings.RunSettings`.
         data: `loading.ImageData`.
         source: The `KerasFile` of `source(settings)`, to which a new last layer is added, or None.
 
@@ -200,7 +202,7 @@ def freeze_all_but_last(model):
     last = last_layer(model)
     frozen = [
         layer
-        for layer in keras_internals.flatten_layers(model)
+        for layer in layer_internals.flatten_layers(model)
         if layer.trainable and layer is not last and not isinstance(layer, keras.Model)
     ]
     for layer in frozen:
@@ -214,12 +216,12 @@ def _before_last(model):
 
 
 def read(path, flag="init_from"):
-    """The model of a `.keras` file; what it has seen is accounted for by `origin`."""
+    """The model of a `.keras` file; what it has seen is accounted for by `provenance`."""
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"Cannot read --{flag}={path}: {error}") from error
-    origins.vouch(model)  # `origin` accounts for what the file has seen.
+    origins.vouch(model)  # `provenance` accounts for what the file has seen.
     return model
 
 
@@ -250,7 +252,7 @@ def _copy(source, model, path):
             f"with {source.count_params()} parameters against {model.count_params()}."
         )
     kinds, expected = (
-        [type(layer) for layer in keras_internals.flatten_layers(m)] for m in (source, model)
+        [type(layer) for layer in layer_internals.flatten_layers(m)] for m in (source, model)
     )
     if kinds != expected:
         raise UserError(

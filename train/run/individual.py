@@ -10,14 +10,14 @@ import os
 
 import keras
 import numpy as np
+import scipy.special
 
 import tfdpx
-from tfdpx.accounting.groups import group_report
+from tfdpx import _files as files
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.sampling import sampled_batches
-from tfdpx.sampling.examples import as_examples
 from tfdpx.spending import budget
 from tfdpx.train.report import individual_pictures as pictures
+from tfdpx.train.report.groups import group_report
 from tfdpx.train.run import evaluation
 from tfdpx.training.session import after_save
 
@@ -25,7 +25,7 @@ FOLDER = "individual_PRIVATE"
 _NOTICE = """PRIVATE DATA, like the data set itself.
 
 What is in this folder was computed for each training image, and no privacy guarantee covers it.
-Do not publish it, nor the pictures. An image's epsilon may be told to whom it belongs.
+Do not publish it, nor the pictures. An image's epsilon may be given to whom it belongs.
 
     arrays.npz    epsilons [n], and labels [n], losses [reports, n] and norms [reports, n] over the
                   clip, of the training images in their order; steps [reports]; and held-out losses
@@ -58,7 +58,7 @@ class History(keras.callbacks.Callback):
         self.steps, self.norms, self.losses = [], [], []
 
     def on_train_begin(self, logs=None):
-        """Reads what is there, up to where the run goes on."""
+        """Reads what is there, up to where the run continues."""
         del logs
         if self._path.exists():
             with np.load(self._path) as kept:
@@ -72,30 +72,36 @@ class History(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         self.steps.append(self._step())
         self.norms.append(optimizer.individual.norms().astype("float32"))
-        self.losses.append(losses(self.model, (self._data.train_x, self._data.train_y)))
+        examples = (self._data.train_x, self._data.train_y)
+        self.losses.append(losses(self.model, examples))
         after_save(self.model, self._write)
 
     def _write(self):
-        np.savez(self._path, steps=self.steps, norms=self.norms, losses=self.losses)
+        with files.replacing(self._path) as fresh:
+            np.savez(fresh, steps=self.steps, norms=self.norms, losses=self.losses)
 
     def _step(self):
         return budget.steps_taken(self.model.optimizer)
 
 
-def losses(model, examples):
-    """float32 [n]: the cross-entropy of each example, in their order.
+def losses_and_labels(model, examples):
+    """The cross-entropy of each example, float32 [n], and its label, int64 [n], in their order.
 
     Args:
         model: A `keras.Model` from images to logits.
-        examples: Arguments of `tfdpx.sampling.examples.as_examples`.
+        examples: Tuple of the arguments of `tfdpx.sampling.examples.as_examples`.
     """
-    found = []
-    for x, y, _ in sampled_batches.in_order(as_examples(*examples), evaluation.BATCH_SIZE):
-        logits = np.asarray(model.predict_on_batch(x), "float32")
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        chosen = np.take_along_axis(shifted, np.asarray(y).reshape(-1, 1), axis=1)[:, 0]
-        found.append(np.log(np.exp(shifted).sum(axis=1)) - chosen)
-    return np.concatenate(found)
+    losses, labels = [], []
+    for logits, y in evaluation.predicted(model, examples):
+        log_probabilities = scipy.special.log_softmax(logits, axis=1)
+        losses.append(-np.take_along_axis(log_probabilities, y[:, np.newaxis], axis=1)[:, 0])
+        labels.append(y)
+    return np.concatenate(losses), np.concatenate(labels)
+
+
+def losses(model, examples):
+    """The losses of `losses_and_labels` alone."""
+    return losses_and_labels(model, examples)[0]
 
 
 def release(each, noise_multiplier):
@@ -135,14 +141,8 @@ def write(epsilons, worst, history, model, data, workdir):
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
     (folder / "README.txt").write_text(_NOTICE)
-    labels, held_out_labels = (
-        np.concatenate(
-            [np.asarray(y) for _, y, _ in sampled_batches.in_order(as_examples(*given), 500)]
-        )
-        for given in ((data.train_x, data.train_y), data.eval_examples)
-    )
-    final = losses(model, (data.train_x, data.train_y))
-    held_out = losses(model, data.eval_examples)
+    final, labels = losses_and_labels(model, (data.train_x, data.train_y))
+    held_out, held_out_labels = losses_and_labels(model, data.eval_examples)
     mean = np.mean(history.losses, axis=0) if history.losses else final
     np.savez(
         folder / "arrays.npz",

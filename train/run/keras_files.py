@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.models import transfer
 from tfdpx.models.head import logits
 from tfdpx.models.linear_on_features import linear
@@ -50,7 +50,7 @@ class KerasFile:
         size = f"{height or 'any'}x{width or 'any'} pixels" if height or width else "any size"
         self.about = (
             f"Start from {model.name!r} of {model.count_params():,} weights: {last}; images of "
-            f"{size}, {'gray' if channels == 1 else 'in colours'}; pixels {scaled} (--pixels "
+            f"{size}, {'gray' if channels == 1 else 'in colour'}; pixels {scaled} (--pixels "
             "changes it)."
         )
 
@@ -71,7 +71,7 @@ class KerasFile:
             UserError: If the batch normalization cannot be replaced.
         """
         # One by one: Keras passes nothing on from a model that is trainable already.
-        for layer in keras_internals.flatten_layers(self._network):
+        for layer in layer_internals.flatten_layers(self._network):
             layer.trainable = trainable == "all" and num_classes is not None
         with checking_flags():
             network, _ = transfer.without_batch_statistics(self._network, batch_norm or "freeze")
@@ -83,7 +83,7 @@ class KerasFile:
         images = keras.Input(shape, dtype="uint8", name="image")
         whole = body(keras.layers.Rescaling(1.0, name="normalise")(images))
         whole = keras.Model(images, whole, name=self._model.name)
-        origins.vouch(whole)  # `origin` accounts for what the file has seen.
+        origins.vouch(whole)  # `provenance` accounts for what the file has seen.
         return whole
 
 

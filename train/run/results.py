@@ -18,7 +18,7 @@ def write(record, model, data, measured, rows, workdir):
         rows: Those of `curve.Curve`.
         workdir: `pathlib.Path`.
     """
-    model.save(workdir / "model.keras")
+    save_model(model, record, workdir)
     write_record(record, workdir)
     names = ("learning_curve.png", "confusion_matrix.png")
     pictures.learning_curve(rows, workdir / names[0], data.eval_split)
@@ -32,16 +32,15 @@ def write(record, model, data, measured, rows, workdir):
     )
 
 
+def save_model(model, record, workdir):
+    """Saves the model, with the record inside: there is no file of weights that says nothing."""
+    with files.replacing(workdir / "model.keras", mode=0o644) as fresh:
+        model.save(fresh)
+        record.save(fresh)
+
+
 def write_record(record, workdir):
-    """Writes the record into the model and the folder, and the statement; prints both.
-
-    The file of the record says that the run has ended: it comes last.
-
-    Args:
-        record: As for `write`.
-        workdir: `pathlib.Path` of a folder with a `model.keras`.
-    """
-    record.save(workdir / "model.keras")
+    """Writes the statement, and then the record: that the run has ended. Prints both."""
     text = record.statement()
     files.write(workdir / "privacy_statement.txt", text.encode(), mode=0o644)
     record.save(workdir / records.FILE)

@@ -1,1 +1,1 @@
-"""A sweep: its grid, its runs, the table of their results and the figures."""
+"""A sweep: its grid, its runs and the table of their results."""

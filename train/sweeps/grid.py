@@ -23,7 +23,7 @@ _OF_THE_BUDGET = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One training run of a sweep.
 
     Attributes:
@@ -52,7 +52,7 @@ def parse(text):
     """Returns the grid that `"learning_rate=1,2,4;batch_size=256,512"` describes.
 
     Args:
-        text: String: settings apart by `;`, their values by `,`.
+        text: String: settings separated by `;`, their values by `,`.
 
     Returns:
         Dict from the names of settings to tuples of values, of the types of their flags.
@@ -103,7 +103,7 @@ def given_by_flags():
 
 
 def runs(preset, given, grid, seeds):
-    """Returns the `Run`s of a grid, those of a point together.
+    """Returns the `SweepRun`s of a grid, those of a point together.
 
     Args:
         preset: Name of a preset, for a grid without presets.
@@ -133,7 +133,7 @@ def runs(preset, given, grid, seeds):
             _check_budget(settings, grid)
             arguments = [f"--preset={preset_here}"]
             arguments += [f"--{name}={text_of(v)}" for name, v in {**chosen, "seed": seed}.items()]
-            found.append(Run(preset_here, point, fixed, settings, tuple(arguments)))
+            found.append(SweepRun(preset_here, point, fixed, settings, tuple(arguments)))
     return found
 
 
@@ -167,7 +167,7 @@ def _parse_value(name, text):
         return flags.FLAGS[name].parser.parse(text)
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"Flag --grid has a value that is none of {name}: {error}. Received: {text!r}."
+            f"Flag --grid has an invalid value of {name}: {error}. Received: {text!r}."
         ) from error
 
 

@@ -23,7 +23,7 @@ from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
-from tfdpx.train.run import choice, evaluation, noisy_score, origin, results
+from tfdpx.train.run import auto_settings, evaluation, noisy_score, provenance, results
 from tfdpx.train.sweeps import grid, runs
 
 # What all runs must share, or what the guarantee has no room for.
@@ -39,7 +39,7 @@ def tune(preset, given, swept, mean, workdir, extra):
     """Trains and keeps the best run in `<workdir>/best`; all others are deleted.
 
     Guarantee: (epsilon, delta)-differential privacy of that folder, but not of how long this took,
-    under adding or removing one training image. How many runs there were is not told.
+    under adding or removing one training image. How many runs there were is not published.
 
     Args:
         preset: Name of a preset.
@@ -64,10 +64,14 @@ def tune(preset, given, swept, mean, workdir, extra):
     data = loading.load_for(points[0][1], run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     if data.train_y is None:
         raise UserError(f"The images must fit in memory. Received: --dataset={data.name}.")
-    points = [(point, choice.complete(settings, data.num_train)[0]) for point, settings in points]
+    points = [
+        (point, auto_settings.complete(settings, data.num_train)[0]) for point, settings in points
+    ]
     entries, score, shared = _noise(points, data.num_train, mean)
-    seen = {origin.seen_by(origin.files(settings), settings.init_data) for _, settings in points}
-    before = sum((origin.on_same_data(each, shared.dataset) for each in seen), NOTHING)
+    seen = {
+        provenance.seen_by(provenance.files(settings), settings.init_data) for _, settings in points
+    }
+    before = sum((provenance.on_same_data(each, shared.dataset) for each in seen), NOTHING)
     sigma = entries[0].noise_multiplier
     workdir.mkdir(parents=True, exist_ok=True)
     top = None
@@ -90,7 +94,7 @@ def tune(preset, given, swept, mean, workdir, extra):
         right, point, found = top
         selected = Selected(Ledger(tuple(entries)), mean, shared.delta)
         record = _record(found, point, before, selected, right / data.num_train)
-        shutil.move(found, best)
+        found.rename(best)
     return {**record.view(), "workdir": str(best)}
 
 
@@ -142,10 +146,10 @@ def _noise(points, num_examples, mean):
                 f"{', '.join(map(str, found))}. Give --{name}."
             )
     plan = shared.privacy_plan(num_examples)
-    budget = shared.epsilon, 1.0, 1, shared.delta, "gdp"
+    once = shared.epsilon, 1.0, 1, shared.delta, "gdp"
     entries = [
         Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps),
-        Entry(_SCORE * calibration.least_noise_multiplier(*budget), 1.0, 1),
+        Entry(_SCORE * calibration.least_noise_multiplier(*once), 1.0, 1),
     ]
     scale = selection.selection_scale(entries, shared.epsilon, shared.delta, mean)
     entries = [
@@ -156,12 +160,12 @@ def _noise(points, num_examples, mean):
 
 
 def _run(preset, point, settings, noise_multiplier):
-    """The `grid.Run` of settings that leave nothing open, at the noise of all runs."""
+    """The `grid.SweepRun` of settings that leave nothing open, at the noise of all runs."""
     values = {name: value for name, value in dataclasses.asdict(settings).items()
               if value is not None and name != "epsilon"}  # fmt: skip
     values["noise_multiplier"] = noise_multiplier
     arguments = [f"--preset={preset}", *(f"--{k}={grid.text_of(v)}" for k, v in values.items())]
-    return grid.Run(preset, point, {}, settings, tuple(arguments))
+    return grid.SweepRun(preset, point, {}, settings, tuple(arguments))
 
 
 def _right(folder, data):
@@ -195,5 +199,6 @@ def _record(folder, point, before, selected, noisy_accuracy):
             "noisy_train_accuracy": noisy_accuracy,
         },
     )
+    record.save(folder / "model.keras")
     results.write_record(record, folder)
     return record

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
-import json
 import math
 import pathlib
 import signal
@@ -12,11 +10,13 @@ import sys
 import time
 
 from tfdpx import _files as files
+from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError, checking_flags
 
-# What a run of the sweep is; `classify` writes its own files beside it.
+# What a run of the sweep is; `classify` adds its own files.
 POINT = "point.json"
+_REMEDY = "Choose another folder."
 # The resolution of progress, in seconds.
 _POLL = 0.2
 
@@ -25,11 +25,11 @@ def execute(runs, workdir, extra=(), jobs=1, say=print, on_result=lambda: None):
     """Takes every run that has not been finished yet.
 
     A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that one which fails
-    or is killed for its memory leaves the others alone. A run that was cut off goes on from its
-    last checkpoint. A run that fails is reported and the others go on; the next call tries again.
+    or is killed for its memory leaves the others alone. A run that was cut off resumes from its
+    last checkpoint. A run that fails is reported, and the others continue; the next call retries.
 
     Args:
-        runs: List of `grid.Run`.
+        runs: List of `grid.SweepRun`.
         workdir: Folder of the sweep, `pathlib.Path`.
         extra: Further flags of `classify`, where data are and the like.
         jobs: Int, runs at a time.
@@ -78,9 +78,9 @@ def read(folder):
     """Returns `{"point": ..., "settings": ..., "report": ...}` of a finished run, else None."""
     if not (folder / records.FILE).exists():
         return None
-    described = json.loads((folder / POINT).read_text())
     with checking_flags():
-        return {**described, "report": records.read(folder / records.FILE).view()}
+        settings = resumable.begun(folder / POINT)
+        return {**settings, "report": records.read(folder / records.FILE).view()}
 
 
 def read_all(workdir):
@@ -112,56 +112,34 @@ class _Progress:
 @contextlib.contextmanager
 def _locked(workdir):
     """Holds a lock that the processes of the runs hold too, should they outlive this one."""
-    try:
-        (workdir / "runs").mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise UserError(f"Cannot write to --workdir={workdir}: {error}.") from error
-    with lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"Another sweep writes to --workdir={workdir}, or a run that one left behind. Wait "
-                "for it, end it, or choose another folder."
-            ) from error
+            (workdir / "runs").mkdir(parents=True, exist_ok=True)
+            user = "Another sweep, or a run that one left behind, writes to the folder"
+            lock = stack.enter_context(files.locked(workdir, user))
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"Cannot write to --workdir={workdir}. {error}") from error
         yield lock
 
 
 def _check_alike(runs, workdir):
     """Writes down what all runs of the folder share; raises UserError if earlier ones do not."""
-    path = workdir / "sweep.json"
-    fixed, swept = dict(runs[0].fixed), set(runs[0].point)
-    if path.exists():
-        earlier = json.loads(path.read_text())
-        swept |= set(earlier["swept"])
-        for name in sorted({*fixed, *earlier["fixed"]} - swept):
-            was, now = earlier["fixed"].get(name, "not given"), fixed.get(name, "not given")
-            if was != now:
-                raise UserError(
-                    f"The folder --workdir={workdir} holds a sweep with {name}={was}. Received: "
-                    f"{name}={now}. Choose another folder."
-                )
-    files.write(path, json.dumps({"fixed": fixed, "swept": sorted(swept)}).encode())
+    path, fixed, swept = workdir / "sweep.json", dict(runs[0].fixed), set(runs[0].point)
+    with checking_flags():
+        if earlier := resumable.begun(path):
+            swept |= set(earlier["swept"])
+            holder = f"The folder --workdir={workdir} holds a sweep"
+            resumable.check_same(earlier["settings"], fixed, holder, _REMEDY, swept)
+    resumable.save(path, fixed, swept=sorted(swept))
 
 
 def _claim(run, workdir):
     """Makes the folder of a run, and writes down what the run is."""
     folder = workdir / "runs" / run.name
     settings = {"preset": run.preset, **dataclasses.asdict(run.settings)}
-    described = json.loads(json.dumps({"point": run.point, "settings": settings}))
-    path = folder / POINT
-    if path.exists():
-        earlier = json.loads(path.read_text())["settings"]
-        for name, value in described["settings"].items():
-            if earlier.get(name) != value:
-                raise UserError(
-                    f"The folder --workdir={workdir} holds a run {run.name} with "
-                    f"{name}={earlier.get(name)}. Received: {name}={value}. Choose another folder."
-                )
-        return folder
-    folder.mkdir(exist_ok=True)
-    files.write(path, json.dumps(described).encode())
+    holder = f"The folder --workdir={workdir} holds a run {run.name}"
+    with checking_flags():
+        resumable.begin(folder / POINT, settings, holder, _REMEDY, point=run.point)
     return folder
 
 
@@ -173,7 +151,7 @@ def _start(run, workdir, extra, lock):
             [*command, f"--workdir={folder}", "--resume"],
             stdout=log,
             stderr=subprocess.STDOUT,
-            pass_fds=[lock.fileno()],
+            pass_fds=[] if lock is None else [lock],
         )
 
 

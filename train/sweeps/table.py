@@ -1,9 +1,9 @@
 """The results of a sweep: one row a run, and what they come to over the seeds."""
 
 import csv
-import os
 import statistics
 
+from tfdpx import _files as files
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.sweeps import grid, runs
 
@@ -47,12 +47,10 @@ def write(found, path):
         path: `pathlib.Path`.
     """
     columns = list(dict.fromkeys(name for row in found for name in row))
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("w", newline="") as file:
+    with files.replacing(path, mode=0o644) as fresh, fresh.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(found)
-    os.replace(fresh, path)
 
 
 def summaries(found, swept):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 
-from tfdpx._keras import hook, keras_internals
+from tfdpx._keras import hook, layer_internals, step_context
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_ordinary_training_is_untouched(installed):
 def test_a_copy_without_an_attribute_leaves_the_layer_alone():
     layer = keras.layers.Dense(3, "relu")
     layer.build((None, 2))
-    twin = keras_internals.without(layer, activation=None)
+    twin = layer_internals.without(layer, activation=None)
     assert twin.activation is None and twin.kernel is layer.kernel
     assert layer.activation is keras.activations.relu
 
@@ -60,5 +60,5 @@ def test_eagerly_takes_gradients_inside_a_graph():
         return float(tape.gradient(y, x))
 
     seen = []
-    tf.function(lambda: seen.append(keras_internals.eagerly(gradient)))()
+    tf.function(lambda: seen.append(step_context.eagerly(gradient)))()
     assert seen == [6.0]

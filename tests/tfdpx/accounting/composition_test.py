@@ -7,7 +7,8 @@ from cases import slow
 from dp_accounting import pld
 
 import tfdpx
-from tfdpx.accounting import Entry, Ledger
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.ledger import Entry
 from tfdpx.spending import budget
 
 DELTA = 1e-5

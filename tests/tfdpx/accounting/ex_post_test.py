@@ -7,7 +7,8 @@ is N(mu^2 / 2, mu^2).
 import pytest
 from scipy import stats
 
-from tfdpx.accounting import PrivacyPlan, individual_epsilon
+from tfdpx.accounting import PrivacyPlan
+from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.accounting.losses import Losses
 
 

@@ -10,7 +10,8 @@ import small
 from dp_accounting.pld import pld_privacy_accountant
 
 import tfdpx
-from tfdpx.accounting import Entry, Ledger, accountants, full_batch, group_epsilon, group_privacy
+from tfdpx.accounting import Ledger, accountants, full_batch, group_epsilon, group_privacy
+from tfdpx.accounting.ledger import Entry
 
 needs_mixtures = pytest.mark.skipif(
     group_privacy._MIXTURE is None, reason="dp_accounting before 0.5 has no mixture of Gaussians"

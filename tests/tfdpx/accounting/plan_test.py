@@ -1,5 +1,6 @@
 import json
 import math
+import warnings
 
 import dp_accounting
 import keras
@@ -180,7 +181,7 @@ def test_errors(changes, message):
     [
         ({"steps": None, "noise_multiplier": 0.5}, "No `steps`.*even steps=1 gives epsilon="),
         ({"steps": None, "noise_multiplier": 0}, "No `steps`.*gives epsilon=inf"),
-        ({"batch_size": None, "noise_multiplier": 0.3}, "No `batch_size`.*even batch_size=1 "),
+        ({"batch_size": None, "noise_multiplier": 0.5}, "No `batch_size`.*even batch_size=1 "),
     ],
 )
 def test_target_out_of_reach(changes, message, accountant):
@@ -293,6 +294,8 @@ def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
     assert PrivacyPlan.from_config(plan.get_config()) == plan
     text = json.dumps(keras.saving.serialize_keras_object(plan))
     assert keras.saving.deserialize_keras_object(json.loads(text)) == plan
+    with pytest.raises(ValueError, match="`delta`"):
+        PrivacyPlan.from_config(plan.get_config() | {"delta": 2.0})
 
 
 def test_config_of_numpy_numbers_is_json():
@@ -300,12 +303,6 @@ def test_config_of_numpy_numbers_is_json():
         np.int64(1000), np.int32(50), np.int64(100), np.float64(1.0), delta=1e-5, accountant="rdp"
     )
     assert json.loads(json.dumps(plan.get_config())) == plan.get_config()
-
-
-def test_config_is_checked():
-    config = PrivacyPlan(**GIVEN, noise_multiplier=1.0, accountant="rdp").get_config()
-    with pytest.raises(ValueError, match="`delta`"):
-        PrivacyPlan.from_config(config | {"delta": 2.0})
 
 
 def test_plans_do_not_change():
@@ -377,3 +374,65 @@ def test_a_plan_of_the_epsilon_that_a_plan_costs_is_that_plan():
         for unknown in ("steps", "batch_size"):
             again = {**given, "noise_multiplier": 1.5, "epsilon": first.epsilon, unknown: None}
             assert PrivacyPlan(**again) == first
+
+
+SMALL = {"num_examples": 1000, "delta": 1e-5, "accountant": "rdp"}
+
+
+@pytest.mark.parametrize(
+    "epochs, batch_size, steps",
+    [(5, 100, 50), (1, 300, 4), (0.01, 300, 1), (2.5, 1000, 3), (30, 10, 3000), (3, 7, 429)],
+)
+def test_epochs_become_steps(epochs, batch_size, steps):
+    plan = PrivacyPlan(**SMALL, batch_size=batch_size, epochs=epochs, noise_multiplier=2.0)
+    same = PrivacyPlan(**SMALL, batch_size=batch_size, steps=steps, noise_multiplier=2.0)
+    assert plan == same and plan.steps == steps
+    assert plan.epochs == pytest.approx(steps * batch_size / 1000)
+    assert plan.epochs >= epochs - 1e-9
+
+
+def test_a_quotient_that_rounds_up_is_no_step_more():
+    assert 3 / (1 / 3) == 9 and 30 / (1 / 300) >= 9000
+    for count in (299, 300, 301, 1437, 49_999):
+        given = {**SMALL, "num_examples": count}
+        plan = PrivacyPlan(**given, batch_size=1, epochs=1, noise_multiplier=1.0)
+        assert plan.steps == count
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"epochs": 5, "steps": 3, "batch_size": 10}, "takes the place of `steps`.*steps=3"),
+        ({"epochs": 5, "epsilon": 1.0}, "needs `batch_size`.*batch_size=None"),
+        ({"epochs": 0, "batch_size": 10}, "`epochs` must be a positive.*epochs=0"),
+        ({"epochs": -1.0, "batch_size": 10}, "`epochs` must be a positive"),
+        ({"epochs": float("inf"), "batch_size": 10}, "`epochs` must be a positive, finite"),
+        ({"epochs": "5", "batch_size": 10}, "`epochs` must be a positive"),
+        ({"epochs": 5, "batch_size": 2000}, "must not exceed `num_examples`"),
+    ],
+)
+def test_epochs_that_do_not_fit(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PrivacyPlan(**SMALL, noise_multiplier=2.0, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"delta": 2e-3}, "delta=0.002 exceeds 1/num_examples=0.001"),
+        ({"noise_multiplier": 1e4, "accountant": "pld"}, "noise_multiplier=1e.04 drowns"),
+    ],
+)
+def test_what_is_hardly_meant_is_said_at_the_users_line(arguments, message):
+    with pytest.warns(UserWarning, match=message) as caught:
+        PrivacyPlan(
+            **{**SMALL, "batch_size": 100, "steps": 5, "noise_multiplier": 1.0, **arguments}
+        )
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_usual_plans_are_not_doubted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivacyPlan(**{**SMALL, "delta": 1e-3}, batch_size=100, steps=5, noise_multiplier=1.0)
+        PrivacyPlan(**SMALL, batch_size=100, steps=5, epsilon=0.1)

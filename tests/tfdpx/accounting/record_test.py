@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tfdpx import _files as files
-from tfdpx.accounting import Entry, Ledger, selection
+from tfdpx.accounting import Ledger, selection
 from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Seen, Selected, Spent
 
@@ -144,11 +145,11 @@ def test_shuffled_batches_are_not_amplified():
     epochs, updates = Entry(4.0, 0.1, 60, exact=False, run=8), Ledger((Entry(4.0, 1.0, 6),))
     shuffled = record(spent=Spent(Ledger((epochs,))), sampling="shuffle")
     assert shuffled.is_approximate
-    assert shuffled.judged_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
+    assert shuffled.spent_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
     # What was before on the same data is judged as it was drawn, whatever this run is.
     for sampling in ("poisson", "shuffle"):
         both = record(spent=Spent(UPDATES + Ledger((epochs,))), sampling=sampling)
-        drawn = both.judged_as_drawn().epsilon(1e-5)
+        drawn = both.spent_as_drawn().epsilon(1e-5)
         assert drawn == pytest.approx((UPDATES + updates).epsilon(1e-5), rel=1e-3)
 
 

@@ -10,7 +10,8 @@ import pytest
 import small
 
 import tfdpx
-from tfdpx.accounting import Entry, Ledger, group_epsilon, statement
+from tfdpx.accounting import Ledger, group_epsilon, statement
+from tfdpx.accounting.ledger import Entry
 
 
 def flat(text):
@@ -110,7 +111,7 @@ def test_each_entry_is_listed():
     assert "RDP accountant" in found and "N =" not in found and "785 noisy updates" in found
     assert claimed(found)[0] >= ledger.epsilon(1e-6, "rdp")
     full = flat(Ledger((Entry(5.0, 1.0, 3),)).statement(1e-6, accountant="gdp"))
-    assert "Sampling: none: every update takes all examples." in full
+    assert "Sampling: full batches: every update takes all examples." in full
 
 
 def test_where_there_is_nothing_to_guarantee():

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from tfdpx.accounting import Entry, Ledger, release_statistics
+from tfdpx.accounting import Ledger
 from tfdpx.accounting import statistics as module
+from tfdpx.accounting.ledger import Entry
+from tfdpx.accounting.statistics import release_statistics
 
 
 def values(count):

@@ -38,7 +38,7 @@ def honest(data, jit_compile):
     model.fit(
         plan.batches(*data, optimizer=model.optimizer),
         callbacks=[
-            tfdpx.PrivacyBudget(plan),
+            tfdpx.callbacks.PrivacyBudget(plan),
             tfdpx.callbacks.TensorBoard("logs"),
             tfdpx.callbacks.Checkpoint("run"),
         ],

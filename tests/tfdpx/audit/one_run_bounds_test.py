@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from tfdpx import audit
 from tfdpx.accounting.full_batch import exact_epsilon
 from tfdpx.audit import one_run_bounds
 
@@ -32,7 +31,9 @@ def binomial(guesses, rate):
 
 
 def of_epsilon(guesses, canaries, delta):
-    return lambda c: audit.one_run_epsilon_lower_bound(c, guesses, canaries, delta, CONFIDENCE)
+    return lambda c: one_run_bounds.one_run_epsilon_lower_bound(
+        c, guesses, canaries, delta, CONFIDENCE
+    )
 
 
 @pytest.mark.parametrize("epsilon, delta", [(0.0, 1e-5), (0.5, 1e-9), (2.0, 0.01), (4.0, 1e-3)])
@@ -68,7 +69,7 @@ def test_gaussian_noise_is_exceeded_no_more_often_than_stated(mu, guesses, canar
     probabilities = gaussian_guesses(mu, canaries, guesses)
 
     def bound(c):
-        return audit.one_run_mu_lower_bound(c, guesses, canaries, CONFIDENCE)
+        return one_run_bounds.one_run_mu_lower_bound(c, guesses, canaries, CONFIDENCE)
 
     assert chance_of_too_high(bound, mu, probabilities) <= 1 - CONFIDENCE
     epsilon = exact_epsilon(mu, 1e-3)
@@ -87,7 +88,7 @@ def test_a_bound_that_is_too_high_is_rejected():
 
     # One that forgets how many coins there are: all may be told at once.
     def forgets_canaries(correct):
-        return audit.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
+        return one_run_bounds.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
 
     delta = 0.12
     told = (1 - delta) * binomial(40, rate)
@@ -98,27 +99,27 @@ def test_a_bound_that_is_too_high_is_rejected():
 
 def test_without_delta_the_bound_is_that_of_binomial_tails():
     for correct, guesses in ((30, 40), (40, 40), (390, 400)):
-        found = audit.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
+        found = one_run_bounds.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
         rate = stats.binomtest(correct, guesses).proportion_ci(0.9, "exact").low
         assert found == pytest.approx(math.log(rate / (1 - rate)), abs=2e-4)
 
 
 def test_no_privacy_gives_a_large_bound_and_guesses_give_none():
-    assert audit.one_run_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 5.7
-    assert audit.one_run_mu_lower_bound(1000, 1000, 1000) > 2.3
-    assert audit.one_run_gdp_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 11
+    assert one_run_bounds.one_run_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 5.7
+    assert one_run_bounds.one_run_mu_lower_bound(1000, 1000, 1000) > 2.3
+    assert one_run_bounds.one_run_gdp_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 11
     for correct in (0, 480, 505):
-        assert audit.one_run_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
-        assert audit.one_run_gdp_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
+        assert one_run_bounds.one_run_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
+        assert one_run_bounds.one_run_gdp_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
 
 
 def test_the_gaussian_bound_is_tighter():
     for correct, guesses, canaries in ((95, 100, 1000), (900, 1000, 1000), (20, 20, 400)):
         counts = (correct, guesses, canaries)
-        general = audit.one_run_epsilon_lower_bound(*counts, 1e-5)
-        gaussian = audit.one_run_gdp_epsilon_lower_bound(*counts, 1e-5)
+        general = one_run_bounds.one_run_epsilon_lower_bound(*counts, 1e-5)
+        gaussian = one_run_bounds.one_run_gdp_epsilon_lower_bound(*counts, 1e-5)
         assert gaussian > 1.4 * general
-        mu = audit.one_run_mu_lower_bound(*counts)
+        mu = one_run_bounds.one_run_mu_lower_bound(*counts)
         assert gaussian == pytest.approx(exact_epsilon(mu, 1e-5), rel=1e-3)
 
 
@@ -192,10 +193,10 @@ def test_the_trade_off_function_of_epsilon_and_delta_is_inverted():
 )
 def test_arguments_out_of_range_are_named(counts, name):
     with pytest.raises(ValueError, match=f"`{name}`"):
-        audit.one_run_epsilon_lower_bound(*counts, 1e-5)
+        one_run_bounds.one_run_epsilon_lower_bound(*counts, 1e-5)
     with pytest.raises(ValueError, match=f"`{name}`"):
-        audit.one_run_mu_lower_bound(*counts)
+        one_run_bounds.one_run_mu_lower_bound(*counts)
     with pytest.raises(ValueError, match="`delta`"):
-        audit.one_run_gdp_epsilon_lower_bound(1, 2, 3, 0.0)
+        one_run_bounds.one_run_gdp_epsilon_lower_bound(1, 2, 3, 0.0)
     with pytest.raises(ValueError, match="`confidence`"):
-        audit.one_run_epsilon_lower_bound(1, 2, 3, 1e-5, 1.0)
+        one_run_bounds.one_run_epsilon_lower_bound(1, 2, 3, 1e-5, 1.0)

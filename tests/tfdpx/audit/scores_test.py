@@ -6,23 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdpx import audit
+from tfdpx.audit import scores
 
-scores = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
+some_scores = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 
 
-@given(scores, scores, st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9]))
+@given(some_scores, some_scores, st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9]))
 def test_all_follow_from_their_definitions(members, others, fpr):
     pairs = [(m > o) + 0.5 * (m == o) for m in members for o in others]
-    assert audit.auc(members, others) == pytest.approx(np.mean(pairs))
+    assert scores.auc(members, others) == pytest.approx(np.mean(pairs))
     members, others = np.array(members), np.array(others)
     thresholds = np.arange(-5.5, 5.0)
     true, false = (np.array([np.mean(s > t) for t in thresholds]) for s in (members, others))
-    assert audit.advantage(members, others) == pytest.approx(max(true - false))
-    assert audit.tpr_at_fpr(members, others, fpr) == pytest.approx(max(true[false <= fpr]))
-    best = audit.best_threshold(members, others)
-    assert audit.advantage(members, others, best) == pytest.approx(max(true - false))
-    false_positives, negatives, false_negatives, positives = audit.errors(members, others, best)
+    assert scores.advantage(members, others) == pytest.approx(max(true - false))
+    assert scores.tpr_at_fpr(members, others, fpr) == pytest.approx(max(true[false <= fpr]))
+    best = scores.best_threshold(members, others)
+    assert scores.advantage(members, others, best) == pytest.approx(max(true - false))
+    false_positives, negatives, false_negatives, positives = scores.errors(members, others, best)
     gain = 1 - false_negatives / positives - false_positives / negatives
     assert gain == pytest.approx(max(true - false))
 
@@ -30,18 +30,18 @@ def test_all_follow_from_their_definitions(members, others, fpr):
 def test_normal_scores_give_their_closed_forms():
     rng, mu = np.random.default_rng(0), 1.5
     members, others = rng.normal(mu, size=200_000), rng.normal(size=200_000)
-    assert audit.auc(members, others) == pytest.approx(stats.norm.cdf(mu / 2**0.5), abs=0.005)
+    assert scores.auc(members, others) == pytest.approx(stats.norm.cdf(mu / 2**0.5), abs=0.005)
     most = 2 * stats.norm.cdf(mu / 2) - 1
-    assert audit.advantage(members, others) == pytest.approx(most, abs=0.01)
+    assert scores.advantage(members, others) == pytest.approx(most, abs=0.01)
     few = stats.norm.sf(stats.norm.isf(0.001) - mu)
-    assert audit.tpr_at_fpr(members, others, 0.001) == pytest.approx(few, abs=0.01)
-    assert audit.best_threshold(members, others) == pytest.approx(mu / 2, abs=0.1)
+    assert scores.tpr_at_fpr(members, others, 0.001) == pytest.approx(few, abs=0.01)
+    assert scores.best_threshold(members, others) == pytest.approx(mu / 2, abs=0.1)
 
 
 @pytest.mark.parametrize("size", [100, 60_000])
 def test_the_bounds_of_table_8(size):
     printed = {100: [0.47, 0.76, 0.96, 1.0], 60_000: [0.46, 0.76, 0.96, 1.0]}[size]
-    found = [audit.advantage_upper_bound(epsilon, 1 / size) for epsilon in (1, 2, 4, 8)]
+    found = [scores.advantage_upper_bound(epsilon, 1 / size) for epsilon in (1, 2, 4, 8)]
     assert [round(bound, 2) for bound in found] == printed
 
 
@@ -49,15 +49,15 @@ def test_the_advantage_bound_is_reached_and_never_passed():
     epsilon, delta = 1.2, 0.05
     # Tells with probability delta; else the answer is randomized.
     rate = (1 - delta) / (1 + np.exp(epsilon))
-    assert audit.advantage_upper_bound(epsilon, delta) == pytest.approx(1 - 2 * rate)
-    assert audit.advantage_upper_bound(5000.0, 0.5) == 1.0
-    assert audit.advantage_upper_bound(0, 1e-5) == pytest.approx(1e-5)
+    assert scores.advantage_upper_bound(epsilon, delta) == pytest.approx(1 - 2 * rate)
+    assert scores.advantage_upper_bound(5000.0, 0.5) == 1.0
+    assert scores.advantage_upper_bound(0, 1e-5) == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize("members", [[], [1.0, float("nan")]])
 def test_no_scores_and_nan_are_refused(members):
-    for function in (audit.auc, audit.advantage, audit.best_threshold):
+    for function in (scores.auc, scores.advantage, scores.best_threshold):
         with pytest.raises(ValueError, match="`members`"):
             function(members, [0.0])
     with pytest.raises(ValueError, match="`fpr`"):
-        audit.tpr_at_fpr([1.0], [0.0], 1.0)
+        scores.tpr_at_fpr([1.0], [0.0], 1.0)

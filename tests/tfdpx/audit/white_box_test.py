@@ -1,5 +1,6 @@
 """`check_optimizer` passes honest optimizers with a close bound, and fails planted bugs."""
 
+import dataclasses
 import random
 from unittest import mock
 
@@ -13,7 +14,7 @@ from cases import slow, slow_but
 import tfdpx
 from tfdpx import audit, mechanism
 from tfdpx.audit import white_box
-from tfdpx.training import microbatch, preparation, public_data
+from tfdpx.training import microbatch, preparation, public_clip
 
 QUICK = dict(compile_arguments={"jit_compile": False})
 layers = keras.layers
@@ -92,7 +93,7 @@ def test_what_belongs_to_a_plan_is_audited_without_it(name):
     assert 0.6 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
     np.testing.assert_array_equal(before, small.weights(model))
     if name == "individual":
-        assert optimizer.individual.plan == plan() and optimizer.estimates is not None
+        assert optimizer.individual.plan == plan()
 
 
 def test_noise_that_does_not_follow_a_public_clip_fails():
@@ -100,15 +101,20 @@ def test_noise_that_does_not_follow_a_public_clip_fails():
         """Noise in units of `l2_norm_clip`, not of the quantile that examples are clipped to."""
 
         def private_train_step(self, model, data):
-            real = public_data.Public.join
+            real = public_clip.PublicClip.begin
 
-            def join(public, private):
-                scale = public._scale
-                for gradient in private:
-                    gradient.tensor = gradient.tensor - self.noise_of(gradient) * (1 - 1 / scale)
-                return real(public, private)
+            def begin(policy, *arguments):
+                decided = real(policy, *arguments)
+                scale = decided.tensors[0] / policy.l2_norm_clip
 
-            with mock.patch.object(public_data.Public, "join", join):
+                def finish(private):
+                    for gradient in private:
+                        gradient.tensor -= self.noise_of(gradient) * (1 - 1 / scale)
+                    return decided.finish(private)
+
+                return dataclasses.replace(decided, finish=finish)
+
+            with mock.patch.object(public_clip.PublicClip, "begin", begin):
                 with mock.patch.object(mechanism, "privatize", self.noting(mechanism.privatize)):
                     return super().private_train_step(model, data)
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import checks
+from tfdpx.checks import declared
 
 layers = keras.layers
 NUMBERS = np.random.default_rng(3).normal(1.0, 2.0, [40, 6]).astype("float32")
@@ -76,7 +77,7 @@ def holding(layer, data, **arguments):
 
 def refused(model, match="was adapted to data.*no ledger counts it.*checks.public"):
     with pytest.raises(checks.UnfitForPrivacy, match=match) as error:
-        checks.check_declared(model)
+        declared.check_declared(model)
     assert "There are" not in str(error.value)  # One problem, once.
 
 
@@ -91,8 +92,8 @@ def test_adapted_layers_are_refused_also_from_files_until_they_are_public(kind, 
         loaded = keras.saving.load_model(tmp_path / "m.keras")
         refused(loaded)
     checks.public(layer)
-    checks.check_declared(model)
-    checks.check_declared(loaded)  # The same values.
+    declared.check_declared(model)
+    declared.check_declared(loaded)  # The same values.
     layer.adapt(np.repeat(data, 2, axis=0) if kind == "frequencies" else data[1:])
     refused(model)
 
@@ -100,15 +101,15 @@ def test_adapted_layers_are_refused_also_from_files_until_they_are_public(kind, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_made_with_given_values_are_fine_also_from_files(kind, tmp_path):
     model = holding(given(kind), KINDS[kind][2])
-    checks.check_declared(model)
+    declared.check_declared(model)
     model.save(tmp_path / "m.keras")
-    checks.check_declared(keras.saving.load_model(tmp_path / "m.keras"))
+    declared.check_declared(keras.saving.load_model(tmp_path / "m.keras"))
 
 
 def test_weights_that_hold_the_statistics_are_found(tmp_path):
     holding(adapted("Normalization"), NUMBERS).save_weights(tmp_path / "m.weights.h5")
     model = holding(layers.Normalization(), NUMBERS)
-    checks.check_declared(model)  # It does nothing yet.
+    declared.check_declared(model)  # It does nothing yet.
     model.load_weights(tmp_path / "m.weights.h5")
     refused(model)
 
@@ -164,11 +165,11 @@ def test_layers_of_the_augmentation_are_found(mixed):
     model = holding(layers.Dense(3), NUMBERS, augment=augment, augmult=4)
     refused(model)
     checks.public(norm)
-    checks.check_declared(model)
+    declared.check_declared(model)
 
 
 def test_models_without_noise_are_nobodys_business():
-    checks.check_declared(holding(adapted("Normalization"), NUMBERS, noise_multiplier=0.0))
+    declared.check_declared(holding(adapted("Normalization"), NUMBERS, noise_multiplier=0.0))
 
 
 def test_features_of_tables_are_found():
@@ -179,7 +180,7 @@ def test_features_of_tables_are_found():
     model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss="mse")
     refused(model)
     checks.public(space)
-    checks.check_declared(model)
+    declared.check_declared(model)
 
 
 def test_a_layer_of_ones_own_that_adapts_is_refused():
@@ -198,7 +199,7 @@ def test_a_layer_of_ones_own_that_adapts_is_refused():
     refused(model, "of type Centre.*Give it public values instead")
     layer.adapt(NUMBERS)
     checks.public(layer)
-    checks.check_declared(model)
+    declared.check_declared(model)
     layer.adapt(NUMBERS[1:])
     refused(model)
 
@@ -209,10 +210,10 @@ def test_copies_of_a_public_layer_are_public():
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
     clone.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=small.model().loss)
-    checks.check_declared(clone)
+    declared.check_declared(clone)
 
 
 def test_whitening_vouches_for_its_own_data():
     layer = tfdpx.layers.ChannelWhitening()
     layer.adapt(tfdpx.synthetic.DeadLeaves(8, channels=3), num_images=20)
-    checks.check_declared(holding(layer, np.zeros([4, 8, 8, 3], "float32")))
+    declared.check_declared(holding(layer, np.zeros([4, 8, 8, 3], "float32")))

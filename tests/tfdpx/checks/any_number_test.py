@@ -44,7 +44,7 @@ def model(function=None, **arguments):
 
 
 def fitted(made):
-    """A `fit` whose batches may hold padding; returns the `PassSize`s."""
+    """A `fit` whose batches may hold padding; returns the `MicrobatchSize`s."""
     x, y = small.data()
     made.fit(x, y, sample_weight=np.ones(len(x), "float32"), verbose=0)
     return microbatch_size.chosen(made)
@@ -52,7 +52,7 @@ def fitted(made):
 
 def test_what_is_proved_for_every_number_varies():
     made = model()
-    assert fitted(made) == [microbatch_size.PassSize(16, 1)]
+    assert fitted(made) == [microbatch_size.MicrobatchSize(16, 1)]
     assert str(made.optimizer.independence[0]) == "proved, for any number of rows"
 
 
@@ -157,7 +157,7 @@ def writes_if_weighted(microbatch_size, **arguments):
 @pytest.mark.parametrize("size", [5, "auto"])
 def test_metrics_do_not_write_where_rows_may_be_absent(size, monkeypatch):
     """Only then they are given weights where `fit` has none."""
-    monkeypatch.setattr(microbatch_size.Fitting, "__call__", lambda *_: 5)
+    monkeypatch.setattr(microbatch_size.MicrobatchAutotuner, "__call__", lambda *_: 5)
     made, x, y = writes_if_weighted(size)
     with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
         made.train_on_batch(x, y)

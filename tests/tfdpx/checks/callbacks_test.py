@@ -150,7 +150,7 @@ def test_what_sees_no_training_data_passes_silently(tmp_path):
         check(None)
         check(
             [
-                tfdpx.PrivacyBudget(plan),
+                tfdpx.callbacks.PrivacyBudget(plan),
                 tfdpx.callbacks.TensorBoard(tmp_path),
                 keras_callbacks.LearningRateScheduler(lambda epoch, rate: rate),
                 keras_callbacks.SwapEMAWeights(),

@@ -234,7 +234,7 @@ def test_what_does_not_act_is_allowed(tmp_path):
     fit((X, Y), [
         keras.callbacks.ModelCheckpoint(tmp_path / "m-{epoch}.keras", monitor="val_loss"),
         keras.callbacks.BackupAndRestore(folder),
-        tfdpx.PrivacyBudget(PLAN),
+        tfdpx.callbacks.PrivacyBudget(PLAN),
         keras.callbacks.EarlyStopping("epsilon", mode="max"),
     ])  # fmt: skip
 
@@ -328,7 +328,7 @@ def test_examples_on_disk_are_read_once_and_only_for_what_acts(capsys, tmp_path)
     model = make()
     board = tfdpx.callbacks.TensorBoard(tmp_path)
     model.fit(batches, validation_data=one_of_many, callbacks=[board], verbose=0)
-    assert sum(source.reads.values()) < N * STEPS / 2  # Draws alone.
+    assert sum(source.reads.values()) < N * STEPS / 2  # BatchSampler alone.
     assert "reads the" not in capsys.readouterr().out
     fit(OTHER, x=batches)
 

@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
-from tfdpx.heads.examples import Examples
-from tfdpx.heads.passes import Pass
+from tfdpx.heads._feature_source import FeatureSource, Pass
 
 CLASSES, WIDTH, COUNT = 3, 4, 90
 KINDS = {
@@ -154,7 +153,7 @@ def test_a_failed_pass_pays_for_what_was_released():
 
 
 def test_a_stream_that_does_not_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("tfdpx.heads.moments.MOST_EXAMPLES", 1000)
+    monkeypatch.setattr("tfdpx.heads._moments.MOST_EXAMPLES", 1000)
 
     def endless():
         while True:
@@ -177,28 +176,45 @@ def test_numbers_of_numpy_are_plain_in_the_config():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("kind", "arguments", "message"),
     [
-        ({"num_classes": 1}, "integer >= 2. Received: num_classes=1. Two classes"),
-        ({"num_classes": 2.0}, "integer >= 2"),
-        ({"num_classes": True}, "integer >= 2"),
-        ({"noise_multiplier": 1.0}, "Exactly one of"),
-        ({"epsilon": math.nan}, "`epsilon` must be a positive number"),
-        ({"feature_norm_clip": math.inf}, "`feature_norm_clip` must be finite"),
-        ({"l2_norm_clip": math.nan}, "`l2_norm_clip` must be a number"),
-        ({"initial_bias": math.inf}, "`initial_bias` must be a finite"),
-        ({"seed": 1.5}, "`seed` must be an int or None"),
-        ({"class_memory": 0}, "`class_memory` must be a positive integer"),
-        ({"l2_regularization": -1}, "`l2_regularization` must be a finite number >= 0"),
+        (LeastSquares, {"epsilon": None}, "Exactly one of `epsilon` and `noise_multiplier`"),
+        (LeastSquares, {"noise_multiplier": 1.0}, "Exactly one of"),
+        (LeastSquares, {"epsilon": 0}, "`epsilon` must be a positive number. Received: epsilon=0"),
+        (LeastSquares, {"epsilon": math.nan}, "`epsilon` must be a positive number"),
+        (LeastSquares, {"delta": 1}, "`delta` must lie"),
+        (LeastSquares, {"num_classes": 1}, "integer >= 2. Received: num_classes=1. Two classes"),
+        (LeastSquares, {"num_classes": 2.0}, "integer >= 2"),
+        (LeastSquares, {"num_classes": True}, "integer >= 2"),
+        (LeastSquares, {"l2_norm_clip": 0}, "`l2_norm_clip` must be a number >="),
+        (LeastSquares, {"l2_norm_clip": None}, "`l2_norm_clip` must be a number >="),
+        (LeastSquares, {"l2_norm_clip": math.nan}, "`l2_norm_clip` must be a number"),
+        (LeastSquares, {"l2_norm_clip": math.inf}, "must be finite"),
+        (LeastSquares, {"max_positives": 4}, "not exceed num_classes=3"),
+        (LeastSquares, {"accountant": "best"}, "`accountant` must be one of"),
+        (LeastSquares, {"seed": 1.5}, "`seed` must be an int or None"),
+        (LeastSquares, {"class_memory": 0}, "`class_memory` must be a positive integer"),
+        (LeastSquares, {"l2_regularization": -1}, "`l2_regularization` must be a finite number"),
+        (FeatureCovariance, {"feature_norm_clip": math.inf}, "`feature_norm_clip` must be finite"),
+        (FeatureCovariance, {"initial_bias": math.inf}, "`initial_bias` must be a finite"),
+        (FeatureCovariance, {"steps": 0}, "`steps` must be a positive integer"),
+        (FeatureCovariance, {"covariance_share": 1}, "strictly between 0 and 1"),
+        (FeatureCovariance, {"start": "best"}, "`start` must be one of"),
+        (FirstOrder, {"optimizer": "lion"}, "`optimizer` must be one of"),
+        (FirstOrder, {"average": 1}, "`average` must be True or False"),
+        (Newton, {"learning_rate": 0}, "`learning_rate` must be a positive"),
     ],
 )
-def test_unfit_arguments_are_refused(kwargs, message):
+def test_unfit_arguments_are_refused(kind, arguments, message):
     with pytest.raises(ValueError, match=message):
-        FeatureCovariance(**{"num_classes": 3, "epsilon": 1.0, **kwargs})
+        kind(**{"num_classes": 3, "epsilon": 1.0, **arguments})
 
 
 def test_evaluate_needs_labels_and_predict_none():
-    head = KINDS["ls"]().fit(X, Y)
+    head = KINDS["ls"]()
+    with pytest.raises(ValueError, match="call `fit` first"):
+        head.predict(X)
+    head.fit(X, Y)
     with pytest.raises(ValueError, match="`labels` must be given"):
         head.evaluate(X)
     with pytest.raises(ValueError, match="features.* have a width of 4"):
@@ -219,6 +235,6 @@ def test_the_layer_in_a_saved_model_predicts_the_same_without_tfdpx_objects(tmp_
 
 
 def test_the_passes_of_arrays_are_not_compared():
-    examples = Examples(X, Y, CLASSES)
+    examples = FeatureSource(X, Y, CLASSES)
     for _ in range(2):
         assert sum(len(x) for x, _ in examples.chunks(40)) == COUNT == examples.count

@@ -2,46 +2,26 @@
 
 import math
 
+import head_cases
 import hypothesis
 import numpy as np
 import pytest
 import transcripts
+from head_cases import CLASSES, CLIP, EPSILON, WIDTH, make
 from hypothesis import strategies as st
 
-from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton, class_moments, moments
-from tfdpx.heads.examples import Examples
-from tfdpx.heads.gradients import Gradients
-
-EPSILON, DELTA, CLASSES, WIDTH = 1.0, 1e-5, 4, 5
-CLIP = 0.5
-
-
-def make(kind, **kwargs):
-    arguments = dict(l2_norm_clip=CLIP, seed=1, **kwargs)
-    return lambda: kind(CLASSES, EPSILON, DELTA, **arguments)
+from tfdpx import heads
+from tfdpx.heads import FeatureCovariance, _class_moments, _moments
+from tfdpx.heads._feature_source import FeatureSource
+from tfdpx.heads._gradients import Gradients, SoftmaxGradients
+from tfdpx.heads.public_set import PublicSet
 
 
-HEADS = {
-    "least squares": make(LeastSquares),
-    "several positives": make(LeastSquares, max_positives=3),
-    "covariance": make(FeatureCovariance, steps=3),
-    "share": make(FeatureCovariance, steps=3, covariance_share=0.5, feature_norm_clip=2.0),
-    "start": make(FeatureCovariance, steps=2, start="least_squares"),
-    "newton": make(Newton, steps=2),
-    "sgd": make(FirstOrder, steps=3, optimizer="sgd"),
-    "adam": make(FirstOrder, steps=3),
-}
-
-
-def examples(seed=0, count=40):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(count, WIDTH)).astype("float32")
-    return x, np.eye(CLASSES)[rng.integers(0, CLASSES, count)]
-
-
-def with_one_more(data, row, labels):
-    x, y = data
-    return np.vstack([x, np.float32(row)[None]]), np.vstack([y, labels[None]])
+def neighbours(row, labels, count=40):
+    """The number of examples is public: a neighbour has a row of zeros."""
+    x, y = head_cases.data(count)
+    y = np.vstack([np.eye(CLASSES)[y], labels[None]])
+    return [(np.vstack([x, np.float32(r)[None]]), y) for r in (np.zeros(WIDTH), row)]
 
 
 def large(name):
@@ -50,17 +30,30 @@ def large(name):
     return np.full(WIDTH, 1e3), np.arange(CLASSES) < positives
 
 
-@pytest.mark.parametrize("name", HEADS)
+def spent(monkeypatch, name, row, labels):
+    return transcripts.spent(monkeypatch, lambda: make(name, seed=1), *neighbours(row, labels))
+
+
+def test_every_head_has_a_case():
+    assert set(head_cases.CASES) == set(heads.__all__)
+
+
+@pytest.mark.parametrize("name", head_cases.NAMES)
 def test_a_large_example_spends_no_more_than_epsilon(monkeypatch, name):
-    row, labels = large(name)
-    without, extended = (with_one_more(examples(), r, labels) for r in (0 * row, row))
-    mus, epsilon = transcripts.spent(monkeypatch, HEADS[name], without, extended)
+    mus, epsilon = spent(monkeypatch, name, *large(name))
     assert epsilon <= EPSILON
-    planned = HEADS[name]()._planned()
+    planned = make(name)._planned()
     for (release, _), mu in mus.items():
         assert mu <= 1 / planned[release][0]
+    assert max(mu * planned[release][0] for (release, _), mu in mus.items()) > 0.2
     if name in ("least squares", "several positives"):  # Gradients may be small at some weights.
         assert epsilon > 0.99 * EPSILON
+
+
+@pytest.mark.parametrize("name", head_cases.NAMES)
+def test_a_row_that_is_not_finite_changes_nothing(monkeypatch, name):
+    mus, _ = spent(monkeypatch, name, np.full(WIDTH, np.nan), np.eye(CLASSES)[0])
+    assert max(mus.values()) < 1e-9
 
 
 ODD = [0.0, 1e-30, 1e20, 3e38, np.inf, -np.inf, np.nan]
@@ -72,7 +65,7 @@ rows = st.lists(
 @hypothesis.given(row=rows)
 def test_no_row_is_longer_than_the_clip(row):
     row = np.array([row], "float32")
-    clipped = moments.ClippedRows(CLIP)(row)
+    clipped = _moments.ClippedRows(CLIP)(row)
     assert np.linalg.norm(clipped) <= CLIP
     with np.errstate(over="ignore"):
         square = np.sum(np.square(row))
@@ -84,7 +77,7 @@ def test_no_row_is_longer_than_the_clip(row):
 
 def test_no_gradient_is_longer_than_the_clip():
     x, y = np.ones([3, WIDTH], "float32"), np.eye(CLASSES)[:3]
-    kinds = {clip: Gradients(Examples(x, y, CLASSES), CLASSES, CLIP, clip=clip, use_bias=bias)
+    kinds = {clip: Gradients(FeatureSource(x, y, CLASSES), CLASSES, CLIP, clip=clip, use_bias=bias)
              for clip, bias in (("gradients", True), ("features", False))}  # fmt: skip
 
     @hypothesis.given(row=rows, scale=st.sampled_from([0.0, 1.0, 1e4, 1e38]))
@@ -106,32 +99,40 @@ def test_no_gradient_is_longer_than_the_clip():
     moves()
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_a_row_that_is_not_finite_changes_nothing(monkeypatch, name):
-    data, label = examples(count=10), np.eye(CLASSES)[0]
-    # The number of examples is public: its neighbour has a row of zeros.
-    without, unfit = (with_one_more(data, np.full(WIDTH, v), label) for v in (0.0, np.nan))
-    mus, _ = transcripts.spent(monkeypatch, HEADS[name], without, unfit)
-    assert max(mus.values()) < 1e-9
+def test_no_projected_sum_moves_by_more_than_its_clip():
+    x, y = head_cases.data(3)
+    gradients = SoftmaxGradients(FeatureSource(x, y, CLASSES), CLASSES)
 
+    @hypothesis.given(
+        row=rows,
+        scale=st.sampled_from([0.0, 1.0, 1e4]),
+        clip=st.sampled_from([1e-6, 1e-3, 0.5, 7.0]),
+    )
+    def moves(row, scale, clip):
+        kernel = scale * np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype("float32")
+        x[2] = 0.0
+        before = gradients.sum(kernel, clip)
+        x[2] = row
+        change = gradients.sum(kernel, clip) - before
+        assert np.linalg.norm(change) <= clip
+        subspace = PublicSet.of(head_cases.PUBLIC, CLASSES).subspace(kernel, 2)
+        assert np.linalg.norm(subspace, 2) <= 1.0
+        assert np.linalg.norm(subspace.T @ change) <= clip
 
-def planted(monkeypatch, name):
-    """What the head really spends with a bug in place."""
-    data, (row, labels) = examples(), large(name)
-    without, extended = (with_one_more(data, r, labels) for r in (0 * row, row))
-    return transcripts.spent(monkeypatch, HEADS[name], without, extended)[1]
+    moves()
 
 
 @pytest.mark.parametrize("name", ["least squares", "covariance", "start", "newton"])
 def test_features_that_are_not_clipped_are_noticed(monkeypatch, name):
-    monkeypatch.setattr(moments.ClippedRows, "__call__", lambda self, x: x.astype("float64"))
-    assert planted(monkeypatch, name) > 2 * EPSILON
+    monkeypatch.setattr(_moments.ClippedRows, "__call__", lambda self, x: x.astype("float64"))
+    assert spent(monkeypatch, name, *large(name))[1] > 2 * EPSILON
 
 
-@pytest.mark.parametrize("name", ["covariance", "newton", "sgd", "adam"])
+@pytest.mark.parametrize("name", ["covariance", "newton", "sgd", "adam", "adamix", "projected"])
 def test_gradients_that_are_not_clipped_are_noticed(monkeypatch, name):
-    monkeypatch.setattr(Gradients, "_factors", lambda self, squares: 0 * squares + 1.0)
-    assert planted(monkeypatch, name) > 2 * EPSILON
+    for kind in (Gradients, SoftmaxGradients):
+        monkeypatch.setattr(kind, "_factors", lambda self, squares: 0 * squares + 1.0)
+    assert spent(monkeypatch, name, *large(name))[1] > 2 * EPSILON
 
 
 def test_class_moments_without_the_root_of_k_are_noticed(monkeypatch):
@@ -140,27 +141,73 @@ def test_class_moments_without_the_root_of_k_are_noticed(monkeypatch):
         def sqrt(_):
             return 1.0
 
-    monkeypatch.setattr(class_moments, "math", NoRoot)
-    assert planted(monkeypatch, "several positives") > 1.2 * EPSILON
+    monkeypatch.setattr(_class_moments, "math", NoRoot)
+    assert spent(monkeypatch, "several positives", *large("several positives"))[1] > 1.2 * EPSILON
+
+
+def test_a_subspace_that_lengthens_is_noticed(monkeypatch):
+    given = PublicSet.subspace
+    monkeypatch.setattr(PublicSet, "subspace", lambda *args: 2.5 * given(*args))
+    assert spent(monkeypatch, "projected", *large("projected"))[1] > EPSILON
+
+
+@pytest.mark.parametrize("part", [None, "quantile_clip", "subspace"])
+def test_a_clip_or_subspace_of_private_data_is_noticed(monkeypatch, part):
+    # Of unlike length and direction, but below the clip: it is the choice that tells.
+    x, y = neighbours(np.eye(WIDTH)[5] * 30, np.eye(CLASSES)[2])[1]
+    clip, steps = 0.3 if part == "subspace" else None, []
+    private = []
+
+    class Leaking(head_cases.WithPublic):
+        def fit(self, features, labels=None, **arguments):
+            private[:] = [PublicSet.of((features, labels), CLASSES)]
+            return super().fit(features, labels, **arguments)
+
+        def _clip_and_subspace(self, kernel):
+            with monkeypatch.context() as patched:
+                if part:  # Plants a bug: the public set answers for the private examples.
+                    given = getattr(PublicSet, part)
+                    patched.setattr(PublicSet, part, lambda _, *args: given(private[0], *args))
+                found = super()._clip_and_subspace(kernel)
+            steps.append(found)
+            return found
+
+    def fit():
+        return transcripts.spent(
+            monkeypatch,
+            lambda: Leaking(CLASSES, steps=3, l2_norm_clip=clip, projection=2, seed=1),
+            *neighbours(x[-1], y[-1]),
+        )
+
+    if part == "quantile_clip":
+        with pytest.raises(AssertionError, match="scale of the noise follows"):
+            fit()
+        return
+    fit()
+    same = [
+        np.array_equal(one[1], other[1]) for one, other in zip(steps[:3], steps[3:], strict=True)
+    ]
+    assert all(same) == (part is None)
 
 
 def test_a_covariance_released_twice_is_refused_or_noticed(monkeypatch):
     class Twice(FeatureCovariance):
         def _fit(self, examples, released):
             for _ in range(2):
-                covariance = moments.second_moment(examples, self.feature_norm_clip)
+                covariance = _moments.second_moment(examples, self.feature_norm_clip)
                 released.symmetric("covariance", covariance, self.feature_norm_clip**2)
             return super()._fit(examples, released)
-
-    with pytest.raises(RuntimeError, match="'covariance' was released 1 times"):
-        make(Twice, steps=3)().fit(*examples())
 
     class Planned(Twice):
         def _planned(self):
             planned = super()._planned()
             return {**planned, "covariance": (planned["covariance"][0], 3)}
 
-    monkeypatch.setitem(HEADS, "twice", make(Planned, steps=3))
-    assert planted(monkeypatch, "twice") > 1.15 * EPSILON
-    head = make(Planned, steps=3)().fit(*examples())
-    assert head.epsilon_spent() > 1.15 * EPSILON  # The ledger tells of it.
+    arguments = CLASSES, EPSILON, 1e-5, 3
+    with pytest.raises(RuntimeError, match="'covariance' was released 1 times"):
+        Twice(*arguments).fit(*head_cases.data())
+    pair = neighbours(*large("covariance"))
+    found = transcripts.spent(monkeypatch, lambda: Planned(*arguments, seed=1), *pair)
+    assert found[1] > 1.15 * EPSILON
+    head = Planned(*arguments).fit(*head_cases.data())
+    assert head.epsilon_spent() > 1.15 * EPSILON  # The ledger counts it.

@@ -1,8 +1,5 @@
 """Which layers, models and losses are proved, and what a training says of it."""
 
-import importlib.util
-import pathlib
-
 import keras
 import numpy as np
 import pytest
@@ -11,19 +8,10 @@ import tensorflow as tf
 from cases import slow_but
 
 import tfdpx
+from experiments.benchmark import independence_table as table
 from tfdpx.independence import independence_of
 
-ROOT = pathlib.Path(__file__).parents[3]
 layers = keras.layers
-
-
-@pytest.fixture(scope="module")
-def table():
-    spec = importlib.util.spec_from_file_location("table", ROOT / "tools" / "independence_table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 # A frozen BatchNormalization is proved. Some of these work on the whole batch; some have operations
 # without a rule.
@@ -37,14 +25,14 @@ NOT_PROVED = {
 
 
 @pytest.mark.slow
-def test_the_layers_of_keras_are_proved(table):
+def test_the_layers_of_keras_are_proved():
     made = table.layers_of_keras()
     alone = {name for name, make in made.items() if independence_of(make()).verdict == "alone"}
     assert alone == NOT_PROVED & set(made)
     assert len(made) > 80
 
 
-def test_every_layer_of_keras_is_looked_at(table):
+def test_every_layer_of_keras_is_looked_at():
     named = {name.split(",")[0] for name in table.layers_of_keras()}
     classes = {
         name
@@ -61,14 +49,14 @@ SMALL = ["bidirectional LSTM with a mask", "tfdpx LeNet", "tfdpx SmallCNN", "vis
 
 
 @pytest.mark.parametrize("name", slow_but(SMALL, "tfdpx LeNet", "tfdpx SmallCNN"))
-def test_small_models_are_proved(table, name):
+def test_small_models_are_proved(name):
     model = table.models_of_all()[name]()
     assert independence_of(model).verdict == "proved"
     assert independence_of(model, rows=7).verdict == "proved"
 
 
 @pytest.mark.slow
-def test_all_models_of_the_table_are_proved(table):
+def test_all_models_of_the_table_are_proved():
     for name, make in table.models_of_all().items():
         model = make()
         rows = table.FEW if name in table.IN_PARTS else None

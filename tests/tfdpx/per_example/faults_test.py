@@ -107,7 +107,7 @@ def test_draws_and_passes_without_examples(microbatch_size):
     optimizer = tfdpx.DPSGD(0.1, plan=plan, microbatch_size=microbatch_size)
     model = small.model(optimizer, compile_arguments={"metrics": ["accuracy"]})
     batches = plan.batches(X, Y, optimizer=optimizer, seed=4)
-    history = model.fit(batches, verbose=0, callbacks=[tfdpx.PrivacyBudget(plan)]).history
+    history = model.fit(batches, verbose=0, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)]).history
     assert model.optimizer.ledger.steps == 20  # An empty draw is an update too: it costs.
     assert np.isfinite(small.weights(model)).all() and np.isfinite(history["loss"]).all()
 

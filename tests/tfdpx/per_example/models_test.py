@@ -7,17 +7,13 @@ import tensorflow as tf
 from cases import slow
 from oracle import assert_matches_batches_of_one, run_engine
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import model_internals, step_context
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models import WideResNet
-from tfdpx.per_example import (
-    GenericRule,
-    LayerwiseEngine,
-    UnexplainedVariables,
-    forced_norms,
-    register,
-    rounding,
-)
+from tfdpx.per_example import GenericRule, register, rounding
+from tfdpx.per_example.capture import UnexplainedVariables
+from tfdpx.per_example.cost_model import forced_norms
+from tfdpx.per_example.layerwise import LayerwiseEngine
 
 layers = keras.layers
 
@@ -120,8 +116,8 @@ def test_sums_may_be_asked_for_before_norms(rng):
 
     def rules():
         recorder = engine.recorder()
-        with recorder.taping(), keras_internals.recording(recorder):
-            outputs = keras_internals.call_model(model, x)
+        with recorder.taping(), step_context.recording(recorder):
+            outputs = model_internals.call_model(model, x)
         return engine.rules(recorder, [outputs], [tf.ones_like(outputs)])
 
     def norms(rule):

@@ -11,7 +11,8 @@ from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
-from tfdpx.per_example import cost_model, explain, forced_norms, registry, rounding
+from tfdpx.per_example import cost_model, explain, registry, rounding
+from tfdpx.per_example.cost_model import forced_norms
 from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules import (
     base,

@@ -158,7 +158,7 @@ def test_batches_without_targets_leave_padding_out():
 def test_a_missing_target_is_named(arguments):
     x, _ = small.data()
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), compile_arguments=arguments)
-    own = [tfdpx.PrivacyBudget(PLAN, allow_approximate=True)]
+    own = [tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)]
     for data in (PLAN.batches(x), x, tf.data.Dataset.from_tensors(x[:8])):
         with pytest.raises(ValueError, match="`y` is missing, which the loss.*compute_loss"):
             model.fit(data, callbacks=own, verbose=0)

@@ -9,7 +9,7 @@ import scipy.stats
 import tensorflow as tf
 from cases import slow
 
-from tfdpx.sampling import draws, sampled_batches, shares
+from tfdpx.sampling import batch_sampler, sampled_batches, shares
 from tfdpx.sampling.examples import Examples
 
 NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
@@ -227,7 +227,7 @@ def test_a_seed_draws_alike_at_every_pass_and_none_draws_afresh(make):
 
 def test_little_is_read_ahead():
     given_out = []
-    counted = draws.Draws(0, 100, shares.Shares(1), seed=0)
+    counted = batch_sampler.BatchSampler(0, 100, shares.Shares(1), seed=0)
     dataset = counted.dataset(
         lambda key, step, replica: tf.numpy_function(
             lambda s: given_out.append(int(s)) or np.array([s]), [step], tf.int64

@@ -303,7 +303,7 @@ def test_arrays_are_followed_as_long_as_they_live():
 
 
 def test_loops_over_set_weights_leave_one_mark_a_weight(trained):
-    from tfdpx.spending.account import accounts_of
+    from tfdpx.spending.spend_tracker import accounts_of
 
     model, source = bare(), copy.deepcopy(trained)
     for _ in range(3):

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdpx
-from tfdpx.synthetic import DeadLeaves, Generator, Shapes, Spectrum, Strokes
+from tfdpx.synthetic import DeadLeaves, Shapes, Spectrum, Strokes
+from tfdpx.synthetic.generator import Generator
 
 KINDS = [DeadLeaves, Spectrum, Strokes, Shapes]
 each_kind = pytest.mark.parametrize("kind", KINDS)

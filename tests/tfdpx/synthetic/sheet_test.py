@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfdpx.synthetic import DeadLeaves, Shapes, contact_sheet
+from tfdpx.synthetic import DeadLeaves, Shapes
+from tfdpx.synthetic.sheet import contact_sheet
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "synthetic.md"
 

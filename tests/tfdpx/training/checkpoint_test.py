@@ -86,7 +86,7 @@ def test_a_killed_run_makes_the_updates_that_are_left(tmp_path, capsys, whole, a
         train(make(seed=seed), [KillAfter(after), Checkpoint(tmp_path)])
     assert Checkpoint(tmp_path).saved_updates == kept
     resumed = make(seed=seed)
-    history = train(resumed, [Checkpoint(tmp_path), tfdpx.PrivacyBudget(PLAN)]).history
+    history = train(resumed, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)]).history
     assert f"Resumed at update {kept}." in capsys.readouterr().out
     ledger = resumed.optimizer.ledger
     assert [entry.steps for entry in ledger.entries] == [kept, STEPS - kept]
@@ -102,7 +102,7 @@ def test_a_killed_run_makes_the_updates_that_are_left(tmp_path, capsys, whole, a
 def test_a_run_in_pieces_is_the_unbroken_one(tmp_path, whole):
     for epochs in (1, 3, 4, 4):  # The last finds a run that has ended.
         model = make(seed=4)
-        train(model, [Checkpoint(tmp_path), tfdpx.PrivacyBudget(PLAN)], epochs=epochs)
+        train(model, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)], epochs=epochs)
         assert model.optimizer.ledger.steps == 3 * epochs
     assert_same(model, whole)
 
@@ -165,7 +165,7 @@ def test_it_is_an_ordinary_fit_that_follows_one_that_was_interrupted(tmp_path):
 def test_other_data_than_a_plans(tmp_path, kind):
     data = (X, Y) if kind == "arrays" else (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)
     arguments = {"batch_size": B} if kind == "arrays" else {}
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
     for epochs in (1, 2):
         model, callbacks = make(), [Checkpoint(tmp_path), budget]
         model.fit(*data, epochs=epochs, verbose=0, callbacks=callbacks, **arguments)
@@ -240,7 +240,10 @@ def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path, budget_first):
     def fit(*extra):
         model = make()
         model.build((None, 6))
-        own = [tfdpx.PrivacyBudget(PLAN), keras.callbacks.BackupAndRestore(tmp_path, save_freq=2)]
+        own = [
+            tfdpx.callbacks.PrivacyBudget(PLAN),
+            keras.callbacks.BackupAndRestore(tmp_path, save_freq=2),
+        ]
         callbacks = [*extra, *own[:: 1 if budget_first else -1]]
         train(model, callbacks, epochs=1, steps_per_epoch=None)
         return model.optimizer.ledger

@@ -54,7 +54,7 @@ def test_it_is_keras_fit():
         model, record = make(), Record()
         history = fit(
             model, epochs=2, steps_per_epoch=3, validation_data=(x, y), validation_batch_size=20,
-            callbacks=[tfdpx.PrivacyBudget(PLAN), record],
+            callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN), record],
         )  # fmt: skip
         found.append((small.weights(model), history.history, record.events))
     (weights, history, events), (our_weights, our_history, our_events) = found
@@ -69,7 +69,7 @@ def test_it_is_keras_fit():
 def test_executions_of_several_steps_use_all_of_the_budget():
     single, several = make(), make(steps_per_execution=4)
     for model in (single, several):
-        ours(model, [tfdpx.PrivacyBudget(PLAN)])
+        ours(model, [tfdpx.callbacks.PrivacyBudget(PLAN)])
         assert model.optimizer.iterations == STEPS
     np.testing.assert_allclose(small.weights(several), small.weights(single), rtol=1e-6)
 

@@ -45,7 +45,7 @@ CHANGED = {
 def test_other_batches_are_refused_under_a_plan(how):
     model, batches = make(), CHANGED[how](PLAN.batches(X, Y))
     before = small.weights(model)
-    for callbacks in ([], [tfdpx.PrivacyBudget(PLAN)]):
+    for callbacks in ([], [tfdpx.callbacks.PrivacyBudget(PLAN)]):
         with pytest.raises(ValueError, match="allow_approximate=True"):
             model.fit(batches, callbacks=callbacks, verbose=0)
     np.testing.assert_array_equal(small.weights(model), before)
@@ -54,7 +54,7 @@ def test_other_batches_are_refused_under_a_plan(how):
 @pytest.mark.parametrize("how", slow_but(CHANGED, "cache", "unweighted"))
 def test_other_batches_are_approximate_on_an_explicit_word(how):
     model = make()
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
     batches = CHANGED[how](PLAN.batches(X, Y))
     history = model.fit(batches, steps_per_epoch=4, callbacks=[budget], verbose=0).history
     assert history["epsilon_approximate"] == [PLAN.epsilon_at(4)]
@@ -74,7 +74,7 @@ def test_a_step_traced_for_the_plans_batches_does_not_vouch_for_others():
     assert not model.optimizer.epsilon_is_approximate
     alike = batches.take(1).cache().repeat()
     assert alike.element_spec == batches.element_spec
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
     model.fit(alike, steps_per_epoch=2, callbacks=[budget], verbose=0)
     assert model.optimizer.epsilon_is_approximate
 
@@ -87,7 +87,9 @@ def test_a_loop_of_ones_own_is_approximate():
 
 
 def approximately(model, data):
-    model.fit(data, callbacks=[tfdpx.PrivacyBudget(PLAN, allow_approximate=True)], verbose=0)
+    model.fit(
+        data, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)], verbose=0
+    )
 
 
 OTHERS = {
@@ -111,7 +113,7 @@ def test_batches_of_another_plan_are_refused(name, by):
         message = "batches are of another plan than the budget's|disagree on `batch_size`"
     data = other.batches(X[: other.num_examples], Y[: other.num_examples])
     with pytest.raises(ValueError, match=message):
-        model.fit(data, callbacks=[tfdpx.PrivacyBudget(PLAN)], verbose=0)
+        model.fit(data, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)], verbose=0)
     assert int(model.optimizer.iterations) == 0
 
 

@@ -11,7 +11,7 @@ from cases import slow_but
 import tfdpx
 from tfdpx import mechanism
 from tfdpx.accounting import IndividualAccountant
-from tfdpx.training.individual_norms import Estimates
+from tfdpx.training.individual_clip import IndividualClip
 
 KINDS = {
     "one pass": {},
@@ -39,7 +39,7 @@ def clip_at_one(self, ids):
     return tf.ones(tf.shape(ids))
 
 
-def clip_of_neighbour(self, ids, original=Estimates.clips):
+def clip_of_neighbour(self, ids, original=IndividualClip.fractions_of):
     return original(self, (ids + 1) % replay.COUNT)
 
 
@@ -51,22 +51,22 @@ def factors_not_scaled(norms, present, clip, size, fractions=1.0, f=mechanism.cl
     return f(norms, present, clip, size, fractions) / fractions
 
 
-def charge_what_comes_next(self, ids, present, norms, original=Estimates._learn):
+def charge_what_comes_next(self, ids, present, norms, original=IndividualClip._learn):
     original(self, ids, present, norms, tf.convert_to_tensor(self._held["steps"]))
     self._held["steps"].assign_add(1)
 
 
-def forget_padding(self, ids, present, norms, upto, original=Estimates._learn):
+def forget_padding(self, ids, present, norms, upto, original=IndividualClip._learn):
     original(self, ids, tf.ones_like(present), tf.maximum(norms, 0.0), upto)
 
 
 BUGS = [
-    (Estimates, "clips", clip_at_one),
-    (Estimates, "clips", clip_of_neighbour),
+    (IndividualClip, "fractions_of", clip_at_one),
+    (IndividualClip, "fractions_of", clip_of_neighbour),
     (mechanism, "clip_factors", factors_of_plain_clip),
     (mechanism, "clip_factors", factors_not_scaled),
-    (Estimates, "count_update", charge_what_comes_next),
-    (Estimates, "_learn", forget_padding),
+    (IndividualClip, "count_update", charge_what_comes_next),
+    (IndividualClip, "_learn", forget_padding),
 ]
 
 

@@ -1,5 +1,7 @@
 """An optimizer that holds a plan ends with it by itself, whoever asks for more."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -68,6 +70,31 @@ def test_executions_of_several_steps_end_with_it(capsys, execution):
         model.fit(*data, verbose=2)
         assert model.optimizer.ledger.steps == 7
         assert "used up after 7 updates: epsilon=" in capsys.readouterr().out
+
+
+class SpendsMeanwhile(keras.callbacks.Callback):
+    """Has another optimizer train the same weights once, in the middle of a `fit`."""
+
+    spent = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 4 and not self.spent:
+            self.spent = True
+            other = keras.Sequential(self.model.layers)
+            other.compile(tfdpx.DPSGD(0.1, batch_size=8, noise_multiplier=1.0), "mse")
+            for _ in range(6):
+                other.train_on_batch(X[:8], Y[:8])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_budget_that_another_optimizer_spends_meanwhile_is_not_overrun(jit_compile):
+    plan, spender = make_plan(12), SpendsMeanwhile()
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    optimizer = tfdpx.DPSGD(0.1, batch_size=8, noise_multiplier=1.0)
+    model.compile(optimizer, "mse", steps_per_execution=4, jit_compile=jit_compile)
+    with contextlib.suppress(BudgetExceeded):
+        model.fit(plan.batches(X, Y), verbose=0, callbacks=[PrivacyBudget(plan), spender])
+    assert spender.spent and 4 + 6 <= optimizer.ledger.steps <= 12
 
 
 def test_executions_on_other_data_end_before_it(capsys):

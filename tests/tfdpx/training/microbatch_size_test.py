@@ -30,7 +30,9 @@ def free(monkeypatch):
 
 def chosen(capsys):
     """What was printed: pairs (examples a pass, examples a batch)."""
-    found = re.findall(r"passes of (\d+) examples for batches of (\d+)", capsys.readouterr().out)
+    found = re.findall(
+        r"microbatches of (\d+) examples for batches of (\d+)", capsys.readouterr().out
+    )
     return [tuple(map(int, pair)) for pair in found]
 
 
@@ -111,7 +113,7 @@ def test_fit_says_it_once(free, capsys, arguments):
 
 def test_it_warns_where_nothing_fits(free):
     free(1000)
-    with pytest.warns(UserWarning, match="passes of 1 examples.*may run out of memory"):
+    with pytest.warns(UserWarning, match="microbatches of 1 examples.*may run out of memory"):
         small.step(image_model(microbatch_size="auto"), *images(4))
 
 
@@ -124,7 +126,7 @@ def test_without_interactive_logging_it_goes_to_the_log(free, capsys, monkeypatc
         small.step(small.model(microbatch_size="auto"), *small.data())
     finally:
         keras.config.enable_interactive_logging()
-    assert "passes of 16 examples" in said[0]
+    assert "microbatches of 16 examples" in said[0]
     assert not chosen(capsys)
 
 
@@ -154,7 +156,7 @@ def test_config():
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 1000))
 def test_rows_of_all_passes(examples, multiple, count):
-    size = microbatch_size.PassSize(examples, min(multiple, examples))
+    size = microbatch_size.MicrobatchSize(examples, min(multiple, examples))
     computed, left = 0, count
     while left > 0:
         computed += min(examples, math.ceil(left / size.multiple) * size.multiple)

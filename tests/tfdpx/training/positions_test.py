@@ -63,10 +63,10 @@ def change_of_one_update(model, batch):
 
 def batch_of(x, y, weights=None):
     """A batch as `fit` gives it, and which examples it drew."""
-    from tfdpx.sampling.draws import draws_of
+    from tfdpx.sampling.batch_sampler import sampler_of
 
     model = made("mse", x.shape[:-1])  # Its session draws.
-    draws = draws_of(PLAN.batches(x, y, weights, optimizer=model.optimizer, seed=3))
+    draws = sampler_of(PLAN.batches(x, y, weights, optimizer=model.optimizer, seed=3))
     batch = next(iter(draws.fitted))
     weights = batch[2]
     present = tf.reduce_any(tf.reshape(tf.cast(weights, "bool"), [weights.shape[0], -1]), 1)

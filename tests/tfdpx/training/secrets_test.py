@@ -132,7 +132,7 @@ def said(model, folder):
                 on_epoch_end=lambda *_: print(model.optimizer.session, vars(model.optimizer))
             )
             callbacks = [
-                tfdpx.PrivacyBudget(PLAN),
+                tfdpx.callbacks.PrivacyBudget(PLAN),
                 tfdpx.callbacks.TensorBoard(str(folder), plan=PLAN, log_private_metrics=True),
                 tell,
             ]

@@ -122,7 +122,7 @@ def test_no_training_shares_noise_with_another(name):
 
 def test_a_forked_process_is_a_run_of_its_own():
     """Both count on: their ledgers compose, though they began as one."""
-    account = make().optimizer.account
+    account = make().optimizer.spend_tracker
     reading, writing = os.pipe()
     if not os.fork():
         os.write(writing, str(account.run).encode())
@@ -164,7 +164,7 @@ def test_a_given_seed_is_remembered_everywhere(tmp_path):
     by_draws.fit(PLAN.batches(X, Y, seed=3), steps_per_epoch=1, verbose=0)
     assert by_draws.optimizer.ledger.is_seeded
     transformed = make()
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
     changed = PLAN.batches(X, Y, seed=3).prefetch(2)
     transformed.fit(changed, steps_per_epoch=1, callbacks=[budget], verbose=0)
     assert transformed.optimizer.ledger.is_seeded
@@ -259,17 +259,6 @@ def events(folder):
         yield from (event for event in summary_iterator(str(path)) if event.summary.value)
 
 
-def test_adamix_refuses_to_go_on_with_other_public_data(tmp_path):
-    """It told an individual epsilon of 0.03 for 0.82: the steps of one set, releases of another."""
-    public = X[:10] + 1, Y[:10]
-    arguments = dict(num_classes=3, epsilon=1.0, delta=DELTA, keep_steps=True)
-    tfdpx.AdaMix(**arguments).fit(X, Y, public_data=public, checkpoint=Checkpoint(tmp_path))
-    again = tfdpx.AdaMix(**arguments)
-    with pytest.raises(ValueError, match="another|with public data"):
-        again.fit(X, Y, public_data=(public[0] + 1, Y[:10]), checkpoint=Checkpoint(tmp_path))
-    again.fit(X, Y, public_data=public, checkpoint=Checkpoint(tmp_path))
-
-
 @pytest.mark.slow
 def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
     """The ledger said 12 for 20 updates where nobody had looked at it in between."""
@@ -291,7 +280,7 @@ def test_what_is_restored_before_or_within_a_fit_counts(tmp_path):
         def on_train_begin(self, logs=None):
             restore(self.model)
 
-    for callbacks in ([], [tfdpx.PrivacyBudget(PLAN), Restore()]):
+    for callbacks in ([], [tfdpx.callbacks.PrivacyBudget(PLAN), Restore()]):
         model = built()
         if not callbacks:
             restore(model)
@@ -353,7 +342,7 @@ def test_any_data_may_be_resumed(tmp_path, capsys):
         def __getitem__(self, index):
             return X, Y
 
-    budget = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
     for epochs in (1, 2):
         make().fit(Data(), epochs=epochs, callbacks=[Checkpoint(tmp_path), budget], verbose=0)
     assert Checkpoint(tmp_path).saved_updates == 4
@@ -373,5 +362,7 @@ def test_another_optimizer_of_the_weights_does_not_make_the_plan_overrun():
             if batch == 0:
                 train(other, 8)
 
-    model.fit(PLAN.batches(X, Y), callbacks=[Nested(), tfdpx.PrivacyBudget(PLAN)], verbose=0)
+    model.fit(
+        PLAN.batches(X, Y), callbacks=[Nested(), tfdpx.callbacks.PrivacyBudget(PLAN)], verbose=0
+    )
     assert model.optimizer.ledger.steps == STEPS

@@ -11,6 +11,7 @@ from cases import slow
 
 import tfdpx
 from tfdpx import augment
+from tfdpx.augment import layer_views
 
 K = 3
 
@@ -139,7 +140,7 @@ LAYERS = {  # Whether XLA compiles it, and the layer.
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_of_keras_and_keras_cv(name):
     compiles, make = LAYERS[name]
-    made = augment.get(make())
+    made = layer_views.get(make())
     x = tf.constant(images(4)[0])
     choices = made.draw(4, 2, tf.zeros([2], tf.int64))
     made.apply(x[:1], choices[:1])  # Builds the layer.

@@ -123,7 +123,7 @@ def test_shares_out_of_range(share):
 
 
 def test_the_plan_counts_what_is_trained_on():
-    with pytest.raises(ValueError, match="19 examples beside validation_split=0.2, num_ex"):
+    with pytest.raises(ValueError, match="19 examples with validation_split=0.2, num_ex"):
         PLAN.batches(X, Y, validation_split=0.2)
 
 

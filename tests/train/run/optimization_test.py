@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdpx
 from tfdpx.independence import independence_of
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.run import choice, optimization
+from tfdpx.train.run import auto_settings, optimization
 
 LOGITS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 CLASSES = np.array([0, 1, 2, 3, 1, 0])
@@ -50,7 +50,7 @@ def test_mixed_views_by_the_settings():
     settings = preset_lookup.resolve(
         "digits", {"augmult": 6, "augment_padding": 1, "augment_mix": 2}
     )
-    settings, _ = choice.complete(settings, 1437)
+    settings, _ = auto_settings.complete(settings, 1437)
     optimizer = optimization.private_optimizer(settings, settings.privacy_plan(1437), seed=0)
     assert (optimizer.augment.mixed_views, optimizer.augmult) == (2, 6)
 

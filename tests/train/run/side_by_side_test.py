@@ -12,7 +12,14 @@ from tfdpx.accounting.spent import Data, Spent
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
-from tfdpx.train.run import choice, classifiers, finetuning, frozen, origin, side_by_side
+from tfdpx.train.run import (
+    auto_settings,
+    classifiers,
+    finetuning,
+    fitting,
+    provenance,
+    side_by_side,
+)
 
 SHAPE = (8, 8, 1)
 DATA = types.SimpleNamespace(image_shape=SHAPE, num_classes=3, centre=120.0, deviation=60.0)
@@ -47,14 +54,14 @@ def test_features_are_those_of_the_file_and_of_scattering(run_folder):
 
 
 def test_they_are_computed_once(run_folder):
-    chosen, text = choice.complete(settings(f"{run_folder}/model.keras"), 100)
+    chosen, text = auto_settings.complete(settings(f"{run_folder}/model.keras"), 100)
     assert chosen.model == "linear_on_features" and "--model=linear_on_features" in text
     assert chosen.l2_norm_clip == 0.02
     whole = side_by_side.build(chosen, DATA)
     fields = dict.fromkeys(field.name for field in dataclasses.fields(loading.ImageData))
     images = {"train_x": np.zeros([6, *SHAPE], "uint8"), "eval_x": np.zeros([2, *SHAPE], "uint8")}
     data = loading.ImageData(**fields | images)
-    head, features = frozen.head_and_features(chosen, whole, data)
+    head, features = fitting.head_and_features(chosen, whole, data)
     assert len(head.trainable_variables) == 1 and features.train_x.shape == (6, 257)
 
 
@@ -97,13 +104,13 @@ def test_the_model_needs_them():
 
 def test_files_of_features_are_asked_what_they_saw(run_folder):
     features = f"scatter+{run_folder}"
-    [seen] = origin.seen_by(origin.files(settings(features)))
+    [seen] = provenance.seen_by(provenance.files(settings(features)))
     assert seen.data.name == "synthetic:strokes" and seen.epsilon == 0
     classifiers.build("small_cnn", SHAPE, 4, 100.0).save(run_folder / "own.keras")
-    both = origin.files(settings(f"{features}+{run_folder}/own.keras"))
+    both = provenance.files(settings(f"{features}+{run_folder}/own.keras"))
     with pytest.raises(UserError, match=r"own\.keras does not say what it was trained on"):
-        origin.seen_by(both)
-    record = Record("classify", Data("sklearn_digits"), origin.not_private(), None)
+        provenance.seen_by(both)
+    record = Record("classify", Data("sklearn_digits"), provenance.not_private(), None)
     record.save(run_folder / "own.keras")
     with pytest.raises(UserError, match="trained on sklearn_digits already, without an account"):
-        origin.on_same_data(origin.seen_by(both), "digits")
+        provenance.on_same_data(provenance.seen_by(both), "digits")

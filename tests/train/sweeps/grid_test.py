@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tfdpx.train import sweep
 from tfdpx.train.config import preset_lookup, setting_flags
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.run import choice
+from tfdpx.train.run import auto_settings
 from tfdpx.train.sweeps.grid import HELD_OUT, parse, runs
 
 
@@ -67,7 +67,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon():
     made = runs_of("batch_size=128,512;learning_rate=1,2", {"epsilon": 3.0}, seeds=(4, 5))
     assert len({run.name for run in made}) == len(made) == 8
     assert {run.settings.epsilon for run in made} == {3.0}
-    complete = [choice.complete(run.settings, 1000)[0] for run in made]
+    complete = [auto_settings.complete(run.settings, 1000)[0] for run in made]
     sigmas = {each.batch_size: each.privacy_plan(1000).noise_multiplier for each in complete}
     assert sigmas[512] > 1.5 * sigmas[128]  # A budget that stays fixed, and not the noise.
     assert [run.settings.seed for run in made] == [4, 5] * 4

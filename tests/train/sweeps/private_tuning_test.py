@@ -131,7 +131,7 @@ def test_a_mean_that_is_none_is_refused(mean, message, tmp_path):
         private_tuning.tune("digits", GIVEN, GRID, mean, tmp_path / "tuned", [])
 
 
-@pytest.mark.parametrize("argument", ["--seeds=0", "--jobs=2", "--plot_only"])
+@pytest.mark.parametrize("argument", ["--seeds=0", "--jobs=2", "--table_only"])
 def test_flags_of_ordinary_sweeps_are_refused(argument, tmp_path):
     values = flags.FlagValues()
     sweep.define_flags(values)

@@ -1,11 +1,11 @@
 """A sweep goes on where it was, leaves failed runs aside, and never mixes two sweeps."""
 
-import json
 import sys
 
 import pytest
 from absl import flags
 
+from tfdpx import _resumable as resumable
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Spent
 from tfdpx.train.config.errors import UserError
@@ -91,10 +91,10 @@ def test_a_damaged_record_is_refused(workdir):
 def test_a_run_of_other_settings_is_not_taken_for_this_one(workdir):
     execute(runs_of(), workdir)
     path = workdir / "runs/learning_rate=1.0,seed=0/point.json"
-    described = json.loads(path.read_text())
-    assert described["settings"]["epsilon"] == 8.0
-    described["settings"]["epsilon"] = 3.0  # As if the preset had been another then.
-    path.write_text(json.dumps(described))
+    kept = resumable.begun(path)
+    assert kept["settings"]["epsilon"] == 8.0
+    # As if the preset had been another then.
+    resumable.save(path, {**kept["settings"], "epsilon": 3.0}, point=kept["point"])
     with pytest.raises(UserError, match="epsilon=3.0. Received: epsilon=8.0"):
         execute(runs_of(), workdir)
 

@@ -1,13 +1,9 @@
-"""The table of a sweep and its pictures, against results made by hand."""
+"""The table of a sweep, against results made by hand."""
 
 import csv
-import pathlib
-
-import pytest
-from PIL import Image
 
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.sweeps import figures, table
+from tfdpx.train.sweeps import table
 
 
 def result(accuracy, seed, on_test=False, **point):
@@ -67,39 +63,3 @@ def test_the_file_can_be_read_again(tmp_path):
         again = list(csv.DictReader(file))
     assert [float(row["accuracy"]) for row in again] == [row["accuracy"] for row in rows]
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
-
-
-@pytest.mark.parametrize("name", SWEPT)
-def test_a_picture_for_each_swept_setting(tmp_path, name):
-    rows = table.rows(RESULTS)
-    paths = figures.draw(rows, SWEPT, tmp_path)
-    assert tmp_path / f"accuracy_by_{name}.png" in paths and len(paths) == 2
-    with Image.open(tmp_path / f"accuracy_by_{name}.png") as picture:
-        assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(10**6)) > 20
-
-
-def test_lines_and_bars_are_what_was_found(monkeypatch):
-    drawn = []
-    original = figures.figure.Figure.subplots
-
-    def spy(self, *args, **kwargs):
-        panels = original(self, *args, **kwargs)
-        drawn.append(panels)
-        return panels
-
-    monkeypatch.setattr(figures.figure.Figure, "subplots", spy)
-    monkeypatch.setattr(figures.figure.Figure, "savefig", lambda *a, **k: None)
-    figures.draw(table.rows(RESULTS), SWEPT, pathlib.Path("nowhere"))
-    left = drawn[0][0]  # By learning rate: a line for each batch size, and the best of all.
-    assert [container.get_label() for container in left.containers] == ["64", "256", "best of all"]
-    assert list(left.containers[0].lines[0].get_xdata()) == [1.0, 4.0]
-    assert list(left.containers[0].lines[0].get_ydata()) == [70.0, 80.0]
-    assert list(left.containers[2].lines[0].get_ydata()) == [70.0, 80.0]
-    assert left.get_xscale() == "log"
-    beside = drawn[0][1]  # The batch size that was best at each learning rate.
-    assert list(beside.lines[0].get_ydata()) == [64, 64]
-
-
-def test_a_single_value_needs_no_picture(tmp_path):
-    rows = table.rows([result(0.5, 0, learning_rate=1.0)])
-    assert figures.draw(rows, ["learning_rate"], tmp_path) == []

@@ -5,7 +5,7 @@ import math
 
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, choose
 
@@ -59,7 +59,7 @@ class Rule:
         Returns:
             What the layer returns.
         """
-        return watch(keras_internals.call_operation(call.layer, call.args, call.kwargs))
+        return watch(layer_internals.call_operation(call.layer, call.args, call.kwargs))
 
     @classmethod
     def shared(cls, layer):
@@ -217,8 +217,8 @@ class BeforeActivation(Rule):
         """See `Rule.forward`."""
         if call.layer.activation is None:
             return super().forward(call, watch)
-        linear = keras_internals.without(call.layer, activation=None)
-        outputs = watch(keras_internals.call_operation(linear, call.args, call.kwargs))
+        linear = layer_internals.without(call.layer, activation=None)
+        outputs = watch(layer_internals.call_operation(linear, call.args, call.kwargs))
         return call.layer.activation(outputs)
 
 

@@ -6,7 +6,7 @@ import typing
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals, tensorflow_internals
+from tfdpx._keras import layer_internals, tensorflow_internals
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rows import sum_rows
 from tfdpx.per_example.rules.normalization import ScaleAndOffsetRule
@@ -27,7 +27,7 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
     TensorFlow would derive it in three times the operations, and needs the two sums again.
     """
 
-    assumes = ("call", *keras_internals.GROUP_NORMALIZATION_STEPS)
+    assumes = ("call", *layer_internals.GROUP_NORMALIZATION_STEPS)
 
     @classmethod
     def forward(cls, call, watch):
@@ -50,8 +50,8 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
             kept["gradient"] = gradient
             return tensorflow_internals.differentiated_by(gradient, function, inputs)
 
-        layer = keras_internals.without(layer, call=normalize)
-        return watch(keras_internals.call_operation(layer, call.args, call.kwargs))
+        layer = layer_internals.without(layer, call=normalize)
+        return watch(layer_internals.call_operation(layer, call.args, call.kwargs))
 
     def offset_gradients(self):
         """See `ScaleAndOffsetRule`."""

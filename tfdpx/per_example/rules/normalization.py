@@ -5,7 +5,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import keras_internals
+from tfdpx._keras import layer_internals
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rows import sum_rows
 from tfdpx.per_example.rules.base import Rule
@@ -49,7 +49,7 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
     def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
         # In float32, also where the layer computes in bfloat16.
-        plain = keras_internals.in_float32(self.layer, gamma=None, beta=None)
+        plain = layer_internals.in_float32(self.layer, gamma=None, beta=None)
         normalized = plain.call(tf.cast(self.call.args[0], "float32"))
         return self._sum_positions(self.output_gradients[0] * normalized)
 

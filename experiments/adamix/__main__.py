@@ -1,0 +1,109 @@
+r"""Compares AdaMix with its ablations and baselines: see README.md in this folder.
+
+    python -m experiments.adamix --workdir=W
+    python -m experiments.adamix --workdir=W --shifts=rotated,inverted --epsilons=1
+    python -m experiments.adamix --workdir=W --shots=1,2,5,10,50 --epsilons=1
+
+Every fit is a line of `results.jsonl` in the working directory; an interrupted run continues after
+the last, and a further one with other flags adds to it. `table.md` and the pictures show all that
+is there. Nothing of it is private.
+"""
+
+import json
+import pathlib
+
+import numpy as np
+from absl import app, flags
+
+from experiments.adamix import methods, pictures
+from tfdpx.train import adamix
+from tfdpx.train.config import run_flags
+
+# Domains of public images: functions of images and the largest grey level of their format.
+SHIFTS = {
+    "none": lambda images, largest: images,
+    "rotated": lambda images, largest: np.rot90(images, axes=(1, 2)),
+    "inverted": lambda images, largest: (largest - images).astype(images.dtype),
+}
+_KEY = ("method", "shots", "shift", "epsilon")
+
+
+def define_flags(values):
+    """Defines the flags in `values`, an `absl.flags.FlagValues`."""
+    common = {"flag_values": values}
+    flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.adamix.", **common)
+    flags.DEFINE_list("methods", list(methods.METHODS), "Methods to compare.", **common)
+    flags.DEFINE_list("epsilons", ["1", "3"], "Budgets.", **common)
+    flags.DEFINE_list("shots", ["2", "5"], "Public images of each class.", **common)
+    flags.DEFINE_list("shifts", ["none"], f"Domains of public images: {list(SHIFTS)}.", **common)
+    flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds of split and noise.", **common)
+    flags.DEFINE_integer("num_private", None, "Private images to use at most.", **common)
+
+
+def load(values):
+    """The `methods.Study` of --dataset, on features that know no data."""
+    data = adamix.load(values.dataset)
+    extract, largest = adamix.extractor(data), adamix.largest_grey(data)
+    domains = {
+        shift: extract(SHIFTS[shift](data.train_x, largest))
+        for shift in sorted({"none", *values.shifts})
+    }
+    test = extract(data.eval_x), data.eval_y
+    return methods.Study(domains, data.train_y, test, data.num_classes, values.num_private)
+
+
+def run(values, workdir):
+    """Makes every fit that has no result yet, and draws the table and the pictures.
+
+    Args:
+        values: The flags.
+        workdir: `pathlib.Path`.
+
+    Returns:
+        Dict of results, as `pictures` takes them.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    path, study = workdir / "results.jsonl", load(values)
+    about, results = {"dataset": values.dataset, "num_private": values.num_private}, {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        line = json.loads(line)
+        if {name: line[name] for name in about} == about:
+            results.setdefault(tuple(line[name] for name in _KEY), []).append(line)
+    for *key, seed in _jobs(values):
+        found = results.setdefault(tuple(key), [])
+        if seed in {line["seed"] for line in found}:
+            continue
+        rate = found[0]["rate"] if found else study.chosen_rate(*key)
+        line = {**about, **dict(zip(_KEY, key, strict=True)), "seed": seed, "rate": rate}
+        line |= study.measured(*key, rate, seed)
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        found.append(line)
+        print(f"{key}, seed {seed}: error {line['error']:.4f}", flush=True)
+    pictures.write_table(results, workdir / "table.md")
+    pictures.draw(results, workdir)
+    return results
+
+
+def _jobs(values):
+    for shots in map(int, values.shots):
+        for shift in values.shifts:
+            for method in values.methods:
+                # All examples together are the same ones however they were split.
+                seeds = values.seeds[:1] if method == "paragon" else values.seeds
+                free = method in methods.FREE
+                for epsilon in [None] if free else map(float, values.epsilons):
+                    for seed in map(int, seeds):
+                        yield method, shots, shift, epsilon, seed
+
+
+def main(argv, values=flags.FLAGS):
+    """Runs the study."""
+    workdir = pathlib.Path(run_flags.WORKDIR.value or "runs/adamix")
+    run(values, workdir)
+    print((workdir / "table.md").read_text())
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    app.run(main)

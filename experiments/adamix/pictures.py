@@ -1,0 +1,156 @@
+"""Pictures and tables of the study, after Figures 1 to 3 of the paper.
+
+`results` are a dict from `(method, shots, shift, epsilon)` to a list of what fits found
+(`methods.Study.measured`); `epsilon` is None for methods without private steps.
+"""
+
+import statistics
+
+import numpy as np
+from matplotlib import figure
+
+from experiments.adamix.methods import FREE
+
+
+def spread(values):
+    """Mean and standard deviation, in percent, as text."""
+    percent = [100 * value for value in values]
+    deviation = statistics.stdev(percent) if len(percent) > 1 else 0.0
+    return f"{statistics.mean(percent):.1f} ± {deviation:.1f}"
+
+
+def _mean(found, name="error"):
+    return statistics.mean(each[name] for each in found)
+
+
+def write_table(results, path):
+    """Writes test errors: a row for each method, a column for public examples and epsilon."""
+    settings = list(dict.fromkeys(key[1:] for key in results if key[0] not in FREE))
+    names = [
+        f"{'' if shift == 'none' else f'{shift}, '}{shots} public a class, epsilon {epsilon:g}"
+        for shots, shift, epsilon in settings
+    ]
+    lines = [f"| test error, % | {' | '.join(names)} |", "|" + "---|" * (len(settings) + 1)]
+    for method in _methods(results):
+        cells = []
+        for shots, shift, epsilon in settings:
+            key = (method, shots, shift, None if method in FREE else epsilon)
+            cells.append(spread([r["error"] for r in results[key]]) if key in results else "")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def draw(results, folder):
+    """Draws all that there are results for, into PNG files in `folder`."""
+    for shots, shift in sorted({key[1:3] for key in results}):
+        draw_errors(results, shots, shift, folder / f"errors_{shots}_{shift}.png")
+    plain = {key: found for key, found in results.items() if key[2] == "none"}
+    for shots in sorted({key[1] for key in plain}):
+        draw_membership(plain, shots, folder / f"membership_{shots}.png")
+    private = {key: found for key, found in plain.items() if key[0] not in FREE}
+    for shots, epsilon in sorted({(key[1], key[3]) for key in private}):
+        draw_individuals(private, shots, epsilon, folder / f"individual_{shots}_{epsilon:g}.png")
+    known = {key[1] for key in plain if key[0] == "only_public"}
+    comparable = {key: found for key, found in plain.items() if key[1] in known}
+    if "paragon" in _methods(plain):
+        for epsilon in sorted({key[3] for key in comparable} - {None}):
+            draw_boost(comparable, epsilon, folder / f"boost_{epsilon:g}.png")
+
+
+def draw_errors(results, shots, shift, path):
+    """Test error against epsilon, a line for each method (Figure 1, left; Figure 3, right)."""
+    fig, axes = _axes("privacy budget, epsilon", "test error, %")
+    for method in _methods(results):
+        points = sorted(
+            (key[3] or 0.0, [100 * r["error"] for r in found])
+            for key, found in results.items()
+            if key[:3] == (method, shots, shift)
+        )
+        if method in FREE:
+            for _, errors in points:
+                style = {"color": "black", "linestyle": "--" if method == "paragon" else ":"}
+                axes.axhline(statistics.mean(errors), label=method, **style)
+        elif points:
+            low, mid, high = zip(*(np.quantile(e, [0, 0.5, 1]) for _, e in points), strict=True)
+            epsilons = [epsilon for epsilon, _ in points]
+            [line] = axes.plot(epsilons, mid, marker="o", label=method)
+            axes.fill_between(epsilons, low, high, color=line.get_color(), alpha=0.15)
+    axes.set_title(f"{shots} public images a class" + ("" if shift == "none" else f", {shift}"))
+    _save(fig, axes, path)
+
+
+def boost(results, method, shots, epsilon):
+    """Float: the paper's performance boost, (public - paragon) / (private - paragon).
+
+    1 where private data bring nothing; infinite at the paragon's error.
+    """
+    # All examples together are the same ones however they were split.
+    together = [each for key, found in results.items() if key[0] == "paragon" for each in found]
+    paragon = _mean(together)
+    gap = _mean(results[method, shots, "none", epsilon]) - paragon
+    public = _mean(results["only_public", shots, "none", None])
+    return (public - paragon) / gap if gap > 0 else float("inf")
+
+
+def draw_boost(results, epsilon, path):
+    """The boost against the number of public examples (Figure 2, right)."""
+    fig, axes = _axes("public images of each class", "performance boost")
+    for method in _methods(results):
+        if method not in FREE:
+            shots = sorted(key[1] for key in results if (key[0], key[3]) == (method, epsilon))
+            boosts = [boost(results, method, count, epsilon) for count in shots]
+            axes.plot(shots, boosts, marker="o", label=method)
+    axes.axhline(1.0, color="black", linestyle=":", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_title(f"epsilon {epsilon:g}")
+    _save(fig, axes, path)
+
+
+def draw_membership(results, shots, path):
+    """The attack's AUC against test error, a point for each epsilon (Figure 1, right)."""
+    fig, axes = _axes("test error, %", "membership attack, AUC")
+    for method in _methods(results):
+        points = sorted(
+            (100 * _mean(found), _mean(found, "auc"), key[3] or 0.0)
+            for key, found in results.items()
+            if key[:2] == (method, shots)
+        )
+        if points:
+            errors, aucs, epsilons = zip(*points, strict=True)
+            axes.plot(errors, aucs, marker="o", label=method)
+            for error, auc, epsilon in points:
+                if epsilon:
+                    axes.annotate(f"{epsilon:g}", (error, auc), fontsize=7)
+    axes.axhline(0.5, color="black", linestyle=":", linewidth=1)
+    _save(fig, axes, path)
+
+
+def draw_individuals(results, shots, epsilon, path):
+    """Sorted epsilons of single examples (Figure 3, left and centre)."""
+    fig, axes = _axes("private examples, sorted, %", "individual epsilon")
+    for (method, *setting), [first, *_] in results.items():
+        if setting == [shots, "none", epsilon]:
+            values, worst = first["individual"], first["spent"]
+            axes.plot(np.linspace(0, 100, len(values)), values, label=method)
+    axes.axhline(worst, color="black", linestyle=":", linewidth=1, label="worst case")
+    axes.set_ylim(0, None)
+    _save(fig, axes, path)
+
+
+def _methods(results):
+    return list(dict.fromkeys(key[0] for key in results))
+
+
+def _axes(x, y):
+    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = fig.add_subplot()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    return fig, axes
+
+
+def _save(fig, axes, path):
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=8)
+    fig.savefig(path, dpi=120)

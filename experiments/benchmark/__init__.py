@@ -1,0 +1,1 @@
+"""What privacy costs, measured against ordinary Keras and against peers."""

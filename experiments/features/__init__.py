@@ -1,0 +1,1 @@
+"""Private heads on features: comparisons, searches, and free features of small images."""

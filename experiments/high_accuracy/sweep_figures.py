@@ -1,0 +1,164 @@
+r"""Draws a sweep: accuracy against each setting, and which of the others did best there.
+
+    python -m tfdpx.train.sweep --workdir=runs/sweep --epsilon=8 ... --grid=...
+    python -m experiments.high_accuracy.sweep_figures --workdir=runs/sweep
+
+Writes `accuracy_by_<setting>.png` into the folder of the sweep, as often as wished while it runs.
+The figures of De et al. 2022, with their presets of CIFAR-10:
+
+    2, 7   --grid="batch_size=256,1024,4096,16384;steps=1250,2500,5000;learning_rate=1,2,4,8"
+    3      --grid="augmult=1,2,4,8,16,32;learning_rate=1,2,4"
+    6      --grid="noise_multiplier=2,2.5,3,4,5;learning_rate=1,2,4" --batch_size=4096
+    8      --grid="l2_norm_clip=0.01,0.1,1,10;learning_rate=0.5,1,2,4,8"
+    9      --grid="model=wrn_16_4,wrn_28_4,wrn_40_4;epsilon=4,8,16,32,64" --noise_multiplier=2,
+           with epsilon swept instead
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+import numpy as np
+from matplotlib import colormaps, figure, ticker
+
+from tfdpx.train.sweeps import runs, table
+
+# Values that span at least this factor are drawn on a logarithmic axis.
+_LOG_FROM = 4.0
+
+
+def main(arguments=None):
+    """Draws the sweep in --workdir and prints the files as a JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--workdir", required=True, help="Folder of a sweep.")
+    workdir = pathlib.Path(parser.parse_args(arguments).workdir)
+    results = runs.read_all(workdir)
+    if not results:
+        sys.exit(f"experiments.high_accuracy.sweep_figures: no run in {workdir} has finished.")
+    drawn = draw(table.rows(results), table.names(results), workdir)
+    print(json.dumps({"figures": [str(path) for path in drawn]}))
+
+
+def draw(rows, swept, folder):
+    """Draws a PNG for each setting with several values.
+
+    On the left of each: the median over seeds against the setting, with the range as a bar, one
+    line for each value of the next setting; of any further ones, the best. The broad grey line has
+    all others tuned, as De et al. (2022) plot batch size, noise and updates (Figures 2, 3, 6).
+    Next to it: the values of the others at which that best was found (their Figure 7).
+
+    Args:
+        rows: What `table.rows` returned.
+        swept: Names of the swept settings.
+        folder: `pathlib.Path` to write to.
+
+    Returns:
+        Paths of the files.
+    """
+    points = table.summaries(rows, swept)
+    several = [name for name in swept if len(_values(points, name)) > 1]
+    measured_on = " and ".join(sorted({row["measured_on"] for row in rows}))
+    paths = []
+    for name in several:
+        others = [other for other in several if other != name]
+        fig = figure.Figure(figsize=(5.5 + 3.5 * len(others), 4), layout="constrained")
+        panels = np.atleast_1d(
+            fig.subplots(1, 1 + len(others), width_ratios=[5.5] + [3.5] * len(others))
+        )
+        _accuracy(panels[0], points, name, others)
+        panels[0].set_ylabel(f"{measured_on} accuracy, %")
+        for panel, other in zip(panels[1:], others, strict=True):
+            _optimum(panel, points, name, other)
+        paths.append(folder / f"accuracy_by_{name}.png")
+        fig.savefig(paths[-1], dpi=120)
+    return paths
+
+
+def _accuracy(panel, points, name, others):
+    values = _values(points, name)
+    if others:
+        lines = _values(points, others[0])
+        colours = colormaps["viridis"](np.linspace(0, 0.9, len(lines)))
+        for line, colour in zip(lines, colours, strict=True):
+            chosen = [point for point in points if point[others[0]] == line]
+            _line(panel, chosen, name, values, color=colour, label=_short(line))
+        # Underneath: it runs along the lines that it is the best of.
+        broad = dict(color="lightgrey", elinewidth=0, capsize=0, ms=0, lw=7, zorder=1)
+        _line(panel, points, name, values, **broad, label="best of all")
+        panel.legend(title=others[0], fontsize="small", title_fontsize="small")
+    else:
+        _line(panel, points, name, values, color="black")
+    _axis(panel, "x", name, values)
+    panel.grid(alpha=0.3)
+
+
+def _line(panel, points, name, values, **style):
+    found = _best_at(points, name, values)
+    medians = 100 * np.array([point["median"] for point in found])
+    below = medians - 100 * np.array([point["lowest"] for point in found])
+    above = 100 * np.array([point["highest"] for point in found]) - medians
+    where = [_position(point[name], values) for point in found]
+    look = {"marker": "o", "ms": 4, "capsize": 2, "lw": 1.2, **style}
+    panel.errorbar(where, medians, [below, above], **look)
+
+
+def _optimum(panel, points, name, other):
+    values, other_values = _values(points, name), _values(points, other)
+    found = _best_at(points, name, values)
+    panel.plot(
+        [_position(point[name], values) for point in found],
+        [_position(point[other], other_values) for point in found],
+        "o--",
+        color="black",
+        ms=4,
+        lw=1.2,
+    )
+    _axis(panel, "x", name, values)
+    _axis(panel, "y", f"best {other}", other_values)
+    # All values that were tested: an optimum on the edge says that the grid was too small.
+    edges = [_position(value, other_values) for value in other_values]
+    for edge in (edges[0], edges[-1]):
+        panel.axhline(edge, color="grey", lw=0.8, ls=":")
+    panel.autoscale(axis="y")
+    panel.grid(alpha=0.3)
+
+
+def _best_at(points, name, values):
+    groups = [[point for point in points if point[name] == value] for value in values]
+    return [table.best(group) for group in groups if group]
+
+
+def _values(points, name):
+    return list(dict.fromkeys(point[name] for point in points))
+
+
+def _numeric(values):
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def _position(value, values):
+    """Numbers stand where they are, names and truth values in their order."""
+    return value if _numeric(values) else values.index(value)
+
+
+def _axis(panel, which, label, values):
+    axis = getattr(panel, f"{which}axis")
+    if _numeric(values) and min(values) > 0 and max(values) / min(values) >= _LOG_FROM:
+        getattr(panel, f"set_{which}scale")("log")
+    axis.set_major_locator(ticker.FixedLocator([_position(value, values) for value in values]))
+    axis.set_major_formatter(ticker.FixedFormatter([_short(value) for value in values]))
+    if which == "x" and not _numeric(values):
+        axis.set_tick_params(rotation=20)
+    axis.set_minor_locator(ticker.NullLocator())
+    axis.set_label_text(label)
+
+
+def _short(value):
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).rpartition("/")[2]  # Of presets, the column.
+
+
+if __name__ == "__main__":
+    main()

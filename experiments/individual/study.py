@@ -1,0 +1,179 @@
+r"""How near individual epsilons are to exact ones, and what clipping by them costs.
+
+    python -m experiments.individual.study --data=digits --seeds=5
+
+Trains with `tfdpx.accounting.IndividualAccountant`, and measures the norms of 1,000 examples
+before every update besides. Exact individual epsilons are those of these norms; estimated ones are
+the accountant's, whose norms are as old as an example's last draw (Figure 3 of Yu et al. 2022).
+Also trains with one clip for all, at the same seeds, and compares test accuracy (Table 1 there).
+With --attack a model without privacy is attacked too (Figure 7).
+
+The last line is one JSON object; `private.npz` in --workdir has the epsilons, which are private.
+"""
+
+import argparse
+import pathlib
+import sys
+
+import keras
+import numpy as np
+from sklearn import datasets, model_selection
+
+import tfdpx
+from tfdpx.accounting import IndividualAccountant
+from tfdpx.accounting.individual import individual_epsilon
+from tfdpx.sampling.examples import as_examples
+from tfdpx.train.data import digits
+from tfdpx.train.report.groups import group_report
+from tfdpx.train.report.record import to_json
+from tfdpx.train.run import individual
+from tfdpx.training import refresh
+
+_REFRESHES = (0, 1, 2)
+# Examples whose norms are measured before every update, as in the paper.
+_MEASURED = 1000
+
+
+class ExactNorms(keras.callbacks.Callback):
+    """The norms of the first examples, over the clip, after every update.
+
+    Attributes:
+        norms: List of float arrays [n].
+    """
+
+    def __init__(self, x, y):
+        super().__init__()
+        given = as_examples(x[:_MEASURED], y[:_MEASURED])
+        self._refresh = refresh.Refresh(given, batch_size=_MEASURED // 2)
+        self.norms = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Measures."""
+        self._refresh.set_model(self.model)
+        parts = [norms.numpy() for _, _, norms in self._refresh.measured()]
+        self.norms.append(np.concatenate(parts))
+
+
+def arrays(name):
+    """`(x, y)` to train on and `(x, y)` to test on."""
+    if name == "digits":
+        found = datasets.load_digits()
+        x = (found.images[..., np.newaxis] / 16).astype("float32")
+        train, test = model_selection.train_test_split(
+            np.arange(len(x)),
+            test_size=digits.TEST_EXAMPLES,
+            stratify=found.target,
+            random_state=0,
+        )
+        return [(x[rows], found.target[rows]) for rows in (train, test)]
+    generator = np.random.default_rng(0)
+    y = generator.choice(5, size=6000, p=[0.4, 0.3, 0.15, 0.1, 0.05])
+    centres = generator.normal(size=(5, 20)) * 0.7
+    x = (centres[y] + generator.normal(size=(6000, 20))).astype("float32") / 4
+    return [(x[:5000], y[:5000]), (x[5000:], y[5000:])]
+
+
+def train(values, data, seed, refreshes=None, exact=False, private=True):
+    """A trained model, its accountant, exact norms, and test accuracy."""
+    (x, y), test = data
+    keras.utils.set_random_seed(seed)
+    plan = tfdpx.PrivacyPlan(
+        len(x), batch_size=values.batch_size, steps=values.steps, epsilon=values.epsilon, delta=1e-5
+    )
+    accountant = None if refreshes is None else IndividualAccountant(plan, 0.01, refreshes)
+    shape = x.shape[1:]
+    model = (
+        tfdpx.models.SmallCNN(int(y.max()) + 1, shape)
+        if len(shape) > 1
+        else keras.Sequential(
+            [keras.Input(shape), keras.layers.Dense(32, "tanh"), keras.layers.Dense(5)]
+        )
+    )
+    optimizer = keras.optimizers.SGD(values.learning_rate / 4)
+    if private:
+        optimizer = tfdpx.DPSGD(
+            values.learning_rate, plan=plan, l2_norm_clip=values.l2_norm_clip, seed=seed,
+            individual=accountant,
+        )  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    norms = ExactNorms(x, y) if exact else None
+    if private:
+        batches = plan.batches(x, y, optimizer=model.optimizer)
+        model.fit(batches, shuffle=False, verbose=0, callbacks=[norms] if exact else [])
+    else:
+        model.fit(x, y, batch_size=32, epochs=60, verbose=0)
+    return model, accountant, norms, model.evaluate(*test, verbose=0)[1]
+
+
+def closeness(accountant, norms):
+    """How near the accountant's epsilons are to those of exact norms."""
+    plan = accountant.plan
+    # Those before the first update were not measured, and are charged in full by both.
+    before = [np.ones_like(norms[0]), *norms[:-1]]
+    exact = np.minimum(individual_epsilon(np.stack(before), plan), plan.epsilon)
+    estimated = accountant.epsilon()[: len(exact)]
+    error = np.abs(estimated - exact)
+    return exact, {
+        "pearson": float(np.corrcoef(estimated, exact)[0, 1]),
+        "mean_error": float(error.mean()),
+        "worst_error": float(error.max()),
+        "mean_epsilon": float(estimated.mean()),
+        "least_epsilon": float(estimated.min()),
+        "plan_epsilon": plan.epsilon,
+    }
+
+
+def study(values):
+    """The figures of the JSON object, and arrays for the workdir."""
+    data, found, kept = arrays(values.data), {}, {}
+    (x, y), (test_x, test_y) = data
+    for refreshes in _REFRESHES:
+        model, accountant, exact, _ = train(values, data, 0, refreshes, exact=True)
+        kept[f"exact_{refreshes}"], close = closeness(accountant, exact.norms)
+        kept[f"estimated_{refreshes}"] = accountant.epsilon()[:_MEASURED]
+        found[f"refreshes_{refreshes}"] = close
+        print(f"{refreshes} refreshes an epoch: {to_json(close)}", file=sys.stderr, flush=True)
+    losses = individual.losses(model, (x, y))
+    if values.attack:
+        other = train(values, data, 0, private=False)[0]
+        losses = individual.losses(other, (x, y))
+        model = other
+    report = group_report(
+        accountant.epsilon(), losses, y,
+        held_out_losses=individual.losses(model, (test_x, test_y)), held_out_groups=test_y,
+    )  # fmt: skip
+    found["groups"] = {
+        str(g.name): [round(v, 4) for v in (g.mean_epsilon, g.mean_loss, g.attack_success)]
+        for g in report.groups
+    }
+    found["correlation"] = report.correlation
+    found["group_correlation"] = report.group_correlation
+    for name, refreshes in (("individual_clips", 0), ("one_clip", None)):
+        found[name] = [train(values, data, 1 + s, refreshes)[3] for s in range(values.seeds)]
+    return found, kept
+
+
+def main(arguments=None):
+    """Runs the study that the flags describe."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--data", default="digits", choices=("digits", "synthetic"), help="What to train on.")
+    add("--seeds", type=int, default=5, help="Trainings of each kind for the accuracy.")
+    add("--batch_size", type=int, default=128, help="Expected examples an update.")
+    add("--steps", type=int, default=80, help="Updates.")
+    add("--epsilon", type=float, default=8.0, help="Of the plan, at delta=1e-5.")
+    add("--learning_rate", type=float, default=2.0, help="Of DP-SGD.")
+    add("--l2_norm_clip", type=float, default=1.0, help="The largest clip.")
+    add("--attack", action="store_true", help="Attack a model without privacy too.")
+    add("--workdir", type=pathlib.Path, help="Folder for the individual epsilons.")
+    values = parser.parse_args(arguments)
+    found, private = study(values)
+    if values.workdir is not None:
+        values.workdir.mkdir(parents=True, exist_ok=True)
+        np.savez(values.workdir / "private.npz", **private)
+    print(to_json(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The public names, in one list: `docs/api.md`."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+import tfdpx
+
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "api.md"
+MODULES = [name for name in tfdpx.__all__ if name.islower() and "_" not in name] + ["per_example"]
+
+
+def public_names():
+    yield from (f"tfdpx.{name}" for name in tfdpx.__all__ if name not in MODULES)
+    for module in MODULES:
+        names = importlib.import_module(f"tfdpx.{module}").__all__
+        yield from (f"tfdpx.{module}.{name}" for name in names)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")
+def test_the_page_lists_every_public_name_and_no_other():
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:2] == "- "]
+    listed = [
+        name for line in lines for name in re.findall(r"`(tfdpx\.[\w.]+)`", line.split(":")[0])
+    ]
+    assert sorted(listed) == sorted(public_names())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_exports_what_it_lists(module):
+    module = importlib.import_module(f"tfdpx.{module}")
+    assert sorted(module.__all__) == module.__all__
+    for name in module.__all__:
+        assert getattr(module, name).__doc__, name

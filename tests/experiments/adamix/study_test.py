@@ -1,0 +1,113 @@
+"""The comparison of AdaMix with its baselines, on features that are made here."""
+
+import json
+
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+import tfdpx
+from experiments.adamix import __main__ as study
+from experiments.adamix import methods, pictures
+
+METHODS = ["only_public", "adamix", "fully_private", "paragon"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["adamix"])
+
+
+def made_up(num_private=None):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), [30, 40, 50])
+
+    def features(labels, shift):
+        x = np.eye(6)[labels + shift] + 0.3 * rng.normal(size=(len(labels), 6))
+        return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
+
+    test = rng.integers(0, 3, 60)
+    domains = {"none": features(labels, 0), "rotated": features(labels, 1)}
+    return methods.Study(domains, labels, (features(test, 0), test), 3, num_private)
+
+
+def run(workdir, **given):
+    values = flags.FlagValues()
+    study.define_flags(values)
+    values.mark_as_parsed()
+    for name, value in {"methods": METHODS, "epsilons": ["1"], "shots": ["2"], **given}.items():
+        setattr(values, name, value)
+    return study.run(values, workdir)
+
+
+def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "load", lambda values: made_up())
+    given = {"seeds": ["0", "1"], "methods": METHODS[:3]}
+    run(tmp_path, **{**given, "seeds": ["0"]})
+    lines = (tmp_path / "results.jsonl").read_text()
+    run(tmp_path, **given)
+    after = (tmp_path / "results.jsonl").read_text()
+    assert after.startswith(lines) and len(after.splitlines()) == 2 * len(lines.splitlines()) == 6
+    results = run(tmp_path, **{**given, "methods": METHODS, "shifts": ["none", "rotated"]})
+    kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(kept) == 14 == sum(len(found) for found in results.values())
+    assert results["paragon", 2, "none", None][0]["error"] <= 0.1
+    exact = tfdpx.accounting.epsilon(20.0, 1.0, 28, 1e-5, "gdp")
+    for line in kept:
+        assert line["spent"] == {"only_public": 0, "paragon": np.inf}.get(line["method"], exact)
+        assert max(line.get("individual", [0])) <= exact * (1 + 1e-6)
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        "errors_2_none.png", "errors_2_rotated.png", "membership_2.png", "boost_1.png",
+        "individual_2_1.png",
+    }  # fmt: skip
+    table = (tmp_path / "table.md").read_text().splitlines()
+    assert len(table) == 2 + len(METHODS)
+    assert "2 public a class, epsilon 1 | rotated, 2 public a class" in table[0]
+    # Results for another number of private images are kept, and not mixed up.
+    assert len(run(tmp_path, methods=["only_public"], seeds=["0"], num_private=40)) == 1
+
+
+def test_shifts_keep_shape_and_dtype_and_undo_themselves():
+    images = np.random.default_rng(0).integers(0, 241, (3, 8, 8, 1)).astype("uint8")
+    images[0, 0, 0], images[0, 0, 1] = 240, 0
+    turned = images
+    for _ in range(4):
+        turned = study.SHIFTS["rotated"](turned, 240)
+    np.testing.assert_array_equal(turned, images)
+    dark = study.SHIFTS["inverted"](images, 240)
+    assert dark.dtype == "uint8" and dark[0, 0, 0] == 0
+    np.testing.assert_array_equal(study.SHIFTS["inverted"](dark, 240), images)
+
+
+def test_private_sets_are_cut_to_size_and_apart_from_the_public():
+    public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")
+    assert len(public[0]) == 6 and len(private[0]) == 20
+    whole = made_up().features["none"]
+    assert all(any(np.array_equal(row, other) for other in whole) for row in private[0])
+
+
+def test_the_boost_is_the_papers():
+    key = (2, "none")
+    results = {
+        ("paragon", *key, None): [{"error": 0.1}],
+        ("only_public", *key, None): [{"error": 0.5}, {"error": 0.3}],
+        ("adamix", *key, 1.0): [{"error": 0.2}],
+        ("ngd", *key, 1.0): [{"error": 0.1}],
+    }
+    assert pictures.boost(results, "adamix", 2, 1.0) == pytest.approx(3.0)
+    assert pictures.boost(results, "ngd", 2, 1.0) == float("inf")
+    assert pictures.spread([0.1, 0.3]) == "20.0 ± 14.1"
+
+
+@pytest.mark.slow
+def test_on_the_digits_it_beats_what_the_paper_compares(tmp_path):
+    names = ["only_public", "fully_private", "ngd", "adamix"]
+    with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
+        results = run(tmp_path / "work", methods=names)
+    only, private, ngd, adamix = (
+        np.mean([each["error"] for each in results[name, 2, "none", epsilon]])
+        for name, epsilon in zip(names, (None, 1.0, 1.0, 1.0), strict=True)
+    )
+    assert adamix <= ngd and adamix < 0.5 * only and adamix < 0.8 * private

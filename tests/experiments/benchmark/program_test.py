@@ -1,0 +1,286 @@
+"""The benchmark: what it times, counts, reports and refuses. Speed itself is not tested."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+
+import tfdpx
+from experiments.benchmark import growth, memory, phases, program, steps
+from tfdpx.per_example import engines
+
+TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
+
+
+def run(*arguments):
+    """Runs the binary in this process; returns its standard output."""
+    values = flags.FlagValues()
+    program.define_flags(values)
+    values(["benchmark", *arguments])
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        program.main(["benchmark"], values)
+    return output.getvalue()
+
+
+def last_line(output):
+    return json.loads(output.splitlines()[-1], parse_constant=pytest.fail)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One run with everything: its folder, standard output and JSON."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growth, "SIZES", (1, 2))
+        everything = ["--augmult=2", "--explain", "--profile", "--sweep", f"--workdir={folder}"]
+        output = run(*TINY, *everything)
+    return folder, output, last_line(output)
+
+
+@pytest.mark.slow
+def test_last_line_holds_ratios_of_medians_and_peaks(whole):
+    folder, _, record = whole
+    for kind in ("ordinary", "private", "vmap"):
+        assert 0 < record[f"{kind}_seconds"] < 60
+        baseline, traced, peak = (
+            record[f"{kind}_{name}_mib"] for name in ("baseline", "traced", "peak")
+        )
+        assert 50 < baseline < traced <= peak
+        assert record[f"{kind}_step_mib"] == pytest.approx(peak - baseline)
+    assert record["step_ratio"] == record["private_seconds"] / record["ordinary_seconds"]
+    assert record["vmap_ratio"] == record["vmap_seconds"] / record["ordinary_seconds"]
+    assert record["memory_ratio"] == record["private_step_mib"] / record["ordinary_step_mib"]
+    assert record["failures"] == {}
+    assert record["tensorflow"] == tf.__version__ and record["cpus"] >= 1
+    assert json.loads((folder / "benchmark.json").read_text()) == record
+
+
+@pytest.mark.slow
+def test_last_line_holds_every_flag(whole):
+    values = flags.FlagValues()
+    program.define_flags(values)
+    assert set(values) <= whole[2].keys()
+    assert whole[2]["augmult"] == 2 and whole[2]["norms"] == "auto" and whole[2]["jit"] is False
+
+
+@pytest.mark.slow
+def test_layers_and_phases_are_reported(whole):
+    _, output, record = whole
+    (layer,) = record["layers"]
+    assert layer["rule"] == "DenseRule" and layer["flops"] > 0
+    assert layer["alternatives"].keys() >= {"ghost/ordinary", "instantiate/contract"}
+    assert tuple(record["phases"]) == phases.PHASES
+    for text in ("ghost/ordinary", "activation backward", "private, tfdpx"):
+        assert text in output
+
+
+@pytest.mark.slow
+def test_sweep_varies_one_thing_at_a_time_and_is_drawn(whole):
+    folder, _, record = whole
+    points = [(p["axis"], p["augmult"], p["images"]) for p in record["sweep_points"]]
+    assert points == [
+        ("augmult", 1, 3),
+        ("augmult", 2, 3),
+        ("images", 2, 1),
+        ("images", 2, 2),
+    ]
+    for point in record["sweep_points"]:
+        assert point["step_ratio"] == point["private_seconds"] / point["ordinary_seconds"]
+    content = (folder / "benchmark.png").read_bytes()
+    assert content.startswith(b"\x89PNG") and len(content) > 10_000
+
+
+def test_what_is_left_out_is_null_and_no_failure():
+    record = last_line(run(*TINY, "--nomemory", "--novmap", "--microbatch_size=2"))
+    assert record["step_ratio"] > 0
+    for name in ("memory_ratio", "vmap_ratio", "vmap_seconds", "private_peak_mib"):
+        assert record[name] is None
+    assert record["failures"] == {} and record["microbatch_size"] == 2
+
+
+def test_a_private_epoch_against_an_ordinary_one():
+    record = last_line(
+        run("--end_to_end", "--model=dense_head", "--batch_size=4", "--num_examples=40",
+            "--repeats=1")
+    )  # fmt: skip
+    assert record["end_to_end_ratio"] == record["private_seconds"] / record["ordinary_seconds"]
+    first = record["first_private_seconds"] / record["first_ordinary_seconds"]
+    assert record["first_step_ratio"] == first
+    # Passes of this size hold what was drawn, and less than one pass more.
+    assert 0 <= record["padding_rows"] < record["pass_size"] <= record["capacity"]
+    assert 0 < record["drawn_rows"] < record["capacity"]
+    assert record["end_to_end"] is True and record["batch_size"] == 4
+
+
+def test_a_step_with_and_without_individual_accounting():
+    record = last_line(run(*TINY, "--individual", "--images=8", "--num_examples=1000"))
+    ratio = record["individual_seconds"] / record["plain_seconds"]
+    assert record["individual_ratio"] == pytest.approx(ratio)
+    assert record["individual_mib"] == pytest.approx(4 * 1001 * 104 / 2**20)
+
+
+def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
+    def broken(self, *arguments):
+        raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
+
+    monkeypatch.setattr(engines.ENGINES["vmap"], "__call__", broken)
+    output = run(*TINY, "--nomemory")
+    record = last_line(output)
+    assert record["vmap_ratio"] is None and record["step_ratio"] > 0
+    assert record["failures"] == {"vmap": "ResourceExhaustedError: no memory left"}
+    assert "no memory left" in "".join(output.splitlines()[:-1])
+
+
+def test_a_step_that_was_killed_alone_is_not_taken_here(monkeypatch):
+    traced = []
+    make_step = steps.make_step
+
+    def measure(kind, settings):
+        if kind == "vmap":
+            raise memory.StepFailed("killed by SIGKILL: most likely out of memory")
+        return memory.Peak(100.0, 110.0, 120.0 if kind == "ordinary" else 150.0)
+
+    def spy(kind, settings):
+        traced.append(kind)
+        return make_step(kind, settings)
+
+    monkeypatch.setattr(memory, "measure", measure)
+    monkeypatch.setattr(steps, "make_step", spy)
+    record = last_line(run(*TINY))
+    assert traced == ["ordinary", "private"]
+    assert record["memory_ratio"] == 2.5
+    assert record["vmap_ratio"] is None and "SIGKILL" in record["failures"]["vmap"]
+
+
+def test_failure_of_the_private_step_is_a_failure_of_the_command(monkeypatch):
+    def broken(self, x, y, sample_weight):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(engines.ENGINES["layerwise"], "__call__", broken)
+    with pytest.raises(SystemExit) as error:
+        run(*TINY, "--nomemory", "--novmap")
+    assert error.value.code == 1
+
+
+def test_timing_interleaves_in_random_order_after_a_warm_up():
+    calls, now = [], [0.0]
+    costs = {"a": 1.0, "b": 2.0, "c": 4.0}
+
+    def step(name):
+        calls.append(name)
+        now[0] += costs[name]
+
+    timed = {name: lambda name=name: step(name) for name in costs}
+    seconds = steps.interleaved(timed, 20, clock=lambda: now[0])
+    assert calls[:6] == ["a", "a", "b", "b", "c", "c"]
+    rounds = [tuple(calls[i : i + 3]) for i in range(6, len(calls), 3)]
+    assert len(rounds) == 20 and all(set(r) == set(costs) for r in rounds)
+    assert len(set(rounds)) > 3
+    assert seconds == {name: [cost] * 20 for name, cost in costs.items()}
+
+
+@pytest.mark.parametrize("kind", ["private", "vmap"])
+@pytest.mark.parametrize("augmult", [1, 3])
+def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monkeypatch):
+    # Without noise, and clipped at a norm that nothing reaches, the two updates are equal.
+    clip = 1e3
+    build = tfdpx.DPSGD
+
+    def exact(learning_rate, **given):
+        given = {**given, "noise_multiplier": 0.0, "l2_norm_clip": clip}
+        return build(learning_rate * clip, **given)
+
+    monkeypatch.setattr(tfdpx, "DPSGD", exact)
+    monkeypatch.setattr(steps, "LEARNING_RATE", 1.0)
+    settings = steps.Settings(
+        model="small_cnn", images=3, image_size=8, augmult=augmult, microbatch_size=2
+    )
+    changes = []
+    with pytest.warns(UserWarning, match="no noise"):
+        for each in ("ordinary", kind):
+            model = steps.make_model(each, settings)
+            before = model.get_weights()
+            model.train_step(steps.make_batch(each, settings))
+            pairs = zip(before, model.get_weights(), strict=True)
+            changes.append([after - earlier for earlier, after in pairs])
+    for ordinary, private in zip(*changes, strict=True):
+        assert np.any(ordinary)
+        np.testing.assert_allclose(private, ordinary, atol=2e-5)
+
+
+def test_peak_memory_is_that_of_the_step_alone():
+    # A process inherits the peak of its parent in some of the kernel's books; this one is large.
+    ballast = np.ones([1 << 27])
+    settings = steps.Settings(model="small_cnn", images=2, image_size=8)
+    small = memory.measure("ordinary", settings)
+    del ballast
+    assert small.peak_mib < 1024 + small.baseline_mib / 2
+    # 512 rows of 32 channels at 32 x 32 are 64 MiB, and there are several such activations.
+    large = steps.Settings(model="small_cnn", images=512, image_size=32)
+    grown = memory.measure("ordinary", large).step_mib - small.step_mib
+    assert 128 < grown < 2048
+
+
+def test_peak_of_a_step_that_fails_names_the_cause(monkeypatch):
+    settings = steps.Settings(model="small_cnn", images=2, image_size=8)
+    with pytest.raises(memory.StepFailed, match="KeyError|ValueError"):
+        object.__setattr__(settings, "norms", "nonsense")
+        memory.measure("private", settings)
+
+    killed = subprocess.CompletedProcess([], -9, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: killed)
+    with pytest.raises(memory.StepFailed, match="SIGKILL.*out of memory"):
+        memory.measure("private", settings)
+
+
+def test_phases_are_differences_that_add_up_to_the_whole():
+    median = {"forward": 1.0, "activation backward": 3.0, "norms": 3.5, "clipped sums": 4.5}
+    parts = phases.split({**median, "noise": 0.25, "whole": 5.0})
+    assert list(parts.values()) == [1.0, 2.0, 0.5, 1.0, 0.25, 0.25]
+
+
+def test_line_finds_fixed_and_proportional_cost():
+    sizes = np.array(growth.SIZES)
+    fixed, slope, deviation = growth.line(sizes, 0.3 + 0.05 * sizes)
+    assert (fixed, slope) == pytest.approx((0.3, 0.05)) and deviation < 1e-9
+    # Cost that grows with the square is found out.
+    assert growth.line(sizes, 0.3 + 0.05 * sizes**2)[2] > 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model=resnet"], "--model=resnet.*wrn_16_4.*dense_head, transformer"),
+        (["--model=wrn_17_4"], "Argument `depth`.*16 or 22"),
+        (["--model=lenet", "--image_size=8"], "Argument `input_shape`"),
+        (["--model=dense_head", "--image_size=32"], "--image_size=32.*Leave it out"),
+        (["--images=0"], "--images must be at least 1.*--images=0"),
+        (["--repeats=0"], "--repeats must be at least 1.*--repeats=0"),
+        (["--microbatch_size=none"], "--microbatch_size must be.*--microbatch_size=none"),
+        (["--profile", "--microbatch_size=4"], "--profile.*Leave --microbatch_size out"),
+        (["--plot=a.png"], "--plot belongs to --sweep.*--plot=a.png"),
+        (["--end_to_end"], "needs --batch_size between 1 and --num_examples"),
+        (["--end_to_end", "--batch_size=4", "--sweep"], "--end_to_end goes without"),
+        (["--individual", "--images=9", "--num_examples=8"], "--individual"),
+        (["--individual", "--augmult=2"], "--individual"),
+    ],
+)
+def test_errors_of_the_user_are_one_line(arguments, message):
+    with pytest.raises(SystemExit, match=message) as error:
+        run(*arguments)
+    assert "\n" not in error.value.code
+
+
+def test_the_command_fails_with_one_line_and_without_a_stack_trace():
+    command = [sys.executable, "-m", "experiments.benchmark", "--images=0"]
+    done = subprocess.run(command, cwd=memory.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("experiments.benchmark: Flag --images must")

@@ -1,0 +1,77 @@
+"""Every head in small, for tests that hold for each of `tfdpx.heads.__all__`, also on replicas."""
+
+import math
+
+import numpy as np
+import replica_cases
+import tensorflow as tf
+
+from tfdpx import heads
+
+CLASSES, WIDTH, EPSILON, DELTA, CLIP = 4, 6, 1.0, 1e-5, 0.7
+FREE = dict(num_classes=CLASSES, epsilon=math.inf, l2_norm_clip=math.inf)
+# One class at a time.
+_SMALL = {"class_memory": 8 * WIDTH**2}
+
+
+def data(count=40, seed=0):
+    """Features [count, WIDTH] about a corner for each class, and labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, count)
+    x = rng.normal(size=(count, WIDTH)) + 2 * np.eye(CLASSES, WIDTH)[labels]
+    return x.astype("float32"), labels
+
+
+PUBLIC = data(8, 1)
+
+
+class WithPublic(heads.AdaMix):
+    """AdaMix that is fitted as the other heads are."""
+
+    def fit(self, features, labels=None, **arguments):
+        """As `AdaMix.fit`, with public data."""
+        return super().fit(features, labels, **{"public_data": PUBLIC, **arguments})
+
+
+# Head -> cases that differ in what they release -> arguments. A head without cases fails the tests.
+CASES = {
+    "AdaMix": {
+        "adamix": dict(noise_multiplier=8.0),
+        "projected": dict(noise_multiplier=8.0, projection=2),
+        "fixed clip": dict(noise_multiplier=8.0, l2_norm_clip=CLIP, learning_rate=4.0),
+    },
+    "FeatureCovariance": {
+        "covariance": dict(steps=3),
+        "share": dict(steps=3, covariance_share=0.5, feature_norm_clip=2.0),
+        "start": dict(steps=2, start="least_squares", **_SMALL),
+    },
+    "FirstOrder": {"adam": dict(steps=4), "sgd": dict(steps=3, optimizer="sgd")},
+    "LeastSquares": {"least squares": _SMALL, "several positives": dict(max_positives=3)},
+    "Newton": {"newton": dict(steps=2, **_SMALL)},
+}
+NAMES = {name: head for head, cases in CASES.items() for name in cases}
+FIRST = [next(iter(cases)) for cases in CASES.values()]
+
+
+def make(name, **arguments):
+    """The head of a case, not fitted."""
+    head = NAMES[name]
+    kind = WithPublic if head == "AdaMix" else getattr(heads, head)
+    clip = {} if head == "AdaMix" else {"l2_norm_clip": CLIP}
+    return kind(CLASSES, EPSILON, DELTA, **{**clip, **CASES[head][name], **arguments})
+
+
+def on_replicas():
+    """Two replicas give what one device does, to rounding."""
+    x, y = data(300)
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    assert len(devices) == 2
+    for name in FIRST:
+        expected = make(name, seed=2).fit(x, y).kernel
+        with tf.distribute.MirroredStrategy(devices).scope():
+            found = make(name, seed=2).fit(x, y).kernel
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+if __name__ == "__main__":
+    replica_cases.main(globals())

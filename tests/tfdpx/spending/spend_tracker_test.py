@@ -1,0 +1,292 @@
+"""Attacks on the account: whatever a user does, the ledger is never below what was spent."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+from cases import slow
+
+import tfdpx
+from tfdpx.spending import ledger_rows, origins, spend_tracker
+
+N, B, STEPS = 60, 20, 12
+PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
+LOUD = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=0.4, delta=1e-3)
+
+
+def make(plan=PLAN, **arguments):
+    return small.model(tfdpx.DPSGD(0.1, plan=plan, momentum=0.9), **arguments)
+
+
+def train(model, plan=PLAN, steps=4, **arguments):
+    arguments = {"steps_per_epoch": steps, "verbose": 0, **arguments}
+    return model.fit(plan.batches(*small.data(N)), **arguments)
+
+
+def spent(*runs):
+    """Oracle: epsilon of (plan, steps) one after another, by dp_accounting's composition."""
+    from tfdpx.accounting import accountants
+
+    return accountants.composed_epsilon(
+        tuple((p.noise_multiplier, p.sampling_probability, steps) for p, steps in runs), 1e-3
+    )
+
+
+def epsilon(model):
+    return model.optimizer.ledger.epsilon(1e-3)
+
+
+def test_the_ledger_is_what_was_spent():
+    model = make()
+    assert model.optimizer.ledger.steps == 0
+    train(model)
+    [entry] = model.optimizer.ledger.entries
+    assert (entry.noise_multiplier, entry.sampling_probability, entry.steps) == (2.0, 1 / 3, 4)
+    assert entry.exact
+    assert epsilon(model) == spent((PLAN, 4)) == PLAN.epsilon_at(4)
+
+
+def test_a_new_optimizer_on_the_same_model_goes_on():
+    model, logged = make(), []
+    for _ in range(3):
+        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+        history = train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)]).history
+        logged.append(history["epsilon"][-1])
+    assert logged == [spent((PLAN, steps)) for steps in (4, 8, 12)]
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+    assert epsilon(model) == logged[-1]  # Before any step, too.
+    with pytest.raises(tfdpx.callbacks.BudgetExceeded):
+        train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
+
+
+def test_the_ledger_follows_weights_into_other_models():
+    first = make()
+    train(first)
+    features = keras.Model(first.inputs, first.layers[0].output)
+    features.trainable = False
+    second = keras.Sequential([features, keras.layers.Dense(3)])
+    second.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=first.loss)
+    train(second, steps=2)
+    assert second.optimizer.ledger.steps == 6
+    train(first, steps=1)  # The head of the second model has no part in it.
+    assert second.optimizer.ledger.steps == 7
+
+
+def test_the_ledger_goes_with_values_that_are_passed_on():
+    first, other = make(), make()
+    train(first)
+    other(small.data(N)[0])  # Which makes its weights.
+    origins.pass_on(first.weights, other.weights)
+    other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=first.loss)
+    assert other.optimizer.ledger.steps == 4
+    train(other, steps=2)
+    assert epsilon(other) == spent((PLAN, 6)) and epsilon(first) == spent((PLAN, 4))
+
+
+def test_an_ordinary_optimizer_in_between_forgets_nothing():
+    model = make()
+    train(model)
+    model.compile("sgd", loss=model.loss)
+    gc.collect()
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+    assert model.optimizer.ledger.steps == 4
+
+
+def assign_iterations(model):
+    model.optimizer.iterations.assign(0)
+
+
+def rebuild(model):
+    model.optimizer.build(model.trainable_variables)
+
+
+@pytest.mark.parametrize("lower", [assign_iterations, slow(rebuild)])
+def test_nothing_that_is_assigned_lowers_it(lower):
+    model = make()
+    train(model)
+    lower(model)
+    assert epsilon(model) == spent((PLAN, 4))
+    train(model)
+    lower(model)
+    train(model, steps=1)
+    assert model.optimizer.ledger.steps == 9
+    assert epsilon(model) == spent((PLAN, 9))
+
+
+@pytest.mark.parametrize("name", ["model.keras", slow("model.weights.h5"), "checkpoint"])
+def test_files_carry_the_ledger(name, tmp_path):
+    loud = make(LOUD)
+    train(loud, LOUD)
+    path = str(tmp_path / name)
+    quiet = make()
+    quiet.build((None, 6))
+    if name == "checkpoint":
+        path = tf.train.Checkpoint(model=loud, optimizer=loud.optimizer).save(path)
+        quiet.optimizer.build(quiet.trainable_variables)
+        tf.train.Checkpoint(model=quiet, optimizer=quiet.optimizer).restore(path)
+    else:
+        loud.save(path) if name == "model.keras" else loud.save_weights(path)
+        quiet.load_weights(path)
+    assert epsilon(quiet) == spent((LOUD, 4))
+    train(quiet, steps=3)
+    assert epsilon(quiet) == pytest.approx(spent((LOUD, 4), (PLAN, 3)), rel=1e-6)
+    budget = tfdpx.callbacks.PrivacyBudget(PLAN)
+    with pytest.warns(UserWarning, match="4 updates of the model's weights are not this plan's"):
+        with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="used up: 3 of 12"):
+            train(quiet, callbacks=[budget])
+
+
+def test_a_file_written_within_an_epoch_carries_the_ledger(tmp_path):
+    class Save(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                tf.train.Checkpoint(optimizer=self.model.optimizer).save(str(tmp_path / "c"))
+
+    train(make(), callbacks=[Save()])
+    other = make()
+    tf.train.Checkpoint(optimizer=other.optimizer).restore(tf.train.latest_checkpoint(tmp_path))
+    assert other.optimizer.ledger.steps == 3
+
+
+def test_loading_an_earlier_file_of_the_same_run_lowers_nothing(tmp_path):
+    model = make()
+    train(model)
+    model.save_weights(tmp_path / "a.weights.h5")
+    train(model)
+    model.load_weights(tmp_path / "a.weights.h5")
+    assert model.optimizer.ledger.steps == 8
+    train(model, steps=2)
+    assert model.optimizer.ledger.steps == 10
+
+
+def test_two_files_of_one_run_count_once_and_of_two_runs_twice(tmp_path):
+    model, other = make(), make()
+    for i in range(2):
+        train(model)
+        model.save_weights(tmp_path / f"{i}.weights.h5")
+    train(other, steps=3)
+    other.save_weights(tmp_path / "other.weights.h5")
+    found = make()
+    found.build((None, 6))
+    for name, steps in (("0", 4), ("1", 8), ("0", 8), ("other", 11)):
+        found.load_weights(tmp_path / f"{name}.weights.h5")
+        assert found.optimizer.ledger.steps == steps
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, slow(lambda o: pickle.loads(pickle.dumps(o)))]
+)
+def test_copies_carry_the_ledger(duplicate):
+    model = make()
+    train(model)
+    assert duplicate(model).optimizer.ledger == model.optimizer.ledger
+    assert duplicate(model.optimizer).ledger == model.optimizer.ledger
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+def test_a_ledger_is_read_even_where_the_rest_of_the_optimizer_does_not_fit(tmp_path):
+    model = make()
+    train(model)
+    model.save_weights(tmp_path / "a.weights.h5")
+    other = make()
+    other.compile(tfdpx.DPAdam(0.1, plan=PLAN), loss=other.loss)
+    other.build((None, 6))
+    other.load_weights(tmp_path / "a.weights.h5")
+    assert other.optimizer.ledger.steps == 4
+
+
+def test_a_damaged_ledger_is_refused():
+    model = make()
+    train(model)
+    facts = np.array(model.optimizer.spend_tracker.facts)
+    facts[1] = [3.0, 1.0, 7.0, 1.0, 0.0]
+    steps = np.array(model.optimizer.spend_tracker.steps)
+    steps[1] = 5
+    with pytest.raises(ValueError, match="Not a row of a ledger: 5 updates"):
+        model.optimizer.spend_tracker.join_saved(facts, steps)
+    with pytest.raises(ValueError, match="of another version"):
+        model.optimizer.spend_tracker.join_saved(facts[:3], steps[:3])
+
+
+@pytest.mark.slow
+def test_more_runs_than_rows_are_added_up(monkeypatch):
+    monkeypatch.setattr(ledger_rows, "SIZE", 4)
+    model = make()
+    model.build((None, 6))
+    for i in range(1, 7):
+        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+        train(model, steps=1)
+        assert model.optimizer.ledger.steps == i
+        assert np.array(model.optimizer.spend_tracker.steps).sum() == i
+
+
+def test_the_settings_that_the_account_counts_on_are_read_only():
+    optimizer = make().optimizer
+    for name in ("noise_multiplier", "batch_size", "l2_norm_clip", "augmult", "seed", "plan",
+                 "microbatch_size", "augment", "per_example_engine",
+                 "public_validation"):  # fmt: skip
+        with pytest.raises(AttributeError, match=f"`{name}` of a private optimizer is read-only"):
+            setattr(optimizer, name, 5.0)
+    assert optimizer.noise_multiplier == 2.0
+
+
+def test_accounts_do_not_keep_models_alive():
+    model = make()
+    train(model, steps=1)
+    variable = weakref.ref(model.trainable_variables[0])
+    count = len(spend_tracker._accounts)
+    keras.backend.clear_session()
+    del model
+    gc.collect()
+    assert variable() is None
+    assert len(spend_tracker._accounts) < count
+
+
+def test_updates_that_a_plan_does_not_know_compose_up_to_its_epsilon():
+    known = tfdpx.PrivacyPlan(N, batch_size=B, steps=40, noise_multiplier=2.0, delta=1e-3)
+    before = tfdpx.PrivacyPlan(N, batch_size=B, steps=3, noise_multiplier=3.0, delta=1e-3)
+    model = make(before)
+    train(model, before, steps=3)
+    model.compile(tfdpx.DPSGD(0.1, plan=known), loss=model.loss)
+    with pytest.warns(UserWarning, match="3 updates of the model's weights are not this plan's"):
+        history = train(
+            model, known, None, callbacks=[tfdpx.callbacks.PrivacyBudget(known)]
+        ).history
+    taken = model.optimizer.ledger.of(known).steps
+    assert 30 < taken < 40
+    wanted = spent((before, 3), (known, taken))
+    assert history["epsilon"][-1] == pytest.approx(wanted, rel=1e-9)
+    assert wanted <= known.epsilon
+    assert spent((before, 3), (known, taken + 1)) > known.epsilon
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_a_file_loaded_before_the_model_is_compiled_counts(name, tmp_path):
+    model = make()
+    train(model)
+    model.save(tmp_path / name) if name == "model.keras" else model.save_weights(tmp_path / name)
+    if name == "model.keras":
+        loaded = keras.saving.load_model(tmp_path / name, compile=False)
+    else:
+        loaded = keras.Sequential([keras.layers.Dense(5, "relu"), keras.layers.Dense(3)])
+        loaded.build((None, 6))
+        loaded.load_weights(tmp_path / name)
+    loaded.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+    assert loaded.optimizer.ledger.steps == 4
+
+
+def test_models_that_share_frozen_weights_alone_share_no_account():
+    """Grid search over heads on a public backbone."""
+    backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
+    backbone.trainable = False
+    for _ in range(2):
+        model = keras.Sequential([backbone, keras.layers.Dense(3)])
+        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
+        train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
+        assert model.optimizer.ledger.steps == 4

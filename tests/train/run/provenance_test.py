@@ -1,0 +1,162 @@
+"""What a model file says of the data that its weights have seen, and which starts are refused."""
+
+import math
+import os
+import pathlib
+
+import keras
+import pytest
+
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.ledger import Entry
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.spent import Spent
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import identity
+from tfdpx.train.run import provenance
+
+PRIVATE = Spent(Ledger((Entry(4.0, 0.1, 60, run=7),)))
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A function that makes a file whose weights were trained on the given data sets."""
+
+    def make(*names, spent=PRIVATE):
+        path, seen = tmp_path / f"{len(list(tmp_path.iterdir()))}.keras", ()
+        for name in names:
+            keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]).save(path)
+            Record("classify", identity.of(name), spent, 1e-5, seen=seen).save(path)
+            seen = provenance.seen_by([path])
+        return path
+
+    return make
+
+
+def before(path, dataset, **given):
+    return provenance.on_same_data(
+        provenance.seen_by([path], given.pop("init_data", None)), dataset, **given
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "dataset", "overlaps"),
+    [
+        ("sklearn_digits", "digits", True),
+        ("sklearn_digits:0-4", "digits:5-9", False),
+        ("sklearn_digits:0-4", "digits:4-9", True),
+        ("sklearn_digits:0-4", "digits", True),
+        ("mnist", "digits", False),
+        ("mnist", "mnist:3.0.1", True),
+        ("imagenet_resized/32x32", "imagenet2012", True),
+        ("imagenet_resized/32x32", "imagenet_resized/64x64", True),
+        ("cifar10", "cifar100", False),
+        ("synthetic:strokes", "digits", False),
+    ],
+)
+def test_what_was_spent_on_the_same_data_is_found(file, seen, dataset, overlaps):
+    for names in ((seen,), (seen, "places365_small"), ("places365_small", seen)):
+        assert before(file(*names), dataset) == (PRIVATE if overlaps else Spent())
+        unaccounted = file(*names, spent=provenance.not_private())
+        if overlaps:
+            with pytest.raises(UserError, match="already, without an account.*--head_steps"):
+                before(unaccounted, dataset)
+            spent = before(unaccounted, dataset, allow_unaccounted=True)
+            assert spent.epsilon(1e-5) == math.inf
+        else:
+            assert before(unaccounted, dataset) == Spent()
+
+
+def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    (tmp_path / "others").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    monkeypatch.chdir(tmp_path)
+    path = file("folder:images")
+    monkeypatch.chdir("/")
+    for same in ("images", "link", "images/../link", "images/train", "."):
+        assert before(path, f"folder:{tmp_path}/{same}") == PRIVATE
+    assert before(path, f"folder:{tmp_path}/others") == Spent()
+    assert before(path, "digits") == Spent()
+    # It moves with the images.
+    os.rename(tmp_path / "images", tmp_path / "moved")
+    assert before(path, f"folder:{tmp_path}/moved") == PRIVATE
+    assert str(tmp_path).encode() not in path.read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_known_by_its_owners_key(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "_KEY", tmp_path / "home" / "key")
+    open_ = pathlib.Path.open
+
+    def refusing(path, mode="r", *args, **kwargs):
+        if path.name == identity.FILE and mode == "x":
+            raise PermissionError
+        return open_(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(pathlib.Path, "open", refusing)
+    for name in ("images/train", "others"):
+        (tmp_path / name).mkdir(parents=True)
+    told = identity.of(f"folder:{tmp_path}/images")
+    assert identity.of(f"folder:{tmp_path}/images") == told and len(told.identifier) == 32
+    for same in ("images", "images/train", "."):
+        assert identity.overlap(told, f"folder:{tmp_path}/{same}")
+    assert not identity.overlap(told, f"folder:{tmp_path}/others")
+    assert (tmp_path / "home" / "key").stat().st_mode & 0o077 == 0
+
+
+def test_links_to_images_are_the_images(file, tmp_path):
+    for name in ("images/cats", "links", "files/cats"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "images/cats/1.png").touch()
+    (tmp_path / "links/cats").symlink_to(tmp_path / "images/cats")
+    (tmp_path / "links/back").symlink_to(tmp_path / "links")
+    (tmp_path / "files/cats/1.png").symlink_to(tmp_path / "images/cats/1.png")
+    (tmp_path / "files/cats/2.png").symlink_to(tmp_path / "nowhere")
+    path = file(f"folder:{tmp_path}/images")
+    for same in ("links", "files"):
+        assert before(path, f"folder:{tmp_path}/{same}") == PRIVATE
+
+
+def test_an_identifier_is_never_replaced(tmp_path):
+    for content in (b"", b"\xff\xfe"):
+        (tmp_path / identity.FILE).write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read or is damaged"):
+            identity.of(f"folder:{tmp_path}")
+        assert (tmp_path / identity.FILE).read_bytes() == content
+
+
+def test_any_name_of_a_folder_can_be_written_into_files(tmp_path):
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    folder.mkdir()
+    assert identity.of(f"folder:{folder}").name.encode()
+
+
+def test_what_cost_nothing_is_no_reason(file):
+    assert before(file("sklearn_digits", spent=Spent()), "digits") == Spent()
+
+
+def test_what_files_share_counts_once(file):
+    paths = [file("digits"), file("digits", "mnist")]
+    assert len(provenance.seen_by(paths)) == 2
+    assert provenance.on_same_data(provenance.seen_by(paths), "digits") == PRIVATE
+
+
+@pytest.mark.parametrize("name", ["other.weights.h5", "rewritten.keras"])
+def test_a_file_that_does_not_say(file, tmp_path, name):
+    path = tmp_path / name
+    model = keras.saving.load_model(file("digits"))  # Rewritten by Keras.
+    (model.save if name.endswith(".keras") else model.save_weights)(path)
+    with pytest.raises(UserError, match="does not say.*name its data with --init_data"):
+        provenance.seen_by([path])
+    assert before(path, "digits", init_data="imagenet32") == Spent()
+    with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
+        before(path, "digits", init_data="digits")
+    # What a file says goes before what the user says.
+    assert before(file("digits"), "digits", init_data="mnist") == PRIVATE
+
+
+def test_a_damaged_file(tmp_path):
+    for content in (b"", b"weights"):
+        pathlib.Path(tmp_path / "model.keras").write_bytes(content)
+        with pytest.raises(UserError, match="Damaged"):
+            provenance.seen_by([tmp_path / "model.keras"])

@@ -1,0 +1,68 @@
+"""Keras's metrics where some rows of a batch are padding: only the present ones count."""
+
+import keras
+import tensorflow as tf
+from keras.src.metrics import confusion_metrics, iou_metrics
+
+from tfdpx._keras import step_context
+
+# Metrics that take a weight for each decision, not for each row.
+_COUNTING_METRICS = (
+    confusion_metrics._ConfusionMatrixConditionCount,
+    confusion_metrics.Precision,
+    confusion_metrics.Recall,
+    confusion_metrics.SensitivitySpecificityBase,
+    confusion_metrics.AUC,
+)
+
+
+def compute_metrics(model, x, y, y_pred, sample_weight, present):
+    """`model.compute_metrics`, counting only the rows where `present` [rows] is true, if given.
+
+    Keras gives `sample_weight` to `weighted_metrics` alone; an absent row (padding) must not count
+    in the unweighted ones either.
+    """
+    compiled = model._compile_metrics
+    own_method = type(model).compute_metrics is not keras.Model.compute_metrics
+    if compiled is None or present is None or own_method:
+        if sample_weight is None and present is not None:
+            sample_weight = tf.cast(present, "float32")
+        return model.compute_metrics(x, y, y_pred, sample_weight)
+    if not compiled.built:
+        with step_context.recording(None):
+            compiled.build(y, y_pred)
+    y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(y_pred)
+    weights = [None] if sample_weight is None else compiled._flatten_y(sample_weight)
+    weights = weights * len(y_true) if len(weights) == 1 else weights
+    present = tf.cast(present, "float32")
+    unweighted, weighted = compiled._flat_metrics, compiled._flat_weighted_metrics
+    for each, others, *batch, weight in zip(
+        unweighted, weighted, y_true, y_pred, weights, strict=True
+    ):
+        for metric in each.metrics if each else ():
+            _update(metric, *batch, present)
+        for metric in others.metrics if others else ():
+            _update(metric, *batch, present, weight)
+    return model.get_metrics_result()
+
+
+def _update(metric, y_true, y_pred, present, weight=None):
+    """`metric.update_state`, where a row that is not `present`, float32 [rows], does not count."""
+    mask = getattr(y_pred, "_keras_mask", None)
+    if weight is None:
+        # Without weights Keras leaves a mask unread.
+        weight, mask, y_pred = present, None, tf.identity(y_pred)
+    if isinstance(metric, iou_metrics._IoUBase):
+        like = y_true if metric.sparse_y_true else y_true[..., 0]
+        weight = tf.broadcast_to(_with_axes_of(like, weight), tf.shape(like))
+    elif isinstance(metric, _COUNTING_METRICS):
+        weight = _with_axes_of(y_true, weight)
+    elif mask is not None:
+        weight = _with_axes_of(mask, weight)
+    metric.update_state(y_true, y_pred, sample_weight=weight)
+
+
+def _with_axes_of(tensor, weight):
+    """`weight` with axes of length one behind its own, as many as `tensor` has."""
+    missing = max(tensor.shape.rank - weight.shape.rank, 0)
+    return tf.reshape(weight, tf.concat([tf.shape(weight), [1] * missing], axis=0))

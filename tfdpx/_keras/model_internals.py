@@ -1,0 +1,183 @@
+"""Private names of Keras's models and optimizers: compile, build, loss, epochs, TensorBoard."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from keras.src import backend as keras_backend
+from keras.src.backend import compute_output_spec
+from keras.src.losses import loss as loss_module
+from keras.src.models.functional import Functional
+
+from tfdpx._keras import step_context
+
+# What `hook` wraps here: pairs of a module and a name in it.
+LOSS_SCALINGS = (
+    (loss_module, "scale_loss_for_distribution"),
+    (loss_module, "unscale_loss_for_distribution"),
+)
+LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
+
+
+def compile_owner():
+    """The class between `keras.Model` and its ancestors that defines `compile`."""
+    return next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+
+
+def innermost(optimizer):
+    """The optimizer inside any number of wrappers such as `LossScaleOptimizer`."""
+    while isinstance(getattr(optimizer, "inner_optimizer", None), keras.optimizers.Optimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def compile_arguments(model):
+    """The arguments that a `keras.Model` was compiled with, a dict of the very objects."""
+    return dict(model._compile_config.config)
+
+
+def own_training_methods(model):
+    """Names of the methods between `fit` and Keras' `train_step` that are not Keras' own.
+
+    Args:
+        model: A `keras.Model`; its class and the instance are looked at.
+    """
+    names = ("train_step", "make_train_function")
+    own = [
+        name
+        for name in names
+        if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+    ]
+    # Keras keeps what it makes there; only a function of another module is somebody's own.
+    function = getattr(model, "train_function", None)
+    function = getattr(function, "python_function", function)
+    if function is not None and function.__module__ != keras.Model.make_train_function.__module__:
+        own.append("train_function")
+    return own
+
+
+def compilation(model):
+    """An object that each `model.compile` makes anew, and keeps until the next."""
+    return model._loss_tracker
+
+
+def output_loss_trackers(model):
+    """The means that Keras keeps for each output's loss; empty for a model of one output."""
+    return [] if model._compile_loss is None else list(model._compile_loss.metrics)
+
+
+def update_loss_tracker(model, loss, count):
+    """Adds a batch of `count` examples of mean `loss` to what Keras shows as `loss`."""
+    model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+@contextlib.contextmanager
+def keeping_first_epoch(model):
+    """Afterwards, also after an error, `fit` begins again at its own `initial_epoch`."""
+    try:
+        yield
+    finally:
+        model._initial_epoch = None
+
+
+def initial_epoch(model):
+    """The epoch that a callback had `fit` begin at, an int or None."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model, epoch):
+    """Has `fit` begin at another epoch, as `keras.callbacks.BackupAndRestore` does; or None."""
+    model._initial_epoch = epoch
+
+
+def build(model, data):
+    """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables.
+
+    Args:
+        model: A compiled `keras.Model`.
+        data: `(x, y, sample_weight)`; only dtypes and the shapes behind the batch axis are read.
+    """
+
+    def symbolic(leaf):
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        return keras.KerasTensor([None, *leaf.shape[1:]], dtype)
+
+    data = tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
+    with step_context.recording(None), tf.init_scope():
+        if _knows_its_outputs(model, data[0]):
+            _build_compiled(model, *data)
+        model._symbolic_build(data_batch=data)
+
+
+def _knows_its_outputs(model, x):
+    """Whether the shapes of `model`'s outputs for `x` are known without running it."""
+    # A Sequential model has a Functional one inside, once its inputs are known.
+    graph = getattr(model, "_functional", model)
+    known = isinstance(graph, Functional) and all(layer.built for layer in model.layers)
+    ordinary = type(model).call in (Functional.call, keras.Sequential.call)
+    return known and ordinary and isinstance(x, keras.KerasTensor)
+
+
+def _build_compiled(model, x, y, sample_weight):
+    """As `_symbolic_build`, but the model is not traced, which takes as long as in its step."""
+    y_pred = model.compute_output_spec(x)
+    if model._compile_metrics is not None and not model._compile_metrics.built:
+        compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
+    if model._compile_loss is not None and not model._compile_loss.built:
+        compute_output_spec(
+            model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False
+        )
+
+
+def call_model(model, x):
+    """The training-mode forward pass, as Keras' own `train_step` makes it."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
+
+
+def compute_loss(model, x, y, y_pred, sample_weight):
+    """`model.compute_loss` in training mode, as if there were one replica.
+
+    Also where it is overridden without `training`.
+    """
+    with step_context.unscaled_losses():
+        return model._compute_loss(
+            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+        )
+
+
+class OptimizerOverrides:
+    """Stands before a Keras optimizer, and has its private methods call public ones of ours.
+
+    Methods that a subclass defines:
+        all_reduce_sums(grads_and_vars): What to do in place of adding up the gradients of all
+            replicas. Takes and returns a list of pairs.
+        average_weights(pairs): Updates the moving averages, given pairs of a weight and its
+            average. Called if there are any.
+    """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return self.all_reduce_sums(list(grads_and_vars))
+
+    def _update_model_variables_moving_average(self, trainable_variables):
+        if self.use_ema:
+            averages = self._model_variables_moving_average
+            self.average_weights(zip(trainable_variables, averages, strict=True))
+
+
+def write_epoch(board, step, logs):
+    """Writes the scalars of an epoch as Keras's TensorBoard callback does, at a step of our choice.
+
+    Args:
+        board: A `keras.callbacks.TensorBoard`.
+        step: Int, where on the x-axis.
+        logs: Dict by name; what begins with "val_" goes to the run "validation".
+    """
+    board._log_epoch_metrics(step, logs)
+
+
+@contextlib.contextmanager
+def writing(board, validation=False):
+    """Within it, summaries go to the run "train" or "validation" of a TensorBoard callback."""
+    writer = board._val_writer if validation else board._train_writer
+    with writer.as_default():
+        yield

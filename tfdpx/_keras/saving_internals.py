@@ -1,0 +1,47 @@
+"""Private names of Keras's files: where it loads and saves, and what a file holds."""
+
+import io
+import zipfile
+
+import numpy as np
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import object_registration, saving_lib
+
+# What `hook` wraps here: pairs of a module and a name in it.
+LOOKING_UP = (object_registration, "get_registered_object")
+LOADING = (saving_lib, "_load_state")
+LOADING_HDF5 = (
+    (legacy_h5_format, "load_weights_from_hdf5_group"),
+    (legacy_h5_format, "load_weights_from_hdf5_group_by_name"),
+)
+LOADING_HDF5_MODEL = (legacy_h5_format, "load_model_from_hdf5")
+SAVING_HDF5_MODEL = (legacy_h5_format, "save_model_to_hdf5")
+
+
+def saved_optimizer(weights_store):
+    """The arrays, by name, of the optimizer in a weights file of Keras; None if it has none."""
+    try:
+        store = weights_store.get("optimizer")
+        return {name: np.array(store[name]) for name in store.keys()}
+    except KeyError:
+        return None
+
+
+def weights_file(model):
+    """The bytes of the file that `model.save_weights` writes, a `.weights.h5`.
+
+    Made in memory: HDF5 itself ends the process where a disk is full.
+    """
+    content, name = io.BytesIO(), "model.weights.h5"
+    with zipfile.ZipFile(content, "w") as archive:
+        store = saving_lib.H5IOStore(name, archive=archive, mode="w")
+        saving_lib._save_state(
+            model,
+            weights_store=store,
+            assets_store=None,
+            inner_path="",
+            visited_saveables=set(),
+        )
+        store.close()
+    with zipfile.ZipFile(content) as archive:
+        return archive.read(name)

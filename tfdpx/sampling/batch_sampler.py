@@ -1,0 +1,195 @@
+"""Which draws a data set of a plan gives, decided anew each time that it is iterated over.
+
+A draw is named by a key and a step. What an accountant counts holds only if every update draws a
+fresh batch. So the training that uses a data set enters its session here: the key follows from the
+session's secret, or from a seed that was given, and the step is the number of the update.
+"""
+
+import numbers
+import weakref
+
+import keras
+import tensorflow as tf
+
+from tfdpx import noise
+from tfdpx._keras import tensorflow_internals
+from tfdpx.sampling.inputs import FLAGS
+
+_made = weakref.WeakKeyDictionary()
+
+
+class BatchSampler:
+    """Gives out the draws of one data set. Each iteration over it is one pass.
+
+    The key follows from `seed`, or else from the session, or else it is fresh for every pass. A
+    pass begins at `start`; within a session at the number of its next update.
+
+    Args:
+        purpose: Int, sets the keys apart from whatever else is keyed by the same seed.
+        steps: Int, the number of steps of the whole training, or a function that gives how many are
+            left, called when a pass begins.
+        shares: `tfdpx.sampling.shares.Shares`.
+        seed: Optional int; or for shares a pair of ints, secret.
+        start: Int, or scalar variable that is read when a pass begins.
+        optimizer: Optional tfdpx optimizer that the data set is made for.
+
+    Attributes:
+        plan: The `PrivacyPlan` that made the data set, or None.
+        examples: What it draws from, or None.
+        held_out: Tuple of arrays to validate on, or None.
+        fitted: What `fit` trains on in place of the data set: of no asserted length, since the
+            updates that were made before make it shorter. Where examples have no weights, the third
+            part is `FLAGS` [rows] of which rows hold an example.
+        with_ids: `fitted`, with a fourth part: the number of each row's example, int32 [rows]; 0 in
+            padding.
+        optimizer: As given.
+        session: The `Session` that trains on it, or None.
+        ends_at: The number of the update after the last draw; None before a session began to draw.
+        is_seeded: Bool, whether somebody gave the seed.
+
+    Raises:
+        ValueError: If an argument is out of its range, or two contradict each other.
+    """
+
+    def __init__(self, purpose, steps, shares, seed=None, start=0, optimizer=None):
+        self.plan = self.examples = self.held_out = self.fitted = self.with_ids = None
+        self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
+        self.ends_at = None
+        self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
+        _check_start(start, steps, shares)
+        if optimizer is not None and not (isinstance(start, int) and start == 0):
+            raise ValueError(
+                "Argument `start` must be left out with `optimizer`, which knows the step to begin "
+                f"at. Received: start={start!r}."
+            )
+        if shares.is_split and seed is None:
+            raise ValueError(
+                "Argument `seed` must be given with an `input_context`: hosts that draw with "
+                "different seeds would take examples twice. Received: seed=None."
+            )
+        # A pair is a session's secret, by which its hosts draw.
+        is_secret = shares.is_split and isinstance(seed, tuple)
+        self._seed = seed if seed is None or is_secret else noise.make_seed(seed)
+
+    def dataset(self, draw, examples):
+        """The data set of the draws, ready to be trained on.
+
+        Args:
+            draw: Function of a key, int64 tensor [2], a step and a replica, scalar int64 tensors,
+                to the rows that these take, int64 [n].
+            examples: `Examples` or `RandomAccess`.
+
+        Returns:
+            A `tf.data.Dataset` that `sampler_of` recognises.
+        """
+        # Nothing in it needs autograph, which takes longer than tracing it.
+        draw = tf.autograph.experimental.do_not_convert(draw)
+        if self._shares.is_split:
+            key = self._key()
+            rows = self._shares.steps(*self._range()).map(
+                lambda step, replica: draw(key, step, replica)
+            )
+        else:
+            signature = (tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64))
+            pairs = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
+            zero = tf.zeros([], tf.int64)
+            rows = pairs.map(lambda key, step: draw(key, step, zero))
+        size = self._shares.rows
+        dataset, self.fitted, self.with_ids = (
+            finished(self._shares.endless(batches) if self._shares.is_split else batches)
+            for batches in (
+                rows.map(lambda rows: examples.batch(rows, size)),
+                rows.map(lambda rows: _flagged(examples, rows, size)),
+                rows.map(lambda rows: (*_flagged(examples, rows, size), _ids(rows, size))),
+            )
+        )
+        fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
+        if fixed and not self._shares.is_split:
+            count = self._steps - int(self._start)
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
+        _made[dataset] = self
+        return dataset
+
+    def _one_pass(self):
+        """Yields (key, step), as the data set is iterated over."""
+        key = self._key().numpy()
+        for step in range(*self._range()):
+            yield key, step
+
+    def _range(self):
+        first = self._start
+        if not isinstance(first, numbers.Integral):
+            first = keras.ops.convert_to_numpy(first)
+        session = self.session
+        # Shares are made within the session, for it alone.
+        if self._shares.is_split and self.optimizer is not None:
+            session = self.optimizer.session
+        first = int(first)
+        if session is not None:
+            first = max(first, session.number)
+            self.ends_at = first + session.left
+            return first, self.ends_at
+        return first, first + self._steps() if callable(self._steps) else max(self._steps, first)
+
+    def _key(self):
+        """int64 tensor [2]: of the seed that is given, the session's, or a fresh one."""
+        seed = self._seed
+        if seed is None:
+            seed = noise.make_seed() if self.session is None else self.session.draw_seed()
+        return noise.fold_in(tf.constant(seed, tf.int64), self._purpose)
+
+
+def _flagged(examples, rows, capacity):
+    x, y, weights = examples.batch(rows, capacity)
+    return x, y, weights if examples.is_weighted else tf.cast(weights != 0, FLAGS)
+
+
+def _ids(rows, capacity):
+    ids = tf.pad(tf.cast(rows, tf.int32), [[0, capacity - tf.shape(rows)[0]]])
+    return tf.ensure_shape(ids, [capacity])
+
+
+def finished(dataset):
+    """What every data set of steps ends with: one batch read ahead, and no mixing of steps."""
+    options = tf.data.Options()
+    options.autotune.enabled = False  # It reads ahead.
+    # Sharding by elements would mix the draws of several steps. By file, it is an error here.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    return dataset.prefetch(1).with_options(options)
+
+
+def sampler_of(data):
+    """The `BatchSampler` of a data set exactly as it was made, or None for anything else.
+
+    A data set that was transformed (`take`, `cache`, `map`, `prefetch`, ...) is something else.
+    """
+    return _made.get(data) if isinstance(data, tf.data.Dataset) else None
+
+
+def is_seeded(data):
+    """Whether a data set, or one that it was made of, has draws of a seed that somebody gave."""
+    if not isinstance(data, tf.data.Dataset):
+        return False
+    found = _made.get(data)
+    sources = tensorflow_internals.inputs_of(data)
+    return found is not None and found.is_seeded or any(map(is_seeded, sources))
+
+
+def _check_start(start, steps, shares):
+    fixed = isinstance(start, numbers.Integral)
+    if not fixed and not isinstance(start, (tf.Variable, keras.Variable)):
+        raise ValueError(
+            "Argument `start` must be an int or a scalar integer variable, such as "
+            f"`model.optimizer.iterations`. Received: start={start!r}."
+        )
+    if not fixed and shares.is_split:
+        raise ValueError(
+            "Argument `start` must be an int with an `input_context`, the same on all hosts. "
+            f"Received: start={start!r}."
+        )
+    stop = None if callable(steps) else steps
+    if fixed and (start < 0 or stop is not None and start > stop):
+        raise ValueError(
+            f"Argument `start` must lie between 0 and `steps`. Received: start={start}, "
+            f"steps={stop}."
+        )

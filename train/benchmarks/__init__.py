@@ -1,1 +1,0 @@
-"""What a private step costs, measured and on paper."""
