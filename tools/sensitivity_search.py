@@ -46,7 +46,7 @@ def main():
                 tried += 2 * arguments.trials
                 print(f"{name}: {model} {ratio:.7f}", file=sys.stderr, flush=True)
     found["updates"] = adversarial.largest_ratio_of_updates()
-    found["updates on two replicas"] = adversarial.on_two_replicas()
+    found["updates on two replicas"] = adversarial.ratio_on_two_replicas()
     print(json.dumps({"largest_ratio": max(found.values()), "pairs_tried": tried, "by": found}))
     sys.exit(max(found.values()) > BOUND)
 

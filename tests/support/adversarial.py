@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdpx
 
+BOUND = 1.0 + 1e-5
 EXAMPLES, CLASSES = 6, fuzz_configurations.CLASSES
 MODELS = ("dense", "twice", "standardized", "residual", "attention", "tokens", "conv1d", "lstm")
 PATTERNS = ("huge gradients", "duplicates", "zero gradients", "one among duplicates", "plain")
@@ -104,8 +105,13 @@ def largest_ratio_of_updates(strategy=None, policy="float32", trials=4):
     return worst
 
 
-def on_two_replicas():
+def ratio_on_two_replicas():
     """What `tfdpx.distributed.fit` under MirroredStrategy does, on two logical devices."""
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     assert len(devices) == 2
     return largest_ratio_of_updates(tf.distribute.MirroredStrategy(devices), trials=4)
+
+
+def updates_on_replicas():
+    """A case of `processes`: whole updates with and without a hostile example."""
+    assert 0.5 < ratio_on_two_replicas() <= BOUND

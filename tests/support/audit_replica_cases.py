@@ -3,7 +3,7 @@
 from unittest import mock
 
 import tensorflow as tf
-from replica_cases import main, make_model, strategies
+from replica_cases import make_model, strategies
 
 import tfdpx
 from tfdpx import audit, mechanism, noise
@@ -42,7 +42,3 @@ def honest_and_planted():
     ):
         found = report(two)
         assert not found.passed and "standard deviation" in str(found), str(found)
-
-
-if __name__ == "__main__":
-    main(globals())

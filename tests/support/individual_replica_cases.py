@@ -33,7 +33,3 @@ def replicas_agree():
                 np.testing.assert_allclose(found[refreshes][0], wanted[refreshes][0], rtol=1e-9)
                 replica_cases.assert_close(found[refreshes][1], wanted[refreshes][1])
     assert np.ptp(wanted[0][0]) > 0.1 and not np.allclose(wanted[0][0], wanted[1][0])
-
-
-if __name__ == "__main__":
-    replica_cases.main(globals())

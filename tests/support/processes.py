@@ -1,23 +1,25 @@
 """Processes of their own for tests on replicas: TensorFlow fixes its devices at the start."""
 
+import importlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import warnings
 
 
-def run_alone(case, devices=2):
-    """Runs `case`, "module.function" of this folder, in a process with logical CPU devices.
+def run_alone(*cases, devices=2):
+    """Runs cases, each "module.function" of this folder, in a process with logical CPU devices.
 
     Fails with its stack trace.
     """
-    _finish([_start(case, {"LOGICAL_CPUS": str(devices)})])
+    _finish([_start(cases, {"LOGICAL_CPUS": str(devices)})])
 
 
-def run_workers(case, count=2):
-    """Runs `case` in `count` processes that form a cluster."""
-    _finish([_start(case, {"TF_CONFIG": config}) for config in cluster(count)])
+def run_workers(*cases, count=2):
+    """Runs cases in `count` processes that form a cluster."""
+    _finish([_start(cases, {"TF_CONFIG": config}) for config in cluster(count)])
 
 
 def cluster(count):
@@ -32,10 +34,9 @@ def cluster(count):
     ]
 
 
-def _start(case, environment):
-    module, function = case.split(".")
+def _start(cases, environment):
     return subprocess.Popen(
-        [sys.executable, os.path.join(os.path.dirname(__file__), f"{module}.py"), function],
+        [sys.executable, __file__, *cases],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -51,3 +52,23 @@ def _finish(processes):
             process.kill()
     for process, (output, errors) in zip(processes, results, strict=True):
         assert process.returncode == 0 and output.endswith("done\n"), errors[-5000:]
+
+
+def _run(cases):
+    """Runs cases in this process."""
+    import tensorflow as tf
+
+    warnings.simplefilter("ignore")
+    if "TF_CONFIG" not in os.environ:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * int(os.environ["LOGICAL_CPUS"]),
+        )
+    for case in cases:
+        module, function = case.split(".")
+        getattr(importlib.import_module(module), function)()
+    print("done")
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1:])

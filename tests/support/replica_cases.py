@@ -4,8 +4,8 @@ Each function without arguments is a case: it trains the same on one device and 
 """
 
 import contextlib
+import functools
 import os
-import sys
 
 import keras
 import numpy as np
@@ -15,11 +15,14 @@ import tfdpx
 from tfdpx import synthetic
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.layers import ChannelWhitening
+from tfdpx.sampling import sampled_batches
+from tfdpx.sampling.examples import Examples
 from tfdpx.training import distributed
 
 NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
 
 
+@functools.cache
 def strategies():
     """None, and the strategy on all devices and hosts; one a process, or their messages mix."""
     if "TF_CONFIG" in os.environ:
@@ -115,30 +118,28 @@ def _nodes(graph):
     return [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
 
 
-def updates_agree(jit_compile):
-    both, plan = strategies(), make_plan()
-    for name, optimizer in OPTIMIZERS.items():
-        wanted = None
-        for strategy in both:
-            found = []
-            with counting_all_reduces(found):
-                model, history = train(strategy, optimizer, plan, jit_compile=jit_compile)
-            # One for each replica of this host: of one all-reduce.
-            expected = len(strategy.extended.worker_devices) if strategy else 0
-            assert [len(nodes) for nodes in found] == [expected] * STEPS, (name, found)
-            if wanted is None:
-                wanted, wanted_history = weights(model), history
-                continue
-            assert_close(weights(model), wanted)
-            assert set(history) == set(wanted_history) == {
-                "loss", "accuracy", "val_loss", "val_accuracy", "epsilon",
-            }  # fmt: skip
-            for key, values in history.items():
-                np.testing.assert_allclose(values, wanted_history[key], rtol=1e-5, err_msg=key)
+def updates_agree(name="momentum and EMA", jit_compile=False):
+    wanted = None
+    for strategy in strategies():
+        found = []
+        with counting_all_reduces(found):
+            model, history = train(strategy, OPTIMIZERS[name], make_plan(), jit_compile=jit_compile)
+        # One for each replica of this host: of one all-reduce.
+        expected = len(strategy.extended.worker_devices) if strategy else 0
+        assert [len(nodes) for nodes in found] == [expected] * STEPS, found
+        if wanted is None:
+            wanted, wanted_history = weights(model), history
+            continue
+        assert_close(weights(model), wanted)
+        assert set(history) == set(wanted_history) == {
+            "loss", "accuracy", "val_loss", "val_accuracy", "epsilon",
+        }  # fmt: skip
+        for key, values in history.items():
+            np.testing.assert_allclose(values, wanted_history[key], rtol=1e-5, err_msg=key)
 
 
-def updates_agree_without_jit():
-    updates_agree(jit_compile=False)
+def updates_of_adam_agree():
+    updates_agree("Adam")
 
 
 def updates_agree_with_jit():
@@ -224,6 +225,28 @@ def keras_fit_agrees_with_ours():
         assert_close(weights(model), wanted)
 
 
+def a_draw_is_shared():
+    """Under Keras's own `fit`, of a model without privacy: in halves, and never one step more."""
+    strategy = strategies()[1]
+
+    def batches():
+        return sampled_batches.poisson_batches(
+            Examples(np.arange(20.0), np.ones(20)),
+            sampling_probability=0.5, capacity=20, steps=9, seed=0,
+        )  # fmt: skip
+
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Reshape([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(batches(), epochs=3, steps_per_epoch=3, verbose=0)
+    assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 9
+    split = strategy.experimental_distribute_dataset(batches())
+    for (whole, *_), (parts, *_) in zip(batches(), split, strict=False):
+        parts = strategy.experimental_local_results(parts)
+        assert [part.shape[0] for part in parts] == [10, 10]
+        np.testing.assert_array_equal(tf.concat(parts, 0), whole)
+
+
 def refused(error, match, function, *args, **kwargs):
     try:
         function(*args, **kwargs)
@@ -288,18 +311,3 @@ def hosts_must_hold_the_same():
     found, _ = train(strategy, optimizer, plan, seed=3 if worker == 0 else 4)
     wanted, _ = train(None, optimizer, plan, seed=3)
     assert_close(weights(found), weights(wanted))
-
-
-def main(cases):
-    """Runs the case that the command line names, of a dict of functions."""
-    if "TF_CONFIG" not in os.environ:
-        tf.config.set_logical_device_configuration(
-            tf.config.list_physical_devices("CPU")[0],
-            [tf.config.LogicalDeviceConfiguration()] * int(os.environ["LOGICAL_CPUS"]),
-        )
-    cases[sys.argv[1]]()
-    print("done")
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 import tensorflow as tf
-from replica_cases import NUM_EXAMPLES, data, main, make_model, make_plan, strategies, weights
+from replica_cases import NUM_EXAMPLES, data, make_model, make_plan, strategies, weights
 from scipy import stats
 
 import tfdpx
@@ -85,7 +85,3 @@ def planted_bugs_in_the_noise_are_found():
         assert any("variance" in problem for problem in noise_problems(two))
     with replaced(mechanism, "privatize", summed):
         assert any("variance" in problem for problem in noise_problems(two))
-
-
-if __name__ == "__main__":
-    main(globals())

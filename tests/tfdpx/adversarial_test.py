@@ -6,7 +6,7 @@ import pytest
 
 from tfdpx import mechanism
 
-BOUND = 1.0 + 1e-5
+BOUND = adversarial.BOUND
 
 
 @pytest.mark.parametrize("name, policy, jit_compile", [
@@ -37,4 +37,4 @@ def test_factors_that_clip_too_little_are_noticed(monkeypatch):
 
 @pytest.mark.slow
 def test_whole_updates_on_two_replicas():
-    processes.run_alone("adversarial_replica_cases.updates")
+    processes.run_alone("adversarial.updates_on_replicas")

@@ -3,41 +3,46 @@
 import processes
 import pytest
 
-UPDATES = [
-    "replica_cases.updates_agree_without_jit",
-    pytest.param("replica_cases.updates_agree_with_jit", marks=pytest.mark.slow),
-]
 
-
-@pytest.mark.parametrize("case", UPDATES)
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_updates_metrics_and_all_reduces_on_devices(devices, case):
-    processes.run_alone(case, devices)
-
-
-@pytest.mark.parametrize("case", UPDATES)
-def test_updates_metrics_and_all_reduces_on_two_hosts(case):
-    processes.run_workers(case)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "replica_cases.augmented_updates_agree",
+def test_two_devices_update_like_one_and_draw_their_noise_once():
+    processes.run_alone(
+        "replica_cases.updates_agree",
         "replica_cases.masks_are_drawn_for_each_replica",
-        "replica_cases.keras_fit_agrees_with_ours",
-        "replica_cases.what_would_void_the_guarantee_is_refused",
+        "replica_noise_cases.noise_is_drawn_once",
         "replica_noise_cases.planted_bugs_in_the_noise_are_found",
-    ],
-)
-def test_on_two_devices(case):
-    processes.run_alone(case)
+    )
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_noise_is_drawn_once(devices):
-    processes.run_alone("replica_noise_cases.noise_is_drawn_once", devices)
+def test_what_would_void_the_guarantee_is_refused():
+    processes.run_alone("replica_cases.what_would_void_the_guarantee_is_refused")
 
 
 def test_hosts_that_hold_different_things_stop():
     processes.run_workers("replica_cases.hosts_must_hold_the_same")
+
+
+@pytest.mark.slow
+def test_more_on_two_devices():
+    processes.run_alone(
+        "replica_cases.updates_agree_with_jit",
+        "replica_cases.updates_of_adam_agree",
+        "replica_cases.augmented_updates_agree",
+        "replica_cases.keras_fit_agrees_with_ours",
+        "replica_cases.a_draw_is_shared",
+    )
+
+
+@pytest.mark.slow
+def test_four_devices():
+    processes.run_alone(
+        "replica_cases.updates_agree",
+        "replica_cases.updates_agree_with_jit",
+        "replica_noise_cases.noise_is_drawn_once",
+        devices=4,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["updates_agree", "updates_agree_with_jit"])
+def test_two_hosts_update_like_one_device(case):
+    processes.run_workers(f"replica_cases.{case}")

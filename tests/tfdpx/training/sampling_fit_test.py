@@ -1,9 +1,5 @@
 """The batches under `keras.Model.fit`: epochs, resumption, replicas."""
 
-import subprocess
-import sys
-import textwrap
-
 import keras
 import numpy as np
 import pytest
@@ -99,40 +95,3 @@ def test_fit_without_targets():
     model.compile("sgd")
     model.fit(dataset, verbose=0)
     assert model.optimizer.iterations == 3
-
-
-def test_replicas_share_a_draw():
-    # In a process of its own, since the number of devices is fixed at the start.
-    script = """
-        import keras, numpy as np, tensorflow as tf
-        from tfdpx import sampling
-        from tfdpx.data.examples import Examples
-
-        device = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(
-            device, [tf.config.LogicalDeviceConfiguration()] * 2
-        )
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-        def make(**arguments):
-            return sampling.poisson_batches(
-                Examples(np.arange(20.0), np.ones(20)),
-                sampling_probability=0.5, capacity=20, steps=9, seed=0, **arguments,
-            )
-
-        with strategy.scope():
-            model = keras.Sequential([keras.layers.Reshape([1]), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-        model.fit(make(), epochs=3, steps_per_epoch=3, verbose=0)
-        assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 9
-        split = strategy.experimental_distribute_dataset(make())
-        for (whole, _, _), (parts, _, _) in zip(make(), split):
-            parts = strategy.experimental_local_results(parts)
-            assert [part.shape[0] for part in parts] == [10, 10]
-            np.testing.assert_array_equal(tf.concat(parts, 0), whole)
-        print("done")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
-    )
-    assert done.stdout.endswith("done\n"), done.stderr[-3000:]
