@@ -19,7 +19,7 @@ from tfdpx.audit.lower_bound import check_confidence
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# Numbers of guesses that are tried by default, as parts of the canaries.
+# Numbers of guesses that are tested by default, as parts of the canaries.
 _PARTS = (1, 2, 4, 8)
 _FEWEST = 10
 
@@ -81,7 +81,7 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
         delta: Float in (0, 1).
         epsilon: Float, by the account.
         confidence: Float in (0, 1).
-        guesses: Optional int in [2, m], chosen without the coins. None tries all canaries, a half,
+        guesses: Optional int in [2, m], chosen without the coins. None tests all canaries, a half,
             a quarter and an eighth, at a confidence that is shared among them.
 
     Returns:
@@ -104,15 +104,15 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
     # Refuses NaN, and coins that all fell alike.
     membership = membership_report(scores[included], scores[~included])
     m = len(scores)
-    tried = [m // part for part in _PARTS if part == 1 or m // part >= _FEWEST]
+    counts = [m // part for part in _PARTS if part == 1 or m // part >= _FEWEST]
     if guesses is not None:
         fits = is_integer(guesses, 2) and guesses <= m
         require(fits, "guesses", guesses, f"be an int from 2 to the {m} canaries")
-        tried = [guesses]
-    each = 1 - (1 - confidence) / len(tried)
+        counts = [guesses]
+    each = 1 - (1 - confidence) / len(counts)
     order = np.argsort(-scores, kind="stable")
     found = []
-    for count in tried:
+    for count in counts:
         high = included[order[: count // 2]]
         low = included[order[m - (count - count // 2) :]]
         correct = int(high.sum() + (~low).sum())

@@ -18,12 +18,12 @@ from tfdpx._keras import layer_internals
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
 
-class Releases:
+class GradientRecorder:
     """The noisy gradients and learning rates of one run, in the order of its updates.
 
     Args:
         most: Int, room for so many updates of a model.
-        recorded: Optional `Releases` of another run, to give in place of this run's own.
+        recorded: Optional `GradientRecorder` of another run, to give in place of this run's own.
     """
 
     def __init__(self, most, recorded=None):

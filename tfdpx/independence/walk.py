@@ -6,7 +6,7 @@ from tfdpx._keras import tensorflow_internals
 from tfdpx.independence import gradients, hidden_state
 from tfdpx.independence.lengths import Length, symbol
 from tfdpx.independence.registry import rule_of
-from tfdpx.independence.values import Fixed, Handle, Lost, Rows, Unknown
+from tfdpx.independence.values import Fixed, Handle, NotProvable, PerExample, Unknown
 
 # Such draw from a state of their own, which no example changes.
 _RANDOM = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "TruncatedNormal")
@@ -21,7 +21,7 @@ class Walk:
         rows: `Length` of the batch axis of the inputs.
 
     Attributes:
-        problems: Dict, its keys are reasons why side effects are not known to keep apart.
+        problems: Dict, its keys are reasons why side effects may let examples interact.
     """
 
     def __init__(self, rows):
@@ -201,7 +201,7 @@ class Site:
             return None if shape is None or None in shape else tuple(shape)
         shape = [None] * len(static) if shape is None else shape
         if len(shape) != len(static):
-            raise Lost("its output has another rank than expected")
+            raise NotProvable("its output has another rank than expected")
         return tuple(
             self._length(index, axis, *both)
             for axis, both in enumerate(zip(static, shape, strict=True))
@@ -213,10 +213,10 @@ class Site:
         return symbol(f"{self.name}:{index}:{axis}") if length is None else length
 
     def rows(self, like, axis, shape=None, index=0, after=None):
-        """The `Rows` of an output.
+        """The `PerExample` of an output.
 
         Args:
-            like: `Rows` that gives the length of the axis of the rows.
+            like: `PerExample` that gives the length of the axis of the rows.
             axis: Int, where that axis is now.
             shape: List of `Length` or None for the axes; the rank must be known.
             index: Int, of the output.
@@ -225,20 +225,20 @@ class Site:
         if shape is None:
             static = self.static(index)
             if static is None:
-                raise Lost("the number of its axes is not known")
+                raise NotProvable("the number of its axes is not known")
             shape = [None] * len(static)
         shape = list(shape)
         if not 0 <= axis < len(shape):
-            raise Lost("its output has no place for the rows")
+            raise NotProvable("its output has no place for the rows")
         static = self.static(index) or (None,) * len(shape)
         if len(static) != len(shape):
-            raise Lost("its output has another rank than expected")
+            raise NotProvable("its output has another rank than expected")
         length = like.shape[like.axis]
         shape = [
             length if a == axis else self._length(index, a, *both)
             for a, both in enumerate(zip(static, shape, strict=True))
         ]
-        return Rows(tuple(shape), axis, like.after if after is None else after)
+        return PerExample(tuple(shape), axis, like.after if after is None else after)
 
     def fixed(self, inputs, content=None, shape=None, like_rows=frozenset(), index=0):
         """The `Fixed` of an output that is made of `inputs`."""

@@ -56,7 +56,7 @@ class Call:
         kept: Dict, for what a rule's `forward` saves for later.
         shared: What the rule gives as `Rule.shared`.
         jit_compile: Whether the step is compiled by XLA.
-        alone: See `PerExample.alone`; None where the layer was called on all examples at once.
+        alone: See `EngineOutput.alone`; None where the layer was called on all examples at once.
     """
 
     def __init__(self, layout, args, kwargs, num_views, shared, jit_compile=False):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
-class PerExample:
+class EngineOutput:
     """Per-example quantities of B examples with K views each.
 
     Attributes:

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdpx.independence.lengths import Length, product
 from tfdpx.independence.registry import of_numbers, whatever
 from tfdpx.independence.rules.picking import kinds
-from tfdpx.independence.values import Fixed, Lost, Sized, Unknown
+from tfdpx.independence.values import Fixed, NotProvable, Sized, Unknown
 
 # More numbers than any shape has are not followed.
 _MOST = 64
@@ -26,7 +26,7 @@ def _measured(site, tensor, value):
         return value
     elif getattr(value, "shape", None) is None:
         if not isinstance(value, Sized):
-            raise Lost("its input has an unknown shape")
+            raise NotProvable("its input has an unknown shape")
         return Sized(None)
     else:
         lengths = value.shape
@@ -180,7 +180,7 @@ def _ints(array):
 def _int(array):
     [number] = _ints(array) or [None]
     if number is None:
-        raise Lost("an axis is not known")
+        raise NotProvable("an axis is not known")
     return number
 
 

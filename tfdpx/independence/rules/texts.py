@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdpx.independence.registry import whatever
-from tfdpx.independence.values import Lost, Rows
+from tfdpx.independence.values import NotProvable, PerExample
 
 SPLIT, _PADDED = "StringSplitV2", "RaggedTensorToTensor"
 # What makes of each word another, or a number, with arguments that all words share.
@@ -85,6 +85,6 @@ def padded(site, *inputs):
     """The words of each text by themselves."""
     texts = texts_of(site.operation)
     value = None if texts is None else site.frame.known(texts)
-    if not isinstance(value, Rows) or len(value.shape) != 1:
-        raise Lost("there is no rule for this type")
+    if not isinstance(value, PerExample) or len(value.shape) != 1:
+        raise NotProvable("there is no rule for this type")
     return site.rows(value, 0)

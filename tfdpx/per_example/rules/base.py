@@ -88,7 +88,7 @@ class Rule:
         self.variables = variables
 
     @property
-    def kept(self):
+    def small_gradients(self):
         """Pairs (variable, float32 [B, *variable.shape]) of what is formed in any case, and small.
 
         The engine takes norms and sums of these, those of all layers at once: for biases, gains.
@@ -96,12 +96,12 @@ class Rule:
         return []
 
     @property
-    def others(self):
-        """Those of `variables` that `kept` does not hold."""
-        return [v for v in self.variables if not any(v is w for w, _ in self.kept)]
+    def large_variables(self):
+        """Those of `variables` that `small_gradients` does not hold."""
+        return [v for v in self.variables if not any(v is w for w, _ in self.small_gradients)]
 
     @property
-    def finishers(self):
+    def post_sum_transforms(self):
         """`{id(variable): function}`: what is left to do to `clipped_sum`, added up.
 
         A function takes the sum over all microbatches and what `shared` gives. It is linear in the
@@ -118,14 +118,14 @@ class Rule:
         raise NotImplementedError
 
     @property
-    def unscaled(self):
+    def inputs_to_mask(self):
         """List of float32 [B * n, ...] that `clipped_sum` multiplies with what it has scaled.
 
         The engine gives them back with zeros for examples of factor zero: 0 * inf is not zero.
         """
         return []
 
-    def ordinary_clipped_sum(self, factors, unscaled):
+    def ordinary_clipped_sum(self, factors, masked):
         """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary"."""
         raise NotImplementedError
 
@@ -156,7 +156,7 @@ class Rule:
         return [self.choice]
 
     def squared_norms(self):
-        """Squared l2 norm of each example's gradient over all of `others`.
+        """Squared l2 norm of each example's gradient over all of `large_variables`.
 
         Never less than that of what `clipped_sum` adds at factor one, rounding included: see
         `tfdpx.per_example.rounding`.
@@ -168,31 +168,32 @@ class Rule:
             return self.ghost_squared_norms()
         return self.instantiated_squared_norms()
 
-    def clipped_sum(self, factors, unscaled=None):
+    def clipped_sum(self, factors, masked=None):
         """The sum over examples of `factors[i]` times gradient i.
 
         Args:
             factors: float32 [B]. Where it is zero the example contributes exactly zero, also if
                 its gradient is not finite.
-            unscaled: List of tensors: those of `unscaled`, with zeros for what is left out. By
+            masked: List of tensors: `inputs_to_mask`, with zeros for examples of factor zero. By
                 default they are made here.
 
         Returns:
-            List of float32 tensors of the shapes of `others`, but for what `finishers` do.
+            List of float32 tensors, one for each of `large_variables`, before
+            `post_sum_transforms`.
         """
-        if unscaled is None:
-            unscaled = zero_excluded(self.unscaled, factors)
+        if masked is None:
+            masked = zero_excluded(self.inputs_to_mask, factors)
         if self.choice.sum == "ordinary":
-            return self.ordinary_clipped_sum(factors, unscaled)
-        return self.contracted_clipped_sum(factors, unscaled)
+            return self.ordinary_clipped_sum(factors, masked)
+        return self.contracted_clipped_sum(factors, masked)
 
     def instantiated_squared_norms(self):
         """`squared_norms` from `instances`."""
         return rounding.squared_norms(self.instances)
 
-    def contracted_clipped_sum(self, factors, unscaled):
+    def contracted_clipped_sum(self, factors, masked):
         """`clipped_sum` from `instances`."""
-        del unscaled
+        del masked
         return [sum_examples(g, factors) for g in self.instances]
 
     @functools.cached_property

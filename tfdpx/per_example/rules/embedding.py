@@ -90,9 +90,9 @@ class EmbeddingRule(Rule):
         magnitudes = tf.sqrt(tf.reduce_sum(inputs * pairs, axis=[1, 2]))
         return rounding.allow(squares[:, 0], magnitudes, rounding.size_of(same, 1))
 
-    def ordinary_clipped_sum(self, factors, unscaled):
+    def ordinary_clipped_sum(self, factors, masked):
         """See `Rule.ordinary_clipped_sum`."""
-        del unscaled  # A token is always finite.
+        del masked  # A token is always finite.
         gradients = scale_examples(self._gradients, factors)
         gradients = tf.reshape(gradients, [-1, gradients.shape[-1]])
         tokens = tf.reshape(self._tokens, [-1])

@@ -1,4 +1,4 @@
-"""What a run shows to others: files, what it prints, what it calls in which order, its result."""
+"""What can be observed of a run: its files, prints, calls in order and result."""
 
 import contextlib
 import fnmatch
@@ -21,7 +21,7 @@ _EVENTS = re.compile(r"(events\.out\.tfevents)\..*?(\.v2)?$")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class Shown:
+class Observables:
     """Records what happens within `watched`.
 
     Args:
