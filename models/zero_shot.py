@@ -1,12 +1,23 @@
 """Weights of a linear classifier from the names of its classes, by a text encoder."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import keras
 import numpy as np
 
 from tfdpx._arguments import is_number, require
 
 
-def zero_shot_head(text_encoder, class_names, scale=100.0, template="{}", preprocessor=None):
+def zero_shot_head(
+    text_encoder: Callable[[Any], Any],
+    class_names: Sequence[str],
+    scale: float = 100.0,
+    template: str = "{}",
+    preprocessor: Callable[[list[str]], Any] | None = None,
+) -> np.ndarray:
     """The kernel whose columns are the encoded names of the classes, at norm `scale`.
 
     On image features at norm one, from an encoder that was trained together with the text encoder

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from tfdpx import _import_hook
 
 if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
-    from tfdpx import (
+    from tfdpx import (  # type: ignore[attr-defined]
         accounting,
         audit,
         augment,

@@ -63,10 +63,10 @@ class Losses:
             return self.of_step(fractions, noise_multiplier, sampling_probability)
         orders = CONVERSIONS[self.conversion] - 1
         logs = self._logs(noise_multiplier, sampling_probability)
-        fractions = np.asarray(fractions, float)
-        at = np.log(np.maximum(fractions, _GRID[0]))
+        array = np.asarray(fractions, float)
+        at = np.log(np.maximum(array, _GRID[0]))
         found = np.stack([np.interp(at, np.log(_GRID), column) for column in logs.T], axis=1)
-        return np.where(fractions[:, np.newaxis] > 0, np.logaddexp(0.0, found) / orders, 0.0)
+        return np.where(array[:, np.newaxis] > 0, np.logaddexp(0.0, found) / orders, 0.0)
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 Of the arguments alone: losses are equal by value.
     def _logs(self, noise_multiplier, sampling_probability):

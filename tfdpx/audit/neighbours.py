@@ -1,7 +1,11 @@
 """Whether a run shows anything of its data besides what its noise covers: record and replay."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +44,14 @@ class RunReport:
         return "\n".join([head, *(f"- {each}" for each in self.differences)])
 
 
-def check_run(train_function, data, neighbour, *, ignore=(), max_updates=1000):
+def check_run(
+    train_function: Callable[[Any], Any],
+    data: Any,
+    neighbour: Any,
+    *,
+    ignore: Sequence[str] = (),
+    max_updates: int = 1000,
+) -> RunReport:
     """Trains on neighbouring data with the noise held still, and says what does not match.
 
     The first run's noisy gradients are recorded, and handed to the second run in place of its own:

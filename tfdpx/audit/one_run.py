@@ -4,8 +4,11 @@ After Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training 
 (arXiv:2305.08846), in its black-box form: the attack sees the model before and after.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -177,7 +180,15 @@ class OneRunAudit(keras.callbacks.Callback):
     True
     """
 
-    def __init__(self, x, y, delta=None, confidence=0.95, guesses=None, seed=None):
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        delta: float | None = None,
+        confidence: float = 0.95,
+        guesses: int | None = None,
+        seed: int | None = None,
+    ) -> None:
         super().__init__()
         lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}
         require(len(lengths) == 1 and min(lengths) >= 2, "x", f"lengths {sorted(lengths)}",
@@ -188,19 +199,21 @@ class OneRunAudit(keras.callbacks.Callback):
         self._x, self._y, self._count = x, y, lengths.pop()
         self._delta, self._confidence, self._guesses = delta, confidence, guesses
         self._coins = np.random.default_rng(seed).integers(0, 2, self._count) == 1
-        self._rows = self._before = self._after = None
+        self._rows: int | None = None
+        self._before: np.ndarray | None = None
+        self._after: np.ndarray | None = None
 
     @property
-    def included(self):
+    def included(self) -> np.ndarray:
         """Bool array [m]: the coins. Secret until the scores are made."""
         return self._coins.copy()
 
     @property
-    def scores(self):
+    def scores(self) -> np.ndarray:
         """float64 [m]: by how much the loss of each canary fell, or None before training."""
         return None if self._after is None else self._before - self._after
 
-    def insert(self, x, y, sample_weight=None):
+    def insert(self, x: Any, y: Any, sample_weight: Any = None) -> tuple:
         """The data to train on: `x` and `y` with the canaries after them.
 
         Args:
@@ -220,7 +233,7 @@ class OneRunAudit(keras.callbacks.Callback):
             np.concatenate([weights, self._coins]).astype("float32"),
         )
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Measures the canaries' losses, at the first beginning."""
         if self._rows is None:
             raise ValueError(
@@ -231,11 +244,11 @@ class OneRunAudit(keras.callbacks.Callback):
         if self._before is None:
             self._before = example_losses(self.model, self._x, self._y)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Measures them again."""
         self._after = example_losses(self.model, self._x, self._y)
 
-    def report(self):
+    def report(self) -> OneRunReport:
         """The `OneRunReport` of the training.
 
         Raises:

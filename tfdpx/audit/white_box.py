@@ -5,10 +5,14 @@ canaries whose gradient is far above the clip (Nasr et al. 2021, arXiv:2101.0453
 noisy gradient along the direction in which the canaries pull, and compares it to half their pull.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import time
+from typing import Any
 
+import keras
 import numpy as np
 import scipy.stats
 import tensorflow as tf
@@ -76,8 +80,15 @@ class OptimizerReport:
 
 
 def check_optimizer(
-    model, optimizer, *, x=None, delta=None, confidence=0.999, trials=1000, seconds=40.0
-):
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    x: Any = None,
+    delta: float | None = None,
+    confidence: float = 0.999,
+    trials: int = 1000,
+    seconds: float = 40.0,
+) -> OptimizerReport:
     """Attacks the updates of `optimizer` on `model`, and says what they hide at most.
 
     Takes updates of a copy of both, with fresh noise, on made-up canaries. No data is read, and

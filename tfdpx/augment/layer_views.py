@@ -1,5 +1,9 @@
 """Views by an augmentation layer of Keras or keras_cv."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -22,7 +26,7 @@ class LayerViews:
         layer: A `keras.Layer` that maps images [1, ...] to images [1, ...].
     """
 
-    def __init__(self, layer):
+    def __init__(self, layer: keras.Layer) -> None:
         if not isinstance(layer, keras.Layer):
             raise ValueError(
                 "Argument `augment` must be a tfdpx.augment object or a keras.Layer. Received: "
@@ -37,11 +41,11 @@ class LayerViews:
     def __setstate__(self, state):
         self.__init__(**state)
 
-    def draw(self, batch_size, augmult, seed):
+    def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> tf.Tensor:
         """A key for each view: int64 tensor [batch_size, K, 2]; the layer draws when applied."""
         return keys([batch_size, augmult], seed)
 
-    def apply(self, images, choices):
+    def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
         """Tensor [B, K, ...]: the layer's outputs for K copies of each of `images` [B, ...]."""
         augmult = choices.shape[1]
         if images.dtype == tf.uint8:
@@ -49,7 +53,7 @@ class LayerViews:
         views = self._alone(tf.repeat(images, augmult, axis=0), tf.reshape(choices, [-1, 2]))
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
 
-    def graphs(self):
+    def graphs(self) -> list:
         """List of the `tf.Graph`s that make a view, of those that were needed so far."""
         return self._alone.graphs()
 
@@ -57,12 +61,12 @@ class LayerViews:
         with keyed(self.layer, key):
             return self.layer(image[tf.newaxis], training=True)[0]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the configuration as a JSON-serialisable dict."""
         return {"layer": keras.saving.serialize_keras_object(self.layer)}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> LayerViews:
         """Builds the wrapper from `get_config()`."""
         return cls(keras.saving.deserialize_keras_object(config["layer"]))
 

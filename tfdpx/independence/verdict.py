@@ -28,7 +28,7 @@ class Independence:
     """
 
     reasons: tuple = ()
-    rows: int = None
+    rows: int | None = None
 
     @property
     def verdict(self):

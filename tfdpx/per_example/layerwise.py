@@ -1,13 +1,17 @@
 """Per-example gradients by book-keeping: one run forward, one back over activations, then rules."""
 
+from __future__ import annotations
+
 import copy
 import functools
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.per_example.capture import Recorder
-from tfdpx.per_example.cost_model import Cost, choose
+from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
@@ -135,7 +139,7 @@ class LayerwiseEngine:
         return [v for v in call.layer.trainable_variables if id(v) in wanted]
 
 
-def explain(model, x, views=1):
+def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
     """How the private step would clip each layer of `model`, without running it.
 
     Args:

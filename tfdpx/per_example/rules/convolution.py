@@ -34,7 +34,7 @@ class Conv2DRule(ConvolutionGradients):
         weights: float32 [n, out], or None for ones: what `statistics` are multiplied by.
     """
 
-    assumes = ("call", "convolution_op", "kernel")
+    assumes: tuple[str, ...] = ("call", "convolution_op", "kernel")
 
     filter_scale = weights = None
 
