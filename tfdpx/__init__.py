@@ -28,6 +28,8 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
         synthetic,
     )
     from tfdpx.accounting import PrivacyPlan
+    from tfdpx.callbacks import PrivacyBudget
+    from tfdpx.heads import AdaMix
     from tfdpx.layers.make_private_model import make_private_model
     from tfdpx.sampling.random_access import RandomAccess
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
@@ -36,9 +38,11 @@ __version__ = "0.1.0"
 
 # The module of each public name that is no module itself.
 _HOMES = {
+    "AdaMix": "heads",
     "DPAdam": "training.optimizers",
     "DPAdamW": "training.optimizers",
     "DPSGD": "training.optimizers",
+    "PrivacyBudget": "callbacks",
     "PrivacyPlan": "accounting",
     "RandomAccess": "sampling.random_access",
     "make_private": "training.optimizers",
@@ -69,9 +73,11 @@ _check_installation()
 _import_hook.connect()
 
 __all__ = [
+    "AdaMix",
     "DPAdam",
     "DPAdamW",
     "DPSGD",
+    "PrivacyBudget",
     "PrivacyPlan",
     "RandomAccess",
     "accounting",

@@ -145,6 +145,6 @@ class GradientNorms:
             augmult=augmult,
             per_example_engine=getattr(optimizer, "per_example_engine", "layerwise"),
         )
-        batch = Batch(self._views, (x, *others), False, False, False)
+        batch = Batch(self._views, (x, *others), may_be_absent=False)
         microbatch, _ = prepare(stand_in, self._model, batch, None)
         return microbatch.engine

@@ -19,7 +19,7 @@ compiled within `strategy.scope()`, as Keras has it:
     with strategy.scope():
         model = tfdpx.models.WideResNet(16, 4, 10)
         model.compile(tfdpx.DPSGD(4.0, plan=plan), loss, metrics=["accuracy"])
-    tfdpx.distributed.fit(model, plan, x, y, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)])
+    tfdpx.distributed.fit(model, plan, x, y, callbacks=[tfdpx.PrivacyBudget(plan)])
 """
 
 from __future__ import annotations

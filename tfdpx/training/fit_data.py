@@ -284,7 +284,7 @@ def check_unplanned(optimizer, arguments):
             f"not draw, or that were changed (by `take`, `cache`, `map`, ...). Received: x of type "
             f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
             "`plan.batches(...)` as it is; or say that an approximation will do: "
-            "`callbacks=[tfdpx.callbacks.PrivacyBudget(plan, allow_approximate=True)]`."
+            "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
         )
 
 
