@@ -31,6 +31,7 @@ class WSConv2D(keras.layers.Conv2D):
         filters: Integer, number of output channels. As in `keras.layers.Conv2D`, like every other
             argument not listed here.
         kernel_size: Integer or pair of integers, size of the window.
+        *args: More positional arguments of `keras.layers.Conv2D`: `strides` and so on.
         use_gain: Boolean, whether each filter has a learnable scale `gain` of shape `[filters]`,
             initialised to one (Brock et al., 2021a). Appendix C.1 of De et al. (2022) has none.
         epsilon: Float, lower bound of `fan_in * var`. Filters whose weights are nearly equal would

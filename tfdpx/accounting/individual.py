@@ -152,10 +152,25 @@ class IndividualAccountant:
         self._tables = {}  # What a step costs at each fraction, by how it is counted.
 
     # Read-only: the clips of the training are those of the arguments.
-    plan = property(lambda self: self._plan, doc="The `PrivacyPlan`.")
-    rounding = property(lambda self: self._rounding, doc="Float.")
-    refreshes_per_epoch = property(lambda self: self._refreshes, doc="Int.")
-    conversion = property(lambda self: self._conversion, doc="String.")
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The argument `plan`."""
+        return self._plan
+
+    @property
+    def rounding(self) -> float:
+        """The argument `rounding`."""
+        return self._rounding
+
+    @property
+    def refreshes_per_epoch(self) -> int:
+        """The argument `refreshes_per_epoch`."""
+        return self._refreshes
+
+    @property
+    def conversion(self) -> str:
+        """The argument `conversion`."""
+        return self._conversion
 
     @property
     def fractions(self) -> np.ndarray:

@@ -27,6 +27,9 @@ class RandomCropFlip:
         padding: Int. Pixels of mirror padding on each edge. Must be smaller than the image.
         flip: Bool. Whether to flip. Turn it off where left and right mean something, as in digits.
 
+    Raises:
+        ValueError: If `padding` is not an int >= 0.
+
     Example:
     >>> augment = RandomCropFlip(padding=4)
     >>> choices = augment.draw(batch_size=2, augmult=16, seed=tf.constant([1, 2], tf.int64))
@@ -102,6 +105,9 @@ class ResizeCropFlip:
         width: Optional int. Width of a view; `height` if left out.
         scale: Float >= 1. Size of the resized image over that of a view, rounded to pixels.
         flip: Bool. Whether to flip.
+
+    Raises:
+        ValueError: If an argument is out of its range.
     """
 
     def __init__(

@@ -24,6 +24,9 @@ class LayerViews:
 
     Args:
         layer: A `keras.Layer` that maps images [1, ...] to images [1, ...].
+
+    Raises:
+        ValueError: If `layer` is not a `keras.Layer`.
     """
 
     def __init__(self, layer: keras.Layer) -> None:
@@ -42,11 +45,28 @@ class LayerViews:
         self.__init__(**state)
 
     def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> tf.Tensor:
-        """A key for each view: int64 tensor [batch_size, K, 2]; the layer draws when applied."""
+        """A key for each view, by which the layer draws when it is applied.
+
+        Args:
+            batch_size: Int or int tensor.
+            augmult: Int, K.
+            seed: int64 tensor of shape [2].
+
+        Returns:
+            int64 tensor [batch_size, K, 2].
+        """
         return keys([batch_size, augmult], seed)
 
     def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
-        """Tensor [B, K, ...]: the layer's outputs for K copies of each of `images` [B, ...]."""
+        """The layer's outputs for K copies of each image.
+
+        Args:
+            images: Tensor [B, ...].
+            choices: What `draw` gives.
+
+        Returns:
+            Tensor [B, K, ...].
+        """
         augmult = choices.shape[1]
         if images.dtype == tf.uint8:
             images = tf.cast(images, "float32")

@@ -43,6 +43,9 @@ class MixViews:
         alpha: Float > 0. Below 1 most mixtures are nearly one of the two views; 1 makes all
             weights equally likely.
 
+    Raises:
+        ValueError: If an argument is out of its range.
+
     Example:
     >>> import tfdpx
     >>> augment = MixViews(tfdpx.augment.RandomCropFlip(padding=4), mixed_views=18)

@@ -81,6 +81,9 @@ class Generator:
 
         Returns:
             `tf.data.Dataset` of float32 tensors `[batch_size, height, width, channels]`.
+
+        Raises:
+            ValueError: If `batch_size` is not a positive int.
         """
         check_positive_integer("batch_size", batch_size)
 

@@ -200,7 +200,11 @@ class Checkpoint(keras.callbacks.Callback):
         return self.directory / "tfdpx-checkpoint.zip"
 
     def save(self) -> None:
-        """Saves the run as it is: called by a callback, between two updates of a `fit`."""
+        """Saves the run as it is: called by a callback, between two updates of a `fit`.
+
+        Raises:
+            OSError: If the folder cannot be written, as where the disk is full.
+        """
         self._saved = self._session.updates
         if self._write:
             try:

@@ -32,7 +32,7 @@ from tfdpx.training.train_step import private_train_step
 def _read_only(name):
     """A property without a setter: the traced step and the account hold the value."""
 
-    def get(self):
+    def get(self) -> Any:
         return getattr(self._settings, name)
 
     def refuse(self, value):

@@ -47,6 +47,10 @@ class Rule:
 
         It is if the subclass overrides nothing that `assumes` lists, and has neither LoRA nor
         quantization.
+
+        Args:
+            layer: The `keras.Layer`.
+            registered_class: The class that the rule was registered for.
         """
         mine = type(layer)
         changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
@@ -74,6 +78,9 @@ class Rule:
         """What `forward` and the rule need of the weights alone: made once for all passes.
 
         It is `call.shared`. None where there is nothing to share.
+
+        Args:
+            layer: The `keras.Layer`.
         """
         del layer
         return None
@@ -140,7 +147,12 @@ class Rule:
         return []
 
     def ordinary_clipped_sum(self, factors: tf.Tensor, masked: list[tf.Tensor]) -> list[tf.Tensor]:
-        """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary"."""
+        """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary".
+
+        Args:
+            factors: As for `clipped_sum`.
+            masked: As for `clipped_sum`, never None.
+        """
         raise NotImplementedError
 
     def costs(self) -> dict[str, Cost]:
@@ -210,7 +222,12 @@ class Rule:
     def contracted_clipped_sum(
         self, factors: tf.Tensor, masked: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """`clipped_sum` from `instances`."""
+        """`clipped_sum` from `instances`.
+
+        Args:
+            factors: As for `clipped_sum`.
+            masked: As for `clipped_sum`, never None.
+        """
         del masked
         return [sum_examples(g, factors) for g in self.instances]
 
@@ -220,11 +237,19 @@ class Rule:
         return self.per_example_gradients()
 
     def explains(self, variable: Any) -> bool:
-        """Whether `variable` (which may be None) is trained through this call."""
+        """Whether a variable is trained through this call.
+
+        Args:
+            variable: `keras.Variable` or None.
+        """
         return any(variable is v for v in self.variables)
 
     def in_order(self, by_variable: list[tuple[Any, Any]]) -> list:
-        """Sorts `[(variable, value), ...]` as `variables`, dropping what is not trained."""
+        """The values in the order of `variables`, without those of variables that are not trained.
+
+        Args:
+            by_variable: List of pairs of a `keras.Variable` and a value.
+        """
         return [next(value for w, value in by_variable if w is v) for v in self.variables]
 
 
