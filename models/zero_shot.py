@@ -53,14 +53,14 @@ def zero_shot_head(
     require("{}" in template, "template", template, "hold {}, in place of the name")
     texts = [template.replace("{}", name) for name in names]
     inputs = keras.ops.convert_to_tensor(texts) if preprocessor is None else preprocessor(texts)
-    found = text_encoder(inputs)
-    shape = tuple(getattr(found, "shape", ()))
+    encoded = text_encoder(inputs)
+    shape = tuple(getattr(encoded, "shape", ()))
     if len(shape) != 2 or shape[0] != len(names):
         raise ValueError(
             f"Argument `text_encoder` must give embeddings [{len(names)}, d] of as many texts. "
             f"Received: shape {shape}. Take the pooled output of an encoder."
         )
-    rows = np.asarray(keras.ops.convert_to_numpy(found), "float64")
+    rows = np.asarray(keras.ops.convert_to_numpy(encoded), "float64")
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unfit = [name for name, norm in zip(names, norms[:, 0], strict=True) if not 0 < norm < np.inf]
     if unfit:

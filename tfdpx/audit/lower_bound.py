@@ -168,8 +168,8 @@ def check_confidence(confidence):
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
     """Upper bounds on both rates of error that hold together."""
     check_confidence(confidence)
-    each = 1 - (1 - confidence) / 2
+    confidence_of_each = 1 - (1 - confidence) / 2
     return (
-        clopper_pearson_upper_bound(false_positives, negatives, each),
-        clopper_pearson_upper_bound(false_negatives, positives, each),
+        clopper_pearson_upper_bound(false_positives, negatives, confidence_of_each),
+        clopper_pearson_upper_bound(false_negatives, positives, confidence_of_each),
     )

@@ -61,16 +61,16 @@ class Observables:
 
     def _contents(self, folder):
         paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        found = {}
+        contents = {}
         for path in paths:
             name = path.relative_to(folder).as_posix()
             if any(fnmatch.fnmatch(name, pattern) for pattern in self._ignore):
                 continue
             name = _EVENTS.sub(r"\1\2", name)
-            while name in found:
+            while name in contents:
                 name += "+"
-            found[name] = _content(path)
-        return found
+            contents[name] = _content(path)
+        return contents
 
 
 def _content(path):

@@ -112,24 +112,28 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
         fits = is_integer(guesses, 2) and guesses <= m
         require(fits, "guesses", guesses, f"be an int from 2 to the {m} canaries")
         counts = [guesses]
-    each = 1 - (1 - confidence) / len(counts)
+    confidence_of_each = 1 - (1 - confidence) / len(counts)
     order = np.argsort(-scores, kind="stable")
-    found = []
+    bounds = []
     for count in counts:
         high = included[order[: count // 2]]
         low = included[order[m - (count - count // 2) :]]
         correct = int(high.sum() + (~low).sum())
-        bound = one_run_bounds.one_run_epsilon_lower_bound(correct, count, m, delta, each)
-        gdp = one_run_bounds.one_run_gdp_epsilon_lower_bound(correct, count, m, delta, each)
-        found.append((bound, gdp, correct, count))
-    bound, _, correct, count = max(found)
+        bound = one_run_bounds.one_run_epsilon_lower_bound(
+            correct, count, m, delta, confidence_of_each
+        )
+        gdp = one_run_bounds.one_run_gdp_epsilon_lower_bound(
+            correct, count, m, delta, confidence_of_each
+        )
+        bounds.append((bound, gdp, correct, count))
+    bound, _, correct, count = max(bounds)
     return OneRunReport(
         canaries=m,
         guesses=count,
         correct=correct,
         epsilon=epsilon,
         epsilon_lower_bound=bound,
-        gdp_epsilon_lower_bound=max(gdp for _, gdp, *_ in found),
+        gdp_epsilon_lower_bound=max(gdp for _, gdp, *_ in bounds),
         delta=delta,
         confidence=confidence,
         membership=membership,
@@ -277,14 +281,14 @@ class OneRunAudit(keras.callbacks.Callback):
         if draws is None or draws.examples is None:
             return
         examples, start = draws.examples, self._rows
-        found = examples.count == start + self._count
-        if found:
+        holds_canaries = examples.count == start + self._count
+        if holds_canaries:
             rows = tf.range(start, examples.count, dtype=tf.int64)
             x, _, weights = examples.batch(rows, self._count)
             pairs = zip(tf.nest.flatten(x), tf.nest.flatten(self._x), strict=True)
             alike = [np.array_equal(a, np.asarray(b, a.dtype.as_numpy_dtype)) for a, b in pairs]
-            found = all(alike) and np.array_equal(weights > 0, self._coins)
-        if not found:
+            holds_canaries = all(alike) and np.array_equal(weights > 0, self._coins)
+        if not holds_canaries:
             raise ValueError(
                 "The data do not end with the canaries of this audit. Make the batches of what "
                 "`insert` returned: `plan.batches(x, y, sample_weight)`, with "

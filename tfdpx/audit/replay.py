@@ -38,7 +38,7 @@ class GradientRecorder:
         Raises:
             ValueError: If there was no room for all updates.
         """
-        found = {}
+        rates = {}
         for size, table in self._tables.items():
             count = int(table.count)
             if count > self._most:
@@ -46,8 +46,8 @@ class GradientRecorder:
                     f"A run made {count} updates, and there is room to record {self._most}. Give "
                     f"`max_updates={count}`, or train for fewer: a few show as much."
                 )
-            found[size] = table.rates.numpy()[:count]
-        return found
+            rates[size] = table.rates.numpy()[:count]
+        return rates
 
     @contextlib.contextmanager
     def held(self, seed):

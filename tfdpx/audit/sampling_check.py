@@ -39,8 +39,8 @@ class SamplingReport:
         return not self.problems
 
     def __str__(self):
-        found = "as Poisson sampling would be" if self.passed else "not what the plan counts on"
-        first = f"{'PASSED' if self.passed else 'FAILED'}: {self.steps} batches are {found}."
+        verdict = "as Poisson sampling would be" if self.passed else "not what the plan counts on"
+        first = f"{'PASSED' if self.passed else 'FAILED'}: {self.steps} batches are {verdict}."
         return "\n".join([first, *(f"- {problem}" for problem in self.problems)])
 
 

@@ -143,13 +143,16 @@ def check_optimizer(
     alike = optimizer.augment is None and not layer_internals.seed_generators(model)
     pull, problems = _pull(canaries, alike)
     # Half of what may go wrong by chance is for the bound, half for the noise's scale.
-    each = 1 - (1 - confidence) / 2
-    found = _trials(canaries, sigma, pull, trials, seconds)
-    count, half = len(found.present), float(tf.linalg.global_norm(pull)) / 2
-    false_positives = int(np.sum(found.absent > half))
-    false_negatives = int(np.sum(found.present <= half))
-    mu = gdp_mu_lower_bound(false_positives, count, false_negatives, count, each) / canaries.count
-    problems += _noise_problems(canaries, sigma, found, 1 - each)
+    confidence_of_each = 1 - (1 - confidence) / 2
+    counts = _trials(canaries, sigma, pull, trials, seconds)
+    count, half = len(counts.present), float(tf.linalg.global_norm(pull)) / 2
+    false_positives = int(np.sum(counts.absent > half))
+    false_negatives = int(np.sum(counts.present <= half))
+    mu = (
+        gdp_mu_lower_bound(false_positives, count, false_negatives, count, confidence_of_each)
+        / canaries.count
+    )
+    problems += _noise_problems(canaries, sigma, counts, 1 - confidence_of_each)
     return OptimizerReport(
         epsilon=epsilon_of_mu(1 / sigma, delta),
         epsilon_lower_bound=epsilon_of_mu(mu, delta),

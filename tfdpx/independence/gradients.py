@@ -29,8 +29,8 @@ def check(site, inputs, outputs):
     ]
     outer = site.frame.outer_values(site.operation.graph, [outer for outer, _ in graph.captures])
     frame = site.frame.enter(graph, given + outer, f"{site.name}/gradient", differentiated=False)
-    found = frame.run(graph.outputs, graph.get_operations())
-    for index, value in zip(which, found, strict=True):
+    gradients = frame.run(graph.outputs, graph.get_operations())
+    for index, value in zip(which, gradients, strict=True):
         if isinstance(inputs[index], PerExample):
             if isinstance(value, Unknown):
                 raise NotProvable(f"its own gradient may let examples interact, by {value.reason}")

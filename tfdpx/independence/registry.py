@@ -88,11 +88,11 @@ def _apply(name, site, inputs):
         rule = _look_up(_ROWS, name, "there is no rule for this type")
     else:
         return _shared(name, site, inputs)
-    found = rule(site, *inputs)
+    made = rule(site, *inputs)
     for place, value in enumerate(inputs):
         if isinstance(value, Fixed) and value.sources and _is_for_all(rule, site, inputs, place):
             site.shares(value)
-    return found
+    return made
 
 
 def _is_for_all(rule, site, inputs, place):
@@ -139,8 +139,8 @@ def _content(name, site, inputs):
     """What `_NUMBERS` gives, a flat tuple; None if it cannot say."""
     if name not in _NUMBERS or any(value.content is None for value in inputs):
         return None
-    found = _NUMBERS[name](site, *(array(value) for value in inputs))
-    return None if found is None else tuple(np.asarray(found, dtype=object).flat)
+    numbers = _NUMBERS[name](site, *(array(value) for value in inputs))
+    return None if numbers is None else tuple(np.asarray(numbers, dtype=object).flat)
 
 
 def array(value):
@@ -169,10 +169,10 @@ def _like_rows(name, site, inputs):
         if any(isinstance(v, Fixed) and v.sources for v in given):
             continue
         try:
-            found = _ROWS[name](site, *given)
+            made = _ROWS[name](site, *given)
         except NotProvable:
             continue
-        for own, value in zip(axes, found if isinstance(found, list) else [found], strict=True):
+        for own, value in zip(axes, made if isinstance(made, list) else [made], strict=True):
             if (
                 isinstance(value, PerExample)
                 and value.after == ONE

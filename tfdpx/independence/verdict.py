@@ -99,8 +99,8 @@ def reasons_of_graph(graph, inputs, targets, rows, key=None, fixed=(), alone=())
         walk.writes(_KEY)
     targets = [*targets, *(t for pair in alone for t in pair[0])]
     values.update(_with_rows([t for pair in alone for t in pair[1]], rows))
-    found = walk(graph, values, targets)
-    return [*filter(None, (_no_rows(value, rows) for value in found)), *walk.problems]
+    walked = walk(graph, values, targets)
+    return [*filter(None, (_no_rows(value, rows) for value in walked)), *walk.problems]
 
 
 def independence_of_microbatch(model, microbatch, rows):
@@ -137,8 +137,8 @@ def reasons_of_loss(model, data, y_pred, rows):
         return [f"the loss of a batch could not be traced: {error}"]
     walk = Walk(rows)
     inputs = graph.inputs[: len(specs[0]) + len(specs[1])]
-    found = walk(graph, _with_rows(inputs, rows), graph.outputs)
-    return [*filter(None, map(_no_total, found)), *walk.problems]
+    walked = walk(graph, _with_rows(inputs, rows), graph.outputs)
+    return [*filter(None, map(_no_total, walked)), *walk.problems]
 
 
 def _reasons(model, specs, rows):

@@ -40,7 +40,7 @@ class Walk:
             operations: Those whose side effects count; by default all of `graph`.
         """
         values = {id(inner): _captured(outer) for outer, inner in graph.captures}
-        found = Frame(self, {**values, **inputs}, "").run(
+        outputs = Frame(self, {**values, **inputs}, "").run(
             targets, graph.get_operations() if operations is None else operations
         )
         for name, sources in self._draws:
@@ -49,7 +49,7 @@ class Walk:
         for name, sources in self._shared:
             if sources & self._written:
                 self.problems[f"{name}: {SHARED_DRAW}"] = None
-        return found
+        return outputs
 
     def writes(self, handle):
         """Notes that the graph assigns to a variable what no example changes."""
@@ -115,8 +115,8 @@ class Frame:
     def outer_values(self, graph, tensors):
         """List of the values of tensors that a function inside of `graph` reads."""
         own = [t for t in tensors if not hasattr(t, "numpy") and t.graph is graph]
-        found = dict(zip(map(id, own), self.run(own, []), strict=True))
-        return [found[id(t)] if id(t) in found else _captured(t) for t in tensors]
+        values = dict(zip(map(id, own), self.run(own, []), strict=True))
+        return [values[id(t)] if id(t) in values else _captured(t) for t in tensors]
 
     def _ordered(self, operations):
         """`operations` and what they need, each after its own needs; loops may refer forwards."""
@@ -136,15 +136,15 @@ class Frame:
         inputs = [self._values[id(t)] for t in operation.inputs]
         site = Site(self, operation)
         try:
-            found = rule_of(operation.type)(site, *inputs)
-            found = found if isinstance(found, list) else [found]
+            values = rule_of(operation.type)(site, *inputs)
+            values = values if isinstance(values, list) else [values]
             if self._differentiated:
-                gradients.check(site, inputs, found)
+                gradients.check(site, inputs, values)
         except Exception as lost:  # Also where a rule fails on what nobody thought of.
-            found = [Unknown(site.reason(lost))] * len(operation.outputs)
+            values = [Unknown(site.reason(lost))] * len(operation.outputs)
             if has_effects(operation):
                 self.walk.problems[site.reason(lost)] = None
-        for tensor, value in zip(operation.outputs, found, strict=True):
+        for tensor, value in zip(operation.outputs, values, strict=True):
             self._values[id(tensor)] = value
 
 
@@ -257,10 +257,10 @@ def _captured(tensor):
 
 def is_stateful(operation):
     """Whether an operation keeps something, draws random numbers or runs Python."""
-    known = _STATEFUL.get(operation.type)
-    if known is None:
-        known = _STATEFUL[operation.type] = operation.op_def.is_stateful
-    return known or any(t.dtype == tf.resource for t in operation.inputs)
+    is_stateful = _STATEFUL.get(operation.type)
+    if is_stateful is None:
+        is_stateful = _STATEFUL[operation.type] = operation.op_def.is_stateful
+    return is_stateful or any(t.dtype == tf.resource for t in operation.inputs)
 
 
 def has_effects(operation):

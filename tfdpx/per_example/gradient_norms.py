@@ -124,8 +124,8 @@ class GradientNorms:
         choices = self._views.draw(self._batch_size, tf.stack([_VIEWS, number]))
         y, weights = self._views.repeat((y, weights))
         key = tf.stack([_MASKS, number])
-        found = self._engine(self._views.rows(x, choices), y, weights, key=key)
-        return tf.sqrt(found.squared_norms)
+        output = self._engine(self._views.rows(x, choices), y, weights, key=key)
+        return tf.sqrt(output.squared_norms)
 
     def _proved(self, data, optimizer):
         """The engine that the private step would take for such batches."""

@@ -97,8 +97,8 @@ class LayerwiseEngine:
                 masked = iter(zero_excluded(unmasked, factors, finite))
                 for group in summed:
                     own = [next(masked) for _ in group.inputs_to_mask]
-                    each = group.clipped_sum(factors, *([own] if own else []))
-                    sums.update(zip(map(id, group.large_variables), each, strict=True))
+                    sums_of_group = group.clipped_sum(factors, *([own] if own else []))
+                    sums.update(zip(map(id, group.large_variables), sums_of_group, strict=True))
                     shared.add_post_sum_transforms(group.layer, group.post_sum_transforms)
             sums = [
                 sums[id(v)] if id(v) in sums else tf.zeros(v.shape, "float32")

@@ -57,5 +57,5 @@ def probe_targets(specs, rows):
 
 def _known(layers, kind):
     """The vocabulary of the first of `layers` that is of a class, a list; empty if none is."""
-    found = [layer for layer in layers if isinstance(layer, kind)]
-    return list(found[0].get_vocabulary(include_special_tokens=False)) if found else []
+    matching = [layer for layer in layers if isinstance(layer, kind)]
+    return list(matching[0].get_vocabulary(include_special_tokens=False)) if matching else []

@@ -97,6 +97,9 @@ class Checkpoint(keras.callbacks.Callback):
             session: The `tfdpx.training.session.Session` of the `fit`.
             num_examples: Int, that `fit` trains on, or None where unknown.
             others: List of the callbacks of the `fit`.
+
+        Raises:
+            ValueError: If the folder holds the run of another plan, optimizer or model.
         """
         optimizer = model_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)

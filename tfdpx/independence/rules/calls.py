@@ -37,13 +37,13 @@ def branch(site, condition, *inputs):
     """One of several functions; which, no example may decide."""
     _require_shared(site, condition, "which branch runs")
     branches = [_run(site, body, inputs) for _, body in tensorflow_internals.called(site.operation)]
-    found = branches[0]
+    joint = branches[0]
     for other in branches[1:]:
-        found = [
+        joint = [
             joined(a, b, f"{site.name}:{number}")
-            for number, (a, b) in enumerate(zip(found, other, strict=True))
+            for number, (a, b) in enumerate(zip(joint, other, strict=True))
         ]
-    return found
+    return joint
 
 
 def _require_shared(site, condition, what):

@@ -140,8 +140,8 @@ def _takes_all(site, index, x, begin, end, step, axis=None):
     if not first:
         first = begin.content is not None and begin.content[index] == Length(0)
     if not last:
-        known = getattr(end, "content", None)
-        last = known is not None and known[index] == x.shape[axis]
+        content = getattr(end, "content", None)
+        last = content is not None and content[index] == x.shape[axis]
     return bool(first and last)
 
 
@@ -149,8 +149,8 @@ def _require_no_count(site, index, end):
     """Raises `NotProvable` if where a slice ends depends on the number of examples."""
     if site.attribute("end_mask") >> index & 1:
         return
-    known = getattr(end, "content", None)
-    if known is None:
+    content = getattr(end, "content", None)
+    if content is None:
         require_fixed(end)
-    elif known[index].counts_rows:
+    elif content[index].counts_rows:
         raise NotProvable("another axis is cut by the number of examples")

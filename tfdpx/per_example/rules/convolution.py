@@ -142,8 +142,12 @@ class Conv2DRule(ConvolutionGradients):
 
     def allows_ordinary_sum(self):
         """See `Rule.allows_ordinary_sum`."""
-        known = None not in self.convolved_gradients.shape[1:3]
-        return self.groups == 1 and known and self.sizes()[1] <= rounding.MOST_POSITIONS_ALLOWED_FOR
+        has_known_size = None not in self.convolved_gradients.shape[1:3]
+        return (
+            self.groups == 1
+            and has_known_size
+            and self.sizes()[1] <= rounding.MOST_POSITIONS_ALLOWED_FOR
+        )
 
     def _magnitudes(self):
         """float32 [B, 1]: the M of `rounding`, from the lengths of patches and output gradients."""

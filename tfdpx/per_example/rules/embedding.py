@@ -44,9 +44,9 @@ class EmbeddingRule(Rule):
         # As the layer does: a negative token counts from the end of the table. One that is in no
         # table leaves an example without a gradient: see `invalid_values`.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
-        known = (tokens >= 0) & (tokens < self.layer.input_dim)
-        self._gradients = tf.where(known[:, :, tf.newaxis], self._gradients, float("nan"))
-        self._tokens = tf.cast(tf.where(known, tokens, 0, name=IN_RANGE), "int32")
+        in_range = (tokens >= 0) & (tokens < self.layer.input_dim)
+        self._gradients = tf.where(in_range[:, :, tf.newaxis], self._gradients, float("nan"))
+        self._tokens = tf.cast(tf.where(in_range, tokens, 0, name=IN_RANGE), "int32")
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`; dense, used only where other layers share the table."""
