@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import replica_cases
 import tensorflow as tf
 
 from tfdpx import heads
@@ -73,5 +72,3 @@ def on_replicas():
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
-if __name__ == "__main__":
-    replica_cases.main(globals())
