@@ -70,5 +70,3 @@ def on_replicas():
         with tf.distribute.MirroredStrategy(devices).scope():
             found = make(name, seed=2).fit(x, y).kernel
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
-
-
