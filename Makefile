@@ -23,10 +23,6 @@ INSTALLED := $(VENV)/.installed
 TPU_VENV := .venv-tpu
 TPU_COMPILER := jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.51
 
-# Workers of pytest-xdist. Each imports TensorFlow (about 1 GB) and computes in one thread.
-TEST_WORKERS ?= 2
-PYTEST := $(PYTHON) -m pytest -n $(TEST_WORKERS) --dist worksteal
-
 ARGS ?=
 WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
   runs/$(shell date +%Y%m%d-%H%M%S))
@@ -40,10 +36,10 @@ train: $(INSTALLED)
 	@{ echo "Written:"; find $(WORKDIR) -type f | sort | sed 's/^/  /'; } >&2
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTHON) -m pytest
 
 test-slow: $(INSTALLED)
-	$(PYTEST) -m slow
+	$(PYTHON) -m pytest -m slow
 
 reliability: $(INSTALLED)
 	$(PYTHON) tools/kill_loop.py --kills=50

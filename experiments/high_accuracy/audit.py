@@ -30,6 +30,7 @@ from experiments.high_accuracy.audits.store import Store
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.audit import membership
+from tfdpx.audit.scores import advantage_upper_bound
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report.record import to_json
@@ -118,7 +119,7 @@ def _audited(values, store, data, grid, epsilon):
     model = tfdpx.models.LeNet(data.num_classes, x.shape[1:])
     sides = {}  # Traced when first used.
 
-    def scores(phase, attack, models):
+    def scores_of(phase, attack, models):
         target_x, target_y = canary_data.target(data, attack.target)
         examples = np.concatenate([x, target_x]), np.concatenate([y, target_y])
         size = min(models, values.chunk)
@@ -135,9 +136,9 @@ def _audited(values, store, data, grid, epsilon):
             pair.append(store.scores(name, models, size, made)[:models])
         return pair
 
-    distances = [phases.total_variation(*scores("sweep", a, values.sweep_models)) for a in grid]
+    distances = [phases.total_variation(*scores_of("sweep", a, values.sweep_models)) for a in grid]
     best = grid[int(np.argmax(distances))]
-    pair = scores("final", best, values.models)
+    pair = scores_of("final", best, values.models)
     measured = phases.measured(*pair, plan.delta, values.confidence, values.batch_size == 0)
     row = {
         "epsilon": epsilon,
@@ -147,7 +148,7 @@ def _audited(values, store, data, grid, epsilon):
         "l2_norm_clip": best.l2_norm_clip,
         "total_variation": max(distances),
         **measured,
-        "advantage_upper_bound": scores.advantage_upper_bound(epsilon, plan.delta),
+        "advantage_upper_bound": advantage_upper_bound(epsilon, plan.delta),
     }
     return row, pair
 

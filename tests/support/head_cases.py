@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import replica_cases
 import tensorflow as tf
 
 from tfdpx import heads
@@ -71,7 +70,3 @@ def on_replicas():
         with tf.distribute.MirroredStrategy(devices).scope():
             found = make(name, seed=2).fit(x, y).kernel
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
-
-
-if __name__ == "__main__":
-    replica_cases.main(globals())

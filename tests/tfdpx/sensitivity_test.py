@@ -189,6 +189,60 @@ def test_the_whole_update(arguments):
     assert 0.1 < np.linalg.norm(updates[0] - updates[1]) <= BOUND
 
 
+def flat(tensors):
+    return np.concatenate([np.ravel(t) for t in tensors]).astype("float64")
+
+
+def check_public(monkeypatch, x, layers=None, optimizer=tfdpx.DPSGD, **arguments):
+    """A hostile example moves what an optimizer adds by at most C, and its update is counted."""
+    sums, privatize = [], mechanism.privatize
+    monkeypatch.setattr(
+        mechanism, "privatize", lambda s, *rest: sums.append(flat(s)) or privatize(s, *rest)
+    )
+    every, y = np.ones(len(x), "float32"), np.eye(3)[np.arange(len(x)) % 3]
+    x[3] *= 1e4
+    for weights in every, np.where(np.arange(len(x)) == 3, np.float32(0), every):
+        made = optimizer(0.1, batch_size=1, noise_multiplier=1.0, seed=1, **arguments)
+        model = small.model(made, layers, "mse", compile_arguments={"run_eagerly": True})
+        small.step(model, x, y, weights)
+        assert made.ledger.steps == 1
+    assert 0.1 < np.linalg.norm(sums[0] - sums[1]) <= BOUND
+
+
+def public(module, kind):
+    """`{name: class}` of the classes of a kind that a module lists."""
+    listed = {name: getattr(module, name) for name in module.__all__}
+    return {n: c for n, c in listed.items() if isinstance(c, type) and issubclass(c, kind)}
+
+
+OPTIMIZERS = {
+    **public(tfdpx, keras.optimizers.Optimizer),
+    "make_private": tfdpx.make_private(keras.optimizers.Adagrad),
+}
+AUGMENTATIONS = {
+    "LayerViews": lambda: tfdpx.augment.LayerViews(layers.RandomFlip()),
+    "MixViews": lambda: tfdpx.augment.MixViews(tfdpx.augment.RandomCropFlip(1), 1),
+    "RandomCropFlip": lambda: tfdpx.augment.RandomCropFlip(1),
+    "ResizeCropFlip": lambda: tfdpx.augment.ResizeCropFlip(4),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer(monkeypatch, name):
+    check_public(monkeypatch, small.data()[0], optimizer=OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize("name", public(tfdpx.augment, object))
+def test_every_augmentation(monkeypatch, name):
+    x = np.random.default_rng(0).uniform(size=(6, 5, 5, 1)).astype("float32")
+
+    def stack():
+        ends = [layers.GlobalAveragePooling2D(), layers.Dense(3)]
+        return [keras.Input((None, None, 1)), layers.Conv2D(2, 3), *ends]
+
+    check_public(monkeypatch, x, stack, augment=AUGMENTATIONS[name](), augmult=3)
+
+
 SIZES = [(1e-20, 1e19), (1e-25, 1e25), (1e30, 1e-30), (1e30, 1e30), (1e-23, 1.0), (1e-30, 1e-30)]
 
 

@@ -42,6 +42,7 @@ def run(workdir, **given):
     return study.run(values, workdir)
 
 
+@pytest.mark.slow
 def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "load", lambda values: made_up())
     given = {"seeds": ["0", "1"], "methods": METHODS[:3]}

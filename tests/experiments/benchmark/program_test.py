@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
+from cases import slow
 
 import tfdpx
 from experiments.benchmark import growth, memory, phases, program, steps
@@ -105,6 +106,7 @@ def test_what_is_left_out_is_null_and_no_failure():
     assert record["failures"] == {} and record["microbatch_size"] == 2
 
 
+@pytest.mark.slow
 def test_a_private_epoch_against_an_ordinary_one():
     record = last_line(
         run("--end_to_end", "--model=dense_head", "--batch_size=4", "--num_examples=40",
@@ -186,8 +188,8 @@ def test_timing_interleaves_in_random_order_after_a_warm_up():
     assert seconds == {name: [cost] * 20 for name, cost in costs.items()}
 
 
-@pytest.mark.parametrize("kind", ["private", "vmap"])
-@pytest.mark.parametrize("augmult", [1, 3])
+@pytest.mark.parametrize("kind", ["private", slow("vmap")])
+@pytest.mark.parametrize("augmult", [slow(1), 3])
 def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monkeypatch):
     # Without noise, and clipped at a norm that nothing reaches, the two updates are equal.
     clip = 1e3
@@ -215,6 +217,7 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
         np.testing.assert_allclose(private, ordinary, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_the_step_alone():
     # A process inherits the peak of its parent in some of the kernel's books; this one is large.
     ballast = np.ones([1 << 27])
@@ -228,6 +231,7 @@ def test_peak_memory_is_that_of_the_step_alone():
     assert 128 < grown < 2048
 
 
+@pytest.mark.slow
 def test_peak_of_a_step_that_fails_names_the_cause(monkeypatch):
     settings = steps.Settings(model="small_cnn", images=2, image_size=8)
     with pytest.raises(memory.StepFailed, match="KeyError|ValueError"):
@@ -278,6 +282,7 @@ def test_errors_of_the_user_are_one_line(arguments, message):
     assert "\n" not in error.value.code
 
 
+@pytest.mark.slow
 def test_the_command_fails_with_one_line_and_without_a_stack_trace():
     command = [sys.executable, "-m", "experiments.benchmark", "--images=0"]
     done = subprocess.run(command, cwd=memory.ROOT, capture_output=True, text=True, check=False)

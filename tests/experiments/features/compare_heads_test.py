@@ -25,6 +25,7 @@ def test_methods_are_compared_and_the_comparison_resumes(tmp_path, capsys):
         compare_heads.main([*given, "--methods=dp_x"])
 
 
+@pytest.mark.slow
 def test_speed_is_a_ratio_of_medians(monkeypatch, capsys):
     measure = head_speed.measure
     monkeypatch.setattr(head_speed, "measure", lambda count: measure(count, repeats=1))

@@ -164,8 +164,35 @@ MORE = {
     "asserted": lambda x: (tf.debugging.assert_less(tf.reduce_max(x), 1e9), x - mean(x))[1],
     "printed": lambda x: (tf.print(tf.shape(x), output_stream="file:///dev/null"), x + mean(x))[1],
 }  # fmt: skip
+
+
+class InOrder(layers.Layer):
+    """Runs a layer on the rows in sorted order: outputs are in order, but not what is captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(4, "tanh")
+
+    def call(self, x):
+        order = tf.argsort(tf.reduce_sum(x, axis=1))
+        return tf.gather(self.inner(tf.gather(x, order)), tf.argsort(order))
+
+
+class Positions(layers.Layer):
+    """As in Keras's own tutorial: a variable whose rows are no examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(4, 4)
+
+    def call(self, x):
+        return tf.reduce_sum(x[..., None] * self.table(keras.ops.arange(4)), axis=1)
+
+
 LAYERS = {
     "late variable": Late,
+    "rows in order": InOrder,
+    "positions": Positions,
     "attention": lambda: layers.Lambda(
         lambda x: layers.Attention()([x[None], x[None]])[0], output_shape=(4,)
     ),
@@ -206,6 +233,7 @@ UNRUNNABLE = {
 }
 # All of them take minutes.
 QUICK = [name for name in list(EVERY)[7::12] if name != "the same random numbers"]
+QUICK += ["layer: rows in order", "layer: positions"]
 
 
 def clipped(made, x, y):

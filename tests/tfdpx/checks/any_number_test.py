@@ -1,6 +1,7 @@
 """Passes whose number of rows varies: taken only where a proof holds for every number."""
 
 import keras
+import mixers
 import numpy as np
 import pytest
 import small
@@ -240,3 +241,32 @@ def test_what_ran_first_does_not_decide():
     made = model()
     made.train_on_batch(*small.data())
     assert [size.varies for size in fitted(made)] == [False, True]
+
+
+def test_the_operation_and_the_cost_are_said_and_a_proof_can_be_required():
+    mixer = mixers.Between(lambda x: x - mean(x), name="culprit")
+    stack = [layers.Dense(4), mixer, layers.Dense(3)]
+    made = small.model(layers=stack, batch_size=6)
+    with pytest.warns(UserWarning, match="computed alone.*culprit.*twice the time"):
+        made.fit(*small.data(6), batch_size=6, verbose=0)
+    strict = small.model(layers=stack, batch_size=6, require_proof=True)
+    with pytest.raises(checks.UnfitForPrivacy, match="not proved.*culprit"):
+        strict.fit(*small.data(6), batch_size=6, verbose=0)
+    assert int(strict.optimizer.iterations) == 0
+    proved = small.model(layers=[layers.Dense(3)], batch_size=6, require_proof=True)
+    proved.fit(*small.data(6), batch_size=6, verbose=0)
+    assert proved.optimizer.independence[0].verdict == "proved"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("eager", [slow(False), True])
+def test_what_is_proved_for_one_number_trains_at_that_number(eager):
+    """A model that mixes from eight rows on: Python looks at the number."""
+    optimizer = tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0)
+    stack = [mixers.Between(mixers.only_in_large_batches), layers.Dense(3)]
+    made = small.model(optimizer, layers=stack, compile_arguments={"run_eagerly": eager})
+    x, y = small.data(16)
+    made.train_on_batch(x[:4], y[:4])
+    assert str(optimizer.independence[0]) == "proved, for microbatches of 4 rows"
+    made.train_on_batch(x, y)
+    assert optimizer.independence[1].verdict == "alone"
