@@ -79,6 +79,7 @@ setuptools.setup(
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",
+            "pre-commit>=3.7",
             "ruff>=0.9",
             # Another version finds other errors.
             "mypy==2.4.1",
