@@ -86,6 +86,7 @@ def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
         for path in (checkout / folder).rglob("*.py"):
             inside = package.replace(".", "/") / path.relative_to(checkout / folder)
             assert inside.as_posix() in names
+    assert "tfdpx/py.typed" in names
     not_packages = ("layers/", "models/", "train/", "tests/", "experiments/")
     assert not any(name.startswith(not_packages) for name in names)
 
