@@ -9,7 +9,8 @@ import small
 
 import tfdpx
 from tfdpx import audit
-from tfdpx.audit import one_run, one_run_bounds
+from tfdpx.audit import one_run_bounds
+from tfdpx.audit.one_run import one_run_report
 
 COUNT, ROWS, CLASSES = 200, 40, 2
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -113,14 +114,14 @@ def test_guesses_come_from_the_order_of_scores():
     rng = np.random.default_rng(0)
     coins = rng.integers(0, 2, 400) == 1
     scores = np.where(coins, rng.normal(4, 1, 400), rng.normal(0, 1, 400))
-    report = one_run.one_run_report(scores, coins, delta=1e-5, guesses=100)
+    report = one_run_report(scores, coins, delta=1e-5, guesses=100)
     order = np.argsort(scores)
     right = coins[order[-50:]].sum() + (~coins[order[:50]]).sum()
     assert (report.guesses, report.correct) == (100, right)
     bound = one_run_bounds.one_run_epsilon_lower_bound(int(right), 100, 400, 1e-5, 0.95)
     assert report.epsilon_lower_bound == bound
     # Several numbers of guesses share the confidence.
-    several = one_run.one_run_report(scores, coins, delta=1e-5)
+    several = one_run_report(scores, coins, delta=1e-5)
     each = one_run_bounds.one_run_epsilon_lower_bound(
         several.correct, several.guesses, 400, 1e-5, 1 - 0.05 / 4
     )
@@ -131,7 +132,7 @@ def test_scores_that_know_nothing_exceed_zero_no_more_often_than_stated():
     rng, above = np.random.default_rng(0), 0
     for _ in range(200):
         coins = rng.integers(0, 2, 64) == 1
-        report = one_run.one_run_report(rng.normal(size=64), coins, delta=1e-5, confidence=0.8)
+        report = one_run_report(rng.normal(size=64), coins, delta=1e-5, confidence=0.8)
         above += report.epsilon_lower_bound > 0 or report.gdp_epsilon_lower_bound > 0
     assert above < 58  # At most 20%: 58 or more of 200 have a probability of 0.2%.
 
@@ -154,8 +155,8 @@ def test_misuse_is_named():
         with pytest.raises(ValueError, match=f"`{[*bad][0]}`"):
             canaries(**bad)
     with pytest.raises(ValueError, match="`guesses`"):
-        one_run.one_run_report(np.arange(4.0), np.arange(4) < 2, 1e-5, guesses=5)
+        one_run_report(np.arange(4.0), np.arange(4) < 2, 1e-5, guesses=5)
     with pytest.raises(ValueError, match="`included`"):
-        one_run.one_run_report(np.arange(4.0), np.arange(4), 1e-5)
+        one_run_report(np.arange(4.0), np.arange(4), 1e-5)
     with pytest.raises(ValueError, match="one length"):
         audit.OneRunAudit(np.ones([3, 2]), np.ones([2]))
