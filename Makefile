@@ -6,7 +6,7 @@
 #   make test-slow     the slow tests
 #   make reliability   kills, fuzz and sensitivity: the figures of docs/reliability.md; an hour
 #   make smoke-test    install and try it on every other supported Python that this machine has
-#   make lint          ruff's checks and formatting, changing nothing
+#   make lint          style, formatting and types, changing nothing
 #   make format        fix what ruff can fix
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
 #   make tpu-check     compile the training step for a TPU, without one; ARGS="--augmult=4"
@@ -52,6 +52,7 @@ smoke-test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
 
 format: $(INSTALLED)
 	$(PYTHON) -m ruff check --fix .
@@ -85,5 +86,5 @@ $(TPU_VENV)/.installed: $(INSTALLED) Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) .venv-3.* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TPU_VENV) .venv-3.* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

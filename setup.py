@@ -47,6 +47,7 @@ setuptools.setup(
     python_requires=">=3.10",
     package_dir=PACKAGE_DIR,
     packages=find_packages(),
+    package_data={"tfdpx": ["py.typed"]},
     install_requires=[
         # Keras's train_step, which tfdpx/_keras/hook.py wraps, is tested on these ranges.
         "tensorflow>=2.16.2,<2.22",
@@ -78,7 +79,10 @@ setuptools.setup(
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",
+            "pre-commit>=3.7",
             "ruff>=0.9",
+            # Another version finds other errors.
+            "mypy==2.4.1",
             # The oracle of Scattering2D, of which the package itself needs nothing.
             "kymatio==0.3.0",
         ],

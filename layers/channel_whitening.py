@@ -1,6 +1,10 @@
 """Whitening of channels by statistics of images that know no private data."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -60,7 +64,7 @@ class ChannelWhitening(keras.layers.Layer):
           scattering for private training, at the cost of some of the budget.
     """
 
-    def __init__(self, regularization=0.03, exponent=-0.5, **kwargs):
+    def __init__(self, regularization: float = 0.03, exponent: float = -0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         fits = is_number(regularization) and 0 < regularization < math.inf
         must = "be a positive, finite number"
@@ -70,7 +74,7 @@ class ChannelWhitening(keras.layers.Layer):
         self.regularization = float(regularization)
         self.exponent = float(exponent)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Creates the weights `mean` `[..., channels]` and `matrix` `[channels, channels]`."""
         shape = tuple(input_shape[1:])
         if not shape or None in shape:
@@ -85,7 +89,15 @@ class ChannelWhitening(keras.layers.Layer):
         # A matrix of zeros stands for "not adapted": no covariance gives it.
         self.matrix = self.add_weight(name="matrix", shape=(shape[-1],) * 2, **kept)
 
-    def adapt(self, source, num_images=None, features=None, *, public=False, batch_size=64):
+    def adapt(
+        self,
+        source: Any,
+        num_images: int | None = None,
+        features: Callable[[Any], Any] | None = None,
+        *,
+        public: bool = False,
+        batch_size: int = 64,
+    ) -> None:
         """Computes the statistics, in float64, and replaces those that were there.
 
         Args:
@@ -126,7 +138,7 @@ class ChannelWhitening(keras.layers.Layer):
         self.mean.assign(mean)
         self.matrix.assign(self._whitening(covariance))
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Whitens `inputs`, each position by itself."""
         with tf.init_scope():
             matrix = tf.convert_to_tensor(self.matrix)
@@ -138,11 +150,11 @@ class ChannelWhitening(keras.layers.Layer):
         centered = ops.cast(inputs, self.mean.dtype) - self.mean
         return ops.cast(ops.matmul(centered, self.matrix), self.compute_dtype)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the input."""
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, as for any Keras layer."""
         own = {"regularization": self.regularization, "exponent": self.exponent}
         return {**super().get_config(), **own}

@@ -1,5 +1,9 @@
 """Group normalization with the group number of the DP-SGD literature."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 
 
@@ -36,10 +40,10 @@ class GroupNorm(keras.layers.GroupNormalization):
           the 16 groups.
     """
 
-    def __init__(self, groups=16, **kwargs):
+    def __init__(self, groups: int = 16, **kwargs: Any) -> None:
         super().__init__(groups=groups, **kwargs)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Creates `gamma` and `beta` after checking that `groups` divides the channels."""
         channels = input_shape[self.axis]
         if channels is not None and self.groups != -1 and channels % self.groups:

@@ -1,5 +1,9 @@
 """From a compiled Keras model to a private one in one call."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 
 from tfdpx._arguments import require
@@ -14,21 +18,21 @@ _DROPPED = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_s
 
 
 def make_private_model(
-    model,
+    model: keras.Model,
     *,
-    num_examples,
-    delta,
-    epsilon=None,
-    noise_multiplier=None,
-    epochs=None,
-    steps=None,
-    batch_size=None,
-    l2_norm_clip=1.0,
-    learning_rate=None,
-    accountant="pld",
-    groups=16,
-    **arguments,
-):
+    num_examples: int,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    l2_norm_clip: float = 1.0,
+    learning_rate: Any = None,
+    accountant: str = "pld",
+    groups: int = 16,
+    **arguments: Any,
+) -> tuple[keras.Model, PrivacyPlan]:
     """A private twin of a compiled model, and the plan that it is to be trained by.
 
     The twin has the weights of `model`, a `GroupNorm` in place of each `BatchNormalization`

@@ -1,5 +1,7 @@
 """Turns a model with batch normalization into one that can be trained privately."""
 
+from __future__ import annotations
+
 import keras
 
 from tfdpx._arguments import check_positive_integer
@@ -7,7 +9,7 @@ from tfdpx._keras import layer_internals
 from tfdpx.layers.group_norm import GroupNorm
 
 
-def replace_batch_norm(model, groups=16):
+def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
     """Clones `model` with a `GroupNorm` in place of each `BatchNormalization`.
 
     Batch normalization computes statistics across examples, so that no per-example gradient

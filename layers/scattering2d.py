@@ -1,8 +1,11 @@
 """The wavelet scattering transform of images, a layer without weights."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import typing
+from typing import Any
 
 import keras
 import numpy as np
@@ -102,7 +105,15 @@ class Scattering2D(keras.layers.Layer):
           padding and the order of paths.
     """
 
-    def __init__(self, J, L=8, max_order=2, padding="reflect", data_format=None, **kwargs):
+    def __init__(
+        self,
+        J: int,
+        L: int = 8,
+        max_order: int = 2,
+        padding: str = "reflect",
+        data_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         # Images are not to be rounded to 16 bits before they are transformed.
         super().__init__(autocast=False, **kwargs)
         check_positive_integer("J", J, " Use 2 for small images.")
@@ -115,7 +126,7 @@ class Scattering2D(keras.layers.Layer):
         self.padding, self.data_format = padding, data_format
 
     @property
-    def paths(self):
+    def paths(self) -> tuple[ScatteringPath, ...]:
         """What each feature of a colour measures, in the order of the output's channels."""
         wavelets = list(itertools.product(range(self.J), range(self.L)))
         firsts = [ScatteringPath(1, (j,), (t,)) for j, t in wavelets]
@@ -127,11 +138,11 @@ class Scattering2D(keras.layers.Layer):
         return (ScatteringPath(0, (), ()), *firsts, *(seconds if self.max_order == 2 else ()))
 
     @property
-    def num_paths(self):
+    def num_paths(self) -> int:
         """Features a position and colour."""
         return len(self.paths)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Computes the filters for images of this shape; no weights."""
         channels, *size = self._channels_and_size(input_shape)
         require(
@@ -169,7 +180,7 @@ class Scattering2D(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
 
     @tf.autograph.experimental.do_not_convert
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """The features of `inputs`, a batch of images."""
         images = tf.cast(inputs, self._real_dtype)
         last = self.data_format == "channels_last"
@@ -184,7 +195,7 @@ class Scattering2D(keras.layers.Layer):
         features = tf.reshape(features, [-1 if batch is None else batch, *shape])
         return tf.cast(features, self.compute_dtype)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the features of images of shape `input_shape`."""
         channels, *size = self._channels_and_size(input_shape)
         size = [None if pixels is None else pixels // 2**self.J for pixels in size]
@@ -193,7 +204,7 @@ class Scattering2D(keras.layers.Layer):
             return (input_shape[0], *size, channels)
         return (input_shape[0], channels, *size)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, as for any Keras layer."""
         names = ("J", "L", "max_order", "padding", "data_format")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

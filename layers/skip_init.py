@@ -1,5 +1,9 @@
 """The trainable scalar at the end of a residual branch."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -27,25 +31,25 @@ class SkipInit(keras.layers.Layer):
         - [De & Smith, 2020](https://arxiv.org/abs/2002.10444).
     """
 
-    def __init__(self, scale=1.0, initializer="zeros", **kwargs):
+    def __init__(self, scale: float = 1.0, initializer: Any = "zeros", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.scale = scale
         self.initializer = keras.initializers.get(initializer)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Creates `gain`."""
         del input_shape
         self.gain = self.add_weight(name="gain", shape=(), initializer=self.initializer)
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Scales `inputs` by the constant and the trainable factor."""
         return inputs * (self.scale * self.gain)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the input."""
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, as for any Keras layer."""
         initializer = keras.initializers.serialize(self.initializer)
         return {**super().get_config(), "scale": self.scale, "initializer": initializer}

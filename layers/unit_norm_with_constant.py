@@ -1,6 +1,9 @@
 """Features of unit norm with a constant among them, for a private linear classifier."""
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import keras
 from keras import ops
@@ -43,13 +46,13 @@ class UnitNormWithConstant(keras.layers.Layer):
            [0.   , 0.   , 1.   ]], dtype=float32)
     """
 
-    def __init__(self, constant=0.1, **kwargs):
+    def __init__(self, constant: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         fits = is_number(constant) and 0 < constant < math.inf
         require(fits, "constant", constant, "be a positive, finite number", " Use 0.1.")
         self.constant = float(constant)
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """The rows of `inputs`, with the constant, at norm one."""
         num_features = self.compute_output_shape(inputs.shape)[-1] - 1
         rows = ops.reshape(inputs, (-1, num_features))
@@ -58,7 +61,7 @@ class UnitNormWithConstant(keras.layers.Layer):
         rows = _unit(ops.concatenate([_unit(rows), constants], axis=-1))
         return ops.cast(rows, self.compute_dtype)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """`(batch, features + 1)`."""
         if None in input_shape[1:]:
             raise ValueError(
@@ -67,7 +70,7 @@ class UnitNormWithConstant(keras.layers.Layer):
             )
         return (input_shape[0], math.prod(input_shape[1:]) + 1)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, as for any Keras layer."""
         return {**super().get_config(), "constant": self.constant}
 

@@ -1,8 +1,12 @@
 """Convolution with weight standardization."""
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from tfdpx._arguments import require
@@ -27,6 +31,7 @@ class WSConv2D(keras.layers.Conv2D):
         filters: Integer, number of output channels. As in `keras.layers.Conv2D`, like every other
             argument not listed here.
         kernel_size: Integer or pair of integers, size of the window.
+        *args: More positional arguments of `keras.layers.Conv2D`: `strides` and so on.
         use_gain: Boolean, whether each filter has a learnable scale `gain` of shape `[filters]`,
             initialised to one (Brock et al., 2021a). Appendix C.1 of De et al. (2022) has none.
         epsilon: Float, lower bound of `fan_in * var`. Filters whose weights are nearly equal would
@@ -55,13 +60,21 @@ class WSConv2D(keras.layers.Conv2D):
         - [Qiao et al., 2019](https://arxiv.org/abs/1903.10520).
     """
 
-    def __init__(self, filters, kernel_size, *args, use_gain=False, epsilon=1e-4, **kwargs):
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int],
+        *args: Any,
+        use_gain: bool = False,
+        epsilon: float = 1e-4,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(filters, kernel_size, *args, **kwargs)
         require(epsilon > 0, "epsilon", epsilon, "be positive", " Use the default, 1e-4.")
         self.use_gain = use_gain
         self.epsilon = epsilon
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Creates `kernel`, `bias` and, with `use_gain`, `gain`."""
         channels = input_shape[-1 if self.data_format == "channels_last" else 1]
         if math.prod(self.kernel_size) * channels // self.groups < 2:
@@ -76,7 +89,7 @@ class WSConv2D(keras.layers.Conv2D):
         if self.use_gain:
             self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
 
-    def add_weight(self, *args, **kwargs):
+    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Creates a weight; `kernel` and `gain` are exempt from autocasting.
 
         Under mixed precision Keras would hand them over in the compute dtype, and their statistics
@@ -86,7 +99,7 @@ class WSConv2D(keras.layers.Conv2D):
             kwargs["autocast"] = False
         return super().add_weight(*args, **kwargs)
 
-    def standardized_kernel(self):
+    def standardized_kernel(self) -> tf.Tensor:
         """Returns the kernel that the convolution uses.
 
         Returns:
@@ -96,7 +109,7 @@ class WSConv2D(keras.layers.Conv2D):
         """
         return self._standardize(self.kernel)
 
-    def convolution_op(self, inputs, kernel):
+    def convolution_op(self, inputs: Any, kernel: Any) -> tf.Tensor:
         """Convolves `inputs` with the standardized `kernel`, both in the compute dtype."""
         kernel = ops.cast(self._standardize(kernel), self.compute_dtype)
         return super().convolution_op(inputs, kernel)
@@ -111,18 +124,18 @@ class WSConv2D(keras.layers.Conv2D):
             scale = scale * ops.cast(self.gain, kernel.dtype)
         return centered * scale
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         """Stores the weights, as for any Keras layer."""
         super().save_own_variables(store)
         if self.built and self.use_gain:  # Conv2D stores its kernel and bias alone.
             store["gain"] = self.gain
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         """Restores the weights, as for any Keras layer."""
         super().load_own_variables(store)
         if self.built and self.use_gain:
             self.gain.assign(store["gain"])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, as for any Keras layer."""
         return {**super().get_config(), "use_gain": self.use_gain, "epsilon": self.epsilon}

@@ -97,8 +97,8 @@ class WSConv2DRule(Conv2DRule):
         return weights if self._by_kernels else weights[:1]
 
     @property
-    def finishers(self):
-        """See `Rule.finishers`."""
+    def post_sum_transforms(self):
+        """See `Rule.post_sum_transforms`."""
 
         def to_raw(total, standardized):
             return standardized.to_raw(total * standardized.scale)
@@ -110,7 +110,7 @@ class WSConv2DRule(Conv2DRule):
         return self.standardized.to_raw(gradients)
 
     def to_sum(self, total):
-        """See `Conv2DRule.to_sum`: the rest is for `finishers`."""
+        """See `Conv2DRule.to_sum`: the rest is for `post_sum_transforms`."""
         return total
 
     @property
@@ -156,8 +156,8 @@ class WSConv2DRule(Conv2DRule):
         return kept and (self.choice.sum == "contract" or few)
 
     @functools.cached_property
-    def kept(self):
-        """See `Rule.kept`: bias and gain."""
+    def small_gradients(self):
+        """See `Rule.small_gradients`: bias and gain."""
         layer = self.layer
         last = channels_last(self.output_gradients[-1], layer)
         pairs = []

@@ -68,10 +68,10 @@ def _applications():
 
 def _keras_cv_arguments():
     """{preset name of keras_cv: (class name, arguments)}."""
-    known = {}
+    bodies = {}
     for suffix, class_name in (("", "ResNetBackbone"), ("_v2", "ResNetV2Backbone")):
         for depth, blocks in (_BASIC | _BOTTLENECK).items():
-            known[f"resnet{depth}{suffix}"] = (
+            bodies[f"resnet{depth}{suffix}"] = (
                 class_name,
                 {
                     "stackwise_filters": [64, 128, 256, 512],
@@ -82,8 +82,8 @@ def _keras_cv_arguments():
             )
     for size, depths in _MIT_DEPTHS.items():
         widths = [32, 64, 160, 256] if size == "b0" else [64, 128, 320, 512]
-        known[f"mit_{size}"] = "MiTBackbone", {"depths": depths, "embedding_dims": widths}
-    return known
+        bodies[f"mit_{size}"] = "MiTBackbone", {"depths": depths, "embedding_dims": widths}
+    return bodies
 
 
 def _check_mit_shape(input_shape):

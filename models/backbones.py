@@ -1,6 +1,9 @@
 """Pretrained networks by name, fit for private fine-tuning."""
 
+from __future__ import annotations
+
 import os
+from typing import Any
 
 import keras
 
@@ -11,13 +14,13 @@ from tfdpx.models.transfer import without_batch_statistics
 
 
 def backbone(
-    name,
-    weights=None,
-    input_shape=(224, 224, 3),
-    num_classes=None,
-    trainable="all",
-    batch_norm=None,
-):
+    name: str,
+    weights: str | None = None,
+    input_shape: Any = (224, 224, 3),
+    num_classes: int | None = None,
+    trainable: str = "all",
+    batch_norm: str | None = None,
+) -> keras.Model:
     """Builds a network of keras.applications or keras_cv that can be trained privately.
 
     The network's own preprocessing comes first, global average pooling and, if there are classes,

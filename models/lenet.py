@@ -1,11 +1,17 @@
 """The small convolutional network of the MNIST experiments."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 
 from tfdpx._arguments import check_image_shape, check_positive_integer
 
 
-def LeNet(num_classes=10, input_shape=(28, 28, 1), name="lenet"):
+def LeNet(
+    num_classes: int = 10, input_shape: Any = (28, 28, 1), name: str = "lenet"
+) -> keras.Model:
     """Builds LeNet-5 (LeCun et al., 1998), the model of the privacy audit of De et al. (2022).
 
     Two 5x5 convolutions (6 channels with padding, 16 without), each followed by tanh and 2x2

@@ -1,6 +1,9 @@
 """A linear classifier on the fixed features of several models, side by side."""
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import keras
 
@@ -8,7 +11,9 @@ from tfdpx._arguments import check_image_shape, check_positive_integer, require
 from tfdpx.layers import UnitNormWithConstant
 
 
-def LinearOnFeatures(num_classes, input_shape, extractors, name="linear_on_features"):
+def LinearOnFeatures(
+    num_classes: int, input_shape: Any, extractors: Any, name: str = "linear_on_features"
+) -> keras.Model:
     """Builds a linear classifier on features of which none is trained.
 
     Each model of `extractors` gives its features of the image. They are scaled to norm one, each

@@ -1,6 +1,9 @@
 """Normalizer-free residual networks."""
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import keras
 
@@ -25,13 +28,13 @@ RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
 
 
 def NFResNet(
-    depth,
-    num_classes,
-    input_shape=(224, 224, 3),
-    width=64,
-    skip_init=1.0,
-    name=None,
-):
+    depth: int,
+    num_classes: int,
+    input_shape: Any = (224, 224, 3),
+    width: int = 64,
+    skip_init: float = 1.0,
+    name: str | None = None,
+) -> keras.Model:
     """Builds the normalizer-free residual network `NF-ResNet-depth` of Brock et al. (2021a).
 
     A pre-activation bottleneck ResNet in which scaled weight standardization and bookkeeping of

@@ -1,5 +1,10 @@
 """A small convolutional network on whitened scattering features."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 
 from tfdpx._arguments import check_positive_integer, require
@@ -8,16 +13,16 @@ from tfdpx.models.scattering_features import scattering_features
 
 
 def ScatterCNN(
-    num_classes,
-    input_shape,
-    filters=(64, 64),
-    groups=16,
-    scales=None,
-    directions=8,
-    padding="zeros",
-    generator=None,
-    name="scatter_cnn",
-):
+    num_classes: int,
+    input_shape: Any,
+    filters: Sequence[int] = (64, 64),
+    groups: int = 16,
+    scales: int | None = None,
+    directions: int = 8,
+    padding: str = "zeros",
+    generator: Any = None,
+    name: str = "scatter_cnn",
+) -> keras.Model:
     """Builds a small trained network on the fixed features of `tfdpx.models.ScatterLinear`.
 
     Convolutions of 3x3 with group normalization and tanh, the first after a pooling of 2x2 where

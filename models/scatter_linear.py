@@ -1,5 +1,9 @@
 """A linear classifier on whitened scattering features, which cost no privacy."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 
 from tfdpx._arguments import check_positive_integer
@@ -8,14 +12,14 @@ from tfdpx.models.scattering_features import scattering_features
 
 
 def ScatterLinear(
-    num_classes,
-    input_shape,
-    scales=None,
-    directions=8,
-    padding="zeros",
-    generator=None,
-    name="scatter_linear",
-):
+    num_classes: int,
+    input_shape: Any,
+    scales: int | None = None,
+    directions: int = 8,
+    padding: str = "zeros",
+    generator: Any = None,
+    name: str = "scatter_linear",
+) -> keras.Model:
     """Builds a linear classifier on fixed features, of which nothing but the last layer is trained.
 
     The features are a Morlet scattering transform of the image, its square root, whitened by the

@@ -1,5 +1,10 @@
 """A small convolutional network for small images and small data sets."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 
 from tfdpx._arguments import check_image_shape, check_positive_integer
@@ -7,13 +12,13 @@ from tfdpx.layers import GroupNorm, WSConv2D
 
 
 def SmallCNN(
-    num_classes,
-    input_shape,
-    filters=(32, 32, 64),
-    groups=4,
-    weight_standardization=True,
-    name="small_cnn",
-):
+    num_classes: int,
+    input_shape: Any,
+    filters: Sequence[int] = (32, 32, 64),
+    groups: int = 4,
+    weight_standardization: bool = True,
+    name: str = "small_cnn",
+) -> keras.Model:
     """Builds a plain stack of 3x3 convolutions with what De et al. (2022) found to help DP-SGD.
 
     Each convolution is weight-standardized and followed by group normalization and GELU; every

@@ -1,6 +1,9 @@
 """Wide residual networks without batch normalization."""
 
+from __future__ import annotations
+
 import functools
+from typing import Any
 
 import keras
 
@@ -12,17 +15,17 @@ STEM_CHANNELS = 16
 
 
 def WideResNet(
-    depth,
-    width,
-    num_classes,
-    input_shape=(32, 32, 3),
-    groups=16,
-    weight_standardization=True,
-    use_gain=False,
-    use_bias=False,
-    relu_first=False,
-    name=None,
-):
+    depth: int,
+    width: int,
+    num_classes: int,
+    input_shape: Any = (32, 32, 3),
+    groups: int = 16,
+    weight_standardization: bool = True,
+    use_gain: bool = False,
+    use_bias: bool = False,
+    relu_first: bool = False,
+    name: str | None = None,
+) -> keras.Model:
     """Builds the wide residual network `WRN-depth-width` of De et al. (2022).
 
     The network of Zagoruyko & Komodakis (2016) with every batch normalization replaced by group

@@ -1,17 +1,28 @@
 """Weights of a linear classifier from the names of its classes, by a text encoder."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import keras
 import numpy as np
 
 from tfdpx._arguments import is_number, require
 
 
-def zero_shot_head(text_encoder, class_names, scale=100.0, template="{}", preprocessor=None):
+def zero_shot_head(
+    text_encoder: Callable[[Any], Any],
+    class_names: Sequence[str],
+    scale: float = 100.0,
+    template: str = "{}",
+    preprocessor: Callable[[list[str]], Any] | None = None,
+) -> np.ndarray:
     """The kernel whose columns are the encoded names of the classes, at norm `scale`.
 
     On image features at norm one, from an encoder that was trained together with the text encoder
     (CLIP), this is a classifier that has seen no image of its task. The names are public, and so
-    are the weights: `tfdpx.AdaMix(initial_weights=..., l2_norm_clip=1.0)` starts from them and
+    are the weights: `heads.AdaMix(initial_weights=..., l2_norm_clip=1.0)` starts from them and
     needs no public image.
 
     Args:
@@ -42,14 +53,14 @@ def zero_shot_head(text_encoder, class_names, scale=100.0, template="{}", prepro
     require("{}" in template, "template", template, "hold {}, in place of the name")
     texts = [template.replace("{}", name) for name in names]
     inputs = keras.ops.convert_to_tensor(texts) if preprocessor is None else preprocessor(texts)
-    found = text_encoder(inputs)
-    shape = tuple(getattr(found, "shape", ()))
+    encoded = text_encoder(inputs)
+    shape = tuple(getattr(encoded, "shape", ()))
     if len(shape) != 2 or shape[0] != len(names):
         raise ValueError(
             f"Argument `text_encoder` must give embeddings [{len(names)}, d] of as many texts. "
             f"Received: shape {shape}. Take the pooled output of an encoder."
         )
-    rows = np.asarray(keras.ops.convert_to_numpy(found), "float64")
+    rows = np.asarray(keras.ops.convert_to_numpy(encoded), "float64")
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     unfit = [name for name, norm in zip(names, norms[:, 0], strict=True) if not 0 < norm < np.inf]
     if unfit:

@@ -1,6 +1,8 @@
 """The public names, in one list: `docs/api.md`."""
 
+import functools
 import importlib
+import inspect
 import pathlib
 import re
 
@@ -34,3 +36,41 @@ def test_a_module_exports_what_it_lists(module):
     assert sorted(module.__all__) == module.__all__
     for name in module.__all__:
         assert getattr(module, name).__doc__, name
+
+
+def functions_of(public):
+    """A public function; or the public methods of a class and its constructor, without Keras's."""
+    if inspect.isfunction(public):
+        yield inspect.unwrap(public)
+        return
+    for base in public.__mro__:
+        for name, value in vars(base).items() if base.__module__.startswith("tfdpx.") else ():
+            value = getattr(value, "__func__", value)
+            if isinstance(value, (property, functools.cached_property)):
+                value = getattr(value, "fget", None) or value.func
+            if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
+                yield inspect.unwrap(value)
+
+
+@pytest.mark.parametrize("name", list(public_names()))
+def test_every_public_function_has_annotations(name):
+    public = functools.reduce(getattr, name.split(".")[1:], tfdpx)
+    for function in functions_of(public):
+        signature = inspect.signature(function)
+        given = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+        bare = [p.name for p in given if p.annotation is p.empty]
+        assert not bare and signature.return_annotation is not signature.empty, function
+
+
+@pytest.mark.parametrize("name", list(public_names()))
+def test_every_argument_is_described(name):
+    public = functools.reduce(getattr, name.split(".")[1:], tfdpx)
+    made = public if inspect.isfunction(public) else public.__init__
+    if not inspect.isfunction(made):
+        return  # An exception.
+    bases = [public] if inspect.isfunction(public) else public.__mro__
+    text = "".join(base.__doc__ or "" for base in bases if base.__module__.startswith("tfdpx."))
+    if "`DPSGD`" in text:
+        text += tfdpx.DPSGD.__doc__
+    described = re.findall(r"^ +\*{0,2}(\w+): ", text, re.MULTILINE)
+    assert {*inspect.signature(made).parameters} - {"self"} <= {*described}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from tfdpx import _import_hook
 
 if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
-    from tfdpx import (
+    from tfdpx import (  # type: ignore[attr-defined]
         accounting,
         audit,
         augment,
@@ -28,6 +28,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
         synthetic,
     )
     from tfdpx.accounting import PrivacyPlan
+    from tfdpx.callbacks import PrivacyBudget
     from tfdpx.heads import AdaMix
     from tfdpx.layers.make_private_model import make_private_model
     from tfdpx.sampling.random_access import RandomAccess
@@ -41,6 +42,7 @@ _HOMES = {
     "DPAdam": "training.optimizers",
     "DPAdamW": "training.optimizers",
     "DPSGD": "training.optimizers",
+    "PrivacyBudget": "callbacks",
     "PrivacyPlan": "accounting",
     "RandomAccess": "sampling.random_access",
     "make_private": "training.optimizers",
@@ -75,6 +77,7 @@ __all__ = [
     "DPAdam",
     "DPAdamW",
     "DPSGD",
+    "PrivacyBudget",
     "PrivacyPlan",
     "RandomAccess",
     "accounting",

@@ -115,7 +115,7 @@ def is_over(process):
 
 def is_amid_a_save(saved):
     """Whether the folder of a checkpoint holds a save that has not taken the last one's place."""
-    return any(saved.glob(".*.new"))
+    return any(saved.glob(".*.new*"))
 
 
 def kill(process, saved, moment, seconds):

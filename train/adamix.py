@@ -74,7 +74,7 @@ def run(values):
     public, private = _sets(values, data)
     extract = extractor(data, values.init_from)
     with checking_flags():
-        head = tfdpx.AdaMix(
+        head = tfdpx.heads.AdaMix(
             data.num_classes,
             values.epsilon,
             values.delta,
@@ -107,7 +107,8 @@ def run(values):
         "may tell all of them.\n"
     )
     files.write(workdir / "privacy_statement.txt", text.encode(), mode=0o644)
-    np.savez(workdir / "weights.npz", kernel=head.kernel, bias=head.bias)
+    with files.replacing(workdir / "weights.npz", mode=0o644) as fresh:
+        np.savez(fresh, kernel=head.kernel, bias=head.bias)
     return {**record.view(), "workdir": str(workdir)}
 
 

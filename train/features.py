@@ -138,7 +138,8 @@ def save(folder, head, spent, num_examples, test, chosen, searched=None):
     path = folder.new_head()
     record.save(path / records.FILE)  # First: there are no weights that no record tells of.
     files.write(path / "privacy_statement.txt", record.statement().encode(), mode=0o644)
-    np.savez(path / "weights.npz", kernel=head.kernel, bias=head.bias)
+    with files.replacing(path / "weights.npz", mode=0o644) as fresh:
+        np.savez(fresh, kernel=head.kernel, bias=head.bias)
     return {**record.view(), "workdir": str(path)}
 
 

@@ -1,13 +1,13 @@
 """Features in a folder: float32 shards, written one by one, so that extraction can resume."""
 
 import hashlib
-import os
 import pathlib
 import secrets
 
 import numpy as np
 
 from tfdpx import _files as files
+from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.accounting.spent import NOTHING
 from tfdpx.train.config.errors import UserError, checking_flags
@@ -39,11 +39,10 @@ class FeatureFolder:
         if about.exists():
             with checking_flags():
                 self.record = records.read(about)
-            if record is not None and _made_by(record) != _made_by(self.record):
-                raise UserError(
-                    f"The folder {path} holds features made by {_made_by(self.record)}. Received: "
-                    f"{_made_by(record)}. Choose another folder."
-                )
+                holder, remedy = f"The folder {path} holds features made", "Choose another folder."
+                if record is not None:
+                    made = _made_by(self.record), _made_by(record)
+                    resumable.check_same(*made, holder, remedy)
         elif record is None:
             raise UserError(f"The folder {path} holds no features: make some with "
                             "tfdpx.train.features.")  # fmt: skip
@@ -81,9 +80,8 @@ class FeatureFolder:
         """
         key = (self.path / _KEY).read_bytes()
         draws = [_draw(np.ascontiguousarray(example), key) for example in np.asarray(examples)]
-        fresh = self.path / f"next-{split}-{index:05}.npz"
-        np.savez(fresh, features=np.asarray(features, "float32"), labels=labels, draws=draws)
-        os.replace(fresh, self.shard(split, index))
+        with files.replacing(self.shard(split, index)) as fresh:
+            np.savez(fresh, features=np.asarray(features, "float32"), labels=labels, draws=draws)
 
     def arrays(self, split):
         """Features `[n, d]`, labels `[n]` and draws `[n]` of all shards of a split."""

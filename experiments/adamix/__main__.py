@@ -9,13 +9,13 @@ the last, and a further one with other flags adds to it. `table.md` and the pict
 is there. Nothing of it is private.
 """
 
-import json
 import pathlib
 
 import numpy as np
 from absl import app, flags
 
 from experiments.adamix import methods, pictures
+from tfdpx import _resumable as resumable
 from tfdpx.train import adamix
 from tfdpx.train.config import run_flags
 
@@ -65,8 +65,7 @@ def run(values, workdir):
     workdir.mkdir(parents=True, exist_ok=True)
     path, study = workdir / "results.jsonl", load(values)
     about, results = {"dataset": values.dataset, "num_private": values.num_private}, {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        line = json.loads(line)
+    for line in resumable.lines(path):
         if {name: line[name] for name in about} == about:
             results.setdefault(tuple(line[name] for name in _KEY), []).append(line)
     for *key, seed in _jobs(values):
@@ -76,8 +75,7 @@ def run(values, workdir):
         rate = found[0]["rate"] if found else study.chosen_rate(*key)
         line = {**about, **dict(zip(_KEY, key, strict=True)), "seed": seed, "rate": rate}
         line |= study.measured(*key, rate, seed)
-        with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        resumable.add_line(path, line)
         found.append(line)
         print(f"{key}, seed {seed}: error {line['error']:.4f}", flush=True)
     pictures.write_table(results, workdir / "table.md")

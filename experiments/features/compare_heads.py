@@ -16,12 +16,12 @@ medians, their ratio and the peak of memory as one line of JSON.
 """
 
 import argparse
-import json
 import math
 import pathlib
 import statistics
 
 from experiments.features import head_comparison, head_speed, mixture
+from tfdpx import _resumable as resumable
 from tfdpx.train.config.errors import in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import to_json
@@ -56,8 +56,8 @@ def compare(values):
     """Fits every method at every epsilon and seed that has no result yet, and reports all."""
     values.workdir.mkdir(parents=True, exist_ok=True)
     results = values.workdir / "results.jsonl"
-    lines = results.read_text().splitlines() if results.exists() else []
-    found = {(r["method"], r["epsilon"], r["seed"]): r["accuracy"] for r in map(json.loads, lines)}
+    lines = resumable.lines(results)
+    found = {(r["method"], r["epsilon"], r["seed"]): r["accuracy"] for r in lines}
     train, test, num_classes = _data(values)
     seeds = list(map(int, values.seeds.split(",")))
     for epsilon in map(float, values.epsilons.split(",")):
@@ -70,8 +70,7 @@ def compare(values):
                 accuracy = head.fit(*train).evaluate(*test)["accuracy"]
                 found[key] = accuracy
                 line = dict(zip(("method", "epsilon", "seed"), key, strict=True), accuracy=accuracy)
-                with results.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                resumable.add_line(results, line)
                 print(f"{method:24} epsilon {epsilon:<5g} {100 * accuracy:.1f}%", flush=True)
     medians = {}
     for (method, epsilon, _), accuracy in found.items():

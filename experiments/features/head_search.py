@@ -29,7 +29,7 @@ from tfdpx.train import features
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import head_methods, noisy_score, provenance
+from tfdpx.train.run import evaluation, head_methods, provenance
 
 # Bounds of what each method has. Clips reach the 0.005 of the paper on heads, where the covariance
 # is small against the gradients, so that learning rates of dp_fc are too.
@@ -215,7 +215,7 @@ def privately(method, train, held_out, budget, mean, searched, rng=None):
         head.fit(*train)
         right = head.evaluate(*held_out)["accuracy"] * len(held_out[1])
         count = max(1, len(held_out[1]))
-        score = noisy_score.noisy_count(right, sigma / math.sqrt(releases)) / count
+        score = evaluation.noisy_count(right, sigma / math.sqrt(releases)) / count
         if best is None or score > best[2]:
             best = head, chosen, score
     return *best, Selected(Ledger((Entry(sigma, 1.0, releases),)), mean, delta)

@@ -119,7 +119,7 @@ def _audited(values, store, data, grid, epsilon):
     model = tfdpx.models.LeNet(data.num_classes, x.shape[1:])
     sides = {}  # Traced when first used.
 
-    def scores(phase, attack, models):
+    def scores_of(phase, attack, models):
         target_x, target_y = canary_data.target(data, attack.target)
         examples = np.concatenate([x, target_x]), np.concatenate([y, target_y])
         size = min(models, values.chunk)
@@ -136,9 +136,9 @@ def _audited(values, store, data, grid, epsilon):
             pair.append(store.scores(name, models, size, made)[:models])
         return pair
 
-    distances = [phases.total_variation(*scores("sweep", a, values.sweep_models)) for a in grid]
+    distances = [phases.total_variation(*scores_of("sweep", a, values.sweep_models)) for a in grid]
     best = grid[int(np.argmax(distances))]
-    pair = scores("final", best, values.models)
+    pair = scores_of("final", best, values.models)
     measured = phases.measured(*pair, plan.delta, values.confidence, values.batch_size == 0)
     row = {
         "epsilon": epsilon,

@@ -56,12 +56,12 @@ def test_adamix_starts_from_the_names_alone():
     kernel = tfdpx.models.zero_shot_head(encoder(), NAMES, scale=10)
     x, y = images()
     settings = dict(l2_norm_clip=0.5, steps=3, seed=1, learning_rate=0.5)
-    head = tfdpx.AdaMix(3, initial_weights=kernel, **settings).fit(x, y)
+    head = tfdpx.heads.AdaMix(3, initial_weights=kernel, **settings).fit(x, y)
     # Three steps of the rate, each as long as the sum of clipped gradients and its noise at most.
     assert np.linalg.norm(head.kernel - kernel) < np.linalg.norm(kernel)
     assert head.evaluate(x, y)["accuracy"] > 0.8
     with pytest.raises(ValueError, match=r"have the shape \[4, 3\]"):
-        tfdpx.AdaMix(3, initial_weights=kernel[:2], **settings).fit(x, y)
+        tfdpx.heads.AdaMix(3, initial_weights=kernel[:2], **settings).fit(x, y)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def trace(function, shape, rows=None, dtype=tf.float32):
 
 
 def reasons(function, shape=(4,), rows=None, dtype=tf.float32):
-    """Why `function` is not proved to keep rows apart; an empty list if it is."""
+    """Why `function` is not proved to be independent by row; an empty list if it is."""
     graph = trace(function, shape, rows, dtype).graph
     length = ROWS if rows is None else Length(rows)
     return reasons_of_graph(graph, graph.inputs[:1], graph.outputs, length)

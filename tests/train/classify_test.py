@@ -294,7 +294,7 @@ def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
         (dict(augmult=2, augment_padding=8), "smaller than the images.*--augment_padding=8"),
         (dict(augment_padding=1), "--augmult"),
         (dict(validation=0.0001), "--validation=0.0001"),
-        (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "exactly three"),
+        (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "Exactly one of --"),
         (dict(model="lenet", group_norm=False), "--group_norm.*--model=lenet"),
         (dict(final=True, validation=0.1), "--final --validation=0.1"),
         (dict(seconds_per_update=1.0), "--seconds_per_update=1.0 --dry_run=False"),

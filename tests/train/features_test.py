@@ -60,7 +60,7 @@ def test_features_are_those_before_the_last_layer_and_resume(tmp_path, monkeypat
     scaled = raw / np.linalg.norm(raw, axis=1, keepdims=True)
     np.testing.assert_allclose(backbone.predict(images, verbose=0), scaled, rtol=1e-4, atol=1e-6)
     assert whole.shape == (2, 10)
-    with pytest.raises(UserError, match="holds features made by"):
+    with pytest.raises(UserError, match="holds features made with"):
         FeatureFolder(folder, feature_folder.record_of({"num_classes": 10}))
 
 

@@ -182,11 +182,11 @@ def _call(original):
 
 def _registered_object(original):
     def get_registered_object(name, *args, **kwargs):
-        found = original(name, *args, **kwargs)
-        if found is None and str(name).startswith("tfdpx>"):
+        registered = original(name, *args, **kwargs)
+        if registered is None and str(name).startswith("tfdpx>"):
             _load[0]()
-            found = original(name, *args, **kwargs)
-        return found
+            registered = original(name, *args, **kwargs)
+        return registered
 
     return get_registered_object
 

@@ -136,10 +136,10 @@ def fresh_names():
 
 def seed_generators(layer):
     """Every `keras.random.SeedGenerator` of `layer` and its sublayers."""
-    found = []
+    generators = []
     for part in flatten_layers(layer):
-        found.extend(part._seed_generators)
-    return list({id(g): g for g in found}.values())
+        generators.extend(part._seed_generators)
+    return list({id(g): g for g in generators}.values())
 
 
 def seed_states(layer):

@@ -1,6 +1,7 @@
 """Private names of Keras's models and optimizers: compile, build, loss, epochs, TensorBoard."""
 
 import contextlib
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -10,6 +11,9 @@ from keras.src.losses import loss as loss_module
 from keras.src.models.functional import Functional
 
 from tfdpx._keras import step_context
+
+# Its methods are Keras's: checkers of types need not know them.
+_Mixin: Any = object
 
 # What `hook` wraps here: pairs of a module and a name in it.
 LOSS_SCALINGS = (
@@ -145,7 +149,7 @@ def compute_loss(model, x, y, y_pred, sample_weight):
         )
 
 
-class OptimizerOverrides:
+class OptimizerOverrides(_Mixin):
     """Stands before a Keras optimizer, and has its private methods call public ones of ours.
 
     Methods that a subclass defines:

@@ -253,15 +253,15 @@ def called_graph(graph, name):
 
 def called(operation):
     """List of pairs (attribute, graph) of the functions that a `tf.Operation` calls."""
-    found = []
+    graphs = []
     if is_function(operation.graph, operation.type):
-        found.append(("f", called_graph(operation.graph, operation.type)))
+        graphs.append(("f", called_graph(operation.graph, operation.type)))
     for name, attribute in operation.node_def.attr.items():
         for function in [attribute.func, *attribute.list.func]:
             if function.name:
                 graph = called_graph(operation.graph, function.name)
-                found.append((name, graph))
-    return found
+                graphs.append((name, graph))
+    return graphs
 
 
 def has_own_gradient(operation):
@@ -301,9 +301,9 @@ def own_gradient(operation):
     function, which = ops.get_gradient_function(operation), []
 
     def gradients(*given):
-        found = list(function(operation, *given))
-        which[:] = [number for number, gradient in enumerate(found) if gradient is not None]
-        return [found[number] for number in which]
+        gradients = list(function(operation, *given))
+        which[:] = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        return [gradients[number] for number in which]
 
     with operation.graph.as_default():
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in operation.outputs]
@@ -313,8 +313,8 @@ def own_gradient(operation):
 
 def sources_of(dataset):
     """Names of the classes of a `tf.data.Dataset` and of all data sets that it reads."""
-    found = {type(dataset).__name__.removeprefix("_")}
-    return found.union(*(sources_of(source) for source in inputs_of(dataset)))
+    kinds = {type(dataset).__name__.removeprefix("_")}
+    return kinds.union(*(sources_of(source) for source in inputs_of(dataset)))
 
 
 def inputs_of(dataset):

@@ -146,26 +146,6 @@ def solve(
     return value
 
 
-def least_noise_multiplier(
-    epsilon: float, sampling_probability: float, steps: int, delta: float, accountant: str
-) -> float:
-    """The least noise multiplier within `epsilon`, as `solve` finds it."""
-    known = dict(sampling_probability=sampling_probability, steps=steps)
-    return solve("noise_multiplier", {**known, "epsilon": epsilon, "delta": delta}, accountant)
-
-
-def most_steps(
-    epsilon: float,
-    noise_multiplier: float,
-    sampling_probability: float,
-    delta: float,
-    accountant: str,
-) -> int:
-    """The most steps within `epsilon`, as `solve` finds them."""
-    known = dict(noise_multiplier=noise_multiplier, sampling_probability=sampling_probability)
-    return solve("steps", {**known, "epsilon": epsilon, "delta": delta}, accountant)
-
-
 def _largest_within(spent, target, low, high, accountant):
     """About the largest number in [low, high] with spent(number) <= target; `low` if none has.
 

@@ -4,7 +4,10 @@ An example whose gradient never was longer than a fraction f of the clip moves e
 that, so it spends what DP-SGD with noise sigma / f does.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import numpy as np
 
@@ -125,7 +128,13 @@ class IndividualAccountant:
     100
     """
 
-    def __init__(self, plan, rounding=0.01, refreshes_per_epoch=0, conversion="improved"):
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        rounding: float = 0.01,
+        refreshes_per_epoch: int = 0,
+        conversion: str = "improved",
+    ) -> None:
         check_plan(plan)
         fits = is_number(rounding) and _FINEST_ROUNDING <= rounding <= 1
         require(fits, "rounding", rounding, f"lie in [{_FINEST_ROUNDING}, 1]")
@@ -139,17 +148,32 @@ class IndividualAccountant:
             )
         self._plan, self._rounding = plan, float(rounding)
         self._refreshes, self._conversion = int(refreshes_per_epoch), conversion
-        self._record = None
+        self._record: Any = None
         self._tables = {}  # What a step costs at each fraction, by how it is counted.
 
     # Read-only: the clips of the training are those of the arguments.
-    plan = property(lambda self: self._plan, doc="The `PrivacyPlan`.")
-    rounding = property(lambda self: self._rounding, doc="Float.")
-    refreshes_per_epoch = property(lambda self: self._refreshes, doc="Int.")
-    conversion = property(lambda self: self._conversion, doc="String.")
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The argument `plan`."""
+        return self._plan
 
     @property
-    def fractions(self):
+    def rounding(self) -> float:
+        """The argument `rounding`."""
+        return self._rounding
+
+    @property
+    def refreshes_per_epoch(self) -> int:
+        """The argument `refreshes_per_epoch`."""
+        return self._refreshes
+
+    @property
+    def conversion(self) -> str:
+        """The argument `conversion`."""
+        return self._conversion
+
+    @property
+    def fractions(self) -> np.ndarray:
         """float64 array [levels]: the fractions of the clip that norms are rounded up to."""
         # Without the margin, 1 / 0.01 could have 101 levels.
         count = math.ceil(1 / self.rounding * (1 - 1e-12))
@@ -163,7 +187,7 @@ class IndividualAccountant:
             )
         return self._tables[losses]
 
-    def attach(self, record):
+    def attach(self, record: Any) -> None:
         """Called by the optimizer, once: the account is read from `record` from here on.
 
         Args:
@@ -181,7 +205,7 @@ class IndividualAccountant:
             )
         self._record = record
 
-    def epsilon(self, delta=None):
+    def epsilon(self, delta: float | None = None) -> np.ndarray:
         """The epsilon that each example has spent so far. Not private: see the class.
 
         Updates of the same weights that this accountant did not see (of an optimizer or a file
@@ -211,11 +235,13 @@ class IndividualAccountant:
         found = losses.epsilons(spent, delta)
         return np.minimum(found, ledger.composed_epsilon(delta, self.plan.accountant))
 
-    def norms(self):
+    def norms(self) -> np.ndarray:
         """float64 array [num_examples]: the fraction of the clip that each is clipped at now."""
         return self._read().fractions()
 
-    def release(self, delta=None, noise_multiplier=10.0, **arguments):
+    def release(
+        self, delta: float | None = None, noise_multiplier: float = 10.0, **arguments: Any
+    ) -> statistics.Statistics:
         """Publishes the mean and quantiles of the individual epsilons, privately.
 
         Guarantee, cost and arguments: see `tfdpx.accounting.statistics.release_statistics`. The
@@ -243,7 +269,7 @@ class IndividualAccountant:
         self._record.spend(found.ledger)
         return found
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments as JSON values; no norm is in it."""
         return {
             "plan": self.plan.get_config(),
@@ -253,7 +279,7 @@ class IndividualAccountant:
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> IndividualAccountant:
         """An accountant of the same arguments that has seen nothing."""
         return cls(**{**config, "plan": PrivacyPlan.from_config(config["plan"])})
 

@@ -219,7 +219,12 @@ class Ledger:
         return self.composed_epsilon(delta, accountant)
 
     def composed_epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """`epsilon`, without the warning where it is an approximation."""
+        """`epsilon`, without the warning where it is an approximation.
+
+        Args:
+            delta: As for `epsilon`.
+            accountant: As for `epsilon`.
+        """
         return accountants.composed_epsilon(self.runs, delta, accountant)
 
     def statement(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from tfdpx.accounting.full_batch import exact_epsilons
 from tfdpx.accounting.sampled_gaussian import CONVERSIONS, divergences, epsilons
 
 _GRID = np.geomspace(1e-4, 1, 1000)
+_Fractions = np.ndarray | Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,12 @@ class Losses:
     def _is_gaussian(self):
         return self.exact and self.conversion == "improved"
 
-    def of_step(self, fractions, noise_multiplier, sampling_probability):
+    def of_step(
+        self,
+        fractions: np.ndarray | Sequence[float],
+        noise_multiplier: float,
+        sampling_probability: float,
+    ) -> np.ndarray:
         """float64 [n, numbers]: the loss of one step; arguments as of `divergences`."""
         if not noise_multiplier:
             return np.full([len(fractions), 1], np.inf)
@@ -41,7 +48,12 @@ class Losses:
         orders = CONVERSIONS[self.conversion]
         return divergences(fractions, noise_multiplier, sampling_probability, orders)
 
-    def interpolated(self, fractions, noise_multiplier, sampling_probability):
+    def interpolated(
+        self,
+        fractions: np.ndarray | Sequence[float],
+        noise_multiplier: float,
+        sampling_probability: float,
+    ) -> np.ndarray:
         """`of_step` for many fractions of a sampled step: never too low, by little too high.
 
         exp((a - 1) RDP) - 1 is a power series of the fraction with positive coefficients, so its
@@ -51,10 +63,10 @@ class Losses:
             return self.of_step(fractions, noise_multiplier, sampling_probability)
         orders = CONVERSIONS[self.conversion] - 1
         logs = self._logs(noise_multiplier, sampling_probability)
-        fractions = np.asarray(fractions, float)
-        at = np.log(np.maximum(fractions, _GRID[0]))
+        array = np.asarray(fractions, float)
+        at = np.log(np.maximum(array, _GRID[0]))
         found = np.stack([np.interp(at, np.log(_GRID), column) for column in logs.T], axis=1)
-        return np.where(fractions[:, np.newaxis] > 0, np.logaddexp(0.0, found) / orders, 0.0)
+        return np.where(array[:, np.newaxis] > 0, np.logaddexp(0.0, found) / orders, 0.0)
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 Of the arguments alone: losses are equal by value.
     def _logs(self, noise_multiplier, sampling_probability):
@@ -63,7 +75,7 @@ class Losses:
         exponents = exponents * (CONVERSIONS[self.conversion] - 1)
         return exponents + np.log(-np.expm1(-exponents))
 
-    def epsilons(self, spent, delta):
+    def epsilons(self, spent: np.ndarray, delta: float) -> np.ndarray:
         """float64 [n]: epsilon at `delta` of sums [n, numbers]; the reserve of delta is kept."""
         delta *= 1 - accountants.RESERVED_SHARE
         if self._is_gaussian:

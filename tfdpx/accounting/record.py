@@ -156,7 +156,11 @@ class Record:
         )
 
     def counts(self, seen: Seen) -> bool:
-        """Whether `spent` has what was spent behind the weights."""
+        """Whether `spent` has what was spent behind the weights.
+
+        Args:
+            seen: One of `self.seen`.
+        """
         return bool(seen.spent.steps) and self.spent + seen.spent == self.spent
 
     def _initial(self):
@@ -212,6 +216,9 @@ class Record:
     @classmethod
     def from_json(cls, content: bytes) -> Record:
         """The record of `to_json`.
+
+        Args:
+            content: Bytes.
 
         Raises:
             ValueError: If it is no whole record, or does not agree with itself.
@@ -278,6 +285,9 @@ class Record:
 
 def read(path: str | os.PathLike) -> Record | None:
     """The record in a JSON file or a `.keras` archive; None if an archive has none.
+
+    Args:
+        path: Path of the file.
 
     Raises:
         OSError: If the file cannot be read.

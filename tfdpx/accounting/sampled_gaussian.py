@@ -6,6 +6,7 @@ number near 1, which for small sensitivities is rounding alone. Here the 1 is ta
 
 import numpy as np
 import scipy.special
+from numpy.typing import ArrayLike
 
 # Those of Yu et al. 2022: "integer orders up to 256".
 PAPER_ORDERS = np.arange(2, 257)
@@ -16,7 +17,12 @@ CONVERSIONS = {"improved": ORDERS, "mironov": PAPER_ORDERS}
 _ROUNDING = 1 + 1e-9
 
 
-def divergences(fractions, noise_multiplier, sampling_probability, orders):
+def divergences(
+    fractions: ArrayLike,
+    noise_multiplier: float,
+    sampling_probability: float,
+    orders: np.ndarray,
+) -> np.ndarray:
     """The RDP of one step, for examples that move the sum by fractions of its sensitivity.
 
     At an integer order a, with s = noise_multiplier / fraction and sampling probability q,
@@ -60,7 +66,9 @@ def _divergence(squares, probability, order):
     return np.logaddexp(0.0, scipy.special.logsumexp(log_excess, axis=0)) / (order - 1)
 
 
-def epsilons(divergences, orders, delta, conversion):
+def epsilons(
+    divergences: np.ndarray, orders: np.ndarray, delta: float, conversion: str
+) -> np.ndarray:
     """Epsilon at `delta` of each row of Renyi divergences, by the best order.
 
     "mironov": Mironov 2017, Proposition 3, as Yu et al. 2022 use it. "improved": Canonne, Kamath,

@@ -6,6 +6,8 @@ confidence over the randomness of independent runs; the test must be chosen befo
 looked at. No bound says that a mechanism is private: another attack may do better.
 """
 
+from __future__ import annotations
+
 import math
 
 import scipy.stats
@@ -42,8 +44,13 @@ def clopper_pearson_upper_bound(errors, trials, confidence):
 
 
 def epsilon_lower_bound(
-    false_positives, negatives, false_negatives, positives, delta, confidence=0.999
-):
+    false_positives: int,
+    negatives: int,
+    false_negatives: int,
+    positives: int,
+    delta: float,
+    confidence: float = 0.999,
+) -> float:
     """A lower bound on epsilon for whatever mechanism the runs are of.
 
     Any test of an (epsilon, delta)-private mechanism has `1 - beta - delta <= exp(epsilon) alpha`
@@ -108,8 +115,13 @@ def gdp_mu_lower_bound(false_positives, negatives, false_negatives, positives, c
 
 
 def gdp_epsilon_lower_bound(
-    false_positives, negatives, false_negatives, positives, delta, confidence=0.999
-):
+    false_positives: int,
+    negatives: int,
+    false_negatives: int,
+    positives: int,
+    delta: float,
+    confidence: float = 0.999,
+) -> float:
     """The lower bound on epsilon that `gdp_mu_lower_bound` gives; tighter, and for GDP alone.
 
     Args:
@@ -156,8 +168,8 @@ def check_confidence(confidence):
 def _rates(false_positives, negatives, false_negatives, positives, confidence):
     """Upper bounds on both rates of error that hold together."""
     check_confidence(confidence)
-    each = 1 - (1 - confidence) / 2
+    confidence_of_each = 1 - (1 - confidence) / 2
     return (
-        clopper_pearson_upper_bound(false_positives, negatives, each),
-        clopper_pearson_upper_bound(false_negatives, positives, each),
+        clopper_pearson_upper_bound(false_positives, negatives, confidence_of_each),
+        clopper_pearson_upper_bound(false_negatives, positives, confidence_of_each),
     )

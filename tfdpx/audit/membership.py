@@ -5,8 +5,12 @@ say what the scores are worth. A bound on epsilon needs independent runs: many m
 without one example. Scores of many examples of one model show what it leaks on average.
 """
 
-import dataclasses
+from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import keras
 import numpy as np
 import scipy.special
 import scipy.stats
@@ -48,7 +52,7 @@ class MembershipReport:
         )
 
 
-def membership_report(members, others):
+def membership_report(members: Any, others: Any) -> MembershipReport:
     """The `MembershipReport` of an attack's scores.
 
     Args:
@@ -74,7 +78,7 @@ positives: -.
     )
 
 
-def example_losses(model, x, y, batch_size=256):
+def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) -> np.ndarray:
     """The loss of each example, in inference mode. A function of the model and of the example.
 
     The attack that takes examples of low loss for members (Yeom et al. 2018) has `-losses` for
@@ -90,8 +94,9 @@ def example_losses(model, x, y, batch_size=256):
         float64 [N].
     """
     losses = []
-    for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size):
-        losses.append(row_losses(model, *batch, model(batch[0], training=False), None).losses)
+    for inputs, targets in tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size):
+        outputs = model(inputs, training=False)
+        losses.append(row_losses(model, inputs, targets, outputs, None).losses)
     return np.concatenate(losses).astype("float64")
 
 

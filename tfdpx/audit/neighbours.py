@@ -1,13 +1,17 @@
 """Whether a run shows anything of its data besides what its noise covers: record and replay."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfdpx._arguments import check_positive_integer
-from tfdpx.audit.replay import Releases
-from tfdpx.audit.shown import Shown, leaves
+from tfdpx.audit.observables import Observables, leaves
+from tfdpx.audit.replay import GradientRecorder
 
 _SEED = 20_220_428
 _SHORT = 100
@@ -40,7 +44,14 @@ class RunReport:
         return "\n".join([head, *(f"- {each}" for each in self.differences)])
 
 
-def check_run(train_function, data, neighbour, *, ignore=(), max_updates=1000):
+def check_run(
+    train_function: Callable[[Any], Any],
+    data: Any,
+    neighbour: Any,
+    *,
+    ignore: Sequence[str] = (),
+    max_updates: int = 1000,
+) -> RunReport:
     """Trains on neighbouring data with the noise held still, and says what does not match.
 
     The first run's noisy gradients are recorded, and handed to the second run in place of its own:
@@ -87,8 +98,8 @@ def check_run(train_function, data, neighbour, *, ignore=(), max_updates=1000):
     True
     """
     check_positive_integer("max_updates", max_updates)
-    first = _Run(train_function, data, ignore, Releases(max_updates))
-    second = _Run(train_function, neighbour, ignore, Releases(max_updates, first.releases))
+    first = _Run(train_function, data, ignore, GradientRecorder(max_updates))
+    second = _Run(train_function, neighbour, ignore, GradientRecorder(max_updates, first.recorder))
     if first.error and second.error:
         raise first.error
     updates = sum(map(len, first.rates.values()))
@@ -98,23 +109,23 @@ def check_run(train_function, data, neighbour, *, ignore=(), max_updates=1000):
             "about private training. Compile the model with a tfdpx optimizer, and train it."
         )
     return RunReport(
-        tuple(itertools.chain(*_differences(first, second))), updates, tuple(first.shown.files)
+        tuple(itertools.chain(*_differences(first, second))), updates, tuple(first.observed.files)
     )
 
 
 class _Run:
     """One call of `train_function`, and what it showed."""
 
-    def __init__(self, train_function, data, ignore, releases):
-        self.releases, self.shown, self.error = releases, Shown(ignore), None
-        with releases.held(_SEED), self.shown.watched():
+    def __init__(self, train_function, data, ignore, recorder):
+        self.recorder, self.observed, self.error = recorder, Observables(ignore), None
+        with recorder.held(_SEED), self.observed.watched():
             try:
-                self.shown.returned = train_function(data)
+                self.observed.returned = train_function(data)
             except Exception as error:
                 self.error = error
-        self.rates = releases.rates()
+        self.rates = recorder.rates()
         # Read now: a model that is returned may be trained on.
-        self.returned = dict(leaves(self.shown.returned))
+        self.returned = dict(leaves(self.observed.returned))
 
 
 def _differences(first, second):
@@ -123,11 +134,11 @@ def _differences(first, second):
         place = "data" if first.error else "neighbour"
         yield [f"an error, on {place} alone: {first.error or second.error!r}"]
     yield _of_updates(first.rates, second.rates)
-    traced = first.releases.traced, second.releases.traced
+    traced = first.recorder.traced, second.recorder.traced
     yield _of_lists("the shapes of batches", *traced)
-    yield _of_lists("the calls", first.shown.calls, second.shown.calls)
-    yield _of_files(first.shown.files, second.shown.files)
-    yield _of_lists("what is printed", first.shown.printed, second.shown.printed)
+    yield _of_lists("the calls", first.observed.calls, second.observed.calls)
+    yield _of_files(first.observed.files, second.observed.files)
+    yield _of_lists("what is printed", first.observed.printed, second.observed.printed)
     yield _of_results(first.returned, second.returned)
 
 

@@ -4,8 +4,11 @@ After Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training 
 (arXiv:2305.08846), in its black-box form: the attack sees the model before and after.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,7 +22,7 @@ from tfdpx.audit.lower_bound import check_confidence
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
-# Numbers of guesses that are tried by default, as parts of the canaries.
+# Numbers of guesses that are tested by default, as parts of the canaries.
 _PARTS = (1, 2, 4, 8)
 _FEWEST = 10
 
@@ -81,7 +84,7 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
         delta: Float in (0, 1).
         epsilon: Float, by the account.
         confidence: Float in (0, 1).
-        guesses: Optional int in [2, m], chosen without the coins. None tries all canaries, a half,
+        guesses: Optional int in [2, m], chosen without the coins. None tests all canaries, a half,
             a quarter and an eighth, at a confidence that is shared among them.
 
     Returns:
@@ -104,29 +107,33 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
     # Refuses NaN, and coins that all fell alike.
     membership = membership_report(scores[included], scores[~included])
     m = len(scores)
-    tried = [m // part for part in _PARTS if part == 1 or m // part >= _FEWEST]
+    counts = [m // part for part in _PARTS if part == 1 or m // part >= _FEWEST]
     if guesses is not None:
         fits = is_integer(guesses, 2) and guesses <= m
         require(fits, "guesses", guesses, f"be an int from 2 to the {m} canaries")
-        tried = [guesses]
-    each = 1 - (1 - confidence) / len(tried)
+        counts = [guesses]
+    confidence_of_each = 1 - (1 - confidence) / len(counts)
     order = np.argsort(-scores, kind="stable")
-    found = []
-    for count in tried:
+    bounds = []
+    for count in counts:
         high = included[order[: count // 2]]
         low = included[order[m - (count - count // 2) :]]
         correct = int(high.sum() + (~low).sum())
-        bound = one_run_bounds.one_run_epsilon_lower_bound(correct, count, m, delta, each)
-        gdp = one_run_bounds.one_run_gdp_epsilon_lower_bound(correct, count, m, delta, each)
-        found.append((bound, gdp, correct, count))
-    bound, _, correct, count = max(found)
+        bound = one_run_bounds.one_run_epsilon_lower_bound(
+            correct, count, m, delta, confidence_of_each
+        )
+        gdp = one_run_bounds.one_run_gdp_epsilon_lower_bound(
+            correct, count, m, delta, confidence_of_each
+        )
+        bounds.append((bound, gdp, correct, count))
+    bound, _, correct, count = max(bounds)
     return OneRunReport(
         canaries=m,
         guesses=count,
         correct=correct,
         epsilon=epsilon,
         epsilon_lower_bound=bound,
-        gdp_epsilon_lower_bound=max(gdp for _, gdp, *_ in found),
+        gdp_epsilon_lower_bound=max(gdp for _, gdp, *_ in bounds),
         delta=delta,
         confidence=confidence,
         membership=membership,
@@ -177,7 +184,15 @@ class OneRunAudit(keras.callbacks.Callback):
     True
     """
 
-    def __init__(self, x, y, delta=None, confidence=0.95, guesses=None, seed=None):
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        delta: float | None = None,
+        confidence: float = 0.95,
+        guesses: int | None = None,
+        seed: int | None = None,
+    ) -> None:
         super().__init__()
         lengths = {len(leaf) for leaf in tf.nest.flatten((x, y))}
         require(len(lengths) == 1 and min(lengths) >= 2, "x", f"lengths {sorted(lengths)}",
@@ -188,19 +203,21 @@ class OneRunAudit(keras.callbacks.Callback):
         self._x, self._y, self._count = x, y, lengths.pop()
         self._delta, self._confidence, self._guesses = delta, confidence, guesses
         self._coins = np.random.default_rng(seed).integers(0, 2, self._count) == 1
-        self._rows = self._before = self._after = None
+        self._rows: int | None = None
+        self._before: np.ndarray | None = None
+        self._after: np.ndarray | None = None
 
     @property
-    def included(self):
+    def included(self) -> np.ndarray:
         """Bool array [m]: the coins. Secret until the scores are made."""
         return self._coins.copy()
 
     @property
-    def scores(self):
+    def scores(self) -> np.ndarray:
         """float64 [m]: by how much the loss of each canary fell, or None before training."""
         return None if self._after is None else self._before - self._after
 
-    def insert(self, x, y, sample_weight=None):
+    def insert(self, x: Any, y: Any, sample_weight: Any = None) -> tuple:
         """The data to train on: `x` and `y` with the canaries after them.
 
         Args:
@@ -220,7 +237,7 @@ class OneRunAudit(keras.callbacks.Callback):
             np.concatenate([weights, self._coins]).astype("float32"),
         )
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Measures the canaries' losses, at the first beginning."""
         if self._rows is None:
             raise ValueError(
@@ -231,11 +248,11 @@ class OneRunAudit(keras.callbacks.Callback):
         if self._before is None:
             self._before = example_losses(self.model, self._x, self._y)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Measures them again."""
         self._after = example_losses(self.model, self._x, self._y)
 
-    def report(self):
+    def report(self) -> OneRunReport:
         """The `OneRunReport` of the training.
 
         Raises:
@@ -264,14 +281,14 @@ class OneRunAudit(keras.callbacks.Callback):
         if draws is None or draws.examples is None:
             return
         examples, start = draws.examples, self._rows
-        found = examples.count == start + self._count
-        if found:
+        holds_canaries = examples.count == start + self._count
+        if holds_canaries:
             rows = tf.range(start, examples.count, dtype=tf.int64)
             x, _, weights = examples.batch(rows, self._count)
             pairs = zip(tf.nest.flatten(x), tf.nest.flatten(self._x), strict=True)
             alike = [np.array_equal(a, np.asarray(b, a.dtype.as_numpy_dtype)) for a, b in pairs]
-            found = all(alike) and np.array_equal(weights > 0, self._coins)
-        if not found:
+            holds_canaries = all(alike) and np.array_equal(weights > 0, self._coins)
+        if not holds_canaries:
             raise ValueError(
                 "The data do not end with the canaries of this audit. Make the batches of what "
                 "`insert` returned: `plan.batches(x, y, sample_weight)`, with "

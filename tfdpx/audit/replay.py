@@ -18,12 +18,12 @@ from tfdpx._keras import layer_internals
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
 
-class Releases:
+class GradientRecorder:
     """The noisy gradients and learning rates of one run, in the order of its updates.
 
     Args:
         most: Int, room for so many updates of a model.
-        recorded: Optional `Releases` of another run, to give in place of this run's own.
+        recorded: Optional `GradientRecorder` of another run, to give in place of this run's own.
     """
 
     def __init__(self, most, recorded=None):
@@ -38,7 +38,7 @@ class Releases:
         Raises:
             ValueError: If there was no room for all updates.
         """
-        found = {}
+        rates = {}
         for size, table in self._tables.items():
             count = int(table.count)
             if count > self._most:
@@ -46,8 +46,8 @@ class Releases:
                     f"A run made {count} updates, and there is room to record {self._most}. Give "
                     f"`max_updates={count}`, or train for fewer: a few show as much."
                 )
-            found[size] = table.rates.numpy()[:count]
-        return found
+            rates[size] = table.rates.numpy()[:count]
+        return rates
 
     @contextlib.contextmanager
     def held(self, seed):

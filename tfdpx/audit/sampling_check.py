@@ -5,13 +5,17 @@ its own, anew at each step: batches of one size, cut from a permutation, are ano
 can be far less private at the same noise (Chua et al. 2024, arXiv:2403.17673).
 """
 
+from __future__ import annotations
+
 import dataclasses
+from typing import Any
 
 import numpy as np
 import scipy.stats
 import tensorflow as tf
 
 from tfdpx._arguments import check_positive_integer
+from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.audit.lower_bound import check_confidence
 
 
@@ -35,12 +39,14 @@ class SamplingReport:
         return not self.problems
 
     def __str__(self):
-        found = "as Poisson sampling would be" if self.passed else "not what the plan counts on"
-        first = f"{'PASSED' if self.passed else 'FAILED'}: {self.steps} batches are {found}."
+        verdict = "as Poisson sampling would be" if self.passed else "not what the plan counts on"
+        first = f"{'PASSED' if self.passed else 'FAILED'}: {self.steps} batches are {verdict}."
         return "\n".join([first, *(f"- {problem}" for problem in self.problems)])
 
 
-def check_sampling(plan, batches, steps=200, confidence=0.999):
+def check_sampling(
+    plan: PrivacyPlan, batches: Any, steps: int = 200, confidence: float = 0.999
+) -> SamplingReport:
     """Looks at which examples batches hold, and says whether coins may have chosen them.
 
     Three numbers are compared with what independent coins give: how many examples are drawn in

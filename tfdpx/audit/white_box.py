@@ -5,10 +5,14 @@ canaries whose gradient is far above the clip (Nasr et al. 2021, arXiv:2101.0453
 noisy gradient along the direction in which the canaries pull, and compares it to half their pull.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import time
+from typing import Any
 
+import keras
 import numpy as np
 import scipy.stats
 import tensorflow as tf
@@ -76,8 +80,15 @@ class OptimizerReport:
 
 
 def check_optimizer(
-    model, optimizer, *, x=None, delta=None, confidence=0.999, trials=1000, seconds=40.0
-):
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    x: Any = None,
+    delta: float | None = None,
+    confidence: float = 0.999,
+    trials: int = 1000,
+    seconds: float = 40.0,
+) -> OptimizerReport:
     """Attacks the updates of `optimizer` on `model`, and says what they hide at most.
 
     Takes updates of a copy of both, with fresh noise, on made-up canaries. No data is read, and
@@ -132,13 +143,16 @@ def check_optimizer(
     alike = optimizer.augment is None and not layer_internals.seed_generators(model)
     pull, problems = _pull(canaries, alike)
     # Half of what may go wrong by chance is for the bound, half for the noise's scale.
-    each = 1 - (1 - confidence) / 2
-    found = _trials(canaries, sigma, pull, trials, seconds)
-    count, half = len(found.present), float(tf.linalg.global_norm(pull)) / 2
-    false_positives = int(np.sum(found.absent > half))
-    false_negatives = int(np.sum(found.present <= half))
-    mu = gdp_mu_lower_bound(false_positives, count, false_negatives, count, each) / canaries.count
-    problems += _noise_problems(canaries, sigma, found, 1 - each)
+    confidence_of_each = 1 - (1 - confidence) / 2
+    counts = _trials(canaries, sigma, pull, trials, seconds)
+    count, half = len(counts.present), float(tf.linalg.global_norm(pull)) / 2
+    false_positives = int(np.sum(counts.absent > half))
+    false_negatives = int(np.sum(counts.present <= half))
+    mu = (
+        gdp_mu_lower_bound(false_positives, count, false_negatives, count, confidence_of_each)
+        / canaries.count
+    )
+    problems += _noise_problems(canaries, sigma, counts, 1 - confidence_of_each)
     return OptimizerReport(
         epsilon=epsilon_of_mu(1 / sigma, delta),
         epsilon_lower_bound=epsilon_of_mu(mu, delta),

@@ -3,7 +3,10 @@
 Reference: De et al. 2022 (arXiv:2204.13650), section 3.1 and appendix C.2.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,6 +27,9 @@ class RandomCropFlip:
         padding: Int. Pixels of mirror padding on each edge. Must be smaller than the image.
         flip: Bool. Whether to flip. Turn it off where left and right mean something, as in digits.
 
+    Raises:
+        ValueError: If `padding` is not an int >= 0.
+
     Example:
     >>> augment = RandomCropFlip(padding=4)
     >>> choices = augment.draw(batch_size=2, augmult=16, seed=tf.constant([1, 2], tf.int64))
@@ -31,12 +37,12 @@ class RandomCropFlip:
     TensorShape([2, 16, 32, 32, 3])
     """
 
-    def __init__(self, padding=4, flip=True):
+    def __init__(self, padding: int = 4, flip: bool = True) -> None:
         require(is_integer(padding, 0), "padding", padding, "be an int >= 0 (pixels)")
         self.padding = padding
         self.flip = bool(flip)
 
-    def draw(self, batch_size, augmult, seed):
+    def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> Any:
         """Random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
@@ -51,7 +57,7 @@ class RandomCropFlip:
             [2 * self.padding + 1, 2 * self.padding + 1, 2], batch_size, augmult, seed
         )
 
-    def apply(self, images, choices):
+    def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
         """The views of `images` that `choices` describe.
 
         Args:
@@ -72,12 +78,12 @@ class RandomCropFlip:
         columns = _reflect(choices[..., 1:2] - self.padding + tf.range(width), width)
         return _take(images, rows, columns, choices[..., 2:3] if self.flip else 0)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the configuration as a JSON-serialisable dict."""
         return {"padding": self.padding, "flip": self.flip}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> RandomCropFlip:
         """Builds the augmentation from `get_config()`."""
         return cls(**config)
 
@@ -99,9 +105,14 @@ class ResizeCropFlip:
         width: Optional int. Width of a view; `height` if left out.
         scale: Float >= 1. Size of the resized image over that of a view, rounded to pixels.
         flip: Bool. Whether to flip.
+
+    Raises:
+        ValueError: If an argument is out of its range.
     """
 
-    def __init__(self, height, width=None, scale=1.2, flip=True):
+    def __init__(
+        self, height: int, width: int | None = None, scale: float = 1.2, flip: bool = True
+    ) -> None:
         width = height if width is None else width
         for name, value in (("height", height), ("width", width)):
             require(is_integer(value, 1), name, value, "be an int >= 1 (pixels)")
@@ -112,7 +123,7 @@ class ResizeCropFlip:
         self.scale = float(scale)
         self.flip = bool(flip)
 
-    def draw(self, batch_size, augmult, seed):
+    def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> Any:
         """Random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
@@ -127,7 +138,7 @@ class ResizeCropFlip:
         counts = [height - self.height + 1, width - self.width + 1, 2]
         return draw_below(counts, batch_size, augmult, seed)
 
-    def apply(self, images, choices):
+    def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
         """The views of `images` that `choices` describe.
 
         Args:
@@ -143,7 +154,7 @@ class ResizeCropFlip:
         images = _resize(images, *self._resized())
         return _take(images, rows, columns, choices[..., 2:3] if self.flip else 0)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the configuration as a JSON-serialisable dict."""
         return {
             "height": self.height,
@@ -153,7 +164,7 @@ class ResizeCropFlip:
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> ResizeCropFlip:
         """Builds the augmentation from `get_config()`."""
         return cls(**config)
 

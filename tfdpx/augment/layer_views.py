@@ -1,5 +1,9 @@
 """Views by an augmentation layer of Keras or keras_cv."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -20,9 +24,12 @@ class LayerViews:
 
     Args:
         layer: A `keras.Layer` that maps images [1, ...] to images [1, ...].
+
+    Raises:
+        ValueError: If `layer` is not a `keras.Layer`.
     """
 
-    def __init__(self, layer):
+    def __init__(self, layer: keras.Layer) -> None:
         if not isinstance(layer, keras.Layer):
             raise ValueError(
                 "Argument `augment` must be a tfdpx.augment object or a keras.Layer. Received: "
@@ -37,19 +44,36 @@ class LayerViews:
     def __setstate__(self, state):
         self.__init__(**state)
 
-    def draw(self, batch_size, augmult, seed):
-        """A key for each view: int64 tensor [batch_size, K, 2]; the layer draws when applied."""
+    def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> tf.Tensor:
+        """A key for each view, by which the layer draws when it is applied.
+
+        Args:
+            batch_size: Int or int tensor.
+            augmult: Int, K.
+            seed: int64 tensor of shape [2].
+
+        Returns:
+            int64 tensor [batch_size, K, 2].
+        """
         return keys([batch_size, augmult], seed)
 
-    def apply(self, images, choices):
-        """Tensor [B, K, ...]: the layer's outputs for K copies of each of `images` [B, ...]."""
+    def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
+        """The layer's outputs for K copies of each image.
+
+        Args:
+            images: Tensor [B, ...].
+            choices: What `draw` gives.
+
+        Returns:
+            Tensor [B, K, ...].
+        """
         augmult = choices.shape[1]
         if images.dtype == tf.uint8:
             images = tf.cast(images, "float32")
         views = self._alone(tf.repeat(images, augmult, axis=0), tf.reshape(choices, [-1, 2]))
         return tf.reshape(views, [-1, augmult, *views.shape[1:]])
 
-    def graphs(self):
+    def graphs(self) -> list:
         """List of the `tf.Graph`s that make a view, of those that were needed so far."""
         return self._alone.graphs()
 
@@ -57,12 +81,12 @@ class LayerViews:
         with keyed(self.layer, key):
             return self.layer(image[tf.newaxis], training=True)[0]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the configuration as a JSON-serialisable dict."""
         return {"layer": keras.saving.serialize_keras_object(self.layer)}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> LayerViews:
         """Builds the wrapper from `get_config()`."""
         return cls(keras.saving.deserialize_keras_object(config["layer"]))
 

@@ -4,7 +4,10 @@ Reference: Bao, Pittaluga, Kumar & Bindschaedler 2023, "DP-Mix: Mixup-based Data
 Differentially Private Learning" (arXiv:2311.01295), whose DP-Mix_Self this is.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -40,6 +43,9 @@ class MixViews:
         alpha: Float > 0. Below 1 most mixtures are nearly one of the two views; 1 makes all
             weights equally likely.
 
+    Raises:
+        ValueError: If an argument is out of its range.
+
     Example:
     >>> import tfdpx
     >>> augment = MixViews(tfdpx.augment.RandomCropFlip(padding=4), mixed_views=18)
@@ -48,7 +54,7 @@ class MixViews:
     TensorShape([2, 34, 32, 32, 3])
     """
 
-    def __init__(self, augment, mixed_views, alpha=0.2):
+    def __init__(self, augment: Any, mixed_views: int, alpha: float = 0.2) -> None:
         require(augment is not None, "augment", augment, "make the views to mix")
         require(is_integer(mixed_views, 1), "mixed_views", mixed_views, "be an int >= 1")
         fits = is_number(alpha) and 0 < alpha < math.inf
@@ -59,7 +65,7 @@ class MixViews:
         middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
         self._weights = scipy.special.betaincinv(alpha, alpha, middles).astype("float32")
 
-    def draw(self, batch_size, augmult, seed):
+    def draw(self, batch_size: int, augmult: int, seed: tf.Tensor) -> Any:
         """Random choices for `augmult` views of each of `batch_size` examples.
 
         Args:
@@ -87,7 +93,7 @@ class MixViews:
         mixing = tf.stack([first, (first + 1 + steps) % views, weight], axis=-1)
         return self.augment.draw(batch_size, views, seed), mixing
 
-    def apply(self, images, choices):
+    def apply(self, images: tf.Tensor, choices: Any) -> tf.Tensor:
         """The views of `images` that `choices` describe.
 
         Args:
@@ -110,7 +116,7 @@ class MixViews:
         mixed = tf.round(mixed) if views.dtype.is_integer else mixed
         return tf.concat([views, tf.cast(mixed, views.dtype)], axis=1)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the configuration as a JSON-serialisable dict."""
         return {
             "augment": keras.saving.serialize_keras_object(self.augment),
@@ -119,7 +125,7 @@ class MixViews:
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> MixViews:
         """Builds the augmentation from `get_config()`."""
         augment = keras.saving.deserialize_keras_object(config["augment"])
         return cls(**{**config, "augment": augment})

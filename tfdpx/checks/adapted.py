@@ -55,13 +55,13 @@ def public(layer: keras.Layer) -> None:
             f"{type(layer).__name__}."
         )
     parts = layer_internals.flatten_layers(layer)
-    found = [digest for part in parts if (digest := _digest(part))]
-    if not layer.weights and not found:
+    digests = [digest for part in parts if (digest := _digest(part))]
+    if not layer.weights and not digests:
         raise ValueError(
             f"Layer '{layer.name}' has no values yet that could be declared public. Call `adapt` "
             "or `build`, or load its weights, before `tfdpx.checks.public`."
         )
-    _public.update(found)
+    _public.update(digests)
     origins.vouch(layer)
 
 

@@ -15,7 +15,7 @@ from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx._warnings import warn
 from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.layout import restored
-from tfdpx.per_example.made_up import made_up, made_up_targets
+from tfdpx.per_example.probe_batches import probe_batch, probe_targets
 from tfdpx.per_example.rows import Rows
 
 # The rows in all, for products were wrong from five rows on; and the examples in them that differ:
@@ -47,8 +47,8 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace
     compared = max(_EXAMPLES // views, _FEWEST)
     count = max(_ROWS // views, compared) if examples is None else examples
     compared = min(compared, count)
-    x = made_up(model, specs[0], compared * views)
-    few = Rows((x, *made_up_targets(specs[1:], compared * views)))
+    x = probe_batch(model, specs[0], compared * views)
+    few = Rows((x, *probe_targets(specs[1:], compared * views)))
     # All rows are filled with the same examples again, in an order without a period.
     places = np.random.default_rng(0).permutation(np.arange(count) % compared)
     rows = np.ravel(places[:, np.newaxis] * views + np.arange(views))

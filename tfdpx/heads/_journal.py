@@ -7,15 +7,15 @@ follows. No secret is on disk and no noise is used twice, whatever the second fi
 
 import contextlib
 import io
-import json
 import os
 
 import numpy as np
 
 from tfdpx import _files as files
+from tfdpx import _resumable as resumable
 from tfdpx.training.checkpoint import Checkpoint
 
-_FORMAT, _RELEASE = "tfdpx.HeadFit/2", "tfdpx.Release/2"
+_RELEASE = "tfdpx.Release/2"
 
 
 class Journal:
@@ -40,7 +40,7 @@ class Journal:
                 f"checkpoint={checkpoint!r}."
             )
         self._folder, self._examples = checkpoint.directory, examples
-        self._head = json.loads(json.dumps(head))
+        self._head = head
         self._kept, self._next = [], 0
         self._open = contextlib.ExitStack()
 
@@ -112,15 +112,7 @@ class Journal:
 
     def _read(self, head):
         path = self._folder / "fit.json"
-        if not path.exists():
-            files.write(path, files.sealed({"format": _FORMAT, "head": head}))
-        saved = files.opened(path.read_bytes(), _FORMAT)["head"]
-        for name in {**saved, **head}:
-            if saved.get(name) != head.get(name):
-                raise ValueError(
-                    f"it is of a head with {name}={saved.get(name)!r}, and this one has "
-                    f"{name}={head.get(name)!r}"
-                )
+        resumable.begin(path, head, "it is of a head", "Fit that head")
         kept = []
         for number, path in enumerate(sorted(self._folder.glob("tfdpx-*.release"))):
             header, _, content = path.read_bytes().partition(b"\n")

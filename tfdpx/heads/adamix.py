@@ -104,8 +104,9 @@ class AdaMix(Head):
             self._config["initial_weights"] = self.initial_weights.tolist()
 
     def _solution(self):
-        budget = self.epsilon, self.noise_multiplier, 1.0, self.delta
-        return calibration.most_steps(*budget, self.accountant)
+        names = ("noise_multiplier", "epsilon", "delta")
+        known = {name: getattr(self, name) for name in names}
+        return calibration.solve("steps", known, self.accountant)
 
     def _releases(self):
         return {"gradient": self.steps}

@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from tfdpx import noise
-from tfdpx._arguments import require
+from tfdpx._arguments import exactly_one_missing, require
 from tfdpx.accounting import accountants, calibration
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
@@ -75,11 +75,7 @@ class Head(abc.ABC):
         vars(self).update(self._config)
         del self._config["seed"]  # Secret.
         given = getattr(self, self._solved)
-        if (self.epsilon is None) == (given is None):
-            raise ValueError(
-                f"Exactly one of `epsilon` and `{self._solved}` must be given. Received: "
-                f"epsilon={self.epsilon}, {self._solved}={given}."
-            )
+        exactly_one_missing({"epsilon": self.epsilon, self._solved: given})
         if given is None:
             setattr(self, self._solved, self._solution())
         if self.noise_multiplier and self.l2_norm_clip == math.inf:
@@ -94,9 +90,8 @@ class Head(abc.ABC):
     def _solution(self):
         if self.epsilon == math.inf:
             return 0.0
-        return calibration.least_noise_multiplier(
-            self.epsilon, 1.0, self.num_releases, self.delta, self.accountant
-        )
+        known = dict(steps=self.num_releases, epsilon=self.epsilon, delta=self.delta)
+        return calibration.solve("noise_multiplier", known, self.accountant)
 
     @property
     def num_releases(self) -> int:

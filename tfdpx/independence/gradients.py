@@ -1,39 +1,39 @@
 """Gradients that are written by hand: TensorFlow does not derive them, so they are walked too."""
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.independence.values import Lost, Rows, Total, Unknown, same_axis
+from tfdpx.independence.values import BatchSum, NotProvable, PerExample, Unknown, same_axis
 
 
 def check(site, inputs, outputs):
-    """Raises `Lost` unless the gradient at each row of the inputs is made of that row alone.
+    """Raises `NotProvable` unless the gradient at each row of the inputs is made of that row alone.
 
     Args:
         site: `Site` of an operation.
         inputs: List of the values of its inputs.
         outputs: List of the values of its outputs.
     """
-    if not any(isinstance(value, (Rows, Total)) for value in inputs):
+    if not any(isinstance(value, (PerExample, BatchSum)) for value in inputs):
         return
     if not tensorflow_internals.has_own_gradient(site.operation):
         return
-    if any(isinstance(value, Total) for value in inputs):
-        raise Lost("it has a gradient of its own, and takes a sum over the examples")
+    if any(isinstance(value, BatchSum) for value in inputs):
+        raise NotProvable("it has a gradient of its own, and takes a sum over the examples")
     try:
         graph, which = tensorflow_internals.own_gradient(site.operation)
     except Exception as error:
-        raise Lost(f"its own gradient could not be traced: {error}") from error
+        raise NotProvable(f"its own gradient could not be traced: {error}") from error
     # The gradient at an output is given row by row, if the output has rows.
     given = [
-        value if isinstance(value, Rows) else Unknown("the gradient of what all examples share")
+        value if isinstance(value, PerExample) else Unknown("a gradient of what examples share")
         for value in outputs
     ]
     outer = site.frame.outer_values(site.operation.graph, [outer for outer, _ in graph.captures])
     frame = site.frame.enter(graph, given + outer, f"{site.name}/gradient", differentiated=False)
-    found = frame.run(graph.outputs, graph.get_operations())
-    for index, value in zip(which, found, strict=True):
-        if isinstance(inputs[index], Rows):
+    gradients = frame.run(graph.outputs, graph.get_operations())
+    for index, value in zip(which, gradients, strict=True):
+        if isinstance(inputs[index], PerExample):
             if isinstance(value, Unknown):
-                raise Lost(f"its own gradient is not known to keep apart, by {value.reason}")
-            if not isinstance(value, Rows):
-                raise Lost("its own gradient has no rows")
+                raise NotProvable(f"its own gradient may let examples interact, by {value.reason}")
+            if not isinstance(value, PerExample):
+                raise NotProvable("its own gradient has no rows")
             same_axis(inputs[index], value)

@@ -54,7 +54,7 @@ class Found:
     """
 
     def __init__(self, graph, layer, allowed, harmless=()):
-        known = {} if layer is None else _paths(layer)
+        paths = {} if layer is None else _paths(layer)
         permitted = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
         self.written, self.drawn, self.python = [], [], []
         for name, operation, resources in _stateful(graph):
@@ -67,7 +67,7 @@ class Found:
             elif operation.type.startswith(RANDOM):
                 self.drawn.append(name)
             elif not resources or any(id(r) not in permitted for r in resources):
-                names = [known[id(r)] for r in resources if id(r) in known]
+                names = [paths[id(r)] for r in resources if id(r) in paths]
                 self.written.extend(names or [f"{name} ({operation.type})"])
 
     def problems(self, what):

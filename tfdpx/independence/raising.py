@@ -107,13 +107,13 @@ def problems(graph, examples, alone=False, varying=False):
     Returns:
         List of str.
     """
-    found, harmless = {}, _HARMLESS
+    problems, harmless = {}, _HARMLESS
     if not alone:
         harmless |= _OF_WORDS
     if varying:
         harmless |= _VARYING
-    _follow(graph, examples, graph.outputs, "", found, harmless)
-    return list(found)
+    _follow(graph, examples, graph.outputs, "", problems, harmless)
+    return list(problems)
 
 
 def _follow(graph, examples, targets, path, found, harmless, chosen=False):

@@ -6,7 +6,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx.independence.lengths import ONE
-from tfdpx.independence.values import Fixed, Handle, Listed, Lost, Rows, Sized, Total, Unknown
+from tfdpx.independence.values import (
+    BatchSum,
+    Fixed,
+    Handle,
+    Listed,
+    NotProvable,
+    PerExample,
+    Sized,
+    Unknown,
+)
 
 _WHOLE, _ROWS, _SIZES, _NUMBERS, _TOTALS, _COPIES = {}, {}, {}, {}, {}, {}
 _SHARED = (Fixed, Sized)
@@ -31,7 +40,7 @@ def whatever(types):
 
 
 def of_rows(types):
-    """Registers a rule for inputs of which one is `Rows` at least, and others `Fixed` or `Sized`.
+    """Registers a rule for inputs of which one at least is `PerExample`, others `Fixed` or `Sized`.
 
     As all rules it gets the `Site` and the values of the inputs, and gives the value of the output,
     or a list of those of several.
@@ -50,7 +59,7 @@ def of_numbers(types):
 
 
 def of_totals(types):
-    """Registers a rule for inputs of which one is `Total` at least."""
+    """Registers a rule for inputs of which one is `BatchSum` at least."""
     return _register(_TOTALS, types)
 
 
@@ -72,18 +81,18 @@ def _apply(name, site, inputs):
             return [value] * len(site.operation.outputs)
     handles = any(isinstance(value, (Handle, Listed)) for value in inputs)
     if site.is_stateful or handles or "PyFunc" in name:
-        raise Lost("it keeps state, or runs Python")
-    if any(isinstance(value, Total) for value in inputs):
+        raise NotProvable("it keeps state, or runs Python")
+    if any(isinstance(value, BatchSum) for value in inputs):
         rule = _look_up(_TOTALS, name, "it takes a sum over the examples")
-    elif any(isinstance(value, Rows) for value in inputs):
+    elif any(isinstance(value, PerExample) for value in inputs):
         rule = _look_up(_ROWS, name, "there is no rule for this type")
     else:
         return _shared(name, site, inputs)
-    found = rule(site, *inputs)
+    made = rule(site, *inputs)
     for place, value in enumerate(inputs):
         if isinstance(value, Fixed) and value.sources and _is_for_all(rule, site, inputs, place):
             site.shares(value)
-    return found
+    return made
 
 
 def _is_for_all(rule, site, inputs, place):
@@ -92,14 +101,14 @@ def _is_for_all(rule, site, inputs, place):
     inputs[place] = dataclasses.replace(inputs[place], like_rows=frozenset())
     try:
         rule(site, *inputs)
-    except Lost:
+    except NotProvable:
         return False
     return True
 
 
 def _look_up(table, name, why):
     if name not in table:
-        raise Lost(why)
+        raise NotProvable(why)
     return table[name]
 
 
@@ -107,7 +116,7 @@ def _shared(name, site, inputs):
     """Of an operation that no example has a part in: any function of what is fixed is fixed."""
     outputs = site.operation.outputs
     if any(t.dtype in (tf.resource, tf.variant) for t in outputs):
-        raise Lost("there is no rule for this type")
+        raise NotProvable("there is no rule for this type")
     content = _content(name, site, inputs)
     sized = any(isinstance(value, Sized) for value in inputs)
     if content is not None:
@@ -130,8 +139,8 @@ def _content(name, site, inputs):
     """What `_NUMBERS` gives, a flat tuple; None if it cannot say."""
     if name not in _NUMBERS or any(value.content is None for value in inputs):
         return None
-    found = _NUMBERS[name](site, *(array(value) for value in inputs))
-    return None if found is None else tuple(np.asarray(found, dtype=object).flat)
+    numbers = _NUMBERS[name](site, *(array(value) for value in inputs))
+    return None if numbers is None else tuple(np.asarray(numbers, dtype=object).flat)
 
 
 def array(value):
@@ -147,24 +156,28 @@ def _known_shape(site, index):
 
 
 def _like_rows(name, site, inputs):
-    """A set of axes an output, along which it may stand beside rows, as some inputs may."""
+    """A set of axes an output, along which it combines with rows, as some inputs do."""
     axes = [set() for _ in site.operation.outputs]
     rows = site.frame.walk.rows
-    tried = {a for v in inputs for a in v.like_rows if v.shape[a] == rows}
-    for axis in tried if name in _ROWS else ():
+    candidates = {a for v in inputs for a in v.like_rows if v.shape[a] == rows}
+    for axis in candidates if name in _ROWS else ():
         given = [
-            Rows(v.shape, axis) if axis in v.like_rows and v.shape[axis] == rows else v
+            PerExample(v.shape, axis) if axis in v.like_rows and v.shape[axis] == rows else v
             for v in inputs
         ]
         # A draw that all rows share leaves no two of them independent.
         if any(isinstance(v, Fixed) and v.sources for v in given):
             continue
         try:
-            found = _ROWS[name](site, *given)
-        except Lost:
+            made = _ROWS[name](site, *given)
+        except NotProvable:
             continue
-        for own, value in zip(axes, found if isinstance(found, list) else [found], strict=True):
-            if isinstance(value, Rows) and value.after == ONE and value.shape[value.axis] == rows:
+        for own, value in zip(axes, made if isinstance(made, list) else [made], strict=True):
+            if (
+                isinstance(value, PerExample)
+                and value.after == ONE
+                and value.shape[value.axis] == rows
+            ):
                 own.add(value.axis)
     if name in _COPIES and not any(v.sources for v in inputs):
         axes[0].update(_COPIES[name](site, *inputs))

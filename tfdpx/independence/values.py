@@ -4,9 +4,9 @@ A batch has rows; row i of every input of a graph belongs together. What the rul
 
 - `Fixed`: no example and no number of rows changes it.
 - `Sized`: the number of rows may change it, no example does. Made of shapes, and good for shapes.
-- `Rows`: cut along one axis, the part of row i is a function of row i of the inputs, the same
+- `PerExample`: cut along one axis, the part of row i is a function of row i of the inputs, the same
   function for every i and every number of rows.
-- `Total`: a sum over the rows of such a function of each, times and plus what is `Fixed` or
+- `BatchSum`: a sum over the rows of such a function of each, times and plus what is `Fixed` or
   `Sized`.
 - `Listed`: a list of tensors, each of which is like one of the above, all alike.
 - `Handle`: a variable or table.
@@ -18,7 +18,7 @@ import dataclasses
 from tfdpx.independence.lengths import ONE, Length
 
 
-class Lost(Exception):
+class NotProvable(Exception):
     """A rule cannot show anything of its operation; the text says why."""
 
 
@@ -37,7 +37,7 @@ class Fixed:
         shape: Tuple of `Length`s, or None if not even the rank is known.
         content: Its whole numbers, a flat tuple of `Length`s; None if they are not known.
         like_rows: Frozenset of axes; cut along one of them, all parts are equal, or independent
-            random draws of one kind. Along such an axis it may stand beside rows.
+            random draws of one kind. Along such an axis it combines with rows.
         sources: Frozenset of the variables of whole numbers that it was made of: seeds. Where the
             graph changes one of them, the value is another in each pass.
     """
@@ -57,7 +57,7 @@ class Sized:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class PerExample:
     """Has a part for each row of the batch.
 
     Its elements in row-major order, flat index f, belong to row `f // stride % rows`, where the
@@ -75,7 +75,7 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Total:
+class BatchSum:
     """A sum over the rows."""
 
     shape: tuple
@@ -99,10 +99,10 @@ def rank(value):
     """The number of axes, an int.
 
     Raises:
-        Lost: If it is not known.
+        NotProvable: If it is not known.
     """
     if value.shape is None:
-        raise Lost("the number of its axes is not known")
+        raise NotProvable("the number of its axes is not known")
     return len(value.shape)
 
 
@@ -110,10 +110,10 @@ def content_of(value):
     """The whole numbers of a `Fixed` or `Sized`, a flat tuple of `Length`s.
 
     Raises:
-        Lost: If they are not known.
+        NotProvable: If they are not known.
     """
     if not isinstance(value, (Fixed, Sized)) or value.content is None:
-        raise Lost("a shape, an axis or an index is not known")
+        raise NotProvable("a shape, an axis or an index is not known")
     return value.content
 
 
@@ -121,44 +121,44 @@ def ints_of(value):
     """`content_of` as a list of ints."""
     numbers = [length.known for length in content_of(value)]
     if None in numbers:
-        raise Lost("an axis or an index is not known")
+        raise NotProvable("an axis or an index is not known")
     return numbers
 
 
 def require_fixed(*values):
-    """Raises `Lost` unless all are `Fixed`."""
+    """Raises `NotProvable` unless all are `Fixed`."""
     for value in values:
         if not isinstance(value, Fixed):
-            raise Lost("an argument that all rows share depends on them or on their number")
+            raise NotProvable("an argument that all rows share depends on them or on their number")
 
 
 def same_layout(first, *others):
-    """Raises `Lost` unless these `Rows` have their rows laid out alike, on whichever axis."""
+    """Raises `NotProvable` unless these have their rows laid out alike, on whichever axis."""
     for other in others:
         if other.shape[other.axis] != first.shape[first.axis] or other.after != first.after:
-            raise Lost("two tensors have their rows laid out in different ways")
+            raise NotProvable("two tensors have their rows laid out in different ways")
 
 
 def same_axis(first, *others):
-    """Raises `Lost` unless these `Rows` have their rows on the same axis, laid out alike."""
+    """Raises `NotProvable` unless these have their rows on one axis, laid out alike."""
     if any(other.axis != first.axis for other in others):
-        raise Lost("two tensors have their rows on different axes")
+        raise NotProvable("two tensors have their rows on different axes")
     same_layout(first, *others)
 
 
-def beside_rows(fixed, axis, rows):
-    """Raises `Lost` unless all rows meet the same of `fixed` along `axis`, or a draw of their own.
+def require_same_for_rows(fixed, axis, rows):
+    """Raises `NotProvable` unless all rows meet the same part of `fixed` along `axis`, or a draw.
 
     Args:
         fixed: `Fixed`.
         axis: Int, of `fixed`; below zero where it has no such axis.
-        rows: `Rows`.
+        rows: `PerExample`.
     """
     require_fixed(fixed)
     if axis < 0 or fixed.shape[axis] == ONE:
         return
     if axis not in fixed.like_rows or fixed.shape[axis] != rows.shape[rows.axis]:
-        raise Lost("it gives rows something that goes by their place in the batch")
+        raise NotProvable("it gives rows something that goes by their place in the batch")
 
 
 def joined(a, b, name):
@@ -176,7 +176,7 @@ def joined(a, b, name):
             return value
     try:
         return _joined(a, b, name)
-    except Lost as lost:
+    except NotProvable as lost:
         return Unknown(f"{name}: {lost}")
 
 
@@ -185,28 +185,28 @@ def _joined(a, b, name):
         if a.element is None or b.element is None:
             return Listed(b.element if a.element is None else a.element)
         return Listed(joined(a.element, b.element, name))
-    if isinstance(a, Fixed) and isinstance(b, Rows):
+    if isinstance(a, Fixed) and isinstance(b, PerExample):
         a, b = b, a
-    if isinstance(a, Rows) and isinstance(b, Fixed):
+    if isinstance(a, PerExample) and isinstance(b, Fixed):
         if rank(b) != len(a.shape) or b.shape[a.axis] != a.shape[a.axis]:
-            raise Lost("its shape changes")
-        beside_rows(b, a.axis, a)
-        return Rows(_common(a, b, name), a.axis, a.after)
-    if isinstance(a, Rows) and isinstance(b, Rows):
+            raise NotProvable("its shape changes")
+        require_same_for_rows(b, a.axis, a)
+        return PerExample(_common(a, b, name), a.axis, a.after)
+    if isinstance(a, PerExample) and isinstance(b, PerExample):
         same_axis(a, b)
-        return Rows(_common(a, b, name), a.axis, a.after)
+        return PerExample(_common(a, b, name), a.axis, a.after)
     if isinstance(a, Fixed) and isinstance(b, Fixed):
         content = a.content if a.content == b.content else None
         return Fixed(_common(a, b, name), content, a.like_rows & b.like_rows, a.sources | b.sources)
     if isinstance(a, (Fixed, Sized)) and isinstance(b, (Fixed, Sized)):
         return Sized(a.shape if a.shape == b.shape else None)
-    raise Lost("it is one kind of tensor first and another later")
+    raise NotProvable("it is one kind of tensor first and another later")
 
 
 def _common(a, b, name):
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        if isinstance(a, Rows):
-            raise Lost("its rank changes")
+        if isinstance(a, PerExample):
+            raise NotProvable("its rank changes")
         return None
     return tuple(
         one if one == other else Length(1, (f"{name}:{axis}",))

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdpx._keras import layer_internals, model_internals
 from tfdpx.independence import rules  # noqa: F401  (says what each type of operation does)
 from tfdpx.independence.lengths import ONE, ROWS, Length, symbol
-from tfdpx.independence.values import Fixed, Rows, Total, Unknown
+from tfdpx.independence.values import BatchSum, Fixed, PerExample, Unknown
 from tfdpx.independence.walk import Walk
 from tfdpx.per_example import rows as batches
 from tfdpx.per_example.losses import loss_of_rows
@@ -28,7 +28,7 @@ class Independence:
     """
 
     reasons: tuple = ()
-    rows: int = None
+    rows: int | None = None
 
     @property
     def verdict(self):
@@ -99,8 +99,8 @@ def reasons_of_graph(graph, inputs, targets, rows, key=None, fixed=(), alone=())
         walk.writes(_KEY)
     targets = [*targets, *(t for pair in alone for t in pair[0])]
     values.update(_with_rows([t for pair in alone for t in pair[1]], rows))
-    found = walk(graph, values, targets)
-    return [*filter(None, (_no_rows(value, rows) for value in found)), *walk.problems]
+    walked = walk(graph, values, targets)
+    return [*filter(None, (_no_rows(value, rows) for value in walked)), *walk.problems]
 
 
 def independence_of_microbatch(model, microbatch, rows):
@@ -137,8 +137,8 @@ def reasons_of_loss(model, data, y_pred, rows):
         return [f"the loss of a batch could not be traced: {error}"]
     walk = Walk(rows)
     inputs = graph.inputs[: len(specs[0]) + len(specs[1])]
-    found = walk(graph, _with_rows(inputs, rows), graph.outputs)
-    return [*filter(None, map(_no_total, found)), *walk.problems]
+    walked = walk(graph, _with_rows(inputs, rows), graph.outputs)
+    return [*filter(None, map(_no_total, walked)), *walk.problems]
 
 
 def _reasons(model, specs, rows):
@@ -179,25 +179,29 @@ def _of_rows(tensor, rows):
 
 
 def _with_rows(tensors, rows):
-    """`{id of a tensor: Rows}`, for inputs whose first axis has the rows."""
+    """`{id of a tensor: PerExample}`, for inputs whose first axis has the rows."""
     given = {}
     for tensor in tensors:
         behind = [
             symbol(f"{tensor.name}:{axis}") if length is None else Length(length)
             for axis, length in enumerate(tensor.shape[1:], 1)
         ]
-        given[id(tensor)] = Rows((rows, *behind), 0)
+        given[id(tensor)] = PerExample((rows, *behind), 0)
     return given
 
 
 def _no_rows(value, rows):
     if isinstance(value, Unknown):
         return value.reason
-    apart = isinstance(value, Rows) and (value.axis, value.after, value.shape[0]) == (0, ONE, rows)
+    apart = isinstance(value, PerExample) and (value.axis, value.after, value.shape[0]) == (
+        0,
+        ONE,
+        rows,
+    )
     return None if apart else "an output of the model or of a layer has no rows on its first axis"
 
 
 def _no_total(value):
     if isinstance(value, Unknown):
         return value.reason
-    return None if isinstance(value, (Fixed, Total)) else "the loss is no sum over the examples"
+    return None if isinstance(value, (Fixed, BatchSum)) else "the loss is no sum over the examples"

@@ -6,7 +6,7 @@ from tfdpx._keras import tensorflow_internals
 from tfdpx.independence import gradients, hidden_state
 from tfdpx.independence.lengths import Length, symbol
 from tfdpx.independence.registry import rule_of
-from tfdpx.independence.values import Fixed, Handle, Lost, Rows, Unknown
+from tfdpx.independence.values import Fixed, Handle, NotProvable, PerExample, Unknown
 
 # Such draw from a state of their own, which no example changes.
 _RANDOM = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "TruncatedNormal")
@@ -21,7 +21,7 @@ class Walk:
         rows: `Length` of the batch axis of the inputs.
 
     Attributes:
-        problems: Dict, its keys are reasons why side effects are not known to keep apart.
+        problems: Dict, its keys are reasons why side effects may let examples interact.
     """
 
     def __init__(self, rows):
@@ -40,7 +40,7 @@ class Walk:
             operations: Those whose side effects count; by default all of `graph`.
         """
         values = {id(inner): _captured(outer) for outer, inner in graph.captures}
-        found = Frame(self, {**values, **inputs}, "").run(
+        outputs = Frame(self, {**values, **inputs}, "").run(
             targets, graph.get_operations() if operations is None else operations
         )
         for name, sources in self._draws:
@@ -49,7 +49,7 @@ class Walk:
         for name, sources in self._shared:
             if sources & self._written:
                 self.problems[f"{name}: {SHARED_DRAW}"] = None
-        return found
+        return outputs
 
     def writes(self, handle):
         """Notes that the graph assigns to a variable what no example changes."""
@@ -115,8 +115,8 @@ class Frame:
     def outer_values(self, graph, tensors):
         """List of the values of tensors that a function inside of `graph` reads."""
         own = [t for t in tensors if not hasattr(t, "numpy") and t.graph is graph]
-        found = dict(zip(map(id, own), self.run(own, []), strict=True))
-        return [found[id(t)] if id(t) in found else _captured(t) for t in tensors]
+        values = dict(zip(map(id, own), self.run(own, []), strict=True))
+        return [values[id(t)] if id(t) in values else _captured(t) for t in tensors]
 
     def _ordered(self, operations):
         """`operations` and what they need, each after its own needs; loops may refer forwards."""
@@ -136,15 +136,15 @@ class Frame:
         inputs = [self._values[id(t)] for t in operation.inputs]
         site = Site(self, operation)
         try:
-            found = rule_of(operation.type)(site, *inputs)
-            found = found if isinstance(found, list) else [found]
+            values = rule_of(operation.type)(site, *inputs)
+            values = values if isinstance(values, list) else [values]
             if self._differentiated:
-                gradients.check(site, inputs, found)
+                gradients.check(site, inputs, values)
         except Exception as lost:  # Also where a rule fails on what nobody thought of.
-            found = [Unknown(site.reason(lost))] * len(operation.outputs)
+            values = [Unknown(site.reason(lost))] * len(operation.outputs)
             if has_effects(operation):
                 self.walk.problems[site.reason(lost)] = None
-        for tensor, value in zip(operation.outputs, found, strict=True):
+        for tensor, value in zip(operation.outputs, values, strict=True):
             self._values[id(tensor)] = value
 
 
@@ -201,7 +201,7 @@ class Site:
             return None if shape is None or None in shape else tuple(shape)
         shape = [None] * len(static) if shape is None else shape
         if len(shape) != len(static):
-            raise Lost("its output has another rank than expected")
+            raise NotProvable("its output has another rank than expected")
         return tuple(
             self._length(index, axis, *both)
             for axis, both in enumerate(zip(static, shape, strict=True))
@@ -213,10 +213,10 @@ class Site:
         return symbol(f"{self.name}:{index}:{axis}") if length is None else length
 
     def rows(self, like, axis, shape=None, index=0, after=None):
-        """The `Rows` of an output.
+        """The `PerExample` of an output.
 
         Args:
-            like: `Rows` that gives the length of the axis of the rows.
+            like: `PerExample` that gives the length of the axis of the rows.
             axis: Int, where that axis is now.
             shape: List of `Length` or None for the axes; the rank must be known.
             index: Int, of the output.
@@ -225,20 +225,20 @@ class Site:
         if shape is None:
             static = self.static(index)
             if static is None:
-                raise Lost("the number of its axes is not known")
+                raise NotProvable("the number of its axes is not known")
             shape = [None] * len(static)
         shape = list(shape)
         if not 0 <= axis < len(shape):
-            raise Lost("its output has no place for the rows")
+            raise NotProvable("its output has no place for the rows")
         static = self.static(index) or (None,) * len(shape)
         if len(static) != len(shape):
-            raise Lost("its output has another rank than expected")
+            raise NotProvable("its output has another rank than expected")
         length = like.shape[like.axis]
         shape = [
             length if a == axis else self._length(index, a, *both)
             for a, both in enumerate(zip(static, shape, strict=True))
         ]
-        return Rows(tuple(shape), axis, like.after if after is None else after)
+        return PerExample(tuple(shape), axis, like.after if after is None else after)
 
     def fixed(self, inputs, content=None, shape=None, like_rows=frozenset(), index=0):
         """The `Fixed` of an output that is made of `inputs`."""
@@ -257,10 +257,10 @@ def _captured(tensor):
 
 def is_stateful(operation):
     """Whether an operation keeps something, draws random numbers or runs Python."""
-    known = _STATEFUL.get(operation.type)
-    if known is None:
-        known = _STATEFUL[operation.type] = operation.op_def.is_stateful
-    return known or any(t.dtype == tf.resource for t in operation.inputs)
+    is_stateful = _STATEFUL.get(operation.type)
+    if is_stateful is None:
+        is_stateful = _STATEFUL[operation.type] = operation.op_def.is_stateful
+    return is_stateful or any(t.dtype == tf.resource for t in operation.inputs)
 
 
 def has_effects(operation):

@@ -56,7 +56,7 @@ class Call:
         kept: Dict, for what a rule's `forward` saves for later.
         shared: What the rule gives as `Rule.shared`.
         jit_compile: Whether the step is compiled by XLA.
-        alone: See `PerExample.alone`; None where the layer was called on all examples at once.
+        alone: See `EngineOutput.alone`; None where the layer was called on all examples at once.
     """
 
     def __init__(self, layout, args, kwargs, num_views, shared, jit_compile=False):
@@ -248,11 +248,11 @@ class Recorder(UnitRecorder):
     def _layout_of(self, layer):
         position = len(self.calls)
         if position >= len(self._layout) or self._layout[position].layer is not layer:
-            known = [layout.layer.name for layout in self._layout]
+            names = [layout.layer.name for layout in self._layout]
             raise UnexplainedVariables(
                 f"The model calls its layers differently from one forward pass to the next: call "
                 f"{position} is of layer '{layer.name}', but a trial run made the calls "
-                f'{known}. Use `per_example_engine="vmap"`.'
+                f'{names}. Use `per_example_engine="vmap"`.'
             )
         return self._layout[position]
 

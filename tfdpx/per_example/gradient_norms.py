@@ -124,8 +124,8 @@ class GradientNorms:
         choices = self._views.draw(self._batch_size, tf.stack([_VIEWS, number]))
         y, weights = self._views.repeat((y, weights))
         key = tf.stack([_MASKS, number])
-        found = self._engine(self._views.rows(x, choices), y, weights, key=key)
-        return tf.sqrt(found.squared_norms)
+        output = self._engine(self._views.rows(x, choices), y, weights, key=key)
+        return tf.sqrt(output.squared_norms)
 
     def _proved(self, data, optimizer):
         """The engine that the private step would take for such batches."""
@@ -145,6 +145,6 @@ class GradientNorms:
             augmult=augmult,
             per_example_engine=getattr(optimizer, "per_example_engine", "layerwise"),
         )
-        batch = Batch(self._views, (x, *others), False, False, False)
+        batch = Batch(self._views, (x, *others), may_be_absent=False)
         microbatch, _ = prepare(stand_in, self._model, batch, None)
         return microbatch.engine

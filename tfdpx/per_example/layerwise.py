@@ -1,19 +1,23 @@
 """Per-example gradients by book-keeping: one run forward, one back over activations, then rules."""
 
+from __future__ import annotations
+
 import copy
 import functools
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
 from tfdpx.per_example.capture import Recorder
-from tfdpx.per_example.cost_model import Cost, choose
+from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
 from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import keyed
-from tfdpx.per_example.result import PerExample
+from tfdpx.per_example.result import EngineOutput
 from tfdpx.per_example.rounding import add_up, squared_norms
 from tfdpx.per_example.rules.base import sum_each, zero_excluded
 from tfdpx.per_example.update import Update
@@ -58,7 +62,7 @@ class LayerwiseEngine:
         return Update((each.layer, each.rule) for each in self._layout)
 
     def __call__(self, x, y, sample_weight, update=None, key=None):
-        """A `PerExample` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
+        """An `EngineOutput` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
 
         With an `Update`, its `finished` is left to do to the sums, once for all passes. Random
         layers draw by `key`, int64 [2], of no other pass; without one, by Keras's seeds.
@@ -73,29 +77,29 @@ class LayerwiseEngine:
         cotangents = [c / self._num_views for c in losses.cotangents]
         with invalid_left_out():  # As gradients of `tf.sort` scatter.
             groups = self.rules(recorder, losses.predictions, cotangents)
-        kept, norms = [], [tf.zeros_like(losses.losses[:: self._num_views])]
+        small, norms = [], [tf.zeros_like(losses.losses[:: self._num_views])]
         for group in groups:
             # Not before the gradients are there: what follows from the layers' inputs alone would
             # be computed on the way forward, and kept.
             with tf.control_dependencies(group.output_gradients):
-                kept += group.kept
-                norms += [group.squared_norms()] if group.others else []
-        variables, gradients = [v for v, _ in kept], [g for _, g in kept]
-        norms = add_up(norms + ([squared_norms(gradients)] if kept else []))
+                small += group.small_gradients
+                norms += [group.squared_norms()] if group.large_variables else []
+        variables, gradients = [v for v, _ in small], [g for _, g in small]
+        norms = add_up(norms + ([squared_norms(gradients)] if small else []))
         self.choices = [choice for group in groups for choice in group.choices]
 
         def clipped(factors):
             with tf.control_dependencies([factors]):
                 finite = tf.reduce_all(tf.math.is_finite(norms))
                 sums = dict(zip(map(id, variables), sum_each(gradients, factors), strict=True))
-                summed = [group for group in groups if group.others]
-                unscaled = [t for group in summed for t in group.unscaled]
-                unscaled = iter(zero_excluded(unscaled, factors, finite))
+                summed = [group for group in groups if group.large_variables]
+                unmasked = [t for group in summed for t in group.inputs_to_mask]
+                masked = iter(zero_excluded(unmasked, factors, finite))
                 for group in summed:
-                    own = [next(unscaled) for _ in group.unscaled]
-                    each = group.clipped_sum(factors, *([own] if own else []))
-                    sums.update(zip(map(id, group.others), each, strict=True))
-                    shared.add_finishers(group.layer, group.finishers)
+                    own = [next(masked) for _ in group.inputs_to_mask]
+                    sums_of_group = group.clipped_sum(factors, *([own] if own else []))
+                    sums.update(zip(map(id, group.large_variables), sums_of_group, strict=True))
+                    shared.add_post_sum_transforms(group.layer, group.post_sum_transforms)
             sums = [
                 sums[id(v)] if id(v) in sums else tf.zeros(v.shape, "float32")
                 for v in self._variables
@@ -104,7 +108,7 @@ class LayerwiseEngine:
 
         of_rows = [*Outputs(y_pred).tensors, *(t for call in recorder.calls for t in call.outputs)]
         alone = [call.alone for call in recorder.calls if call.alone is not None]
-        return PerExample(
+        return EngineOutput(
             losses.losses, losses.output_losses, y_pred, norms, clipped, of_rows, alone
         )
 
@@ -135,7 +139,7 @@ class LayerwiseEngine:
         return [v for v in call.layer.trainable_variables if id(v) in wanted]
 
 
-def explain(model, x, views=1):
+def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
     """How the private step would clip each layer of `model`, without running it.
 
     Args:
@@ -166,11 +170,11 @@ def explain(model, x, views=1):
 class _Joint:
     """Several calls that share variables: their gradients are added before the norm is taken."""
 
-    layer, finishers, kept, unscaled = None, {}, (), ()
+    layer, post_sum_transforms, small_gradients, inputs_to_mask = None, {}, (), ()
 
     def __init__(self, rules):
         self._rules = rules
-        self.others = list({id(v): v for rule in rules for v in rule.variables}.values())
+        self.large_variables = list({id(v): v for rule in rules for v in rule.variables}.values())
         self.output_gradients = [g for rule in rules for g in rule.output_gradients]
 
     @property
@@ -187,7 +191,7 @@ class _Joint:
                 rule.variables, rule.per_example_gradients(), strict=True
             ):
                 totals[id(variable)] = totals.get(id(variable), 0.0) + gradient
-        return [totals[id(v)] for v in self.others]
+        return [totals[id(v)] for v in self.large_variables]
 
     def squared_norms(self):
         return squared_norms(self._instances)

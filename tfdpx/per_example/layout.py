@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
 from tfdpx.per_example.cost_model import Work
-from tfdpx.per_example.made_up import made_up
+from tfdpx.per_example.probe_batches import probe_batch
 from tfdpx.per_example.rules.generic import GenericRule
 
 
@@ -58,7 +58,7 @@ def measured_work(model, x):
 
 def _two_runs(model, x):
     with restored(model.non_trainable_variables):
-        return [_record(model, made_up(model, x, rows, seed=rows)) for rows in (2, 3)]
+        return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in (2, 3)]
 
 
 @contextlib.contextmanager

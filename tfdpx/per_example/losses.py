@@ -71,13 +71,13 @@ def loss_of_rows(model, x, y, y_pred, sample_weight):
             keras.StatelessScope(state_mapping=fresh) as scope,
         ):
             loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
-            each = [scope.get_current_value(tracker.total) for tracker in trackers]
+            totals = [scope.get_current_value(tracker.total) for tracker in trackers]
         # They may have been made just now.
         made = model_internals.output_loss_trackers(model)
         own = [v for tracker in made for v in tracker.variables]
         check_assigned(scope, own, "The loss", model)
         # A loss with reduction="none" still means the sum of what it returns.
-        return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *each)]
+        return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *totals)]
 
     return of_rows
 

@@ -141,14 +141,14 @@ def check_assigned(scope, allowed, what, layer=None):
     unmapped = [i for i in scope.state_mapping if i not in permitted]
     if not unmapped:
         return
-    known = {id(v): v.path for v in ([] if layer is None else layer.variables)}
-    if not any(i in known for i in unmapped):
+    paths = {id(v): v.path for v in ([] if layer is None else layer.variables)}
+    if not any(i in paths for i in unmapped):
         raise UnmappedState(
             f"{what} draws from Keras's global seed generator, or changes state: a variable that "
             "is not its own, where random numbers must be secret. Give random layers an attribute "
             "`seed_generator = keras.random.SeedGenerator()` and draw from that."
         )
-    names = sorted(known[i] for i in unmapped if i in known)
+    names = sorted(paths[i] for i in unmapped if i in paths)
     raise UnmappedState(
         f"{what} changes state in training: {names}. What it takes from the data would stay "
         "without noise. Replace layers that keep statistics of a batch (BatchNormalization: "

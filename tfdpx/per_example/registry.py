@@ -1,11 +1,15 @@
 """Which per-example rule serves which layer class."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import keras
 
 _RULES = {}
 
 
-def register(*layer_classes):
+def register(*layer_classes: type) -> Callable[[type], type]:
     """Class decorator: the rule that gives per-example gradients for `layer_classes`.
 
     Registering a class also makes its layers atomic: such a layer is captured as a whole, with its

@@ -1,14 +1,14 @@
 """What an engine gives for one pass."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
-class PerExample:
+class EngineOutput:
     """Per-example quantities of B examples with K views each.
 
     Attributes:
@@ -28,9 +28,9 @@ class PerExample:
     """
 
     losses: tf.Tensor
-    output_losses: list
+    output_losses: Sequence[tf.Tensor]
     y_pred: Any
     squared_norms: tf.Tensor
     clipped_sums: Callable
-    of_rows: list = ()
-    alone: list = ()
+    of_rows: Sequence[tf.Tensor] = ()
+    alone: Sequence[tuple] = ()

@@ -16,7 +16,7 @@ class Update:
 
     def __init__(self, units=()):
         self._shared = {id(layer): rule.shared(layer) for layer, rule in units}
-        self._finishers = {}
+        self._post_sum_transforms = {}
 
     @property
     def tensors(self):
@@ -35,9 +35,10 @@ class Update:
         """What the layer's rule gives as `Rule.shared`."""
         return self._shared[id(layer)]
 
-    def add_finishers(self, layer, finishers):
-        """Keeps functions of `Rule.finishers`, which every microbatch gives alike."""
-        self._finishers.update({key: (layer, function) for key, function in finishers.items()})
+    def add_post_sum_transforms(self, layer, transforms):
+        """Keeps functions of `Rule.post_sum_transforms`, which every microbatch gives alike."""
+        for key, function in transforms.items():
+            self._post_sum_transforms[key] = layer, function
 
     def finished(self, variables, sums):
         """Sums over the examples of all microbatches, as the optimizer needs them.
@@ -48,7 +49,7 @@ class Update:
         """
         done = list(sums)
         for place, variable in enumerate(variables):
-            if id(variable) in self._finishers:
-                layer, function = self._finishers[id(variable)]
+            if id(variable) in self._post_sum_transforms:
+                layer, function = self._post_sum_transforms[id(variable)]
                 done[place] = function(sums[place], self.shared(layer))
         return done

@@ -127,8 +127,8 @@ def _looped(one, elements):
             return tf.nest.flatten(body(*rows))
 
         signature = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(nest)]
-        found = tf.map_fn(flat, list(tensors), fn_output_signature=signature)
-        return tf.nest.pack_sequence_as(nest, found)
+        results = tf.map_fn(flat, list(tensors), fn_output_signature=signature)
+        return tf.nest.pack_sequence_as(nest, results)
 
     return mapped
 

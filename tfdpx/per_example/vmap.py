@@ -11,7 +11,7 @@ from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import RngReplay, keyed
-from tfdpx.per_example.result import PerExample
+from tfdpx.per_example.result import EngineOutput
 from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.per_example.rules.base import sum_examples
@@ -102,7 +102,7 @@ class VmapEngine:
         except NotVectorized:
             self.loops = True
             losses, each, tensors, gradients = mapped(loop=True)
-        return PerExample(
+        return EngineOutput(
             merge_views(losses),
             [merge_views(t) for t in each],
             made[-1].rebuild([merge_views(t) for t in tensors]),

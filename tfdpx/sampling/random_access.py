@@ -1,10 +1,13 @@
 """Examples read from disk as they are drawn, for data sets that do not fit in memory."""
 
+from __future__ import annotations
+
 import concurrent.futures
 import functools
 import hashlib
 import math
 import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -41,7 +44,7 @@ class RandomAccess:
 
     is_weighted = False
 
-    def __init__(self, source, num_threads=None):
+    def __init__(self, source: Any, num_threads: int | None = None) -> None:
         self.count = len(source)
         if not self.count:
             raise ValueError("Argument `source` must hold at least one example. Received: none.")
@@ -55,7 +58,7 @@ class RandomAccess:
         self._specs = [(np.shape(leaf), _dtype(leaf)) for leaf in tf.nest.flatten(self._first)]
         self._num_threads = num_threads or os.cpu_count()
 
-    def batch(self, rows, capacity):
+    def batch(self, rows: Any, capacity: int) -> tuple:
         """The examples `rows`, padded with zeros; see `tfdpx.sampling.examples.Examples.batch`.
 
         Args:
@@ -72,7 +75,7 @@ class RandomAccess:
         x, y = tf.nest.pack_sequence_as(self._first, tensors)
         return x, y, tf.cast(tf.range(capacity) < tf.shape(rows)[0], tf.float32)
 
-    def fingerprint(self):
+    def fingerprint(self) -> Any:
         """String that tells these examples from others, by some of them.
 
         Raises:

@@ -1,6 +1,10 @@
 """Discs of all sizes that hide one another, like the objects of a scene."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -51,7 +55,14 @@ class DeadLeaves(Generator):
           the front.
     """
 
-    def __init__(self, image_size=32, channels=1, seed=0, r_min=1.0, r_max=None):
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 32,
+        channels: int = 1,
+        seed: int = 0,
+        r_min: float = 1.0,
+        r_max: float | None = None,
+    ) -> None:
         super().__init__(image_size, channels, seed)
         fits = is_number(r_min) and 0.5 <= r_min < math.inf
         must = "be a finite number >= 0.5 (pixels): smaller leaves cover none"
@@ -62,7 +73,7 @@ class DeadLeaves(Generator):
         require(fits, "r_max", r_max, f"be a finite number >= r_min={r_min} (pixels)")
         self.r_min, self.r_max = float(r_min), float(r_max)
 
-    def draw(self, rng):
+    def draw(self, rng: np.random.Generator) -> Any:
         """One image `[height, width, channels]`; see `Generator.draw`."""
         height, width = self.image_size
         image = np.empty([height * width, self.channels])
@@ -78,7 +89,7 @@ class DeadLeaves(Generator):
             is_open &= ~is_new
         return image.reshape(self.image_shape)
 
-    def leaves(self, rng, num_leaves):
+    def leaves(self, rng: np.random.Generator, num_leaves: int) -> Any:
         """Leaves from front to back, of which some miss the image.
 
         Args:
@@ -97,7 +108,7 @@ class DeadLeaves(Generator):
         radii = (self.r_min**-2 - u[2] * (self.r_min**-2 - self.r_max**-2)) ** -0.5
         return rows, columns, radii
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as a JSON-serialisable dict."""
         return {**super().get_config(), "r_min": self.r_min, "r_max": self.r_max}
 

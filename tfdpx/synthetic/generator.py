@@ -1,6 +1,10 @@
 """What all image generators share: sizes, seeds, configuration."""
 
+from __future__ import annotations
+
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,8 +34,10 @@ class Generator:
         ValueError: If an argument does not fit; the error names it.
     """
 
-    def __init__(self, image_size=32, channels=1, seed=0):
-        size = [image_size] * 2 if is_integer(image_size, 1) else image_size
+    def __init__(
+        self, image_size: int | Sequence[int] = 32, channels: int = 1, seed: int = 0
+    ) -> None:
+        size: Any = [image_size] * 2 if is_integer(image_size, 1) else image_size
         fits = isinstance(size, (list, tuple)) and len(size) == 2
         fits = fits and all(is_integer(length, 1) for length in size)
         must = "be an int >= 1 or a pair of them, (height, width)"
@@ -43,11 +49,11 @@ class Generator:
         self.seed = int(seed)
 
     @property
-    def image_shape(self):
+    def image_shape(self) -> tuple[int, ...]:
         """`(height, width, channels)` of an image."""
         return (*self.image_size, self.channels)
 
-    def images(self, num_images, start=0):
+    def images(self, num_images: int, start: int = 0) -> np.ndarray:
         """Images `start` to `start + num_images - 1`.
 
         Args:
@@ -67,7 +73,7 @@ class Generator:
             made[row] = self.draw(np.random.default_rng([self.seed, start + row]))
         return made
 
-    def dataset(self, batch_size):
+    def dataset(self, batch_size: int) -> tf.data.Dataset:
         """An endless data set of images, in order.
 
         Args:
@@ -75,6 +81,9 @@ class Generator:
 
         Returns:
             `tf.data.Dataset` of float32 tensors `[batch_size, height, width, channels]`.
+
+        Raises:
+            ValueError: If `batch_size` is not a positive int.
         """
         check_positive_integer("batch_size", batch_size)
 
@@ -85,7 +94,7 @@ class Generator:
         batch = tf.TensorSpec([batch_size, *self.image_shape], "float32")
         return tf.data.Dataset.from_generator(batches, output_signature=batch)
 
-    def draw(self, rng):
+    def draw(self, rng: np.random.Generator) -> Any:
         """One image.
 
         Args:
@@ -96,12 +105,12 @@ class Generator:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define `draw`.")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as a JSON-serialisable dict."""
         return {"image_size": list(self.image_size), "channels": self.channels, "seed": self.seed}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Generator:
         """The generator of `get_config()`."""
         return cls(**config)
 

@@ -1,5 +1,10 @@
 """Filled polygons and ellipses with textures, one on the other."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -33,12 +38,19 @@ class Shapes(Generator):
           noise": dead leaves of several shapes, with textures.
     """
 
-    def __init__(self, image_size=32, channels=1, seed=0, shapes=(2, 6), radius=(0.15, 0.4)):
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 32,
+        channels: int = 1,
+        seed: int = 0,
+        shapes: tuple[int, int] = (2, 6),
+        radius: tuple[float, float] = (0.15, 0.4),
+    ) -> None:
         super().__init__(image_size, channels, seed)
         self.shapes = range_of("shapes", shapes, (2, 6), 1, whole=True)
         self.radius = range_of("radius", radius, (0.15, 0.4), 0.01, 1)
 
-    def draw(self, rng):
+    def draw(self, rng: np.random.Generator) -> Any:
         """One image `[height, width, channels]`; see `Generator.draw`."""
         height, width = self.image_size
         side = min(self.image_size)
@@ -54,7 +66,7 @@ class Shapes(Generator):
             image += inside * (_texture(rng, y, x, radius, self.channels) - image)
         return image
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as a JSON-serialisable dict."""
         return {**super().get_config(), "shapes": list(self.shapes), "radius": list(self.radius)}
 

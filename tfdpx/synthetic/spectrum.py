@@ -1,5 +1,10 @@
 """Noise whose power falls with frequency as that of photographs does."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -38,11 +43,17 @@ class Spectrum(Generator):
           noise".
     """
 
-    def __init__(self, image_size=32, channels=1, seed=0, alpha=(1.0, 3.0)):
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 32,
+        channels: int = 1,
+        seed: int = 0,
+        alpha: tuple[float, float] = (1.0, 3.0),
+    ) -> None:
         super().__init__(image_size, channels, seed)
         self.alpha = range_of("alpha", alpha, (1.0, 3.0), 0)
 
-    def draw(self, rng):
+    def draw(self, rng: np.random.Generator) -> Any:
         """One image `[height, width, channels]`; see `Generator.draw`."""
         height, width = self.image_size
         alpha = rng.uniform(*self.alpha)
@@ -57,7 +68,7 @@ class Spectrum(Generator):
             field = field @ rng.normal(size=[self.channels, self.channels])
         return _fill(field)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as a JSON-serialisable dict."""
         return {**super().get_config(), "alpha": list(self.alpha)}
 

@@ -1,5 +1,10 @@
 """Smooth strokes of a pen, like handwriting in no script."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -42,12 +47,19 @@ class Strokes(Generator):
           model of handwriting draws strokes as B-splines too.
     """
 
-    def __init__(self, image_size=32, channels=1, seed=0, strokes=(1, 3), width=(0.06, 0.13)):
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 32,
+        channels: int = 1,
+        seed: int = 0,
+        strokes: tuple[int, int] = (1, 3),
+        width: tuple[float, float] = (0.06, 0.13),
+    ) -> None:
         super().__init__(image_size, channels, seed)
         self.strokes = range_of("strokes", strokes, (1, 3), 1, whole=True)
         self.width = range_of("width", width, (0.06, 0.13), 0.01, 1)
 
-    def draw(self, rng):
+    def draw(self, rng: np.random.Generator) -> Any:
         """One image `[height, width, channels]`; see `Generator.draw`."""
         width = rng.uniform(*self.width) * min(self.image_size)
         number = rng.integers(self.strokes[0], self.strokes[1] + 1)
@@ -59,7 +71,7 @@ class Strokes(Generator):
         dark, bright = rng.random([2, self.channels])
         return dark + ink * (bright - dark)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as a JSON-serialisable dict."""
         return {**super().get_config(), "strokes": list(self.strokes), "width": list(self.width)}
 

@@ -1,7 +1,10 @@
 """Keras callbacks: stop at the end of the budget, log what the guarantee covers."""
 
+from __future__ import annotations
+
 import math
 import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -9,6 +12,7 @@ import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx._keras import model_internals
+from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.accounting.spent import NOTHING
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.per_example.gradient_norms import GradientNorms
@@ -65,12 +69,12 @@ class PrivacyBudget(keras.callbacks.Callback):
         BudgetExceeded: By `fit`, if the plan has no room for another execution at the start.
     """
 
-    def __init__(self, plan, allow_approximate=False):
+    def __init__(self, plan: PrivacyPlan, allow_approximate: bool = False) -> None:
         super().__init__()
         self.plan = plan
         self.allow_approximate = allow_approximate
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks optimizer and batches against the plan, and that there is budget left."""
         optimizer = model_internals.innermost(self.model.optimizer)
         check_optimizer(optimizer, self.plan)
@@ -82,7 +86,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         if (model_internals.initial_epoch(self.model) or 0) < self.params["epochs"]:
             session.check_room(session.execution(self.model))
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epsilon spent to the logs."""
         if logs is not None:
             optimizer = model_internals.innermost(self.model.optimizer)
@@ -137,15 +141,21 @@ class TensorBoard(keras.callbacks.TensorBoard):
     writes_only_covered = True  # Looked for by `check_callbacks`.
 
     def __init__(
-        self, log_dir="logs", plan=None, log_private_metrics=False, *, before=NOTHING, **kwargs
-    ):
+        self,
+        log_dir: str | os.PathLike = "logs",
+        plan: PrivacyPlan | None = None,
+        log_private_metrics: bool = False,
+        *,
+        before: Any = NOTHING,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(log_dir=log_dir, **kwargs)
         self.plan, self._before = plan, before
         self.log_private_metrics = log_private_metrics
         self._private_writer = self._budget_writer = self._norms = None
         self._batches_seen = 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the writers."""
         super().on_train_begin(logs)
         self._batches_seen, self._norms = 0, None
@@ -165,7 +175,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             )
             self._write_epsilon(self._epsilon(optimizer), _updates(optimizer))
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the batch's numbers, if `update_freq` asks for it."""
         self._batches_seen += 1
         super().on_train_batch_end(batch, {})
@@ -182,7 +192,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
         self._after_save(write)
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         """Writes what was measured."""
         super().on_test_end({})
         logs, step = dict(logs or {}), _scalar(self.model.optimizer.iterations, int)
@@ -197,7 +207,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
         self._after_save(write)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes the epoch's numbers."""
         logs = dict(logs or {})
         covered = {name: value for name, value in logs.items() if self._is_covered(name)}
@@ -222,7 +232,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
         self._after_save(write)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Closes the writers."""
         optimizer = model_internals.innermost(self.model.optimizer)
         if self.plan is not None and hasattr(optimizer, "ledger"):

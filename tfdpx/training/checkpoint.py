@@ -5,6 +5,8 @@ fresh draws and fresh noise. So the file holds no secret, may be resumed any num
 any program, and nothing has to be compared but what the account counts on.
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import json
@@ -12,6 +14,7 @@ import os
 import pathlib
 import tempfile
 import zipfile
+from typing import Any
 
 import keras
 import numpy as np
@@ -58,29 +61,35 @@ class Checkpoint(keras.callbacks.Callback):
         RuntimeError: By `fit`, if another training uses the folder.
     """
 
-    def __init__(self, directory, save_freq="epoch", write=True):
+    def __init__(
+        self, directory: str | os.PathLike, save_freq: int | str = "epoch", write: bool = True
+    ) -> None:
         super().__init__()
         fits = save_freq == "epoch" or is_integer(save_freq, 1)
         require(fits, "save_freq", save_freq, 'be "epoch" or an int >= 1')
         self.directory = pathlib.Path(directory)
         self.save_freq = save_freq
         self._write = write
-        self._session = self._facts = self._states = None
+        self._session: Any = None
+        self._facts: dict[str, Any] | None = None
+        self._states = None
         self._others = []
         self._epoch = self._saved = 0
 
     @property
-    def exists(self):
+    def exists(self) -> bool:
         """Bool: whether the folder holds a run."""
         return self._path.exists()
 
     @property
-    def saved_updates(self):
+    def saved_updates(self) -> int:
         """Int: the updates behind the weights that the folder holds; 0 if it holds none."""
         return self._read()[0]["updates"] if self.exists else 0
 
     @contextlib.contextmanager
-    def within(self, model, session, num_examples, others):
+    def within(
+        self, model: keras.Model, session: Any, num_examples: int | None, others: Any
+    ) -> Any:
         """Around a `fit`: restores what the folder holds, if anything, and saves from there on.
 
         Args:
@@ -88,6 +97,9 @@ class Checkpoint(keras.callbacks.Callback):
             session: The `tfdpx.training.session.Session` of the `fit`.
             num_examples: Int, that `fit` trains on, or None where unknown.
             others: List of the callbacks of the `fit`.
+
+        Raises:
+            ValueError: If the folder holds the run of another plan, optimizer or model.
         """
         optimizer = model_internals.innermost(model.optimizer)
         plan = optimizer.plan or (session.draws and session.draws.plan)
@@ -153,7 +165,7 @@ class Checkpoint(keras.callbacks.Callback):
             with np.load(io.BytesIO(content[_NORMS]), allow_pickle=False) as saved:
                 optimizer.clip_policy.restore(dict(saved))
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses other optimizers."""
         if self._session is None:
             raise ValueError(
@@ -162,23 +174,23 @@ class Checkpoint(keras.callbacks.Callback):
                 "keras.callbacks.BackupAndRestore."
             )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the callbacks: each has begun anew by then."""
         if self._states is not None:
             callback_state.restore(self._others, self._states, self.model)
             self._states = None
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, where `save_freq` is a number and it is time."""
         if self.save_freq != "epoch" and self._session.updates - self._saved >= self.save_freq:
             self.save()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves. Not later: at the end of `fit` Keras may put averages in place of the weights."""
         self._epoch = epoch + 1
         self.save()
 
-    def remove(self):
+    def remove(self) -> None:
         """Deletes what was saved, and the folder if there is nothing else in it."""
         of_heads = [path for name in _FILES_OF_HEADS for path in self.directory.glob(name)]
         for path in [self._path, *files.leftovers(self.directory), *of_heads]:
@@ -190,8 +202,12 @@ class Checkpoint(keras.callbacks.Callback):
     def _path(self):
         return self.directory / "tfdpx-checkpoint.zip"
 
-    def save(self):
-        """Saves the run as it is: called by a callback, between two updates of a `fit`."""
+    def save(self) -> None:
+        """Saves the run as it is: called by a callback, between two updates of a `fit`.
+
+        Raises:
+            OSError: If the folder cannot be written, as where the disk is full.
+        """
         self._saved = self._session.updates
         if self._write:
             try:

@@ -19,15 +19,19 @@ compiled within `strategy.scope()`, as Keras has it:
     with strategy.scope():
         model = tfdpx.models.WideResNet(16, 4, 10)
         model.compile(tfdpx.DPSGD(4.0, plan=plan), loss, metrics=["accuracy"])
-    tfdpx.distributed.fit(model, plan, x, y, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)])
+    tfdpx.distributed.fit(model, plan, x, y, callbacks=[tfdpx.PrivacyBudget(plan)])
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdpx._keras import metric_internals, model_internals, step_context
+from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.per_example.losses import row_losses
@@ -42,22 +46,22 @@ from tfdpx.training.session import Limit
 
 
 def fit(
-    model,
-    plan,
-    x,
-    y=None,
+    model: keras.Model,
+    plan: PrivacyPlan,
+    x: Any,
+    y: Any = None,
     *,
-    sample_weight=None,
-    class_weight=None,
-    seed=None,
-    epochs=1,
-    steps_per_epoch=None,
-    initial_epoch=0,
-    validation_data=None,
-    validation_batch_size=500,
-    callbacks=None,
-    verbose="auto",
-):
+    sample_weight: Any = None,
+    class_weight: dict[int, float] | None = None,
+    seed: int | None = None,
+    epochs: int = 1,
+    steps_per_epoch: int | None = None,
+    initial_epoch: int = 0,
+    validation_data: Any = None,
+    validation_batch_size: int = 500,
+    callbacks: Any = None,
+    verbose: int | str = "auto",
+) -> keras.callbacks.History:
     """Trains for the plan's steps, like `model.fit(plan.batches(x, y), ...)`, on every replica.
 
     On several hosts, each runs the same program with the same arguments. Every host draws its own

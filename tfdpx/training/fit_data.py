@@ -40,6 +40,11 @@ def draw_by_plan(optimizer, model, arguments):
     """
     plan, data = optimizer.plan, arguments.get("x")
     is_held = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
+    if plan is None and isinstance(data, RandomAccess):
+        raise ValueError(
+            "A `tfdpx.RandomAccess` is drawn from by the optimizer's plan. Received: an optimizer "
+            "with plan=None. Make it with `plan=`, or pass `x=plan.batches(...)`."
+        )
     if plan is None or not is_held:
         return
     batch_size = arguments.pop("batch_size", None)
@@ -279,7 +284,7 @@ def check_unplanned(optimizer, arguments):
             f"not draw, or that were changed (by `take`, `cache`, `map`, ...). Received: x of type "
             f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
             "`plan.batches(...)` as it is; or say that an approximation will do: "
-            "`callbacks=[tfdpx.callbacks.PrivacyBudget(plan, allow_approximate=True)]`."
+            "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
         )
 
 

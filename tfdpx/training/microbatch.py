@@ -45,7 +45,7 @@ class Outcome(typing.NamedTuple):
 
 
 def compute(optimizer, engine, update, inputs):
-    """The `PerExample` of a microbatch, and its clipped sums.
+    """The `EngineOutput` of a microbatch, and its clipped sums.
 
     Args:
         optimizer: The tfdpx optimizer.
@@ -76,7 +76,7 @@ class Microbatch:
         update: The `Update` that the microbatches of the update at hand share.
         graph: The `tf.Graph`.
         inputs: `Inputs` of tensors of `graph`.
-        found: The `PerExample` there.
+        found: The `EngineOutput` there.
     """
 
     def __init__(self, optimizer, engine, specs):

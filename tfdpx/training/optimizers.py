@@ -1,5 +1,7 @@
 """DP-SGD, DP-Adam and DP-AdamW: Keras optimizers whose updates are differentially private."""
 
+from __future__ import annotations
+
 import keras
 
 from tfdpx.accounting import IndividualAccountant, PrivacyPlan
@@ -123,7 +125,7 @@ class DPAdamW(PrivateOptimizer, keras.optimizers.AdamW):
 _made = {base: private for private in (DPSGD, DPAdam, DPAdamW) for base in [private.__bases__[1]]}
 
 
-def make_private(optimizer_class):
+def make_private(optimizer_class: type[keras.optimizers.Optimizer]) -> type:
     """The differentially private variant of a Keras optimizer class.
 
     Args:

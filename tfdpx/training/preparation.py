@@ -46,7 +46,7 @@ _KEYS = 6
 class _Kind(typing.NamedTuple):
     """What microbatches depend on besides the model: of a batch, and of how the step runs."""
 
-    count: int | None  # of rows, where it is static
+    num_rows: int | None  # where it is static
     weights: tuple  # `_specs` of the sample weights, or a word that rows may be absent; or empty
     way: str  # "eager", "compiled" or "graph"
 
@@ -304,13 +304,13 @@ class _Preparation:
         return Microbatch(self._optimizer, self._engine(name), specs)
 
     def _is_full(self, size):
-        return not self._batch.may_be_absent and size.fits(self._kind.count)
+        return not self._batch.may_be_absent and size.fits(self._kind.num_rows)
 
     def _rows(self, size):
         """The rows of a microbatch, an int; None for any number."""
         if size.varies:
             return None
-        count = self._kind.count
+        count = self._kind.num_rows
         whole = self._is_full(size) and count <= size.examples
         return (count if whole else size.examples) * self._batch.views.count
 

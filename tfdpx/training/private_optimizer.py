@@ -3,8 +3,11 @@
 The update itself is `train_step`; the optimizers that users name are in `optimizers`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import weakref
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +15,9 @@ import tensorflow as tf
 from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of
 from tfdpx._warnings import warn
+from tfdpx.accounting.individual import IndividualAccountant
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.mechanism import check_private
@@ -26,7 +32,7 @@ from tfdpx.training.train_step import private_train_step
 def _read_only(name):
     """A property without a setter: the traced step and the account hold the value."""
 
-    def get(self):
+    def get(self) -> Any:
         return getattr(self._settings, name)
 
     def refuse(self, value):
@@ -59,23 +65,23 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     def __init__(
         self,
-        *args,
-        plan=None,
-        batch_size=None,
-        noise_multiplier=None,
-        l2_norm_clip=1.0,
-        microbatch_size=None,
-        augment=None,
-        augmult=0,
-        seed=None,
-        per_example_engine="layerwise",
-        public_data=None,
-        public_quantile=0.9,
-        individual=None,
-        public_validation=False,
-        require_proof=False,
-        **kwargs,
-    ):
+        *args: Any,
+        plan: PrivacyPlan | None = None,
+        batch_size: int | None = None,
+        noise_multiplier: float | None = None,
+        l2_norm_clip: float = 1.0,
+        microbatch_size: int | str | None = None,
+        augment: Any = None,
+        augmult: int = 0,
+        seed: int | None = None,
+        per_example_engine: str = "layerwise",
+        public_data: Any = None,
+        public_quantile: float | None = 0.9,
+        individual: IndividualAccountant | None = None,
+        public_validation: bool = False,
+        require_proof: bool = False,
+        **kwargs: Any,
+    ) -> None:
         settings.refuse(kwargs)
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
@@ -111,22 +117,22 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.clip_policy = settings.clip_policy(self._settings, self.spend_tracker)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
-    def unplanned_step(self, model, rows, sample_weight):
+    def unplanned_step(self, model: keras.Model, rows: int | None, sample_weight: Any) -> Any:
         """A context around `model.train_on_batch`; see `tfdpx.training.fit_data.unplanned_step`."""
         return fit_data.unplanned_step(self, model, rows, sample_weight)
 
-    def compiled(self, model):
+    def compiled(self, model: keras.Model) -> None:
         """Called after `model.compile`: what was spent on the model's weights counts here."""
         self.spend_tracker.follow(model.variables)
         if self.session is None:
             stand_by(self)
 
-    def private_train_step(self, model, data):
+    def private_train_step(self, model: keras.Model, data: Any) -> dict[str, Any]:
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
         return private_train_step(self, model, data)
 
     @contextlib.contextmanager
-    def fitting(self, model, arguments):
+    def fitting(self, model: keras.Model, arguments: dict[str, Any]) -> Any:
         """Around `model.fit`: refuses what would go wrong, and accounts for the data.
 
         Args:
@@ -146,27 +152,27 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             with first_update.announced(model, arguments):
                 yield
 
-    def step_key(self):
+    def step_key(self) -> Any:
         """int64 tensor [2]: the secret key of the next update, used by no other."""
         return self.state.key()
 
-    def trains(self, model):
+    def trains(self, model: keras.Model) -> None:
         """Called by the private step as it is traced: its updates are spent on these weights."""
         self.spend_tracker.follow(model.variables)
         self.spend_tracker.trains(model.trainable_variables)
 
     @property
-    def privatized_gradient_norm(self):
+    def privatized_gradient_norm(self) -> float:
         """Float: l2 norm of the last noisy gradient, which the guarantee covers."""
         return float(keras.ops.convert_to_numpy(self._gradient_norm))
 
     @property
-    def nonfinite_examples(self):
+    def nonfinite_examples(self) -> int:
         """Int: examples so far whose gradient was not finite and counted as zero. Not private."""
         return self.state.nonfinite
 
     @property
-    def ledger(self):
+    def ledger(self) -> Ledger:
         """`tfdpx.accounting.Ledger`: all that was spent on the weights that this optimizer trains.
 
         It holds the updates of former optimizers too, and those of the file that the weights were
@@ -176,32 +182,32 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return self.spend_tracker.ledger()
 
     @property
-    def epsilon_is_approximate(self):
+    def epsilon_is_approximate(self) -> bool:
         """Bool: whether any update was on batches that were not drawn as the accountant assumes."""
         return self.ledger.is_approximate
 
     @property
-    def independence(self):
+    def independence(self) -> tuple:
         """Tuple of `tfdpx.independence.Independence`, of the steps that were traced so far.
 
         Each says why no example influences another's gradient: proved, or computed alone.
         """
         return tuple(found for known in self.prepared.values() for found in known.independence)
 
-    def record(self, gradient_norm, nonfinite):
+    def record(self, gradient_norm: Any, nonfinite: Any) -> None:
         """Counts an update and keeps what it measured; called by the private step."""
         self._gradient_norm.assign(gradient_norm)
         self.spend_tracker.count_update()
         self.state.count(nonfinite)
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
         self.spend_tracker.synchronize()
         super().save_own_variables(store)
         for name, variable in self._ledger_variables().items():
             store[name] = value_of(variable)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         """Loads what Keras loads, joins the saved ledger, and continues as a run of its own."""
         names = self._ledger_variables()
         saved = {name: store[name] for name in store.keys()}
@@ -221,7 +227,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def _ledger_variables(self):
         return {FACTS: self._ledger_facts, STEPS: self._ledger_steps}
 
-    def refuse_hdf5(self):
+    def refuse_hdf5(self) -> None:
         """Raises ValueError: called where Keras would save or load a whole model as HDF5."""
         raise ValueError(
             "The legacy HDF5 format of whole models (`.h5`, `.hdf5`) has no room for the ledger of "
@@ -230,17 +236,19 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             "loaded by `compile=False`; what was spent on it is then unknown."
         )
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Applies gradients from the private step; refuses any other with a ValueError."""
         check_private(grads)
         return super().apply(grads, trainable_variables)
 
-    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
         """Refuses gradients that the private step did not make."""
         check_private(grads)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """The base optimizer's update with the tensor inside a `PrivateGradient`."""
         check_private([gradient])
         if not gradient.all_reduce_passed:
@@ -250,13 +258,13 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             )
         return super().update_step(gradient.tensor, variable, learning_rate)
 
-    def all_reduce_sums(self, grads_and_vars):
+    def all_reduce_sums(self, grads_and_vars: list) -> list:
         """Nothing to do: the private step has reduced the sums, before the noise."""
         for gradient, _ in grads_and_vars:
             gradient.all_reduce_passed = True
         return grads_and_vars
 
-    def average_weights(self, pairs):
+    def average_weights(self, pairs: Any) -> None:
         """The warm-up of the weights' moving average; `pairs` are of a weight and its average."""
         step = tf.cast(self.iterations.value, "float32")
         decay = tf.minimum(float(self.ema_momentum), (1.0 + step) / (10.0 + step))
@@ -266,7 +274,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             kept = tf.cast(decay, average.dtype)
             average.assign(kept * average.value + (1 - kept) * variable.value)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the configuration as a JSON-serialisable dict."""
         config = super().get_config()
         # Refused arguments are all None.
@@ -289,7 +297,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         return {**config, **self.clip_policy.arguments()}
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> PrivateOptimizer:
         """Builds the optimizer from `get_config()`."""
         config = dict(config)
         for name in ("plan", "augment", "individual", "l2_norm_clip"):

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context
 from tfdpx.augment.each_alone import CustomViews, is_built_in
-from tfdpx.per_example.made_up import made_up
+from tfdpx.per_example.probe_batches import probe_batch
 from tfdpx.per_example.rows import Rows, merge_views
 
 
@@ -65,7 +65,7 @@ class Views:
         return step_context.eagerly(self._example_rows, x)
 
     def _example_rows(self, x):
-        return self._rows_of_one(made_up(None, x, rows=1))
+        return self._rows_of_one(probe_batch(None, x, rows=1))
 
     def row_specs(self, x):
         """`tf.TensorSpec`s [None, ...] of the rows; an axis whose length is unknown stays so."""

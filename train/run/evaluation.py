@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 
+from tfdpx.heads.releases import Releases
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.training.callbacks import steps_taken
@@ -73,6 +74,19 @@ def predicted(model, examples):
     """
     for x, y, _ in sampled_batches.in_order(as_examples(*examples), BATCH_SIZE):
         yield np.asarray(model.predict_on_batch(x), "float32"), np.reshape(y, [-1])
+
+
+def noisy_count(right, noise_multiplier):
+    """`right` with Gaussian noise, a float.
+
+    Guarantee: one Gaussian release; adding or removing one example changes the count by at most 1.
+
+    Args:
+        right: Number of examples that the model classifies correctly; rounded to a whole one.
+        noise_multiplier: Float, standard deviation of the noise.
+    """
+    released = Releases({"right": (noise_multiplier, 1)})
+    return float(released.gaussian("right", np.array([round(right)], "float64"), 1.0)[0])
 
 
 class RawWeights(keras.callbacks.Callback):

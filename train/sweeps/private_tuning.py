@@ -23,7 +23,7 @@ from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
-from tfdpx.train.run import auto_settings, evaluation, noisy_score, provenance, results
+from tfdpx.train.run import auto_settings, evaluation, provenance, results
 from tfdpx.train.sweeps import grid, runs
 
 # What all runs must share, or what the guarantee has no room for.
@@ -84,7 +84,7 @@ def tune(preset, given, swept, mean, workdir, extra):
             if failures:
                 raise UserError(f"A run {failures[run.name]} Nothing is kept.")
             found = there / "runs" / run.name
-            right = noisy_score.noisy_count(_right(found, data), score)
+            right = evaluation.noisy_count(_right(found, data), score)
             if top is None or right > top[0]:
                 if top:
                     shutil.rmtree(top[2])
@@ -146,10 +146,10 @@ def _noise(points, num_examples, mean):
                 f"{', '.join(map(str, found))}. Give --{name}."
             )
     plan = shared.privacy_plan(num_examples)
-    once = shared.epsilon, 1.0, 1, shared.delta, "gdp"
+    once = dict(steps=1, epsilon=shared.epsilon, delta=shared.delta)
     entries = [
         Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps),
-        Entry(_SCORE * calibration.least_noise_multiplier(*once), 1.0, 1),
+        Entry(_SCORE * calibration.solve("noise_multiplier", once, "gdp"), 1.0, 1),
     ]
     scale = selection.selection_scale(entries, shared.epsilon, shared.delta, mean)
     entries = [

@@ -1,15 +1,14 @@
 """Scores of trained models on disk, in chunks: an interrupted run resumes after the last chunk."""
 
 import hashlib
-import io
-import json
 import time
 
 import numpy as np
 
 from tfdpx import _files as files
+from tfdpx import _resumable as resumable
 from tfdpx import noise
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, checking_flags
 
 
 class Store:
@@ -27,17 +26,10 @@ class Store:
     def __init__(self, workdir, described, say):
         self._workdir, self._say = workdir, say
         self._seed = described["seed"]
-        path = workdir / "audit.json"
+        holder = f"The folder --workdir={workdir} holds an audit"
         try:
-            workdir.mkdir(parents=True, exist_ok=True)
-            earlier = json.loads(path.read_text()) if path.exists() else described
-            for name, value in described.items():
-                if earlier.get(name) != value:
-                    raise UserError(
-                        f"The folder --workdir={workdir} holds an audit with {name}="
-                        f"{earlier.get(name)}. Received: {name}={value}. Choose another folder."
-                    )
-            files.write(path, json.dumps(described).encode())
+            with checking_flags():
+                resumable.begin(workdir / "audit.json", described, holder, "Choose another folder.")
         except OSError as error:
             raise UserError(f"Cannot write to --workdir={workdir}: {error}.") from error
 
@@ -57,9 +49,8 @@ class Store:
             path = folder / f"{size}-{index:05}.npy"
             if not path.exists():
                 scores = np.asarray(make(self._seed_of(name, size, index)), "float64")
-                content = io.BytesIO()
-                np.save(content, scores)
-                files.write(path, content.getvalue())
+                with files.replacing(path) as fresh:
+                    np.save(fresh, scores)
                 made += 1
                 left = (time.monotonic() - began) / made * (chunks - index - 1)
                 self._say(f"{name}: {(index + 1) * size} models, about {left:.0f} s left")

@@ -355,7 +355,7 @@ def test_half_precision_and_dropout_are_no_false_alarm():
 
 def test_what_cannot_be_audited_is_refused():
     model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0))
-    for other in (keras.optimizers.SGD(), tfdpx.AdaMix(num_classes=3, epsilon=1.0)):
+    for other in (keras.optimizers.SGD(), tfdpx.heads.AdaMix(num_classes=3, epsilon=1.0)):
         with pytest.raises(TypeError, match="`optimizer` must be a tfdpx optimizer"):
             audit.check_optimizer(model, other)
     with pytest.warns(UserWarning, match="no noise"):

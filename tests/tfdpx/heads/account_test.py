@@ -44,7 +44,7 @@ def test_noise_multipliers_of_the_exact_gaussian_mechanism(kind, kwargs, noise_m
 
 @pytest.mark.parametrize(("epsilon", "steps"), [(1.0, 28), (3.0, 206)])
 def test_steps_of_adamix_are_those_of_the_exact_gaussian_mechanism(epsilon, steps):
-    assert tfdpx.AdaMix(10, epsilon, delta=1e-5, noise_multiplier=20).steps == steps
+    assert tfdpx.heads.AdaMix(10, epsilon, delta=1e-5, noise_multiplier=20).steps == steps
     deltas = [gaussian_delta(math.sqrt(count) / 20, epsilon) for count in (steps, steps + 1)]
     assert deltas[0] <= 1e-5 < deltas[1]
 

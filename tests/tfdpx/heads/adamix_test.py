@@ -49,7 +49,7 @@ def written_out(head):
 @pytest.mark.parametrize("projection", [None, 2])
 def test_the_algorithm_written_out(monkeypatch, clip, projection):
     monkeypatch.setattr(Releases, "_noise", lambda self, shape, deviation: np.zeros(shape))
-    head = tfdpx.AdaMix(
+    head = tfdpx.heads.AdaMix(
         CLASSES, steps=5, learning_rate=3.0, l2_norm_clip=clip, projection=projection
     )
     # The clip leaves 0.2% to rounding.
@@ -69,7 +69,7 @@ def test_noise_is_that_of_the_clip_and_lies_in_the_subspace(monkeypatch):
     monkeypatch.setattr(
         PublicSet, "quantile_clip", lambda *args: clips.append(quantile(*args)) or clips[-1]
     )
-    fitted(tfdpx.AdaMix(CLASSES, steps=3, projection=2, seed=1))
+    fitted(tfdpx.heads.AdaMix(CLASSES, steps=3, projection=2, seed=1))
     assert deviations == [((2, CLASSES), pytest.approx(20.0 * clip)) for clip in clips]
     assert len(clips) == 3
 
@@ -79,38 +79,38 @@ def test_it_starts_at_the_minimum_over_the_public_examples():
     x, y = PUBLIC[0].astype("float64"), np.eye(CLASSES)[PUBLIC[1]]
     slope = x.T @ (softmax(x @ kernel, axis=1) - y) + 0.1 * kernel
     np.testing.assert_allclose(slope, 0.0, atol=1e-4)
-    head = fitted(tfdpx.AdaMix(CLASSES, steps=1, learning_rate=1e-9))
+    head = fitted(tfdpx.heads.AdaMix(CLASSES, steps=1, learning_rate=1e-9))
     np.testing.assert_allclose(head.kernel, kernel, atol=1e-5)
 
 
 def test_without_public_data_it_starts_at_the_initial_weights():
     weights = np.random.default_rng(2).normal(size=(WIDTH, CLASSES))
     arguments = dict(steps=1, learning_rate=1e-9, l2_norm_clip=1.0)
-    head = tfdpx.AdaMix(CLASSES, initial_weights=weights, **arguments).fit(*PRIVATE)
+    head = tfdpx.heads.AdaMix(CLASSES, initial_weights=weights, **arguments).fit(*PRIVATE)
     np.testing.assert_allclose(head.kernel, weights, atol=1e-5)
-    assert not tfdpx.AdaMix(CLASSES, **arguments).fit(*PRIVATE).kernel.round(5).any()
+    assert not tfdpx.heads.AdaMix(CLASSES, **arguments).fit(*PRIVATE).kernel.round(5).any()
 
 
 def test_a_dataset_of_public_data_gives_what_arrays_give():
-    arrays = fitted(tfdpx.AdaMix(CLASSES, steps=3, seed=1))
+    arrays = fitted(tfdpx.heads.AdaMix(CLASSES, steps=3, seed=1))
     public = tf.data.Dataset.from_tensor_slices(PUBLIC).batch(3)
-    dataset = tfdpx.AdaMix(CLASSES, steps=3, seed=1).fit(*PRIVATE, public_data=public)
+    dataset = tfdpx.heads.AdaMix(CLASSES, steps=3, seed=1).fit(*PRIVATE, public_data=public)
     np.testing.assert_array_equal(arrays.kernel, dataset.kernel)
 
 
 def test_initial_weights_are_in_the_config():
-    head = tfdpx.AdaMix(CLASSES, 1.0, projection=2, initial_weights=np.ones([WIDTH, CLASSES]))
-    copy = tfdpx.AdaMix.from_config(head.get_config())
+    head = tfdpx.heads.AdaMix(CLASSES, 1.0, projection=2, initial_weights=np.ones([WIDTH, CLASSES]))
+    copy = tfdpx.heads.AdaMix.from_config(head.get_config())
     assert copy.get_config() == head.get_config()
     np.testing.assert_array_equal(copy.initial_weights, head.initial_weights)
     assert "initial_weights" not in repr(head)
 
 
 def test_the_statement_says_whom_it_leaves_out():
-    said = tfdpx.AdaMix(CLASSES, 1.0).statement(60, 8)
+    said = tfdpx.heads.AdaMix(CLASSES, 1.0).statement(60, 8)
     assert "(0.9858, 1e-05)-differentially private for the 60 private examples" in said
     assert "The 8 public examples get no guarantee" in said
-    private = tfdpx.AdaMix(CLASSES, 1.0, seed=3, l2_norm_clip=1.0).statement(68)
+    private = tfdpx.heads.AdaMix(CLASSES, 1.0, seed=3, l2_norm_clip=1.0).statement(68)
     assert "68 private examples" in private and "public" not in private
     assert "do not release the weights" in private
 
@@ -133,7 +133,7 @@ UNFIT[3, 2] = np.nan
     ],
 )
 def test_public_data_that_are_refused(public, message):
-    head = tfdpx.AdaMix(CLASSES, 1.0)
+    head = tfdpx.heads.AdaMix(CLASSES, 1.0)
     with pytest.raises(ValueError, match=message):
         head.fit(*PRIVATE, public_data=public)
     assert head.ledger.steps == 0 and head.kernel is None
@@ -157,14 +157,14 @@ def test_public_data_that_are_refused(public, message):
 )
 def test_arguments_that_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        tfdpx.AdaMix(CLASSES, **arguments)
+        tfdpx.heads.AdaMix(CLASSES, **arguments)
 
 
 def test_a_projection_needs_public_data_and_initial_weights_the_shape_of_the_kernel():
     with pytest.raises(ValueError, match="`public_data` is missing.*projection=2"):
-        tfdpx.AdaMix(CLASSES, 1.0, l2_norm_clip=1.0, projection=2).fit(*PRIVATE)
+        tfdpx.heads.AdaMix(CLASSES, 1.0, l2_norm_clip=1.0, projection=2).fit(*PRIVATE)
     with pytest.raises(ValueError, match=r"have the shape \[6, 4\]"):
-        fitted(tfdpx.AdaMix(CLASSES, 1.0, initial_weights=np.ones([WIDTH, 2])))
+        fitted(tfdpx.heads.AdaMix(CLASSES, 1.0, initial_weights=np.ones([WIDTH, 2])))
 
 
 def test_overlap_is_found_whatever_the_last_bits():

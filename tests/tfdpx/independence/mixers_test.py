@@ -1,4 +1,4 @@
-"""What mixes examples is never proved to keep them apart, and what is alike but does not, is."""
+"""What lets examples interact is never proved, and what only looks like it, is."""
 
 import functools
 
@@ -289,7 +289,7 @@ def test_a_mixer_is_never_proved(name):
         assert traced.reasons(MIXERS[name], rows=ROWS)
 
 
-KEPT_APART = {
+INDEPENDENT = {
     "softmax": tf.nn.softmax,
     "transposed and back": lambda x: tf.transpose(tf.transpose(x) * 2.0),
     "sorted entries": lambda x: tf.sort(x, axis=1),
@@ -319,11 +319,11 @@ KEPT_APART = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT_APART)
-def test_what_keeps_rows_apart_is_proved(name):
-    assert not traced.reasons(KEPT_APART[name])
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_what_is_independent_by_row_is_proved(name):
+    assert not traced.reasons(INDEPENDENT[name])
     # As many rows as a row has entries: no axis may be taken for the other.
-    assert not traced.reasons(KEPT_APART[name], rows=4)
+    assert not traced.reasons(INDEPENDENT[name], rows=4)
 
 
 def test_the_mixers_do_mix():
@@ -331,9 +331,9 @@ def test_the_mixers_do_mix():
     for name in ("batch mean", "sorted", "reshape that mixes", "swapped in a loop", "picture"):
         concrete = traced.trace(MIXERS[name], (4,))
         assert traced.mixes(concrete, (4,)), name
-    for name in KEPT_APART:
+    for name in INDEPENDENT:
         if name not in ("branch", "random"):
-            assert not traced.mixes(traced.trace(KEPT_APART[name], (4,)), (4,)), name
+            assert not traced.mixes(traced.trace(INDEPENDENT[name], (4,)), (4,)), name
 
 
 def custom(gradient):

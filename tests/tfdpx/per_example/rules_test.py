@@ -318,7 +318,7 @@ PLANTED = [
      lambda: layers.Conv2D(2, 2), (4, 4, 2), None),
     (WSConv2DRule, "measured", lambda s, found: found._replace(squares=found.squares[:, :1]),
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
-    (WSConv2DRule, "finishers", base.Rule.finishers,
+    (WSConv2DRule, "post_sum_transforms", base.Rule.post_sum_transforms,
      lambda: WSConv2D(2, 2), (4, 4, 2), None),
     (depthwise, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]),
      lambda: layers.DepthwiseConv2D(2), (4, 4, 2), None),

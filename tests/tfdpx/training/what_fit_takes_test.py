@@ -137,3 +137,49 @@ def test_random_access_has_no_last_part():
 
     with pytest.raises(ValueError, match="`validation_split` needs arrays.*RandomAccess"):
         PLAN.batches(tfdpx.RandomAccess(Source()), validation_split=0.2)
+
+
+def trained(fit, **arguments):
+    """Weights after `fit(model, plan)` of a small regression with a seed, and its optimizer."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile(tfdpx.DPSGD(0.01, plan=PLAN, seed=4, **arguments), "mse", jit_compile=False)
+    fit(model)
+    return [w.copy() for w in model.get_weights()], model.optimizer
+
+
+def test_fit_on_arrays_is_fit_on_the_batches_of_the_plan():
+    by_arrays, optimizer = trained(lambda model: model.fit(X, Y, verbose=0))
+    by_batches, _ = trained(lambda model: model.fit(PLAN.batches(X, Y), verbose=0))
+    same(by_arrays, by_batches)
+    assert optimizer.ledger.steps == 2 and not optimizer.epsilon_is_approximate
+
+
+def test_weights_of_classes_and_of_examples_are_the_same():
+    labels = (Y > 5).astype("float32")
+    by_class, _ = trained(
+        lambda model: model.fit(X, labels, class_weight={0: 0.5, 1: 2.0}, verbose=0)
+    )
+    weights = np.where(labels, 2.0, 0.5)
+    by_example, _ = trained(lambda model: model.fit(X, labels, sample_weight=weights, verbose=0))
+    same(by_class, by_example)
+
+
+def test_another_batch_size_is_refused():
+    with pytest.raises(ValueError, match="`batch_size` must be the plan's, 6,.*batch_size=8"):
+        trained(lambda model: model.fit(X, Y, batch_size=8, verbose=0))
+
+
+def test_random_access_needs_a_plan():
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile(tfdpx.DPSGD(0.1, batch_size=6, noise_multiplier=1.0), "mse")
+    with pytest.raises(ValueError, match="drawn from by the optimizer's plan.*plan=None"):
+        model.fit(tfdpx.RandomAccess(list(zip(X, Y, strict=True))), verbose=0)
+
+
+def test_a_long_first_update_is_announced(monkeypatch, capsys):
+    monkeypatch.setattr("tfdpx.training.first_update._PATIENCE", 0.0)
+    trained(lambda model: model.fit(X, Y, verbose=2))
+    assert "is being built for its first update" in capsys.readouterr().out
+    trained(lambda model: model.fit(X, Y, verbose=0))
+    assert "first update" not in capsys.readouterr().out

@@ -49,8 +49,8 @@ def test_values_have_the_types_of_their_flags():
         ("seed=1,2", "can sweep"),
         ("steps=1;steps=2", "names steps twice"),
         ("steps=1,1", "a value twice"),
-        ("steps=many", "none of steps.*Received: 'many'"),
-        ("optimizer=sgd", "none of optimizer"),
+        ("steps=many", "invalid value of steps.*Received: 'many'"),
+        ("optimizer=sgd", "invalid value of optimizer"),
     ],
 )
 def test_errors(text, message):

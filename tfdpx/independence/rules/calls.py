@@ -5,7 +5,16 @@ import dataclasses
 from tfdpx._keras import tensorflow_internals
 from tfdpx.independence.lengths import symbol
 from tfdpx.independence.registry import whatever
-from tfdpx.independence.values import Fixed, Listed, Lost, Rows, Sized, Total, Unknown, joined
+from tfdpx.independence.values import (
+    BatchSum,
+    Fixed,
+    Listed,
+    NotProvable,
+    PerExample,
+    Sized,
+    Unknown,
+    joined,
+)
 
 # After so many rounds of a loop nothing new can be learned: each loses something.
 _ROUNDS = 12
@@ -28,22 +37,22 @@ def branch(site, condition, *inputs):
     """One of several functions; which, no example may decide."""
     _require_shared(site, condition, "which branch runs")
     branches = [_run(site, body, inputs) for _, body in tensorflow_internals.called(site.operation)]
-    found = branches[0]
+    joint = branches[0]
     for other in branches[1:]:
-        found = [
+        joint = [
             joined(a, b, f"{site.name}:{number}")
-            for number, (a, b) in enumerate(zip(found, other, strict=True))
+            for number, (a, b) in enumerate(zip(joint, other, strict=True))
         ]
-    return found
+    return joint
 
 
 def _require_shared(site, condition, what):
     if isinstance(condition, Fixed):
         site.shares(condition)
     if isinstance(condition, Unknown):
-        raise Lost(f"{what} could not be followed, by {condition.reason}")
+        raise NotProvable(f"{what} could not be followed, by {condition.reason}")
     if not isinstance(condition, Fixed):
-        raise Lost(f"{what} depends on the examples or on their number")
+        raise NotProvable(f"{what} depends on the examples or on their number")
 
 
 @whatever("While StatelessWhile")
@@ -65,7 +74,7 @@ def loop(site, *inputs):
             _require_shared(site, condition, "how long it runs")
             return state
         state = wider
-    raise Lost("its variables could not be followed to rest")
+    raise NotProvable("its variables could not be followed to rest")
 
 
 def _outside(site, value, number):
@@ -75,9 +84,9 @@ def _outside(site, value, number):
         if any(_is_inside(length, site.name) for length in value.element.shape):
             return Listed(Unknown(f"operation '{site.name}': elements of a list differ in shape"))
         return value
-    if not isinstance(value, (Fixed, Sized, Rows, Total)) or value.shape is None:
+    if not isinstance(value, (Fixed, Sized, PerExample, BatchSum)) or value.shape is None:
         return value
-    if isinstance(value, Rows):
+    if isinstance(value, PerExample):
         moving = (value.shape[value.axis], value.after)
         if any(_is_inside(length, inside) for length in moving):
             return Unknown(f"operation '{site.name}': how the rows are laid out changes")

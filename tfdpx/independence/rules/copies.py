@@ -2,7 +2,14 @@
 
 from tfdpx.independence.lengths import MINUS_ONE, ONE
 from tfdpx.independence.registry import of_copies, of_rows, of_sizes
-from tfdpx.independence.values import Lost, Rows, beside_rows, content_of, rank, require_fixed
+from tfdpx.independence.values import (
+    NotProvable,
+    PerExample,
+    content_of,
+    rank,
+    require_fixed,
+    require_same_for_rows,
+)
 
 
 @of_rows("Tile")
@@ -10,8 +17,8 @@ def tile(site, x, multiples):
     """Copies along axes other than that of the rows."""
     require_fixed(multiples)
     multiples = content_of(multiples)
-    if not isinstance(x, Rows) or multiples[x.axis] != ONE:
-        raise Lost("it repeats the examples")
+    if not isinstance(x, PerExample) or multiples[x.axis] != ONE:
+        raise NotProvable("it repeats the examples")
     shape = [n * m for n, m in zip(x.shape, multiples, strict=True)]
     return site.rows(x, x.axis, shape)
 
@@ -21,10 +28,10 @@ def broadcast_to(site, x, shape):
     """Copies along axes of length 1 and new ones."""
     wanted = content_of(shape)
     extra = len(wanted) - rank(x)
-    if not isinstance(x, Rows) or wanted[x.axis + extra] != x.shape[x.axis]:
-        raise Lost("it repeats the examples")
+    if not isinstance(x, PerExample) or wanted[x.axis + extra] != x.shape[x.axis]:
+        raise NotProvable("it repeats the examples")
     if any(n.counts_rows for a, n in enumerate(wanted) if a != x.axis + extra):
-        raise Lost("another axis becomes as long as there are examples")
+        raise NotProvable("another axis becomes as long as there are examples")
     return site.rows(x, x.axis + extra, list(wanted))
 
 
@@ -41,7 +48,7 @@ def copies(site, x, shape):
     require_fixed(x)
     made = made_rows(site, content_of(shape))
     # Axes are lined up at the last one.
-    beside_rows(x, rank(x) - len(made.shape) + made.axis, made)
+    require_same_for_rows(x, rank(x) - len(made.shape) + made.axis, made)
     return made
 
 
@@ -52,18 +59,18 @@ def copies_of_one(site, x, multiples):
     multiples = content_of(multiples)
     made = made_rows(site, [n * m for n, m in zip(x.shape, multiples, strict=True)])
     if x.shape[made.axis] != ONE:
-        raise Lost("it gives rows something that goes by their place in the batch")
+        raise NotProvable("it gives rows something that goes by their place in the batch")
     return made
 
 
 def made_rows(site, shape):
-    """`Rows` of a shape of which one length is the number of rows, and no other depends on it."""
+    """`PerExample` of a shape of which one length alone is, or depends on, the number of rows."""
     axes = [axis for axis, length in enumerate(shape) if length.counts_rows]
     if len(axes) != 1 or shape[axes[0]] != site.frame.walk.rows:
-        raise Lost("its shape could not be followed")
+        raise NotProvable("its shape could not be followed")
     if MINUS_ONE in shape:
-        raise Lost("its shape is not known")
-    return Rows(tuple(shape), axes[0])
+        raise NotProvable("its shape is not known")
+    return PerExample(tuple(shape), axes[0])
 
 
 @of_copies("Fill OnesLike ZerosLike")

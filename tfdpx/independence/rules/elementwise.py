@@ -3,13 +3,13 @@
 from tfdpx.independence.lengths import ONE
 from tfdpx.independence.registry import of_rows, of_totals, whatever
 from tfdpx.independence.values import (
+    BatchSum,
     Fixed,
-    Lost,
-    Rows,
+    NotProvable,
+    PerExample,
     Sized,
-    Total,
-    beside_rows,
     rank,
+    require_same_for_rows,
     same_layout,
 )
 
@@ -37,18 +37,18 @@ _MORE = "AddN Betainc ClipByValue SelectV2 FakeQuantWithMinMaxVars FakeQuantWith
 def elementwise(site, *inputs):
     """Entries of row i meet those of row i, or what all rows share."""
     if site.operation.type == "Bitcast" and len(site.static() or ()) != rank(inputs[0]):
-        raise Lost("it changes the number of axes")
-    rows = [value for value in inputs if isinstance(value, Rows)]
+        raise NotProvable("it changes the number of axes")
+    rows = [value for value in inputs if isinstance(value, PerExample)]
     length = max(rank(value) for value in inputs)
     first = rows[0]
     # Axes are lined up at the last one.
     place = len(first.shape) - first.axis
     if any(len(other.shape) - other.axis != place for other in rows):
-        raise Lost("two tensors have their rows on different axes")
+        raise NotProvable("two tensors have their rows on different axes")
     same_layout(*rows)
     for value in inputs:
-        if not isinstance(value, Rows):
-            beside_rows(value, rank(value) - place, first)
+        if not isinstance(value, PerExample):
+            require_same_for_rows(value, rank(value) - place, first)
     return site.rows(first, length - place, _broadcast(inputs, length))
 
 
@@ -66,7 +66,7 @@ def _broadcast(inputs, length):
 def select(site, condition, *branches):
     """As `SelectV2`, but that a vector of conditions would choose whole slices."""
     if any(rank(branch) != rank(condition) for branch in branches):
-        raise Lost("its condition has another rank")
+        raise NotProvable("its condition has another rank")
     return elementwise(site, condition, *branches)
 
 
@@ -86,10 +86,10 @@ def same_of_several(site, *inputs):
 def linear(site, *inputs):
     """Sums of sums over the rows are such, and so are their multiples."""
     if site.operation.type == "Cast" and not site.operation.outputs[0].dtype.is_floating:
-        raise Lost("it rounds a sum over the examples")
-    if any(isinstance(value, Rows) for value in inputs):
-        raise Lost("it gives rows a sum over the examples")
-    return Total(site.shape())
+        raise NotProvable("it rounds a sum over the examples")
+    if any(isinstance(value, PerExample) for value in inputs):
+        raise NotProvable("it gives rows a sum over the examples")
+    return BatchSum(site.shape())
 
 
 @of_totals("Mul RealDiv Div DivNoNan")
@@ -98,14 +98,14 @@ def multiples(site, first, second):
     factors = [first, second]
     if site.operation.type == "Mul" and isinstance(first, (Fixed, Sized)):
         factors.reverse()
-    if not isinstance(factors[0], Total) or not isinstance(factors[1], (Fixed, Sized)):
-        raise Lost("it takes a sum over the examples, and is not linear in it")
-    return Total(site.shape())
+    if not isinstance(factors[0], BatchSum) or not isinstance(factors[1], (Fixed, Sized)):
+        raise NotProvable("it takes a sum over the examples, and is not linear in it")
+    return BatchSum(site.shape())
 
 
 @of_totals("Reshape ExpandDims Squeeze")
 def reshaped(site, value, *others):
     """A sum over the rows in another shape."""
-    if not isinstance(value, Total) or not all(isinstance(v, (Fixed, Sized)) for v in others):
-        raise Lost("it takes a sum over the examples")
-    return Total(site.shape())
+    if not isinstance(value, BatchSum) or not all(isinstance(v, (Fixed, Sized)) for v in others):
+        raise NotProvable("it takes a sum over the examples")
+    return BatchSum(site.shape())

@@ -4,13 +4,13 @@ from tfdpx.independence.lengths import Length, product
 from tfdpx.independence.registry import of_rows
 from tfdpx.independence.values import (
     Fixed,
-    Lost,
-    Rows,
+    NotProvable,
+    PerExample,
     Sized,
-    beside_rows,
     ints_of,
     rank,
     require_fixed,
+    require_same_for_rows,
     same_axis,
 )
 
@@ -27,7 +27,7 @@ def of_images(site, images, *others):
     for name in ("ksize", "strides", "dilations", "ksizes", "rates"):
         sizes = _list(site, name)
         if sizes and sizes[0] != 1:
-            raise Lost("it works along the axis of the examples")
+            raise NotProvable("it works along the axis of the examples")
     return site.rows(images, 0)
 
 
@@ -39,8 +39,8 @@ def _list(site, name):
 
 
 def _first(images):
-    if not isinstance(images, Rows) or images.axis:
-        raise Lost("the examples are not on the first axis")
+    if not isinstance(images, PerExample) or images.axis:
+        raise NotProvable("the examples are not on the first axis")
 
 
 @of_rows("ImageProjectiveTransformV3")
@@ -48,10 +48,10 @@ def transform(site, images, transforms, *others):
     """Each image by the transform of its own, or by one for all."""
     require_fixed(*others)
     _first(images)
-    if isinstance(transforms, Rows):
+    if isinstance(transforms, PerExample):
         same_axis(images, transforms)
     else:
-        beside_rows(transforms, 0, images)
+        require_same_for_rows(transforms, 0, images)
     return site.rows(images, 0)
 
 
@@ -60,9 +60,9 @@ def transposed_convolution(site, sizes, kernel, images):
     """A convolution the other way; the sizes of the output agree with the images."""
     require_fixed(kernel)
     if not isinstance(sizes, (Fixed, Sized)):
-        raise Lost("the size of its output depends on the examples")
+        raise NotProvable("the size of its output depends on the examples")
     if sizes.content is None or any(n.counts_rows for n in sizes.content[1:]):
-        raise Lost("the size of its output could not be followed")
+        raise NotProvable("the size of its output could not be followed")
     _first(images)
     return site.rows(images, 0, [None, *sizes.content[1:]])
 
@@ -71,7 +71,7 @@ def transposed_convolution(site, sizes, kernel, images):
 def batch_norm(site, images, *others):
     """With fixed statistics only: those of a batch mix its examples."""
     if site.attribute("is_training"):
-        raise Lost("it normalizes by the statistics of the batch")
+        raise NotProvable("it normalizes by the statistics of the batch")
     require_fixed(*others)
     _first(images)
     count = len(site.operation.outputs)
@@ -97,10 +97,10 @@ def batch_to_space(site, x, block, crops):
     _first(x)
     length = x.shape[0].over(product(map(Length, ints_of(block))))
     if length is None or length.over(site.frame.walk.rows * x.after) is None:
-        raise Lost("it takes the examples apart")
+        raise NotProvable("it takes the examples apart")
     return _with_blocks(site, x, length)
 
 
 def _with_blocks(site, x, length):
     others = site.shape(shape=[length, *[None] * (rank(x) - 1)])[1:]
-    return Rows((length, *others), 0, x.after)
+    return PerExample((length, *others), 0, x.after)

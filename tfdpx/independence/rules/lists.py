@@ -4,8 +4,8 @@ from tfdpx.independence.registry import whatever
 from tfdpx.independence.values import (
     Fixed,
     Listed,
-    Lost,
-    Rows,
+    NotProvable,
+    PerExample,
     Sized,
     Unknown,
     joined,
@@ -14,7 +14,7 @@ from tfdpx.independence.values import (
 
 
 def _require(made, shape=None, *numbers):
-    """Raises `Lost` unless `made` is a list, and no example has a part in the other arguments.
+    """Raises `NotProvable` unless `made` is a list and the other arguments are of no example.
 
     Args:
         made: A value.
@@ -23,11 +23,11 @@ def _require(made, shape=None, *numbers):
     """
     for value in (made, shape, *numbers):
         if isinstance(value, Unknown):
-            raise Lost(value.reason)
+            raise NotProvable(value.reason)
     if not isinstance(made, Listed):
-        raise Lost("it is no list of tensors")
+        raise NotProvable("it is no list of tensors")
     if shape is not None and not isinstance(shape, (Fixed, Sized)):
-        raise Lost("a shape depends on the examples")
+        raise NotProvable("a shape depends on the examples")
     require_fixed(*numbers)
 
 
@@ -42,12 +42,12 @@ def reserve(site, shape, number):
 def from_tensor(site, x, shape):
     """The parts of a tensor along its first axis."""
     _require(Listed(), shape)
-    if isinstance(x, Rows) and x.axis:
-        return Listed(Rows(x.shape[1:], x.axis - 1, x.after))
+    if isinstance(x, PerExample) and x.axis:
+        return Listed(PerExample(x.shape[1:], x.axis - 1, x.after))
     if isinstance(x, Fixed) and x.shape:
         like_rows = frozenset(a - 1 for a in x.like_rows if a)
         return Listed(Fixed(x.shape[1:], None, like_rows, x.sources))
-    raise Lost("it makes a list of the examples")
+    raise NotProvable("it makes a list of the examples")
 
 
 @whatever("TensorListSetItem")
@@ -94,11 +94,11 @@ def stack(site, made, shape):
     """All elements as one tensor."""
     _require(made, shape)
     element = _element(made)
-    if isinstance(element, Rows):
+    if isinstance(element, PerExample):
         return site.rows(element, element.axis + 1, [None, *element.shape])
     if isinstance(element, Fixed):
         return site.fixed([element], like_rows=(a + 1 for a in element.like_rows))
-    raise Lost("its elements are of an unknown kind")
+    raise NotProvable("its elements are of an unknown kind")
 
 
 @whatever("TensorListLength")
@@ -110,7 +110,7 @@ def length(site, made):
 
 def _element(made):
     if made.element is None:
-        raise Lost("nothing was put into the list")
+        raise NotProvable("nothing was put into the list")
     if isinstance(made.element, Unknown):
-        raise Lost(made.element.reason)
+        raise NotProvable(made.element.reason)
     return made.element

@@ -3,13 +3,13 @@
 from tfdpx.independence.lengths import MINUS_ONE, ONE, Length, product
 from tfdpx.independence.registry import of_rows
 from tfdpx.independence.values import (
-    Lost,
-    Rows,
-    beside_rows,
+    NotProvable,
+    PerExample,
     content_of,
     ints_of,
     rank,
     require_fixed,
+    require_same_for_rows,
     same_axis,
 )
 
@@ -23,10 +23,10 @@ def reshape(site, x, shape):
         place = wanted.index(MINUS_ONE)
         rest = total.over(product(wanted[:place] + wanted[place + 1 :]))
         if rest is None:
-            raise Lost("its new shape could not be followed")
+            raise NotProvable("its new shape could not be followed")
         wanted[place] = rest
     if product(wanted) != total:
-        raise Lost("its new shape could not be followed")
+        raise NotProvable("its new shape could not be followed")
     stride = product(x.shape[x.axis + 1 :]) * x.after
     block = stride * site.frame.walk.rows
     for axis in range(len(wanted)):
@@ -34,8 +34,8 @@ def reshape(site, x, shape):
         if after is not None and product(wanted[axis:]).over(block) is not None:
             others = [n for a, n in enumerate(wanted) if a != axis]
             if not any(n.counts_rows for n in others):
-                return Rows(tuple(wanted), axis, after)
-    raise Lost("its new shape mixes the rows")
+                return PerExample(tuple(wanted), axis, after)
+    raise NotProvable("its new shape mixes the rows")
 
 
 @of_rows("Transpose ConjugateTranspose")
@@ -60,12 +60,12 @@ def squeeze(site, x):
     dropped = [axis % rank(x) for axis in site.attribute("squeeze_dims")]
     if not dropped:
         if any(n.known is None for a, n in enumerate(x.shape) if a != x.axis):
-            raise Lost("which axes it drops is not known")
+            raise NotProvable("which axes it drops is not known")
         dropped = [a for a, n in enumerate(x.shape) if n == ONE and a != x.axis]
         if len(site.static() or ()) != rank(x) - len(dropped):
-            raise Lost("which axes it drops depends on the number of examples")
+            raise NotProvable("which axes it drops depends on the number of examples")
     if x.axis in dropped:
-        raise Lost("it drops the axis of the examples")
+        raise NotProvable("it drops the axis of the examples")
     kept = [a for a in range(rank(x)) if a not in dropped]
     return site.rows(x, kept.index(x.axis), [x.shape[a] for a in kept])
 
@@ -94,7 +94,7 @@ def concat(site, *inputs):
     first = _alike(inputs)
     axis %= rank(first)
     if axis == first.axis:
-        raise Lost("it joins along the axis of the examples")
+        raise NotProvable("it joins along the axis of the examples")
     shape = list(first.shape)
     shape[axis] = None
     if all(v.shape[axis].known is not None for v in inputs):
@@ -103,14 +103,14 @@ def concat(site, *inputs):
 
 
 def _alike(inputs):
-    """The first of the `Rows` in `inputs`; raises `Lost` unless the others can stand beside it."""
-    rows = [v for v in inputs if isinstance(v, Rows)]
+    """The first `PerExample` of `inputs`; raises `NotProvable` unless the others fit it."""
+    rows = [v for v in inputs if isinstance(v, PerExample)]
     same_axis(*rows)
     for value in inputs:
-        if not isinstance(value, Rows):
+        if not isinstance(value, PerExample):
             if rank(value) != rank(rows[0]) or value.shape[rows[0].axis] == ONE:
-                raise Lost("it joins rows with what has none")
-            beside_rows(value, rows[0].axis, rows[0])
+                raise NotProvable("it joins rows with what has none")
+            require_same_for_rows(value, rows[0].axis, rows[0])
     return rows[0]
 
 
@@ -134,8 +134,8 @@ def _split(site, x, axis):
 
 
 def _parts(site, x, axis, shape, dropped=False):
-    if not isinstance(x, Rows) or axis == x.axis:
-        raise Lost("it takes the examples apart")
+    if not isinstance(x, PerExample) or axis == x.axis:
+        raise NotProvable("it takes the examples apart")
     place = x.axis - (dropped and axis < x.axis)
     count = len(site.operation.outputs)
     return [site.rows(x, place, shape, index=index) for index in range(count)]
@@ -146,6 +146,6 @@ def pad(site, x, paddings, *value):
     """More entries at the ends of axes other than that of the rows."""
     require_fixed(*value)
     around = ints_of(paddings)
-    if not isinstance(x, Rows) or any(around[2 * x.axis : 2 * x.axis + 2]):
-        raise Lost("it adds examples")
+    if not isinstance(x, PerExample) or any(around[2 * x.axis : 2 * x.axis + 2]):
+        raise NotProvable("it adds examples")
     return site.rows(x, x.axis)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdpx.independence.lengths import Length, product
 from tfdpx.independence.registry import of_numbers, whatever
 from tfdpx.independence.rules.picking import kinds
-from tfdpx.independence.values import Fixed, Lost, Sized, Unknown
+from tfdpx.independence.values import Fixed, NotProvable, Sized, Unknown
 
 # More numbers than any shape has are not followed.
 _MOST = 64
@@ -26,7 +26,7 @@ def _measured(site, tensor, value):
         return value
     elif getattr(value, "shape", None) is None:
         if not isinstance(value, Sized):
-            raise Lost("its input has an unknown shape")
+            raise NotProvable("its input has an unknown shape")
         return Sized(None)
     else:
         lengths = value.shape
@@ -70,8 +70,8 @@ def sliced(site, x, begin, end, strides):
         last = None if masks[1] >> n & 1 else end[n]
         part = slice(first, last, strides[n])
         index.append({"new": np.newaxis, "rest": ..., "one": begin[n]}.get(kind, part))
-    found = x[tuple(index)]
-    return found if isinstance(found, np.ndarray) else _scalar(found)
+    picked = x[tuple(index)]
+    return picked if isinstance(picked, np.ndarray) else _scalar(picked)
 
 
 @of_numbers("Slice")
@@ -125,8 +125,12 @@ def product_of(site, a, b):
 def quotient(site, a, b):
     """Quotients that are known to be whole, and those of known numbers."""
     a, b = np.broadcast_arrays(a, b)
-    found = [_quotient(x, y) for x, y in zip(a.flat, b.flat, strict=True)]
-    return None if None in found else np.array([*found, None], dtype=object)[:-1].reshape(a.shape)
+    quotients = [_quotient(x, y) for x, y in zip(a.flat, b.flat, strict=True)]
+    return (
+        None
+        if None in quotients
+        else np.array([*quotients, None], dtype=object)[:-1].reshape(a.shape)
+    )
 
 
 def _quotient(x, y):
@@ -180,7 +184,7 @@ def _ints(array):
 def _int(array):
     [number] = _ints(array) or [None]
     if number is None:
-        raise Lost("an axis is not known")
+        raise NotProvable("an axis is not known")
     return number
 
 

@@ -3,13 +3,13 @@
 from tfdpx.independence.lengths import MINUS_ONE, ONE, Length
 from tfdpx.independence.registry import of_rows
 from tfdpx.independence.values import (
-    Lost,
-    Rows,
-    beside_rows,
+    NotProvable,
+    PerExample,
     content_of,
     ints_of,
     rank,
     require_fixed,
+    require_same_for_rows,
     same_axis,
 )
 
@@ -21,22 +21,22 @@ def gather(site, params, indices, axis=None):
     [axis] = [0] if axis is None else ints_of(axis)
     axis, batch = axis % rank(params), batch + rank(indices) * (batch < 0)
     shape = [*params.shape[:axis], *indices.shape[batch:], *params.shape[axis + 1 :]]
-    if not isinstance(params, Rows):
+    if not isinstance(params, PerExample):
         require_fixed(params)
         if indices.axis < batch:
-            beside_rows(params, indices.axis, indices)
+            require_same_for_rows(params, indices.axis, indices)
             return site.rows(indices, indices.axis, shape)
         return site.rows(indices, axis + indices.axis - batch, shape)
     if params.axis == axis:
-        raise Lost("it picks examples")
-    if isinstance(indices, Rows):
+        raise NotProvable("it picks examples")
+    if isinstance(indices, PerExample):
         same_axis(params, indices)
         if params.axis >= batch:
-            raise Lost("each example picks of all")
+            raise NotProvable("each example picks of all")
     else:
         require_fixed(indices)
         if params.axis < batch:
-            beside_rows(indices, params.axis, params)
+            require_same_for_rows(indices, params.axis, params)
     moved = rank(indices) - batch - 1 if params.axis > axis else 0
     return site.rows(params, params.axis + moved, shape)
 
@@ -46,15 +46,15 @@ def gather_nd(site, params, indices):
     """Entries of what all rows share, at indices of each row."""
     require_fixed(params)
     if indices.axis == rank(indices) - 1:
-        raise Lost("an index is made of several examples")
+        raise NotProvable("an index is made of several examples")
     return site.rows(indices, indices.axis)
 
 
 @of_rows("ReverseV2")
 def reverse(site, x, axes):
     """The entries of some axes the other way round."""
-    if not isinstance(x, Rows) or x.axis in [axis % rank(x) for axis in ints_of(axes)]:
-        raise Lost("it moves examples")
+    if not isinstance(x, PerExample) or x.axis in [axis % rank(x) for axis in ints_of(axes)]:
+        raise NotProvable("it moves examples")
     return site.rows(x, x.axis, x.shape)
 
 
@@ -70,12 +70,12 @@ def cut(site, x, begin, size):
     """A part of each axis."""
     require_fixed(begin)
     begin, size = content_of(begin), content_of(size)
-    if not isinstance(x, Rows) or begin[x.axis] != Length(0):
-        raise Lost("it picks examples")
+    if not isinstance(x, PerExample) or begin[x.axis] != Length(0):
+        raise NotProvable("it picks examples")
     if size[x.axis] not in (MINUS_ONE, x.shape[x.axis]):
-        raise Lost("it picks examples")
+        raise NotProvable("it picks examples")
     if any(n.counts_rows for a, n in enumerate(size) if a != x.axis):
-        raise Lost("another axis becomes as long as there are examples")
+        raise NotProvable("another axis becomes as long as there are examples")
     return site.rows(x, x.axis)
 
 
@@ -83,8 +83,8 @@ def cut(site, x, begin, size):
 def strided_slice(site, x, begin, end, strides):
     """Python's `x[a:b:c, d, ..., newaxis]`; all rows must be taken, in order."""
     require_fixed(begin, strides)
-    if not isinstance(x, Rows):
-        raise Lost("what it picks depends on the examples")
+    if not isinstance(x, PerExample):
+        raise NotProvable("what it picks depends on the examples")
     steps = ints_of(strides)
     shape, place, axis = [], None, 0
     for index, kind in enumerate(kinds(site, len(steps), rank(x))):
@@ -100,7 +100,7 @@ def strided_slice(site, x, begin, end, strides):
             continue
         if axis == x.axis:
             if kind == "one" or not _takes_all(site, index, x, begin, end, steps[index]):
-                raise Lost("it picks examples")
+                raise NotProvable("it picks examples")
             place = len(shape)
         if kind == "part":
             whole = _takes_all(site, index, x, begin, end, steps[index], axis)
@@ -140,17 +140,17 @@ def _takes_all(site, index, x, begin, end, step, axis=None):
     if not first:
         first = begin.content is not None and begin.content[index] == Length(0)
     if not last:
-        known = getattr(end, "content", None)
-        last = known is not None and known[index] == x.shape[axis]
+        content = getattr(end, "content", None)
+        last = content is not None and content[index] == x.shape[axis]
     return bool(first and last)
 
 
 def _require_no_count(site, index, end):
-    """Raises `Lost` if where a slice ends depends on the number of examples."""
+    """Raises `NotProvable` if where a slice ends depends on the number of examples."""
     if site.attribute("end_mask") >> index & 1:
         return
-    known = getattr(end, "content", None)
-    if known is None:
+    content = getattr(end, "content", None)
+    if content is None:
         require_fixed(end)
-    elif known[index].counts_rows:
-        raise Lost("another axis is cut by the number of examples")
+    elif content[index].counts_rows:
+        raise NotProvable("another axis is cut by the number of examples")

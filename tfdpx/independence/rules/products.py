@@ -4,7 +4,14 @@ import re
 
 from tfdpx.independence.lengths import ONE
 from tfdpx.independence.registry import of_rows
-from tfdpx.independence.values import Lost, Rows, beside_rows, rank, require_fixed, same_layout
+from tfdpx.independence.values import (
+    NotProvable,
+    PerExample,
+    rank,
+    require_fixed,
+    require_same_for_rows,
+    same_layout,
+)
 
 
 @of_rows("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
@@ -47,18 +54,20 @@ def _labels(term, axes):
 
 def _contract(site, inputs, labels, output):
     """Products of entries, summed over the labels that the output lacks."""
-    rows = [(v, n[v.axis]) for v, n in zip(inputs, labels, strict=True) if isinstance(v, Rows)]
+    rows = [
+        (v, n[v.axis]) for v, n in zip(inputs, labels, strict=True) if isinstance(v, PerExample)
+    ]
     first, name = rows[0]
     if any(other != name for _, other in rows):
-        raise Lost("two tensors have their rows on different axes")
+        raise NotProvable("two tensors have their rows on different axes")
     same_layout(*(value for value, _ in rows))
     for value, names in zip(inputs, labels, strict=True):
         if names.count(name) > 1:
-            raise Lost("it takes a diagonal through the rows")
-        if not isinstance(value, Rows):
-            beside_rows(value, names.index(name) if name in names else -1, first)
+            raise NotProvable("it takes a diagonal through the rows")
+        if not isinstance(value, PerExample):
+            require_same_for_rows(value, names.index(name) if name in names else -1, first)
     if name not in output:
-        raise Lost("it sums over the examples")
+        raise NotProvable("it sums over the examples")
     lengths = {}
     for value, names in zip(inputs, labels, strict=True):
         for label, length in zip(names, value.shape, strict=True):
@@ -74,5 +83,5 @@ def bias_add(site, x, bias):
     require_fixed(bias)
     channels = 1 if site.attribute("data_format") == b"NCHW" else len(x.shape) - 1
     if x.axis == channels:
-        raise Lost("it gives rows something that goes by their place in the batch")
+        raise NotProvable("it gives rows something that goes by their place in the batch")
     return site.rows(x, x.axis, x.shape)

@@ -1,11 +1,11 @@
-"""Operations along an axis that is not that of the rows; along theirs, a sum is a `Total`."""
+"""Operations along an axis that is not that of the rows; along theirs, a sum is a `BatchSum`."""
 
 from tfdpx.independence.lengths import ONE
 from tfdpx.independence.registry import of_rows, of_totals
 from tfdpx.independence.values import (
-    Lost,
-    Rows,
-    Total,
+    BatchSum,
+    NotProvable,
+    PerExample,
     ints_of,
     rank,
     require_fixed,
@@ -18,13 +18,13 @@ _ALONG = "it works along the axis of the examples"
 @of_rows("All Any EuclideanNorm Max Mean Min Prod Sum")
 def reduce(site, x, axes):
     """One entry in place of all those along some axes."""
-    if not isinstance(x, Rows):
-        raise Lost("along which axes depends on the examples")
+    if not isinstance(x, PerExample):
+        raise NotProvable("along which axes depends on the examples")
     axes = {axis % rank(x) for axis in ints_of(axes)}
     if x.axis in axes:
         if site.operation.type in ("Sum", "Mean") and site.operation.outputs[0].dtype.is_floating:
-            return Total(site.shape(shape=_kept(site, x, axes)))
-        raise Lost(_ALONG)
+            return BatchSum(site.shape(shape=_kept(site, x, axes)))
+        raise NotProvable(_ALONG)
     return site.rows(x, _place(site, x.axis, axes), _kept(site, x, axes))
 
 
@@ -32,7 +32,7 @@ def reduce(site, x, axes):
 def reduce_total(site, x, axes):
     """A sum of sums over the rows."""
     require_fixed(axes)
-    return Total(site.shape())
+    return BatchSum(site.shape())
 
 
 def _kept(site, x, axes):
@@ -47,12 +47,12 @@ def _place(site, axis, axes):
 @of_rows("ArgMax ArgMin")
 def arg_reduce(site, x, axis):
     """The place of an extreme along an axis."""
-    if not isinstance(x, Rows):
-        raise Lost("along which axis depends on the examples")
+    if not isinstance(x, PerExample):
+        raise NotProvable("along which axis depends on the examples")
     [axis] = ints_of(axis)
     axis %= rank(x)
     if axis == x.axis:
-        raise Lost(_ALONG)
+        raise NotProvable(_ALONG)
     shape = [n for a, n in enumerate(x.shape) if a != axis]
     return site.rows(x, x.axis - (axis < x.axis), shape)
 
@@ -60,8 +60,8 @@ def arg_reduce(site, x, axis):
 @of_rows("Cumsum Cumprod CumulativeLogsumexp")
 def cumulate(site, x, axis):
     """Partial results along an axis."""
-    if not isinstance(x, Rows) or x.axis in [axis % rank(x) for axis in ints_of(axis)]:
-        raise Lost(_ALONG)
+    if not isinstance(x, PerExample) or x.axis in [axis % rank(x) for axis in ints_of(axis)]:
+        raise NotProvable(_ALONG)
     return site.rows(x, x.axis, x.shape)
 
 
@@ -111,11 +111,11 @@ def of_vectors(site, x, *others):
 
 
 def _last(x, count):
-    """Raises `Lost` unless the rows are on none of the last `count` axes of `x`."""
-    if not isinstance(x, Rows):
-        raise Lost("how it works depends on the examples")
+    """Raises `NotProvable` unless the rows are on none of the last `count` axes of `x`."""
+    if not isinstance(x, PerExample):
+        raise NotProvable("how it works depends on the examples")
     if x.axis >= rank(x) - count:
-        raise Lost(_ALONG)
+        raise NotProvable(_ALONG)
 
 
 @of_rows("OneHot")
@@ -131,8 +131,8 @@ def one_hot(site, indices, depth, *values):
 def cross_entropy(site, logits, labels):
     """The loss of each vector of logits, and its gradient."""
     for value in (logits, labels):
-        if not isinstance(value, Rows) or value.axis:
-            raise Lost("logits or labels have no rows")
+        if not isinstance(value, PerExample) or value.axis:
+            raise NotProvable("logits or labels have no rows")
     same_axis(logits, labels)
     return [
         site.rows(logits, 0, [logits.shape[0]]),
@@ -143,4 +143,4 @@ def cross_entropy(site, logits, labels):
 @of_rows("L2Loss")
 def half_square(site, x):
     """Half the sum of squares."""
-    return Total(())
+    return BatchSum(())

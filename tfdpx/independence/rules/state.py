@@ -11,8 +11,8 @@ from tfdpx.independence.rules.copies import made_rows
 from tfdpx.independence.values import (
     Fixed,
     Handle,
-    Lost,
-    Rows,
+    NotProvable,
+    PerExample,
     Sized,
     Unknown,
     content_of,
@@ -48,7 +48,7 @@ def _is_even(array, axis):
 @whatever("Placeholder PlaceholderV2 _Arg")
 def unexplained(site):
     """An input that nobody said anything of."""
-    raise Lost("it is an input of which nothing is known")
+    raise NotProvable("it is an input of which nothing is known")
 
 
 @whatever("VarHandleOp MutableHashTableV2 HashTableV2")
@@ -74,9 +74,9 @@ def described(site, handle):
 
 def _require_handle(handle):
     if isinstance(handle, Unknown):
-        raise Lost(handle.reason)
+        raise NotProvable(handle.reason)
     if not isinstance(handle, Handle):
-        raise Lost("which variable it means depends on the examples")
+        raise NotProvable("which variable it means depends on the examples")
 
 
 @whatever("ResourceGather")
@@ -86,11 +86,11 @@ def look_up(site, handle, indices):
     if isinstance(indices, Unknown):
         return indices
     if site.attribute("batch_dims"):
-        raise Lost("there is no rule for its `batch_dims`")
-    if isinstance(indices, Rows):
+        raise NotProvable("there is no rule for its `batch_dims`")
+    if isinstance(indices, PerExample):
         static = site.static()
         if static is None:
-            raise Lost("the number of its axes is not known")
+            raise NotProvable("the number of its axes is not known")
         behind = [None] * (len(static) - len(indices.shape))
         return site.rows(indices, indices.axis, [*indices.shape, *behind])
     require_fixed(indices)
@@ -104,7 +104,7 @@ def find(site, handle, keys, default):
     require_fixed(default)
     if isinstance(keys, Unknown):
         return keys
-    if isinstance(keys, Rows):
+    if isinstance(keys, PerExample):
         return site.rows(keys, keys.axis, keys.shape)
     require_fixed(keys)
     return site.fixed([keys])
@@ -115,9 +115,9 @@ def assign(site, handle, value):
     """A variable may change, but not by the examples."""
     _require_handle(handle)
     if isinstance(value, Unknown):
-        raise Lost(f"it keeps something of the examples, by {value.reason}")
+        raise NotProvable(f"it keeps something of the examples, by {value.reason}")
     if not isinstance(value, Fixed):
-        raise Lost("it keeps something of the examples")
+        raise NotProvable("it keeps something of the examples")
     site.frame.walk.writes(handle.name)
     return []
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdpx.independence.registry import whatever
-from tfdpx.independence.values import Lost, Rows
+from tfdpx.independence.values import NotProvable, PerExample
 
 SPLIT, _PADDED = "StringSplitV2", "RaggedTensorToTensor"
 # What makes of each word another, or a number, with arguments that all words share.
@@ -50,8 +50,8 @@ def is_of_words(operation):
     if operation.type == "StridedSlice":
         [made] = operation.outputs
         return any(_sliced(made, how) is not None for how in (_FIRST_COLUMN, _FIRST))
-    each = operation.type in _OF_EACH_WORD and _word(operation.outputs[0]) is not None
-    return each or operation.type in (SPLIT, "Cast") or texts_of(operation) is not None
+    is_of_each_word = operation.type in _OF_EACH_WORD and _word(operation.outputs[0]) is not None
+    return is_of_each_word or operation.type in (SPLIT, "Cast") or texts_of(operation) is not None
 
 
 def _word(tensor):
@@ -61,8 +61,8 @@ def _word(tensor):
     given = [t for t in tensor.op.inputs if t.dtype != tf.resource]
     if any(t.op.type == "Const" and t.shape.rank for t in given):
         return None
-    found = {id(t): t for t in (_word(t) for t in given if t.op.type != "Const")}
-    return next(iter(found.values())) if len(found) == 1 else None
+    words = {id(t): t for t in (_word(t) for t in given if t.op.type != "Const")}
+    return next(iter(words.values())) if len(words) == 1 else None
 
 
 def _sliced(tensor, how):
@@ -85,6 +85,6 @@ def padded(site, *inputs):
     """The words of each text by themselves."""
     texts = texts_of(site.operation)
     value = None if texts is None else site.frame.known(texts)
-    if not isinstance(value, Rows) or len(value.shape) != 1:
-        raise Lost("there is no rule for this type")
+    if not isinstance(value, PerExample) or len(value.shape) != 1:
+        raise NotProvable("there is no rule for this type")
     return site.rows(value, 0)

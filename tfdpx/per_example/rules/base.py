@@ -1,13 +1,21 @@
 """What every per-example rule offers."""
 
+from __future__ import annotations
+
 import functools
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals
 from tfdpx.per_example import rounding
-from tfdpx.per_example.cost_model import Cost, choose
+from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
+
+if TYPE_CHECKING:
+    from tfdpx.per_example.capture import Call
 
 
 class Rule:
@@ -31,14 +39,18 @@ class Rule:
     """
 
     # What a subclass of the registered layer must not have overridden for the rule to hold.
-    assumes = ("call",)
+    assumes: tuple[str, ...] = ("call",)
 
     @classmethod
-    def handles(cls, layer, registered_class):
+    def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
         """Whether this rule is right for `layer`, whose class derives from `registered_class`.
 
         It is if the subclass overrides nothing that `assumes` lists, and has neither LoRA nor
         quantization.
+
+        Args:
+            layer: The `keras.Layer`.
+            registered_class: The class that the rule was registered for.
         """
         mine = type(layer)
         changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
@@ -48,7 +60,7 @@ class Rule:
         )
 
     @classmethod
-    def forward(cls, call, watch):
+    def forward(cls, call: Call, watch: Callable[[Any], Any]) -> Any:
         """Makes the layer's call while the model is captured.
 
         Args:
@@ -62,16 +74,19 @@ class Rule:
         return watch(layer_internals.call_operation(call.layer, call.args, call.kwargs))
 
     @classmethod
-    def shared(cls, layer):
+    def shared(cls, layer: keras.Layer) -> Any:
         """What `forward` and the rule need of the weights alone: made once for all passes.
 
         It is `call.shared`. None where there is nothing to share.
+
+        Args:
+            layer: The `keras.Layer`.
         """
         del layer
         return None
 
     @classmethod
-    def joined(cls, rules):
+    def joined(cls, rules: list[Rule]) -> Rule | None:
         """One rule for several calls of one layer, or None where their gradients are just added.
 
         Args:
@@ -80,7 +95,13 @@ class Rule:
         del rules
         return None
 
-    def __init__(self, call, output_gradients, num_views, variables):
+    def __init__(
+        self,
+        call: Call,
+        output_gradients: list[tf.Tensor],
+        num_views: int,
+        variables: list[keras.Variable],
+    ) -> None:
         self.call = call
         self.layer = call.layer
         self.output_gradients = [tf.cast(g, "float32") for g in output_gradients]
@@ -88,7 +109,7 @@ class Rule:
         self.variables = variables
 
     @property
-    def kept(self):
+    def small_gradients(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Pairs (variable, float32 [B, *variable.shape]) of what is formed in any case, and small.
 
         The engine takes norms and sums of these, those of all layers at once: for biases, gains.
@@ -96,12 +117,12 @@ class Rule:
         return []
 
     @property
-    def others(self):
-        """Those of `variables` that `kept` does not hold."""
-        return [v for v in self.variables if not any(v is w for w, _ in self.kept)]
+    def large_variables(self) -> list[keras.Variable]:
+        """Those of `variables` that `small_gradients` does not hold."""
+        return [v for v in self.variables if not any(v is w for w, _ in self.small_gradients)]
 
     @property
-    def finishers(self):
+    def post_sum_transforms(self) -> dict[int, Callable]:
         """`{id(variable): function}`: what is left to do to `clipped_sum`, added up.
 
         A function takes the sum over all microbatches and what `shared` gives. It is linear in the
@@ -109,34 +130,39 @@ class Rule:
         """
         return {}
 
-    def per_example_gradients(self):
+    def per_example_gradients(self) -> list[tf.Tensor]:
         """A list of float32 tensors [B, *variable.shape], in the order of `variables`."""
         raise NotImplementedError
 
-    def ghost_squared_norms(self):
+    def ghost_squared_norms(self) -> Any:
         """`squared_norms` without any per-example gradient; only where `costs` has "ghost"."""
         raise NotImplementedError
 
     @property
-    def unscaled(self):
+    def inputs_to_mask(self) -> list[tf.Tensor]:
         """List of float32 [B * n, ...] that `clipped_sum` multiplies with what it has scaled.
 
         The engine gives them back with zeros for examples of factor zero: 0 * inf is not zero.
         """
         return []
 
-    def ordinary_clipped_sum(self, factors, unscaled):
-        """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary"."""
+    def ordinary_clipped_sum(self, factors: tf.Tensor, masked: list[tf.Tensor]) -> list[tf.Tensor]:
+        """`clipped_sum` without any per-example gradient; only where `costs` has "ordinary".
+
+        Args:
+            factors: As for `clipped_sum`.
+            masked: As for `clipped_sum`, never None.
+        """
         raise NotImplementedError
 
-    def costs(self):
+    def costs(self) -> dict[str, Cost]:
         """`{method: Cost}` of those of `cost_model.NORMS` and `cost_model.SUMS` that the rule has.
 
         Only ratios matter, and only where there is a choice.
         """
         return {"instantiate": Cost(), "contract": Cost()}
 
-    def allows_ordinary_sum(self):
+    def allows_ordinary_sum(self) -> bool:
         """Whether `instantiated_squared_norms` allows for the rounding of `ordinary_clipped_sum`.
 
         See `tfdpx.per_example.rounding`.
@@ -144,19 +170,19 @@ class Rule:
         return False
 
     @functools.cached_property
-    def choice(self):
+    def choice(self) -> LayerChoice:
         """The `LayerChoice` that `squared_norms` and `clipped_sum` follow."""
         return choose(
             self.layer.name, type(self).__name__, self.costs(), self.allows_ordinary_sum()
         )
 
     @property
-    def choices(self):
+    def choices(self) -> list[LayerChoice]:
         """`choice`, as a list."""
         return [self.choice]
 
-    def squared_norms(self):
-        """Squared l2 norm of each example's gradient over all of `others`.
+    def squared_norms(self) -> Any:
+        """Squared l2 norm of each example's gradient over all of `large_variables`.
 
         Never less than that of what `clipped_sum` adds at factor one, rounding included: see
         `tfdpx.per_example.rounding`.
@@ -168,44 +194,62 @@ class Rule:
             return self.ghost_squared_norms()
         return self.instantiated_squared_norms()
 
-    def clipped_sum(self, factors, unscaled=None):
+    def clipped_sum(
+        self, factors: tf.Tensor, masked: list[tf.Tensor] | None = None
+    ) -> list[tf.Tensor]:
         """The sum over examples of `factors[i]` times gradient i.
 
         Args:
             factors: float32 [B]. Where it is zero the example contributes exactly zero, also if
                 its gradient is not finite.
-            unscaled: List of tensors: those of `unscaled`, with zeros for what is left out. By
+            masked: List of tensors: `inputs_to_mask`, with zeros for examples of factor zero. By
                 default they are made here.
 
         Returns:
-            List of float32 tensors of the shapes of `others`, but for what `finishers` do.
+            List of float32 tensors, one for each of `large_variables`, before
+            `post_sum_transforms`.
         """
-        if unscaled is None:
-            unscaled = zero_excluded(self.unscaled, factors)
+        if masked is None:
+            masked = zero_excluded(self.inputs_to_mask, factors)
         if self.choice.sum == "ordinary":
-            return self.ordinary_clipped_sum(factors, unscaled)
-        return self.contracted_clipped_sum(factors, unscaled)
+            return self.ordinary_clipped_sum(factors, masked)
+        return self.contracted_clipped_sum(factors, masked)
 
-    def instantiated_squared_norms(self):
+    def instantiated_squared_norms(self) -> Any:
         """`squared_norms` from `instances`."""
         return rounding.squared_norms(self.instances)
 
-    def contracted_clipped_sum(self, factors, unscaled):
-        """`clipped_sum` from `instances`."""
-        del unscaled
+    def contracted_clipped_sum(
+        self, factors: tf.Tensor, masked: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """`clipped_sum` from `instances`.
+
+        Args:
+            factors: As for `clipped_sum`.
+            masked: As for `clipped_sum`, never None.
+        """
+        del masked
         return [sum_examples(g, factors) for g in self.instances]
 
     @functools.cached_property
-    def instances(self):
+    def instances(self) -> list[tf.Tensor]:
         """`per_example_gradients`, computed once for norm and sum."""
         return self.per_example_gradients()
 
-    def explains(self, variable):
-        """Whether `variable` (which may be None) is trained through this call."""
+    def explains(self, variable: Any) -> bool:
+        """Whether a variable is trained through this call.
+
+        Args:
+            variable: `keras.Variable` or None.
+        """
         return any(variable is v for v in self.variables)
 
-    def in_order(self, by_variable):
-        """Sorts `[(variable, value), ...]` as `variables`, dropping what is not trained."""
+    def in_order(self, by_variable: list[tuple[Any, Any]]) -> list:
+        """The values in the order of `variables`, without those of variables that are not trained.
+
+        Args:
+            by_variable: List of pairs of a `keras.Variable` and a value.
+        """
         return [next(value for w, value in by_variable if w is v) for v in self.variables]
 
 

@@ -25,7 +25,8 @@ class Conv2DRule(ConvolutionGradients):
     (late layers).
 
     A subclass whose convolution uses a function of the trained kernel (weight standardization)
-    sets `filter_scale` and `weights` and replaces `to_kernel`, `to_sum`, `measured` and `kept`.
+    sets `filter_scale` and `weights` and replaces `to_kernel`, `to_sum`, `measured` and
+    `small_gradients`.
 
     Attributes:
         filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
@@ -33,7 +34,7 @@ class Conv2DRule(ConvolutionGradients):
         weights: float32 [n, out], or None for ones: what `statistics` are multiplied by.
     """
 
-    assumes = ("call", "convolution_op", "kernel")
+    assumes: tuple[str, ...] = ("call", "convolution_op", "kernel")
 
     filter_scale = weights = None
 
@@ -68,15 +69,15 @@ class Conv2DRule(ConvolutionGradients):
         return found
 
     @functools.cached_property
-    def kept(self):
-        """See `Rule.kept`: what is trained besides the kernel."""
+    def small_gradients(self):
+        """See `Rule.small_gradients`: what is trained besides the kernel."""
         if not self.explains(self.layer.bias):
             return []
         return [(self.layer.bias, self.sum_positions(self.convolved_gradients))]
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        pairs = list(self.kept)
+        pairs = list(self.small_gradients)
         if self.explains(self.layer.kernel):
             instances = self.scaled(self.kernel_instances)
             pairs.append((self.layer.kernel, self.to_kernel(instances)))
@@ -91,22 +92,22 @@ class Conv2DRule(ConvolutionGradients):
         return self.measured(self._of_inner_products())
 
     @property
-    def unscaled(self):
-        """See `Rule.unscaled`."""
+    def inputs_to_mask(self):
+        """See `Rule.inputs_to_mask`."""
         return [self.kernel_instances if self.choice.sum == "contract" else self.inputs]
 
-    def contracted_clipped_sum(self, factors, unscaled):
+    def contracted_clipped_sum(self, factors, masked):
         """See `Rule.contracted_clipped_sum`."""
-        [instances] = unscaled
+        [instances] = masked
         flat = tf.reshape(instances, [-1, math.prod(self.kernel_shape)])
         total = tf.matmul(tf.reshape(factors, [1, -1]), flat)
         return [self.to_sum(tf.reshape(total, self.kernel_shape))]
 
-    def ordinary_clipped_sum(self, factors, unscaled):
+    def ordinary_clipped_sum(self, factors, masked):
         """See `Rule.ordinary_clipped_sum`."""
         of_rows = repeat_views(factors, self.num_views)
         scaled = scale_examples(self.convolved_gradients, of_rows)
-        return [self.to_sum(self.kernel_gradient(*unscaled, scaled))]
+        return [self.to_sum(self.kernel_gradient(*masked, scaled))]
 
     def costs(self):
         """See `Rule.costs`."""
@@ -141,8 +142,12 @@ class Conv2DRule(ConvolutionGradients):
 
     def allows_ordinary_sum(self):
         """See `Rule.allows_ordinary_sum`."""
-        known = None not in self.convolved_gradients.shape[1:3]
-        return self.groups == 1 and known and self.sizes()[1] <= rounding.MOST_POSITIONS_ALLOWED_FOR
+        has_known_size = None not in self.convolved_gradients.shape[1:3]
+        return (
+            self.groups == 1
+            and has_known_size
+            and self.sizes()[1] <= rounding.MOST_POSITIONS_ALLOWED_FOR
+        )
 
     def _magnitudes(self):
         """float32 [B, 1]: the M of `rounding`, from the lengths of patches and output gradients."""

@@ -152,11 +152,11 @@ def _of_examples(window, kernel_shape, num_views, inputs, output_gradients, unit
 def _statistics(gradients, unit):
     """float32 [n, 1 or 3, out] of `gradients` [n, *kernel_shape]; see `ConvolutionGradients`."""
     filters = [1, 2, 3]
-    found = [tf.reduce_sum(tf.square(gradients), filters)]
+    squares = [tf.reduce_sum(tf.square(gradients), filters)]
     if unit is not None:
         for each in gradients, gradients * unit:
-            found.append(tf.square(tf.reduce_sum(each, filters)))
-    return tf.stack(found, axis=1)
+            squares.append(tf.square(tf.reduce_sum(each, filters)))
+    return tf.stack(squares, axis=1)
 
 
 def channels_last(images, layer):

@@ -89,8 +89,8 @@ class EinsumDenseRule(ProductRule):
         sizes = dict(zip(wanted, tensor.shape, strict=True))
 
         def product(names):
-            known = [sizes[a] for a in names]
-            return -1 if None in known else math.prod(known)
+            lengths = [sizes[a] for a in names]
+            return -1 if None in lengths else math.prod(lengths)
 
         return _reshape(tensor, [product(groups), product(view + positions), product(features)])
 

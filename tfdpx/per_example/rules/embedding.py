@@ -44,9 +44,9 @@ class EmbeddingRule(Rule):
         # As the layer does: a negative token counts from the end of the table. One that is in no
         # table leaves an example without a gradient: see `invalid_values`.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
-        known = (tokens >= 0) & (tokens < self.layer.input_dim)
-        self._gradients = tf.where(known[:, :, tf.newaxis], self._gradients, float("nan"))
-        self._tokens = tf.cast(tf.where(known, tokens, 0, name=IN_RANGE), "int32")
+        in_range = (tokens >= 0) & (tokens < self.layer.input_dim)
+        self._gradients = tf.where(in_range[:, :, tf.newaxis], self._gradients, float("nan"))
+        self._tokens = tf.cast(tf.where(in_range, tokens, 0, name=IN_RANGE), "int32")
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`; dense, used only where other layers share the table."""
@@ -90,9 +90,9 @@ class EmbeddingRule(Rule):
         magnitudes = tf.sqrt(tf.reduce_sum(inputs * pairs, axis=[1, 2]))
         return rounding.allow(squares[:, 0], magnitudes, rounding.size_of(same, 1))
 
-    def ordinary_clipped_sum(self, factors, unscaled):
+    def ordinary_clipped_sum(self, factors, masked):
         """See `Rule.ordinary_clipped_sum`."""
-        del unscaled  # A token is always finite.
+        del masked  # A token is always finite.
         gradients = scale_examples(self._gradients, factors)
         gradients = tf.reshape(gradients, [-1, gradients.shape[-1]])
         tokens = tf.reshape(self._tokens, [-1])

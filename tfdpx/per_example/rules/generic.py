@@ -1,5 +1,7 @@
 """The rule for every layer without one of its own: the layer's VJP, vectorised over examples."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
@@ -20,12 +22,12 @@ class GenericRule(Rule):
     """
 
     @classmethod
-    def handles(cls, layer, registered_class):
+    def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
         """True: nothing about the layer is assumed."""
         del layer, registered_class
         return True
 
-    def per_example_gradients(self):
+    def per_example_gradients(self) -> list[tf.Tensor]:
         """See `Rule.per_example_gradients`."""
         targets = [v.value for v in self.variables]
 

@@ -44,8 +44,10 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
                 return outputs
 
             def gradient(given):
-                found, kept["sums"] = alike(_backward, kind, given, inputs, *kept["statistics"])
-                return found
+                input_gradients, kept["sums"] = alike(
+                    _backward, kind, given, inputs, *kept["statistics"]
+                )
+                return input_gradients
 
             kept["gradient"] = gradient
             return tensorflow_internals.differentiated_by(gradient, function, inputs)
@@ -142,9 +144,9 @@ def _backward(kind, output_gradients, inputs, mean, inverse, scale):
     count = tf.cast(tf.reduce_prod(tf.shape(images)[1:]) // kind.groups, images.dtype)
     a, b = (tf.reduce_sum(each * scale, 3, keepdims=True) / count for each in sums)
     slope = inverse * b
-    found = gradients * scale - images * slope + (slope * mean - a)
+    input_gradients = gradients * scale - images * slope + (slope * mean - a)
     sums = [tf.reshape(tf.cast(s, "float32"), [-1, kind.groups * kind.channels]) for s in sums]
-    return tf.cast(tf.reshape(found, tf.shape(inputs)), inputs.dtype), sums
+    return tf.cast(tf.reshape(input_gradients, tf.shape(inputs)), inputs.dtype), sums
 
 
 def _average(images):

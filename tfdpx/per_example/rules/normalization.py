@@ -23,15 +23,15 @@ class ScaleAndOffsetRule(Rule):
         raise NotImplementedError
 
     @functools.cached_property
-    def kept(self):
-        """See `Rule.kept`: everything."""
+    def small_gradients(self):
+        """See `Rule.small_gradients`: everything."""
         layer = self.layer
         ways = (layer.beta, self.offset_gradients), (layer.gamma, self.scale_gradients)
         return [(v, gradients()) for v, gradients in ways if self.explains(v)]
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`."""
-        return self.in_order(self.kept)
+        return self.in_order(self.small_gradients)
 
 
 @register(keras.layers.LayerNormalization)

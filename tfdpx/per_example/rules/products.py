@@ -50,7 +50,7 @@ class ProductRule(BeforeActivation):
         """See `Rule.per_example_gradients`."""
         kernel = self.layer.kernel
         pairs = [(kernel, self._kernel_instances)] if self.explains(kernel) else []
-        return self.in_order([*pairs, *self.kept])
+        return self.in_order([*pairs, *self.small_gradients])
 
     def ghost_squared_norms(self):
         """See `Rule.ghost_squared_norms`."""
@@ -67,13 +67,13 @@ class ProductRule(BeforeActivation):
         return rounding.Measured(squares[:, tf.newaxis], count, magnitudes)
 
     @property
-    def unscaled(self):
-        """See `Rule.unscaled`."""
+    def inputs_to_mask(self):
+        """See `Rule.inputs_to_mask`."""
         return [] if self.choice.sum == "contract" else [self.inputs_by_position]
 
-    def contracted_clipped_sum(self, factors, unscaled):
+    def contracted_clipped_sum(self, factors, masked):
         """See `Rule.contracted_clipped_sum`."""
-        del unscaled
+        del masked
         return [sum_examples(self._kernel_instances, factors)]
 
     def allows_ordinary_sum(self):
@@ -81,10 +81,10 @@ class ProductRule(BeforeActivation):
         count = self.inputs_by_position.shape[2]
         return count is not None and count <= rounding.MOST_POSITIONS_ALLOWED_FOR
 
-    def ordinary_clipped_sum(self, factors, unscaled):
+    def ordinary_clipped_sum(self, factors, masked):
         """See `Rule.ordinary_clipped_sum`."""
         gradients = scale_examples(self.output_gradients_by_position, factors)
-        return [self.to_kernel(sum_of_products(*unscaled, gradients))]
+        return [self.to_kernel(sum_of_products(*masked, gradients))]
 
     def costs(self):
         """See `Rule.costs`."""
@@ -108,8 +108,8 @@ class ProductRule(BeforeActivation):
         return self.inputs_by_position, self.output_gradients_by_position
 
     @functools.cached_property
-    def kept(self):
-        """See `Rule.kept`: the bias."""
+    def small_gradients(self):
+        """See `Rule.small_gradients`: the bias."""
         bias = self.layer.bias
         return [(bias, self.bias_gradients())] if self.explains(bias) else []
 

@@ -8,7 +8,7 @@ from tfdpx._keras import layer_internals
 from tfdpx.per_example.rows import Rows
 
 
-def made_up(model, specs, rows, seed=0):
+def probe_batch(model, specs, rows, seed=0):
     """Inputs of a model, a nest of tensors [rows, ...], in the ranges that its own will have.
 
     Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, where a layer rescales or they have
@@ -42,8 +42,8 @@ def made_up(model, specs, rows, seed=0):
     return Rows(specs).map(make)
 
 
-def made_up_targets(specs, rows):
-    """As `made_up`, of targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
+def probe_targets(specs, rows):
+    """As `probe_batch`, of targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
     generator = np.random.default_rng(1)
 
     def make(leaf):
@@ -57,5 +57,5 @@ def made_up_targets(specs, rows):
 
 def _known(layers, kind):
     """The vocabulary of the first of `layers` that is of a class, a list; empty if none is."""
-    found = [layer for layer in layers if isinstance(layer, kind)]
-    return list(found[0].get_vocabulary(include_special_tokens=False)) if found else []
+    matching = [layer for layer in layers if isinstance(layer, kind)]
+    return list(matching[0].get_vocabulary(include_special_tokens=False)) if matching else []

@@ -1,4 +1,4 @@
-"""What a run shows to others: files, what it prints, what it calls in which order, its result."""
+"""What can be observed of a run: its files, prints, calls in order and result."""
 
 import contextlib
 import fnmatch
@@ -21,7 +21,7 @@ _EVENTS = re.compile(r"(events\.out\.tfevents)\..*?(\.v2)?$")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class Shown:
+class Observables:
     """Records what happens within `watched`.
 
     Args:
@@ -61,16 +61,16 @@ class Shown:
 
     def _contents(self, folder):
         paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        found = {}
+        contents = {}
         for path in paths:
             name = path.relative_to(folder).as_posix()
             if any(fnmatch.fnmatch(name, pattern) for pattern in self._ignore):
                 continue
             name = _EVENTS.sub(r"\1\2", name)
-            while name in found:
+            while name in contents:
                 name += "+"
-            found[name] = _content(path)
-        return found
+            contents[name] = _content(path)
+        return contents
 
 
 def _content(path):
