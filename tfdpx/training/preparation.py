@@ -326,7 +326,7 @@ class _Preparation:
         optimizer, kind, engine = self._optimizer, self._kind, self._engine(name)
         # XLA needs microbatches that are alike; and where no example can be missing, nothing is
         # gained.
-        may_vary = (bool(kind.weights) or kind.count is None) and kind.way != "compiled"
+        may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.way != "compiled"
         for varies in [True, False] if may_vary and engine.suits_any_number else [False]:
             if optimizer.microbatch_size == microbatch_size.AUTO:
                 fitting = self._known.fitting.setdefault(
@@ -336,7 +336,7 @@ class _Preparation:
                 continue
             views, weighted = self._batch.views.count, bool(kind.weights)
             yield microbatch_size.choose(
-                optimizer, engine.work, views, kind.count, weighted, varies
+                optimizer, engine.work, views, kind.num_rows, weighted, varies
             )
 
 
