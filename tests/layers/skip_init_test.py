@@ -41,13 +41,3 @@ def test_a_scalar_that_is_used_twice():
     model = keras.Model(inputs, layer(keras.ops.tanh(layer(inputs))))
     x, y = rng.normal(size=(2, 5, 4)).astype("float32")
     assert_matches_batches_of_one(model, x, y)
-
-
-def test_survives_saving(tmp_path):
-    model = keras.Sequential([keras.Input((3,)), SkipInit(0.2, "ones", name="skip_init")])
-    model.layers[0].gain.assign(0.3)
-    model.save(tmp_path / "model.keras")
-    restored = keras.models.load_model(tmp_path / "model.keras")
-    x = np.ones((2, 3))
-    np.testing.assert_array_equal(restored(x), model(x))
-    assert restored.layers[0].scale == 0.2

@@ -106,16 +106,6 @@ def test_mixed_precision_computes_in_float32():
     np.testing.assert_allclose(outputs, rows_by_hand(inputs, 0.1), atol=1e-3)
 
 
-def test_saves_and_loads(tmp_path):
-    model = keras.Sequential([keras.Input((4, 3)), UnitNormWithConstant(0.5, name="unit")])
-    assert model.output_shape == (None, 13)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    x = np.random.default_rng(0).normal(size=(2, 4, 3))
-    np.testing.assert_array_equal(loaded(x), model(x))
-    assert loaded.layers[0].get_config()["constant"] == 0.5
-
-
 @pytest.mark.parametrize("constant", [0, -1, np.inf, "0.1", True])
 def test_refuses_other_constants(constant):
     with pytest.raises(ValueError, match="`constant` must be a positive, finite number.* Use 0.1"):

@@ -166,36 +166,6 @@ def test_statistics_stay_in_float32_under_mixed_precision():
     np.testing.assert_allclose(tf.cast(used["kernel"], "float32"), expected, rtol=1e-2, atol=1e-3)
 
 
-def test_config_round_trip_keeps_every_argument():
-    layer = WSConv2D(
-        4, 3, 2, "same", groups=2, activation="relu", use_gain=True, epsilon=1e-3, name="conv"
-    )
-    config = layer.get_config()
-    assert config["use_gain"] is True
-    assert config["epsilon"] == 1e-3
-    assert WSConv2D.from_config(config).get_config() == config
-    assert set(keras.layers.Conv2D(4, 3).get_config()) <= set(config)
-
-
-@pytest.mark.parametrize("use_gain", [False, True])
-def test_saved_model_computes_the_same(tmp_path, use_gain):
-    layers = [keras.Input((8, 8, 3)), WSConv2D(4, 3, use_gain=use_gain)]
-    model = keras.Sequential(layers)
-    for weight in model.weights:
-        weight.assign(np.random.default_rng(6).normal(size=weight.shape))
-    model.save(tmp_path / "model.keras")
-    restored = keras.models.load_model(tmp_path / "model.keras")
-    images = np.random.default_rng(7).normal(size=(2, 8, 8, 3))
-    np.testing.assert_array_equal(restored(images), model(images))
-
-
-def test_compiles_under_xla():
-    layer = WSConv2D(4, 3, padding="same", use_gain=True)
-    images = np.random.default_rng(8).normal(size=(2, 8, 8, 3)).astype("float32")
-    expected = layer(images)
-    np.testing.assert_allclose(tf.function(layer, jit_compile=True)(images), expected, atol=1e-5)
-
-
 def test_channels_first():
     images = np.random.default_rng(9).normal(size=(2, 5, 8, 7)).astype("float32")
     try:

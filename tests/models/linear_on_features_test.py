@@ -44,15 +44,6 @@ def test_with_scattering_alone_it_is_scatter_linear(scatter):
     )
 
 
-def test_saved_and_loaded(scatter, tmp_path):
-    model = LinearOnFeatures(3, (8, 8, 1), extractors(scatter))
-    model.layers[-1].kernel.assign(np.random.default_rng(1).normal(size=(1301, 3)))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded(IMAGES), model(IMAGES), atol=1e-6)
-    assert len(loaded.trainable_variables) == 1
-
-
 @pytest.mark.parametrize("extractors", [[], None, ["scatter"], keras.layers.Flatten()])
 def test_other_extractors_are_refused(extractors):
     with pytest.raises(ValueError, match=r"Argument `extractors` must be a list of one keras\.M"):

@@ -194,17 +194,6 @@ def test_a_private_step_takes_the_mean_of_clipped_gradients(tiny):
     assert_close(after - before, -0.1 / 4 * clipped)
 
 
-def test_logits_keep_float32_under_mixed_precision():
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = NFResNet(26, 10, input_shape=(32, 32, 3), width=4)
-    finally:
-        keras.config.set_dtype_policy(policy)
-    assert model.get_layer("stage1_block1_skip_init").compute_dtype == "bfloat16"
-    assert model(np.zeros((1, 32, 32, 3))).dtype == "float32"
-
-
 def test_any_image_size_and_saving(tmp_path):
     model = NFResNet(26, 7, input_shape=(None, None, 1), width=4, name="small")
     assert model.name == "small"

@@ -4,9 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import slow
 
-import tfdpx
 from tfdpx.layers import Scattering2D
 from tfdpx.models import ScatterCNN, ScatterLinear
 from tfdpx.models.scattering_features import default_scales
@@ -54,24 +52,6 @@ def test_private_images_in_place_of_a_generator_are_refused():
 def test_four_to_eleven_positions(side, scales):
     assert default_scales(side) == scales
     assert 4 <= side // 2**scales <= 11
-
-
-@pytest.mark.parametrize("build", [ScatterLinear, slow(ScatterCNN)])
-@pytest.mark.parametrize("shape", [(8, 8, 1), slow((20, 12, 3))])
-def test_trains_privately_and_saves(build, shape, tmp_path):
-    keras.utils.set_random_seed(0)
-    model = build(3, shape)
-    plan = tfdpx.PrivacyPlan(16, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tfdpx.DPSGD(1.0, plan=plan, l2_norm_clip=0.1, seed=0), loss)
-    x, y = DeadLeaves(shape[:2], channels=shape[2], seed=2).images(16), np.arange(16) % 3
-    before = model.predict(x, verbose=0)
-    model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
-    after = model.predict(x, verbose=0)
-    assert np.abs(after - before).max() > 1e-3
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras", compile=False)
-    np.testing.assert_allclose(loaded.predict(x, verbose=0), after, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -32,24 +32,6 @@ def test_one_normalised_standardised_convolution_for_each_entry_of_filters():
     assert [layer.groups for layer in norms] == [4, 4]
 
 
-def test_examples_do_not_mix():
-    model = SmallCNN(10, (8, 8, 1))
-    images = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype("float32")
-    apart = np.concatenate([model(images[i : i + 1]) for i in range(4)])
-    np.testing.assert_allclose(model(images), apart, atol=1e-5)
-
-
-def test_logits_stay_float32_under_mixed_precision():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = SmallCNN(10, (8, 8, 1))
-    finally:
-        keras.config.set_dtype_policy(before)
-    assert model.get_layer("conv1").compute_dtype == "bfloat16"
-    assert model.output.dtype == "float32"
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

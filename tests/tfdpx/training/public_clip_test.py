@@ -10,7 +10,8 @@ from oracle import batch_of_one_gradients
 
 import tfdpx
 from tfdpx import noise
-from tfdpx.training import public_clip
+from tfdpx.checks import UnfitForPrivacy
+from tfdpx.training import preparation, public_clip
 
 SIGMA, COUNT, BATCH = 2.0, 64, 16
 PLAN = tfdpx.PrivacyPlan(COUNT, batch_size=BATCH, steps=5, noise_multiplier=SIGMA, delta=1e-5)
@@ -89,6 +90,10 @@ def test_a_step_that_does_not_clip_is_noticed(without_noise, monkeypatch):
         "clip_factors",
         lambda squared, present, clip, batch_size: tf.cast(present, "float32") / batch_size,
     )
+    with pytest.raises(UnfitForPrivacy, match="lets an example add"):
+        change()
+    found.clear()
+    monkeypatch.setattr(preparation, "_ROUNDING", np.inf)  # Without the step's own check.
     assert change() > 2 * found[0]
 
 

@@ -11,7 +11,9 @@ from scipy import stats
 
 import tfdpx
 from tfdpx import mechanism
+from tfdpx.checks import UnfitForPrivacy
 from tfdpx.models import WideResNet
+from tfdpx.training import preparation
 
 NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
 
@@ -55,6 +57,9 @@ def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
         "clip_factors",
         lambda squared, present, clip, batch_size: tf.cast(present, "float32") / batch_size,
     )
+    with pytest.raises(UnfitForPrivacy, match="lets an example add"):
+        largest_change(*small.data())
+    monkeypatch.setattr(preparation, "_ROUNDING", np.inf)  # Without the step's own check.
     assert largest_change(*small.data()) > 2.0
 
 
