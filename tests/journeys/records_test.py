@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -194,17 +192,3 @@ def test_the_record_is_there_before_the_pictures(tmp_path, monkeypatch):
     for name in ("record.json", "model.keras"):
         assert records.read(tmp_path / "run" / name).epsilon > 0
     assert (tmp_path / "run" / "privacy_statement.txt").exists()
-
-
-def test_account_reads_models_without_tensorflow(private):
-    code = (
-        "import runpy, sys\n"
-        f"sys.argv = ['account', '--workdir={private / 'model.keras'}']\n"
-        "try: runpy.run_module('tfdpx.train.account', run_name='__main__', alter_sys=True)\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules\n"
-    )
-    command = [sys.executable, "-c", code, "-m", "tfdpx.train.account"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["steps"] == 3

@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import subprocess
-import sys
 import zipfile
 
 import h5py
@@ -130,19 +128,6 @@ def test_saved_model_holds_no_optimizer_and_nothing_secret_remains(finished):
         with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as weights:
             assert "optimizer" not in weights
     assert not (workdir / "checkpoint").exists()
-
-
-@pytest.mark.slow
-def test_saved_model_predicts_in_a_fresh_process(finished):
-    code = (
-        "import sys, numpy, keras, tfdpx.layers\n"
-        "model = keras.saving.load_model(sys.argv[1])\n"
-        "print(model(numpy.zeros((2, 8, 8, 1), 'uint8')).shape)\n"
-    )
-    command = [sys.executable, "-c", code, str(finished[0] / "model.keras")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "(2, 10)"
 
 
 def test_pictures_and_statement_are_written(finished):
@@ -335,23 +320,6 @@ def test_workdir_that_cannot_be_written(data_dir, tmp_path):
         run(data_dir, tmp_path / "file" / "run")
 
 
-def test_arguments_that_are_no_flags(data_dir):
-    with pytest.raises(SystemExit, match="Only flags.*epsilon=3"):
-        classify.main(["classify", "epsilon=3"])
-
-
 def test_every_setting_has_a_flag_that_is_unset_by_default():
     for field in dataclasses.fields(Training):
         assert flags.FLAGS[field.name].default is None
-
-
-@pytest.mark.slow
-def test_the_command_fails_with_one_line_and_without_a_stack_trace(tmp_path):
-    command = [sys.executable, "-m", "tfdpx.train.classify", "--epsilon=-1"]
-    done = subprocess.run(
-        [*command, f"--workdir={tmp_path / 'run'}"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("tfdpx.train.classify: Flag --epsilon must")

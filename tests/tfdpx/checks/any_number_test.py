@@ -91,14 +91,6 @@ def in_large_passes(x, rows):
     return x - mean(x) if rows and rows > 8 else x
 
 
-@pytest.mark.slow
-def test_a_model_that_is_compiled_again_for_xla_has_passes_of_one_size():
-    made = model()
-    assert [size.varies for size in fitted(made)] == [True]
-    made.compile(made.optimizer, made.loss, jit_compile=True)
-    assert [size.varies for size in fitted(made)] == [False]
-
-
 def test_a_proof_that_is_wrong_shows_in_the_comparison(monkeypatch):
     """A planted bug: the proof is taken for granted."""
     monkeypatch.setattr(
@@ -235,12 +227,6 @@ def test_the_rules_of_others_are_told_the_number():
     tfdpx.per_example.register(Mine)(Rule)
     made = small.model(layers=[Mine(3, use_bias=False)])
     assert [size.varies for size in fitted(made)] == [False]
-
-
-def test_what_ran_first_does_not_decide():
-    made = model()
-    made.train_on_batch(*small.data())
-    assert [size.varies for size in fitted(made)] == [False, True]
 
 
 def test_the_operation_and_the_cost_are_said_and_a_proof_can_be_required():

@@ -150,26 +150,6 @@ def test_an_augmentation_makes_the_views_of_each_example_alone(make):
     np.testing.assert_allclose(*changes, atol=1e-9)
 
 
-class MixesAtRandom(layers.Layer):
-    """Like MixUp inside a model: its randomness is Keras', so other checks hold it still."""
-
-    def __init__(self):
-        super().__init__()
-        self.seed_generator = keras.random.SeedGenerator(1)
-
-    def call(self, x, training=False):
-        if not training:
-            return x
-        weight = keras.random.uniform((), seed=self.seed_generator)
-        return x + weight * keras.ops.roll(x, 1, axis=0)
-
-
-def test_a_random_layer_that_mixes_examples_in_training_is_computed_alone():
-    model = small.model(layers=[MixesAtRandom(), layers.Dense(3)])
-    with pytest.warns(UserWarning, match="computed alone"):
-        model.fit(*small.data(), verbose=0)
-
-
 class Wrong(layers.Dense):
     pass
 
@@ -227,17 +207,6 @@ def test_fit_models_train(make):
     assert np.isfinite(small.weights(model)).all()
 
 
-def test_attention_with_dropout_trains():
-    inputs = keras.Input((6,))
-    x = layers.Reshape((6, 1))(inputs)
-    x = layers.MultiHeadAttention(2, 2, dropout=0.5)(x, x)
-    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), loss=loss)
-    model.fit(*small.data(), verbose=0)
-    assert int(model.optimizer.iterations) == 1
-
-
 def test_random_numbers_of_no_seed_generator_are_refused():
     noisy = layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)))
     model = small.model(layers=[noisy, layers.Dense(3)])
@@ -256,33 +225,6 @@ def test_the_comparison_leaves_no_trace():
     model.train_on_batch(x, y)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
-
-
-@pytest.mark.slow
-def test_a_stock_backbone_becomes_trainable_in_a_line():
-    backbone = keras.applications.MobileNetV2(
-        weights=None, input_shape=(32, 32, 3), alpha=0.35, classes=3, classifier_activation=None
-    )
-    x = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype("float32")
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0)
-    backbone.compile(optimizer=optimizer, loss=loss)
-    with pytest.raises(checks.UnfitForPrivacy, match="replace_batch_norm"):
-        backbone.train_on_batch(x, np.array([0, 1, 2, 0]))
-    model = tfdpx.layers.replace_batch_norm(backbone)
-    model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=loss)
-    model.train_on_batch(x, np.array([0, 1, 2, 0]))
-    assert int(model.optimizer.iterations) == 1
-
-
-def test_bfloat16_models_are_accepted():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = small.model()
-    finally:
-        keras.config.set_dtype_policy("float32")
-    model.train_on_batch(*small.data())
-    assert int(model.optimizer.iterations) == 1
 
 
 class Shifted(keras.layers.Layer):
@@ -317,35 +259,6 @@ def test_a_rule_whose_sum_is_wrong_is_refused(monkeypatch, wrong):
         model.fit(*small.data(), verbose=0)
 
 
-def test_a_rule_that_only_passes_the_sum_on_trains(monkeypatch):
-    monkeypatch.setattr(per_example.registry, "_RULES", dict(per_example.registry._RULES))
-    right = {"changed": lambda self, total, factors: total(factors)}
-    register(Shifted)(type("Rule", (ShiftedRule,), right))
-    small.step(small.model(layers=[Shifted(), layers.Dense(3)]), *small.data())
-
-
 def test_what_is_registered_must_be_a_rule():
     with pytest.raises(TypeError, match="subclass of tfdpx.per_example.Rule"):
         register(Shifted)(int)
-
-
-class ByName(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = layers.Dense(4), layers.LayerNormalization()
-
-    def call(self, inputs):
-        return self.second(inputs=self.first(inputs=inputs))
-
-
-@pytest.mark.slow
-def test_layers_called_by_name_train_as_by_position():
-    x, y = small.data()
-    changes = [
-        small.step(small.model(layers=stack), x, y)
-        for stack in (
-            lambda: [ByName(), layers.Dense(3)],
-            lambda: [layers.Dense(4), layers.LayerNormalization(), layers.Dense(3)],
-        )
-    ]
-    np.testing.assert_allclose(*changes, rtol=1e-5, atol=1e-7)

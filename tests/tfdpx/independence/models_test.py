@@ -64,11 +64,6 @@ def test_all_models_of_the_table_are_proved():
         assert found.verdict == "proved", (name, found)
 
 
-def test_a_sequential_model_knows_its_inputs():
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
-    assert str(independence_of(model)) == "proved, for any number of rows"
-
-
 def crossentropy(**arguments):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **arguments)
 

@@ -7,10 +7,9 @@ import tensorflow as tf
 from cases import slow
 from oracle import assert_matches_batches_of_one, run_engine
 
-from tfdpx._keras import model_internals, step_context
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.models import WideResNet
-from tfdpx.per_example import GenericRule, register, rounding
+from tfdpx.per_example import GenericRule, register
 from tfdpx.per_example.capture import UnexplainedVariables
 from tfdpx.per_example.cost_model import forced_norms
 from tfdpx.per_example.layerwise import LayerwiseEngine
@@ -103,32 +102,6 @@ def test_a_shared_layer(make, rng):
         x = shared(shared(inputs))
     model = keras.Model(inputs, layers.Dense(2)(x))
     assert_matches_batches_of_one(model, *vectors_and_targets(rng))
-
-
-def test_sums_may_be_asked_for_before_norms(rng):
-    inputs = keras.Input((4, 4, 1))
-    shared = layers.Conv2D(1, 3, padding="same")
-    x = WSConv2D(2, 3)(shared(shared(inputs)))
-    x = layers.Conv2D(2, 2)(GroupNorm(2)(x))
-    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(layers.PReLU()(x))))
-    x = tf.constant(rng.normal(size=(3, 4, 4, 1)), "float32")
-    engine, factors = LayerwiseEngine(model, x, 1), tf.constant([0.0, 0.5, 1.0])
-
-    def rules():
-        recorder = engine.recorder()
-        with recorder.taping(), step_context.recording(recorder):
-            outputs = model_internals.call_model(model, x)
-        return engine.rules(recorder, [outputs], [tf.ones_like(outputs)])
-
-    def norms(rule):
-        return rounding.add_up([rule.squared_norms()])
-
-    for kind in ("instantiate", "ghost"):
-        with forced_norms(kind):
-            norms_first = [(norms(r), r.clipped_sum(factors)) for r in rules() if r.large_variables]
-            sums_first = [(r.clipped_sum(factors), norms(r)) for r in rules() if r.large_variables]
-        for (found, sums), (same_sums, same) in zip(norms_first, sums_first, strict=True):
-            tf.nest.map_structure(np.testing.assert_allclose, (found, sums), (same, same_sums))
 
 
 @pytest.mark.parametrize("calls", [1, 2])

@@ -2,7 +2,6 @@
 
 import threading
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -74,24 +73,6 @@ def test_only_what_is_drawn_is_read_and_by_several_threads(source):
     assert source.threads != {threading.get_ident()}
     by_image = {image.tobytes(): label for image, label in zip(IMAGES, LABELS, strict=True)}
     assert [by_image[image.tobytes()] for image in x.numpy()] == y.numpy().tolist()
-
-
-def test_fit_learns_the_same_as_from_arrays(source):
-    def trained(*data):
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential(
-            [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(3)]
-        )
-        model.compile(
-            tfdpx.DPSGD(0.1, plan=plan(), seed=5),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        model.fit(plan().batches(*data, seed=3), shuffle=False, verbose=0)
-        return model.get_weights()
-
-    disk, memory = trained(tfdpx.RandomAccess(source)), trained(IMAGES, LABELS)
-    for a, b in zip(disk, memory, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_nests_and_float64():

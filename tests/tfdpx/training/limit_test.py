@@ -109,15 +109,6 @@ def test_executions_on_other_data_end_before_it(capsys):
         fit_approximately(model, plan)
 
 
-def test_train_on_batch_ends_with_the_plan():
-    model = make_model(make_plan(2))
-    for _ in range(2):
-        model.train_on_batch(X[:8], Y[:8])
-    with pytest.raises(BudgetExceeded, match="used up: 2 of 2 steps.*delta=0.001"):
-        model.train_on_batch(X[:8], Y[:8])
-    assert model.optimizer.ledger.steps == 2
-
-
 def test_a_callback_that_lets_training_go_on_is_not_heard():
     class Stubborn(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -161,23 +152,6 @@ def test_under_xla_an_update_past_the_end_reads_no_data():
         assert np.isfinite(one).all()
 
 
-def test_the_account_follows_the_weights_to_a_new_optimizer(trained):
-    model, plan = trained
-    model.compile(tfdpx.DPSGD(0.1, plan=plan), "mse", run_eagerly=True)
-    with pytest.raises(BudgetExceeded, match="2 of 2"):
-        model.train_on_batch(X[:8], Y[:8])
-    with pytest.raises(BudgetExceeded, match="2 of 2"):
-        model.fit(plan.batches(X, Y, optimizer=model.optimizer), verbose=0)
-
-
-def test_a_saved_model_has_spent_what_it_has(trained, tmp_path):
-    model, plan = trained
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    with pytest.raises(BudgetExceeded, match="2 of 2"):
-        loaded.fit(plan.batches(X, Y), verbose=0)
-
-
 def test_what_another_plan_has_spent_is_no_end_of_this_one(trained):
     model, _ = trained
     quiet = make_plan(3, noise_multiplier=5.0)
@@ -196,8 +170,8 @@ def test_without_noise_there_is_no_budget_to_end():
     assert model.optimizer.ledger.steps == 8
 
 
-@pytest.mark.parametrize("epochs, steps, lengths", [slow(3, 6, [2, 2, 2]), (3, 8, [3, 3, 2])])
-def test_epochs_share_the_steps(epochs, steps, lengths, capsys):
+def test_epochs_share_the_steps(capsys):
+    epochs, steps, lengths = 3, 8, [3, 3, 2]
     plan = make_plan(steps)
     model = make_model(plan, run_eagerly=True)
     taken = []

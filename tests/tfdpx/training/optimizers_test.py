@@ -66,17 +66,19 @@ def test_the_moving_average_warms_up():
     np.testing.assert_allclose(small.weights(model), average, atol=1e-6)
 
 
+PLAN = tfdpx.PrivacyPlan(100, batch_size=16, steps=10, noise_multiplier=2.0, delta=1e-5)
+
+
 @pytest.mark.parametrize("make", [tfdpx.DPSGD, tfdpx.DPAdam, tfdpx.DPAdamW])
 def test_config_round_trip(make):
-    plan = tfdpx.PrivacyPlan(num_examples=100, batch_size=16, steps=10, epsilon=8.0, delta=1e-5)
     optimizer = make(
-        0.5, plan=plan, l2_norm_clip=0.7, microbatch_size=4, augmult=2, use_ema=True, seed=3,
+        0.5, plan=PLAN, l2_norm_clip=0.7, microbatch_size=4, augmult=2, use_ema=True, seed=3,
         augment=tfdpx.augment.RandomCropFlip(padding=2, flip=False),
     )  # fmt: skip
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(again) is make
     assert str(again.get_config()) == str(optimizer.get_config())
-    assert again.noise_multiplier == plan.noise_multiplier
+    assert again.noise_multiplier == PLAN.noise_multiplier
     assert again.batch_size == 16 and again.augment.padding == 2
 
 
@@ -131,10 +133,9 @@ def test_bad_arguments(arguments, message):
 
 
 def test_an_argument_that_contradicts_the_plan():
-    plan = tfdpx.PrivacyPlan(num_examples=100, batch_size=16, steps=10, epsilon=8.0, delta=1e-5)
     for name in ("batch_size", "noise_multiplier"):
         with pytest.raises(ValueError, match=f"{name}.*disagrees with the plan"):
-            tfdpx.DPSGD(0.1, plan=plan, **{name: 7})
+            tfdpx.DPSGD(0.1, plan=PLAN, **{name: 7})
 
 
 def test_no_noise_warns():

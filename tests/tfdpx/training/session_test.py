@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow, slow_but
+from cases import slow_but
 from scipy import stats
 
 import tfdpx
@@ -131,19 +131,6 @@ def test_a_forked_process_is_a_run_of_its_own():
     assert int(os.read(reading, 100)) != account.run
 
 
-@pytest.mark.parametrize("seed", [5, slow(None)])
-def test_with_a_seed_a_resume_is_bit_equal_and_without_one_the_ledger_is(seed, tmp_path):
-    whole = make(with_dropout, seed=seed, use_ema=True)
-    end = train(whole, 2, epochs=3)
-    for epochs in (1, 3):
-        model = make(with_dropout, seed=seed, use_ema=True)
-        resumed = train(model, 2, [Checkpoint(tmp_path)], epochs=epochs)
-    assert np.array_equal(resumed, end) == (seed is not None)
-    ledgers = whole.optimizer.ledger, model.optimizer.ledger
-    assert ledgers[0].steps == ledgers[1].steps == 6
-    assert ledgers[0].epsilon(DELTA) == ledgers[1].epsilon(DELTA)
-
-
 @pytest.mark.slow
 def test_a_given_seed_is_remembered_everywhere(tmp_path):
     with pytest.warns(UserWarning, match="must not be released") as caught:
@@ -190,34 +177,6 @@ def test_a_second_training_on_a_folder_is_refused_and_writers_do_not_harm(tmp_pa
     train(make(), 1, [Checkpoint(tmp_path), Beside()], epochs=4)
     assert Checkpoint(tmp_path).saved_updates in (3, 4)
     assert os.listdir(tmp_path) == ["tfdpx-checkpoint.zip"]
-
-
-def test_a_resume_says_so_and_makes_the_updates_that_are_left(tmp_path, capsys):
-    train(make(), 3, [Checkpoint(tmp_path)], epochs=2)
-    assert "Resumed" not in capsys.readouterr().out
-    model = make()
-    batches = PLAN.batches(X, Y)
-    model.fit(batches, epochs=4, callbacks=[Checkpoint(tmp_path)], verbose=0)
-    assert "Resumed at update 6." in capsys.readouterr().out
-    assert model.optimizer.ledger.steps == STEPS
-
-
-@pytest.mark.parametrize(
-    "change, name",
-    [
-        ({"steps": STEPS + 1}, "plan"),
-        slow({"noise_multiplier": 6.0}, "plan"),
-        slow({"num_examples": N - 1, "batch_size": N - 1}, "plan|number of examples"),
-    ],
-)
-def test_another_plan_is_refused_by_name(tmp_path, change, name):
-    train(make(), 1, [Checkpoint(tmp_path)])
-    settings = dict(num_examples=N, batch_size=N, steps=STEPS, noise_multiplier=SIGMA, delta=DELTA)
-    plan = tfdpx.PrivacyPlan(**{**settings, **change})
-    model = small.model(tfdpx.DPSGD(1.0, plan=plan))
-    count = plan.num_examples
-    with pytest.raises(ValueError, match=f"of a run with another ({name})"):
-        model.fit(plan.batches(X[:count], Y[:count]), callbacks=[Checkpoint(tmp_path)], verbose=0)
 
 
 KILLED = """
@@ -331,38 +290,3 @@ def test_averages_in_place_of_the_weights_are_not_saved(tmp_path):
         callbacks = [swap(swap_on_epoch=True), Checkpoint(tmp_path)]
         resumed = train(model, 2, callbacks, epochs=epochs)
     np.testing.assert_allclose(resumed, end, atol=1e-5)  # To swap is to add and subtract.
-
-
-@pytest.mark.slow
-def test_any_data_may_be_resumed(tmp_path, capsys):
-    class Data(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return X, Y
-
-    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
-    for epochs in (1, 2):
-        make().fit(Data(), epochs=epochs, callbacks=[Checkpoint(tmp_path), budget], verbose=0)
-    assert Checkpoint(tmp_path).saved_updates == 4
-    assert "Resumed at update 2." in capsys.readouterr().out
-    with pytest.raises(ValueError, match="seed"):
-        PLAN.batches(X, Y, seed=(1, 2))
-
-
-@pytest.mark.slow
-def test_another_optimizer_of_the_weights_does_not_make_the_plan_overrun():
-    model = make()
-    other = keras.Sequential(model.layers)
-    other.compile(tfdpx.DPSGD(1.0, plan=PLAN), model.loss)
-
-    class Nested(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 0:
-                train(other, 8)
-
-    model.fit(
-        PLAN.batches(X, Y), callbacks=[Nested(), tfdpx.callbacks.PrivacyBudget(PLAN)], verbose=0
-    )
-    assert model.optimizer.ledger.steps == STEPS

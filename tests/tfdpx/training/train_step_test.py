@@ -63,55 +63,6 @@ def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
     assert largest_change(*small.data()) > 2.0
 
 
-@NO_NOISE
-def test_examples_of_weight_zero_are_absent():
-    x, y = small.data()
-    padded_x = np.concatenate([x, np.full((4, 6), np.nan, "float32")])
-    padded_y = np.append(y, [0, 1, 2, 0])
-    weight = np.append(np.ones(16), np.zeros(4)).astype("float32")
-    arguments = dict(noise_multiplier=0.0, compile_arguments={"metrics": ["accuracy"]})
-    plain, padded = small.model(**arguments), small.model(**arguments)
-    np.testing.assert_allclose(
-        small.step(padded, padded_x, padded_y, weight), small.step(plain, x, y), atol=1e-7
-    )
-    np.testing.assert_allclose(
-        padded.evaluate(x, y, verbose=0), plain.evaluate(x, y, verbose=0), atol=1e-6
-    )
-
-
-@NO_NOISE
-@pytest.mark.parametrize("microbatch_size", [3, slow(None)])
-def test_absent_rows_count_in_no_metric(microbatch_size):
-    x, y = small.data(8)
-    weight = np.array([1, 1, 1, 1, 1, 0, 0, 0], "float32")
-    arguments = dict(
-        noise_multiplier=0.0, microbatch_size=microbatch_size, learning_rate=1e-9,
-        compile_arguments={
-            "metrics": ["accuracy"], "weighted_metrics": ["sparse_categorical_accuracy"],
-        },
-    )  # fmt: skip
-    model = small.model(**arguments)
-    logs = model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
-    other = small.model(**arguments)
-    wanted = other.train_on_batch(x[:5], y[:5], sample_weight=weight[:5], return_dict=True)
-    assert logs["accuracy"] == pytest.approx(wanted["accuracy"])
-    assert logs["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
-    assert logs["sparse_categorical_accuracy"] == wanted["sparse_categorical_accuracy"]
-
-
-@pytest.mark.parametrize(
-    "compile_arguments", [{}, slow({"jit_compile": True}), slow({"run_eagerly": True})]
-)
-def test_microbatches_change_nothing(compile_arguments):
-    x, y = small.data()
-    updates = [
-        small.step(small.model(microbatch_size=m, compile_arguments=compile_arguments), x, y)
-        for m in (None, 5, 99)
-    ]
-    for update in updates[1:]:
-        np.testing.assert_allclose(update, updates[0], atol=1e-6)
-
-
 @pytest.mark.slow
 def test_a_wide_resnet_updates_alike_for_any_microbatch_size():
     rng = np.random.default_rng(0)
@@ -207,25 +158,6 @@ def test_given_views_are_averaged_before_clipping():
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
     wanted = -(gradients / np.maximum(norms, 1.0)).sum(0) / 8
     np.testing.assert_allclose(small.step_views(model, views, y), wanted, atol=1e-6)
-
-
-@NO_NOISE
-def test_augmented_views_do_not_depend_on_microbatches():
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 255, size=(8, 5, 5, 1)).astype("uint8"), rng.integers(0, 3, size=8)
-    updates = [
-        small.step(
-            small.model(
-                layers=lambda: [
-                    keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3),
-                ],
-                noise_multiplier=0.0, augmult=3, microbatch_size=m,
-                augment=tfdpx.augment.RandomCropFlip(2),
-            ), x, y,
-        )
-        for m in (None, 3)
-    ]  # fmt: skip
-    np.testing.assert_allclose(updates[1], updates[0], atol=1e-6)
 
 
 @NO_NOISE
