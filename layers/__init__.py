@@ -1,6 +1,7 @@
 """Layers that train well under differential privacy, beyond those of Keras."""
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx.layers import ws_conv2d_rule as _ws_conv2d_rule  # noqa: F401  Registers its rule.
 from tfdpx.layers.channel_whitening import ChannelWhitening
 from tfdpx.layers.group_norm import GroupNorm
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
