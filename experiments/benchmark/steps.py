@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdpx
 from experiments.benchmark import models
 from tfdpx import per_example
 from tfdpx._keras import model_internals
 from tfdpx.per_example import cost_model
 from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.training import allocator, optimizers
 
 KINDS = {
     "ordinary": "ordinary Keras",
@@ -75,7 +75,7 @@ def make_model(kind, settings, plan=None, individual=None):
         optimizer = keras.optimizers.SGD(LEARNING_RATE)
     else:
         with checking_flags():
-            optimizer = tfdpx.DPSGD(
+            optimizer = optimizers.DPSGD(
                 LEARNING_RATE,
                 plan=plan,
                 individual=individual,
@@ -141,6 +141,7 @@ def make_step(kind, settings):
         kind: One of `KINDS`.
         settings: `Settings`.
     """
+    allocator.keep_freed_memory()  # As the first private `fit` of a process does, for all kinds.
     model = make_model(kind, settings)
     return trace(model.train_step, (make_batch(kind, settings),), settings)
 
