@@ -199,7 +199,7 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
         given = {**given, "noise_multiplier": 0.0, "l2_norm_clip": clip}
         return build(learning_rate * clip, **given)
 
-    monkeypatch.setattr(tfdpx, "DPSGD", exact)
+    monkeypatch.setattr(steps.optimizers, "DPSGD", exact)
     monkeypatch.setattr(steps, "LEARNING_RATE", 1.0)
     settings = steps.Settings(
         model="small_cnn", images=3, image_size=8, augmult=augmult, microbatch_size=2
