@@ -75,6 +75,19 @@ def wrong_arrows(files):
     return wrong
 
 
+def foreign_uses(files):
+    """List of "path imports name" where the file begins with an underscore, in another room."""
+    uses = []
+    for path, source in files.items():
+        for name, _ in imports(source):
+            for module in (name, name.rpartition(".")[0]):
+                *folders, last = module.split(".")
+                private = is_private(last) and len(folders) > 1 and folders[1] in ROOMS
+                if private and folders[1] != room_of(path):
+                    uses.append(f"{path} imports {name}")
+    return uses
+
+
 def is_private(name):
     return name.startswith("_") and not name.startswith("__")
 
@@ -157,6 +170,12 @@ def test_every_room_has_its_place():
 )
 def test_a_wrong_arrow_is_seen(path, source):
     assert len(wrong_arrows({path: source})) == 1
+
+
+def test_a_file_with_an_underscore_serves_its_room_alone():
+    assert foreign_uses(sources()) == []
+    planted = {"tfdpx/training/made_up.py": "from tfdpx.sampling import _dataset_arrays"}
+    assert len(foreign_uses(planted)) == 1
 
 
 def test_private_names_of_keras_and_tensorflow_stand_in_one_place():

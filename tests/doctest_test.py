@@ -19,7 +19,7 @@ MODULES = [
     "tfdpx.audit.membership",
     "tfdpx.audit.neighbours",
     "tfdpx.audit.one_run",
-    "tfdpx.audit.one_run_bounds",
+    "tfdpx.audit._one_run_bounds",
     "tfdpx.audit.sampling_check",
     "tfdpx.audit.scores",
     "tfdpx.audit.white_box",

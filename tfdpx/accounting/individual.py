@@ -13,9 +13,9 @@ import numpy as np
 
 from tfdpx._arguments import check_choice, is_integer, is_number, require
 from tfdpx.accounting import accountants, statistics
-from tfdpx.accounting.losses import Losses
+from tfdpx.accounting._losses import Losses
+from tfdpx.accounting._sampled_gaussian import CONVERSIONS
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.accounting.sampled_gaussian import CONVERSIONS
 
 # Ids of examples travel between replicas as float32, in which integers up to 2^24 are exact.
 _MOST_EXAMPLES = 2**24

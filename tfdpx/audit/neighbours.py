@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tfdpx._arguments import check_positive_integer
-from tfdpx.audit.observables import Observables, leaves
-from tfdpx.audit.replay import GradientRecorder
+from tfdpx.audit._observables import Observables, leaves
+from tfdpx.audit._replay import GradientRecorder
 
 _SEED = 20_220_428
 _SHORT = 100

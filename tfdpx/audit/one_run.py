@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdpx._arguments import is_integer, require
 from tfdpx._keras import model_internals
 from tfdpx.accounting.accountants import check_delta
-from tfdpx.audit import one_run_bounds
+from tfdpx.audit import _one_run_bounds
 from tfdpx.audit.lower_bound import check_confidence
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
@@ -119,10 +119,10 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
         high = included[order[: count // 2]]
         low = included[order[m - (count - count // 2) :]]
         correct = int(high.sum() + (~low).sum())
-        bound = one_run_bounds.one_run_epsilon_lower_bound(
+        bound = _one_run_bounds.one_run_epsilon_lower_bound(
             correct, count, m, delta, confidence_of_each
         )
-        gdp = one_run_bounds.one_run_gdp_epsilon_lower_bound(
+        gdp = _one_run_bounds.one_run_gdp_epsilon_lower_bound(
             correct, count, m, delta, confidence_of_each
         )
         bounds.append((bound, gdp, correct, count))

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx._arguments import is_integer, is_number, require
-from tfdpx.augment.draws import draw_below
+from tfdpx.augment._draws import draw_below
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")

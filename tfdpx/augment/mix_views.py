@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx._arguments import is_integer, is_number, require
-from tfdpx.augment.draws import draw_below
+from tfdpx.augment._draws import draw_below
 from tfdpx.augment.layer_views import get
 
 # Weights are drawn from so many equally likely quantiles of the Beta distribution: XLA compiles no

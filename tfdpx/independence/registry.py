@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.independence.lengths import ONE
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     BatchSum,
     Fixed,
     Handle,
@@ -16,6 +15,7 @@ from tfdpx.independence.values import (
     Sized,
     Unknown,
 )
+from tfdpx.independence.lengths import ONE
 
 _WHOLE, _ROWS, _SIZES, _NUMBERS, _TOTALS, _COPIES = {}, {}, {}, {}, {}, {}
 _SHARED = (Fixed, Sized)

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals
 from tfdpx.independence import rules  # noqa: F401  (says what each type of operation does)
+from tfdpx.independence._values import BatchSum, Fixed, PerExample, Unknown
+from tfdpx.independence._walk import Walk
 from tfdpx.independence.lengths import ONE, ROWS, Length, symbol
-from tfdpx.independence.values import BatchSum, Fixed, PerExample, Unknown
-from tfdpx.independence.walk import Walk
 from tfdpx.per_example import rows as batches
 from tfdpx.per_example.losses import loss_of_rows
 from tfdpx.per_example.outputs import Outputs
@@ -108,7 +108,7 @@ def independence_of_microbatch(model, microbatch, rows):
 
     Args:
         model: A compiled, built `keras.Model`.
-        microbatch: `tfdpx.training.microbatch.Microbatch` of the layerwise engine.
+        microbatch: `tfdpx.training._microbatch.Microbatch` of the layerwise engine.
         rows: Int, or None if it was traced for any number.
     """
     inputs, found = microbatch.inputs, microbatch.found

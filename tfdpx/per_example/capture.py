@@ -177,7 +177,7 @@ class Recorder(UnitRecorder):
         variables: The model's trainable variables.
         layout: List of `CallLayout`, what the calls will be.
         num_views: Int, rows of the batch per example.
-        update: The `tfdpx.per_example.update.Update`.
+        update: The `tfdpx.per_example._update.Update`.
         jit_compile: Whether the step is compiled by XLA.
 
     Attributes:

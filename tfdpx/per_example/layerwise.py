@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context, tensorflow_internals
+from tfdpx.per_example._result import EngineOutput
+from tfdpx.per_example._update import Update
 from tfdpx.per_example.capture import Recorder
 from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
@@ -17,10 +19,8 @@ from tfdpx.per_example.layout import find_layout
 from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import keyed
-from tfdpx.per_example.result import EngineOutput
 from tfdpx.per_example.rounding import add_up, squared_norms
 from tfdpx.per_example.rules.base import sum_each, zero_excluded
-from tfdpx.per_example.update import Update
 
 
 class LayerwiseEngine:

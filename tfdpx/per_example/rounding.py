@@ -26,7 +26,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.per_example.traced import alike
+from tfdpx.per_example._traced import alike
 
 UNIT = 2.0**-24
 # What a sum has besides its terms: products, factors, roots.

@@ -11,7 +11,7 @@ XLA cannot compile a loop that was vectorized: that is found while tracing, befo
 import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.per_example.converters import HELD
+from tfdpx.per_example._converters import HELD
 
 _LOOPS = ("While", "StatelessWhile")
 # Of examples of one shape they make tensors of several, which no tensor holds together.

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.sampling import dataset_arrays
+from tfdpx.sampling import _dataset_arrays
 from tfdpx.sampling.inputs import check_dense
 from tfdpx.sampling.random_access import RandomAccess
 
@@ -149,7 +149,7 @@ def as_examples(x, y=None, sample_weight=None, *, class_weight=None, num_example
                 "Argument `x`, a tf.data.Dataset, gives (x, y) or (x, y, sample_weight), so "
                 "neither `y` nor `sample_weight` may be given. Leave them out."
             )
-        x, y, sample_weight = dataset_arrays.arrays_of(x, num_examples)
+        x, y, sample_weight = _dataset_arrays.arrays_of(x, num_examples)
     if not isinstance(x, RandomAccess):
         return Examples(x, y, sample_weight, class_weight=class_weight)
     given = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}

@@ -42,7 +42,7 @@ class SpendTracker:
     """What was spent on the weights that one optimizer trains.
 
     Args:
-        state: The optimizer's `tfdpx.training.state.StepState`.
+        state: The optimizer's `tfdpx.training._state.StepState`.
         noise_multiplier: Float, the optimizer's.
 
     Attributes:

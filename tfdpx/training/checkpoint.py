@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdpx import _files as files
 from tfdpx._arguments import is_integer, require
 from tfdpx._keras import model_internals, saving_internals
-from tfdpx.training import callback_state
+from tfdpx.training import _callback_state
 
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
@@ -177,7 +177,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the callbacks: each has begun anew by then."""
         if self._states is not None:
-            callback_state.restore(self._others, self._states, self.model)
+            _callback_state.restore(self._others, self._states, self.model)
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -225,7 +225,7 @@ class Checkpoint(keras.callbacks.Callback):
         """The bytes of the file: what is named in its record, and the record."""
         optimizer = model_internals.innermost(self.model.optimizer)
         content = {_WEIGHTS: saving_internals.weights_file(self.model)}
-        states = callback_state.saved(self._others)
+        states = _callback_state.saved(self._others)
         if states is not None:
             content[_CALLBACKS] = states
         state = optimizer.clip_policy.state()
@@ -307,7 +307,7 @@ def in_order(callbacks):
     if not saving:
         return callbacks
     others = [each for each in callbacks if each is not saving[0]]
-    least, last = callback_state.place_of_save(others)
+    least, last = _callback_state.place_of_save(others)
     place = min(max(callbacks.index(saving[0]), least), last)
     return [*others[:place], saving[0], *others[place:]]
 

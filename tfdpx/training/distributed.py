@@ -41,7 +41,7 @@ from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
 from tfdpx.spending.budget import check_optimizer, plan_left
-from tfdpx.training import agreement, fit_data, refresh, train_step, views
+from tfdpx.training import _fit_data, _train_step, agreement, refresh, views
 from tfdpx.training.session import Limit
 
 
@@ -122,7 +122,7 @@ def fit(
     arguments |= {"epochs": epochs, "initial_epoch": initial_epoch}
     with (
         step_context.driving(model, "tfdpx"),
-        fit_data.session_of(optimizer, model, arguments) as session,
+        _fit_data.session_of(optimizer, model, arguments) as session,
     ):
         session.validation = validation
         refresh.add_to(arguments, model, session)
@@ -270,7 +270,7 @@ class _Measuring:
         def total(each):
             return tf.reduce_sum(tf.where(present, each, 0.0))
 
-        penalty, _ = train_step.regularization(model.trainable_variables)
+        penalty, _ = _train_step.regularization(model.trainable_variables)
         each = [total(losses) for losses in rows.output_losses]
-        train_step.show_losses(model, total(rows.losses), each, count, penalty)
+        _train_step.show_losses(model, total(rows.losses), each, count, penalty)
         metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)

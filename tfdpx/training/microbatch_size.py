@@ -19,7 +19,7 @@ from tfdpx._keras import model_internals, step_context
 from tfdpx._warnings import warn
 from tfdpx.per_example.cost_model import Cost, device_kind
 from tfdpx.per_example.rows import Rows
-from tfdpx.training import free_memory, graph_peak
+from tfdpx.training import _free_memory, _graph_peak
 
 AUTO = "auto"
 FLOAT = 4  # Bytes.
@@ -224,7 +224,7 @@ def _largest_fitting(one_microbatch, batch, batch_size, variables):
     weights = sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
     inputs = sum(t.shape[1:].num_elements() * t.dtype.size for t in rows.tensors)
     held = _WEIGHTS_HELD * weights + _BATCHES_HELD * inputs * batch_size + few - _TRIALS[0] * each
-    free = free_memory.free_bytes(variables[0].value.device)
+    free = _free_memory.free_bytes(variables[0].value.device)
     share = _EAGER_SHARE if tf.executing_eagerly() else _SHARE
     # Replicas on one host share its memory; more hosts only have more.
     room = share * free / tf.distribute.get_strategy().num_replicas_in_sync - held
@@ -248,7 +248,7 @@ def _peaks(one_microbatch, rows):
 def _peak(one_microbatch, rows, examples):
     specs = [tf.TensorSpec([examples, *t.shape[1:]], t.dtype) for t in rows.tensors]
     traced = tf.function(lambda *tensors: one_microbatch(*rows.pack(tensors)), autograph=False)
-    return graph_peak.peak_bytes(traced.get_concrete_function(*specs))
+    return _graph_peak.peak_bytes(traced.get_concrete_function(*specs))
 
 
 def _text(count):

@@ -34,7 +34,7 @@ from tfdpx.per_example.randomness import UnmappedState
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import TakesBatch
 from tfdpx.training import microbatch_size
-from tfdpx.training.microbatch import Inputs, Microbatch
+from tfdpx.training._microbatch import Inputs, Microbatch
 
 _ALONE = "vmap"
 # Of factors, in float32.

@@ -23,10 +23,10 @@ from tfdpx.checks.validation import Validation
 from tfdpx.mechanism import check_private
 from tfdpx.spending.ledger_rows import FACTS, STEPS
 from tfdpx.spending.spend_tracker import SpendTracker
-from tfdpx.training import first_update, fit_data, refresh, replicas, settings
+from tfdpx.training import _first_update, _fit_data, _settings, refresh, replicas
+from tfdpx.training._state import StepState
+from tfdpx.training._train_step import private_train_step
 from tfdpx.training.session import stand_by
-from tfdpx.training.state import StepState
-from tfdpx.training.train_step import private_train_step
 
 
 def _read_only(name):
@@ -82,13 +82,13 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         require_proof: bool = False,
         **kwargs: Any,
     ) -> None:
-        settings.refuse(kwargs)
+        _settings.refuse(kwargs)
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
-        settings.refuse_epsilon(type(self), kwargs)
+        _settings.refuse_epsilon(type(self), kwargs)
         super().__init__(*args, **kwargs)
-        settings.refuse_epsilon(type(self), vars(self))
-        self._settings = settings.checked(
+        _settings.refuse_epsilon(type(self), vars(self))
+        self._settings = _settings.checked(
             plan=plan,
             batch_size=batch_size,
             noise_multiplier=noise_multiplier,
@@ -114,12 +114,12 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             plan and plan.sampling_probability, exact=False, seeded=seed is not None
         )
         stand_by(self)
-        self.clip_policy = settings.clip_policy(self._settings, self.spend_tracker)
+        self.clip_policy = _settings.clip_policy(self._settings, self.spend_tracker)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
 
     def unplanned_step(self, model: keras.Model, rows: int | None, sample_weight: Any) -> Any:
-        """A context around `model.train_on_batch`; see `tfdpx.training.fit_data.unplanned_step`."""
-        return fit_data.unplanned_step(self, model, rows, sample_weight)
+        """A context around `model.train_on_batch`; see `_fit_data.unplanned_step`."""
+        return _fit_data.unplanned_step(self, model, rows, sample_weight)
 
     def compiled(self, model: keras.Model) -> None:
         """Called after `model.compile`: what was spent on the model's weights counts here."""
@@ -139,17 +139,17 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             model: The `keras.Model`.
             arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
         """
-        fit_data.draw_by_plan(self, model, arguments)
+        _fit_data.draw_by_plan(self, model, arguments)
         names = ("x", "validation_data", "validation_split")
         validation = Validation(self, *map(arguments.get, names))
         check_callbacks(arguments.get("callbacks"), self, validation)
         replicas.check_keras_fit(model, arguments.get("x"))
-        with fit_data.session_of(self, model, arguments) as session:
+        with _fit_data.session_of(self, model, arguments) as session:
             session.validation = validation
-            fit_data.add_limit(arguments)
+            _fit_data.add_limit(arguments)
             replicas.deal(model, session, arguments)
             refresh.add_to(arguments, model, session)
-            with first_update.announced(model, arguments):
+            with _first_update.announced(model, arguments):
                 yield
 
     def step_key(self) -> Any:
@@ -278,7 +278,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         """Returns the configuration as a JSON-serialisable dict."""
         config = super().get_config()
         # Refused arguments are all None.
-        for argument in settings.REFUSED:
+        for argument in _settings.REFUSED:
             config.pop(argument, None)
         plan, views = self.plan, self.augment
         # Without `seed`: a file must not tell it, and a copy must have noise of its own.

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from tfdpx.accounting import PrivacyPlan
+from tfdpx.accounting._losses import Losses
 from tfdpx.accounting.individual import individual_epsilon
-from tfdpx.accounting.losses import Losses
 
 
 def exceeded(conversion, mu, delta):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdpx.accounting import IndividualAccountant, Ledger, PrivacyPlan, epsilon
+from tfdpx.accounting._sampled_gaussian import ORDERS, PAPER_ORDERS, divergences, epsilons
 from tfdpx.accounting.full_batch import exact_epsilon, exact_epsilons
 from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.sampled_gaussian import ORDERS, PAPER_ORDERS, divergences, epsilons
 
 # CIFAR-10 of Yu et al. 2022: 50,000 images, 200 epochs of ceil(50,000 / 4,000) steps.
 PAPER = PrivacyPlan(50_000, batch_size=4000, steps=2600, noise_multiplier=3.2, delta=1e-5)

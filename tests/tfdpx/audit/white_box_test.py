@@ -14,7 +14,7 @@ from cases import slow, slow_but
 import tfdpx
 from tfdpx import audit, mechanism
 from tfdpx.audit import white_box
-from tfdpx.training import microbatch, preparation, public_clip
+from tfdpx.training import _microbatch, preparation, public_clip
 
 QUICK = dict(compile_arguments={"jit_compile": False})
 layers = keras.layers
@@ -213,7 +213,7 @@ PLANTED = {
     "too much": (scaled_noise(1.5), "noise on variable"),
     "one seed": ((mechanism, "privatize", noise_of_one_seed), "Noise repeats"),
     "one variable": ((mechanism, "privatize", none_on_one_variable), "noise on variable"),
-    "one layer": ((microbatch, "compute", forgotten_layer), "Clipping does not bound"),
+    "one layer": ((_microbatch, "compute", forgotten_layer), "Clipping does not bound"),
     "whole batch": ((mechanism, "clip_factors", whole_batch), "clipped as a whole"),
     "views": ((mechanism, "clip_factors", views_one_by_one), "Clipping does not bound"),
     "padding": (None, "Padding counts"),

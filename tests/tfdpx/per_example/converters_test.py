@@ -10,7 +10,7 @@ from cases import slow_but
 from tensorflow.python.ops.parallel_for import pfor
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.per_example.converters import HELD
+from tfdpx.per_example._converters import HELD
 from tfdpx.per_example.vectorize import vectorized_map
 
 raw = tf.raw_ops

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tfdpx.training import free_memory
+from tfdpx.training import _free_memory
 
 
 def write(folder, **files):
@@ -27,7 +27,7 @@ def test_the_tightest_of_nested_groups_counts(tmp_path):
     second_version(tmp_path / "job" / "step", 900, 300)
     second_version(tmp_path / "job" / "step" / "task", "max", 100)
     (tmp_path / "groups").write_text("0::/job/step/task\n")
-    rooms = free_memory.control_group_rooms(tmp_path / "groups", tmp_path)
+    rooms = _free_memory.control_group_rooms(tmp_path / "groups", tmp_path)
     assert sorted(rooms) == [450, 600]
 
 
@@ -39,24 +39,24 @@ def test_the_first_version(tmp_path):
         memory__stat="total_inactive_file 100",
     )
     (tmp_path / "groups").write_text("5:cpu:/job\n4:hugetlb,memory:/job\n0::/\n")
-    assert free_memory.control_group_rooms(tmp_path / "groups", tmp_path) == [400]
+    assert _free_memory.control_group_rooms(tmp_path / "groups", tmp_path) == [400]
 
 
 def test_a_container_that_sees_only_its_own_group(tmp_path):
     second_version(tmp_path, 1000, 1200)
     (tmp_path / "groups").write_text("0::/not/to/be/seen\n")
-    assert free_memory.control_group_rooms(tmp_path / "groups", tmp_path) == [0]
+    assert _free_memory.control_group_rooms(tmp_path / "groups", tmp_path) == [0]
 
 
 def test_a_system_without_control_groups(tmp_path):
-    assert free_memory.control_group_rooms(tmp_path / "none", tmp_path) == []
+    assert _free_memory.control_group_rooms(tmp_path / "none", tmp_path) == []
 
 
 def test_the_host(monkeypatch):
-    free = free_memory.free_bytes("/job:localhost/replica:0/task:0/device:CPU:0")
+    free = _free_memory.free_bytes("/job:localhost/replica:0/task:0/device:CPU:0")
     assert 0 <= free <= psutil.virtual_memory().total
-    monkeypatch.setattr(free_memory, "control_group_rooms", lambda: [12345])
-    assert free_memory.free_bytes("") == 12345
+    monkeypatch.setattr(_free_memory, "control_group_rooms", lambda: [12345])
+    assert _free_memory.free_bytes("") == 12345
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def two_gpus(monkeypatch):
 
 
 def test_a_gpu(two_gpus):
-    assert free_memory.free_bytes("/job:localhost/replica:0/task:0/device:GPU:1") == 700
-    assert free_memory.free_bytes("/device:GPU:0") == 0
+    assert _free_memory.free_bytes("/job:localhost/replica:0/task:0/device:GPU:1") == 700
+    assert _free_memory.free_bytes("/device:GPU:0") == 0
 
 
 def test_devices_of_unknown_memory(two_gpus):
     for device in ("/device:TPU:0", "/device:GPU:7"):
         with pytest.raises(ValueError, match="Give an int"):
-            free_memory.free_bytes(device)
+            _free_memory.free_bytes(device)

@@ -4,14 +4,14 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdpx.training import graph_peak
+from tfdpx.training import _graph_peak
 
 SIZE = 4 * 1000  # Bytes of one tensor of these tests.
 
 
 def peak(function, *specs):
     specs = specs or (tf.TensorSpec([10, 100]),)
-    return graph_peak.peak_bytes(
+    return _graph_peak.peak_bytes(
         tf.function(function, autograph=False).get_concrete_function(*specs)
     )
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdpx
-from tfdpx.training import free_memory, microbatch_size
+from tfdpx.training import _free_memory, microbatch_size
 
 MIB = 2**20
 
@@ -25,7 +25,7 @@ MIB = 2**20
 @pytest.fixture
 def free(monkeypatch):
     """A function that sets the free memory."""
-    return lambda count: monkeypatch.setattr(free_memory, "free_bytes", lambda device: count)
+    return lambda count: monkeypatch.setattr(_free_memory, "free_bytes", lambda device: count)
 
 
 def chosen(capsys):

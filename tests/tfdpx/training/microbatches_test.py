@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx import mechanism
-from tfdpx.training import microbatches
+from tfdpx.training import _microbatches
+from tfdpx.training._microbatches import BatchTotals
 from tfdpx.training.microbatch_size import MicrobatchSize
-from tfdpx.training.microbatches import BatchTotals
 
 ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
 
@@ -47,7 +47,7 @@ def test_every_example_once_and_no_pass_too_many(jit_compile, present, size, mul
     @tf.function(jit_compile=jit_compile, autograph=False)
     def total(x, present):
         data = (x, None, tf.cast(present, "float32"))
-        return microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
+        return _microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
 
     found = total(x, present)
     assert found.examples == present.sum()
@@ -70,7 +70,8 @@ def test_passes_of_any_size_never_know_it(count):
         return adding(data, *rest)
 
     def total(x, present=None):
-        return microbatches.run(looking, (x, None, None), x, present, MicrobatchSize(8, 2), ZERO)[0]
+        size = MicrobatchSize(8, 2)
+        return _microbatches.run(looking, (x, None, None), x, present, size, ZERO)[0]
 
     data = tf.range(float(count)), tf.ones([count], tf.bool)
     for length, tensors in ((None, data[:1]), (None, data), (count, data)):
@@ -83,9 +84,9 @@ def test_passes_of_any_size_never_know_it(count):
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     x = tf.constant([1.0, 2.0, 3.0])
-    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
+    found, logs = _microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
     assert found.loss == 6 and logs["logs"] == 6
-    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
+    found, logs = _microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
     assert found.loss == 6 and logs is None and found.sums[0][2] == 2
 
 
@@ -111,9 +112,9 @@ def test_an_empty_draw_gives_noise_alone(compile_arguments):
     logs = made.train_on_batch(x, y, sample_weight=np.zeros(len(x)), return_dict=True)
     zeros = [tf.zeros(v.shape) for v in made.trainable_variables]
     from tfdpx import noise
-    from tfdpx.training import train_step
+    from tfdpx.training import _train_step
 
-    drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, train_step._NOISE))
+    drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, _train_step._NOISE))
     wanted = np.concatenate([np.ravel(g.tensor) for g in drawn])
     np.testing.assert_allclose(before - small.weights(made), wanted, atol=1e-6)
     assert logs["loss"] == 0

@@ -3,9 +3,7 @@
 import dataclasses
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.independence.lengths import symbol
-from tfdpx.independence.registry import whatever
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     BatchSum,
     Fixed,
     Listed,
@@ -15,6 +13,8 @@ from tfdpx.independence.values import (
     Unknown,
     joined,
 )
+from tfdpx.independence.lengths import symbol
+from tfdpx.independence.registry import whatever
 
 # After so many rounds of a loop nothing new can be learned: each loses something.
 _ROUNDS = 12

@@ -1,8 +1,6 @@
 """Operations that repeat entries, and such that make rows out of a shape."""
 
-from tfdpx.independence.lengths import MINUS_ONE, ONE
-from tfdpx.independence.registry import of_copies, of_rows, of_sizes
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     NotProvable,
     PerExample,
     content_of,
@@ -10,6 +8,8 @@ from tfdpx.independence.values import (
     require_fixed,
     require_same_for_rows,
 )
+from tfdpx.independence.lengths import MINUS_ONE, ONE
+from tfdpx.independence.registry import of_copies, of_rows, of_sizes
 
 
 @of_rows("Tile")

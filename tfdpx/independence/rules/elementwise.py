@@ -1,8 +1,6 @@
 """Operations that treat each entry by itself, with the broadcasting of NumPy."""
 
-from tfdpx.independence.lengths import ONE
-from tfdpx.independence.registry import of_rows, of_totals, whatever
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     BatchSum,
     Fixed,
     NotProvable,
@@ -12,6 +10,8 @@ from tfdpx.independence.values import (
     require_same_for_rows,
     same_layout,
 )
+from tfdpx.independence.lengths import ONE
+from tfdpx.independence.registry import of_rows, of_totals, whatever
 
 _UNARY = (
     "Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize "

@@ -1,8 +1,6 @@
 """Operations on images and their like, which have the examples on the first axis."""
 
-from tfdpx.independence.lengths import Length, product
-from tfdpx.independence.registry import of_rows
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     Fixed,
     NotProvable,
     PerExample,
@@ -13,6 +11,8 @@ from tfdpx.independence.values import (
     require_same_for_rows,
     same_axis,
 )
+from tfdpx.independence.lengths import Length, product
+from tfdpx.independence.registry import of_rows
 
 
 @of_rows(

@@ -1,7 +1,6 @@
 """Lists of tensors, in which loops keep what each round gives: all elements alike."""
 
-from tfdpx.independence.registry import whatever
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     Fixed,
     Listed,
     NotProvable,
@@ -11,6 +10,7 @@ from tfdpx.independence.values import (
     joined,
     require_fixed,
 )
+from tfdpx.independence.registry import whatever
 
 
 def _require(made, shape=None, *numbers):

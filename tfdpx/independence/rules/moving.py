@@ -1,8 +1,6 @@
 """Operations that keep all entries: reshape, transpose, take apart, join, pad."""
 
-from tfdpx.independence.lengths import MINUS_ONE, ONE, Length, product
-from tfdpx.independence.registry import of_rows
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     NotProvable,
     PerExample,
     content_of,
@@ -12,6 +10,8 @@ from tfdpx.independence.values import (
     require_same_for_rows,
     same_axis,
 )
+from tfdpx.independence.lengths import MINUS_ONE, ONE, Length, product
+from tfdpx.independence.registry import of_rows
 
 
 @of_rows("Reshape")

@@ -3,10 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
+from tfdpx.independence._values import Fixed, NotProvable, Sized, Unknown
 from tfdpx.independence.lengths import Length, product
 from tfdpx.independence.registry import of_numbers, whatever
 from tfdpx.independence.rules.picking import kinds
-from tfdpx.independence.values import Fixed, NotProvable, Sized, Unknown
 
 # More numbers than any shape has are not followed.
 _MOST = 64

@@ -2,9 +2,7 @@
 
 import re
 
-from tfdpx.independence.lengths import ONE
-from tfdpx.independence.registry import of_rows
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     NotProvable,
     PerExample,
     rank,
@@ -12,6 +10,8 @@ from tfdpx.independence.values import (
     require_same_for_rows,
     same_layout,
 )
+from tfdpx.independence.lengths import ONE
+from tfdpx.independence.registry import of_rows
 
 
 @of_rows("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")

@@ -1,8 +1,6 @@
 """Operations along an axis that is not that of the rows; along theirs, a sum is a `BatchSum`."""
 
-from tfdpx.independence.lengths import ONE
-from tfdpx.independence.registry import of_rows, of_totals
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     BatchSum,
     NotProvable,
     PerExample,
@@ -11,6 +9,8 @@ from tfdpx.independence.values import (
     require_fixed,
     same_axis,
 )
+from tfdpx.independence.lengths import ONE
+from tfdpx.independence.registry import of_rows, of_totals
 
 _ALONG = "it works along the axis of the examples"
 

@@ -5,10 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.independence.lengths import Length
-from tfdpx.independence.registry import whatever
-from tfdpx.independence.rules.copies import made_rows
-from tfdpx.independence.values import (
+from tfdpx.independence._values import (
     Fixed,
     Handle,
     NotProvable,
@@ -18,6 +15,9 @@ from tfdpx.independence.values import (
     content_of,
     require_fixed,
 )
+from tfdpx.independence.lengths import Length
+from tfdpx.independence.registry import whatever
+from tfdpx.independence.rules.copies import made_rows
 
 # Larger constants are not looked into.
 _MOST_NUMBERS, _MOST_BYTES = 64, 2**16

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from tfdpx.independence._values import NotProvable, PerExample
 from tfdpx.independence.registry import whatever
-from tfdpx.independence.values import NotProvable, PerExample
 
 SPLIT, _PADDED = "StringSplitV2", "RaggedTensorToTensor"
 # What makes of each word another, or a number, with arguments that all words share.

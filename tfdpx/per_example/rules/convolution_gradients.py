@@ -6,12 +6,12 @@ import math
 
 import tensorflow as tf
 
+from tfdpx.per_example._traced import alike
 from tfdpx.per_example.cost_model import Cost, cheapest
 from tfdpx.per_example.rows import Rows, sum_rows
 from tfdpx.per_example.rules.base import BeforeActivation, positions
 from tfdpx.per_example.rules.products import FLOAT
 from tfdpx.per_example.rules.window import Window
-from tfdpx.per_example.traced import alike
 
 
 class ConvolutionGradients(BeforeActivation):

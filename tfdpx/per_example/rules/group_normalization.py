@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, tensorflow_internals
+from tfdpx.per_example._traced import alike
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rows import sum_rows
 from tfdpx.per_example.rules.normalization import ScaleAndOffsetRule
-from tfdpx.per_example.traced import alike
 
 
 @register(keras.layers.GroupNormalization)

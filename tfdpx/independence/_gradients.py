@@ -1,7 +1,7 @@
 """Gradients that are written by hand: TensorFlow does not derive them, so they are walked too."""
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.independence.values import BatchSum, NotProvable, PerExample, Unknown, same_axis
+from tfdpx.independence._values import BatchSum, NotProvable, PerExample, Unknown, same_axis
 
 
 def check(site, inputs, outputs):

@@ -3,10 +3,10 @@
 import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.independence import gradients, hidden_state
+from tfdpx.independence import _gradients, hidden_state
+from tfdpx.independence._values import Fixed, Handle, NotProvable, PerExample, Unknown
 from tfdpx.independence.lengths import Length, symbol
 from tfdpx.independence.registry import rule_of
-from tfdpx.independence.values import Fixed, Handle, NotProvable, PerExample, Unknown
 
 # Such draw from a state of their own, which no example changes.
 _RANDOM = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "TruncatedNormal")
@@ -139,7 +139,7 @@ class Frame:
             values = rule_of(operation.type)(site, *inputs)
             values = values if isinstance(values, list) else [values]
             if self._differentiated:
-                gradients.check(site, inputs, values)
+                _gradients.check(site, inputs, values)
         except Exception as lost:  # Also where a rule fails on what nobody thought of.
             values = [Unknown(site.reason(lost))] * len(operation.outputs)
             if has_effects(operation):

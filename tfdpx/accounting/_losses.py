@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdpx.accounting import accountants
+from tfdpx.accounting._sampled_gaussian import CONVERSIONS, divergences, epsilons
 from tfdpx.accounting.full_batch import exact_epsilons
-from tfdpx.accounting.sampled_gaussian import CONVERSIONS, divergences, epsilons
 
 _GRID = np.geomspace(1e-4, 1, 1000)
 _Fractions = np.ndarray | Sequence[float]

@@ -19,10 +19,10 @@ from tfdpx.checks.callbacks import check_log_names
 from tfdpx.per_example.invalid_values import invalid_left_out
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import inputs
-from tfdpx.training import microbatches, replicas
+from tfdpx.training import _microbatches, replicas
+from tfdpx.training._microbatch import Inputs, Untraced
+from tfdpx.training._microbatches import BatchTotals
 from tfdpx.training.clip_policy import UpdateClip
-from tfdpx.training.microbatch import Inputs, Untraced
-from tfdpx.training.microbatches import BatchTotals
 from tfdpx.training.preparation import Batch, prepare
 from tfdpx.training.views import build
 
@@ -89,7 +89,7 @@ def _step(optimizer, model, data, ids):
     update = one_microbatch.microbatch.update
 
     def all_passes(data, choices, present):
-        totals, logs = microbatches.run(
+        totals, logs = _microbatches.run(
             one_microbatch, data, choices, present, size, one_microbatch.zero()
         )
         return totals._replace(sums=update.finished(variables, totals.sums)), logs

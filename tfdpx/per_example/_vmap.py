@@ -6,16 +6,16 @@ import functools
 import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context
+from tfdpx.per_example._result import EngineOutput
+from tfdpx.per_example._update import Update
 from tfdpx.per_example.invalid_values import invalid_as_nan, invalid_left_out
 from tfdpx.per_example.layout import measured_work
 from tfdpx.per_example.losses import loss_of_one
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import RngReplay, keyed
-from tfdpx.per_example.result import EngineOutput
 from tfdpx.per_example.rounding import squared_norms
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 from tfdpx.per_example.rules.base import sum_examples
-from tfdpx.per_example.update import Update
 from tfdpx.per_example.vectorize import NotVectorized, vectorized_map
 
 

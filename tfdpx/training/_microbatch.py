@@ -16,7 +16,7 @@ class Inputs(typing.NamedTuple):
         present: bool [n], which examples count; None where all do.
         key: int64 [2], from which random layers draw: that of no other microbatch.
         clips: Tuple of the tensors of `tfdpx.training.clip_policy.ClipPolicy.clips`.
-        shared: List of the tensors of a `tfdpx.per_example.update.Update`.
+        shared: List of the tensors of a `tfdpx.per_example._update.Update`.
     """
 
     rows: tuple
