@@ -41,7 +41,7 @@ def make_private_model(
     `model.fit(x, y, epochs=epochs)`. Weights that were trained on the private data before tell of
     them already: they must be fresh or public.
 
-    Guarantee: that of `tfdpx.PrivacyPlan`.
+    Guarantee: the same as `tfdpx.PrivacyPlan`.
 
     Args:
         model: A compiled `keras.Model`; with batch normalization it must be Functional or

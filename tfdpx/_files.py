@@ -140,7 +140,7 @@ def opened(content, form):
 
 
 def digest_of(content):
-    """String that tells bytes from any other."""
+    """String that identifies bytes."""
     return hashlib.blake2b(content).hexdigest()
 
 

@@ -11,8 +11,8 @@ large the run is and what epsilon it spends. The working directory receives:
     model.keras             the trained model, without the optimizer; `tfdpx.train.predict` takes
                             it, and `import tfdpx.layers` and keras.saving.load_model read it
     record.json             what was spent on which data, settings, versions and results, without
-                            seeds and paths; accuracy is that of the averaged weights, raw_accuracy
-                            that of the last ones. The last line of the standard output is a view
+                            seeds and paths; accuracy is of the averaged weights, raw_accuracy
+                            of the last ones. The last line of the standard output is a view
     curve.jsonl             accuracy and epsilon spent after every report
     learning_curve.png, confusion_matrix.png
     individual_PRIVATE/     with --individual: an epsilon for every training image, and pictures of

@@ -136,7 +136,7 @@ def save(folder, head, spent, num_examples, test, chosen, searched=None):
         },
     )
     path = folder.new_head()
-    record.save(path / records.FILE)  # First: there are no weights that no record tells of.
+    record.save(path / records.FILE)  # First: no weights exist without a record.
     files.write(path / "privacy_statement.txt", record.statement().encode(), mode=0o644)
     with files.replacing(path / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)

@@ -38,7 +38,7 @@ def measure_time(kinds, settings, repeats, failures):
 
 
 def ratio(values, kind):
-    """`values[kind]` over that of the ordinary step, None unless both were measured."""
+    """`values[kind]` over the ordinary step's, None unless both were measured."""
     return values[kind] / values["ordinary"] if {kind, "ordinary"} <= values.keys() else None
 
 

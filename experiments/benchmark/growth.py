@@ -18,7 +18,7 @@ AXES = {"augmult": "views K", "images": "examples B"}
 def measure(settings, repeats, report):
     """Times the ordinary and the private step for K in `SIZES` and for batches of `SIZES`.
 
-    The value that is not varied is that of `settings`.
+    The value that is not varied is taken from `settings`.
 
     Args:
         settings: `steps.Settings`.

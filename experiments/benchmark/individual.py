@@ -16,7 +16,7 @@ def measure(settings, num_examples, repeats):
 
     Both take the same batch, which is in memory, in turn in one process; no norm is refreshed. What
     they differ by, the gather and the scatter, is also timed alone: `share_of_step` is its time
-    over that of the plain step, which a busy machine disturbs less than the ratio.
+    over the plain step's, which a busy machine disturbs less than the ratio.
 
     Args:
         settings: `steps.Settings`, whose `images` are the batch size B.

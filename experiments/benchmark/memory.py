@@ -72,7 +72,7 @@ def check_platform():
     """Raises UserError where resident memory cannot be read, or is not what a step needs."""
     if not pathlib.Path("/proc/self/status").exists():
         raise UserError(
-            "Flag --memory needs Linux, whose /proc tells a process's peak. Received: --memory. "
+            "Flag --memory needs Linux, whose /proc has a process's peak. Received: --memory. "
             "Use --nomemory."
         )
     if tf.config.list_physical_devices("GPU"):

@@ -10,7 +10,7 @@ Three steps are timed in turn, in one process and in a random order each time:
                 at a time, as other libraries do
 
 A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
-in memory already. Ratios are of medians, to the ordinary step. Peak memory is that of a process of
+in memory already. Ratios are of medians, to the ordinary step. Peak memory is of a process of
 its own for each step; `memory_ratio` compares what the steps need beyond the imported libraries,
 and the raw peaks are given too (experiments.benchmark.memory says exactly what is counted).
 These processes come first, so a step that is too large for the machine is killed there and not

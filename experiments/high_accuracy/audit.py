@@ -5,11 +5,11 @@ r"""Attacks thousands of small models, trained in one graph, and bounds their ep
 
 Appendix A.2 of De et al. 2022, on LeNet and 100 images. Phase I, for each epsilon, trains a few
 models with each target example, learning rate and clip, with the target in the data and without,
-and takes what tells them apart best: by the total variation distance of the target's scores. Phase
-II trains --models of each kind with that, chooses thresholds on a fifth, and counts errors on the
-others. By Clopper-Pearson, they give a lower bound on epsilon that holds for any mechanism, and one
-for Gaussian DP, which training is with --batch_size=0, all examples in every update; with sampled
-batches that is an estimate.
+and takes what distinguishes them best: by the total variation distance of the target's scores.
+Phase II trains --models of each kind with that, chooses thresholds on a fifth, and counts errors on
+the others. By Clopper-Pearson, they give a lower bound on epsilon that holds for any mechanism, and
+one for Gaussian DP, which training is with --batch_size=0, all examples in every update; with
+sampled batches that is an estimate.
 
 Scores are kept in --workdir in chunks: a run that was interrupted resumes after the last one, and
 one with more --models adds to them. `table.md` is Table 8, `losses.png` the losses on D and D'. The

@@ -19,7 +19,7 @@ class Hardware:
         flops: bfloat16 operations a second of a chip.
         memory: Bytes of a chip's memory.
         memory_bandwidth: Bytes a second.
-        all_reduce_bandwidth: Bytes a second of a chip: that of a pod over its chips.
+        all_reduce_bandwidth: Bytes a second of a chip: a pod's over its chips.
         vector_flops: Vector operations a second of a chip.
         chips_per_host: Chips of a host.
         host_cores: Virtual CPUs of a host.

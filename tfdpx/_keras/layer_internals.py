@@ -124,7 +124,7 @@ def set_side_channels(tensor, mask, logits):
 def fresh_names():
     """Within it, Keras counts the names that it gives to layers and models from one.
 
-    Afterwards it goes on as if none had been given.
+    Afterwards names continue as if none had been given.
     """
     kept = global_state.get_global_attribute(_NAMES)
     global_state.set_global_attribute(_NAMES, None)

@@ -265,7 +265,7 @@ def called(operation):
 
 
 def has_own_gradient(operation):
-    """Whether somebody wrote a gradient for this operation, in place of that of its type."""
+    """Whether somebody wrote a gradient for this operation in place of its type's."""
     try:
         operation.get_attr("_gradient_op_type")
     except ValueError:

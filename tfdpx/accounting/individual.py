@@ -93,11 +93,11 @@ class IndividualAccountant:
     - What `epsilon` gives is the sum that this run had. It bounds the loss of this run: for an
       order a fixed beforehand, the privacy loss (the log of the ratio of likelihoods, of weights
       and draws of i) is at most R(a) + log(1 / delta) / (a - 1) with probability 1 - delta over
-      noise and draws. As Yu et al. do, the order is the best one, and epsilon is called that of i.
-      It is an ex-post number, and no promise made before the training. Only conversion "mironov"
-      gives that bound: the loss of a run exceeds an epsilon of the improved or the exact conversion
-      with a probability of several delta (`docs/individual.md`), the more the shorter the norms.
-      So it may with the plan's epsilon, at which `epsilon` is cut.
+      noise and draws. As Yu et al. do, the order is the best one, and epsilon is called the epsilon
+      of i. It is an ex-post number, and no promise made before the training. Only conversion
+      "mironov" gives that bound: the loss of a run exceeds an epsilon of the improved or the exact
+      conversion with a probability of several delta (`docs/individual.md`), the more the shorter
+      the norms. So it may with the plan's epsilon, at which `epsilon` is cut.
 
     Not covered: the individual epsilons are themselves functions of the private data. Tell one to
     its owner at most, and publish statistics only by `release`. Rounding in the float32 sum of

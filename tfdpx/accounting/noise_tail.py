@@ -16,7 +16,7 @@ def added_delta(
 
     Neighbours differ in one example, added or removed, whose clipped gradient has a norm of at most
     the noise's sensitivity, however it is spread. Where both data sets can give an output the ratio
-    of their densities is that of Gaussians. It is not where only one of them can.
+    of their densities equals the one of Gaussians. It is not where only one of them can.
 
     Noise comes in n pairs whose radius is at most R standard deviations. A pair shifted by t leaves
     that disc with probability at most

@@ -38,7 +38,7 @@ class PrivacyPlan:
     it was there are protected; how many examples the plan names is not. (With a null example in
     place of the one removed these are the "zero-out" neighbours.) Delta covers the overflow of
     `capacity`. With `sampling="shuffle"` batches are cut from a permutation of the data, while
-    epsilon is that of Poisson sampling: an approximation, as in De et al. 2022 ("Unlocking
+    epsilon is computed for Poisson sampling: an approximation, as in De et al. 2022 ("Unlocking
     High-Accuracy Differentially Private Image Classification through Scale").
 
     Args:
@@ -150,9 +150,9 @@ class PrivacyPlan:
         """Number of rows of every batch, an int.
 
         With Poisson sampling the number of examples drawn varies, and batches are padded. A step
-        that draws more than the batch has rows for raises an error, which tells of the data. Given
-        the draws of all other examples, the example that neighbours differ in can matter to that
-        only where the others fill the batch. That any of the plan's steps draws so many has a
+        that draws more than the batch has rows for raises an error, which depends on the data.
+        Given the draws of all other examples, the example that neighbours differ in can matter to
+        that only where the others fill the batch. That any of the plan's steps draws so many has a
         probability of at most delta * 5e-5 (binomial tail, union bound over the steps), which is
         kept back of delta. The least such number of rows, and never more than `num_examples`.
         """

@@ -11,7 +11,7 @@ from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import Entry, Ledger
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-# The noise of the mean is that of so many releases, averaged.
+# The noise of the mean is averaged over so many releases.
 _OF_THE_MEAN = 4
 _NOTHING = Ledger()
 

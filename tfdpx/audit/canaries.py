@@ -265,7 +265,7 @@ def _copy(model, specs):
 
 @contextlib.contextmanager
 def _undisturbed():
-    """Afterwards random numbers and names go on as if nothing had been made."""
+    """Afterwards random numbers and names continue as if nothing had been made."""
     state = random.getstate()
     try:
         with layer_internals.fresh_names():

@@ -1,9 +1,9 @@
 """What an attack proves: lower bounds on epsilon from how often it was right.
 
-A test tells runs without an example ("negatives") from runs with it ("positives"). If it does
-better than any (epsilon, delta) allows, the claim is false. The bounds here hold with the stated
-confidence over the randomness of independent runs; the test must be chosen before these runs are
-looked at. No bound says that a mechanism is private: another attack may do better.
+A test distinguishes runs without an example ("negatives") from runs with it ("positives"). If it
+does better than any (epsilon, delta) allows, the claim is false. The bounds here hold with the
+stated confidence over the randomness of independent runs; the test must be chosen before these runs
+are looked at. No bound says that a mechanism is private: another attack may do better.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def likelihood_ratio(observed, shadows, trained_on):
     fitted by normals, and the score is the log of the ratio of their densities at the value that
     was observed. An example that all shadow models left out has the one-sided score: how far the
     value lies above those without it. With fewer than 32 shadow models of a kind, an example's
-    standard deviation is that of all examples together.
+    standard deviation is over all examples together.
 
     Args:
         observed: Array of floats [N]: values on the model under attack, as `true_class_logits`

@@ -29,7 +29,7 @@ _FEWEST = 10
 
 @dataclasses.dataclass(frozen=True)
 class OneRunReport:
-    """What one training told of its canaries.
+    """What one training reveals of its canaries.
 
     Attributes:
         canaries: Int, canaries that were inserted or left out.
@@ -143,17 +143,18 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
 class OneRunAudit(keras.callbacks.Callback):
     """Audits the one training that it is a callback of, by canaries in its data.
 
-    Each canary is in the data or not by a fair coin. The attack is told the canaries and the model
+    Each canary is in the data or not by a fair coin. The attack knows the canaries and the model
     before and after, not the coins: those whose loss fell most it takes for trained on. How many
     guesses are right bounds epsilon from below (`one_run_epsilon_lower_bound`).
 
     The canaries are part of the data that the account covers: each has a row, and counts in
     `num_examples`, in the sampling probability and in what the model learns. One that is left out
     has a sample weight of zero, which is how tfdpx leaves an example out; so the number of rows
-    tells nothing of the coins. Give at most a few percent of the data where accuracy matters.
+    reveals nothing of the coins. Give at most a few percent of the data where accuracy matters.
     Examples with wrong labels make good canaries.
 
-    Guarantee: that of `one_run_epsilon_lower_bound`, if the coins stay secret until the scores are
+    Guarantee: the same as `one_run_epsilon_lower_bound`, if the coins stay secret until the scores
+        are
     made. The attack is a weak one: a low bound is no proof of privacy. Losses are measured when the
     first `fit` with this callback begins and when the last one ends; a program that resumes a
     training needs the same `seed` as before, and attacks what it sees of it.
@@ -162,7 +163,7 @@ class OneRunAudit(keras.callbacks.Callback):
         x: Nest of arrays [m, ...]: canaries, of the shape of the examples and of what the model
             takes. A few hundred at least; 50 right guesses of 50 show epsilon 2.8 at most.
         y: Nest of arrays [m, ...], their targets.
-        delta: Optional float in (0, 1); by default that of the optimizer's plan, or 1e-5.
+        delta: Optional float in (0, 1); by default the optimizer's plan's, or 1e-5.
         confidence: Float in (0, 1).
         guesses: Optional int, as of `one_run_report`.
         seed: Optional int, of the coins. None takes them from the operating system.
@@ -221,7 +222,7 @@ class OneRunAudit(keras.callbacks.Callback):
         """The data to train on: `x` and `y` with the canaries after them.
 
         Args:
-            x: Nest of arrays [n, ...], like that of the canaries.
+            x: Nest of arrays [n, ...], like the canaries.
             y: Nest of arrays [n, ...].
             sample_weight: Optional array of floats [n]; 1 without it.
 

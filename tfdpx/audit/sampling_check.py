@@ -111,7 +111,7 @@ def check_sampling(
         if chance < level:
             problems.append(
                 f"The {name} varies {'too little' if ratio < 1 else 'too much'}: its variance is "
-                f"{ratio:.3g} times that of independent coins."
+                f"{ratio:.3g} times the variance of independent coins."
             )
     return SamplingReport(len(drawn), confidence, tuple(problems))
 
@@ -133,7 +133,7 @@ def _ids(batch, count):
 
 
 def _spread(counts, coins, q):
-    """The mean square of counts around their mean, over that of Binomial(coins, q); its p-value."""
+    """The variance of counts over the variance of Binomial(coins, q), and its p-value."""
     variance = coins * q * (1 - q)
     if variance == 0:
         return (1.0, 1.0) if np.all(counts == coins) else (np.inf, 0.0)

@@ -30,7 +30,7 @@ def auc(members, others):
 
 
 def advantage(members, others, threshold=None):
-    """The rate of true positives less that of false ones, `1 - beta - alpha`.
+    """The rate of true positives minus the rate of false ones, `1 - beta - alpha`.
 
     Args:
         members: Array of floats [M].

@@ -113,7 +113,7 @@ def check_optimizer(
         optimizer: A tfdpx optimizer, compiled with the model or not.
         x: Optional nest of arrays [rows, ...] like those of a batch, for a model that does not know
             the shapes of its inputs; only shapes and dtypes are read.
-        delta: Optional float in (0, 1); by default that of the optimizer's plan, or 1e-5.
+        delta: Optional float in (0, 1); by default the optimizer's plan's, or 1e-5.
         confidence: Float in (0, 1).
         trials: Int, updates with the canaries, and as many without.
         seconds: Float; fewer trials are made where they would take longer, after compilation. The
@@ -217,7 +217,7 @@ def _pull(canaries, alike):
         )
     if alike and norm < count * _LEAST_SHARE:
         problems.append(
-            f"The sum is not that of clipped examples: {count} equal canaries, each longer than "
+            f"The sum is not a sum of clipped examples: {count} equal canaries, each longer than "
             f"the clip, add {norm:.4g} times the clip without noise. The batch may be clipped as "
             "a whole, which bounds no example's part."
         )

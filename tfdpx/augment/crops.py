@@ -103,7 +103,7 @@ class ResizeCropFlip:
     Args:
         height: Int. Height of a view in pixels, such as 224.
         width: Optional int. Width of a view; `height` if left out.
-        scale: Float >= 1. Size of the resized image over that of a view, rounded to pixels.
+        scale: Float >= 1. Ratio of the resized image's size to a view's, rounded to pixels.
         flip: Bool. Whether to flip.
 
     Raises:
@@ -193,7 +193,7 @@ def _resize(images, height, width):
         return images
 
     # XLA does not compile the antialiased resize. It is linear and separable, so what it makes of
-    # the unit vectors tells its two matrices.
+    # the unit vectors gives its two matrices.
     def matrix(old, new):
         units = tf.eye(old)[:, :, tf.newaxis]
         return tf.image.resize(units, [new, old], antialias=True)[..., 0].numpy()

@@ -85,8 +85,8 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace
     for variable, ours, ordinary in zip(model.trainable_variables, sums, totals, strict=True):
         if not np.allclose(ours, ordinary, rtol=tolerance, atol=scale):
             yield (
-                f"The clipped sum of gradients at '{variable.path}' disagrees with that of batches "
-                f"of one example. {_WRONG}"
+                f"The clipped sum of gradients at '{variable.path}' disagrees with the sum of "
+                f"batches of one example. {_WRONG}"
             )
 
 

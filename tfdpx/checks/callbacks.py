@@ -2,10 +2,10 @@
 
 The training loss and metrics are functions of the private data that no noise was added to. A
 callback that lets them choose weights, a learning rate, the number of steps or the name of a file
-tells more of the examples than epsilon says: it is refused. So it is with validation metrics unless
-their examples are seen, or said, to be others than the private ones (`tfdpx.checks.validation`). A
-callback that only writes for the user to read gets a warning. What a callback of one's own does
-with its logs cannot be seen.
+reveals more of the examples than epsilon says: it is refused. So it is with validation metrics
+unless their examples are seen, or said, to be others than the private ones
+(`tfdpx.checks.validation`). A callback that only writes for the user to read gets a warning. What a
+callback of one's own does with its logs cannot be seen.
 """
 
 import os

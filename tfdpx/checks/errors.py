@@ -14,7 +14,7 @@ def refusing(error=UnfitForPrivacy):
     What fails after a problem was found is a consequence of it, and does not hide it.
 
     Args:
-        error: Class of exception. Its text is that of the problem, or a numbered list of several.
+        error: Class of exception. Its text is the problem, or a numbered list of several.
     """
     problems, failure = [], None
     try:

@@ -57,7 +57,7 @@ class FeatureCovariance(Head):
         alpha: Float, as of `LeastSquares`, for that start.
         start_scale: Float, what that start is multiplied by.
         initial_bias: Float.
-        noise_multiplier: Float, in place of epsilon: that of equal releases.
+        noise_multiplier: Float, in place of epsilon: of each of equal releases.
         l2_norm_clip: Float, C_g.
         feature_norm_clip: Float, C_G; None for `l2_norm_clip`.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".

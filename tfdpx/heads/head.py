@@ -41,7 +41,7 @@ class Head(abc.ABC):
         num_classes: Int.
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
-        noise_multiplier: Float, in place of epsilon: that of equal releases.
+        noise_multiplier: Float, in place of epsilon: of each of equal releases.
         l2_norm_clip: Float, the bound on norms.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.

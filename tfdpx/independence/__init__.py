@@ -16,7 +16,8 @@ rows if it was traced so, else for its own. What is not proved is computed examp
 - Variables may be assigned to what no example has a part in (a seed's counter). Everything else
   that an operation keeps, and all Python within the graph, is not proved.
 - The backward pass needs no walk where TensorFlow derives it: the derivative of a sum of functions
-  of one row each, at row i, is that of row i's. Gradients written by hand are walked as well.
+  of one row each, at row i, is the gradient of row i's. Gradients written by hand are walked as
+  well.
 - An assertion may stop the step, whichever row fails it. Neither that nor time is covered.
 
 How: `values` says what can be known of a tensor, `rules` what each type of operation makes of it,

@@ -64,7 +64,7 @@ class PerExample:
     stride is `after` times the lengths of the axes behind `axis`.
 
     Attributes:
-        shape: Tuple of `Length`s; only that of `axis` changes with the number of rows.
+        shape: Tuple of `Length`s; only the one of `axis` changes with the number of rows.
         axis: Int, where the rows are: the length there is `before * rows * after`.
         after: `Length`.
     """
@@ -90,7 +90,7 @@ class Listed:
 
 @dataclasses.dataclass(frozen=True)
 class Handle:
-    """A resource; `name` tells it from others."""
+    """A resource, identified by `name`."""
 
     name: object
 

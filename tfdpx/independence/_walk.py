@@ -220,7 +220,7 @@ class Site:
             axis: Int, where that axis is now.
             shape: List of `Length` or None for the axes; the rank must be known.
             index: Int, of the output.
-            after: `Length`, if it is not that of `like`.
+            after: `Length`, if it differs from the one of `like`.
         """
         if shape is None:
             static = self.static(index)

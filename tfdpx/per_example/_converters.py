@@ -1,10 +1,10 @@
 """Types of operations that `tf.vectorized_map` vectorizes here, as far as the suite holds it right.
 
-TensorFlow has a converter for each type, and some are wrong: that of `PadV2` pads with zeros
-whatever the value is, and that of `Einsum` with an ellipsis, which so runs in a loop, meets the
-fault of products on CPUs that `vectorize.py` tells of. `tests/tfdpx/per_example/converters_test.py`
-compares each type named here, and its gradient, with the operation on each example alone. Any other
-type runs as it is, in a loop over the examples.
+TensorFlow has a converter for each type, and some are wrong: the one of `PadV2` pads with zeros
+whatever the value is, and the one of `Einsum` with an ellipsis, which so runs in a loop, meets the
+fault of products on CPUs that `vectorize.py` describes.
+`tests/tfdpx/per_example/converters_test.py` compares each type named here, and its gradient, with
+the operation on each example alone. Any other type runs as it is, in a loop over the examples.
 """
 
 HELD = frozenset(

@@ -36,7 +36,7 @@ def gradient_norms(
     data, which no epsilon covers. Look at those of public examples of the same kind, or take a clip
     from a paper; keep what this returns as secret as the data.
 
-    The gradient is that of the loss of one example alone, as the private step computes it: in
+    The gradient is of the loss of one example alone, as the private step computes it: in
     training mode, over all trainable variables, without weight regularisers, and with an optimizer
     of tfdpx as the mean over the `augmult` views. A norm is up to 1.0003 times the exact one, since
     it bounds what rounding may add. Random layers and augmentations draw alike in every call.

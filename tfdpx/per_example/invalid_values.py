@@ -1,7 +1,7 @@
 """Invalid values of an example make its gradient not finite, where TensorFlow would end the run.
 
 An index beyond its table, an assertion that fails: TensorFlow stops with an error, on CPUs at
-least, and so tells that such an example was drawn. Here the operation gets a valid value in place
+least, and so shows that such an example was drawn. Here the operation gets a valid value in place
 of the invalid one, and the example's gradient is NaN: it contributes zero and is counted, as is
 every example whose gradient is not finite.
 

@@ -48,7 +48,7 @@ class LayerwiseEngine:
 
     @property
     def suits_any_number(self):
-        """Whether no rule of a user's is taken: it may look at the number that it is told."""
+        """Whether no rule of a user's is taken: it may depend on the number that it gets."""
         return all(each.rule.__module__.split(".")[0] == "tfdpx" for each in self._layout)
 
     def with_views(self, num_views):

@@ -125,7 +125,7 @@ class Examples:
         return digest.hexdigest()
 
     def fingerprint(self):
-        """String that tells these examples from others."""
+        """String that identifies these examples."""
         return self._digest
 
 

@@ -76,7 +76,7 @@ class RandomAccess:
         return x, y, tf.cast(tf.range(capacity) < tf.shape(rows)[0], tf.float32)
 
     def fingerprint(self) -> Any:
-        """String that tells these examples from others, by some of them.
+        """String that identifies these examples, by some of them.
 
         Raises:
             ValueError: If an example is another each time that it is read.

@@ -213,7 +213,7 @@ def shuffled_batches(
         input_context: As in `poisson_batches`.
 
     Returns:
-        A `tf.data.Dataset` like that of `poisson_batches`.
+        A `tf.data.Dataset` like the one of `poisson_batches`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -252,7 +252,7 @@ def batches_in_order(examples, *, capacity, input_context):
         input_context: As in `poisson_batches`.
 
     Returns:
-        A `tf.data.Dataset` like that of `poisson_batches`.
+        A `tf.data.Dataset` like the one of `poisson_batches`.
     """
     shares = Shares(capacity, input_context)
 

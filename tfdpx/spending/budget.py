@@ -111,7 +111,7 @@ def steps_left(optimizer, plan, sampling_probability=None):
     if other:
         warn(
             f"{other} updates of the model's weights are not this plan's. They count: epsilon is "
-            f"{spent:.4g} now, and composes with that of the plan's steps."
+            f"{spent:.4g} now, and composes with the plan's steps."
         )
     kind = (plan.noise_multiplier, rate)
 

@@ -15,7 +15,7 @@ from tfdpx.accounting.ledger import Entry, Ledger
 SIZE = 64  # Of a table, as it is saved.
 FACTS, STEPS = "ledger_facts", "ledger_steps"  # Names of its two arrays in files.
 
-# What tells one row from another; a dict of rows has the updates by their facts.
+# What distinguishes rows; a dict of rows has the updates by their facts.
 LedgerKey = collections.namedtuple(
     "LedgerKey", "run noise_multiplier sampling_probability exact seeded"
 )

@@ -2,7 +2,7 @@
 
 Each optimizer keeps a table with a row for the updates of one run, noise and sampling. The table is
 saved with the optimizer by Keras and `tf.train.Checkpoint`, and the step itself adds to it, so each
-file tells the truth. What a file or another optimizer says is joined row by row, and the larger
+file is true. What a file or another optimizer says is joined row by row, and the larger
 count stays. Whoever loads a table continues as a run of its own, and so does a forked process: so
 rows of one number are the same updates, seen earlier and later, and all others compose.
 """
@@ -48,7 +48,7 @@ class SpendTracker:
     Attributes:
         facts: `tf.Variable` float64 [rows, 5]: run, noise multiplier, sampling probability (0
             where it is unknown), whether the sampling is the accounted one, and whether a seed was
-            given. A negative noise multiplier is that of a row of no updates.
+            given. A negative noise multiplier marks a row of no updates.
         steps: `tf.Variable` int64 [rows]: updates. These two are to be saved.
     """
 
@@ -117,7 +117,7 @@ class SpendTracker:
 
     @property
     def sampling_probability(self):
-        """Float: that of the updates to come; None where it is unknown."""
+        """Float: of the updates to come; None where it is unknown."""
         return self._open.sampling_probability or None
 
     def others(self):

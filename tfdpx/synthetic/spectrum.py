@@ -1,4 +1,4 @@
-"""Noise whose power falls with frequency as that of photographs does."""
+"""Noise whose power falls with frequency, as in photographs."""
 
 from __future__ import annotations
 

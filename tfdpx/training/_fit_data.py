@@ -295,7 +295,7 @@ def _check_size(optimizer, rows, exactly=True):
     if other or rows > optimizer.batch_size:
         raise ValueError(
             f"These batches have {rows} examples, and the optimizer counts on "
-            f"batch_size={optimizer.batch_size}: epsilon would not be that of these batches. Train "
+            f"batch_size={optimizer.batch_size}: epsilon would not hold for these batches. Train "
             "on `plan.batches(x, y)`, or give both the same batch size."
         )
 

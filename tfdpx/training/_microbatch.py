@@ -14,7 +14,7 @@ class Inputs(typing.NamedTuple):
     Attributes:
         rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
         present: bool [n], which examples count; None where all do.
-        key: int64 [2], from which random layers draw: that of no other microbatch.
+        key: int64 [2], from which random layers draw; no other microbatch has it.
         clips: Tuple of the tensors of `tfdpx.training.clip_policy.ClipPolicy.clips`.
         shared: List of the tensors of a `tfdpx.per_example._update.Update`.
     """

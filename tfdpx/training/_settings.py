@@ -106,8 +106,8 @@ def checked(**arguments):
         if given.public_data is not None:
             raise ValueError(
                 "Arguments `individual` and `public_data` exclude each other: individual norms are "
-                "fractions of one clip, and that of `public_data` changes with each update. Leave "
-                "one of them out."
+                "fractions of one clip, and the clip of `public_data` changes with each update. "
+                "Leave one of them out."
             )
         _check_individual(given.individual, given.plan, clip)
     if noise_multiplier == 0:

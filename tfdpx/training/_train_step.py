@@ -159,7 +159,7 @@ class _OneMicrobatch:
     def __call__(self, data, choices, present, index):
         """The `BatchTotals` of a microbatch, and Keras' metric logs; `present` None: every row is.
 
-        Its number `index` is that of its random layers' draws.
+        Its number `index` keys its random layers' draws.
         """
         model, views = self._model, self._views
         choices, of_rows = choices

@@ -256,7 +256,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         tf.summary.text("privacy_statement", text, step=_updates(optimizer))
 
     def _after_save(self, write):
-        """Calls `write` once a `Checkpoint` holds what it tells of; at once without one."""
+        """Calls `write` once a `Checkpoint` holds its update; at once without one."""
 
         def recorded():
             with tf.summary.record_if(True):

@@ -1,4 +1,4 @@
-"""Lets an interrupted run go on from its last save, at the epsilon of one that was not interrupted.
+"""Resumes an interrupted run from its last save, at the epsilon of an uninterrupted run.
 
 A resume is exact in law: it restores weights, slots, averages, ledger and epoch, and continues with
 fresh draws and fresh noise. So the file holds no secret, may be resumed any number of times and by
@@ -38,7 +38,7 @@ class Checkpoint(keras.callbacks.Callback):
     Like `keras.callbacks.BackupAndRestore`, but whole after a kill or on a full disk: with the same
     callback and the same plan, `fit` restores what the folder holds before its first step, prints
     at which update, and makes the updates that are left. Draws and noise are fresh from there on,
-    so epsilon is that of a run that was not interrupted. With an optimizer's `seed` a resumed run
+    so epsilon is the same as without the interruption. With an optimizer's `seed` a resumed run
     equals the unbroken one to the last bit, on the same machine. Heads take one too, as
     `head.fit(..., checkpoint=Checkpoint(...))`: see there what theirs holds.
 
@@ -217,7 +217,7 @@ class Checkpoint(keras.callbacks.Callback):
                 raise OSError(
                     error.errno,
                     f"The run could not be saved in {os.fspath(self.directory)!r}: {error}. The "
-                    "save before is whole: make room, and call `fit` again to go on from it",
+                    "save before is whole: make room, and call `fit` again to resume from it",
                 ) from error
         self._session.saved()
 

@@ -45,7 +45,7 @@ class IndividualClip(ClipPolicy):
         below = np.where(exact > self._fractions, np.nextafter(exact, np.float32(0)), exact)
         self._clips = tf.constant(below)
         self._count, count = self.plan.num_examples, self.plan.num_examples + 1
-        # The last row is that of absent examples. No int32, which TensorFlow keeps off GPUs; counts
+        # The last row is for absent examples. No int32, which TensorFlow keeps off GPUs; counts
         # are small integers.
         worst = len(self._fractions)
         self._held = {
@@ -196,7 +196,7 @@ class IndividualClip(ClipPolicy):
         return self._tracker.ledger()
 
     def spend(self, ledger):
-        """Adds a ledger to that of the weights."""
+        """Adds a ledger to the ledger of the weights."""
         attach(ledger, self._tracker.variables())
 
     def state(self):

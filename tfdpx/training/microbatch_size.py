@@ -85,7 +85,7 @@ def of_examples(examples, varies):
 
 
 def choose(optimizer, work, num_views, count, weighted, varies=False):
-    """The `MicrobatchSize` that `microbatch_size` says, or that of least expected time.
+    """The `MicrobatchSize` that `microbatch_size` says, or the one of least expected time.
 
     Few examples a microbatch cost efficiency, many cost padding. Where activations are large a
     microbatch takes half of the batch at most: it holds output gradients of all layers besides.

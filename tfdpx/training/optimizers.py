@@ -111,7 +111,7 @@ class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
 class DPAdamW(PrivateOptimizer, keras.optimizers.AdamW):
     """Adam on privatized gradients, with decoupled weight decay, which reads no data.
 
-    Guarantee: that of `DPSGD`.
+    Guarantee: the same as `DPSGD`.
 
     Args:
         *args: Arguments of `keras.optimizers.AdamW`, `learning_rate` first.

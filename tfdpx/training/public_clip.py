@@ -9,7 +9,8 @@ section 3.2). An update is then
 with C the `l2_norm_clip`, tau the quantile (C itself without one) and n the plan's number of
 examples, so that a public example counts as much as a private one.
 
-Guarantee: that of `tfdpx.mechanism`, for the private examples alone. tau and the public gradients
+Guarantee: the same as `tfdpx.mechanism`, for the private examples alone. tau and the public
+    gradients
 are functions of public examples and of weights that were released already; the private sum is
 clipped in units of tau and gets its noise there, before tau multiplies it. The public examples have
 no guarantee: the weights may tell all of them.
@@ -202,7 +203,7 @@ class PublicClip(ClipPolicy):
             kinds = [_kind(part, name == "x") for part in (own, other)]
             if kinds[0] != kinds[1]:
                 raise ValueError(
-                    f"Argument `public_data` must hold {name} like that of the private examples, "
+                    f"Argument `public_data` must hold {name} like the private examples, "
                     f"as the model sees it. Received: {kinds[0]}, for private {kinds[1]}."
                 )
         y = tf.nest.map_structure(lambda own, other: tf.cast(own, other.dtype), self._y, y)

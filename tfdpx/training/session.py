@@ -107,7 +107,7 @@ class Session:
         return self._secret("draws")
 
     def _secret(self, use):
-        # With a seed, the number of the update alone tells one update from another.
+        # With a seed, the number of the update alone distinguishes updates.
         entropy = (self._entropy, self._renewals) if self._seed is None else self._seed
         return secret_of(entropy, use)
 
@@ -145,7 +145,7 @@ class Session:
         self._state.end_after(least)
 
     def execution(self, model):
-        """Int: the updates that must fit into the budget to go on."""
+        """Int: the updates that must fit into the budget to continue."""
         execution = model.steps_per_execution
         if self.draws is None:
             return execution

@@ -146,7 +146,7 @@ class CombinedRuns:
             )
         if not self.spent.steps:
             problems = [f"Not releasable: {problem}" for problem in self._problems]
-            return "\n".join([*lines, "", "No record tells of an update on these data.", *problems])
+            return "\n".join([*lines, "", "No record has an update on these data.", *problems])
         about = "about " if self.is_approximate else ""
         lines += [
             "",
@@ -166,7 +166,7 @@ class CombinedRuns:
         if self.spent.selected:
             lines.append("The best of several runs adds its own epsilon and delta (RDP).")
         if any(run.record.data is None for run in self.runs):
-            lines.append("A file names no data: what it tells of counts as if on the same.")
+            lines.append("A file names no data: its updates count as if on the same data.")
         lines += [f"Not releasable: {problem}" for problem in self._problems]
         return "\n".join(
             textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False)

@@ -86,7 +86,7 @@ def read(path, flag="workdir", all_spent=True):
     for folder in unfinished if all_spent or not found else ():
         if folder.name != _UNFINISHED:
             raise UserError(
-                f"The tuning in {folder.parent} was cut off, and no file tells what its runs have "
+                f"The tuning in {folder.parent} was cut off, and no file says what its runs have "
                 f"spent together: delete {folder}. {received}"
             )
         if folder.parent not in {file.parent for file in files if file.name == records.FILE}:
@@ -116,7 +116,7 @@ def _below(path):
             folder / name for name in folders if name == _UNFINISHED or name.startswith(_TUNING)
         ]
         folders[:] = [name for name in folders if name != _UNFINISHED]
-        # The model of a run tells what its record does.
+        # The model of a run says what its record does.
         own = "model.keras" if records.FILE in names else None
         files += [
             folder / name

@@ -57,8 +57,8 @@ def group_report(
         losses: Float array [num_examples], of the same examples.
         groups: Array [num_examples] of ids, such as classes: ints or strings.
         held_out_losses: Optional float array [n] of examples that were not trained on, for the
-            attack. Losses of another model than that of `epsilons` will do, and show more: against
-            a private one the attack has next to no success.
+            attack. Losses of another model than the one of `epsilons` will do, and show more:
+            against a private one the attack has next to no success.
         held_out_groups: Array [n] of their ids. Needed with `held_out_losses`.
         splits: Int, random halves that the attack is averaged over.
         seed: Int, of these.

@@ -142,7 +142,7 @@ class RunFolder:
             return
         if not resume:
             raise UserError(
-                f"The folder {self.path.parent} holds an unfinished run. Add --resume to go on "
+                f"The folder {self.path.parent} holds an unfinished run. Add --resume to continue "
                 "with it, or choose another --workdir."
             )
         holder = f"Cannot resume the run in {workdir} with other settings or data: it began"

@@ -23,7 +23,7 @@ _STRATEGY = flags.DEFINE_enum(
     "same flags and a --workdir that all can read; a TPU. auto: whichever of these is there.",
 )
 _TPU = flags.DEFINE_string(
-    "tpu", None, 'Name of the TPU; "local" for that of a Cloud TPU VM. Means --strategy=tpu.'
+    "tpu", None, 'Name of the TPU; "local" for the TPU of a Cloud TPU VM. Means --strategy=tpu.'
 )
 _CPU_DEVICES = flags.DEFINE_integer(
     "cpu_devices", 1, "Divide the CPU into so many devices, to try a strategy out.", lower_bound=1

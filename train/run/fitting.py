@@ -31,7 +31,7 @@ class Trainer:
     """The calls of `fit` that make a run.
 
     With `head_steps` there are two, each with an optimizer of its own. They share the plan, and the
-    ledger follows the weights from one to the other: epsilon is that of all updates. Privacy does
+    ledger follows the weights from one to the other: epsilon is of all updates. Privacy does
     not notice which layers train.
 
     Args:

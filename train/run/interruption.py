@@ -74,7 +74,7 @@ class SavingInterruption(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def ending_in_a_line(program, workdir):
-    """Within it, Ctrl-C ends the program with a line on what is kept, and how to go on.
+    """Within it, Ctrl-C ends the program with a line on what is kept, and how to resume.
 
     Args:
         program: String, such as "classify".

@@ -21,8 +21,8 @@ _DRAWS, _NOISE = 1, 2
 class BatchedModels:
     """Trains copies of a model from the same weights, by DP-SGD on one small data set.
 
-    Every update is that of `tfdpx.DPSGD(learning_rate, plan=plan, l2_norm_clip=...)` on Poisson
-    samples of the plan, without momentum.
+    Every update equals the one of `tfdpx.DPSGD(learning_rate, plan=plan, l2_norm_clip=...)` on
+    Poisson samples of the plan, without momentum.
 
     Args:
         model: `keras.Sequential` of Conv2D, AveragePooling2D, Flatten and Dense, ending in logits.

@@ -37,7 +37,7 @@ class Store:
         """Scores of `count` models, float64; only chunks that are missing are made.
 
         Args:
-            name: String that tells these models from others.
+            name: String that identifies these models.
             count: Int; rounded up to whole chunks.
             size: Int, models of a chunk.
             make: Function of a seed, as of `tfdpx.noise.make_seed`, to scores [size].

@@ -189,6 +189,6 @@ def test_arguments_that_are_refused(arguments, message):
 )
 def test_public_data_unlike_the_private_are_refused_at_the_first_step(wrong):
     built = model(public_data=wrong)
-    with pytest.raises(ValueError, match="`public_data` must hold [xy] like that of the private"):
+    with pytest.raises(ValueError, match="`public_data` must hold [xy] like the private"):
         built.train_on_batch(X, Y)
     assert built.optimizer.ledger.steps == 0

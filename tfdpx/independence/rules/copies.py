@@ -14,7 +14,7 @@ from tfdpx.independence.registry import of_copies, of_rows, of_sizes
 
 @of_rows("Tile")
 def tile(site, x, multiples):
-    """Copies along axes other than that of the rows."""
+    """Copies along axes other than the rows' axis."""
     require_fixed(multiples)
     multiples = content_of(multiples)
     if not isinstance(x, PerExample) or multiples[x.axis] != ONE:

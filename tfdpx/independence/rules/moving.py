@@ -143,7 +143,7 @@ def _parts(site, x, axis, shape, dropped=False):
 
 @of_rows("Pad PadV2 MirrorPad")
 def pad(site, x, paddings, *value):
-    """More entries at the ends of axes other than that of the rows."""
+    """More entries at the ends of axes other than the rows' axis."""
     require_fixed(*value)
     around = ints_of(paddings)
     if not isinstance(x, PerExample) or any(around[2 * x.axis : 2 * x.axis + 2]):

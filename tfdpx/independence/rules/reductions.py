@@ -1,4 +1,4 @@
-"""Operations along an axis that is not that of the rows; along theirs, a sum is a `BatchSum`."""
+"""Operations along an axis other than the rows'; along the rows, a sum is a `BatchSum`."""
 
 from tfdpx.independence._values import (
     BatchSum,

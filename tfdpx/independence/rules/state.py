@@ -165,7 +165,7 @@ def _drawn(site, shape, sources, others):
     require_fixed(shape)
     lengths = site.shape()
     rows = site.frame.walk.rows
-    # Of a square of random numbers, one axis may be taken for that of the examples.
+    # Of a square of random numbers, one axis may be taken for the examples' axis.
     axis = next((a for a, n in enumerate(lengths or ()) if n == rows), None)
     shared = frozenset().union(*(value.sources for value in others))
     like_rows = frozenset() if axis is None or shared else frozenset([axis])

@@ -184,7 +184,7 @@ class Rule:
     def squared_norms(self) -> Any:
         """Squared l2 norm of each example's gradient over all of `large_variables`.
 
-        Never less than that of what `clipped_sum` adds at factor one, rounding included: see
+        Never less than the norm of what `clipped_sum` adds at factor one, rounding included: see
         `tfdpx.per_example.rounding`.
 
         Returns:

@@ -56,7 +56,7 @@ class Conv2DRule(ConvolutionGradients):
         return self.scaled(self.convolved_gradients)
 
     def to_sum(self, total):
-        """Carries a sum over examples at the convolution's kernel to that of `clipped_sum`."""
+        """Carries a sum over examples at the convolution's kernel to the sum of `clipped_sum`."""
         return self.to_kernel(total)
 
     def measured(self, found):

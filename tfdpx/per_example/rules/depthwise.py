@@ -15,7 +15,7 @@ class DepthwiseConv2DRule(Conv2DRule):
     """A convolution with a group for each channel.
 
     As no channel sees another, images may be put side by side as channels: one ordinary weight
-    gradient then gives that of every example.
+    gradient then gives the one of every example.
     """
 
     assumes = ("call", "kernel")

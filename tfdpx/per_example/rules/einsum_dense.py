@@ -59,7 +59,7 @@ class EinsumDenseRule(ProductRule):
 
     def bias_gradients(self):
         """See `ProductRule`."""
-        # Views are one more axis to sum over, beside those along which the bias was broadcast.
+        # Views are one more axis to sum over, next to those along which the bias was broadcast.
         gradients = tf.reduce_sum(split_views(self.output_gradients[0], self.num_views), axis=1)
         shape = self.layer.bias.shape
         extra = gradients.shape.rank - 1 - len(shape)

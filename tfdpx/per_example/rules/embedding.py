@@ -34,7 +34,7 @@ class EmbeddingRule(Rule):
 
     def __init__(self, call, output_gradients, num_views, variables):
         super().__init__(call, output_gradients, num_views, variables)
-        # Float32 [B, T, d], beside int32 tokens [B, T].
+        # Float32 [B, T, d], with int32 tokens [B, T].
         self._gradients = positions(self.output_gradients[0], num_views)
         tokens = call.args[0]
         if tokens.dtype not in ("int32", "int64"):
