@@ -17,6 +17,9 @@ import transcripts
 import tfdpx
 from tfdpx import noise
 from tfdpx.per_example import registry
+from tfdpx.train.config import preset_lookup
+from tfdpx.train.data import datasets
+from tfdpx.train.run import dry_run
 from tfdpx.training.clip_policy import ClipPolicy
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -93,6 +96,21 @@ def test_a_head(monkeypatch):
         monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), (x, y), (long, y)
     )
     assert 0.99 < epsilon <= 1.0
+
+
+def test_a_data_set(monkeypatch):
+    entry = run("A data set")["ENTRY"]
+    assert datasets.find("kmnist") is None
+    monkeypatch.setattr(datasets, "ENTRIES", (*datasets.ENTRIES, entry))
+    given = {
+        "dataset": "kmnist",
+        "model": "wrn_16_4",
+        "epsilon": 3.0,
+        "batch_size": 600,
+        "steps": 100,
+    }
+    record = dry_run.describe(preset_lookup.resolve("digits", given))
+    assert record["num_examples"] == 60_000 and 2.9 < record["epsilon_pld"] <= 3.0
 
 
 def test_a_preset(tmp_path):
