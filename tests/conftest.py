@@ -5,6 +5,7 @@ import os
 
 import hypothesis
 import pytest
+import seeds
 
 # Both are read when TensorFlow is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -59,6 +60,4 @@ def _without_stderr():
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds():
-    import keras
-
-    keras.utils.set_random_seed(20_220_428)
+    seeds.fix(20_220_428)

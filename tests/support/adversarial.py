@@ -6,6 +6,7 @@ import cancelling
 import fuzz_configurations
 import keras
 import numpy as np
+import seeds
 import tensorflow as tf
 
 import tfdpx
@@ -55,7 +56,7 @@ def largest_ratio(name, policy="float32", jit_compile=False, trials=30, seed=0):
     """
     rng, sums, worst = np.random.default_rng(seed), None, 0.0
     with fuzz_configurations.policy(policy):
-        keras.utils.set_random_seed(seed)
+        seeds.fix(seed)
         shape, body = fuzz_configurations.MODELS[name]
         inputs = keras.Input(shape, dtype="int64" if name == "tokens" else None)
         features = body(inputs)

@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import seeds
 
 import tfdpx
 from tfdpx.accounting.individual import individual_epsilon
@@ -39,7 +40,7 @@ class Weights(keras.callbacks.Callback):
 
 
 def make_model(plan, accountant=None, views=0, compile_arguments=None, **arguments):
-    keras.utils.set_random_seed(3)
+    seeds.fix(3)
     model = keras.Sequential(
         [keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, use_bias=False)]
     )

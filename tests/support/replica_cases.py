@@ -9,6 +9,7 @@ import os
 
 import keras
 import numpy as np
+import seeds
 import tensorflow as tf
 
 import tfdpx
@@ -46,7 +47,7 @@ def make_plan(steps=STEPS, sigma=1.0, batch_size=20):
 
 def make_model(strategy, optimizer, loss=None, units=5, **compile_arguments):
     """A compiled model under `strategy`, whose weights are the same each time."""
-    keras.utils.set_random_seed(7)
+    seeds.fix(7)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = keras.Sequential(
             [
@@ -156,7 +157,7 @@ def augmented_updates_agree():
         for fit in (_fit_ours, _fit_keras):
             if fit is _fit_keras and "TF_CONFIG" in os.environ:
                 continue  # Which it cannot.
-            keras.utils.set_random_seed(7)
+            seeds.fix(7)
             with strategy.scope() if strategy else contextlib.nullcontext():
                 whitening = ChannelWhitening()
                 model = keras.Sequential(

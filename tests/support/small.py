@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import seeds
 
 import tfdpx
 
@@ -15,7 +16,7 @@ def data(rows=16, features=6, classes=3):
 
 def model(optimizer=None, layers=None, loss=None, compile_arguments=None, **arguments):
     """A compiled model; its weights are the same each time if `layers` is a function or None."""
-    keras.utils.set_random_seed(7)
+    seeds.fix(7)
     built = keras.Sequential(
         layers()
         if callable(layers)

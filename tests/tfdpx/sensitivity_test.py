@@ -4,6 +4,7 @@ import cancelling
 import keras
 import numpy as np
 import pytest
+import seeds
 import small
 import tensorflow as tf
 
@@ -72,7 +73,7 @@ def largest(name, norm, jit_compile, positions=8, views=2, trials=15, policy="fl
 
     The neighbour matters since the hostile example may absorb it.
     """
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     keras.config.set_dtype_policy(policy)
     try:
         tokens = name == "embedding"

@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import seeds
 from absl import flags
 from absl.testing import flagsaver
 from PIL import Image
@@ -38,7 +39,7 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
     path = tmp_path_factory.mktemp("theirs") / "theirs.keras"
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     body = [L.Conv2D(8, 3, strides=2), L.BatchNormalization(), L.ReLU(), L.GlobalAveragePooling2D()]
     keras.Sequential(
         [keras.Input((16, 12, 3)), L.Rescaling(1 / 127.5, -1), *body, L.Dense(5)]

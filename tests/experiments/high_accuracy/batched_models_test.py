@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeds
 import tensorflow as tf
 from cases import slow
 from scipy import integrate, stats
@@ -22,7 +23,7 @@ def examples():
 
 
 def lenet():
-    keras.utils.set_random_seed(3)
+    seeds.fix(3)
     return tfdpx.models.LeNet(10, SHAPE)
 
 

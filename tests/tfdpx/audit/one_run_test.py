@@ -5,6 +5,7 @@ import math
 import keras
 import numpy as np
 import pytest
+import seeds
 import small
 
 import tfdpx
@@ -29,7 +30,7 @@ def data():
 
 
 def linear(optimizer):
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     model = keras.Sequential([keras.Input((COUNT,)), keras.layers.Dense(CLASSES)])
     model.compile(optimizer, LOSS, jit_compile=False)
     return model

@@ -4,6 +4,7 @@ import keras
 import mixers
 import numpy as np
 import pytest
+import seeds
 import small
 import tensorflow as tf
 from cases import slow
@@ -114,7 +115,7 @@ class Writes(keras.Sequential):
 
 @pytest.mark.parametrize("told", [lambda rows: rows is None, lambda rows: rows == 16])
 def test_metrics_do_not_write_for_the_number_that_runs(told):
-    keras.utils.set_random_seed(7)
+    seeds.fix(7)
     made = Writes([layers.Dense(3)])
     made.told = told
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -136,7 +137,7 @@ class WritesIfWeighted(Writes):
 
 def writes_if_weighted(microbatch_size, **arguments):
     """Such a model, and data."""
-    keras.utils.set_random_seed(7)
+    seeds.fix(7)
     made, (x, y) = WritesIfWeighted([layers.Dense(3)]), small.data()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = tfdpx.DPSGD(

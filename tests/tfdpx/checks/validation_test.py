@@ -6,6 +6,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import seeds
 import small
 import tensorflow as tf
 from cases import slow, slow_but
@@ -290,7 +291,7 @@ def test_strings():
     known = [f"word {i}" for i in range(60)]
 
     def model():
-        keras.utils.set_random_seed(1)
+        seeds.fix(1)
         layers = [
             keras.Input([1], dtype="string"),
             keras.layers.StringLookup(vocabulary=known),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeds
 import tensorflow as tf
 from cases import slow
 from oracle import ALLOWANCE
@@ -33,7 +34,7 @@ def mixing():
 
 
 def compiled(layers, optimizer, shape):
-    keras.utils.set_random_seed(3)
+    seeds.fix(3)
     model = keras.Sequential(layers())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])

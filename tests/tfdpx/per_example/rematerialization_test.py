@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import oracle
 import pytest
+import seeds
 import small
 from cases import slow
 
@@ -71,9 +72,9 @@ def test_a_scope_over_normalization_layers(jit_compile):
     def model():
         return tfdpx.models.WideResNet(10, 1, 3, input_shape=(8, 8, 3), groups=4)
 
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     names = [layer.name for layer in model().layers if layer.name.endswith("norm")]
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     with keras.RematScope(mode="list_of_layers", layer_names=names):
         recomputing = model()
     assert recomputing.get_layer(names[0])._remat_mode.mode == "list_of_layers"

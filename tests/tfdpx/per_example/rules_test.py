@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeds
 import tensorflow as tf
 from cases import slow
 from hypothesis import given, settings
@@ -97,7 +98,7 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel(conv, padding):
     first = {} if conv is layers.DepthwiseConv2D else {"filters": 5}
     results = []
     for strides, seen in (2, x), (1, x[:, ::2, ::2]):
-        keras.utils.set_random_seed(0)
+        seeds.fix(0)
         layer = conv(kernel_size=(1, 1), strides=strides, padding=padding, **first)
         model = keras.Sequential([layer, layers.Flatten(), layers.Dense(2)])
         model.compile(loss="mse")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.sparse
+import seeds
 import small
 import tensorflow as tf
 
@@ -106,7 +107,7 @@ class Autoencoder(keras.Sequential):
 
 
 def autoencoder(**arguments):
-    keras.utils.set_random_seed(3)
+    seeds.fix(3)
     model = Autoencoder([keras.layers.Dense(4, "tanh"), keras.layers.Dense(6)])
     arguments = {"optimizer": tfdpx.DPSGD(1.0, batch_size=ROWS, noise_multiplier=1e-8)} | arguments
     model.compile(**arguments)

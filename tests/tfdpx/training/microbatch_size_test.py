@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.stats
+import seeds
 import small
 import tensorflow as tf
 from cases import slow
@@ -37,7 +38,7 @@ def chosen(capsys):
 
 
 def image_model(**arguments):
-    keras.utils.set_random_seed(3)
+    seeds.fix(3)
     model = keras.Sequential(
         [
             keras.layers.Rescaling(1 / 255),

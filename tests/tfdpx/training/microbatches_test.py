@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeds
 import small
 import tensorflow as tf
 from cases import slow
@@ -155,7 +156,7 @@ def test_draws_views_and_noise_are_the_same_for_any_size():
     x, y = rng.normal(size=(30, 6, 6, 1)).astype("float32"), rng.integers(0, 3, 30)
     weights = []
     for size, execution in ((None, 1), (4, 1), (30, 3)):
-        keras.utils.set_random_seed(7)
+        seeds.fix(7)
         made = keras.Sequential(
             [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
         )
@@ -201,7 +202,7 @@ class OwnMetrics(keras.Model):
 
 @pytest.mark.parametrize("size", [3, *map(slow, (1, 7, None))])
 def test_own_metrics_count_every_row_once(size):
-    keras.utils.set_random_seed(7)
+    seeds.fix(7)
     inputs = keras.Input((6,))
     made = OwnMetrics(inputs, keras.layers.Dense(3)(inputs))
     optimizer = tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0, microbatch_size=size)

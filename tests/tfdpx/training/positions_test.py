@@ -5,6 +5,7 @@ import re
 import keras
 import numpy as np
 import pytest
+import seeds
 import small
 import tensorflow as tf
 from cases import slow, slow_but
@@ -34,7 +35,7 @@ def targets(name, shape):
 
 def made(loss, shape, mask=False, **arguments):
     layers = [keras.layers.Masking()] * mask + [keras.layers.Dense(V, "softmax")]
-    keras.utils.set_random_seed(1)
+    seeds.fix(1)
     model = keras.Sequential([keras.Input([*shape[1:], D]), *layers])
     optimizer = tfdpx.DPSGD(1.0, plan=PLAN, l2_norm_clip=0.1)
     model.compile(optimizer, loss, jit_compile=False, **arguments)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeds
 import small
 import tensorflow as tf
 from cases import slow
@@ -70,7 +71,7 @@ def test_a_wide_resnet_updates_alike_for_any_microbatch_size():
     y = rng.integers(0, 10, size=4)
     updates = []
     for microbatch_size in (1, 4, None):
-        keras.utils.set_random_seed(3)
+        seeds.fix(3)
         model = WideResNet(16, 4, 10)
         optimizer = tfdpx.DPSGD(
             1.0, batch_size=4, noise_multiplier=1.0, microbatch_size=microbatch_size, seed=5

@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import seeds
 import small
 import tensorflow as tf
 from cases import slow
@@ -40,7 +41,7 @@ def images(count=40, size=12):
 
 
 def model(augmentation, seen=None, augmult=K, jit_compile=False, **arguments):
-    keras.utils.set_random_seed(5)
+    seeds.fix(5)
     made = keras.Sequential(
         [
             *([keras.Input((5, 5, 3), dtype="uint8")] if seen else []),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeds
 import tensorflow as tf
 
 import tfdpx
@@ -141,7 +142,7 @@ def test_random_access_has_no_last_part():
 
 def trained(fit, **arguments):
     """Weights after `fit(model, plan)` of a small regression with a seed, and its optimizer."""
-    keras.utils.set_random_seed(3)
+    seeds.fix(3)
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(tfdpx.DPSGD(0.01, plan=PLAN, seed=4, **arguments), "mse", jit_compile=False)
     fit(model)

@@ -6,6 +6,7 @@ import os
 import keras
 import numpy as np
 import pytest
+import seeds
 
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
@@ -17,7 +18,7 @@ SETTINGS = {"seed": None, "batch_size": 512, "report_every": 5}
 
 
 def make_model():
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     optimizer = keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.9)
     model.compile(optimizer=optimizer, loss="mse")

@@ -5,6 +5,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import seeds
 import tensorflow as tf
 
 import tfdpx
@@ -44,7 +45,7 @@ def assert_equal(weights, others, equal=True):
 @pytest.mark.parametrize("num_classes", [3, 4])
 def test_the_last_layer_starts_anew(trained, num_classes):
     source, path = trained
-    keras.utils.set_random_seed(7)
+    seeds.fix(7)
     model = finetuning.build(settings(init_from=path), data(num_classes))
     assert_equal(model.get_weights()[:-2], source.get_weights()[:-2])
     kernel, bias = model.get_weights()[-2:]

@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+import seeds
 from cases import slow
 
 import tfdpx
@@ -43,7 +44,7 @@ def fitted(model, x, y):
 
 @pytest.mark.parametrize("name", [slow("small_cnn"), slow("scatter_linear")])
 def test_equals_training_the_whole_model(name, data):
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     whole = finetuning.build(settings(model=name), data)
     started = whole.get_weights()
     head, features = fitting.head_and_features(settings(model=name), whole, data)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import seeds
 import tensorflow as tf
 
 import tfdpx
@@ -56,7 +57,7 @@ def test_mixed_views_by_the_settings():
 
 
 def small_model():
-    keras.utils.set_random_seed(0)
+    seeds.fix(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
     return model
 
