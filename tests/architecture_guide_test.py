@@ -113,6 +113,7 @@ def test_a_data_set(monkeypatch):
     assert record["num_examples"] == 60_000 and 2.9 < record["epsilon_pld"] <= 3.0
 
 
+@pytest.mark.slow
 def test_a_preset(tmp_path):
     (tmp_path / "ten_updates.py").write_text(code_of("A preset"))
     code = (

@@ -7,6 +7,7 @@ import sys
 
 import keras
 import pytest
+from cases import slow
 
 import tfdpx
 from tfdpx import _import_hook
@@ -41,7 +42,7 @@ def file(tmp_path_factory):
     [
         "import tfdpx, keras; assert 'tfdpx.layers' not in sys.modules",
         # Keras is imported while a module of tfdpx is.
-        "from tfdpx.mechanism import PrivateGradient; import keras",
+        slow("from tfdpx.mechanism import PrivateGradient; import keras"),
     ],
 )
 def test_keras_imported_after_tfdpx_loads_private_models(file, imports):
@@ -85,8 +86,8 @@ PRETEND_JAX = "import keras; keras.backend.backend = lambda: 'jax'; "
     [
         # Keras alone would fail for want of jax.
         ("import tfdpx; tfdpx.DPSGD", {"KERAS_BACKEND": "jax"}),
-        ("import tfdpx.layers", {"KERAS_BACKEND": "jax"}),
-        (PRETEND_JAX + "import tfdpx; tfdpx.DPSGD", {}),
+        slow("import tfdpx.layers", {"KERAS_BACKEND": "jax"}),
+        slow(PRETEND_JAX + "import tfdpx; tfdpx.DPSGD", {}),
     ],
 )
 def test_other_backends_are_refused_by_name(code, environment):

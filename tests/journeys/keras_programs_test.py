@@ -236,7 +236,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize(
     "program",
-    slow_but(PROGRAMS, tabular, image_classification),
+    slow_but(PROGRAMS, tabular),
     ids=lambda program: program.__name__,
 )
 @pytest.mark.filterwarnings("error:.*computed alone", "error:.*approximat")

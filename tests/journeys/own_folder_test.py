@@ -78,6 +78,7 @@ def test_one_command_says_what_it_took_and_chose(trained):
     assert (workdir / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_other_choices_are_flags_away(photos, tmp_path, capsys):
     given = dict(skip_broken=True, test_fraction=0.5, image_size=12, steps=3, learning_rate=9.0)
     classify_folder(photos, tmp_path / "run", **given)

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing import event_accumulator
 import tfdpx
 
 
+@pytest.mark.slow
 def test_from_plan_to_released_model(tmp_path, capsys, recwarn):
     generator = np.random.default_rng(0)
     y = generator.integers(0, 3, 600)

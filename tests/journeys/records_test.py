@@ -77,6 +77,7 @@ def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, ca
 
 
 @pytest.mark.parametrize("seed, is_releasable", [(7, False), slow(None, True)])
+@pytest.mark.slow
 def test_a_seed_is_remembered(private, capsys, tmp_path, seed, is_releasable):
     run(classify, tmp_path / "run", **TINY, seed=seed)
     for path in (tmp_path / "run", tmp_path / "run" / "model.keras"):
@@ -168,6 +169,7 @@ def test_drawings_do_not_hide_what_weights_saw(public, capsys, tmp_path):
     assert records.read(drawn / "model.keras").view()["releasable"] is False
 
 
+@pytest.mark.slow
 def test_names_that_look_like_markup_or_formulas(tmp_path):
     own_images.write(tmp_path / "photos", {5: 20, 8: 20}, size=8)
     for digit, name in (("5", "$5_$10"), ("8", "[b]")):

@@ -59,9 +59,9 @@ def test_every_name_of_keras_applications_is_known():
 @pytest.mark.parametrize(
     ("name", "preprocess"),
     [
-        ("VGG16", keras.applications.vgg16.preprocess_input),
+        slow("VGG16", keras.applications.vgg16.preprocess_input),
         ("MobileNet", keras.applications.mobilenet.preprocess_input),
-        ("DenseNet121", keras.applications.densenet.preprocess_input),
+        slow("DenseNet121", keras.applications.densenet.preprocess_input),
         ("resnet18", lambda x: x),
     ],
 )
@@ -140,6 +140,7 @@ def test_last_layer_alone():
         slow("MobileNet", {"trainable": "last"}),
     ],
 )
+@pytest.mark.slow
 def test_one_private_update(name, arguments):
     model = backbone(name, **{"input_shape": (32, 32, 3), "num_classes": 3, **arguments})
     optimizer = tfdpx.DPSGD(0.5, batch_size=2, noise_multiplier=1.0, l2_norm_clip=1.0, seed=0)

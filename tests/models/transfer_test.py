@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from cases import slow
 
 from tfdpx.models import transfer
 
@@ -111,7 +112,7 @@ def test_whether_a_model_scales_pixels_itself(make, expected):
         ("MobileNetV2", "predictions", False, {"alpha": 0.35}),
         ("MobileNet", "conv_preds", False, {"alpha": 0.25}),
         ("MobileNetV3Small", "logits", True, {"alpha": 0.75, "minimalistic": True}),
-        ("ResNet50V2", "predictions", False, {}),
+        slow("ResNet50V2", "predictions", False, {}),
         ("ConvNeXtTiny", "convnext_tiny_head_dense", True, {}),
         ("EfficientNetB0", "predictions", True, {}),
         ("VGG16", "predictions", False, {}),

@@ -25,6 +25,7 @@ def test_ledgers(how):
 
 @hypothesis.settings(max_examples=5)
 @hypothesis.given(fuzz_inputs.flags())
+@pytest.mark.slow
 def test_flags(given):
     fuzz_inputs.check_flags(given)
 

@@ -132,6 +132,7 @@ def model(augment, augmult=4, jit_compile=False, **arguments):
 LABELS = np.arange(8) % 3
 
 
+@pytest.mark.slow
 def test_the_checks_pass_it_and_neither_passes_nor_xla_change_the_views():
     changes = [
         small.step(

@@ -52,6 +52,7 @@ def test_shots_of_the_digits(tmp_path, capsys):
         run(tmp_path / "w", shots=5)
 
 
+@pytest.mark.slow
 def test_folders_of_private_and_public_images(tmp_path):
     own_images.write(tmp_path / "private", {3: 60, 5: 60})
     own_images.write(tmp_path / "public", {3: 66, 5: 66})

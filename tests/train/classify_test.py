@@ -163,6 +163,7 @@ def test_finished_run_is_not_overwritten(finished, data_dir):
     assert (finished[0] / "model.keras").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_run_equals_the_uninterrupted_one(finished, data_dir, tmp_path):
     class Killed(Exception):
         pass

@@ -95,6 +95,7 @@ def test_ctrl_c_ends_pretraining_in_a_line_and_the_folder_alone_resumes(
 
 
 @pytest.mark.parametrize(("trainable", "count"), [slow("all", 29_605), ("last", 1_285)])
+@pytest.mark.slow
 def test_classify_goes_on_from_the_file(finished, data_dir, tmp_path, trainable, count):
     record = run(
         classify,

@@ -121,6 +121,7 @@ def test_a_private_epoch_against_an_ordinary_one():
     assert record["end_to_end"] is True and record["batch_size"] == 4
 
 
+@pytest.mark.slow
 def test_a_step_with_and_without_individual_accounting():
     record = last_line(run(*TINY, "--individual", "--images=8", "--num_examples=1000"))
     ratio = record["individual_seconds"] / record["plain_seconds"]

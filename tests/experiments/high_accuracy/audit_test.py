@@ -21,6 +21,7 @@ def run(workdir, capsys, **given):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_an_honest_training_passes_and_is_resumed(tmp_path, capsys):
     report = run(tmp_path, capsys)
     [row] = report["rows"]
@@ -58,6 +59,7 @@ def test_half_of_the_noise_is_caught(tmp_path, monkeypatch, capsys):
         (dict(epsilons="-1"), "epsilon"),
     ],
 )
+@pytest.mark.slow
 def test_flags_out_of_range_are_one_line(tmp_path, capsys, given, message):
     with pytest.raises(SystemExit, match=message) as error:
         run(tmp_path, capsys, **given)

@@ -56,6 +56,7 @@ def real_steps(clip, masks):
 
 
 @pytest.mark.parametrize("clip", [0.7, slow(50.0)])
+@pytest.mark.slow
 def test_an_update_is_that_of_dpsgd(monkeypatch, clip):
     rng = np.random.default_rng(2)
     masks = rng.uniform(size=(2, ROWS)) < 0.6  # Of two steps.

@@ -104,6 +104,7 @@ def test_the_bound_of_three_rows_at_little_noise(monkeypatch):
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=needs_mixtures)])
 @pytest.mark.filterwarnings("ignore:The epsilon of k")
+@pytest.mark.slow
 def test_one_update_is_what_densities_say(monkeypatch, exact):
     if not exact:
         monkeypatch.setattr(group_privacy, "_MIXTURE", None)

@@ -49,6 +49,7 @@ def trained(planned, optimizer_class=tfdpx.DPSGD, clip=1.0):
     return one_run.report()
 
 
+@pytest.mark.slow
 def test_a_private_training_passes_with_a_bound_that_is_not_idle():
     planned = plan(epsilon=8.0)
     report = trained(planned)

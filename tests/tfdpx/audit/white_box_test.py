@@ -79,9 +79,9 @@ def test_public_data_of_several_inputs_and_outputs():
     "name",
     [
         "individual",
-        "public quantile",
-        pytest.param("public, fixed clip", marks=pytest.mark.slow),
-        pytest.param("loss scaling", marks=pytest.mark.slow),
+        slow("public quantile"),
+        slow("public, fixed clip"),
+        slow("loss scaling"),
     ],
 )
 def test_what_belongs_to_a_plan_is_audited_without_it(name):
@@ -240,7 +240,7 @@ def broken(name):
     return Broken
 
 
-@pytest.mark.parametrize("name", slow_but(PLANTED, "padding", "half the noise", "whole batch"))
+@pytest.mark.parametrize("name", slow_but(PLANTED, "padding", "half the noise"))
 def test_planted_bugs_fail(name):
     views = 4 if name == "views" else 0
     optimizer = broken(name)(0.5, batch_size=16, noise_multiplier=1.0, augmult=views)
@@ -253,6 +253,7 @@ def test_planted_bugs_fail(name):
         assert report.epsilon_lower_bound > report.epsilon
 
 
+@pytest.mark.slow
 def test_model_optimizer_account_and_noise_stay_as_they_are():
     x, y = small.data()
 

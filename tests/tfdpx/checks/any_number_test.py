@@ -213,6 +213,7 @@ def test_metrics_of_a_later_compile_are_looked_at(counted_as_its_own):
     np.testing.assert_array_equal(small.weights(made), before)
 
 
+@pytest.mark.slow
 def test_the_rules_of_others_are_told_the_number():
     """It is what they were compared with batches of one for."""
 
@@ -230,6 +231,7 @@ def test_the_rules_of_others_are_told_the_number():
     assert [size.varies for size in fitted(made)] == [False]
 
 
+@pytest.mark.slow
 def test_the_operation_and_the_cost_are_said_and_a_proof_can_be_required():
     mixer = mixers.Between(lambda x: x - mean(x), name="culprit")
     stack = [layers.Dense(4), mixer, layers.Dense(3)]

@@ -192,6 +192,7 @@ def test_the_loop_of_our_own_refuses_before_the_first_step(tmp_path):
     assert int(model.optimizer.iterations) == 0
 
 
+@pytest.mark.slow
 def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x, y = small.data()

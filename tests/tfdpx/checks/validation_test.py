@@ -120,6 +120,7 @@ def test_examples_that_are_trained_on(how):
 
 
 @pytest.mark.parametrize("data", [(X, Y), slow(dataset(X, Y))], ids=["arrays", "dataset"])
+@pytest.mark.slow
 def test_the_word_allows_it_and_measuring_needs_none(data):
     fit(data, model=make(public_validation=True))
     fit(data, callbacks=[])
@@ -218,7 +219,7 @@ ACTING = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(ACTING, "ModelCheckpoint", "in a name"))
+@pytest.mark.parametrize("how", slow_but(ACTING, "ModelCheckpoint"))
 def test_whatever_acts_is_refused_before_anything_is_written(how, tmp_path):
     callback = ACTING[how](tmp_path)
     log = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), tfdpx.callbacks.Checkpoint(tmp_path)]
@@ -317,6 +318,7 @@ def test_views_that_were_made_before():
     fit(OTHER, x=PLAN.batches(views, Y), model=make(augmult=2))
 
 
+@pytest.mark.slow
 def test_examples_on_disk_are_read_once_and_only_for_what_acts(capsys, tmp_path):
     source = Source()
     batches = PLAN.batches(tfdpx.RandomAccess(source))
@@ -334,6 +336,7 @@ def test_examples_on_disk_are_read_once_and_only_for_what_acts(capsys, tmp_path)
     fit(OTHER, x=batches)
 
 
+@pytest.mark.slow
 def test_the_loop_of_our_own():
     stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
     on_disk = (tfdpx.RandomAccess(Source(X[:9], Y[:9])),)

@@ -107,6 +107,7 @@ def test_streams_and_passes_change_rounding_alone(name):
         np.testing.assert_allclose(kernel, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_two_replicas_give_what_one_device_does():
     processes.run_alone("head_cases.on_replicas")
 

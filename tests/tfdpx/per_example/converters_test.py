@@ -395,7 +395,7 @@ def rng():
     return np.random.default_rng(0 if "CI" in os.environ else None)
 
 
-@pytest.mark.parametrize("group", slow_but(GROUPS, "unary", "gradients", "structures"))
+@pytest.mark.parametrize("group", slow_but(GROUPS, "structures"))
 def test_examples_are_as_alone(group):
     # Loops take long to trace.
     fewer = {"places": (None, 0), "known": ()} if group == "structures" else {}

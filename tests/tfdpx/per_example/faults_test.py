@@ -112,6 +112,7 @@ def test_draws_and_passes_without_examples(microbatch_size):
     assert np.isfinite(small.weights(model)).all() and np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.slow
 def test_a_data_set_of_absent_examples_and_one_of_a_single_example():
     model = train(weight=np.zeros(N, "float32"))
     assert model.optimizer.ledger.steps == STEPS

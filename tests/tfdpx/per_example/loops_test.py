@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import slow
 from oracle import assert_matches_batches_of_one
 
 import tfdpx
@@ -116,7 +117,7 @@ def test_our_own_loop_refuses_them_too():
 @pytest.mark.parametrize(
     "layer",
     [
-        lambda: layers.SimpleRNN(2, unroll=True),
+        slow(lambda: layers.SimpleRNN(2, unroll=True)),
         lambda: layers.TimeDistributed(layers.Dense(2)),
     ],
 )

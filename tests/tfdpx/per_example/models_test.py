@@ -229,6 +229,7 @@ def test_weight_regularisers_are_left_out(rng):
     assert_matches_batches_of_one(model, x, y)
 
 
+@pytest.mark.slow
 def test_dropout_between_layers_draws_for_each_example(rng):
     # With dropout inside a recurrent unit the forward pass and the recomputed one must agree:
     # a loss linear in the outputs gives gradients that are zero exactly where the mask is.

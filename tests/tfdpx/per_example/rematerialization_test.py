@@ -61,6 +61,7 @@ def test_recomputed_layers_train_alike_with_the_vmap_engine():
     np.testing.assert_allclose(recomputed, kept, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_be_seen_for_recomputation_are_computed_alone():
     with pytest.warns(UserWarning, match="computed alone.*outside of any layer's call"):
         recomputed = change(Block, True)
@@ -68,6 +69,7 @@ def test_layers_that_cannot_be_seen_for_recomputation_are_computed_alone():
 
 
 @pytest.mark.parametrize("jit_compile", [False, slow(True)])
+@pytest.mark.slow
 def test_a_scope_over_normalization_layers(jit_compile):
     def model():
         return tfdpx.models.WideResNet(10, 1, 3, input_shape=(8, 8, 3), groups=4)

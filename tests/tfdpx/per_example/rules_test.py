@@ -92,7 +92,7 @@ def test_ws_conv2d(arguments, use_gain, views):
 
 
 @pytest.mark.parametrize("conv", [layers.Conv2D, WSConv2D, layers.DepthwiseConv2D])
-@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("padding", ["same", slow("valid")])
 def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel(conv, padding):
     x, y = batch(np.random.default_rng(0), (6, 7, 3), 2, 4)
     first = {} if conv is layers.DepthwiseConv2D else {"filters": 5}

@@ -7,6 +7,7 @@ import scipy.sparse
 import seeds
 import small
 import tensorflow as tf
+from cases import slow
 
 import tfdpx
 from tfdpx.accounting import PrivacyPlan
@@ -114,7 +115,9 @@ def autoencoder(**arguments):
     return model
 
 
-@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+@pytest.mark.parametrize(
+    "arguments", [{}, slow({"run_eagerly": True}), slow({"jit_compile": True})]
+)
 def test_a_loss_without_targets_trains_and_clips_each_example(arguments):
     x, _ = small.data()
     model = autoencoder(**arguments)
@@ -142,6 +145,7 @@ def batch_of_one_gradients_without_targets(model, x):
     return np.asarray(gradients, "float64")
 
 
+@pytest.mark.slow
 def test_batches_without_targets_leave_padding_out():
     x, _ = small.data()
     model = autoencoder(optimizer=tfdpx.DPSGD(0.1, plan=PLAN))

@@ -166,6 +166,7 @@ def test_epochs_are_permutations():
     assert len({frozenset(range(20)) - set(epoch) for epoch in epochs}) > 1
 
 
+@pytest.mark.slow
 def test_permutations_are_uniform():
     batches = read(make_shuffled(num_examples=4, batch_size=4, steps=1000))
     orders = np.stack([x for x, _, _ in batches])

@@ -314,6 +314,7 @@ def test_loops_over_set_weights_leave_one_mark_a_weight(trained):
     assert compiled(model).optimizer.ledger.steps == 5
 
 
+@pytest.mark.slow
 def test_callbacks_of_one_training_leave_it_complete(tmp_path):
     class Last(keras.callbacks.Callback):
         def on_train_end(self, logs=None):

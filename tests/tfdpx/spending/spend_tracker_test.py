@@ -63,6 +63,7 @@ def test_a_new_optimizer_on_the_same_model_goes_on():
         train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
 
 
+@pytest.mark.slow
 def test_the_ledger_follows_weights_into_other_models():
     first = make()
     train(first)
@@ -117,7 +118,7 @@ def test_nothing_that_is_assigned_lowers_it(lower):
     assert epsilon(model) == spent((PLAN, 9))
 
 
-@pytest.mark.parametrize("name", ["model.keras", slow("model.weights.h5"), "checkpoint"])
+@pytest.mark.parametrize("name", ["model.keras", slow("model.weights.h5"), slow("checkpoint")])
 def test_files_carry_the_ledger(name, tmp_path):
     loud = make(LOUD)
     train(loud, LOUD)

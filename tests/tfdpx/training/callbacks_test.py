@@ -141,7 +141,7 @@ def test_epsilon_without_noise_is_infinite():
     assert history["epsilon"] == [math.inf]
 
 
-@pytest.mark.parametrize("by", ["plan", "data"])
+@pytest.mark.parametrize("by", ["plan", slow("data")])
 def test_an_approximate_epsilon_is_called_so(by):
     plan = make_plan(sampling="shuffle" if by == "plan" else "poisson")
     model, budget = make_model(), callbacks.PrivacyBudget(plan, allow_approximate=by == "data")
@@ -209,6 +209,7 @@ def test_tensorboard_writes_only_what_the_guarantee_covers(tmp_path, with_budget
         assert scalars["budget"] == {"epsilon": pytest.approx([plan.epsilon] * 3)}
 
 
+@pytest.mark.slow
 def test_tensorboard_without_a_plan_writes_no_epsilon(tmp_path):
     fit(make_model(), callbacks.TensorBoard(tmp_path))
     assert set(read_scalars(tmp_path)["train"]) == {

@@ -76,7 +76,8 @@ def whole():
 @pytest.mark.parametrize(
     "after, kept, seed",
     [
-        *((5, 3, 4), (7, 6, None)),
+        (5, 3, 4),
+        slow(7, 6, None),
         *(slow(after, kept, 4) for after, kept in ((4, 3), (6, 3), (7, 6), (11, 9))),
         *(slow(after, kept, None) for after, kept in ((4, 3), (5, 3), (6, 3), (11, 9))),
     ],
@@ -118,6 +119,7 @@ def test_saves_within_an_epoch(tmp_path, whole):
 
 
 @pytest.mark.parametrize("first", [True, slow(False)], ids=["before", "after"])
+@pytest.mark.slow
 def test_what_callbacks_remember_goes_on(tmp_path, first):
     def run(killed_after=None, folder=tmp_path):
         model = make(seed=4, public_validation=True)
@@ -162,6 +164,7 @@ def test_it_is_an_ordinary_fit_that_follows_one_that_was_interrupted(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [slow("arrays"), "dataset"])
+@pytest.mark.slow
 def test_other_data_than_a_plans(tmp_path, kind):
     data = (X, Y) if kind == "arrays" else (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)
     arguments = {"batch_size": B} if kind == "arrays" else {}
@@ -196,6 +199,7 @@ def half_loss(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True) / 2
 
 
+@pytest.mark.slow
 def test_what_the_account_does_not_count_on_may_change(tmp_path):
     train(make(), [Checkpoint(tmp_path)], epochs=1)
     changed = make(rate=0.2, l2_norm_clip=0.5, loss=half_loss)
@@ -234,6 +238,7 @@ def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
 
 
 @pytest.mark.parametrize("budget_first", [True, slow(False)])
+@pytest.mark.slow
 def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path, budget_first):
     """By `BackupAndRestore`: a true account, and never more than the plan's updates."""
 

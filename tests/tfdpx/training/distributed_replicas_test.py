@@ -7,16 +7,21 @@ import pytest
 def test_two_devices_update_like_one_and_draw_their_noise_once():
     processes.run_alone(
         "replica_cases.updates_agree",
-        "replica_cases.masks_are_drawn_for_each_replica",
         "replica_noise_cases.noise_is_drawn_once",
-        "replica_noise_cases.planted_bugs_in_the_noise_are_found",
     )
 
 
+@pytest.mark.slow
+def test_planted_bugs_in_the_noise_are_found():
+    processes.run_alone("replica_noise_cases.planted_bugs_in_the_noise_are_found")
+
+
+@pytest.mark.slow
 def test_what_would_void_the_guarantee_is_refused():
     processes.run_alone("replica_cases.what_would_void_the_guarantee_is_refused")
 
 
+@pytest.mark.slow
 def test_hosts_that_hold_different_things_stop():
     processes.run_workers("replica_cases.hosts_must_hold_the_same")
 
@@ -24,6 +29,7 @@ def test_hosts_that_hold_different_things_stop():
 @pytest.mark.slow
 def test_more_on_two_devices():
     processes.run_alone(
+        "replica_cases.masks_are_drawn_for_each_replica",
         "replica_cases.updates_agree_with_jit",
         "replica_cases.updates_of_adam_agree",
         "replica_cases.augmented_updates_agree",

@@ -51,7 +51,7 @@ def test_other_batches_are_refused_under_a_plan(how):
     np.testing.assert_array_equal(small.weights(model), before)
 
 
-@pytest.mark.parametrize("how", slow_but(CHANGED, "cache", "unweighted"))
+@pytest.mark.parametrize("how", slow_but(CHANGED, "unweighted"))
 def test_other_batches_are_approximate_on_an_explicit_word(how):
     model = make()
     budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)

@@ -87,7 +87,7 @@ class SpendsMeanwhile(keras.callbacks.Callback):
                 other.train_on_batch(X[:8], Y[:8])
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_a_budget_that_another_optimizer_spends_meanwhile_is_not_overrun(jit_compile):
     plan, spender = make_plan(12), SpendsMeanwhile()
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])

@@ -100,6 +100,7 @@ def test_the_update_does_not_depend_on_it(free, capsys, jit_compile):
 
 
 @pytest.mark.parametrize("arguments", [slow({"run_eagerly": True}), {"steps_per_execution": 2}])
+@pytest.mark.slow
 def test_fit_says_it_once(free, capsys, arguments):
     free(2**30)
     x, y = small.data(40)  # The last of three batches is smaller.

@@ -33,7 +33,7 @@ def adding(data, choices, present, index):
     return BatchTotals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
 @settings(max_examples=15, deadline=None)
 @given(
     present=st.lists(st.booleans(), min_size=1, max_size=12),
@@ -122,6 +122,7 @@ def test_an_empty_draw_gives_noise_alone(compile_arguments):
 
 
 @pytest.mark.parametrize("size", [5, *map(slow, (1, 16, None))])
+@pytest.mark.slow
 def test_absent_rows_anywhere_change_nothing(size):
     x, y = small.data()
     weights = (np.arange(len(x)) % 3 != 1).astype("float32")
@@ -137,6 +138,7 @@ def test_absent_rows_anywhere_change_nothing(size):
         np.testing.assert_allclose(other[name], value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_last_pass_counts_no_row_twice(monkeypatch):
     """What a pass takes along beyond the examples present must be masked."""
     x, y = small.data()

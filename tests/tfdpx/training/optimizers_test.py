@@ -195,6 +195,7 @@ def test_a_keras_that_reduces_gradients_itself_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("compile_arguments", [slow({}), {"steps_per_execution": 2}])
+@pytest.mark.slow
 def test_batches_keyed_by_iterations_are_those_of_one_pass(compile_arguments):
     x, y = small.data(40)
     plan = tfdpx.PrivacyPlan(40, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)

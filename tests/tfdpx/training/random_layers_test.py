@@ -94,9 +94,7 @@ def distance(first, second):
 @pytest.mark.filterwarnings("ignore:Each example is computed alone")
 @pytest.mark.parametrize(
     "where, name",
-    slow_but(
-        CASES, ("inside", "Dropout"), ("inside", "one mask for all"), ("augment", "RandomFlip")
-    ),
+    slow_but(CASES, ("inside", "Dropout"), ("augment", "RandomFlip")),
 )
 def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(where, name):
     trained = Trained(where, name)
@@ -173,6 +171,7 @@ def is_independent(sums, rows):
 
 
 @pytest.mark.filterwarnings("ignore:Each example is computed alone")
+@pytest.mark.slow
 def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others(monkeypatch):
     # Every row has a sign of its own, whichever rows there are: the others keep their law.
     for rows in (N, N - 1):

@@ -188,6 +188,7 @@ def test_an_example_that_is_not_finite_counts_as_zero_and_is_counted():
 
 
 @NO_NOISE
+@pytest.mark.slow
 def test_class_weight_and_sample_weight_through_fit():
     x, y = small.data()
     weight = np.random.default_rng(1).uniform(0.5, 2.0, 3).astype("float32")

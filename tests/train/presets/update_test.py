@@ -50,6 +50,7 @@ def test_every_preset_of_a_paper_is_covered():
     "preset",
     [name if name in FAST else slow(name) for name in LIMITS],
 )
+@pytest.mark.slow
 def test_one_update(preset):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), preset], capture_output=True, text=True, check=False

@@ -57,6 +57,7 @@ def check_written(workdir, steps):
     return report
 
 
+@pytest.mark.slow
 def test_a_head_on_features_and_its_released_statistics(tmp_path):
     workdir = run(tmp_path, individual_release=2.0, l2_norm_clip=1.0, learning_rate=5.0)
     report = check_written(workdir, steps=[2, 4])

@@ -69,6 +69,7 @@ def test_runs_side_by_side(workdir):
     assert execute(runs_of(), workdir, jobs=3) == {} and started(workdir) == 4
 
 
+@pytest.mark.slow
 def test_failed_runs_say_why_and_are_tried_again(workdir):
     (workdir / "fail").touch()
     failures = execute(runs_of(), workdir)
