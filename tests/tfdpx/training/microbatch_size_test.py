@@ -202,16 +202,16 @@ import sys
 
 sys.path[:0] = sys.argv[1:]
 import microbatch_size_test as given
-from tfdpx.training import free_memory, graph_peak
+from tfdpx.training import _free_memory, _graph_peak
 
 def resident(name):
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(name + r":\\s+(\\d+)", status).group(1)) * 1024
 
 peaks = []
-count = graph_peak.peak_bytes
-graph_peak.peak_bytes = lambda function: peaks.append(count(function)) or peaks[-1]
-free_memory.free_bytes = lambda device: 2**45
+count = _graph_peak.peak_bytes
+_graph_peak.peak_bytes = lambda function: peaks.append(count(function)) or peaks[-1]
+_free_memory.free_bytes = lambda device: 2**45
 
 x, y = given.images(1024)
 model = given.image_model(batch_size=1024, microbatch_size="auto")
