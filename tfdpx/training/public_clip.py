@@ -10,10 +10,9 @@ with C the `l2_norm_clip`, tau the quantile (C itself without one) and n the pla
 examples, so that a public example counts as much as a private one.
 
 Guarantee: the same as `tfdpx.mechanism`, for the private examples alone. tau and the public
-    gradients
-are functions of public examples and of weights that were released already; the private sum is
-clipped in units of tau and gets its noise there, before tau multiplies it. The public examples have
-no guarantee: the weights may tell all of them.
+gradients are functions of public examples and of weights that were released already; the private
+sum is clipped in units of tau and gets its noise there, before tau multiplies it. The public
+examples have no guarantee: the weights may reveal all of them.
 """
 
 import hashlib
