@@ -27,7 +27,7 @@ def make_private_model(
     epochs: float | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
-    l2_norm_clip: float = 1.0,
+    l2_norm_clip: Any = 1.0,
     learning_rate: Any = None,
     accountant: str = "pld",
     groups: int = 16,
@@ -53,7 +53,7 @@ def make_private_model(
         epochs: Float. Passes over the data.
         steps: Int, model updates, in place of `epochs`.
         batch_size: Int. Expected examples an update; 256 if left out, or all if there are fewer.
-        l2_norm_clip: Float. The bound on each example's gradient.
+        l2_norm_clip: As of `tfdpx.DPSGD`: the bound on each example's gradient.
         learning_rate: Optional float or schedule, in place of the optimizer's own. Gradients are
             divided by `l2_norm_clip`, so one that suits ordinary SGD seldom suits here.
         accountant: As for `tfdpx.PrivacyPlan`.

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfdpx._arguments import check_positive_integer
+from tfdpx._arguments import check_positive_integer, is_number
 
 if TYPE_CHECKING:
     from tfdpx.accounting.ledger import Ledger
@@ -27,7 +27,7 @@ def text(
     unit: str = "example",
     epsilon: float | None = None,
     also_spent: Sequence[str] = (),
-    l2_norm_clip: float | None = None,
+    l2_norm_clip: float | str | None = None,
     mechanism: str | None = None,
     initial: str | None = None,
     independence: str | None = None,
@@ -48,7 +48,7 @@ def text(
         epsilon: Optional float: the total, where more than the ledger was spent on these data, such
             as by a search. None: the ledger's.
         also_spent: Strings, a line for each thing that `epsilon` counts besides the ledger.
-        l2_norm_clip: Optional float.
+        l2_norm_clip: Optional float, or "automatic".
         mechanism: Optional string, whole sentences: what an update is. None: one of DP-SGD.
         initial: Optional string, whole sentences: what the initial weights or features had seen.
         independence: Optional string, a whole sentence: whether examples can influence each other.
@@ -170,10 +170,12 @@ def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, unit, is_p
 
 
 def _dp_sgd(unit, l2_norm_clip):
-    clip = f" to an L2 norm of {l2_norm_clip:g}" if l2_norm_clip else ""
+    clip = f"clipped to an L2 norm of {l2_norm_clip:g}" if is_number(l2_norm_clip) else "clipped"
+    if l2_norm_clip == "automatic":
+        clip = "divided by its L2 norm plus a constant"
     return (
-        f"DP-SGD: in each update the gradient of each {unit} is clipped{clip}, and Gaussian noise "
-        "of noise_multiplier times that norm is added to their sum."
+        f"DP-SGD: in each update the gradient of each {unit} is {clip}, and Gaussian noise is "
+        f"added to their sum, of noise_multiplier times what one {unit} can change."
     )
 
 

@@ -13,6 +13,7 @@ from tfdpx.augment.layer_views import get as as_views
 from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rounding import SMALLEST_CLIP
 from tfdpx.training import microbatch_size, public_clip
+from tfdpx.training.automatic_clip import AUTOMATIC, AutomaticClip
 from tfdpx.training.clip_policy import ClipPolicy
 from tfdpx.training.individual_clip import IndividualClip
 
@@ -76,9 +77,10 @@ def checked(**arguments):
         ValueError: If one is out of range, or contradicts `plan`.
     """
     given = Settings(**arguments)
-    policy = given.l2_norm_clip if isinstance(given.l2_norm_clip, ClipPolicy) else None
+    policy = AutomaticClip() if given.l2_norm_clip == AUTOMATIC else given.l2_norm_clip
+    policy = policy if isinstance(policy, ClipPolicy) else None
     if policy is not None:
-        _check_alone(given)
+        _check_alone(given, policy)
         given = given._replace(l2_norm_clip=policy.l2_norm_clip, clip_policy=policy)
     batch_size = agreed("batch_size", given.batch_size, given.plan)
     require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
@@ -87,7 +89,8 @@ def checked(**arguments):
     clip, rows, views = given.l2_norm_clip, given.microbatch_size, given.augmult
     fits = rows in (None, microbatch_size.AUTO) or is_integer(rows, 1)
     require(fits, "microbatch_size", rows, f'be an int >= 1, None or "{microbatch_size.AUTO}"')
-    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, "be a float > 0")
+    must = f'be a float > 0, "{AUTOMATIC}" or a clip policy'
+    require(is_number(clip) and clip > 0, "l2_norm_clip", clip, must)
     if clip == math.inf and noise_multiplier:
         raise ValueError(
             "Argument `l2_norm_clip` must be finite for noise to hide an example. Received: "
@@ -145,12 +148,12 @@ def clip_policy(settings, tracker):
     return settings.clip_policy or settings.public_data or ClipPolicy(settings.l2_norm_clip)
 
 
-def _check_alone(given):
+def _check_alone(given, policy):
     for name in ("individual", "public_data"):
         if getattr(given, name) is not None:
             raise ValueError(
                 f"Argument `{name}` makes a clip policy, and `l2_norm_clip` is one. Received: "
-                f"l2_norm_clip={type(given.l2_norm_clip).__name__}. Leave one of them out."
+                f"l2_norm_clip={type(policy).__name__}. Leave one of them out."
             )
 
 

@@ -26,6 +26,7 @@ from tfdpx.spending.spend_tracker import SpendTracker
 from tfdpx.training import _first_update, _fit_data, _settings, refresh, replicas
 from tfdpx.training._state import StepState
 from tfdpx.training._train_step import private_train_step
+from tfdpx.training.clip_policy import ClipPolicy
 from tfdpx.training.session import stand_by
 
 
@@ -69,7 +70,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         plan: PrivacyPlan | None = None,
         batch_size: int | None = None,
         noise_multiplier: float | None = None,
-        l2_norm_clip: float = 1.0,
+        l2_norm_clip: float | str | ClipPolicy = 1.0,
         microbatch_size: int | str | None = None,
         augment: Any = None,
         augmult: int = 0,

@@ -10,23 +10,30 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import Training
 
 
-class MicrobatchSizeParser(flags.ArgumentParser):
-    """Parser of a flag that is an integer or `auto`."""
+class NumberOrWord(flags.ArgumentParser):
+    """Parser of a flag that is a number or one word.
 
-    syntactic_help = "an integer or auto"
+    Args:
+        number: `int` or `float`.
+        word: String.
+    """
+
+    def __init__(self, number, word):
+        self._number, self._word = number, word
+        self.syntactic_help = f"{'an integer' if number is int else 'a number'} or {word}"
 
     def parse(self, argument):
-        """Returns the int, or the string `auto`."""
-        if argument == "auto":
+        """Returns the number, or the word."""
+        if argument == self._word:
             return argument
         try:
-            return int(argument)
+            return self._number(argument)
         except ValueError:
-            raise ValueError("give an integer or auto") from None
+            raise ValueError(f"give {self.syntactic_help}") from None
 
     def flag_type(self):
         """What `--help` calls values of this flag."""
-        return "integer or auto"
+        return self.syntactic_help
 
 
 # By the types of a field, None aside.
@@ -36,7 +43,8 @@ _DEFINE = {
     (float,): flags.DEFINE_float,
     (bool,): flags.DEFINE_bool,
     (list,): flags.DEFINE_list,
-    (int, str): lambda *args: flags.DEFINE(MicrobatchSizeParser(), *args),
+    (int, str): lambda *args: flags.DEFINE(NumberOrWord(int, "auto"), *args),
+    (float, str): lambda *args: flags.DEFINE(NumberOrWord(float, "automatic"), *args),
 }
 
 

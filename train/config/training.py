@@ -54,9 +54,9 @@ class Training(RunSettings):
     )
     accountant: str = setting("Who computes epsilon.", choices=("pld", "rdp"), default="pld")
     optimizer: str = setting("Optimizer.", choices=("dpsgd", "dpadam", "dpadamw"), default="dpsgd")
-    l2_norm_clip: float | None = setting(
-        "Bound on the norm of each example's gradient.",
-        Check(lambda v: v > 0, "be positive"),
+    l2_norm_clip: float | str | None = setting(
+        "Bound on the norm of each example's gradient, or automatic: each is divided by its norm.",
+        Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"),
         default=1.0,
     )
     microbatch_size: int | str | None = setting(
