@@ -32,6 +32,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.heads import AdaMix
     from tfdpx.layers.make_private_model import make_private_model
     from tfdpx.sampling.random_access import RandomAccess
+    from tfdpx.training.adaptive_clip import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 # The module of each public name that is no module itself.
 _HOMES = {
     "AdaMix": "heads",
+    "AdaptiveClip": "training.adaptive_clip",
     "DPAdam": "training.optimizers",
     "DPAdamW": "training.optimizers",
     "DPSGD": "training.optimizers",
@@ -74,6 +76,7 @@ _import_hook.connect()
 
 __all__ = [
     "AdaMix",
+    "AdaptiveClip",
     "DPAdam",
     "DPAdamW",
     "DPSGD",

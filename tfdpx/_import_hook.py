@@ -9,7 +9,10 @@ import importlib
 import sys
 
 # All that is registered with Keras under the package name "tfdpx".
-_REGISTERED = ("augment", "heads", "layers", "synthetic", "training.optimizers")
+_REGISTERED = (
+    *("augment", "heads", "layers", "synthetic"),
+    *("training.adaptive_clip", "training.optimizers"),
+)
 
 
 def connect():

@@ -89,6 +89,7 @@ OPTIMIZERS = {
         0.5, momentum=0.9, use_ema=True, ema_momentum=0.5, **k
     ),
     "Adam": lambda **k: tfdpx.DPAdam(0.05, **k),
+    "adaptive": lambda **k: tfdpx.DPSGD(0.5, l2_norm_clip=tfdpx.AdaptiveClip(0.1), **k),
 }
 
 
@@ -134,6 +135,7 @@ def updates_agree(name="momentum and EMA", jit_compile=False):
         assert_close(weights(model), wanted)
         assert set(history) == set(wanted_history) == {
             "loss", "accuracy", "val_loss", "val_accuracy", "epsilon",
+            *(["l2_norm_clip"] if name == "adaptive" else []),
         }  # fmt: skip
         for key, values in history.items():
             np.testing.assert_allclose(values, wanted_history[key], rtol=1e-5, err_msg=key)
@@ -141,6 +143,12 @@ def updates_agree(name="momentum and EMA", jit_compile=False):
 
 def updates_of_adam_agree():
     updates_agree("Adam")
+
+
+def adaptive_updates_agree():
+    """Weights, the clip in the logs, and one noise for all, however many devices there are."""
+    updates_agree("adaptive")
+    updates_agree("adaptive", jit_compile=True)
 
 
 def updates_agree_with_jit():

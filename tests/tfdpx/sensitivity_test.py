@@ -195,11 +195,17 @@ def flat(tensors):
 
 
 def check_public(monkeypatch, x, layers=None, optimizer=tfdpx.DPSGD, **arguments):
-    """A hostile example moves what an optimizer adds by at most C, and its update is counted."""
+    """A hostile example moves what an optimizer adds by at most C, and its update is counted.
+
+    Where more is released than gradients, all of it together: in units of what its noise hides.
+    """
     sums, privatize = [], mechanism.privatize
-    monkeypatch.setattr(
-        mechanism, "privatize", lambda s, *rest: sums.append(flat(s)) or privatize(s, *rest)
-    )
+
+    def noted(tensors, noise_multiplier, *rest):
+        sums.append(flat(tensors) / noise_multiplier)
+        return privatize(tensors, noise_multiplier, *rest)
+
+    monkeypatch.setattr(mechanism, "privatize", noted)
     every, y = np.ones(len(x), "float32"), np.eye(3)[np.arange(len(x)) % 3]
     x[3] *= 1e4
     for weights in every, np.where(np.arange(len(x)) == 3, np.float32(0), every):
@@ -228,9 +234,31 @@ AUGMENTATIONS = {
 }
 
 
+CLIPS = {
+    "automatic": "automatic",
+    "adaptive": tfdpx.AdaptiveClip(),
+    "adaptive, low, by a costly count": tfdpx.AdaptiveClip(1e-3, noise_multiplier=0.6),
+}
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(monkeypatch, name):
     check_public(monkeypatch, small.data()[0], optimizer=OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_every_clip(monkeypatch, name):
+    check_public(monkeypatch, small.data()[0], l2_norm_clip=CLIPS[name])
+
+
+def test_an_indicator_that_is_not_bounded_is_noticed(monkeypatch):
+    def measured(self, squared_norms, present, of_rows, clips, count):
+        below = tf.where(present, 1.0 - tf.sqrt(squared_norms) / clips[0], 0.0)
+        return tf.reduce_sum(below)
+
+    monkeypatch.setattr(tfdpx.AdaptiveClip, "measured", measured)
+    with pytest.raises(AssertionError):
+        test_every_clip(monkeypatch, "adaptive")
 
 
 @pytest.mark.parametrize("name", public(tfdpx.augment, object))

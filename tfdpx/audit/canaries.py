@@ -93,6 +93,7 @@ class Canaries:
             optimizer = _observed(type(self._optimizer), policy).from_config(config)
             if policy is not None:
                 optimizer.clip_policy = policy
+            optimizer.clip_policy.learn = _nothing  # Each update starts at the same clip too.
             self._model.compile(
                 optimizer,
                 loss=tf.nest.map_structure(lambda _: _linear, self._y),
@@ -198,6 +199,10 @@ def _observed(private, policy):
     # Between the private classes and Keras's, by the method resolution order.
     last = type(f"Last{base.__name__}", (base,), {"update_step": update_step})
     return type(f"Observed{private.__name__}", (private, last), {})
+
+
+def _nothing(*learned):
+    """Learns nothing."""
 
 
 def _linear(y_true, y_pred):

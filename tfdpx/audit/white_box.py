@@ -104,9 +104,10 @@ def check_optimizer(
     `1 - confidence`. That it passes proves no privacy. How batches are sampled, what the loss and
     the layers do to examples, and what else a run shows are not looked at: `check_sampling`,
     `tfdpx.checks` and `check_run` do. With `individual=`, canaries are examples that the whole
-    clip is accounted for; smaller clips are not looked at. With `public_data=`, two made-up public
-    examples take the place of the real ones, and set the clip. Weight decay, weight regularisers,
-    constraints and averages of weights read no data, and are left out.
+    clip is accounted for; smaller clips are not looked at. Of an `AdaptiveClip` the gradients and
+    their noise are looked at, and not what the count of examples reveals. With `public_data=`, two
+    made-up public examples take the place of the real ones, and set the clip. Weight decay, weight
+    regularisers, constraints and averages of weights read no data, and are left out.
 
     Args:
         model: A built `keras.Model`, compiled or not; under a strategy of one host.
@@ -152,7 +153,8 @@ def check_optimizer(
         gdp_mu_lower_bound(false_positives, count, false_negatives, count, confidence_of_each)
         / canaries.count
     )
-    problems += _noise_problems(canaries, sigma, counts, 1 - confidence_of_each)
+    of_gradients = optimizer.clip_policy.noise_of_gradients(sigma)
+    problems += _noise_problems(canaries, of_gradients, counts, 1 - confidence_of_each)
     return OptimizerReport(
         epsilon=epsilon_of_mu(1 / sigma, delta),
         epsilon_lower_bound=epsilon_of_mu(mu, delta),

@@ -30,7 +30,7 @@ _PATHS = ("filepath", "filename", "directory", "backup_dir", "log_dir")
 _COUNTERS = ("epoch", "batch")
 
 
-_COVERED = ("epsilon", "epsilon_approximate", "learning_rate")
+_COVERED = ("epsilon", "epsilon_approximate", "learning_rate", "l2_norm_clip")
 _IF_PUBLIC = (
     "Validate on public examples alone; or, if these are public, make the optimizer with "
     "`public_validation=True`."
@@ -86,8 +86,8 @@ def check_callbacks(callbacks, optimizer, validation):
 def check_log_names(logs, optimizer):
     """Raises if a training metric has a name by which it would pass for another number.
 
-    Callbacks take what begins with "val_" for a metric of validation data, and "epsilon" for what
-    `PrivacyBudget` computes.
+    Callbacks take what begins with "val_" for a metric of validation data, "epsilon" for what
+    `PrivacyBudget` computes, and "l2_norm_clip" for the noisy one of `AdaptiveClip`.
 
     Args:
         logs: Dict by name, what a training step shows.

@@ -1,6 +1,7 @@
 """What a private optimizer takes beyond the arguments of Keras, and which of those it refuses."""
 
 import collections
+import copy
 import inspect
 import math
 
@@ -145,7 +146,9 @@ def clip_policy(settings, tracker):
     """
     if settings.individual is not None:
         return IndividualClip(settings.individual, tracker, settings.l2_norm_clip)
-    return settings.clip_policy or settings.public_data or ClipPolicy(settings.l2_norm_clip)
+    if settings.clip_policy is not None:
+        return copy.copy(settings.clip_policy)  # Of each optimizer its own.
+    return settings.public_data or ClipPolicy(settings.l2_norm_clip)
 
 
 def _check_alone(given, policy):

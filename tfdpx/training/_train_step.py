@@ -99,17 +99,15 @@ def _step(optimizer, model, data, ids):
         all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
     totals, logs = all_passes(data, choices, present)
 
-    measured = policy.to_share(ids, present, totals.measured, context)
-    shared = [*totals.sums, totals.nonfinite, *measured]
-    shared = replicas.sum_over_replicas(shared, context)
-    sums, (nonfinite, *measured) = shared[: len(variables)], shared[len(variables) :]
-    sums = optimizer.state.until_end(sums)
-    gradients = mechanism.privatize(
-        sums, optimizer.noise_multiplier, optimizer.batch_size, noise.fold_in(seed, _NOISE)
-    )
-    gradients = clip.finish(gradients)
+    sums = [*totals.sums, *policy.to_release(totals.measured, optimizer.batch_size)]
+    exact = [totals.nonfinite, *policy.to_share(ids, present, totals.measured, context)]
+    found = optimizer.state.until_end(replicas.sum_over_replicas([*sums, *exact], context))
+    sums, (nonfinite, *exact) = found[: len(sums)], found[len(sums) :]
+    sigma = policy.noise_of_gradients(optimizer.noise_multiplier)
+    noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, noise.fold_in(seed, _NOISE))
+    gradients = clip.finish(noisy[: len(variables)])
     optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
-    policy.learn(*measured)
+    policy.learn(*(each.tensor for each in noisy[len(variables) :]), *exact)
     penalty, penalty_gradients = regularization(variables)
     gradients = [
         g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
@@ -190,7 +188,9 @@ class _OneMicrobatch:
                 output_losses=[total(losses) for losses in result.output_losses],
                 examples=tf.reduce_sum(tf.cast(present, "float32")),
                 nonfinite=tf.reduce_sum(tf.cast(bad, "float32")),
-                measured=policy.measured(result.squared_norms, present, of_rows, self._count),
+                measured=policy.measured(
+                    result.squared_norms, present, of_rows, clips, self._count
+                ),
             ),
             logs,
         )

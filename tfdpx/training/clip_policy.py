@@ -4,11 +4,13 @@ The private step has one way through. It asks the optimizer's policy in the orde
 `ClipPolicy`: before the gradients where to clip, after the noise what to learn. `ClipPolicy` itself
 clips every example at the constant `l2_norm_clip`. `tfdpx.training.automatic_clip` normalizes,
 `tfdpx.training.individual_clip` clips each example at its most recently measured norm,
-`tfdpx.training.public_clip` at a quantile of the norms of public examples. An optimizer takes a
-policy of your own as `l2_norm_clip=`.
+`tfdpx.training.public_clip` at a quantile of the norms of public examples, and
+`tfdpx.training.adaptive_clip` at a noisy quantile of private ones. An optimizer takes a policy of
+your own as `l2_norm_clip=`.
 
 Guarantee, which every policy must keep: `factors` times an example's gradient has at most the norm
-1/B, whatever the example, and what it depends on is public, noisy, or accounted for.
+1/B, whatever the example, and what it depends on is public, noisy, or accounted for. What
+`to_release` adds to an update is in its mechanism: `noise_of_gradients` pays for it.
 """
 
 import dataclasses
@@ -53,6 +55,16 @@ class ClipPolicy:
 
     def __init__(self, l2_norm_clip: float):
         self.l2_norm_clip = l2_norm_clip
+
+    def build(self, optimizer) -> None:
+        """Called as the optimizer is made: adds variables to it, which Keras's files then hold."""
+
+    def noise_of_gradients(self, noise_multiplier: float) -> float:
+        """The noise multiplier of all that is released, where the argument is the optimizer's.
+
+        With it, an update and what `to_release` adds must cost what the optimizer's says.
+        """
+        return noise_multiplier
 
     def check_data(self, data: object) -> None:
         """Called with `x` of `model.fit`, before anything is drawn; raises ValueError if unfit."""
@@ -108,8 +120,16 @@ class ClipPolicy:
         """float32 [n]: what each gradient is multiplied by; see `mechanism.clip_factors`."""
         return mechanism.clip_factors(squared_norms, present, self.l2_norm_clip, batch_size)
 
-    def measured(self, squared_norms, present, of_rows: tuple, count) -> tuple | tf.Tensor:
-        """What a microbatch says of norms: a tensor that adds up over microbatches, or `()`."""
+    def measured(self, squared_norms, present, of_rows, clips, count) -> tuple | tf.Tensor:
+        """What a microbatch says of norms: a tensor that adds up over microbatches, or `()`.
+
+        Args:
+            squared_norms: float32 [n].
+            present: bool [n].
+            of_rows: The microbatch's part of what the method `of_rows` gave.
+            clips: What the method `clips` gave.
+            count: Int or scalar tensor, the rows of the batch.
+        """
         return ()
 
     def nothing_measured(self, count) -> tuple | tf.Tensor:
@@ -120,8 +140,16 @@ class ClipPolicy:
         """Tensors to be added up over replicas before `learn`."""
         return []
 
-    def learn(self, *shared: tf.Tensor) -> None:
-        """Called once an update, after the noise, with the sums of `to_share`."""
+    def to_release(self, measured, batch_size: int) -> list[tf.Tensor]:
+        """Sums over examples, over B, that get the noise of the gradients, drawn with it."""
+        return []
+
+    def learn(self, *learned: tf.Tensor) -> None:
+        """Called once an update, with the noisy `to_release` and the sums of `to_share`."""
+
+    def released(self) -> dict[str, float]:
+        """Numbers for the logs: what the guarantee covers, and nothing else."""
+        return {}
 
     def state(self) -> dict[str, np.ndarray] | None:
         """What `tfdpx.callbacks.Checkpoint` saves of the policy; None: nothing."""

@@ -16,8 +16,6 @@ from tfdpx.spending.origins import attach
 from tfdpx.training import replicas
 from tfdpx.training.clip_policy import ClipPolicy, planned
 
-# In place of a norm.
-_ABSENT = -1.0
 _ARRAYS = ("levels", "since", "counts", "steps", "refreshes")
 
 
@@ -116,7 +114,7 @@ class IndividualClip(ClipPolicy):
         clip = self.l2_norm_clip
         return mechanism.clip_factors(squared_norms, present, clip, batch_size, *clips)
 
-    def measured(self, squared_norms, present, of_rows, count):
+    def measured(self, squared_norms, present, of_rows, clips, count):
         """float32 [count]: norms over C, at most 1, each at the number of its row."""
         norms = tf.where(present, self.over_clip(squared_norms), 0.0)
         return tf.scatter_nd(of_rows[1][:, tf.newaxis], norms, [count])
@@ -132,14 +130,14 @@ class IndividualClip(ClipPolicy):
         return tf.zeros([count])
 
     def to_share(self, ids, present, measured, context):
-        """One tensor of ids and norms, in which each replica has its own columns."""
-        norms = tf.where(present, measured, _ABSENT)
-        return [replicas.beside_others(tf.stack([tf.cast(ids, "float32"), norms]), context)]
+        """One tensor of ids, presence and norms, in which each replica has its own columns."""
+        rows = [tf.cast(ids, "float32"), tf.cast(present, "float32"), measured]
+        return [replicas.beside_others(tf.stack(rows), context)]
 
     def learn(self, shared):
         """Charges the examples of an update, then learns their norms."""
-        ids, norms = tf.unstack(shared)
-        self.count_update(tf.cast(ids, "int32"), norms != _ABSENT, norms)
+        ids, present, norms = tf.unstack(shared)
+        self.count_update(tf.cast(ids, "int32"), present > 0, norms)
 
     def count_update(self, ids, present, norms):
         """Charges the examples for an update, then learns their norms.

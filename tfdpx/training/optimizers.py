@@ -42,7 +42,8 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             `noise_multiplier=0` also infinity: gradients are then averaged, neither clipped nor
             divided by C, in what is otherwise the same step. That is training without privacy.
             Or `"automatic"`: each gradient is divided by its norm plus 0.01, and C is 1, so that
-            only the learning rate is tuned (`docs/choosing.md`).
+            only the learning rate is tuned (`docs/choosing.md`). Or a `tfdpx.AdaptiveClip`, which
+            follows the norms.
         microbatch_size: Optional int, or `"auto"`. Examples per pass; a memory knob that changes
             neither the update (but for rounding) nor its sensitivity. `None` takes the size that
             is predicted to cost least time, from shapes and the plan alone, and half of the batch

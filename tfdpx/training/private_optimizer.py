@@ -117,6 +117,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         stand_by(self)
         self.clip_policy = _settings.clip_policy(self._settings, self.spend_tracker)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
+        self.clip_policy.build(self)
 
     def unplanned_step(self, model: keras.Model, rows: int | None, sample_weight: Any) -> Any:
         """A context around `model.train_on_batch`; see `_fit_data.unplanned_step`."""

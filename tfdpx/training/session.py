@@ -230,7 +230,7 @@ def secret_of(entropy, use):
 
 
 class Limit(keras.callbacks.Callback):
-    """Stops `fit` at the end of the session's plan, and logs the epsilon that was spent.
+    """Stops `fit` at the end of the session's plan, and logs epsilon and what a policy released.
 
     The first of all callbacks, so that all others find it in the logs.
     """
@@ -259,6 +259,8 @@ class Limit(keras.callbacks.Callback):
         optimizer = model_internals.innermost(self.model.optimizer)
         if logs is not None and optimizer.plan is not None:
             logs.update(budget.epsilon_log(optimizer.plan, optimizer))
+        if logs is not None:
+            logs.update(optimizer.clip_policy.released())
 
     def on_train_end(self, logs=None):
         """Says that the budget is used up, unless `fit` is silent."""
