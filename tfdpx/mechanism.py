@@ -26,25 +26,29 @@ class PrivateGradient:
     """One variable's gradient after clipping, summing and noise: all that an optimizer accepts.
 
     A type and not a flag, since replicas run in threads. Only `privatize` makes one.
+
+    Attributes:
+        tensor: float32 tensor.
+        deviation: Float, or float32 scalar tensor: the noise's standard deviation in each value.
     """
 
-    def __init__(self, tensor, key):
+    def __init__(self, tensor, deviation, key):
         if key is not _KEY:
             raise TypeError(
                 "PrivateGradient is made by the private training step alone: call "
                 "`model.fit` or `model.train_step` with a tfdpx optimizer."
             )
-        self.tensor = tensor
+        self.tensor, self.deviation = tensor, deviation
         # Set by the optimizer's override of Keras' all-reduce, and looked for at the update.
         self.all_reduce_passed = False
 
     def plus(self, tensor):
         """The sum with a tensor that was computed without the data, as a weight regulariser's."""
-        return PrivateGradient(self.tensor + tensor, _KEY)
+        return PrivateGradient(self.tensor + tensor, self.deviation, _KEY)
 
     def times(self, number):
         """The product with a number that was computed without the data, as a public clip."""
-        return PrivateGradient(self.tensor * number, _KEY)
+        return PrivateGradient(self.tensor * number, self.deviation * number, _KEY)
 
 
 def check_private(gradients):
@@ -105,11 +109,12 @@ def privatize(sums, noise_multiplier, batch_size, seed):
     Returns:
         List of `PrivateGradient`.
     """
+    deviation = noise_multiplier / batch_size
     if noise_multiplier:
         sizes = [math.prod(s.shape) for s in sums]
         # Drawn at the start of the step, as it could be, it would take memory throughout.
         with tf.control_dependencies(sums):
             seed = tf.identity(seed)
-        drawn = tf.split(noise.normal([sum(sizes)], seed, noise_multiplier / batch_size), sizes)
+        drawn = tf.split(noise.normal([sum(sizes)], seed, deviation), sizes)
         sums = [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
-    return [PrivateGradient(s, _KEY) for s in sums]
+    return [PrivateGradient(s, deviation, _KEY) for s in sums]

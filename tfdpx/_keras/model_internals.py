@@ -168,6 +168,12 @@ class OptimizerOverrides(_Mixin):
             self.average_weights(zip(trainable_variables, averages, strict=True))
 
 
+def adam_moments(optimizer, variable):
+    """Pair of the `keras.Variable`s in which Adam averages a weight's gradient and its square."""
+    place = optimizer._get_variable_index(variable)
+    return optimizer._momentums[place], optimizer._velocities[place]
+
+
 def write_epoch(board, step, logs):
     """Writes the scalars of an epoch as Keras's TensorBoard callback does, at a step of our choice.
 

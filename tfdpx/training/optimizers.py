@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 
 from tfdpx.accounting import IndividualAccountant, PrivacyPlan
+from tfdpx.training.bias_correction import BiasCorrected
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
 _register = keras.saving.register_keras_serializable(package="tfdpx")
@@ -92,7 +93,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
 
 
 @_register
-class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
+class DPAdam(BiasCorrected, keras.optimizers.Adam):
     """Adam on privatized gradients.
 
     Adam's moments are computed from the clipped and noisy gradient that `DPSGD` describes, so the
@@ -100,6 +101,11 @@ class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
 
     Args:
         *args: Arguments of `keras.optimizers.Adam`, `learning_rate` first.
+        bias_correction: `"noise"` takes the noise's variance, which is public, from the second
+            moment (Tang et al. 2023, arXiv:2312.14334): coordinates are then scaled by their
+            gradients and not by the noise. None: as Keras.
+        least_second_moment: Float > 0, in units of that variance: the least that a corrected second
+            moment counts as. Smaller values take longer steps where gradients drown in noise.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
             `per_example_engine`, `public_data`, `public_quantile`, `individual`,
@@ -111,7 +117,7 @@ class DPAdam(PrivateOptimizer, keras.optimizers.Adam):
 
 
 @_register
-class DPAdamW(PrivateOptimizer, keras.optimizers.AdamW):
+class DPAdamW(BiasCorrected, keras.optimizers.AdamW):
     """Adam on privatized gradients, with decoupled weight decay, which reads no data.
 
     Guarantee: the same as `DPSGD`.

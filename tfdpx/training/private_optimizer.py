@@ -252,13 +252,17 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """The base optimizer's update with the tensor inside a `PrivateGradient`."""
+        return super().update_step(self.opened(gradient).tensor, variable, learning_rate)
+
+    def opened(self, gradient: Any) -> Any:
+        """A `PrivateGradient` that nothing but the private step has touched; raises for others."""
         check_private([gradient])
         if not gradient.all_reduce_passed:
             raise RuntimeError(
                 "Keras reduced the gradients over replicas by itself, which would count the noise "
                 "more than once. This version of Keras is not supported."
             )
-        return super().update_step(gradient.tensor, variable, learning_rate)
+        return gradient
 
     def all_reduce_sums(self, grads_and_vars: list) -> list:
         """Nothing to do: the private step has reduced the sums, before the noise."""

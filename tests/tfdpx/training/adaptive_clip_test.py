@@ -135,7 +135,6 @@ def test_the_audit_finds_the_noise_of_gradients_and_a_tight_bound():
 
 
 @pytest.mark.parametrize(("x", "y"), [
-    (1e12 * X, Y),  # Every gradient is far above it.
     (np.nan * X, Y),
     slow(X, np.full(16, 9)),  # No such class: the loss is not finite.
 ])  # fmt: skip
