@@ -6,7 +6,8 @@ knows the seed can replay every draw and meets the loss of an unsampled Gaussian
 from the operating system unless given; give one for experiments, and keep it as secret as the data.
 
 Both samplings give `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0 is
-absent: tfdpx's optimizers let it contribute exactly zero. What they draw from is in `tfdpx.sampling.examples`.
+absent: tfdpx's optimizers let it contribute exactly zero. What they draw from is in
+`tfdpx.sampling.examples`.
 """
 
 import math
