@@ -27,6 +27,7 @@ What raises besides, `tfdpx.independence.raising` finds.
 
 import contextlib
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -82,8 +83,8 @@ def invalid_left_out():
     return tensorflow_internals.operations_by({**_SAFE, **_LEFT_OUT}, SCOPE)
 
 
-# Each takes the function of TensorFlow's that it stands for, and its arguments; `bad_indices_policy`
-# of newer versions has nothing to decide.
+# Each takes the function of TensorFlow's that it stands for, and its arguments;
+# `bad_indices_policy` of newer versions has nothing to decide.
 
 
 def _check_numerics(original, tensor, message, name=None):
@@ -224,7 +225,7 @@ _SAFE_ALONE = {
     "scatter_nd": _scatter_or_nothing,
     **dict.fromkeys(_SEGMENTS, _segments),
 }
-_LEFT_OUT = {"scatter_nd": _scatter, **dict.fromkeys(_SEGMENTS, _valid_segments)}
+_LEFT_OUT: dict[str, Callable] = {"scatter_nd": _scatter, **dict.fromkeys(_SEGMENTS, _valid_segments)}
 
 
 def _holds(condition):
