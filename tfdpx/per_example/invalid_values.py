@@ -225,7 +225,10 @@ _SAFE_ALONE = {
     "scatter_nd": _scatter_or_nothing,
     **dict.fromkeys(_SEGMENTS, _segments),
 }
-_LEFT_OUT: dict[str, Callable] = {"scatter_nd": _scatter, **dict.fromkeys(_SEGMENTS, _valid_segments)}
+_LEFT_OUT: dict[str, Callable] = {
+    "scatter_nd": _scatter,
+    **dict.fromkeys(_SEGMENTS, _valid_segments),
+}
 
 
 def _holds(condition):
