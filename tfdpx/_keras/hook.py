@@ -7,8 +7,8 @@ training needs doors that Keras does not have:
   step, any other trains as before. A model's own `train_step` still wins by the method resolution
   order; the optimizer then refuses its gradients.
 - `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
-  refuse first and learns what data are trained on; the step can tell that Keras has split the batch
-  over replicas.
+  refuse first, takes the arguments that its `fit_arguments` names, and learns what data are trained
+  on; the step can tell that Keras has split the batch over replicas.
 - `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows, weights)`, a
   context manager, accounts for such batches apart.
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
@@ -140,7 +140,9 @@ def _fit(original):
         if fitting is None:
             with _changing_weights_of(self):
                 return original(self, x, *args, **kwargs)
+        more = {name: kwargs.pop(name) for name in _method(self, "fit_arguments") if name in kwargs}
         given = inspect.signature(original).bind(self, x, *args, **kwargs)
+        given.arguments.update(more)
         with step_context.driving(self, "keras"), fitting(self, given.arguments):
             return original(*given.args, **given.kwargs)
 

@@ -10,15 +10,20 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from tfdpx import _files as files
-from tfdpx._arguments import check_positive_integer
+from tfdpx._arguments import check_choice, check_positive_integer
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, statement
 
 if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
-_FORMAT = "tfdpx.Ledger/4"
-_READABLE = (_FORMAT, "tfdpx.Ledger/3", "tfdpx.Ledger/2", "tfdpx.Ledger/1")
+_FORMAT = "tfdpx.Ledger/5"
+_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (4, 3, 2, 1)))
+# Before version 4 nobody kept whether a ledger was complete.
+_WITHOUT_COMPLETENESS = _READABLE[2:]
+
+EXAMPLE, USER = "example", "user"
+UNITS = (EXAMPLE, USER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Entry:
             sampling are the same steps, seen earlier and later.
         seeded: Bool. Whether somebody has given the seed of draws or noise. Epsilon holds only
             where nobody knows it: such weights are for experiments.
+        unit: "example", or "user" where an update draws people and clips the mean gradient of the
+            examples of each: neighbours then differ in all examples of one person.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -46,8 +53,10 @@ class Entry:
     exact: bool = True
     run: int | None = None
     seeded: bool = False
+    unit: str = EXAMPLE
 
     def __post_init__(self):
+        check_choice("unit", self.unit, UNITS)
         probability = 1.0 if self.sampling_probability is None else self.sampling_probability
         accountants.check_run(self.noise_multiplier, probability, self.steps)
         check_positive_integer("steps", self.steps)
@@ -58,7 +67,8 @@ class Entry:
     @property
     def key(self) -> tuple:
         """What another entry must share to be of the same steps."""
-        return self.run, self.noise_multiplier, self.sampling_probability, self.exact, self.seeded
+        sampling = self.sampling_probability, self.exact, self.unit
+        return self.run, self.noise_multiplier, *sampling, self.seeded
 
 
 _PLAIN = {
@@ -145,6 +155,16 @@ class Ledger:
         return any(not entry.exact for entry in self.entries)
 
     @property
+    def unit(self) -> str | None:
+        """Whom epsilon protects, "example" or "user"; None where entries of both compose to none.
+
+        A person may be in any number of examples, and one example of a person moves an update by
+        up to two clips.
+        """
+        units = {entry.unit for entry in self.entries} or {EXAMPLE}
+        return units.pop() if len(units) == 1 else None
+
+    @property
     def is_seeded(self) -> bool:
         """Whether any step had a seed that somebody gave: such weights are not to be released."""
         return any(entry.seeded for entry in self.entries)
@@ -161,6 +181,8 @@ class Ledger:
 
         def is_known(entry: Entry) -> bool:
             probability = entry.sampling_probability
+            if entry.unit != plan.unit:
+                return False
             if probability is None or not math.isclose(probability, plan.sampling_probability):
                 return False
             return math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
@@ -176,6 +198,8 @@ class Ledger:
     def runs(self) -> tuple[accountants.Run, ...]:
         """Tuples `(noise_multiplier, sampling_probability, steps)`, alike steps joined.
 
+        Where entries have no common `unit`, they protect nobody: as if there were no noise.
+
         Raises:
             ValueError: If a sampling probability is unknown.
         """
@@ -188,20 +212,21 @@ class Ledger:
                     "Give the optimizer its `plan`, or say what to count them with: "
                     "`ledger.assuming(batch_size / num_examples)`."
                 )
-            key = (entry.noise_multiplier, entry.sampling_probability)
+            noise_multiplier = entry.noise_multiplier if self.unit else 0.0
+            key = (noise_multiplier, entry.sampling_probability)
             alike[key] = alike.get(key, 0) + entry.steps
         return tuple((*key, steps) for key, steps in sorted(alike.items()))
 
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """The epsilon of all entries together, under adding or removing one example.
+        """The epsilon of all entries together, under adding or removing one example, or user.
 
         Args:
             delta: Float in (0, 1).
             accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
 
         Returns:
-            Float; 0.0 for an empty ledger, infinity if any step had no noise. A lower bound unless
-            `is_complete`.
+            Float; 0.0 for an empty ledger, infinity if any step had no noise or entries have no
+            common `unit`. A lower bound unless `is_complete`.
 
         Raises:
             ValueError: If an argument is out of its range, or a sampling probability is unknown.
@@ -278,8 +303,8 @@ class Ledger:
             if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
             entries = tuple(Entry(**entry) for entry in content["entries"])
-            # Before version 4 nobody kept whether it was.
-            return cls(entries, content["is_complete"] if content["format"] == _FORMAT else True)
+            known = content["format"] not in _WITHOUT_COMPLETENESS
+            return cls(entries, content["is_complete"] if known else True)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"Argument `text` is not a whole ledger: {error}. Received: {text[:80]!r}. The "

@@ -12,7 +12,7 @@ import scipy.stats
 from tfdpx._arguments import check_choice, check_positive_integer, exactly_one_missing
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration, statement
-from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.ledger import EXAMPLE, UNITS, USER, Entry, Ledger
 
 SAMPLINGS = ("poisson", "shuffle")
 
@@ -41,9 +41,14 @@ class PrivacyPlan:
     epsilon is computed for Poisson sampling: an approximation, as in De et al. 2022 ("Unlocking
     High-Accuracy Differentially Private Image Classification through Scale").
 
+    With `unit="user"` neighbours differ in all examples of one person: each update draws people, up
+    to k examples of each, and clips the mean of a person's gradients. The guarantee is as above,
+    read with "person" for "example"; how many people there are is public. `fit(x, y, user_ids=ids)`
+    says whose each example is.
+
     Args:
-        num_examples: Int. Number of examples of the private data set; public.
-        batch_size: Int. Expected number of examples of a step, over all devices.
+        num_examples: Int. Number of examples of the private data set, or of people; public.
+        batch_size: Int. Expected number of examples, or people, of a step, over all devices.
         steps: Int. Number of model updates (never microbatches).
         noise_multiplier: Float >= 0. Standard deviation of the noise on the clipped sum, over
             `l2_norm_clip`. 0 trains without privacy: epsilon is infinite.
@@ -53,6 +58,7 @@ class PrivacyPlan:
         accountant: "pld" (the tighter) or "rdp"; for full batches also "gdp" or "zcdp".
         epochs: Float > 0, in place of `steps`: so many passes over the data on average, which are
             `ceil(epochs * num_examples / batch_size)` steps.
+        unit: "example" or "user": whom epsilon protects.
 
     Raises:
         ValueError: If an argument is out of its range, if not exactly one of the four is left out,
@@ -75,6 +81,7 @@ class PrivacyPlan:
     delta: float
     sampling: str
     accountant: str
+    unit: str = EXAMPLE
 
     def __init__(
         self,
@@ -88,10 +95,11 @@ class PrivacyPlan:
         accountant: str = "pld",
         *,
         epochs: float | None = None,
+        unit: str = EXAMPLE,
     ) -> None:
         values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
         names = [field.name for field in dataclasses.fields(self)]
-        given: dict[str, Any] = dict(zip(names, (*values, sampling, accountant), strict=True))
+        given: dict[str, Any] = dict(zip(names, (*values, sampling, accountant, unit), strict=True))
         if epochs is not None:
             if steps is not None or batch_size is None:
                 raise ValueError(
@@ -123,6 +131,12 @@ class PrivacyPlan:
         calibration.check(self.get_config())
         accountants.check_accountant(self.accountant)
         check_choice("sampling", self.sampling, SAMPLINGS)
+        check_choice("unit", self.unit, UNITS)
+        if self.unit == USER and self.is_approximate:
+            raise ValueError(
+                f'Argument `sampling` must be "poisson" with unit="{USER}". Received: '
+                f"sampling={self.sampling!r}."
+            )
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, int(value))  # NumPy's do not go into a config.
@@ -188,6 +202,8 @@ class PrivacyPlan:
         sample_weight: Any = None,
         *,
         class_weight: dict[int, float] | None = None,
+        user_ids: Any = None,
+        examples_per_user: int | None = None,
         validation_split: float = 0.0,
         optimizer: Any = None,
         seed: int | None = None,
@@ -210,6 +226,10 @@ class PrivacyPlan:
             sample_weight: Optional array of shape `[num_examples]`, finite and >= 0. An example of
                 weight 0 is absent.
             class_weight: Optional dict from class to weight, instead of `sample_weight`.
+            user_ids: Array of `num_rows` ints or strings, whose each example is, for a plan with
+                `unit="user"`; its `num_examples` counts the different ones.
+            examples_per_user: Int k, with `user_ids`; 4 if left out. Of a person with more, k are
+                drawn afresh in each update. The update costs what k views of an example do.
             validation_split: Float in [0, 1). As in `fit`: this share of the arrays, the last, is
                 not drawn from, and `fit` validates on it. The plan's `num_examples` counts the
                 others alone. That part is private too, and nothing accounts for it: callbacks may
@@ -230,7 +250,8 @@ class PrivacyPlan:
         Returns:
             A `tf.data.Dataset` of `(x, y, sample_weight)` of fixed shapes `[rows, ...]` that ends
             after the plan's steps, with `rows` the `capacity` rounded up to `pad_to_multiple_of`.
-            Padding is zero, and its sample_weight (float32) is 0.
+            Padding is zero, and its sample_weight (float32) is 0. With `user_ids` a row is a
+            person: `[rows, k, ...]`.
 
         Raises:
             ValueError: If the arrays do not hold `num_examples` examples, a weight is unfit, or a
@@ -253,6 +274,8 @@ class PrivacyPlan:
             y,
             sample_weight,
             class_weight=class_weight,
+            user_ids=user_ids,
+            examples_per_user=examples_per_user,
             validation_split=validation_split,
             optimizer=optimizer,
             seed=seed,
@@ -273,7 +296,7 @@ class PrivacyPlan:
         if steps == 0:
             return Ledger()
         run = self.noise_multiplier, self.sampling_probability, steps
-        return Ledger((Entry(*run, exact=not self.is_approximate),))
+        return Ledger((Entry(*run, exact=not self.is_approximate, unit=self.unit),))
 
     def statement(self, *, steps: int | None = None, dataset: str = "the training data") -> str:
         """A text to cite: what a training by this plan guarantees, to whom, how, and if what.
@@ -304,7 +327,7 @@ class PrivacyPlan:
         about = "about " if self.is_approximate else ""
         return (
             f"{about}({self.epsilon:.4g}, {self.delta:.3g})-DP for {self.steps} steps of "
-            f"{self.batch_size} out of {self.num_examples} examples ({self.sampling} sampling, "
+            f"{self.batch_size} out of {self.num_examples} {self.unit}s ({self.sampling} sampling, "
             f"{self.accountant} accountant) at noise_multiplier={self.noise_multiplier:.5g}"
         )
 
@@ -324,7 +347,9 @@ class PrivacyPlan:
         """
         plan = object.__new__(cls)
         for field in dataclasses.fields(cls):
-            object.__setattr__(plan, field.name, config[field.name])
+            # Before version 0.2 every plan was of examples.
+            value = config.get("unit", EXAMPLE) if field.name == "unit" else config[field.name]
+            object.__setattr__(plan, field.name, value)
         plan._check()
         return plan
 

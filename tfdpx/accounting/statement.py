@@ -42,7 +42,7 @@ def text(
         ledger: A `tfdpx.accounting.Ledger`.
         delta: Float in (0, 1): the one that goes with `epsilon`.
         accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
-        num_examples: Optional int, of the private data set; public.
+        num_examples: Optional int, of the private data set, or of its people; public.
         dataset: String, the name of the data.
         unit: String, what an example is, such as "image". An s makes its plural.
         epsilon: Optional float: the total, where more than the ledger was spent on these data, such
@@ -75,18 +75,17 @@ def text(
     if none:
         return _filled(none) + "\n"
     release, is_releasable = _release(ledger, is_planned)
+    who = _Protected(ledger, unit)
     parts = {
-        "Data": f"{dataset}{f', N = {num_examples:,}' if num_examples else ''}. The number of "
-        f"{unit}s is public.",
-        "Neighbours": f"two data sets that differ in one {unit}, added or removed, at the same "
-        f"sampling probability and expected batch size. A person with several {unit}s is protected "
-        "less than even the sum of their epsilons says: tfdpx.accounting.group_epsilon gives the "
-        "epsilon of k of them.",
+        "Data": f"{dataset}{f', N = {num_examples:,} {who.many}' if num_examples else ''}. The "
+        f"number of {who.many} is public.",
+        "Neighbours": f"two data sets that differ in {who.difference}, added or removed, at the "
+        f"same sampling probability and expected batch size. {who.caution}",
         "Epsilon, delta": f"epsilon = {rounded_up(epsilon, 6)}, delta = {_delta(delta)}.",
-        "Mechanism": mechanism or _dp_sgd(unit, l2_norm_clip),
+        "Mechanism": mechanism or _dp_sgd(who, l2_norm_clip),
         "Updates": " ".join([*map(_entry, ledger.entries), *also_spent]),
         "Accountant": f"{accountant.upper()} of {_named('dp-accounting')}, {_named('tfdpx')}.",
-        "Sampling": _sampling(ledger, unit),
+        "Sampling": _sampling(ledger, who),
         "Covers": "the weights after every update, their averages, and whatever is computed from "
         f"these without the training {unit}s, such as predictions on other {unit}s.",
         "Does not cover": "; ".join(
@@ -111,9 +110,38 @@ def text(
     heading = "Statement of differential privacy"
     if not is_releasable:
         heading += " (not releasable: see Release)"
-    claim = _claim(ledger, epsilon, delta, accountant, num_examples, dataset, unit, is_planned)
+    claim = _claim(ledger, epsilon, delta, accountant, num_examples, dataset, who, is_planned)
     lines = [_filled(f"{name}: {part}", "  ") for name, part in parts.items()]
     return "\n".join([heading, "", _filled(claim), "", *lines]) + "\n"
+
+
+class _Protected:
+    """Whom a guarantee protects, in words.
+
+    Attributes:
+        one: What is drawn and clipped, in the singular.
+        many: The plural.
+        difference: What neighbours differ in.
+        gradient: What is clipped of each.
+        caution: Who is protected less.
+    """
+
+    def __init__(self, ledger, unit):
+        if ledger.unit == "user":
+            self.one, self.many = "person", "people"
+            self.difference = f"all {unit}s of one person"
+            self.gradient = f"the mean gradient of some {unit}s of each person drawn"
+            self.caution = (
+                f"Whose each {unit} is was given with the data: a person under several ids is "
+                "protected less."
+            )
+            return
+        self.one, self.many, self.difference = unit, f"{unit}s", f"one {unit}"
+        self.gradient = f"the gradient of each {unit}"
+        self.caution = (
+            f"A person with several {unit}s is protected less than even the sum of their epsilons "
+            "says: tfdpx.accounting.group_epsilon gives the epsilon of k of them."
+        )
 
 
 def rounded_up(number: float, digits: int = 4) -> str:
@@ -141,6 +169,8 @@ def _why_there_is_none(ledger, epsilon, delta, dataset):
         unprotected = sum(entry.steps for entry in ledger.entries if not entry.noise_multiplier)
         plural = "s" * (unprotected != 1)
         why = f" {unprotected:,} update{plural} had no noise." if unprotected else ""
+        if ledger.unit is None:
+            why += " Some updates protect single examples and some people: nothing protects both."
         return f"There is no differential privacy for {dataset}: epsilon is infinite.{why}"
     if not ledger.is_complete:
         return (
@@ -153,12 +183,12 @@ def _why_there_is_none(ledger, epsilon, delta, dataset):
     return None
 
 
-def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, unit, is_planned):
-    counted = f" (N = {num_examples:,} {unit}s)" if num_examples else ""
+def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, who, is_planned):
+    counted = f" (N = {num_examples:,} {who.many})" if num_examples else ""
     claim = (
         f"The weights trained on {dataset}{counted} {'will have' if is_planned else 'have'} "
         f"({rounded_up(epsilon)}, {_delta(delta)})-differential privacy after {ledger.steps:,} "
-        f"noisy updates, for data sets that differ in one {unit}, added or removed "
+        f"noisy updates, for data sets that differ in {who.difference}, added or removed "
         f"({accountant.upper()} accountant of {_named('dp-accounting')}; {_named('tfdpx')})."
     )
     if ledger.is_approximate:
@@ -169,13 +199,13 @@ def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, unit, is_p
     return claim
 
 
-def _dp_sgd(unit, l2_norm_clip):
+def _dp_sgd(who, l2_norm_clip):
     clip = f"clipped to an L2 norm of {l2_norm_clip:g}" if is_number(l2_norm_clip) else "clipped"
     if l2_norm_clip == "automatic":
         clip = "divided by its L2 norm plus a constant"
     return (
-        f"DP-SGD: in each update the gradient of each {unit} is {clip}, and Gaussian noise is "
-        f"added to their sum, of noise_multiplier times what one {unit} can change."
+        f"DP-SGD: in each update {who.gradient} is {clip}, and Gaussian noise is added to their "
+        "sum, of noise_multiplier times what one of them can change."
     )
 
 
@@ -188,16 +218,16 @@ def _entry(entry):
     return f"{entry.steps:,} at noise_multiplier = {entry.noise_multiplier:.8g}, {sampling}."
 
 
-def _sampling(ledger, unit):
+def _sampling(ledger, who):
     if ledger.is_approximate:
         return (
             "batches that are not Poisson samples, such as parts of a permutation. Epsilon is that "
             "of Poisson sampling."
         )
     if all(entry.sampling_probability == 1 for entry in ledger.entries):
-        return f"full batches: every update takes all {unit}s."
+        return f"full batches: every update takes all {who.many}."
     return (
-        f"Poisson sampling: every update draws each {unit} with the sampling probability, "
+        f"Poisson sampling: every update draws each {who.one} with the sampling probability, "
         "independently of all others."
     )
 

@@ -154,9 +154,8 @@ class OneRunAudit(keras.callbacks.Callback):
     Examples with wrong labels make good canaries.
 
     Guarantee: the same as `one_run_epsilon_lower_bound`, if the coins stay secret until the scores
-        are
-    made. The attack is a weak one: a low bound is no proof of privacy. Losses are measured when the
-    first `fit` with this callback begins and when the last one ends; a program that resumes a
+    are made. The attack is a weak one: a low bound is no proof of privacy. Losses are measured when
+    the first `fit` with this callback begins and when the last one ends; a program that resumes a
     training needs the same `seed` as before, and attacks what it sees of it.
 
     Args:

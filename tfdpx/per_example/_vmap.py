@@ -57,17 +57,19 @@ class VmapEngine:
         """As `LayerwiseEngine.update`; nothing is shared."""
         return Update()
 
-    def __call__(self, x, y, sample_weight, update=None, key=None):
+    def __call__(self, x, y, sample_weight, update=None, key=None, shares=None):
         """As `LayerwiseEngine.__call__`; the update shares nothing."""
         del update
         model, num_views = self._model, self._num_views
         batch = Rows((x, y, sample_weight))
+        if shares is None:
+            shares = tf.fill(tf.shape(batch.tensors[0])[:1], 1.0 / num_views)
         with keyed(model, key):
             draws = RngReplay(model)
         made = []
 
         def one(inputs):
-            seeds, rows = inputs
+            seeds, rows, shares = inputs
             x, y, sample_weight = batch.pack(rows)
             with (
                 tf.GradientTape() as tape,
@@ -84,7 +86,7 @@ class VmapEngine:
                 ]
                 losses, *each = [tf.stack(of_all) for of_all in zip(*values, strict=True)]
                 losses = conditions.applied(losses)
-                mean = tf.reduce_mean(losses)
+                mean = tf.reduce_sum(losses * shares)
             with invalid_left_out():
                 gradients = tape.gradient(
                     mean,
@@ -96,7 +98,8 @@ class VmapEngine:
 
         examples = [split_views(t, num_views) for t in batch.tensors]
         seeds = draws.seeds(tf.shape(examples[0])[0])
-        mapped = functools.partial(vectorized_map, one, (seeds, examples), "The model")
+        inputs = seeds, examples, split_views(shares, num_views)
+        mapped = functools.partial(vectorized_map, one, inputs, "The model")
         try:
             losses, each, tensors, gradients = mapped(loop=self.loops)
         except NotVectorized:

@@ -27,6 +27,7 @@ What raises besides, `tfdpx.independence.raising` finds.
 
 import contextlib
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -82,7 +83,8 @@ def invalid_left_out():
     return tensorflow_internals.operations_by({**_SAFE, **_LEFT_OUT}, SCOPE)
 
 
-# Each takes the function of TensorFlow's that it stands for, and its arguments.
+# Each takes the function of TensorFlow's that it stands for, and its arguments;
+# `bad_indices_policy` of newer versions has nothing to decide.
 
 
 def _check_numerics(original, tensor, message, name=None):
@@ -102,7 +104,7 @@ def _valid_segments(original, data, segment_ids, num_segments, name=None):
     return original(data, tf.where(valid, ids, -1), num_segments)
 
 
-def _scatter(original, indices, updates, shape, name=None):
+def _scatter(original, indices, updates, shape, **_):
     indices, updates = tf.convert_to_tensor(indices), tf.convert_to_tensor(updates)
     depth = indices.shape[-1]
     valid = tf.reduce_all(_within(indices, tf.convert_to_tensor(shape)[:depth]), -1, keepdims=True)
@@ -112,7 +114,7 @@ def _scatter(original, indices, updates, shape, name=None):
     return original(tf.where(valid, indices, 0), updates, shape)
 
 
-def _scatter_or_nothing(original, indices, updates, shape, name=None):
+def _scatter_or_nothing(original, indices, updates, shape, **_):
     made = _scatter(original, indices, updates, shape)
     depth = indices.shape[-1]
     valid = tf.reduce_all(_within(indices, tf.convert_to_tensor(shape)[:depth]))
@@ -223,7 +225,10 @@ _SAFE_ALONE = {
     "scatter_nd": _scatter_or_nothing,
     **dict.fromkeys(_SEGMENTS, _segments),
 }
-_LEFT_OUT = {"scatter_nd": _scatter, **dict.fromkeys(_SEGMENTS, _valid_segments)}
+_LEFT_OUT: dict[str, Callable] = {
+    "scatter_nd": _scatter,
+    **dict.fromkeys(_SEGMENTS, _valid_segments),
+}
 
 
 def _holds(condition):

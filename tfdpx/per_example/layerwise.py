@@ -20,6 +20,7 @@ from tfdpx.per_example.losses import row_losses
 from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.randomness import keyed
 from tfdpx.per_example.rounding import add_up, squared_norms
+from tfdpx.per_example.rows import along
 from tfdpx.per_example.rules.base import sum_each, zero_excluded
 
 
@@ -61,11 +62,13 @@ class LayerwiseEngine:
         """The `Update` that the passes of one update share."""
         return Update((each.layer, each.rule) for each in self._layout)
 
-    def __call__(self, x, y, sample_weight, update=None, key=None):
+    def __call__(self, x, y, sample_weight, update=None, key=None, shares=None):
         """An `EngineOutput` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
 
         With an `Update`, its `finished` is left to do to the sums, once for all passes. Random
-        layers draw by `key`, int64 [2], of no other pass; without one, by Keras's seeds.
+        layers draw by `key`, int64 [2], of no other pass; without one, by Keras's seeds. The
+        gradient of an example is that of its rows' losses times `shares`, float32 [B * K], added
+        up; without them, their mean.
         """
         model, shared = self._model, update or self.update()
         recorder = self.recorder(shared)
@@ -73,8 +76,10 @@ class LayerwiseEngine:
             with step_context.recording(recorder), keyed(model, key):
                 y_pred = model_internals.call_model(model, x)
             losses = row_losses(model, x, y, y_pred, sample_weight)
-        # 1/K: the gradient of an example is the mean over its views.
-        cotangents = [c / self._num_views for c in losses.cotangents]
+        if shares is None:
+            cotangents = [c / self._num_views for c in losses.cotangents]
+        else:
+            cotangents = [c * tf.cast(along(shares, c), c.dtype) for c in losses.cotangents]
         with invalid_left_out():  # As gradients of `tf.sort` scatter.
             groups = self.rules(recorder, losses.predictions, cotangents)
         small, norms = [], [tf.zeros_like(losses.losses[:: self._num_views])]

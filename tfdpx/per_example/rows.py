@@ -69,6 +69,11 @@ def repeat_views(tensor, num_views):
     return tensor if num_views == 1 else tf.repeat(tensor, num_views)
 
 
+def along(values, tensor):
+    """`values` [rows], with axes of length one for those of `tensor` [rows, ...] behind."""
+    return tf.reshape(values, [-1] + [1] * (tensor.shape.rank - 1))
+
+
 def merge_views(tensor):
     """[B, K, ...] as [B * K, ...]."""
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdpx import noise
 from tfdpx._keras import tensorflow_internals
 from tfdpx.sampling.inputs import FLAGS
+from tfdpx.sampling.users import Users
 
 _made = weakref.WeakKeyDictionary()
 
@@ -77,30 +78,32 @@ class BatchSampler:
         Args:
             draw: Function of a key, int64 tensor [2], a step and a replica, scalar int64 tensors,
                 to the rows that these take, int64 [n].
-            examples: `Examples` or `RandomAccess`.
+            examples: `Examples`, `RandomAccess` or `Users`.
 
         Returns:
             A `tf.data.Dataset` that `sampler_of` recognises.
         """
         # Nothing in it needs autograph, which takes longer than tracing it.
-        draw = tf.autograph.experimental.do_not_convert(draw)
+        draw, batch, flagged = map(
+            tf.autograph.experimental.do_not_convert, (draw, _batch, _flagged)
+        )
         if self._shares.is_split:
             key = self._key()
             rows = self._shares.steps(*self._range()).map(
-                lambda step, replica: draw(key, step, replica)
+                lambda step, replica: (draw(key, step, replica), noise.fold_in(key, step))
             )
         else:
             signature = (tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64))
             pairs = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
             zero = tf.zeros([], tf.int64)
-            rows = pairs.map(lambda key, step: draw(key, step, zero))
+            rows = pairs.map(lambda key, step: (draw(key, step, zero), noise.fold_in(key, step)))
         size = self._shares.rows
         dataset, self.fitted, self.with_ids = (
             finished(self._shares.endless(batches) if self._shares.is_split else batches)
             for batches in (
-                rows.map(lambda rows: examples.batch(rows, size)),
-                rows.map(lambda rows: _flagged(examples, rows, size)),
-                rows.map(lambda rows: (*_flagged(examples, rows, size), _ids(rows, size))),
+                rows.map(lambda *drawn: batch(examples, size, *drawn)),
+                rows.map(lambda *drawn: flagged(examples, size, *drawn)),
+                rows.map(lambda *drawn: (*flagged(examples, size, *drawn), _ids(drawn[0], size))),
             )
         )
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
@@ -139,8 +142,15 @@ class BatchSampler:
         return noise.fold_in(tf.constant(seed, tf.int64), self._purpose)
 
 
-def _flagged(examples, rows, capacity):
-    x, y, weights = examples.batch(rows, capacity)
+def _batch(examples, capacity, rows, key):
+    """The examples that an update draws; of people, `key` chooses some of each."""
+    if isinstance(examples, Users):
+        return examples.batch(rows, capacity, key)
+    return examples.batch(rows, capacity)
+
+
+def _flagged(examples, capacity, rows, key):
+    x, y, weights = _batch(examples, capacity, rows, key)
     return x, y, weights if examples.is_weighted else tf.cast(weights != 0, FLAGS)
 
 

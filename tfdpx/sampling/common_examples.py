@@ -29,7 +29,7 @@ def examples_of(data):
     """
     if isinstance(data, tf.data.Dataset):
         draws = sampler_of(data)
-        return None if draws is None else draws.examples
+        return None if draws is None else getattr(draws.examples, "examples", draws.examples)
     if isinstance(data, (Examples, RandomAccess)):
         return data
     if not all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(data)):

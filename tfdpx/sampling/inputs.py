@@ -112,13 +112,16 @@ def same_rows(data):
 
 
 def without_flags(sample_weight):
-    """The weights of a loss: None where `sample_weight` is flags [B] of which rows are present.
+    """The weights of a loss: None where `sample_weight` is flags of which rows are present.
+
+    Flags have shape [B], or [B, k] of the examples of people.
 
     Args:
         sample_weight: Nest of tensors, or of their specs, or None.
     """
-    is_flags = getattr(sample_weight, "dtype", None) in (tf.bool, FLAGS)
-    return None if is_flags and len(sample_weight.shape) == 1 else sample_weight
+    dtype = getattr(sample_weight, "dtype", None)
+    is_flags = dtype == FLAGS or dtype == tf.bool and len(sample_weight.shape) == 1
+    return None if is_flags else sample_weight
 
 
 def present_rows(sample_weight, count):
@@ -134,6 +137,17 @@ def present_rows(sample_weight, count):
     flags = [w if w.dtype == tf.bool else w != 0 for w in weights]
     each = [tf.reduce_any(tf.reshape(flag, [count, -1]), axis=1) for flag in flags]
     return tf.reduce_any(tf.stack(each), axis=0)
+
+
+def present_of_users(sample_weight):
+    """Which examples of each person, bool [B, k], have any weight other than zero.
+
+    Args:
+        sample_weight: Nest of tensors [B, k, ...].
+    """
+    weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
+    flags = [tf.reduce_any(w != 0, axis=range(2, w.shape.rank)) for w in weights]
+    return tf.reduce_any(tf.stack(flags), axis=0)
 
 
 def _kind(leaf):

@@ -6,7 +6,8 @@ knows the seed can replay every draw and meets the loss of an unsampled Gaussian
 from the operating system unless given; give one for experiments, and keep it as secret as the data.
 
 Both samplings give `(x, y, sample_weight)` for `keras.Model.fit`. An example of sample_weight 0 is
-absent: tfdpx's optimizers let it contribute exactly zero. What they draw from is in `tfdpx.sampling.examples`.
+absent: tfdpx's optimizers let it contribute exactly zero. What they draw from is in
+`tfdpx.sampling.examples`.
 """
 
 import math
@@ -17,9 +18,11 @@ import tensorflow as tf
 from tfdpx import noise
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting.accountants import check_probability
+from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import BatchSampler, finished, sampler_of
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.sampling.shares import Shares
+from tfdpx.sampling.users import DEFAULT_PER_USER, Users
 from tfdpx.spending import budget
 
 # Set the draws apart from whatever else is keyed by the same seed.
@@ -59,6 +62,8 @@ def plan_batches(
     sample_weight,
     *,
     class_weight,
+    user_ids,
+    examples_per_user,
     validation_split,
     optimizer,
     seed,
@@ -68,10 +73,19 @@ def plan_batches(
 ):
     """What `PrivacyPlan.batches` gives; its docstring has all arguments but `plan`."""
     check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
-    examples = as_examples(
-        x, y, sample_weight, class_weight=class_weight, num_examples=plan.num_examples
-    )
+    _check_unit(plan, user_ids, examples_per_user, validation_split)
+    count = plan.num_examples if user_ids is None else len(user_ids)
+    examples = as_examples(x, y, sample_weight, class_weight=class_weight, num_examples=count)
     examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)
+    if user_ids is not None:
+        per_user = DEFAULT_PER_USER if examples_per_user is None else examples_per_user
+        examples = Users(examples, user_ids, per_user)
+        if examples.count != plan.num_examples:
+            raise ValueError(
+                "Argument `user_ids` must name the plan's `num_examples` people, on whose number "
+                f"epsilon depends. Received: {examples.count} people, num_examples="
+                f"{plan.num_examples}."
+            )
     if examples.count != plan.num_examples:
         split = f" with validation_split={validation_split}" if held_out else ""
         raise ValueError(
@@ -97,6 +111,28 @@ def plan_batches(
     draws = sampler_of(dataset)
     draws.plan, draws.examples, draws.held_out = plan, examples, held_out
     return dataset
+
+
+def _check_unit(plan, user_ids, examples_per_user, validation_split):
+    """Raises ValueError unless ids are given for a plan of people, and for no other."""
+    if plan.unit == USER and user_ids is None:
+        raise ValueError(
+            'A plan with unit="user" draws people. Received: user_ids=None. Say whose each example '
+            "is, as `fit(x, y, user_ids=ids)`."
+        )
+    if plan.unit != USER:
+        for name, value in (("user_ids", user_ids), ("examples_per_user", examples_per_user)):
+            if value is not None:
+                raise ValueError(
+                    f"Argument `{name}` needs a plan of people. Received: plan.unit={plan.unit!r}. "
+                    'Make it with `PrivacyPlan(num_examples=<number of people>, unit="user", ...)`.'
+                )
+    elif validation_split:
+        raise ValueError(
+            "Argument `validation_split` must be 0 with `user_ids`: a person would be in both "
+            f"parts. Received: validation_split={validation_split}. Give `fit` `validation_data` "
+            "of other people."
+        )
 
 
 def _without_held_out(examples, share, weighted):

@@ -116,7 +116,7 @@ def steps_left(optimizer, plan, sampling_probability=None):
     kind = (plan.noise_multiplier, rate)
 
     def exceeds(steps):
-        more = Ledger((Entry(*kind, steps),))
+        more = Ledger((Entry(*kind, steps, unit=plan.unit),))
         return (ledger + more).composed_epsilon(plan.delta, plan.accountant) > plan.epsilon
 
     if spent > plan.epsilon:

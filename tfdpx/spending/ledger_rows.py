@@ -10,15 +10,16 @@ import secrets
 
 import numpy as np
 
-from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.ledger import EXAMPLE, USER, Entry, Ledger
 
 SIZE = 64  # Of a table, as it is saved.
 FACTS, STEPS = "ledger_facts", "ledger_steps"  # Names of its two arrays in files.
 
 # What distinguishes rows; a dict of rows has the updates by their facts.
 LedgerKey = collections.namedtuple(
-    "LedgerKey", "run noise_multiplier sampling_probability exact seeded"
+    "LedgerKey", "run noise_multiplier sampling_probability sampling seeded"
 )
+_EXACT, _USERS = 1, 2  # Bits of `sampling`.
 COLUMNS = len(LedgerKey._fields)
 
 # In the place of a noise multiplier, in rows of no updates.
@@ -30,7 +31,7 @@ def of(ledger):
     rows = {} if ledger.is_complete else of_unseen()
     for entry in ledger.entries:
         probability = entry.sampling_probability or 0.0
-        flags = float(entry.exact), float(entry.seeded)
+        flags = sampling_of(entry.exact, entry.unit), float(entry.seeded)
         facts = LedgerKey(float(entry.run), entry.noise_multiplier, probability, *flags)
         rows[facts] = entry.steps
     return rows
@@ -43,14 +44,25 @@ def ledger(rows):
             noise_multiplier=facts.noise_multiplier,
             sampling_probability=facts.sampling_probability or None,
             steps=updates,
-            exact=bool(facts.exact),
+            exact=is_exact(facts),
             run=int(facts.run),
             seeded=bool(facts.seeded),
+            unit=USER if int(facts.sampling) & _USERS else EXAMPLE,
         )
         for facts, updates in rows.items()
         if updates and facts.noise_multiplier >= 0
     )
     return Ledger(entries, is_complete=not unseen(rows))
+
+
+def sampling_of(exact, unit):
+    """Float: the `sampling` of a row, of the `exact` and the `unit` of an `Entry`."""
+    return float(_EXACT * bool(exact) + _USERS * (unit == USER))
+
+
+def is_exact(facts):
+    """Bool: whether the batches of a row are drawn as the accountant assumes."""
+    return bool(int(facts.sampling) & _EXACT)
 
 
 def of_unseen():
@@ -98,7 +110,8 @@ def read(facts, steps):
     for fact, updates in zip(facts.tolist(), steps.tolist(), strict=True):
         if updates:
             fact = LedgerKey(*fact)
-            if not (updates > 0 and fact.run > 0 and 0 <= fact.sampling_probability <= 1):
+            known = fact.sampling in range(_EXACT + _USERS + 1)
+            if not (known and updates > 0 and fact.run > 0 and 0 <= fact.sampling_probability <= 1):
                 raise ValueError(
                     f"Not a row of a ledger: {updates} updates of {fact}. The file is damaged, or "
                     "something was assigned to the optimizer's ledger."

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdpx._keras.variables import value_of
 from tfdpx._keras.variables import variable as shared_variable
 from tfdpx._warnings import warn
+from tfdpx.accounting.ledger import EXAMPLE
 from tfdpx.spending import ledger_rows
 from tfdpx.spending.ledger_rows import LedgerKey
 
@@ -44,20 +45,21 @@ class SpendTracker:
     Args:
         state: The optimizer's `tfdpx.training._state.StepState`.
         noise_multiplier: Float, the optimizer's.
+        unit: "example" or "user", whom updates clip.
 
     Attributes:
         facts: `tf.Variable` float64 [rows, 5]: run, noise multiplier, sampling probability (0
-            where it is unknown), whether the sampling is the accounted one, and whether a seed was
-            given. A negative noise multiplier marks a row of no updates.
+            where it is unknown), whether the sampling is the accounted one and of people, and
+            whether a seed was given. A negative noise multiplier marks a row of no updates.
         steps: `tf.Variable` int64 [rows]: updates. These two are to be saved.
     """
 
-    def __init__(self, state, noise_multiplier):
+    def __init__(self, state, noise_multiplier, unit=EXAMPLE):
         facts, steps = ledger_rows.table({})
         self.facts, self.steps = shared_variable(facts, "float64"), shared_variable(steps, "int64")
         # The row that updates count in; nothing to save.
         self._row = shared_variable(0, "int64")
-        self._state, self._noise_multiplier = state, float(noise_multiplier)
+        self._state, self._noise_multiplier, self._unit = state, float(noise_multiplier), unit
         self._rows, self._open = {}, None  # LedgerKey -> updates
         self._runs = set()  # Numbers of the runs that this optimizer has made.
         self._merged = float(secrets.randbits(52) | 1)
@@ -81,7 +83,7 @@ class SpendTracker:
         self._random = secrets.randbits(52) if random is None else random % 2**52 ^ _process
         if self._open is not None:
             facts = self._open
-            self.open(facts.sampling_probability or None, facts.exact, facts.seeded)
+            self.open(*_arguments(facts))
 
     def made(self, run):
         """Whether this optimizer has made the updates of a run, named by its number."""
@@ -103,7 +105,7 @@ class SpendTracker:
             float(self.run),
             self._noise_multiplier,
             float(sampling_probability or 0.0),
-            float(exact),
+            ledger_rows.sampling_of(exact, self._unit),
             float(seeded),
         )
         if facts != last:
@@ -113,7 +115,7 @@ class SpendTracker:
             self._runs.add(self.run)
             self._rows.setdefault(facts, 0)
             self._write()
-        return last and (last.sampling_probability or None, bool(last.exact), bool(last.seeded))
+        return last and _arguments(last)
 
     @property
     def sampling_probability(self):
@@ -253,6 +255,12 @@ class SpendTracker:
             # Of a new number: nobody has vouched for all of them.
             merged.update(ledger_rows.of_unseen())
         return dict(merged)
+
+
+def _arguments(facts):
+    """Those of `SpendTracker.open`."""
+    exact = ledger_rows.is_exact(facts)
+    return facts.sampling_probability or None, exact, bool(facts.seeded)
 
 
 def accounts_of(variable):

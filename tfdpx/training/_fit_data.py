@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import model_internals
+from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
@@ -23,6 +24,11 @@ from tfdpx.training.clip_policy import planned
 from tfdpx.training.session import BUSY, Limit, Progress, Room, Session, begin_alone, stand_by
 
 _KERAS_BATCH_SIZE = 32
+
+# What makes batches, and changes none that are made.
+_OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")
+# What a private `fit` takes beyond Keras's arguments.
+ARGUMENTS = ("user_ids", "examples_per_user")
 
 
 def draw_by_plan(optimizer, model, arguments):
@@ -36,10 +42,13 @@ def draw_by_plan(optimizer, model, arguments):
         arguments: Dict of the arguments of `fit`, which is changed.
 
     Raises:
-        ValueError: If they are not the plan's examples, or `batch_size` is not the plan's.
+        ValueError: If they are not the plan's examples, `batch_size` is not the plan's, or ids of
+            people come without a plan that draws them.
     """
     plan, data = optimizer.plan, arguments.get("x")
     is_held = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
+    if not is_held or plan is None:
+        _refuse_data_beside(arguments, ARGUMENTS)
     if plan is None and isinstance(data, RandomAccess):
         raise ValueError(
             "A `tfdpx.RandomAccess` is drawn from by the optimizer's plan. Received: an optimizer "
@@ -59,6 +68,7 @@ def draw_by_plan(optimizer, model, arguments):
         arguments.pop("y", None),
         arguments.pop("sample_weight", None),
         class_weight=arguments.pop("class_weight", None),
+        **{name: arguments.pop(name, None) for name in ARGUMENTS},
         validation_split=arguments.pop("validation_split", None) or 0.0,
         optimizer=optimizer,
         pad_to_multiple_of=model.distribute_strategy.num_replicas_in_sync,
@@ -131,6 +141,7 @@ def unplanned_step(optimizer, model, rows, sample_weight):
         rows: Int, examples of the batch, or None where unknown.
         sample_weight: As given, or None.
     """
+    _refuse_unknown_people(optimizer)
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
     optimizer.clip_policy.split(None, None)
@@ -209,9 +220,9 @@ def add_limit(arguments):
     arguments["callbacks"] = [Limit(), *given, *bar, Room()]
 
 
-def _refuse_data_beside(arguments):
+def _refuse_data_beside(arguments, names=_OF_BATCHES):
     """Raises ValueError if `fit` was given what belongs to `plan.batches`."""
-    for name in ("y", "sample_weight", "class_weight", "validation_split"):
+    for name in names:
         value = arguments.get(name)
         if value is not None and not (name == "validation_split" and value == 0):
             there = "x, y" if name == "y" else f"x, y, {name}={name}"
@@ -243,7 +254,12 @@ def check_draws(optimizer, draws):
         draws: `BatchSampler` with a plan.
     """
     plan = optimizer.plan or draws.plan
-    for name in ("num_examples", "batch_size", "sampling"):
+    if draws.plan.unit == USER and optimizer.plan is None:
+        raise ValueError(
+            "Batches of people need an optimizer that was given their plan, `plan=`. Received: an "
+            "optimizer with plan=None."
+        )
+    for name in ("num_examples", "batch_size", "sampling", "unit"):
         theirs = getattr(draws.plan, name)
         ours = optimizer.batch_size if name == "batch_size" else getattr(plan, name)
         if theirs != ours:
@@ -266,6 +282,7 @@ def check_unplanned(optimizer, arguments):
         optimizer: The tfdpx optimizer.
         arguments: Dict of the arguments of `fit`.
     """
+    _refuse_unknown_people(optimizer)
     if not optimizer.noise_multiplier:
         return
     data, rows = arguments.get("x"), None
@@ -285,6 +302,14 @@ def check_unplanned(optimizer, arguments):
             f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
             "`plan.batches(...)` as it is; or say that an approximation will do: "
             "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
+        )
+
+
+def _refuse_unknown_people(optimizer):
+    if optimizer.of_users:
+        raise ValueError(
+            'A plan with unit="user" draws people, and whose these examples are is unknown. Train '
+            "with `fit(x, y, user_ids=ids)`, or on `plan.batches(x, y, user_ids=ids)` as it is."
         )
 
 

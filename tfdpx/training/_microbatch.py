@@ -17,6 +17,7 @@ class Inputs(typing.NamedTuple):
         key: int64 [2], from which random layers draw; no other microbatch has it.
         clips: Tuple of the tensors of `tfdpx.training.clip_policy.ClipPolicy.clips`.
         shared: List of the tensors of a `tfdpx.per_example._update.Update`.
+        shares: float32 [n * K], what each row weighs in its example's gradient; None: 1 / K.
     """
 
     rows: tuple
@@ -24,6 +25,7 @@ class Inputs(typing.NamedTuple):
     key: tf.Tensor
     clips: tuple = ()
     shared: tuple = ()
+    shares: tf.Tensor | None = None
 
 
 class Outcome(typing.NamedTuple):
@@ -53,7 +55,7 @@ def compute(optimizer, engine, update, inputs):
         update: The `Update` that microbatches share.
         inputs: `Inputs`.
     """
-    found = engine(*inputs.rows, update, inputs.key)
+    found = engine(*inputs.rows, update, inputs.key, inputs.shares)
     present = inputs.present
     if present is None:
         present = tf.ones_like(found.squared_norms, tf.bool)

@@ -11,7 +11,7 @@ import typing
 
 import tensorflow as tf
 
-from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rows import Rows, along
 
 
 class BatchTotals(typing.NamedTuple):
@@ -61,7 +61,7 @@ def run(one_microbatch, data, choices, present, size, zero):
         if present is not None:
             inside &= tf.gather(present, part)
         if weights is not None:
-            weights = Rows(weights).map(lambda w: tf.where(_beside(inside, w), w, tf.zeros_like(w)))
+            weights = Rows(weights).map(lambda w: tf.where(along(inside, w), w, tf.zeros_like(w)))
         more, _ = one_microbatch((x, y, weights), drawn, None if full else inside, index)
         return index + 1, tf.nest.map_structure(tf.add, totals, more)
 
@@ -70,8 +70,3 @@ def run(one_microbatch, data, choices, present, size, zero):
 
     loop = tf.while_loop(is_left, body, (tf.constant(0), zero), parallel_iterations=1)
     return loop[1], None
-
-
-def _beside(flags, tensor):
-    """`flags` [B] with axes of length one for those of `tensor` [B, ...] behind the first."""
-    return tf.reshape(flags, [-1] + [1] * (tensor.shape.rank - 1))

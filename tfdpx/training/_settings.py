@@ -10,6 +10,7 @@ from tfdpx._arguments import agreed, check_choice, is_integer, is_number, requir
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
+from tfdpx.accounting.ledger import USER
 from tfdpx.augment.layer_views import get as as_views
 from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rounding import SMALLEST_CLIP
@@ -105,6 +106,13 @@ def checked(**arguments):
     require(isinstance(declared, bool), "public_validation", declared, "be True or False")
     proof = given.require_proof
     require(isinstance(proof, bool), "require_proof", proof, "be True or False")
+    if given.plan is not None and given.plan.unit == USER:
+        for name in ("individual", "public_data"):
+            if getattr(given, name) is not None:
+                raise ValueError(
+                    f"Argument `{name}` accounts for single examples, and the plan for people. "
+                    f'Received: plan.unit="{USER}". Leave `{name}` out, or make a plan of examples.'
+                )
     public = public_clip.checked(given)
     if given.individual is not None:
         if given.public_data is not None:

@@ -58,6 +58,7 @@ def _step(optimizer, model, data, ids):
     context = replicas.check_context(model)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     present = inputs.present_rows(sample_weight, Rows(x).count)
+    given = inputs.present_of_users(sample_weight) if optimizer.of_users else None
     sample_weight = inputs.without_flags(sample_weight)
     data = x, y, sample_weight
     views = build(model, x, y, sample_weight)
@@ -72,7 +73,7 @@ def _step(optimizer, model, data, ids):
     if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
         present = _of_declared_size(count, optimizer.batch_size)
     policy = optimizer.clip_policy
-    choices = (choices, policy.of_rows(ids, count))
+    choices = (choices, policy.of_rows(ids, count), given)
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
     one_microbatch = _OneMicrobatch(optimizer, model, views, count, masks)
@@ -160,15 +161,18 @@ class _OneMicrobatch:
         Its number `index` keys its random layers' draws.
         """
         model, views = self._model, self._views
-        choices, of_rows = choices
+        choices, of_rows, given = choices
         policy = self._optimizer.clip_policy
         x, y, sample_weight = data
         x = views.rows(x, choices)
         # Where every row is present, Keras counts as it always does.
-        y, sample_weight, counted = views.repeat((y, sample_weight, present))
+        counted = present if given is None else given
+        y, sample_weight, counted = views.repeat((y, sample_weight, counted))
+        shares = views.shares(given)
         key, clips = noise.fold_in(self._masks, index), policy.clips(of_rows, self.clip)
         shared = self.microbatch.update.tensors
-        result = self.microbatch(Inputs((x, y, sample_weight), present, key, clips, shared))
+        rows = x, y, sample_weight
+        result = self.microbatch(Inputs(rows, present, key, clips, shared, shares))
         with invalid_left_out():
             logs = metric_internals.compute_metrics(
                 model, x, y, result.y_pred, sample_weight, counted
@@ -178,7 +182,7 @@ class _OneMicrobatch:
 
         def total(losses):
             losses = losses if counted is None else tf.where(counted, losses, 0.0)
-            return tf.reduce_sum(losses) / views.count
+            return tf.reduce_sum(losses * (1 / views.count if shares is None else shares))
 
         bad = present & ~tf.math.is_finite(result.squared_norms)
         return (

@@ -266,6 +266,7 @@ class _Preparation:
                     key,
                     self._optimizer.clip_policy.whole(count),
                     update.tensors,
+                    None if specs.shares is None else tf.fill([count * views], 1.0 / views),
                 )
                 # Which branches run in vectorization is drawn.
                 for number in range(_KEYS if drawn is not microbatch and alone else 0):
@@ -292,14 +293,19 @@ class _Preparation:
         rows = self._rows(size)
         examples = None if rows is None else rows // views.count
 
+        behind = 2 if views.per_user else 1
+
         def spec(t):
-            return None if t is None else tf.TensorSpec([rows, *t.shape[1:]], t.dtype)
+            return None if t is None else tf.TensorSpec([rows, *t.shape[behind:]], t.dtype)
+
+        targets = tf.nest.map_structure(spec, (y, sample_weight))
 
         specs = Inputs(
-            tf.nest.map_structure(spec, (views.row_specs(x), y, sample_weight)),
+            (_with_rows(views.row_specs(x), rows), *targets),
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
             self._optimizer.clip_policy.specs(examples),
+            shares=tf.TensorSpec([rows], tf.float32) if views.per_user else None,
         )
         return Microbatch(self._optimizer, self._engine(name), specs)
 
@@ -382,6 +388,10 @@ def _specs(nest):
     """Shapes of rows, and dtypes, of the tensors in `nest`."""
     tensors = [t for t in tf.nest.flatten(nest) if t is not None]
     return tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
+
+
+def _with_rows(specs, rows):
+    return tf.nest.map_structure(lambda t: tf.TensorSpec([rows, *t.shape[1:]], t.dtype), specs)
 
 
 def _spec(tensor):

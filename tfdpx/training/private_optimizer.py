@@ -16,7 +16,7 @@ from tfdpx._keras import model_internals
 from tfdpx._keras.variables import value_of
 from tfdpx._warnings import warn
 from tfdpx.accounting.individual import IndividualAccountant
-from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
@@ -108,7 +108,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
         self.state = StepState()
-        self.spend_tracker = SpendTracker(self.state, self.noise_multiplier)
+        self.spend_tracker = SpendTracker(
+            self.state, self.noise_multiplier, EXAMPLE if plan is None else plan.unit
+        )
         # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
         self._ledger_facts, self._ledger_steps = self.spend_tracker.facts, self.spend_tracker.steps
         self.spend_tracker.open(
@@ -153,6 +155,13 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             refresh.add_to(arguments, model, session)
             with _first_update.announced(model, arguments):
                 yield
+
+    fit_arguments = _fit_data.ARGUMENTS
+
+    @property
+    def of_users(self) -> bool:
+        """Whether its plan is of people, and each row of a batch a person with some examples."""
+        return self.plan is not None and self.plan.unit == USER
 
     def step_key(self) -> Any:
         """int64 tensor [2]: the secret key of the next update, used by no other."""

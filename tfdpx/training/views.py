@@ -1,11 +1,14 @@
-"""The K rows of each example, one for each view, as the private step feeds them to the model."""
+"""The rows of each example as the private step feeds them to the model: one for each view.
+
+Where a plan is of people, an "example" of the step is a person with k examples of K views each.
+"""
 
 import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context
 from tfdpx.augment.each_alone import CustomViews, is_built_in
 from tfdpx.per_example.probe_batches import probe_batch
-from tfdpx.per_example.rows import Rows, merge_views
+from tfdpx.per_example.rows import Rows, merge_views, split_views
 
 
 class Views:
@@ -14,22 +17,26 @@ class Views:
     Args:
         augment: An augmentation, or None.
         augmult: Int. 0: the examples as they are.
-        x: Nest of tensors [B, ...]; only shapes are read.
+        x: Nest of tensors [B, ...], of people [B, k, ...]; only shapes are read.
+        of_users: Whether each of B is a person.
 
     Attributes:
         augment: The augmentation, None if there is none to do. That of a user's makes the views
             of each example by themselves.
         count: Int, rows an example.
+        per_user: Int k, examples of a person; None where there are no people.
 
     Raises:
         ValueError: If `x` has not the shape that the first two need.
     """
 
-    def __init__(self, augment, augmult, x):
+    def __init__(self, augment, augmult, x, of_users=False):
+        self.per_user = _per_user(x) if of_users else None
         self.augment = augment if augmult else None
         if self.augment is not None and not is_built_in(augment):
             self.augment = CustomViews(augment, augmult)
-        self.count = augmult or 1
+        self._augmult = augmult or 1
+        self.count = self._augmult * (self.per_user or 1)
         self._given = bool(augmult) and augment is None
         if self.augment is not None and len(tf.nest.flatten(x)) != 1:
             raise ValueError(
@@ -38,11 +45,12 @@ class Views:
                 "shape [batch, augmult, ...], and leave `augment` out."
             )
         if self._given:
-            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[1:2] != [self.count]]
+            behind = slice(2, 3) if of_users else slice(1, 2)
+            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[behind] != [augmult]]
             if wrong:
                 raise ValueError(
-                    f"With `augmult={self.count}` and no `augment`, inputs must have shape "
-                    f"[batch, {self.count}, ...]. Received: shape={wrong[0]}. Give the optimizer "
+                    f"With `augmult={augmult}` and no `augment`, inputs must have shape "
+                    f"[batch, {augmult}, ...]. Received: shape={wrong[0]}. Give the optimizer "
                     "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
                 )
 
@@ -50,15 +58,27 @@ class Views:
         """The random choices for the whole batch, or None."""
         if self.augment is None:
             return None
-        return self.augment.draw(batch_size, self.count, seed)
+        k = self.per_user
+        choices = self.augment.draw(batch_size * (k or 1), self._augmult, seed)
+        if not k:
+            return choices
+        return tf.nest.map_structure(lambda t: split_views(t, k), choices)
 
     def rows(self, x, choices):
-        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]."""
+        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]; of people, all of theirs."""
+        if self.per_user:
+            x, choices = self.examples(x), self.examples(choices)
         if self.augment is not None:
             x = tf.nest.map_structure(lambda t: self.augment.apply(t, choices), x)
         elif not self._given:
             return x
         return tf.nest.map_structure(merge_views, x)
+
+    def examples(self, nest):
+        """`nest` [B, ...] as it is, of people [B, k, ...] as [B * k, ...]."""
+        if not self.per_user:
+            return nest
+        return Rows(nest).map(merge_views)
 
     def example_rows(self, x):
         """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
@@ -82,10 +102,27 @@ class Views:
         return self.rows(x, self.draw(1, tf.zeros([2], tf.int64)))
 
     def repeat(self, nest):
-        """`nest` [B, ...] repeated for each view, [B * K, ...]."""
-        if self.count == 1:
+        """`nest` [B, ...], of people [B, k, ...], repeated for each view: a row each."""
+        nest = self.examples(nest)
+        if self._augmult == 1:
             return nest
-        return Rows(nest).map(lambda t: tf.repeat(t, self.count, axis=0))
+        return Rows(nest).map(lambda t: tf.repeat(t, self._augmult, axis=0))
+
+    def shares(self, given):
+        """What each row weighs in the mean gradient of its person: float32 [B * k * K].
+
+        Args:
+            given: bool [B, k], which examples of each person are there; None where there are no
+                people, and each row weighs 1 / K.
+
+        Returns:
+            The weights, None without people.
+        """
+        if given is None:
+            return None
+        each = tf.cast(given, "float32")
+        each /= self._augmult * tf.maximum(tf.reduce_sum(each, axis=1, keepdims=True), 1.0)
+        return self.repeat(each)
 
 
 def build(model, x, y, sample_weight):
@@ -101,6 +138,18 @@ def build(model, x, y, sample_weight):
         The `Views` of such batches.
     """
     optimizer = model_internals.innermost(model.optimizer)
-    views = Views(optimizer.augment, optimizer.augmult, x)
-    model_internals.build(model, (views.example_rows(x), y, sample_weight))
+    views = Views(optimizer.augment, optimizer.augmult, x, optimizer.of_users)
+    targets = views.examples((y, sample_weight))
+    model_internals.build(model, (views.example_rows(x), *targets))
     return views
+
+
+def _per_user(x):
+    [per_user] = {t.shape[1] if len(t.shape) > 1 else None for t in tf.nest.flatten(x)}
+    if per_user is None:
+        raise ValueError(
+            "A plan of people trains on batches [people, examples of each, ...]. Received: shapes "
+            f"{[tuple(t.shape) for t in tf.nest.flatten(x)]}. Train with "
+            "`fit(x, y, user_ids=ids)`."
+        )
+    return per_user

@@ -1,0 +1,270 @@
+"""Training on people: against a loop over them, by leaving one out, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import small
+import tensorflow as tf
+from cases import slow, slow_but
+
+import tfdpx
+from tfdpx.accounting import Ledger
+from tfdpx.sampling.batch_sampler import sampler_of
+from tfdpx.sampling.users import Users
+from tfdpx.training.views import Views
+
+PEOPLE, MOST, CLIP = 9, 5, 0.3
+RNG = np.random.default_rng(3)
+IDS = RNG.permutation(np.repeat(np.arange(PEOPLE), 1 + np.arange(PEOPLE) % MOST))
+X, Y = small.data(len(IDS))
+pytestmark = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The optimizer is ma")
+
+
+def make_plan(batch_size=PEOPLE, steps=1, noise_multiplier=0.0, **arguments):
+    return tfdpx.PrivacyPlan(
+        PEOPLE, batch_size, steps, noise_multiplier, delta=1e-3, unit="user", **arguments
+    )
+
+
+def make_model(plan=None, layers=None, compile_arguments=None, **arguments):
+    arguments = {"plan": plan or make_plan(), "l2_norm_clip": CLIP, **arguments}
+    optimizer = tfdpx.DPSGD(1.0, **arguments)
+    made = small.model(optimizer, layers, compile_arguments=compile_arguments)
+    made.build((None, *X.shape[1:]))
+    return made
+
+
+def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS):
+    """The change of the weights by one update on all people."""
+    before = small.weights(model)
+    model.fit(x, y, sample_weight=weights, user_ids=ids, examples_per_user=k, verbose=0)
+    return small.weights(model) - before
+
+
+def by_a_loop(model, weights=None, rows_of=lambda rows: rows):
+    """As `update`, person by person: the mean gradient of their examples, clipped."""
+    total = 0.0
+    weights = np.ones(len(IDS), "float32") if weights is None else weights
+    for person in range(PEOPLE):
+        rows = [row for row in np.flatnonzero(IDS == person) if weights[row]]
+        if not rows:
+            continue
+        gradients = []
+        for row in rows_of(rows):
+            with tf.GradientTape() as tape:
+                loss = weights[row] * model.compute_loss(
+                    y=Y[row : row + 1], y_pred=model(X[row : row + 1])
+                )
+            each = tape.gradient(loss, [v.value for v in model.trainable_variables])
+            gradients.append(np.concatenate([g.numpy().ravel() for g in each]))
+        mean = np.mean(gradients, axis=0)
+        total += mean * min(1, CLIP / np.linalg.norm(mean))
+    return -total / CLIP / PEOPLE
+
+
+WAYS = {
+    "one pass": {},
+    "microbatches": {"microbatch_size": 2},
+    "microbatches of known size": {
+        "microbatch_size": 4,
+        "compile_arguments": {"run_eagerly": True},
+    },
+    "XLA": {"compile_arguments": {"jit_compile": True}, "microbatch_size": 4},
+    "vmap": {"per_example_engine": "vmap"},
+}
+
+
+@pytest.mark.parametrize("way", slow_but(WAYS, "microbatches", "vmap"))
+@pytest.mark.parametrize("k", [MOST, slow(MOST + 2)])
+def test_an_update_is_the_sum_of_clipped_means_of_people(way, k):
+    model = make_model(**WAYS[way])
+    wanted = by_a_loop(model)
+    np.testing.assert_allclose(update(model, k=k), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_examples_have_weights_of_their_own():
+    weights = RNG.uniform(0.5, 3, len(IDS)).astype("float32")
+    weights[RNG.permutation(len(IDS))[:6]] = 0.0
+    weights[IDS == 3] = 0.0  # Of one person nothing is left.
+    model = make_model(microbatch_size=4)
+    wanted = by_a_loop(model, weights)
+    np.testing.assert_allclose(update(model, weights), wanted, rtol=1e-4, atol=1e-6)
+
+
+def over_all_rows(self, given):  # Without the mask a person's first example counts again.
+    return self.repeat(tf.ones_like(given, "float32") / given.shape[1])
+
+
+def test_the_loop_rejects_a_mean_that_counts_padding(monkeypatch):
+    monkeypatch.setattr(Views, "shares", over_all_rows)
+    model = make_model()
+    wanted = by_a_loop(model)
+    assert np.abs(update(model) - wanted).max() > 0.01 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("longest", [1e4, slow(float("nan"))])
+def test_leaving_out_a_person_moves_the_update_by_at_most_one_clip(longest):
+    person = PEOPLE - 1
+    x, weights = X.copy(), np.ones(len(IDS), "float32")
+    x[IDS == person] *= longest
+    changed = update(make_model(microbatch_size=2), weights, x=x)
+    weights[IDS == person] = 0.0
+    without = update(make_model(microbatch_size=2), weights, x=x)
+    moved = np.linalg.norm(changed - without) * PEOPLE
+    assert moved <= 1 + 1e-5 and (moved > 0.99 or np.isnan(longest) and moved == 0)
+
+
+def test_augmentation_and_dropout_serve_all_examples():
+    seen = []
+
+    class Tall(keras.layers.Layer):
+        def call(self, x):
+            seen.append(x.shape)
+            return x
+
+    images = RNG.uniform(size=(len(IDS), 6, 6, 1)).astype("float32")
+    layers = [Tall(), keras.layers.Flatten(), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+    optimizer = tfdpx.DPSGD(
+        1.0, plan=make_plan(5, 3, 1.0), augment=tfdpx.augment.RandomCropFlip(1), augmult=2
+    )
+    model = small.model(optimizer, layers)
+    model.fit(images, Y, user_ids=IDS, examples_per_user=3, epochs=2, verbose=0)
+    assert model.optimizer.ledger.steps == 3 and {shape[1:] for shape in seen} == {(6, 6, 1)}
+    assert not model.optimizer.independence[0].reasons
+
+
+def batches(ids=IDS, k=2, steps=200, seed=None, x=None, **arguments):
+    x = np.arange(len(ids)) if x is None else x
+    plan = make_plan(4, steps, 1.0)
+    data = plan.batches(x, user_ids=ids, examples_per_user=k, seed=seed, **arguments)
+    return [(x.numpy(), w.numpy() > 0) for x, _, w in data]
+
+
+def test_a_person_gives_up_to_k_examples_without_repetition_each_as_often():
+    times = np.zeros(len(IDS))
+    for rows, present in batches(k=2, steps=1200, seed=1):
+        for mine, there in zip(rows, present, strict=True):
+            given = mine[there]
+            assert len(set(given)) == len(given) and len(set(IDS[given])) <= 1
+            if len(given):
+                assert len(given) == min(2, np.sum(IDS == IDS[given[0]]))
+                times[given] += 1
+    for person in range(PEOPLE):
+        mine, count = times[IDS == person], np.sum(IDS == person)
+        wanted = 1200 * 4 / PEOPLE * min(2, count) / count
+        assert np.all(np.abs(mine - wanted) < 5 * np.sqrt(wanted))
+
+
+def test_what_a_person_gives_does_not_depend_on_others():
+    key = tf.constant([4, 2], tf.int64)
+    users = Users(tfdpx.sampling.examples.Examples(np.arange(len(IDS))), IDS, 2)
+    whole, _, _ = users.batch(tf.range(PEOPLE, dtype=tf.int64), PEOPLE, key)
+    part, _, _ = users.batch(tf.constant([2, 7], tf.int64), PEOPLE, key)
+    assert np.array_equal(part[:2], tf.gather(whole, [2, 7]))
+    other, _, _ = users.batch(tf.range(PEOPLE, dtype=tf.int64), PEOPLE, key + 1)
+    assert not np.array_equal(whole, other)
+
+
+def test_ids_of_any_kind_and_examples_on_disk_are_the_same():
+    class Source:
+        def __len__(self):
+            return len(IDS)
+
+        def __getitem__(self, row):
+            return X[row], Y[row]
+
+    wanted = batches(seed=5, steps=4, x=X)
+    for ids in (IDS.astype("int8"), [f"user {i}" for i in IDS], tf.constant(IDS)):
+        for found, other in zip(batches(ids, seed=5, steps=4, x=X), wanted, strict=True):
+            assert len(found[0]) == len(other[0])
+    disk = tfdpx.RandomAccess(Source())
+    for (x, there), (other, also) in zip(batches(seed=5, steps=4, x=disk), wanted, strict=True):
+        assert np.array_equal(x[there], other[also]) and np.array_equal(there, also)
+
+
+def test_the_ids_are_read_once():
+    ids = IDS.copy()
+    data = make_plan(4, 5, 1.0).batches(np.arange(len(ids)), user_ids=ids, seed=1)
+    before = [x.numpy() for x, *_ in data]
+    ids[:] = 0
+    assert all(np.array_equal(x, y) for (x, *_), y in zip(data, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        (IDS[:-1], "one id an example"),
+        (IDS.astype("float32"), "ints, or strings"),
+        ([None, *IDS[1:]], "None"),
+        ([float("nan"), *IDS[1:]], "nan"),
+        (["", *map(str, IDS[1:])], "''"),
+        (["1", *IDS[1:].tolist()], r"\['int', 'str'\]"),
+        ([True, *IDS[1:]], "True"),
+        (np.zeros(len(IDS), int), "1 people"),
+        (None, "draws people"),
+    ],
+)
+def test_ids_that_would_protect_somebody_less_are_refused(ids, message):
+    with pytest.raises(ValueError, match=message):
+        make_model().fit(X, Y, user_ids=ids, verbose=0)
+
+
+def test_what_does_not_go_together_is_refused():
+    rows = tfdpx.PrivacyPlan(len(IDS), 8, 4, 1.0, delta=1e-3)
+    with pytest.raises(ValueError, match="`user_ids` needs a plan of people"):
+        make_model(rows).fit(X, Y, user_ids=IDS, verbose=0)
+    with pytest.raises(ValueError, match="`examples_per_user`"):
+        rows.batches(X, Y, examples_per_user=2)
+    with pytest.raises(ValueError, match="other people"):
+        make_model().fit(X, Y, user_ids=IDS, validation_split=0.5, verbose=0)
+    with pytest.raises(ValueError, match="whose these examples are"):
+        make_model().train_on_batch(X, Y)
+    with pytest.raises(ValueError, match="whose these examples are"):
+        make_model().fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE), verbose=0)
+    with pytest.raises(ValueError, match="plan=None"):
+        model = small.model(batch_size=PEOPLE)
+        model.fit(make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS), verbose=0)
+    with pytest.raises(ValueError, match="cannot change batches"):
+        made = make_plan().batches(X, Y, user_ids=IDS)
+        make_model().fit(made, user_ids=IDS, verbose=0)
+    with pytest.raises(ValueError, match='"poisson"'):
+        make_plan(sampling="shuffle")
+    with pytest.raises(ValueError, match="`individual`"):
+        plan = make_plan(4, 3, 1.0)
+        tfdpx.DPSGD(plan=plan, individual=tfdpx.accounting.IndividualAccountant(plan))
+    with pytest.raises(ValueError, match="`public_data`"):
+        tfdpx.DPSGD(plan=make_plan(4, 3, 1.0), public_data=(X[:3], Y[:3]))
+    with pytest.raises(TypeError, match="user_ids"):
+        model = small.model(keras.optimizers.SGD())
+        model.fit(X, Y, user_ids=IDS)
+
+
+def test_ledger_statement_and_files_say_whom_epsilon_protects(tmp_path):
+    plan = make_plan(4, 6, 1.5)
+    model = make_model(plan)
+    model.fit(X, Y, user_ids=IDS, epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for ledger in (model.optimizer.ledger, loaded.optimizer.ledger):
+        assert ledger.unit == "user" and ledger.of(plan).steps == ledger.steps == 6
+        assert "all examples of one person" in " ".join(ledger.statement(1e-3).split())
+    assert Ledger.from_json(ledger.to_json()) == ledger
+    assert loaded.optimizer.plan == plan
+    rows = tfdpx.PrivacyPlan(PEOPLE, 4, 6, 1.5, delta=1e-3).ledger_at(2)
+    both = ledger + rows
+    assert both.unit is None and both.epsilon(1e-3) == np.inf
+    assert "nothing protects both" in both.statement(1e-3)
+
+
+def test_validation_people_are_told_from_those_trained_on():
+    model = make_model(make_plan(4, 3, 1.0))
+    stop = keras.callbacks.EarlyStopping("val_loss")
+    with pytest.raises(ValueError, match="4 of the 4 examples"):
+        model.fit(X, Y, user_ids=IDS, validation_data=(X[:4], Y[:4]), callbacks=[stop], verbose=0)
+
+
+def test_each_draw_takes_people_with_the_plans_probability():
+    data = make_plan(4, 300, 1.0).batches(X, Y, user_ids=IDS, seed=2)
+    drawn = [int(np.any(w, axis=1).sum()) for *_, w in data]
+    assert abs(np.mean(drawn) - 4) < 5 * np.sqrt(4 / 300)
+    assert sampler_of(data).examples.count == PEOPLE

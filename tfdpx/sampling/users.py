@@ -1,0 +1,142 @@
+"""Examples by the person whose they are: an update draws people, and some examples of each.
+
+A draw takes people by Poisson sampling, and up to k examples of each, without replacement, anew in
+each update. Which ones follows from the key of the update and the person alone, not from who else
+was drawn: so the examples of one person never change with another's.
+"""
+
+import hashlib
+import numbers
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import noise
+from tfdpx._arguments import check_positive_integer
+
+DEFAULT_PER_USER = 4
+
+# Sets the choices apart from whatever else is keyed by the same key.
+_CHOICE_KEY = int.from_bytes(b"choices", "big")
+
+
+class Users:
+    """People and their examples, to be drawn from like `tfdpx.sampling.examples.Examples`.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        user_ids: Array [number of examples] of ints or strings: whose each is.
+        per_user: Int k, examples of a person in an update.
+
+    Attributes:
+        examples: As given.
+        count: Int, the number of people.
+        per_user: As given.
+        is_weighted: Whether examples have weights.
+
+    Raises:
+        ValueError: If there is not one id an example, or an id is missing or of another type.
+    """
+
+    def __init__(self, examples, user_ids, per_user=DEFAULT_PER_USER):
+        check_positive_integer("examples_per_user", per_user)
+        self.examples, self.per_user = examples, int(per_user)
+        self.is_weighted = examples.is_weighted
+        owners, self.count = _numbered(user_ids, examples.count)
+        self._digest = hashlib.blake2b(owners.tobytes()).hexdigest()
+        counts = np.bincount(owners)
+        with tf.device("CPU:0"):
+            # Each person's examples stand in one piece.
+            self._places = tf.constant(np.argsort(owners, kind="stable"), tf.int64)
+            self._counts = tf.constant(counts, tf.int64)
+            self._starts = tf.constant(np.cumsum(counts) - counts, tf.int64)
+
+    def batch(self, rows, capacity, key):
+        """Examples of the people `rows`, k of each, padded.
+
+        A person with fewer than k has the first of them again, absent: at weight 0.
+
+        Args:
+            rows: int64 tensor [n] of people, n <= capacity.
+            capacity: Int.
+            key: int64 tensor [2] of the update.
+
+        Returns:
+            Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, k, ...]`.
+        """
+        chosen, present = self._chosen(rows, key)
+        batch = self.examples.batch(tf.reshape(chosen, [-1]), capacity * self.per_user)
+        batch = tf.nest.map_structure(lambda t: None if t is None else self._by_person(t), batch)
+        x, y, weights = batch
+        present = tf.pad(present, [[0, capacity - tf.shape(rows)[0]], [0, 0]])
+        weights = tf.nest.map_structure(lambda w: tf.where(_like(present, w), w, 0.0), weights)
+        return x, y, weights
+
+    def _by_person(self, tensor):
+        rows, *rest = tensor.shape
+        return tf.reshape(tensor, [rows // self.per_user, self.per_user, *rest])
+
+    def _chosen(self, rows, key):
+        """int64 [n, k] of examples and bool [n, k] of which are there, by Floyd's algorithm."""
+        k, counts = self.per_user, tf.gather(self._counts, rows)[:, tf.newaxis]
+        # For everybody, so that what a person gets does not depend on who else was drawn.
+        bits = tf.random.stateless_uniform(
+            [self.count, k], noise.fold_in(key, _CHOICE_KEY),
+            minval=None, maxval=None, dtype=tf.uint32, alg="philox",
+        )  # fmt: skip
+        bits = tf.cast(tf.gather(bits, rows), tf.uint64)
+        chosen, shift = tf.zeros([tf.shape(rows)[0], 0], tf.int64), tf.constant(32, tf.uint64)
+        for number in range(k):
+            # The last place so far, of counts - k + 1, ..., counts; or the next, of fewer than k.
+            last = tf.where(counts > k, counts - k, 0) + number
+            below = tf.cast(last + 1, tf.uint64)
+            place = tf.bitwise.right_shift(bits[:, number, tf.newaxis] * below, shift)
+            place = tf.cast(place, tf.int64)
+            taken = tf.reduce_any(chosen == place, axis=1, keepdims=True)
+            place = tf.where(taken | (counts <= k), last, place)
+            chosen = tf.concat([chosen, place], axis=1)
+        present = tf.range(k, dtype=tf.int64) < counts
+        chosen = tf.where(present, chosen, 0) + tf.gather(self._starts, rows)[:, tf.newaxis]
+        return tf.gather(self._places, chosen), present
+
+    def fingerprint(self):
+        """String that identifies these examples and whose they are."""
+        return f"{self.examples.fingerprint()} {self._digest} {self.per_user}"
+
+
+def _like(flags, tensor):
+    """`flags` [B, k] with axes of length one for those of `tensor` [B, k, ...] behind."""
+    return flags[(..., *[tf.newaxis] * (tensor.shape.rank - 2))]
+
+
+def _numbered(user_ids, count):
+    """The ids as numbers from zero, int64 [count], and how many different ones there are."""
+    values = user_ids.numpy() if tf.is_tensor(user_ids) else user_ids
+    values = np.asarray(values, dtype=None if hasattr(values, "dtype") else object)
+    if values.shape != (count,):
+        raise ValueError(
+            f"Argument `user_ids` must hold one id an example. Received: shape {values.shape}, for "
+            f"{count} examples."
+        )
+    values = values.tolist()
+    kinds = {_kind(value) for value in values}
+    if len(kinds) != 1 or None in kinds:
+        odd = next((value for value in values if _kind(value) is None), None)
+        names = sorted({type(value).__name__ for value in values})
+        received = f"types {names}" if odd is None and len(kinds) > 1 else f"the id {odd!r}"
+        raise ValueError(
+            "Argument `user_ids` must hold ints, or strings that are not empty: two people with "
+            f"one id would be protected less. Received: {received}. Convert all ids to one type, "
+            "and give every example whose person is unknown an id of its own."
+        )
+    numbers_of = {}
+    owners = [numbers_of.setdefault(value, len(numbers_of)) for value in values]
+    return np.array(owners, "int64"), len(numbers_of)
+
+
+def _kind(value):
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int
+    if isinstance(value, (str, bytes)) and value.strip():
+        return type(value)
+    return None
