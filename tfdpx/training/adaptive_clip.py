@@ -10,6 +10,7 @@ moves both together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma: one Gaus
 """
 
 import math
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,7 @@ from tfdpx._arguments import is_number, require
 from tfdpx.per_example.rounding import SMALLEST_CLIP
 from tfdpx.training.clip_policy import ClipPolicy, UpdateClip
 
-_LARGEST_CLIP = 1e9
+_LARGEST_CLIP = _LARGEST_NOISE = 1e9
 # Of the count's noise: the share of a batch that the paper advises, and the least in units of
 # sigma by default, which costs the gradients 3% more noise.
 _OF_BATCH, _OF_SIGMA = 1 / 20, 2.0
@@ -67,12 +68,12 @@ class AdaptiveClip(ClipPolicy):
         fits = is_number(learning_rate) and 0 < learning_rate < math.inf
         require(fits, "learning_rate", learning_rate, "be a finite float > 0")
         own = noise_multiplier
-        fits = own is None or is_number(own) and 0 <= own < math.inf
-        require(fits, "noise_multiplier", own, "be a finite float >= 0, or None")
+        fits = own is None or is_number(own) and 0 <= own <= _LARGEST_NOISE
+        require(fits, "noise_multiplier", own, f"lie in [0, {_LARGEST_NOISE:g}], or be None")
         self.initial, self.quantile = float(initial), float(quantile)
         self.learning_rate = float(learning_rate)
         self.noise_multiplier = None if own is None else float(own)
-        self._clip = None
+        self._clip: Any = None
 
     @property
     def l2_norm_clip(self) -> float:  # type: ignore[override]
@@ -80,7 +81,7 @@ class AdaptiveClip(ClipPolicy):
         now = self._clip if self._clip is None else keras.ops.convert_to_numpy(self._clip)
         return self.initial if now is None else min(max(float(now), SMALLEST_CLIP), _LARGEST_CLIP)
 
-    def build(self, optimizer):
+    def build(self, optimizer: Any) -> None:
         """Adds the clip to the optimizer's variables, and shares its noise out."""
         sigma, own = optimizer.noise_multiplier, self.noise_multiplier
         if own is None:
@@ -98,27 +99,29 @@ class AdaptiveClip(ClipPolicy):
         start = keras.initializers.Constant(self.initial)
         self._clip = optimizer.add_variable([], start, "float32", name="l2_norm_clip")
 
-    def noise_of_gradients(self, noise_multiplier):
+    def noise_of_gradients(self, noise_multiplier: float) -> float:
         """The z of the guarantee: above the argument, by what the count takes."""
         return self._noise
 
-    def begin(self, model, engine, rows, y, context, key):
+    def begin(self, *args: Any) -> UpdateClip:
         """The clip of an update."""
         return UpdateClip((self._now(),))
 
-    def specs(self, count):
+    def specs(self, count: int | None) -> tuple[tf.TensorSpec, ...]:
         """Of the clip, a scalar."""
         return (tf.TensorSpec([], tf.float32),)
 
-    def whole(self, count):
+    def whole(self, count: int) -> tuple[tf.Tensor, ...]:
         """The initial clip."""
         return (tf.constant(self.initial),)
 
-    def factors(self, squared_norms, present, batch_size, *clips):
+    def factors(self, squared_norms: Any, present: Any, batch_size: int, *clips: Any) -> tf.Tensor:
         """`mechanism.clip_factors` at the clip of the update."""
-        return mechanism.clip_factors(squared_norms, present, *clips, batch_size)
+        return mechanism.clip_factors(squared_norms, present, clips[0], batch_size)
 
-    def measured(self, squared_norms, present, of_rows, clips, count):
+    def measured(
+        self, squared_norms: Any, present: Any, of_rows: Any, clips: Any, count: Any
+    ) -> tf.Tensor:
         """Scalar: the sum of (indicator - 1/2) over the examples that are present."""
         excess = tf.sqrt(squared_norms) / clips[0] - 1.0
         below = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
@@ -126,15 +129,15 @@ class AdaptiveClip(ClipPolicy):
         below = tf.where(tf.math.is_finite(excess), below, 0.0)
         return tf.reduce_sum(tf.where(present, below - 0.5, 0.0))
 
-    def nothing_measured(self, count):
+    def nothing_measured(self, count: Any) -> tf.Tensor:
         """Zero."""
         return tf.zeros([])
 
-    def to_release(self, measured, batch_size):
+    def to_release(self, measured: Any, batch_size: int) -> list[tf.Tensor]:
         """The sum, in units in which the gradients' noise is sigma_b."""
         return [measured * (self._weight / batch_size)]
 
-    def learn(self, noisy):
+    def learn(self, noisy: tf.Tensor) -> None:  # type: ignore[override]
         """The geometric update of the clip."""
         share = 0.5 + noisy / self._weight
         moved = self._now() * tf.exp(-self.learning_rate * (share - self.quantile))

@@ -15,6 +15,7 @@ Guarantee, which every policy must keep: `factors` times an example's gradient h
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -53,10 +54,10 @@ class ClipPolicy:
 
     refreshes_per_epoch: float = 0
 
-    def __init__(self, l2_norm_clip: float):
+    def __init__(self, l2_norm_clip: float) -> None:
         self.l2_norm_clip = l2_norm_clip
 
-    def build(self, optimizer) -> None:
+    def build(self, optimizer: Any) -> None:
         """Called as the optimizer is made: adds variables to it, which Keras's files then hold."""
 
     def noise_of_gradients(self, noise_multiplier: float) -> float:
@@ -91,7 +92,9 @@ class ClipPolicy:
         """
         return ()
 
-    def begin(self, model, engine, rows, y, context, key) -> UpdateClip:
+    def begin(
+        self, model: Any, engine: Any, rows: Any, y: Any, context: Any, key: Any
+    ) -> UpdateClip:
         """Decides the clips of an update.
 
         Args:
@@ -116,11 +119,15 @@ class ClipPolicy:
         """What `factors` takes for a microbatch, of its part of `of_rows`."""
         return update.tensors
 
-    def factors(self, squared_norms, present, batch_size: int, *clips: tf.Tensor) -> tf.Tensor:
+    def factors(
+        self, squared_norms: Any, present: Any, batch_size: int, *clips: tf.Tensor
+    ) -> tf.Tensor:
         """float32 [n]: what each gradient is multiplied by; see `mechanism.clip_factors`."""
         return mechanism.clip_factors(squared_norms, present, self.l2_norm_clip, batch_size)
 
-    def measured(self, squared_norms, present, of_rows, clips, count) -> tuple | tf.Tensor:
+    def measured(
+        self, squared_norms: Any, present: Any, of_rows: tuple, clips: tuple, count: Any
+    ) -> tuple | tf.Tensor:
         """What a microbatch says of norms: a tensor that adds up over microbatches, or `()`.
 
         Args:
@@ -132,15 +139,15 @@ class ClipPolicy:
         """
         return ()
 
-    def nothing_measured(self, count) -> tuple | tf.Tensor:
+    def nothing_measured(self, count: Any) -> tuple | tf.Tensor:
         """`measured` of no microbatch at all."""
         return ()
 
-    def to_share(self, ids, present, measured, context) -> list[tf.Tensor]:
+    def to_share(self, ids: Any, present: Any, measured: Any, context: Any) -> list[tf.Tensor]:
         """Tensors to be added up over replicas before `learn`."""
         return []
 
-    def to_release(self, measured, batch_size: int) -> list[tf.Tensor]:
+    def to_release(self, measured: Any, batch_size: int) -> list[tf.Tensor]:
         """Sums over examples, over B, that get the noise of the gradients, drawn with it."""
         return []
 

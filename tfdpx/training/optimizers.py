@@ -124,6 +124,8 @@ class DPAdamW(BiasCorrected, keras.optimizers.AdamW):
 
     Args:
         *args: Arguments of `keras.optimizers.AdamW`, `learning_rate` first.
+        bias_correction: As of `DPAdam`.
+        least_second_moment: As of `DPAdam`.
         **kwargs: Keyword arguments of `keras.optimizers.AdamW`, and those that `DPAdam` lists.
 
     Raises:
