@@ -37,7 +37,7 @@ def clip_of(built):
 
 @pytest.mark.parametrize("arguments", [
     {"compile_arguments": EAGER}, {"microbatch_size": 3},
-    {"compile_arguments": {"jit_compile": True}, "microbatch_size": 3},
+    slow({"compile_arguments": {"jit_compile": True}, "microbatch_size": 3}),
     slow({"per_example_engine": "vmap"}),
 ])  # fmt: skip
 def test_the_clip_and_the_update_are_the_formulas(without_noise, arguments):
@@ -56,7 +56,8 @@ def test_the_clip_and_the_update_are_the_formulas(without_noise, arguments):
         assert clip_of(built) == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize(("quantile", "initial"), [(0.5, 30.0), slow(0.9, 0.05)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("quantile", "initial"), [(0.5, 30.0), (0.9, 0.05)])
 def test_it_finds_the_quantile(without_noise, quantile, initial):
     x, y = small.data(rows=400)
     clip = tfdpx.AdaptiveClip(initial, quantile)
@@ -118,12 +119,14 @@ def test_a_count_without_noise_is_noticed(monkeypatch):
         check_count_noise()
 
 
-@pytest.mark.parametrize(("seed", "equal"), [(1, True), slow(None, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "equal"), [(1, True), (None, False)])
 def test_a_seed_repeats_it_and_without_one_nothing_does(seed, equal):
     first, second = (drawn(5, seed=seed) for _ in range(2))
     assert np.array_equal(first, second) == equal
 
 
+@pytest.mark.slow
 def test_the_audit_finds_the_noise_of_gradients_and_a_tight_bound():
     clip = tfdpx.AdaptiveClip(0.5, noise_multiplier=1.5)
     built = model(clip, batch_size=8, noise_multiplier=2.0, seed=None)
@@ -175,7 +178,7 @@ def unbroken():
     return trained(tfdpx.AdaptiveClip())
 
 
-@pytest.mark.parametrize("arguments", [{"steps_per_execution": 2}, {"jit_compile": True}])
+@pytest.mark.parametrize("arguments", [{"steps_per_execution": 2}, slow({"jit_compile": True})])
 def test_however_the_step_runs(unbroken, arguments):
     one, history = unbroken
     other, _ = trained(tfdpx.AdaptiveClip(), **arguments)
@@ -193,6 +196,7 @@ def test_without_noise_there_is_none_on_the_count():
     assert np.array_equal(drawn(5, own=4.0, noise_multiplier=0.0), np.zeros(4))
 
 
+@pytest.mark.slow
 def test_after_the_plans_end_the_data_move_it_no_more():
     """A compiled step knows no errors: it then releases noise alone."""
 

@@ -100,7 +100,7 @@ def test_nonfinite_examples_add_nothing(without_noise):
     assert np.isfinite(small.step(built, x, Y)).all() and built.optimizer.nonfinite_examples == 1
 
 
-@pytest.mark.parametrize("made", [tfdpx.DPAdam, tfdpx.make_private(keras.optimizers.Lion)])
+@pytest.mark.parametrize("made", [tfdpx.DPAdam, slow(tfdpx.make_private(keras.optimizers.Lion))])
 def test_configurations_and_files_keep_the_word(made, tmp_path):
     optimizer = made(0.1, batch_size=16, noise_multiplier=1.0, l2_norm_clip="automatic")
     assert optimizer.l2_norm_clip == 1.0 and optimizer.get_config()["l2_norm_clip"] == "automatic"
@@ -116,6 +116,7 @@ def test_another_constant_is_in_the_configuration():
     assert tfdpx.DPSGD.from_config(config).clip_policy.stability == 0.5
 
 
+@pytest.mark.slow
 def test_the_audit_finds_a_tight_bound():
     built = model(batch_size=8, noise_multiplier=2.0, seed=None)
     built.build((None, 6))

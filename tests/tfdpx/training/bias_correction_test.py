@@ -58,7 +58,7 @@ COSTLY = tfdpx.AdaptiveClip(noise_multiplier=1.05)  # Gradients have three times
 
 
 @pytest.mark.parametrize(("clip", "times"), [
-    (1.0, 1.0), (COSTLY, 3.28), (Breathing(1.0), 10.0), slow("automatic", 1.0), slow(0.01, 1.0),
+    slow(1.0, 1.0), (COSTLY, 3.28), (Breathing(1.0), 10.0), slow("automatic", 1.0), slow(0.01, 1.0),
 ])  # fmt: skip
 @pytest.mark.parametrize("optimizer", [tfdpx.DPAdam, slow(tfdpx.DPAdamW)])
 def test_pure_noise_leaves_nothing(clip, times, optimizer):
@@ -66,6 +66,7 @@ def test_pure_noise_leaves_nothing(clip, times, optimizer):
     assert abs(found) < CHANCE * times**2
 
 
+@pytest.mark.slow
 def test_without_the_correction_the_variance_is_left():
     found = mean_of_second_moments(bias_correction=None)
     assert abs(found - 1) < CHANCE
@@ -74,7 +75,7 @@ def test_without_the_correction_the_variance_is_left():
 @pytest.mark.parametrize(("clip", "planted"), [
     (COSTLY, lambda d: 2.0 / 16),  # The optimizer's, not the gradients'.
     (Breathing(1.0), lambda d: 4.0 * 2.0 / 16),  # Another update's.
-    (1.0, lambda d: d * 16),  # On the sum.
+    slow(1.0, lambda d: d * 16),  # On the sum.
 ])  # fmt: skip
 def test_another_variance_is_noticed(monkeypatch, clip, planted):
     original = tfdpx.DPAdam.opened
@@ -89,7 +90,7 @@ def test_another_variance_is_noticed(monkeypatch, clip, planted):
         test_pure_noise_leaves_nothing(clip, 10.0 if clip is not COSTLY else 3.28, tfdpx.DPAdam)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"compile_arguments": {"jit_compile": True}}])
+@pytest.mark.parametrize("arguments", [{}, slow({"compile_arguments": {"jit_compile": True}})])
 def test_the_update_is_the_formula(monkeypatch, arguments):
     privatize = mechanism.privatize
     built = model(least_second_moment=0.3, **arguments)
@@ -115,7 +116,8 @@ def test_the_update_is_the_formula(monkeypatch, arguments):
 
 
 @pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
-@pytest.mark.parametrize("optimizer", [tfdpx.DPAdam, slow(tfdpx.DPAdamW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [tfdpx.DPAdam, tfdpx.DPAdamW])
 def test_without_noise_it_is_adam(optimizer):
     both = [
         model(optimizer, noise_multiplier=0.0, bias_correction=name, epsilon=1e-12)
@@ -126,6 +128,7 @@ def test_without_noise_it_is_adam(optimizer):
         np.testing.assert_allclose(plain, corrected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_ledger_is_the_same():
     plan = tfdpx.PrivacyPlan(16, batch_size=8, steps=2, noise_multiplier=2.0, delta=1e-3)
     built = model(plan=plan, batch_size=None, noise_multiplier=None)
