@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfdpx._arguments import check_positive_integer
+from tfdpx._arguments import check_positive_integer, require
 
 if TYPE_CHECKING:
     from tfdpx.accounting.ledger import Ledger
@@ -207,6 +207,8 @@ def _of_group(ledger, delta, accountant, rows_per_user, unit):
     """A sentence on people with so many examples; None where nobody asks."""
     if rows_per_user is None:
         return None
+    hint = " They are one person's already."
+    require(ledger.unit == "example", "rows_per_user", rows_per_user, "be None for people", hint)
     from tfdpx.accounting.group_privacy import group_epsilon  # It takes ledgers.
 
     together = group_epsilon(ledger, rows_per_user, delta=delta, accountant=accountant)
