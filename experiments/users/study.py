@@ -99,6 +99,9 @@ def draw(rows, path):
         epsilons = [row["epsilon"] for row in mine]
         axes.plot(epsilons, [100 * row["median"] for row in mine], marker="o", label=way)
     axes.set(xscale="log", xlabel="epsilon of a writer", ylabel="test accuracy, %")
+    shown = sorted({row["epsilon"] for row in rows})
+    axes.set_xticks(shown, [f"{epsilon:g}" for epsilon in shown])
+    axes.set_xticks([], minor=True)
     axes.legend(title="updates draw")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
