@@ -90,10 +90,11 @@ def test_a_head(monkeypatch):
     x, y = head_cases.data()
     head = class_sums(head_cases.CLASSES, 8.0).fit(x, y)
     assert head.evaluate(x, y)["accuracy"] > 0.6 and 7.99 < head.epsilon_spent() <= 8.0
-    x[0], long = 0.0, x.copy()
-    long[0] = 1e3
+    x[0], y = 0.0, np.eye(head_cases.CLASSES)[y]
+    without, (x[0], y[0]) = (x.copy(), y.copy()), (1e3, 1.0)
+    without[1][0] = 0.0
     _, epsilon = transcripts.spent(
-        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), (x, y), (long, y)
+        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), without, (x, y)
     )
     assert 0.99 < epsilon <= 1.0
 
