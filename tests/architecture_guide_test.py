@@ -75,6 +75,30 @@ def test_a_clip_policy(monkeypatch):
     assert isinstance(again.clip_policy, normalized) and again.l2_norm_clip == 1.0
 
 
+class Careless(ClipPolicy):
+    """A policy of one line: of rows that do not count, it gives whatever comes out."""
+
+    def factors(self, squared_norms, present, batch_size):
+        return 1.0 / (tf.sqrt(squared_norms) * batch_size)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_the_step_leaves_out_what_a_careless_policy_does_not(value):
+    def step(x, y, microbatch_size):
+        model = small.model(  # In which a row of zeros has a gradient of zero.
+            layers=lambda: [layers.Dense(3, use_bias=False)],
+            l2_norm_clip=Careless(1.0),
+            microbatch_size=microbatch_size,
+        )
+        return small.step(model, x, y)
+
+    x, y = small.data()
+    without = step(np.delete(x, 3, 0), np.delete(y, 3), None)
+    x[3] = value
+    found = step(x, y, 5)  # The last microbatch has rows that are absent.
+    np.testing.assert_allclose(found, without, atol=1e-5)
+
+
 class TooMuch(ClipPolicy):
     def factors(self, *args):
         return 1.5 * super().factors(*args)
