@@ -42,12 +42,17 @@ def run(heading):
     return names
 
 
-@pytest.mark.parametrize("page", ["architecture", "reliability"])
+PAGES = ["CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/**/*.md", "*/**/README.md"]
+
+
+@pytest.mark.parametrize(
+    "page", [str(p.relative_to(ROOT)) for pattern in PAGES for p in ROOT.glob(pattern)]
+)
 def test_every_file_that_is_named_exists(page):
-    text = PAGE.with_stem(page).read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?|\w+\.py)(?:`|::)", text))
-    assert len(named) > 10
-    bases = [ROOT, ROOT / "tfdpx", ROOT / "tests" / "tfdpx"]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/){2,})(?:`|::)", text))
+    folder = pathlib.Path(page).parent
+    bases = [ROOT / folder, ROOT / "tests" / folder, ROOT, ROOT / "tfdpx", ROOT / "tests" / "tfdpx"]
     assert not [name for name in named if not any((base / name).exists() for base in bases)]
 
 
