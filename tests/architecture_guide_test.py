@@ -42,12 +42,17 @@ def run(heading):
     return names
 
 
-@pytest.mark.parametrize("page", ["architecture", "reliability"])
+PAGES = ["CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/**/*.md", "*/**/README.md"]
+
+
+@pytest.mark.parametrize(
+    "page", [str(p.relative_to(ROOT)) for pattern in PAGES for p in ROOT.glob(pattern)]
+)
 def test_every_file_that_is_named_exists(page):
-    text = PAGE.with_stem(page).read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?|\w+\.py)(?:`|::)", text))
-    assert len(named) > 10
-    bases = [ROOT, ROOT / "tfdpx", ROOT / "tests" / "tfdpx"]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/){2,})(?:`|::)", text))
+    folder = pathlib.Path(page).parent
+    bases = [ROOT / folder, ROOT / "tests" / folder, ROOT, ROOT / "tfdpx", ROOT / "tests" / "tfdpx"]
     assert not [name for name in named if not any((base / name).exists() for base in bases)]
 
 
@@ -75,6 +80,30 @@ def test_a_clip_policy(monkeypatch):
     assert isinstance(again.clip_policy, normalized) and again.l2_norm_clip == 1.0
 
 
+class Careless(ClipPolicy):
+    """A policy of one line: of rows that do not count, it gives whatever comes out."""
+
+    def factors(self, squared_norms, present, batch_size):
+        return 1.0 / (tf.sqrt(squared_norms) * batch_size)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_the_step_leaves_out_what_a_careless_policy_does_not(value):
+    def step(x, y, microbatch_size):
+        model = small.model(  # In which a row of zeros has a gradient of zero.
+            layers=lambda: [layers.Dense(3, use_bias=False)],
+            l2_norm_clip=Careless(1.0),
+            microbatch_size=microbatch_size,
+        )
+        return small.step(model, x, y)
+
+    x, y = small.data()
+    without = step(np.delete(x, 3, 0), np.delete(y, 3), None)
+    x[3] = value
+    found = step(x, y, 5)  # The last microbatch has rows that are absent.
+    np.testing.assert_allclose(found, without, atol=1e-5)
+
+
 class TooMuch(ClipPolicy):
     def factors(self, *args):
         return 1.5 * super().factors(*args)
@@ -90,10 +119,11 @@ def test_a_head(monkeypatch):
     x, y = head_cases.data()
     head = class_sums(head_cases.CLASSES, 8.0).fit(x, y)
     assert head.evaluate(x, y)["accuracy"] > 0.6 and 7.99 < head.epsilon_spent() <= 8.0
-    x[0], long = 0.0, x.copy()
-    long[0] = 1e3
+    x[0], y = 0.0, np.eye(head_cases.CLASSES)[y]
+    without, (x[0], y[0]) = (x.copy(), y.copy()), (1e3, 1.0)
+    without[1][0] = 0.0
     _, epsilon = transcripts.spent(
-        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), (x, y), (long, y)
+        monkeypatch, lambda: class_sums(head_cases.CLASSES, 1.0, scale=2.0), without, (x, y)
     )
     assert 0.99 < epsilon <= 1.0
 

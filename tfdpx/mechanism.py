@@ -93,7 +93,21 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=Non
     else:
         factors = fractions / tf.maximum(tf.sqrt(squared_norms), fractions * l2_norm_clip)
     # Dividing the factors by B spares a pass over every weight.
-    return tf.where(tf.math.is_finite(squared_norms) & present, factors, 0.0) / float(batch_size)
+    return counted(factors / float(batch_size), squared_norms, present)
+
+
+def counted(factors, squared_norms, present):
+    """`factors`, and 0 for absent or non-finite examples, whatever a clip policy says of them.
+
+    So it is where the factor is not finite, as one over a norm of zero.
+
+    Args:
+        factors: float32 [n].
+        squared_norms: float32 [n].
+        present: bool [n].
+    """
+    finite = tf.math.is_finite(squared_norms) & tf.math.is_finite(factors)
+    return tf.where(finite & present, factors, 0.0)
 
 
 def privatize(sums, noise_multiplier, batch_size, seed):

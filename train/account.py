@@ -14,6 +14,9 @@ folders, or a folder of them, `.keras` files, and files of `Ledger.save`. What s
 of counts once; runs on different data are refused without --same_data. --plot draws epsilon
 against steps, and noise against batch size. The last line is one JSON object.
 
+--rows_per_user=k adds what protects a person with up to k examples, if updates draw examples, and
+if they draw people (`PrivacyPlan(unit="user")`) at the same noise on the mean gradient.
+
 --compare=PATH,PATH is a table of finished runs: the settings that differ, accuracy and epsilon.
 --plot draws them, accuracy against epsilon.
 """
@@ -25,6 +28,7 @@ from absl import app, flags
 
 from tfdpx.accounting import samplings
 from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
+from tfdpx.train.accounts.people import people_of
 from tfdpx.train.accounts.question import NAMES, answer
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report.record import print_table, to_json
@@ -54,6 +58,13 @@ def define_flags(values):
         **common,
     )
     flags.DEFINE_enum("accountant", None, ["pld", "rdp"], "Who solves. Default: pld.", **common)
+    flags.DEFINE_integer(
+        "rows_per_user",
+        None,
+        "The most examples that a person has: what epsilon protects all of them together.",
+        lower_bound=1,
+        **common,
+    )
     flags.DEFINE_list("workdir", None, "Finished runs, for one statement of all.", **common)
     flags.DEFINE_bool(
         "same_data", False, "Add up runs on different data of the same people.", **common
@@ -76,7 +87,7 @@ def _of_runs(values):
     """Prints the statement of the runs in --workdir, and returns the record."""
     also = [
         f"--{name}"
-        for name in (*NAMES, "plot", "compare")
+        for name in (*NAMES, "rows_per_user", "plot", "compare")
         if name != "delta" and values[name].value
     ]
     if also:
@@ -100,8 +111,13 @@ def _of_question(values):
     given = {name: values[name].value for name in NAMES}
     found = answer(given, sampling, values.accountant)
     record = found.record()
+    people = values.rows_per_user and people_of(found, values.rows_per_user)
+    if people:
+        record |= people.record()
     print_table(record, title=f"{found.solved} solved")
     print(f"Epsilon is {sampling.about}.\n")
+    if people:
+        print(f"{people.about()}\n")
     print(tf_privacy_note.lines(found))
     for warning in found.warnings:
         print(f"Warning: {warning}", file=sys.stderr)

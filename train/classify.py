@@ -136,6 +136,7 @@ def train(settings, workdir, strategy):
             run_flags.DATA_DIR.value,
             run_flags.DOWNLOAD.value,
             source and source.image_shape,
+            settings.user,
         )
     if is_chief:
         notes = [*data.notes, *([source.about] if source else [])]
@@ -144,7 +145,7 @@ def train(settings, workdir, strategy):
     # What the preset and the flags leave open.
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if v is not None}
     settings, chosen = auto_settings.complete(
-        settings, data.num_train, strategy.num_replicas_in_sync
+        settings, data.num_protected, strategy.num_replicas_in_sync
     )
     if chosen and is_chief:
         print(chosen)
@@ -155,7 +156,7 @@ def train(settings, workdir, strategy):
         )
 
     # The privacy plan: what the budget allows.
-    plan = settings.privacy_plan(data.num_train)
+    plan = settings.privacy_plan(data.num_protected)
     if before.steps and is_chief:
         print(provenance.about(before, plan))
     fitting.check_head_steps(settings, plan)

@@ -40,6 +40,7 @@ from experiments.benchmark import (
     phases,
     steps,
     tables,
+    users,
 )
 from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.report.record import to_json
@@ -77,6 +78,13 @@ def define_flags(values):
         False,
         "Time a private step of --images with and without individual accounting of --num_examples, "
         "and nothing else.",
+        **common,
+    )
+    flags.DEFINE_integer(
+        "users",
+        None,
+        "Time a private step of --images people of so many examples each against one of --images "
+        "examples with as many views, and nothing else.",
         **common,
     )
     flags.DEFINE_integer(
@@ -118,7 +126,7 @@ def main(argv, values=flags.FLAGS):
     with in_one_line("experiments.benchmark", argv):
         settings = read_settings(values)
         plot = prepare_output(values)
-        if values.end_to_end or values.individual:
+        if values.end_to_end or values.individual or values.users:
             record = {**_given(settings, values), **_one_comparison(settings, values)}
         else:
             record = benchmark(settings, values, plot)
@@ -151,7 +159,7 @@ def read_settings(values):
         raise UserError(f"Flag --plot belongs to --sweep. Received: --plot={values.plot}.")
     if values.end_to_end:
         _check_end_to_end(values)
-    elif values.individual:
+    elif values.individual or values.users:
         _check_individual(values)
     elif values.memory:
         memory.check_platform()
@@ -183,11 +191,11 @@ def _check_individual(values):
     """Raises UserError unless the step is one of a plan, with nothing else to be measured."""
     if values.augmult != 1 or values.sweep or values.profile or values.explain:
         raise UserError(
-            "Flag --individual goes without --augmult, --sweep, --profile and --explain."
+            "Flags --individual and --users go without --augmult, --sweep, --profile and --explain."
         )
     if values.images > values.num_examples:
         raise UserError(
-            "Flag --individual needs --images up to --num_examples. Received: "
+            "Flags --individual and --users need --images up to --num_examples. Received: "
             f"--images={values.images} --num_examples={values.num_examples}."
         )
 
@@ -248,8 +256,9 @@ def benchmark(settings, values, plot):
 
 
 def _one_comparison(settings, values):
-    """What `end_to_end.measure` or `individual.measure` finds, also as a table."""
+    """What `measure` of the module that a flag names finds, also as a table."""
     measure = end_to_end.measure if values.end_to_end else individual.measure
+    measure = users.measure if values.users else measure
     record = measure(settings, values.num_examples, values.repeats)
     tables.figures(record, f"{settings.model}, {values.num_examples} examples")
     return record

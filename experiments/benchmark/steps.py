@@ -38,13 +38,14 @@ class Settings:
     model: str
     images: int = 32
     augmult: int = 1
+    users: int | None = None
     image_size: int | None = None
     microbatch_size: int | str | None = None
     jit: bool = False
     norms: str = "auto"
 
     def __post_init__(self):
-        for name in ("images", "augmult", "image_size"):
+        for name in ("images", "augmult", "users", "image_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"Flag --{name} must be at least 1. Received: --{name}={value}.")

@@ -185,6 +185,22 @@ def augmented_updates_agree():
             assert_close(weights(model), wanted)
 
 
+def updates_on_people_agree():
+    """Each person's examples are those of the person and the update, on any replica."""
+    plan = tfdpx.PrivacyPlan(12, 8, 3, noise_multiplier=1.0, delta=1e-3, unit="user")
+    x, y = data()
+    ids, wanted = np.arange(NUM_EXAMPLES) ** 2 % 13 % 12, None
+    ids[:12] = np.arange(12)
+    for strategy in strategies():
+        for fit in (_fit_ours, _fit_keras):
+            if fit is _fit_keras and "TF_CONFIG" in os.environ:
+                continue
+            model = make_model(strategy, lambda: tfdpx.DPSGD(0.5, plan=plan, seed=1))
+            fit(model, plan, x, y, user_ids=ids, examples_per_user=3)
+            wanted = weights(model) if wanted is None else wanted
+            assert_close(weights(model), wanted)
+
+
 def masks_are_drawn_for_each_replica():
     """Equal masks on two replicas would be one draw: of the 20 rows an even number would stay."""
     plan = tfdpx.PrivacyPlan(20, batch_size=20, steps=16, noise_multiplier=0.0, delta=1e-3)
@@ -206,12 +222,13 @@ def masks_are_drawn_for_each_replica():
         assert len(counts) == 16 and np.any(counts % 2), counts
 
 
-def _fit_ours(model, plan, x, y, callbacks=()):
-    tfdpx.distributed.fit(model, plan, x, y, seed=3, verbose=0, callbacks=[*callbacks])
+def _fit_ours(model, plan, x, y, callbacks=(), **people):
+    tfdpx.distributed.fit(model, plan, x, y, seed=3, verbose=0, callbacks=[*callbacks], **people)
 
 
-def _fit_keras(model, plan, x, y, callbacks=()):
-    batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=model.optimizer)
+def _fit_keras(model, plan, x, y, callbacks=(), **people):
+    optimizer = model.optimizer
+    batches = plan.batches(x, y, seed=3, pad_to_multiple_of=2, optimizer=optimizer, **people)
     model.fit(batches, verbose=0, callbacks=[*callbacks])
 
 

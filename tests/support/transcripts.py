@@ -49,20 +49,28 @@ class _Recorder:
 def spent(monkeypatch, head, data, neighbour):
     """`{release: mu}` of fits on two neighbours, and the epsilon of all at the head's delta.
 
+    Fails if the weights follow the data otherwise than through what is released.
+
     Args:
         monkeypatch: pytest's.
         head: Function to a fresh head.
         data: Pair of features and labels.
-        neighbour: Another, with one example more.
+        neighbour: Another, with one example more. Its labels are new too: a count is a release.
     """
     with monkeypatch.context() as patched:
         first = _Recorder(patched)
-        head().fit(*data)
+        one = head().fit(*data)
     with monkeypatch.context() as patched:
         second = _Recorder(patched, first.outputs)
-        head().fit(*neighbour)
+        other = head().fit(*neighbour)
     assert first.values.keys() == second.values.keys()
     assert first.deviations == second.deviations, "The scale of the noise follows the data."
+    for name in ("kernel", "bias"):
+        np.testing.assert_array_equal(
+            getattr(one, name),
+            getattr(other, name),
+            f"The {name} follows more of the data than it releases.",
+        )
     squares = {}
     for (name, use, part), value in first.values.items():
         key = (name, use, part)

@@ -15,7 +15,8 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from PIL import Image
 
-from tfdpx.accounting import Ledger
+import tfdpx
+from tfdpx.accounting import Ledger, group_epsilon
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Selected, Spent
@@ -43,6 +44,23 @@ def ask(capsys, **given):
     account.main(["account"], values)
     *text, last = capsys.readouterr().out.splitlines()
     return json.loads(last), "\n".join(text)
+
+
+@pytest.mark.filterwarnings("ignore:The epsilon of k")
+def test_people_with_several_rows(capsys):
+    record, text = ask(capsys, **{**SMALL, "batch_size": 500}, rows_per_user=3)
+    plan = tfdpx.PrivacyPlan(500, 500, 60, noise_multiplier=4.0, delta=1e-5)
+    # In full batches, three rows that move by one clip each are one person who moves by three.
+    assert record["epsilon_of_user"] == pytest.approx(group_epsilon(plan, 3), rel=1e-3)
+    assert record["epsilon_of_user_drawing_people"] == pytest.approx(
+        record["epsilon_of_user"], rel=1e-2
+    )
+    assert "with 3 examples" in flat(text)
+    record, text = ask(capsys, **SMALL, rows_per_user=100)
+    assert record["epsilon_of_user_drawing_people"] is None
+    assert "--sampling=poisson" in refusal(capsys, **SMALL, sampling="shuffle", rows_per_user=2)
+    said = flat(plan.statement(rows_per_user=3))
+    assert "up to 3 examples" in said and "group_epsilon" not in said
 
 
 def flat(text):

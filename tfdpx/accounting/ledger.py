@@ -259,6 +259,7 @@ class Ledger:
         num_examples: int | None = None,
         accountant: str = "pld",
         dataset: str = "the training data",
+        rows_per_user: int | None = None,
     ) -> str:
         """A text to cite: what is guaranteed, to whom, how, and under which assumptions.
 
@@ -270,6 +271,8 @@ class Ledger:
             num_examples: Optional int, of the private data set; public.
             accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
             dataset: String, the name of the data.
+            rows_per_user: Optional int, the most examples that a person has, whose epsilon for all
+                of them together is said too (`tfdpx.accounting.group_epsilon`).
 
         Returns:
             String of lines of at most 88 characters. Epsilon is rounded up. It says so where there
@@ -279,7 +282,12 @@ class Ledger:
             ValueError: If an argument is out of its range, or a sampling probability is unknown.
         """
         return statement.text(
-            self, delta, num_examples=num_examples, accountant=accountant, dataset=dataset
+            self,
+            delta,
+            num_examples=num_examples,
+            accountant=accountant,
+            dataset=dataset,
+            rows_per_user=rows_per_user,
         )
 
     def to_json(self) -> str:

@@ -298,7 +298,13 @@ class PrivacyPlan:
         run = self.noise_multiplier, self.sampling_probability, steps
         return Ledger((Entry(*run, exact=not self.is_approximate, unit=self.unit),))
 
-    def statement(self, *, steps: int | None = None, dataset: str = "the training data") -> str:
+    def statement(
+        self,
+        *,
+        steps: int | None = None,
+        dataset: str = "the training data",
+        rows_per_user: int | None = None,
+    ) -> str:
         """A text to cite: what a training by this plan guarantees, to whom, how, and if what.
 
         Of a training that was made, `model.optimizer.ledger.statement(plan.delta)` says more.
@@ -306,6 +312,7 @@ class PrivacyPlan:
         Args:
             steps: Optional int >= 0, of the updates that are made; the plan's if left out.
             dataset: String, the name of the data.
+            rows_per_user: As for `tfdpx.accounting.Ledger.statement`.
 
         Returns:
             String of lines of at most 88 characters. Epsilon is rounded up.
@@ -319,6 +326,7 @@ class PrivacyPlan:
             accountant=self.accountant,
             num_examples=self.num_examples,
             dataset=dataset,
+            rows_per_user=rows_per_user,
             is_planned=True,
         )
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from tfdpx import _files as files
 from tfdpx.accounting import statement
-from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
 from tfdpx.accounting.samplings import Sampling
 from tfdpx.accounting.spent import Data, Seen, Selected, Spent
 
@@ -90,7 +90,7 @@ class Record:
     @property
     def neighbours(self) -> str:
         """Which data sets are neighbours."""
-        return "add_or_remove_one"
+        return "add_or_remove_one" if self.spent.ledger.unit == EXAMPLE else "add_or_remove_user"
 
     @property
     def is_approximate(self) -> bool:

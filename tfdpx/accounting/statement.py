@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfdpx._arguments import check_positive_integer, is_number
+from tfdpx._arguments import check_positive_integer, is_number, require
 
 if TYPE_CHECKING:
     from tfdpx.accounting.ledger import Ledger
@@ -25,6 +25,7 @@ def text(
     num_examples: int | None = None,
     dataset: str = "the training data",
     unit: str = "example",
+    rows_per_user: int | None = None,
     epsilon: float | None = None,
     also_spent: Sequence[str] = (),
     l2_norm_clip: float | str | None = None,
@@ -45,6 +46,8 @@ def text(
         num_examples: Optional int, of the private data set, or of its people; public.
         dataset: String, the name of the data.
         unit: String, what an example is, such as "image". An s makes its plural.
+        rows_per_user: Optional int, the most examples that a person has: what protects all of them
+            together is said too. Not with `epsilon`, or where updates draw people.
         epsilon: Optional float: the total, where more than the ledger was spent on these data, such
             as by a search. None: the ledger's.
         also_spent: Strings, a line for each thing that `epsilon` counts besides the ledger.
@@ -71,6 +74,7 @@ def text(
             "Argument `epsilon` must not be less than the ledger's. Received: "
             f"epsilon={epsilon}, the ledger's at delta={delta}: {known}. Leave `epsilon` out."
         )
+    caution = _of_group(ledger, delta, accountant, rows_per_user, unit)
     none = _why_there_is_none(ledger, epsilon, delta, dataset)
     if none:
         return _filled(none) + "\n"
@@ -80,7 +84,7 @@ def text(
         "Data": f"{dataset}{f', N = {num_examples:,} {who.many}' if num_examples else ''}. The "
         f"number of {who.many} is public.",
         "Neighbours": f"two data sets that differ in {who.difference}, added or removed, at the "
-        f"same sampling probability and expected batch size. {who.caution}",
+        f"same sampling probability and expected batch size. {caution or who.caution}",
         "Epsilon, delta": f"epsilon = {rounded_up(epsilon, 6)}, delta = {_delta(delta)}.",
         "Mechanism": mechanism or _dp_sgd(who, l2_norm_clip),
         "Updates": " ".join([*map(_entry, ledger.entries), *also_spent]),
@@ -197,6 +201,23 @@ def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, who, is_pl
             "assumes."
         )
     return claim
+
+
+def _of_group(ledger, delta, accountant, rows_per_user, unit):
+    """A sentence on people with so many examples; None where nobody asks."""
+    if rows_per_user is None:
+        return None
+    hint = " They are one person's already."
+    require(ledger.unit == "example", "rows_per_user", rows_per_user, "be None for people", hint)
+    from tfdpx.accounting.group_privacy import group_epsilon  # It takes ledgers.
+
+    together = group_epsilon(ledger, rows_per_user, delta=delta, accountant=accountant)
+    if together == math.inf:
+        return f"For a person with {rows_per_user} {unit}s no epsilon is known."
+    return (
+        f"For data sets that differ in up to {rows_per_user} {unit}s, such as all of one person, "
+        f"epsilon = {rounded_up(together, 6)} at the same delta."
+    )
 
 
 def _dp_sgd(who, l2_norm_clip):

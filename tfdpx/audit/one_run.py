@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdpx._arguments import is_integer, require
 from tfdpx._keras import model_internals
 from tfdpx.accounting.accountants import check_delta
+from tfdpx.accounting.ledger import EXAMPLE
 from tfdpx.audit import _one_run_bounds
 from tfdpx.audit.lower_bound import check_confidence
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
@@ -280,6 +281,11 @@ class OneRunAudit(keras.callbacks.Callback):
         draws = getattr(getattr(optimizer, "session", None), "draws", None)
         if draws is None or draws.examples is None:
             return
+        if draws.plan is not None and draws.plan.unit != EXAMPLE:
+            raise ValueError(
+                f"A one-run audit inserts single examples, and the plan is of people. Received: "
+                f"plan.unit={draws.plan.unit!r}. Audit with a plan of examples."
+            )
         examples, start = draws.examples, self._rows
         holds_canaries = examples.count == start + self._count
         if holds_canaries:

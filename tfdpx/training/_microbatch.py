@@ -5,6 +5,7 @@ import typing
 
 import tensorflow as tf
 
+from tfdpx import mechanism
 from tfdpx.per_example.outputs import Outputs
 
 
@@ -62,7 +63,7 @@ def compute(optimizer, engine, update, inputs):
     factors = optimizer.clip_policy.factors(
         found.squared_norms, present, optimizer.batch_size, *inputs.clips
     )
-    return found, found.clipped_sums(factors)
+    return found, found.clipped_sums(mechanism.counted(factors, found.squared_norms, present))
 
 
 class Microbatch:

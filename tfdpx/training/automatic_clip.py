@@ -40,10 +40,8 @@ class AutomaticClip(ClipPolicy):
         self.stability = float(stability)
 
     def factors(self, squared_norms, present, batch_size, *clips):
-        """float32 [n]: `1 / (B (norm + stability))`, and 0 for absent or non-finite examples."""
-        factors = _ROUNDED / (tf.sqrt(squared_norms) + self.stability)
-        counts = present & tf.math.is_finite(squared_norms)
-        return tf.where(counts, factors, 0.0) / float(batch_size)
+        """float32 [n]: `1 / (B (norm + stability))`, and less by what is rounded."""
+        return _ROUNDED / (tf.sqrt(squared_norms) + self.stability) / float(batch_size)
 
     def arguments(self) -> dict:
         """`l2_norm_clip`, as the word where it says all."""

@@ -291,6 +291,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         session = getattr(optimizer, "session", None)
         if self._private_writer is None or session is None or session.draws is None:
             return None
+        if optimizer.of_users:
+            return None
         examples = session.draws.examples
         if self._norms is None:
             known = optimizer.prepared[self.model]

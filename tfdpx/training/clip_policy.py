@@ -122,7 +122,10 @@ class ClipPolicy:
     def factors(
         self, squared_norms: Any, present: Any, batch_size: int, *clips: tf.Tensor
     ) -> tf.Tensor:
-        """float32 [n]: what each gradient is multiplied by; see `mechanism.clip_factors`."""
+        """float32 [n]: what each gradient is multiplied by; see `mechanism.clip_factors`.
+
+        Absent rows, and norms that are not finite, need no care: `mechanism.counted` follows.
+        """
         return mechanism.clip_factors(squared_norms, present, self.l2_norm_clip, batch_size)
 
     def measured(

@@ -53,6 +53,8 @@ def fit(
     *,
     sample_weight: Any = None,
     class_weight: dict[int, float] | None = None,
+    user_ids: Any = None,
+    examples_per_user: int | None = None,
     seed: int | None = None,
     epochs: int = 1,
     steps_per_epoch: int | None = None,
@@ -81,6 +83,8 @@ def fit(
         y: As `x`.
         sample_weight: As for `plan.batches`.
         class_weight: As for `plan.batches`.
+        user_ids: As for `plan.batches`.
+        examples_per_user: As for `plan.batches`.
         seed: Int for the draws, for experiments; None for fresh ones, as private training needs. On
             several hosts, the chief's count.
         epochs: Int, the number of the last epoch.
@@ -113,11 +117,16 @@ def fit(
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
         steps=steps_per_epoch or max(plan_left(optimizer, plan), 1),
     )  # fmt: skip
-    with strategy.scope():
-        views.build(model, *examples.batch(tf.range(1), 1))
-    planned = plan.batches(
-        x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=seed
+    given = dict(
+        class_weight=class_weight,
+        user_ids=user_ids,
+        examples_per_user=examples_per_user,
+        optimizer=optimizer,
     )
+    planned = plan.batches(x, y, sample_weight, seed=seed, **given)
+    arrays = tf.nest.map_structure(_zeros, planned.element_spec)
+    with strategy.scope():
+        views.build(model, *arrays)
     arguments = {"x": planned, "callbacks": callbacks}
     arguments |= {"epochs": epochs, "initial_epoch": initial_epoch}
     with (
@@ -143,6 +152,7 @@ def fit(
                 "data": (
                     x.fingerprint() if examples is x else x,
                     y, sample_weight, class_weight and sorted(class_weight.items()),
+                    user_ids, examples_per_user,
                 ),
                 "plans": plan.get_config(),
                 "optimizers": keras.saving.serialize_keras_object(optimizer),
@@ -155,8 +165,8 @@ def fit(
 
         def share(context):
             batches = plan.batches(
-                x, y, sample_weight, class_weight=class_weight, optimizer=optimizer, seed=draw_seed,
-                pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context,
+                x, y, sample_weight, seed=draw_seed,
+                pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context, **given,
             )  # fmt: skip
             return optimizer.clip_policy.dataset(sampler_of(batches))
 
@@ -177,6 +187,12 @@ def fit(
         optimizer.finalize_variable_values(model.trainable_variables)
         callbacks.on_train_end(logs)
     return model.history
+
+
+def _zeros(spec):
+    """A tensor of one row for the spec of a batch; None for what has no data."""
+    known = isinstance(spec, tf.TensorSpec)
+    return tf.zeros([1, *spec.shape[1:]], spec.dtype) if known else None
 
 
 def _epoch(model, execute, batches, session, steps, callbacks):

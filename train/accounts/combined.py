@@ -5,6 +5,7 @@ import math
 import re
 import textwrap
 
+from tfdpx.accounting.ledger import EXAMPLE
 from tfdpx.accounting.samplings import Sampling
 from tfdpx.accounting.spent import NOTHING
 from tfdpx.accounting.statement import rounded_up
@@ -75,7 +76,10 @@ class CombinedRuns:
     @property
     def neighbours(self):
         """Which data sets are neighbours."""
-        return "zero_out" if self._is_shuffled else "add_or_remove_one"
+        if self._is_shuffled:
+            return "zero_out"
+        of_users = self.spent.ledger.unit != EXAMPLE
+        return "add_or_remove_user" if of_users else "add_or_remove_one"
 
     @property
     def _is_shuffled(self):
@@ -191,5 +195,6 @@ def _share(one, other):
 
 _NEIGHBOURS = {
     "add_or_remove_one": "adding or removing one example",
+    "add_or_remove_user": "adding or removing all examples of one person",
     "zero_out": "emptying the place of one example",
 }

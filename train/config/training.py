@@ -9,6 +9,7 @@ from tfdpx.train.config.errors import checking_flags
 from tfdpx.train.config.settings import (
     BELOW_ONE,
     FINITE,
+    FROM_ONE,
     NOT_NEGATIVE,
     POSITIVE,
     Check,
@@ -99,6 +100,15 @@ class Training(RunSettings):
         "Start from weights that saw these images without an account: epsilon is infinite.",
         default=False,
     )
+    user: str | None = setting(
+        "Of folder:PATH: protect people, not images. Whose each is: parent_folder, of images as "
+        "PATH/CLASS/PERSON/NAME, or a regular expression for the path below the folders of "
+        "training images.",
+        default=None,
+    )
+    examples_per_user: int = setting(
+        "Images of a person in an update, with --user; more are drawn from.", FROM_ONE, default=4
+    )
     individual: bool = setting(
         "Clip each image at its own last norm, and write an epsilon for each to a private folder.",
         default=False,
@@ -175,6 +185,12 @@ class Training(RunSettings):
             *("private", "sampling", "head_steps"),
         )
         self._refuse_if(
+            self.user is not None
+            and bool(self.individual or self.validation or self.sampling != "poisson"),
+            "Flag --user needs Poisson sampling, and no --individual or --validation.",
+            *("user", "individual", "validation", "sampling"),
+        )
+        self._refuse_if(
             not self.individual and (self.individual_release or self.individual_refreshes),
             "Flags --individual_release and --individual_refreshes belong to --individual.",
             *("individual", "individual_release", "individual_refreshes"),
@@ -204,7 +220,7 @@ class Training(RunSettings):
         return self.model == AUTO or None in chosen
 
     def privacy_plan(self, num_examples):
-        """Returns the `tfdpx.PrivacyPlan` of the run on so many training images.
+        """Returns the `tfdpx.PrivacyPlan` of the run on so many training images, or people.
 
         Raises:
             UserError: If the values do not go together.
@@ -219,4 +235,5 @@ class Training(RunSettings):
                 delta=self.delta,
                 sampling=self.sampling,
                 accountant=self.accountant,
+                unit="example" if self.user is None else "user",
             )

@@ -16,6 +16,7 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_files
 from tfdpx.train.data.builders import Features
 from tfdpx.train.data.datasets import FOLDER
+from tfdpx.train.data.people import People
 
 TEST_FRACTION = 0.2
 # The sides that are chosen. Larger images have more features than memory, where there are many.
@@ -35,6 +36,7 @@ class ImageFolder:
         test_seed: Int. Another one makes other images test images.
         skip_broken: Bool. Whether files that cannot be read are left out, not refused.
         takes: `(height, width, channels)` of the images that a model takes; None where any.
+        user: What says whose each image is, see `people.People`; None: each is for itself.
 
     Attributes:
         features: `builders.Features`, with the size to read images at.
@@ -53,12 +55,14 @@ class ImageFolder:
         test_seed=0,
         skip_broken=False,
         takes=(None, None, None),
+        user=None,
     ):
         self._path = path
         if not path.is_dir():
             kind = "is no folder" if path.exists() else "does not exist"
             raise UserError(f"Cannot read --dataset={FOLDER}:{path}: it {kind}.")
         train, test = _parts(path)
+        people = user and People(user, train, classes=1)
         if test and test_fraction is not None:
             raise UserError(
                 f"The folder --dataset={FOLDER}:{path} has test images in {test.name}: leave out "
@@ -74,7 +78,9 @@ class ImageFolder:
         passed_over = list(self._passed_over(set(files) - set(broken), broken, folders, splits))
         names = self._class_names(splits, passed_over)
         self.features = Features((), _shape(readable, image_size, takes), names)
-        if not test:
+        if not test and people:
+            splits = people.part(splits["train"], fraction, test_seed)
+        elif not test:
             splits = _part(splits["train"], fraction, test_seed, path)
         self._splits = {
             split: Files(
@@ -82,7 +88,8 @@ class ImageFolder:
             )
             for split, found in splits.items()
         }
-        how = f"{fraction:g} of each class, --test_fraction; which, --test_seed={test_seed}"
+        of = "all, of other people" if people else "each class"
+        how = f"{fraction:g} of {of}, --test_fraction; which, --test_seed={test_seed}"
         chosen = "chosen from the files; --image_size changes it"
         if takes[0] or takes[1]:
             chosen = "what --init_from takes"
@@ -93,10 +100,14 @@ class ImageFolder:
             f"({f'those in {test.name}' if test else how}).",
             f"Read as {height}x{width} pixels, {'gray' if channels == 1 else 'in colour'} "
             f"({'--image_size' if image_size else chosen}).",
-            "Public, so not protected: how many images there are to train on, the names of the "
-            "classes, size and colours.",
+            f"Public, so not protected: how many {'people' if people else 'images'} there are to "
+            "train on, the names of the classes, size and colours.",
             *passed_over,
         ]
+        if people:
+            self._splits["train"].tell_people(people.of)
+            count = len(set(self._splits["train"].people))
+            self.notes.insert(2, f"People to train on, by --user={user}: {count}.")
 
     def records(self, split):
         """The `Files` of a split.
@@ -159,8 +170,14 @@ class Files:
         pairs: List of a `pathlib.Path` and an int, the class.
     """
 
+    people = None  # Whose each is.
+
     def __init__(self, pairs):
         self.pairs = pairs
+
+    def tell_people(self, person_of):
+        """Says whose each image is, by a function of a file."""
+        self.people = np.array([person_of(file) for file, _ in self.pairs], object)
 
     def __len__(self):
         return len(self.pairs)

@@ -30,6 +30,7 @@ class ImageData:
         train_x, train_y: The private data. Larger than `image_shape` with a `train_scale`.
         eval_x, eval_y: Examples on which accuracy is measured.
         num_train: Number of training examples.
+        train_users: Whose each training example is, an array; None where nobody's.
         image_shape: `(height, width, channels)` of what the model sees.
         eval_split: `"test"`, or `"validation"` for a part of the training images held out.
         class_names: One name a class.
@@ -52,6 +53,12 @@ class ImageData:
     deviation: float | tuple
     notes: tuple = ()
     left_out: int = 0
+    train_users: np.ndarray | None = None
+
+    @property
+    def num_protected(self):
+        """Number of training examples, or of the people whose they are."""
+        return self.num_train if self.train_users is None else len(set(self.train_users))
 
     @property
     def num_classes(self):
@@ -82,6 +89,7 @@ def load(
     test_seed=0,
     skip_broken=False,
     takes=(None, None, None),
+    user=None,
 ):
     """Reads the training images of a data set and those to measure accuracy on.
 
@@ -106,6 +114,7 @@ def load(
         skip_broken: Likewise.
         takes: `(height, width, channels)` of the images that a model takes, None where any: they
             are resized, and made gray or coloured.
+        user: Of a folder; see `people.People`.
 
     Returns:
         An `ImageData`. The test images of ImageNet and Places-365 are the official validation
@@ -123,11 +132,13 @@ def load(
         )
     eval_split = eval_split or ("validation" if validation else "test")
     if name.path:
-        folder = ImageFolder(name.path, image_size, test_fraction, test_seed, skip_broken, takes)
+        folder = ImageFolder(
+            name.path, image_size, test_fraction, test_seed, skip_broken, takes, user
+        )
         kind, records, test_split = folder.features, folder.records, "test"
-    elif test_fraction is not None or test_seed or skip_broken:
+    elif test_fraction is not None or test_seed or skip_broken or user:
         raise UserError(
-            "Flags --test_fraction, --test_seed and --skip_broken belong to "
+            "Flags --test_fraction, --test_seed, --skip_broken and --user belong to "
             f"--dataset={FOLDER}:PATH. Received: --dataset={name.text}."
         )
     else:
@@ -164,10 +175,11 @@ def load(
         deviation=name.entry.deviation,
         notes=tuple(folder.notes) if folder else (),
         left_out=folder.left_out if folder else 0,
+        train_users=train.users(kept),
     )
 
 
-def load_for(settings, data_dir, download, takes=None):
+def load_for(settings, data_dir, download, takes=None, user=None):
     """As `load`, of what the `settings.RunSettings` of a run name; `takes` None is any images."""
     return load(
         settings.dataset,
@@ -181,6 +193,7 @@ def load_for(settings, data_dir, download, takes=None):
         test_seed=settings.test_seed,
         skip_broken=settings.skip_broken,
         takes=takes or (None, None, None),
+        user=user,
     )
 
 
@@ -211,6 +224,11 @@ class _Split:
         self.rows = np.flatnonzero(inside)
         if not len(self.rows):
             raise UserError(f"The {split!r} split of {name.full!r} holds no image.")
+
+    def users(self, rows):
+        """Whose each of the examples `rows` is, an array; None where nobody's."""
+        people = getattr(self._records, "people", None)
+        return None if people is None else people[rows]
 
     def read(self, rows, shape):
         """Images and labels of the examples `rows` as arrays; or a `RandomAccess` and None."""

@@ -19,6 +19,8 @@ _EPSILON = 8.0
 # Of epsilon * N: the product of steps and learning rate, and the steps; both within bounds.
 _MOVE, _LEAST_MOVE, _LARGEST_MOVE = 0.3, 100.0, 6000.0
 _EXAMPLES_A_STEP, _FEWEST_STEPS, _MOST_STEPS = 140, 10, 120
+# Of people, who are few: ten large steps overshoot (docs/users.md).
+_FEWEST_STEPS_OF_PEOPLE = 50
 
 
 def complete(settings, num_examples, replicas=1):
@@ -28,7 +30,7 @@ def complete(settings, num_examples, replicas=1):
 
     Args:
         settings: A `training.Training`.
-        num_examples: Int, N, training images; public, as in the plan.
+        num_examples: Int, N, training images, or people; public, as in the plan.
         replicas: Int, the devices that share a batch evenly.
 
     Returns:
@@ -52,7 +54,7 @@ def complete(settings, num_examples, replicas=1):
     fixed = model in ("scatter_linear", LINEAR_ON_FEATURES)
     fixed = fixed or (model == OF_FILE and settings.trainable == "last")
     rule = _for_features if fixed else _for_networks
-    values, reason = rule(budget, num_examples)
+    values, reason = rule(budget, num_examples, settings.user is not None)
     values["batch_size"] -= values["batch_size"] % replicas
     # A budget and a noise leave the steps to be solved for, or with these the batch size.
     if settings.epsilon is not None and settings.noise_multiplier is not None:
@@ -65,14 +67,20 @@ def complete(settings, num_examples, replicas=1):
         f"--{name}={value:g}" if name != "model" else f"--model={value}"
         for name, value in chosen.items()
     )
-    return settings, f"Chosen for {num_examples:,} images: {listed} ({reason}). Flags win over it."
+    what = "images" if settings.user is None else "people"
+    return settings, f"Chosen for {num_examples:,} {what}: {listed} ({reason}). Flags win over it."
 
 
-def _for_features(epsilon, num_examples):
+def steps_and_move(size, of_people=False):
+    """Steps, and steps times learning rate, for epsilon times the number of examples or people."""
+    fewest = _FEWEST_STEPS_OF_PEOPLE if of_people else _FEWEST_STEPS
+    steps = round(min(max(size / _EXAMPLES_A_STEP, fewest), _MOST_STEPS))
+    return steps, min(max(_MOVE * size, _LEAST_MOVE), _LARGEST_MOVE)
+
+
+def _for_features(epsilon, num_examples, of_people):
     """Values for a linear classifier on features of norm one, and why."""
-    size = epsilon * num_examples
-    steps = round(min(max(size / _EXAMPLES_A_STEP, _FEWEST_STEPS), _MOST_STEPS))
-    move = min(max(_MOVE * size, _LEAST_MOVE), _LARGEST_MOVE)
+    steps, move = steps_and_move(epsilon * num_examples, of_people)
     values = dict(
         batch_size=num_examples,
         steps=steps,
@@ -86,7 +94,7 @@ def _for_features(epsilon, num_examples):
     )
 
 
-def _for_networks(epsilon, num_examples):
+def _for_networks(epsilon, num_examples, of_people):  # As for features, whatever the unit.
     """Values for a small network that is trained from scratch, and why."""
     values = dict(
         batch_size=min(1024, num_examples),

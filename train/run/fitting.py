@@ -108,6 +108,9 @@ class Trainer:
             callbacks=[*averaging, saved, ending, tfdpx.callbacks.PrivacyBudget(plan), *callbacks],
             verbose=0 if not self._write else 1 if sys.stdout.isatty() else 2,
         )
+        people = {}
+        if data.train_users is not None:
+            people = dict(user_ids=data.train_users, examples_per_user=settings.examples_per_user)
         with ending.waiting():
             if strategy.num_replicas_in_sync > 1:
                 tfdpx.distributed.fit(
@@ -117,10 +120,13 @@ class Trainer:
                     data.train_y,
                     validation_data=data.eval_examples,
                     validation_batch_size=evaluation.BATCH_SIZE,
+                    **people,
                     **run,
                 )
             else:
-                batches = plan.batches(data.train_x, data.train_y, optimizer=model.optimizer)
+                batches = plan.batches(
+                    data.train_x, data.train_y, optimizer=model.optimizer, **people
+                )
                 # `batches` draws at random already.
                 model.fit(batches, shuffle=False, validation_data=evaluation.batches(data), **run)
 

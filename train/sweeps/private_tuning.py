@@ -61,6 +61,11 @@ def tune(preset, given, swept, mean, workdir, extra):
     if best.exists():
         raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
     points = _points(preset, given, swept)
+    if user := next((settings.user for _, settings in points if settings.user), None):
+        raise UserError(
+            "Private tuning protects single images. Received: --user="
+            f"{user}. Leave it out, or run `classify` with settings chosen without these images."
+        )
     data = loading.load_for(points[0][1], run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     if data.train_y is None:
         raise UserError(f"The images must fit in memory. Received: --dataset={data.name}.")

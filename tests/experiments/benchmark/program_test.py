@@ -122,6 +122,12 @@ def test_a_private_epoch_against_an_ordinary_one():
 
 
 @pytest.mark.slow
+def test_a_step_of_people_and_one_of_views():
+    record = last_line(run(*TINY, "--users=3", "--images=8", "--num_examples=1000"))
+    assert record["users_ratio"] == record["users_seconds"] / record["views_seconds"]
+
+
+@pytest.mark.slow
 def test_a_step_with_and_without_individual_accounting():
     record = last_line(run(*TINY, "--individual", "--images=8", "--num_examples=1000"))
     ratio = record["individual_seconds"] / record["plain_seconds"]

@@ -1,5 +1,6 @@
 """One example more or less moves no release by more than its noise is scaled for."""
 
+import contextlib
 import math
 
 import head_cases
@@ -11,27 +12,32 @@ from head_cases import CLASSES, CLIP, EPSILON, WIDTH, make
 from hypothesis import strategies as st
 
 from tfdpx import heads
-from tfdpx.heads import FeatureCovariance, _class_moments, _moments
+from tfdpx.heads import FeatureCovariance, LeastSquares, _class_moments, _moments
 from tfdpx.heads._feature_source import FeatureSource
 from tfdpx.heads._gradients import Gradients, SoftmaxGradients
 from tfdpx.heads.public_set import PublicSet
 
 
-def neighbours(row, labels, count=40):
-    """The number of examples is public: a neighbour has a row of zeros."""
-    x, y = head_cases.data(count)
-    y = np.vstack([np.eye(CLASSES)[y], labels[None]])
-    return [(np.vstack([x, np.float32(r)[None]]), y) for r in (np.zeros(WIDTH), row)]
+def neighbours(row, labels, absent=None):
+    """The number of examples is public: a neighbour has a row of zeros, with the labels `absent`.
+
+    These are none by default, for what follows from labels alone is of the example too.
+    """
+    x, y = head_cases.data(40)
+    y, absent = np.eye(CLASSES)[y], np.zeros(CLASSES) if absent is None else absent
+    pairs = (np.zeros(WIDTH), absent), (row, labels)
+    return [(np.vstack([x, np.float32(r)]), np.vstack([y, one])) for r, one in pairs]
 
 
 def large(name):
-    """An example that uses what the budget allows: long, and with all positives that count."""
-    positives = 3 if name == "several positives" else 1
-    return np.full(WIDTH, 1e3), np.arange(CLASSES) < positives
+    """An example that uses all that is allowed: long, and of every class."""
+    if head_cases.NAMES.get(name) == "AdaMix":  # It takes one label an example.
+        return np.full(WIDTH, 1e3), np.eye(CLASSES)[0], np.eye(CLASSES)[0]
+    return np.full(WIDTH, 1e3), np.ones(CLASSES)
 
 
-def spent(monkeypatch, name, row, labels):
-    return transcripts.spent(monkeypatch, lambda: make(name, seed=1), *neighbours(row, labels))
+def spent(monkeypatch, name, *example):
+    return transcripts.spent(monkeypatch, lambda: make(name, seed=1), *neighbours(*example))
 
 
 def test_every_head_has_a_case():
@@ -52,8 +58,41 @@ def test_a_large_example_spends_no_more_than_epsilon(monkeypatch, name):
 
 @pytest.mark.parametrize("name", head_cases.NAMES)
 def test_a_row_that_is_not_finite_changes_nothing(monkeypatch, name):
-    mus, _ = spent(monkeypatch, name, np.full(WIDTH, np.nan), np.eye(CLASSES)[0])
+    labels = np.eye(CLASSES)[0]  # Equal ones: a count of labels may change.
+    mus, _ = spent(monkeypatch, name, np.full(WIDTH, np.nan), labels, labels)
     assert max(mus.values()) < 1e-9
+
+
+BUGS = {"scale": "spends", "past the noise": "more of the data than", "every label": "spends"}
+
+
+@pytest.mark.parametrize("bug", ["", *BUGS])
+def test_what_a_head_takes_from_labels_is_paid_for(monkeypatch, bug):
+    class ClassMeans(LeastSquares):
+        def _releases(self):
+            return {"sums": 1, "counts": 1}
+
+        def _sizes(self, dimension):
+            return {"sums": dimension * CLASSES, "counts": CLASSES}
+
+        def _fit(self, examples, released):
+            [(x, y)] = examples.chunks(100)
+            y = y if bug == "every label" else _class_moments.first_positives(y, 1)
+            sums = _moments.ClippedRows(self.l2_norm_clip)(x).T @ y
+            counts = y.sum(axis=0)
+            sums = released.gaussian("sums", sums, self.l2_norm_clip)
+            noisy = released.gaussian("counts", counts, 1e-3 if bug == "scale" else 1.0)
+            return sums / (counts if bug == "past the noise" else noisy), np.zeros(CLASSES)
+
+    def head():
+        return ClassMeans(CLASSES, EPSILON, l2_norm_clip=CLIP, seed=1)
+
+    def check():
+        epsilon = transcripts.spent(monkeypatch, head, *neighbours(*large("")))[1]
+        assert epsilon <= EPSILON, "It spends more than epsilon."
+
+    with pytest.raises(AssertionError, match=BUGS[bug]) if bug else contextlib.nullcontext():
+        check()
 
 
 ODD = [0.0, 1e-30, 1e20, 3e38, np.inf, -np.inf, np.nan]
@@ -155,8 +194,7 @@ def test_a_subspace_that_lengthens_is_noticed(monkeypatch):
 def test_a_clip_or_subspace_of_private_data_is_noticed(monkeypatch, part):
     # Of unlike length and direction, but below the clip: it is the choice that tells.
     x, y = neighbours(np.eye(WIDTH)[5] * 30, np.eye(CLASSES)[2])[1]
-    clip, steps = 0.3 if part == "subspace" else None, []
-    private = []
+    clip, private = 0.3 if part == "subspace" else None, []
 
     class Leaking(head_cases.WithPublic):
         def fit(self, features, labels=None, **arguments):
@@ -168,26 +206,15 @@ def test_a_clip_or_subspace_of_private_data_is_noticed(monkeypatch, part):
                 if part:  # Plants a bug: the public set answers for the private examples.
                     given = getattr(PublicSet, part)
                     patched.setattr(PublicSet, part, lambda _, *args: given(private[0], *args))
-                found = super()._clip_and_subspace(kernel)
-            steps.append(found)
-            return found
+                return super()._clip_and_subspace(kernel)
 
-    def fit():
-        return transcripts.spent(
+    text = {"quantile_clip": "scale of the noise follows", "subspace": "kernel follows more"}
+    with pytest.raises(AssertionError, match=text[part]) if part else contextlib.nullcontext():
+        transcripts.spent(
             monkeypatch,
             lambda: Leaking(CLASSES, steps=3, l2_norm_clip=clip, projection=2, seed=1),
-            *neighbours(x[-1], y[-1]),
+            *neighbours(x[-1], y[-1], y[-1]),
         )
-
-    if part == "quantile_clip":
-        with pytest.raises(AssertionError, match="scale of the noise follows"):
-            fit()
-        return
-    fit()
-    same = [
-        np.array_equal(one[1], other[1]) for one, other in zip(steps[:3], steps[3:], strict=True)
-    ]
-    assert all(same) == (part is None)
 
 
 def test_a_covariance_released_twice_is_refused_or_noticed(monkeypatch):

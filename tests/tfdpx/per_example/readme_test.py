@@ -1,30 +1,75 @@
-"""The example of the page on rules is a rule that works."""
+"""The examples of the page on rules work."""
 
 import pathlib
 import re
 
 import keras
 import numpy as np
+import pytest
 from oracle import assert_matches_batches_of_one
 
-import tfdpx.per_example
+import tfdpx
+from tfdpx.per_example import registry
 
 PAGE = pathlib.Path(tfdpx.per_example.__file__).with_name("README.md")
 
 
-def test_the_rule_of_the_readme():
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    made = {}
-    exec(code, made)
+@pytest.fixture
+def made(monkeypatch):
+    """The names that the page defines."""
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    names = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)), names)
+    return names
+
+
+def data():
     rng = np.random.default_rng(0)
-    x, y = (rng.normal(size=[6, *shape]).astype("float32") for shape in ([4, 3], [2]))
-    hidden = [keras.layers.Rescaling(0.9), made["Scale"](), keras.layers.Activation("tanh")]
-    model = keras.Sequential([*hidden, keras.layers.Flatten(), keras.layers.Dense(2)])
+    return (rng.normal(size=[6, *shape]).astype("float32") for shape in ([4, 3], [2]))
+
+
+def model_with(layer):
+    hidden = [keras.layers.Rescaling(0.9), layer, keras.layers.Activation("tanh")]
+    return keras.Sequential([*hidden, keras.layers.Flatten(), keras.layers.Dense(2)])
+
+
+def test_the_rule_of_one_variable(made):
+    x, y = data()
+    model = model_with(made["Scale"]())
     assert_matches_batches_of_one(model, x, y, views=2)
     assert [c.rule for c in tfdpx.per_example.explain(model, x, 2)] == ["ScaleRule", "DenseRule"]
 
 
-def test_the_readme_names_what_there_is():
-    places = PAGE.parent, PAGE.parent.parent, pathlib.Path(__file__).parents[3]
-    for name in re.findall(r"`([a-z_/]+\.py)`", PAGE.read_text()):
-        assert any((place / name).exists() for place in places), name
+@pytest.mark.parametrize("ghost", [True, False])
+@pytest.mark.parametrize("frozen", [None, "down", "up", "bias"])
+def test_the_rule_of_two_kernels(made, monkeypatch, ghost, frozen):
+    if not ghost:  # Then of per-example gradients, of which some are small.
+        monkeypatch.setattr(made["LowRankRule"], "costs", tfdpx.per_example.Rule.costs)
+    x, y = data()
+    model = model_with(made["LowRank"](2, 5))
+    model(x)
+    if frozen:
+        getattr(model.layers[1], frozen).trainable = False
+    assert_matches_batches_of_one(model, x, y, views=2)
+    first, *_ = tfdpx.per_example.explain(model, x, 2)
+    assert first.rule == "LowRankRule"
+    assert (first.norm, first.sum) == (
+        ("ghost", "ordinary") if ghost else ("instantiate", "contract")
+    )
+
+
+def test_the_time_of_a_step_is_that_of_the_rule(made, monkeypatch):
+    x, y = data()
+    used = []
+
+    def make_model():
+        model = model_with(made["Scale"]())
+        model.compile(tfdpx.DPSGD(batch_size=6, noise_multiplier=1.0), "mse")
+        return model
+
+    class Noticed(made["ScaleRule"]):
+        def per_example_gradients(self):
+            used.append(type(self))
+            return super().per_example_gradients()
+
+    assert made["seconds"](Noticed, make_model, x, y) > 0 and used

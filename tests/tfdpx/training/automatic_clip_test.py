@@ -77,8 +77,6 @@ def test_factors_bound_what_is_really_added():
         policy = AutomaticClip(stability)
         factors = policy.factors(tf.constant(squares), tf.fill(norms.shape, True), 1).numpy()
         assert (factors.astype("float64") * norms < 1).all()
-    odd = tf.constant([np.nan, np.inf, 4.0], "float32")
-    np.testing.assert_array_equal(policy.factors(odd, tf.constant([True, True, False]), 1), 0.0)
 
 
 class TooLong(AutomaticClip):

@@ -35,6 +35,7 @@ def test_more_on_two_devices():
         "replica_cases.augmented_updates_agree",
         "replica_cases.keras_fit_agrees_with_ours",
         "replica_cases.a_draw_is_shared",
+        "replica_cases.updates_on_people_agree",
     )
 
 

@@ -143,12 +143,12 @@ def test_the_last_pass_counts_no_row_twice(monkeypatch):
     """What a pass takes along beyond the examples present must be masked."""
     x, y = small.data()
     wanted = small.step(model(microbatch_size=5), x, y)
-    clip = mechanism.clip_factors
+    counted = mechanism.counted
 
-    def unmasked(squared_norms, present, *rest):
-        return clip(squared_norms, tf.ones_like(present), *rest)
+    def unmasked(factors, squared_norms, present):
+        return counted(factors, squared_norms, tf.ones_like(present))
 
-    monkeypatch.setattr(mechanism, "clip_factors", unmasked)
+    monkeypatch.setattr(mechanism, "counted", unmasked)
     assert np.abs(small.step(model(microbatch_size=5), x, y) - wanted).max() > 1e-3
 
 

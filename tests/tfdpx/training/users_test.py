@@ -1,5 +1,8 @@
 """Training on people: against a loop over them, by leaving one out, and what is refused."""
 
+import pathlib
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.users import Users
 from tfdpx.training.views import Views
 
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "users.md"
 PEOPLE, MOST, CLIP = 9, 5, 0.3
 RNG = np.random.default_rng(3)
 IDS = RNG.permutation(np.repeat(np.arange(PEOPLE), 1 + np.arange(PEOPLE) % MOST))
@@ -268,3 +272,11 @@ def test_each_draw_takes_people_with_the_plans_probability():
     drawn = [int(np.any(w, axis=1).sum()) for *_, w in data]
     assert abs(np.mean(drawn) - 4) < 5 * np.sqrt(4 / 300)
     assert sampler_of(data).examples.count == PEOPLE
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")
+def test_the_code_of_the_page(capsys):
+    [block] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, PAGE.name, "exec"), {})
+    unit, epsilon = capsys.readouterr().out.split()
+    assert unit == "user" and 2.9 < float(epsilon) <= 3

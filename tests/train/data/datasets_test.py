@@ -1,4 +1,4 @@
-"""Entries of data sets agree with TensorFlow Datasets; names are read as they are meant."""
+"""Entries agree with TensorFlow Datasets in shape and classes; names are read as they are meant."""
 
 import pytest
 import tensorflow_datasets as tfds

@@ -233,8 +233,9 @@ class Rule:
 
     @functools.cached_property
     def instances(self) -> list[tf.Tensor]:
-        """`per_example_gradients`, computed once for norm and sum."""
-        return self.per_example_gradients()
+        """`per_example_gradients` of `large_variables`, computed once for norm and sum."""
+        made = zip(self.variables, self.per_example_gradients(), strict=True)
+        return [g for v, g in made if any(v is w for w in self.large_variables)]
 
     def explains(self, variable: Any) -> bool:
         """Whether a variable is trained through this call.

@@ -1,0 +1,1 @@
+"""Training that protects people with several examples each."""

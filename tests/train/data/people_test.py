@@ -1,0 +1,99 @@
+"""A folder of several people: whose each image is, who is tested on, and one private run."""
+
+import json
+
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from cases import slow
+from PIL import Image
+
+from tfdpx.train import classify
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.data import loading
+
+PEOPLE = 12
+
+
+def write(folder, name=lambda person, i: f"{person}/{i}.png", count=5):
+    """Two classes; every person has images in both, some more than others."""
+    for label, value in (("dark", 40), ("light", 200)):
+        for person in range(PEOPLE):
+            for i in range(1 + person % count):
+                path = folder / label / name(f"p{person}", i)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("L", (12, 12), value + person).save(path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "user, name",
+    [
+        ("parent_folder", lambda person, i: f"{person}/{i}.png"),
+        (r"/(p\d+)_", lambda person, i: f"{person}_{i}.png"),
+        (r"p\d+", lambda person, i: f"scan {i} of {person}.png"),
+    ],
+)
+def test_no_person_is_trained_and_tested_on(tmp_path, user, name):
+    data = loading.load(f"folder:{write(tmp_path, name)}", user=user, test_fraction=0.3)
+    of_person = data.train_x[:, 0, 0, 0] % 20  # The shades: 40 or 200, and the person.
+    assert len(data.train_users) == data.num_train == len(of_person)
+    for person in set(data.train_users):
+        assert len(set(of_person[data.train_users == person])) == 1
+    assert data.num_protected == len(set(data.train_users)) == len(set(of_person))
+    assert not set(of_person) & set(data.eval_x[:, 0, 0, 0] % 20)
+    assert 0.1 < data.num_eval / (data.num_eval + data.num_train) <= 0.3
+    assert f"People to train on, by --user={user}: {data.num_protected}." in data.notes
+
+
+def test_a_person_without_whom_a_class_were_empty_is_trained_on(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "rare" / "p3" / "0.png"
+    path.parent.mkdir(parents=True)
+    Image.new("L", (12, 12), 250).save(path)
+    for seed in range(4):
+        data = loading.load(
+            f"folder:{tmp_path}", user="parent_folder", test_fraction=0.8, test_seed=seed
+        )
+        assert b"p3" in data.train_users and set(data.train_y) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "user, message",
+    [
+        ("parent_folder", "no folder of a person"),
+        ("owner-(.+)-", "does not match"),
+        ("(", "regular"),
+    ],
+)
+def test_images_of_nobody_are_refused(tmp_path, user, message):
+    write(tmp_path, lambda person, i: f"{person}_{i}.png")
+    with pytest.raises(UserError, match=message):
+        loading.load(f"folder:{tmp_path}", user=user)
+
+
+def test_it_belongs_to_folders():
+    with pytest.raises(UserError, match="--user belong to --dataset=folder"):
+        loading.load("digits", user="parent_folder")
+
+
+@pytest.mark.parametrize("model", ["scatter_linear", slow("small_cnn")])
+def test_classify_protects_people(tmp_path, capsys, model):
+    images = write(tmp_path / "images")
+    run = tmp_path / "run"
+    given = dict(
+        dataset=f"folder:{images}", user="parent_folder", epsilon=8.0, delta=1e-3, model=model,
+        steps=6, batch_size=6, workdir=str(run),
+    )  # fmt: skip
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["classify"])
+    with flagsaver.flagsaver(**given):
+        classify.main(["classify"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["neighbours"] == "add_or_remove_user" and 7.9 < found["epsilon"] <= 8
+    assert found["num_examples"] < PEOPLE
+    text = " ".join((run / "privacy_statement.txt").read_text().split())
+    assert "all images of one person" in text and "people" in text
+    [entry] = json.loads((run / "record.json").read_text())["spent"]["ledger"]["entries"]
+    assert entry["unit"] == "user" and np.isfinite(found["test_accuracy"])
