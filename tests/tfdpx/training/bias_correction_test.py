@@ -74,7 +74,7 @@ def test_without_the_correction_the_variance_is_left():
 
 @pytest.mark.parametrize(("clip", "planted"), [
     (COSTLY, lambda d: 2.0 / 16),  # The optimizer's, not the gradients'.
-    (Breathing(1.0), lambda d: 4.0 * 2.0 / 16),  # Another update's.
+    slow(Breathing(1.0), lambda d: 4.0 * 2.0 / 16),  # Another update's.
     slow(1.0, lambda d: d * 16),  # On the sum.
 ])  # fmt: skip
 def test_another_variance_is_noticed(monkeypatch, clip, planted):
