@@ -163,9 +163,10 @@ class UnitRecorder:
             return None
         if not any(id(v) in self._trainable for v in operation.trainable_variables):
             return None
-        rule, registered_class = registry.find(operation)
-        if rule is not None:
-            return rule if rule.handles(operation, registered_class) else GenericRule
+        rules, registered_class = registry.find(operation)
+        if rules:
+            fits = (rule for rule in rules if rule.handles(operation, registered_class))
+            return next(fits, GenericRule)
         owned = layer_internals.own_trainable_variables(operation)
         return GenericRule if any(id(v) in self._trainable for v in owned) else None
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import keras
 
-_RULES = {}
+_RULES: dict[type, type] = {}
+_VARIANTS: dict[type, list[type]] = {}
 
 
 def register(*layer_classes: type) -> Callable[[type], type]:
@@ -46,9 +47,23 @@ def register(*layer_classes: type) -> Callable[[type], type]:
     return decorate
 
 
+def variant_of(layer_class):
+    """Class decorator: a rule for layers of a registered class that its first rule does not handle.
+
+    Args:
+        layer_class: Subclass of `keras.Layer`.
+    """
+
+    def decorate(rule):
+        _VARIANTS.setdefault(layer_class, []).append(rule)
+        return rule
+
+    return decorate
+
+
 def find(layer):
-    """The rule class registered nearest to the class of `layer`, and that class, or two `None`."""
+    """The rules registered nearest to the class of `layer`, a list, and that class, or None."""
     for ancestor in type(layer).__mro__:
         if ancestor in _RULES:
-            return _RULES[ancestor], ancestor
-    return None, None
+            return [_RULES[ancestor], *_VARIANTS.get(ancestor, ())], ancestor
+    return [], None

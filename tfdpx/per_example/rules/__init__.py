@@ -8,6 +8,7 @@ from tfdpx.per_example.rules import (
     embedding,
     generic,
     group_normalization,
+    lora,
     normalization,
 )
 from tfdpx.per_example.rules.base import Rule
@@ -25,5 +26,6 @@ __all__ = [
     "embedding",
     "generic",
     "group_normalization",
+    "lora",
     "normalization",
 ]

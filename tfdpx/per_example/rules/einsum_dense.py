@@ -23,7 +23,7 @@ class EinsumDenseRule(ProductRule):
     @classmethod
     def handles(cls, layer, registered_class):
         """Equations whose first axis is the batch, without ellipsis, repeats or lone axes."""
-        inputs, kernel, outputs = _split(layer)
+        inputs, kernel, outputs = letters(layer)
         fits = (
             "." not in layer.equation
             and inputs[:1] == outputs[:1]
@@ -38,17 +38,17 @@ class EinsumDenseRule(ProductRule):
     @functools.cached_property
     def inputs_by_position(self):
         """See `ProductRule`."""
-        return self._by_position(self.call.args[0], _split(self.layer)[0], self._axes()[2])
+        return self._by_position(self.call.args[0], letters(self.layer)[0], self._axes()[2])
 
     @functools.cached_property
     def output_gradients_by_position(self):
         """See `ProductRule`."""
-        return self._by_position(self.output_gradients[0], _split(self.layer)[2], self._axes()[3])
+        return self._by_position(self.output_gradients[0], letters(self.layer)[2], self._axes()[3])
 
     def to_kernel(self, products):
         """See `ProductRule`."""
         _, groups, fan_in, fan_out = self._axes()
-        kernel = _split(self.layer)[1]
+        kernel = letters(self.layer)[1]
         sizes = dict(zip(kernel, self.layer.kernel.shape, strict=True))
         order = groups + fan_in + fan_out
         lead = products.shape.rank - 3
@@ -59,18 +59,11 @@ class EinsumDenseRule(ProductRule):
 
     def bias_gradients(self):
         """See `ProductRule`."""
-        # Views are one more axis to sum over, next to those along which the bias was broadcast.
-        gradients = tf.reduce_sum(split_views(self.output_gradients[0], self.num_views), axis=1)
-        shape = self.layer.bias.shape
-        extra = gradients.shape.rank - 1 - len(shape)
-        if extra:
-            gradients = tf.reduce_sum(gradients, axis=list(range(1, 1 + extra)))
-        ones = [1 + i for i, size in enumerate(shape) if size == 1]
-        return tf.reduce_sum(gradients, axis=ones, keepdims=True) if ones else gradients
+        return bias_gradients(self.output_gradients[0], self.layer.bias.shape, self.num_views)
 
     def _axes(self):
         """The letters of positions, groups, in and out."""
-        inputs, kernel, outputs = _split(self.layer)
+        inputs, kernel, outputs = letters(self.layer)
         return (
             "".join(a for a in inputs[1:] if a not in kernel),
             "".join(a for a in kernel if a in inputs and a in outputs),
@@ -95,15 +88,27 @@ class EinsumDenseRule(ProductRule):
         return _reshape(tensor, [product(groups), product(view + positions), product(features)])
 
 
+def bias_gradients(output_gradients, shape, num_views):
+    """float32 [B, *shape] of output gradients [B * K, ...] of a bias that was broadcast."""
+    # Views are one more axis to sum over, next to those along which the bias was broadcast.
+    gradients = tf.reduce_sum(split_views(output_gradients, num_views), axis=1)
+    extra = gradients.shape.rank - 1 - len(shape)
+    if extra:
+        gradients = tf.reduce_sum(gradients, axis=list(range(1, 1 + extra)))
+    ones = [1 + i for i, size in enumerate(shape) if size == 1]
+    return tf.reduce_sum(gradients, axis=ones, keepdims=True) if ones else gradients
+
+
+def letters(layer):
+    """Those of the inputs, the kernel and the outputs in a layer's equation, strings."""
+    left, outputs = layer.equation.replace(" ", "").split("->")
+    inputs, kernel = left.split(",")
+    return inputs, kernel, outputs
+
+
 def _reshape(tensor, sizes):
     """[B, ...] as [B, *sizes], of which at most one is -1."""
     count = tensor.shape[0]
     if count is None and -1 in sizes:
         return tf.reshape(tensor, [tf.shape(tensor)[0], *sizes])
     return tf.reshape(tensor, [-1 if count is None else count, *sizes])
-
-
-def _split(layer):
-    left, outputs = layer.equation.replace(" ", "").split("->")
-    inputs, kernel = left.split(",")
-    return inputs, kernel, outputs

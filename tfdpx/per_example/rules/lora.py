@@ -1,0 +1,159 @@
+"""Layers with LoRA: kernel + s A B, of which the thin A and B train (Hu et al. 2021).
+
+The gradient of B is that of a layer that sees s x A, and the gradient of A that of a layer whose
+outputs have the gradients s G B^T: no array of the kernel's size is formed. A and B are so thin
+that a gradient an example takes less memory and time than pairs of positions.
+"""
+
+import string
+
+import keras
+import tensorflow as tf
+
+from tfdpx.per_example.registry import variant_of
+from tfdpx.per_example.rows import split_views
+from tfdpx.per_example.rules.base import BeforeActivation, positions
+from tfdpx.per_example.rules.einsum_dense import bias_gradients, letters
+from tfdpx.per_example.rules.embedding import EmbeddingRule
+
+# Whose calls add the product of A and B in floating point to what the frozen kernel gives.
+_QUANTIZED = (None, "int8", "int4")
+
+
+def _has_lora(layer, registered_class, assumes):
+    """Whether a layer is as Keras makes it but for LoRA and quantized frozen weights."""
+    known = getattr(layer, "quantization_mode", None) in _QUANTIZED
+    mine = type(layer)
+    same = all(getattr(mine, name) is getattr(registered_class, name) for name in assumes)
+    return getattr(layer, "lora_enabled", False) and known and same
+
+
+def _scale(layer):
+    return layer.lora_alpha / layer.lora_rank
+
+
+class _Thin(BeforeActivation):
+    """What A and B have in common: both gradients an example, and the bias."""
+
+    assumes = ("call", "kernel", "quantized_call", "enable_lora")
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """See `Rule.handles`."""
+        return _has_lora(layer, registered_class, cls.assumes)
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        layer = self.layer
+        a, b = (tf.cast(v.value, "float32") for v in (layer.lora_kernel_a, layer.lora_kernel_b))
+        pairs = [*zip((layer.lora_kernel_a, layer.lora_kernel_b), self.of(a, b), strict=True)]
+        wanted = [pair for pair in pairs if self.explains(pair[0])]
+        return self.in_order([*wanted, *self.small_gradients])
+
+    def of(self, a, b):
+        """The gradients at A and B, float32 [B, *shape] each."""
+        raise NotImplementedError
+
+
+@variant_of(keras.layers.Dense)
+class LoraDenseRule(_Thin):
+    """A [in, r] and B [r, out] of a `Dense`."""
+
+    def of(self, a, b):
+        """See `_Thin.of`."""
+        x = positions(self.call.args[0], self.num_views)
+        g = _scale(self.layer) * positions(self.output_gradients[0], self.num_views)
+        behind = tf.tensordot(g, b, [[2], [1]])
+        return (
+            tf.matmul(x, behind, transpose_a=True),
+            tf.matmul(tf.tensordot(x, a, 1), g, transpose_a=True),
+        )
+
+    @property
+    def small_gradients(self):
+        """See `Rule.small_gradients`: the bias."""
+        gradients = positions(self.output_gradients[0], self.num_views)
+        bias = self.layer.bias
+        return [(bias, tf.reduce_sum(gradients, axis=1))] if self.explains(bias) else []
+
+
+@variant_of(keras.layers.EinsumDense)
+class LoraEinsumDenseRule(_Thin):
+    """A [..., r] and B [r, last] of an `EinsumDense` whose kernel ends with an axis of outputs."""
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """See `Rule.handles`."""
+        if "." in layer.equation:
+            return False
+        inputs, kernel, outputs = letters(layer)
+        distinct = all(len(set(axes)) == len(axes) for axes in (inputs, kernel, outputs))
+        of_batch = inputs[0] == outputs[0] and inputs[0] not in kernel
+        known = set(outputs) <= set(kernel + inputs) and set(inputs) <= set(kernel + outputs)
+        known = known and set(kernel) <= set(inputs + outputs)
+        new = kernel[-1] in outputs and kernel[-1] not in inputs
+        fits = distinct and of_batch and known and new
+        return fits and super().handles(layer, registered_class)
+
+    def of(self, a, b):
+        """See `_Thin.of`."""
+        inputs, kernel, outputs = letters(self.layer)
+        last = kernel[-1]
+        rank, view = [c for c in string.ascii_letters if c not in self.layer.equation][:2]
+        x, g = self.call.args[0], _scale(self.layer) * self.output_gradients[0]
+        x, g = (split_views(tf.cast(t, "float32"), self.num_views) for t in (x, g))
+        thin, thin_kernel = (axes.replace(last, rank) for axes in (outputs, kernel))
+        of_x, of_g, of_thin = (axes[0] + view + axes[1:] for axes in (inputs, outputs, thin))
+        behind = tf.einsum(f"{of_g},{rank}{last}->{of_thin}", g, b)
+        before = tf.einsum(f"{of_x},{thin_kernel}->{of_thin}", x, a)
+        return (
+            tf.einsum(f"{of_x},{of_thin}->{inputs[0]}{thin_kernel}", x, behind),
+            tf.einsum(f"{of_thin},{of_g}->{inputs[0]}{rank}{last}", before, g),
+        )
+
+    @property
+    def small_gradients(self):
+        """See `Rule.small_gradients`: the bias."""
+        bias = self.layer.bias
+        if not self.explains(bias):
+            return []
+        return [(bias, bias_gradients(self.output_gradients[0], bias.shape, self.num_views))]
+
+
+@variant_of(keras.layers.Embedding)
+class LoraEmbeddingRule(EmbeddingRule):
+    """A [vocabulary, r] by its rows that were read, as a table; B [r, d] as that of a `Dense`."""
+
+    assumes = ("call", "embeddings", "quantized_call", "enable_lora")
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """See `Rule.handles`."""
+        return _has_lora(layer, registered_class, cls.assumes)
+
+    @classmethod
+    def joined(cls, rules):
+        """See `Rule.joined`: nothing is."""
+        return None
+
+    def __init__(self, call, output_gradients, num_views, variables):
+        super().__init__(call, output_gradients, num_views, variables)
+        self._of_outputs = _scale(self.layer) * self._gradients
+        b = tf.cast(self.layer.lora_embeddings_b.value, "float32")
+        self._gradients = tf.tensordot(self._of_outputs, b, [[2], [1]])
+
+    @property
+    def small_gradients(self):
+        """See `Rule.small_gradients`: B."""
+        b = self.layer.lora_embeddings_b
+        if not self.explains(b):
+            return []
+        entries = tf.gather(self.layer.lora_embeddings_a.value, self._tokens)
+        entries = tf.cast(entries, "float32")
+        return [(b, tf.matmul(entries, self._of_outputs, transpose_a=True))]
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        a = self.layer.lora_embeddings_a
+        pairs = [(a, super().per_example_gradients()[0])] if self.explains(a) else []
+        return self.in_order([*pairs, *self.small_gradients])
