@@ -21,7 +21,7 @@ class EmbeddingRule(Rule):
     from pairs of positions with equal tokens; sums by scattering.
     """
 
-    assumes = ("call", "embeddings")
+    assumes: tuple[str, ...] = ("call", "embeddings")
 
     @classmethod
     def joined(cls, rules):
