@@ -49,7 +49,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def nothing_is_public_yet(monkeypatch):
-    monkeypatch.setattr(checks.adapted, "_public", set())
+    monkeypatch.setattr(checks._adapted, "_public", set())
 
 
 def adapted(kind):

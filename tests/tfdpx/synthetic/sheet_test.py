@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tfdpx.synthetic import DeadLeaves, Shapes
-from tfdpx.synthetic._sheet import contact_sheet
+from tfdpx.synthetic.sheet import contact_sheet
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "synthetic.md"
 
