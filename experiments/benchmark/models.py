@@ -10,6 +10,7 @@ IMAGE_SIZE = 32
 
 NUM_IMAGE_CLASSES = 10
 TOKENS, WIDTH = 64, 256
+VOCABULARY = 30_522
 
 
 def check(name, image_size):
@@ -37,7 +38,9 @@ def build(name, image_size):
 
     Image models are those of `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
     one layer of 1,000 classes on feature vectors [2048]; `transformer` four pre-norm encoder blocks
-    (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes.
+    (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes;
+    `vit_base` and `bert_base` twelve (width 768, 12 heads, MLP of 3,072) on 196 patches of images
+    and on 128 tokens of 30,522.
 
     Args:
         name: Name of the model.
@@ -63,6 +66,7 @@ def batch(name, image_size, rows):
     if name in _OF_VECTORS:
         _, shape, classes = _OF_VECTORS[name]
         x = generator.normal(size=(rows, *shape)).astype("float32")
+        x = x if name != "bert_base" else generator.integers(0, VOCABULARY, x.shape, dtype="int32")
     else:
         shape, classes = _image_shape(image_size), NUM_IMAGE_CLASSES
         x = generator.integers(0, 256, size=(rows, *shape), dtype="uint8")
@@ -80,20 +84,45 @@ def _dense_head():
     )
 
 
-def _transformer(blocks=4, heads=4, mlp=1024):
+def _blocks(x, blocks, heads, width, mlp):
     layers = keras.layers
-    x = inputs = keras.Input([TOKENS, WIDTH])
     for _ in range(blocks):
         normed = layers.LayerNormalization()(x)
-        x = x + layers.MultiHeadAttention(heads, WIDTH // heads)(normed, normed)
+        x = x + layers.MultiHeadAttention(heads, width // heads)(normed, normed)
         hidden = layers.Dense(mlp, activation="gelu")(layers.LayerNormalization()(x))
-        x = x + layers.Dense(WIDTH)(hidden)
-    pooled = layers.GlobalAveragePooling1D()(x)
-    return keras.Model(inputs, layers.Dense(10)(pooled), name="transformer")
+        x = x + layers.Dense(width)(hidden)
+    return x
+
+
+def _transformer():
+    inputs = keras.Input([TOKENS, WIDTH])
+    pooled = keras.layers.GlobalAveragePooling1D()(_blocks(inputs, 4, 4, WIDTH, 1024))
+    return keras.Model(inputs, keras.layers.Dense(10)(pooled), name="transformer")
+
+
+def _base(inputs, embedded, name):
+    """Twelve blocks as of ViT-Base and BERT-Base, and a head on what they make of the first row."""
+    layers = keras.layers
+    positions = layers.Embedding(embedded.shape[1], 768)(keras.ops.arange(embedded.shape[1]))
+    x = layers.LayerNormalization()(_blocks(embedded + positions, 12, 12, 768, 3072))
+    return keras.Model(inputs, layers.Dense(10)(x[:, 0]), name=name)
+
+
+def _vit_base():
+    inputs = keras.Input([224, 224, 3])
+    patches = keras.layers.Conv2D(768, 16, 16)(inputs)
+    return _base(inputs, keras.layers.Reshape([196, 768])(patches), "vit_base")
+
+
+def _bert_base():
+    inputs = keras.Input([128], dtype="int32")
+    return _base(inputs, keras.layers.Embedding(VOCABULARY, 768)(inputs), "bert_base")
 
 
 # Name: function that builds it, shape of an input, number of classes.
 _OF_VECTORS = {
     "dense_head": (_dense_head, (2048,), 1000),
     "transformer": (_transformer, (TOKENS, WIDTH), 10),
+    "vit_base": (_vit_base, (224, 224, 3), 10),
+    "bert_base": (_bert_base, (128,), 10),
 }
