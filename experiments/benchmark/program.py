@@ -58,7 +58,7 @@ def define_flags(values):
         "wrn_16_4",
         "wrn_<depth>_<width>, lenet, small_cnn, scatter_linear, scatter_cnn; dense_head: one "
         "layer, 2048 -> 1000; transformer: 4 encoder blocks of width 256 on 64 tokens; vit_base, "
-        "bert_base: 12 blocks of width 768.",
+        "bert_base: 12 blocks of width 768; billion: 19 of width 2048.",
         **common,
     )
     flags.DEFINE_integer("images", 32, "Examples a step.", **common)
