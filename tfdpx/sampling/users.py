@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx._arguments import check_positive_integer
+from tfdpx.sampling.inputs import present_of_users
 
 DEFAULT_PER_USER = 4
 
@@ -59,7 +60,8 @@ class Users:
     def batch(self, rows, capacity, key):
         """Examples of the people `rows`, k of each, padded.
 
-        A person with fewer than k has the first of them again, absent: at weight 0.
+        A person with fewer than k has the first of them again, absent: at weight 0. Where weights
+        were given, what is absent is the first that is there: it might hold anything.
 
         Args:
             rows: int64 tensor [n] of people, n <= capacity.
@@ -75,6 +77,12 @@ class Users:
         x, y, weights = batch
         present = tf.pad(present, [[0, capacity - tf.shape(rows)[0]], [0, 0]])
         weights = tf.nest.map_structure(lambda w: tf.where(_like(present, w), w, 0.0), weights)
+        if self.is_weighted:
+            given, own = present_of_users(weights), tf.range(self.per_user, dtype=tf.int64)
+            places = tf.where(given, own, tf.argmax(tf.cast(given, "int32"), 1)[:, tf.newaxis])
+            x, y = tf.nest.map_structure(
+                lambda t: None if t is None else tf.gather(t, places, batch_dims=1), (x, y)
+            )
         return x, y, weights
 
     def _by_person(self, tensor):
