@@ -47,7 +47,7 @@ def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS):
 
 def by_a_loop(model, weights=None, rows_of=lambda rows: rows):
     """As `update`, person by person: the mean gradient of their examples, clipped."""
-    total = 0.0
+    total, clip = 0.0, model.optimizer.l2_norm_clip
     weights = np.ones(len(IDS), "float32") if weights is None else weights
     for person in range(PEOPLE):
         rows = [row for row in np.flatnonzero(IDS == person) if weights[row]]
@@ -62,8 +62,8 @@ def by_a_loop(model, weights=None, rows_of=lambda rows: rows):
             each = tape.gradient(loss, [v.value for v in model.trainable_variables])
             gradients.append(np.concatenate([g.numpy().ravel() for g in each]))
         mean = np.mean(gradients, axis=0)
-        total += mean * min(1, CLIP / np.linalg.norm(mean))
-    return -total / CLIP / PEOPLE
+        total += mean * min(1, clip / np.linalg.norm(mean))
+    return -total / clip / PEOPLE
 
 
 WAYS = {
@@ -84,6 +84,12 @@ def test_an_update_is_the_sum_of_clipped_means_of_people(way, k):
     model = make_model(**WAYS[way])
     wanted = by_a_loop(model)
     np.testing.assert_allclose(update(model, k=k), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_means_and_not_sums_are_clipped():  # Above the clip both have one direction.
+    model = make_model(l2_norm_clip=5.0)
+    wanted = by_a_loop(model)
+    np.testing.assert_allclose(update(model), wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_examples_have_weights_of_their_own():
