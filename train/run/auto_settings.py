@@ -111,6 +111,6 @@ def _for_networks(epsilon, num_examples):
         ema_momentum=0.9999,
     )
     return values, (
-        "learning_rate = 0.18 batch_size / (noise_multiplier sqrt(steps)), for small networks; test "
-        "half and twice of it on public images"
+        "learning_rate = 0.18 batch_size / (noise_multiplier sqrt(steps)), for small networks; "
+        "test half and twice of it on public images"
     )
