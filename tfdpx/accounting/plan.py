@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import scipy.stats
@@ -140,6 +141,17 @@ class PrivacyPlan:
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, int(value))  # NumPy's do not go into a config.
+
+    @property
+    def suggested_learning_rate(self) -> float:
+        """Float: of `DPSGD` with `l2_norm_clip="automatic"`, without momentum, to be tested first.
+
+        `0.18 batch_size / (noise_multiplier sqrt(steps))`: the noise of all updates then moves each
+        weight by some 0.18. It is a rule of thumb, of networks of a few thousand weights on small
+        images (docs/choosing.md), and reads no data. Infinite without noise.
+        """
+        noise = self.noise_multiplier * self.steps**0.5
+        return 0.18 * self.batch_size / noise if noise else math.inf
 
     @property
     def sampling_probability(self) -> float:

@@ -60,7 +60,8 @@ class KerasFile:
         Args:
             shape: `(height, width, channels)` of the images.
             num_classes: Int; None for the features.
-            trainable: "all"; or "last" for the new layer alone, behind features of norm one.
+            trainable: "last" for the new layer alone, behind features of norm one; or any other
+                word of `--trainable`.
             batch_norm: "freeze" or "replace"; None is "freeze".
 
         Returns:
@@ -72,7 +73,7 @@ class KerasFile:
         """
         # One by one: Keras passes nothing on from a model that is trainable already.
         for layer in layer_internals.flatten_layers(self._network):
-            layer.trainable = trainable == "all" and num_classes is not None
+            layer.trainable = trainable != "last" and num_classes is not None
         with checking_flags():
             network, _ = transfer.without_batch_statistics(self._network, batch_norm or "freeze")
         pixels = keras.Input(shape)
