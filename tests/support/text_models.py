@@ -1,87 +1,68 @@
-"""Tiny models of keras-hub with random weights, and the arrays that they train on."""
+"""Tiny models of KerasHub with random weights, and arrays that they train on."""
 
 import keras
 import numpy as np
 import seeds
 
-VOCABULARY, LENGTH, CLASSES = 30, 8, 3
+V, T, CLASSES = 30, 8, 3
+_SIZES = {"vocabulary_size": V, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 16}
+_BERT = _SIZES | {"num_heads": 2, "max_sequence_length": T, "dropout": 0.0}
+_GEMMA = _SIZES | {"num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+_LLAMA = _SIZES | {"num_query_heads": 4, "num_key_value_heads": 2}
+
+# The class of the task, the arguments of its backbone.
+MODELS = {
+    "bert": ("BertTextClassifier", _BERT),
+    "roberta": ("RobertaTextClassifier", _BERT),
+    "distil_bert": ("DistilBertTextClassifier", _BERT),
+    "deberta": ("DebertaV3TextClassifier", _BERT | {"bucket_size": 4}),
+    "bert_masked": ("BertMaskedLM", _BERT),
+    "gpt2": ("GPT2CausalLM", _BERT),
+    "gemma": ("GemmaCausalLM", _GEMMA),
+    "gemma3": ("Gemma3CausalLM", _GEMMA | {"image_size": 16}),
+    "llama": ("LlamaCausalLM", _LLAMA),
+    "mistral": ("MistralCausalLM", _LLAMA),
+    "qwen": ("QwenCausalLM", _LLAMA),
+    "vit": (
+        "ViTImageClassifier",
+        {
+            **{"image_shape": (16, 16, 3), "patch_size": (4, 4), "num_layers": 1, "num_heads": 2},
+            **{"hidden_dim": 8, "mlp_dim": 16},
+        },
+    ),
+}
 
 
-def bert(hub):
-    """BERT, whose inputs have segments."""
-    backbone = hub.models.BertBackbone(VOCABULARY, 2, 2, 8, 16, max_sequence_length=LENGTH)
-    return hub.models.BertTextClassifier(backbone, CLASSES)
+def model(hub, name, **arguments):
+    """A task of KerasHub without preprocessor or dropout; its weights are the same each time."""
+    seeds.fix(3)
+    task, sizes = MODELS[name]
+    task = getattr(hub.models, task)
+    extra = {"num_classes": CLASSES, "dropout": 0.0} if "Classifier" in task.__name__ else {}
+    backbone = task.backbone_cls(**sizes, **arguments)
+    return task(backbone=backbone, preprocessor=None, **extra)
 
 
-def roberta(hub):
-    backbone = hub.models.RobertaBackbone(VOCABULARY, 2, 2, 8, 16, max_sequence_length=LENGTH)
-    return hub.models.RobertaTextClassifier(backbone, CLASSES)
+def data(model, rows):
+    """`(x, y, sample_weight)`: texts of 3 to T tokens, and zeros behind them that do not count."""
+    rng = np.random.default_rng(0)
+    if not isinstance(model.input, dict):
+        return rng.normal(size=(rows, 16, 16, 3)), rng.integers(0, CLASSES, rows), None
+    mask = np.arange(T) < rng.integers(3, T + 1, (rows, 1))
+    tokens = np.where(mask, rng.integers(1, V, (rows, T)), 0)
+    x = {"token_ids": tokens, "padding_mask": mask.astype("int32")}
+    if "segment_ids" in model.input:
+        x["segment_ids"] = rng.integers(0, 2, (rows, T))
+    if len(model.output.shape) == 2:
+        return x, rng.integers(0, CLASSES, rows), None
+    if "mask_positions" in model.input:
+        x["mask_positions"] = np.tile([0, 2], (rows, 1))
+        return x, rng.integers(0, V, (rows, 2)), np.array([1.0, 0.0] * rows).reshape(rows, 2)
+    next_tokens, weights = np.roll(tokens, -1, 1), np.roll(mask, -1, 1).astype("float32")
+    weights[:, -1] = 0
+    return x, next_tokens, weights
 
 
-def distil_bert(hub):
-    backbone = hub.models.DistilBertBackbone(VOCABULARY, 2, 2, 8, 16, max_sequence_length=LENGTH)
-    return hub.models.DistilBertTextClassifier(backbone, CLASSES)
-
-
-def albert(hub):
-    backbone = hub.models.AlbertBackbone(
-        VOCABULARY, 2, 2, 6, 8, 16, num_groups=1, max_sequence_length=LENGTH
-    )
-    return hub.models.AlbertTextClassifier(backbone, CLASSES)
-
-
-def deberta(hub):
-    backbone = hub.models.DebertaV3Backbone(
-        VOCABULARY, 2, 2, 8, 16, max_sequence_length=LENGTH, bucket_size=4
-    )
-    return hub.models.DebertaV3TextClassifier(backbone, CLASSES)
-
-
-def bert_masked_lm(hub):
-    backbone = hub.models.BertBackbone(VOCABULARY, 2, 2, 8, 16, max_sequence_length=LENGTH)
-    return hub.models.BertMaskedLM(backbone)
-
-
-def roberta_masked_lm(hub):
-    backbone = hub.models.RobertaBackbone(VOCABULARY, 2, 2, 8, 16, max_sequence_length=LENGTH)
-    return hub.models.RobertaMaskedLM(backbone)
-
-
-def gpt2(hub):
-    backbone = hub.models.GPT2Backbone(VOCABULARY, 2, 2, 8, 16, max_sequence_length=LENGTH)
-    return hub.models.GPT2CausalLM(backbone)
-
-
-def gemma(hub):
-    backbone = hub.models.GemmaBackbone(VOCABULARY, 2, 4, 2, 8, 32, 4)
-    return hub.models.GemmaCausalLM(backbone)
-
-
-def gemma3(hub):
-    backbone = hub.models.Gemma3Backbone(VOCABULARY, 16, 2, 4, 2, 8, 32, 4)
-    return hub.models.Gemma3CausalLM(backbone=backbone, preprocessor=None)
-
-
-def llama(hub):
-    backbone = hub.models.LlamaBackbone(VOCABULARY, 2, 4, 8, 16, 2)
-    return hub.models.LlamaCausalLM(backbone)
-
-
-def mistral(hub):
-    backbone = hub.models.MistralBackbone(VOCABULARY, 2, 4, 8, 16, 2)
-    return hub.models.MistralCausalLM(backbone)
-
-
-def qwen(hub):
-    backbone = hub.models.QwenBackbone(VOCABULARY, 2, 4, 2, 8, 16)
-    return hub.models.QwenCausalLM(backbone)
-
-
-def vit(hub):
-    backbone = hub.models.ViTBackbone((16, 16, 3), (4, 4), 2, 2, 8, 16)
-    return hub.models.ViTImageClassifier(backbone, CLASSES)
-
-
-CLASSIFIERS = [bert, roberta, distil_bert, albert, deberta]
-MASKED = [bert_masked_lm, roberta_masked_lm]
-CAUSAL = [gpt2, gemma, gemma3, llama, mistral, qwen]
+def loss(reduction="sum_over_batch_size"):
+    """Of logits."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
