@@ -74,6 +74,8 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
+        # docs/text.md. Not among the tests: 250 MB, most of it tensorflow-text.
+        "text": ["keras-hub>=0.25"],
         "test": [
             "optuna>=4",
             "pytest>=8",

@@ -12,7 +12,9 @@ def preprocessing_class(model):
     Args:
         model: A `keras.Model`.
     """
-    named = (c for c in type(model).__mro__ if keras.saving.get_registered_name(c) == _PREPROCESSING)
+    named = (
+        c for c in type(model).__mro__ if keras.saving.get_registered_name(c) == _PREPROCESSING
+    )
     return next(named, None)
 
 
