@@ -6,6 +6,8 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from cases import slow
 
 import tfdpx
 
@@ -45,16 +47,18 @@ def run(block, task, make, monkeypatch, folder):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:.*alone")
 def test_the_classifier(monkeypatch, tmp_path, capsys):
     names = run(CLASSIFIER, hub.models.BertTextClassifier, classifier, monkeypatch, tmp_path)
-    assert "N = 100 examples" in capsys.readouterr().out
+    assert "N = 40 examples" in capsys.readouterr().out
     model = keras.models.load_model(tmp_path / "classifier.keras", compile=False)
-    longer = tfdpx.PrivacyPlan(100, batch_size=20, steps=11, epsilon=9.0, delta=1e-5)
+    longer = tfdpx.PrivacyPlan(40, batch_size=20, steps=5, epsilon=9.0, delta=1e-5)
     model.compile(tfdpx.DPAdam(1e-3, plan=longer))
     assert model.optimizer.ledger.steps == names["plan"].steps
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:.*alone")
 def test_the_language_model(monkeypatch, tmp_path, capsys):
     names = run(CAUSAL, hub.models.GPT2CausalLM, causal, monkeypatch, tmp_path)
@@ -65,7 +69,7 @@ def test_the_language_model(monkeypatch, tmp_path, capsys):
 PLAN = tfdpx.PrivacyPlan(8, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["list", "array", "tokens"])
+@pytest.mark.parametrize("kind", ["list", slow("array"), slow("tokens")])
 def test_fit_takes_texts_and_tokens(kind):
     texts, model = ["a good film", "a bad plot"] * 4, classifier("", 2)
     x = {"list": texts, "array": np.array(texts), "tokens": model.preprocessor(texts)}[kind]
@@ -77,8 +81,6 @@ def test_fit_takes_texts_and_tokens(kind):
 
 
 def test_an_ordinary_optimizer_trains_as_ever_and_a_data_set_is_refused():
-    import tensorflow as tf
-
     model, y = classifier("", 2), np.array([1, 0] * 4)
     texts = ["a good film", "a bad plot"] * 4
     batches = tf.data.Dataset.from_tensor_slices((texts, y)).batch(4)

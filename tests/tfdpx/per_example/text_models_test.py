@@ -1,4 +1,4 @@
-"""KerasHub's models: independence is proved, fast rules serve them, gradients are of single texts."""
+"""KerasHub's models: independence is proved, fast rules serve them, texts count by themselves."""
 
 import numpy as np
 import oracle
