@@ -37,7 +37,9 @@ def measure(name, what, private):
     y = rng.integers(0, 2, TEXTS) if name == "bert" else tokens
     optimizer = keras.optimizers.Adam(1e-4)
     if private:
-        optimizer = tfdpx.DPAdam(1e-4, TEXTS, noise_multiplier=1.0, microbatch_size=TEXTS)
+        optimizer = tfdpx.DPAdam(
+            1e-4, batch_size=TEXTS, noise_multiplier=1.0, microbatch_size=TEXTS
+        )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=False)
     seconds = []

@@ -111,6 +111,7 @@ def reasons_of_graph(graph, inputs, targets, rows, key=None, fixed=(), alone=())
         id(t): PerExample(value.shape, 0)
         for t, value in zip(targets, found, strict=True)
         if isinstance(value, Fixed) and 0 in value.like_rows and value.shape[0] == rows
+        if not value.sources  # No draw, which rows might share.
     }
     if copies:
         found, more = walked(copies)
