@@ -74,6 +74,9 @@ setuptools.setup(
         "rich>=13",
     ],
     extras_require={
+        # docs/text.md. Not among the tests: 250 MB, most of it tensorflow-text.
+        # For Python 3.10 pip found no set of versions in ten minutes.
+        "text": ["keras-hub>=0.32; python_version >= '3.11'"],
         "test": [
             "optuna>=4",
             "pytest>=8",

@@ -12,6 +12,8 @@ training needs doors that Keras does not have:
 - `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows, weights)`, a
   context manager, accounts for such batches apart.
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
+- The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer: it hands
+  Keras a data set of preprocessed batches, where a plan draws from arrays.
 - Files, `get_weights` and `set_weights`, and `fit` and `train_on_batch` with any other optimizer:
   what `watch_weights` was given learns where values come from. A file cannot be HDF5 where an
   optimizer defines `refuse_hdf5()`.
@@ -36,7 +38,13 @@ import types
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import layer_internals, model_internals, saving_internals, step_context
+from tfdpx._keras import (
+    hub_internals,
+    layer_internals,
+    model_internals,
+    saving_internals,
+    step_context,
+)
 
 _installed = []  # (owner, name, what stood there, or None where it was inherited)
 _load = [lambda: None]  # Imports what `install` was given; called when Keras first asks for it.
@@ -167,9 +175,25 @@ def _compile(original):
         original(self, *args, **kwargs)
         compiled = _method(self, "compiled")
         if compiled is not None:
+            owner = hub_internals.preprocessing_class(self)
+            if owner is not None and (owner, "fit") not in [each[:2] for each in _installed]:
+                _wrap(owner, "fit", functools.partial(_fit_preprocessed, owner))
             compiled(self)
 
     return compile
+
+
+def _fit_preprocessed(owner, original):
+    def fit(self, *args, **kwargs):
+        if _method(self, "fitting") is None:
+            return original(self, *args, **kwargs)
+        arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        arguments.update(arguments.pop("kwargs", {}))
+        if not hub_internals.preprocess(arguments.pop("self"), arguments):
+            return original(self, *args, **kwargs)
+        return super(owner, self).fit(**arguments)
+
+    return fit
 
 
 def _call(original):

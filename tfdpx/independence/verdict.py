@@ -91,16 +91,32 @@ def reasons_of_graph(graph, inputs, targets, rows, key=None, fixed=(), alone=())
         alone: Pairs of lists of tensors of `graph`, [rows, ...]: the second were computed from the
             first, each row alone.
     """
-    walk = Walk(rows)
     values = _with_rows(inputs, rows)
     values.update({id(t): Fixed(tuple(map(Length, t.shape))) for t in fixed})
     if key is not None:
         values[id(key)] = Fixed((Length(2),), sources=frozenset([_KEY]))
-        walk.writes(_KEY)
     targets = [*targets, *(t for pair in alone for t in pair[0])]
     values.update(_with_rows([t for pair in alone for t in pair[1]], rows))
-    walked = walk(graph, values, targets)
-    return [*filter(None, (_no_rows(value, rows) for value in walked)), *walk.problems]
+
+    def walked(more):
+        walk = Walk(rows)
+        if key is not None:
+            walk.writes(_KEY)
+        found = walk(graph, {**values, **more}, targets)
+        return found, walk.problems
+
+    found, problems = walked({})
+    # A layer that gives every row the same, as positions: whoever reads it must read it by rows.
+    copies = {
+        id(t): PerExample(value.shape, 0)
+        for t, value in zip(targets, found, strict=True)
+        if isinstance(value, Fixed) and 0 in value.like_rows and value.shape[0] == rows
+        if not value.sources  # No draw, which rows might share.
+    }
+    if copies:
+        found, more = walked(copies)
+        problems = {**problems, **more}
+    return [*filter(None, (_no_rows(value, rows) for value in found)), *problems]
 
 
 def independence_of_microbatch(model, microbatch, rows):

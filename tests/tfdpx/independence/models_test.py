@@ -177,3 +177,30 @@ def test_views_and_the_other_engine_are_walked_too():
     model.train_on_batch(np.stack([x, x], axis=1), y)
     [found] = model.optimizer.independence
     assert found.verdict == "alone" and "vmap" in str(found)
+
+
+class Copies(layers.Layer):
+    """A trained vector for every row and position, as position embeddings are."""
+
+    def build(self, input_shape):
+        self.vector = self.add_weight(shape=input_shape[-1:], name="vector")
+
+    def call(self, x):
+        return keras.ops.broadcast_to(self.vector, keras.ops.shape(x))
+
+
+def swapped(copies):
+    return keras.ops.transpose(copies, [1, 0, 2])
+
+
+@pytest.mark.parametrize("change, verdict", [(lambda copies: copies, "proved"), (swapped, "alone")])
+@pytest.mark.filterwarnings("ignore:Each example of model")
+def test_what_a_layer_gives_every_row_is_read_by_rows(change, verdict):
+    # As many positions as rows: swapped, the gradient of an example lies on the axis of positions.
+    inputs = keras.Input((8, 3))
+    outputs = layers.Dense(2)(inputs + layers.Lambda(change)(Copies()(inputs)))
+    model = keras.Model(inputs, outputs)
+    optimizer = tfdpx.DPSGD(1.0, batch_size=8, noise_multiplier=1.0, microbatch_size=8)
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.train_on_batch(np.ones([8, 8, 3]), np.ones([8, 8, 2]))
+    assert {found.verdict for found in optimizer.independence} == {verdict}

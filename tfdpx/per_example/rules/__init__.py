@@ -10,6 +10,7 @@ from tfdpx.per_example.rules import (
     group_normalization,
     lora,
     normalization,
+    reversible_embedding,
 )
 from tfdpx.per_example.rules.base import Rule
 from tfdpx.per_example.rules.convolution import Conv2DRule
@@ -28,4 +29,5 @@ __all__ = [
     "group_normalization",
     "lora",
     "normalization",
+    "reversible_embedding",
 ]

@@ -1,0 +1,92 @@
+"""docs/text.md as a new user runs it, with tiny random models in place of the presets."""
+
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import slow
+
+import tfdpx
+
+hub = pytest.importorskip("keras_hub")
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "text.md").read_text("utf-8")
+CLASSIFIER, CAUSAL = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+
+
+def classifier(preset, num_classes):
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] a good film bad plot".split()
+    tokenizer = hub.models.BertTokenizer(vocabulary=words)
+    preprocessor = hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8)
+    backbone = hub.models.BertBackbone(len(words), **SIZES, max_sequence_length=8)
+    return hub.models.BertTextClassifier(backbone, num_classes, preprocessor=preprocessor)
+
+
+def causal(preset):
+    letters = "<|endoftext|> a b d f g i l m n o p t \u0120 oo".split()
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    tokenizer = hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["o o"])
+    preprocessor = hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=32)
+    backbone = hub.models.GPT2Backbone(len(vocabulary), **SIZES, max_sequence_length=32)
+    return hub.models.GPT2CausalLM(backbone, preprocessor=preprocessor)
+
+
+def run(block, task, make, monkeypatch, folder):
+    monkeypatch.setattr(task, "from_preset", make)
+    monkeypatch.chdir(folder)
+    names = {}
+    exec(compile(block, "text.md", "exec"), names)
+    ledger = names["model"].optimizer.ledger
+    assert ledger.steps == names["plan"].steps and ledger.is_complete
+    assert not ledger.is_approximate and ledger.epsilon(1e-5) <= 8.0
+    found = {str(each) for each in names["model"].optimizer.independence}
+    assert found == {"proved, for any number of rows"}
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:.*alone")
+def test_the_classifier(monkeypatch, tmp_path, capsys):
+    names = run(CLASSIFIER, hub.models.BertTextClassifier, classifier, monkeypatch, tmp_path)
+    assert "N = 40 examples" in capsys.readouterr().out
+    model = keras.models.load_model(tmp_path / "classifier.keras", compile=False)
+    longer = tfdpx.PrivacyPlan(40, batch_size=20, steps=5, epsilon=9.0, delta=1e-5)
+    model.compile(tfdpx.DPAdam(1e-3, plan=longer))
+    assert model.optimizer.ledger.steps == names["plan"].steps
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:.*alone")
+def test_the_language_model(monkeypatch, tmp_path, capsys):
+    names = run(CAUSAL, hub.models.GPT2CausalLM, causal, monkeypatch, tmp_path)
+    assert names["model"].optimizer.ledger.unit == "user"
+    assert "a good" in capsys.readouterr().out
+
+
+PLAN = tfdpx.PrivacyPlan(8, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["list", slow("array"), slow("tokens")])
+def test_fit_takes_texts_and_tokens(kind):
+    texts, model = ["a good film", "a bad plot"] * 4, classifier("", 2)
+    x = {"list": texts, "array": np.array(texts), "tokens": model.preprocessor(texts)}[kind]
+    if kind == "tokens":
+        model.preprocessor = None
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN))
+    history = model.fit(x, np.array([1, 0] * 4), validation_data=(x, np.ones(8)), verbose=0)
+    assert {"loss", "val_loss", "epsilon"} <= set(history.history)
+
+
+def test_an_ordinary_optimizer_trains_as_ever_and_a_data_set_is_refused():
+    model, y = classifier("", 2), np.array([1, 0] * 4)
+    texts = ["a good film", "a bad plot"] * 4
+    batches = tf.data.Dataset.from_tensor_slices((texts, y)).batch(4)
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN))
+    with pytest.raises(ValueError, match="Poisson"):
+        model.fit(batches, verbose=0)
+    model.compile("sgd")
+    assert np.isfinite(model.fit(batches, verbose=0).history["loss"][0])
+    assert np.isfinite(model.fit(texts, y, verbose=0).history["loss"][0])
