@@ -28,13 +28,14 @@ from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
+from tfdpx.models.transfer import PIXELS
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import finetuning, head_methods, interruption, provenance
-from tfdpx.train.run.keras_files import PIXELS, KerasFile
+from tfdpx.train.run.keras_files import KerasFile
 
 SHARD = 4096
 
