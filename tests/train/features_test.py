@@ -96,6 +96,22 @@ def test_a_second_head_is_added_to_the_first(folder, capsys):
     assert both["runs"] == 2 and both["epsilon"] == pytest.approx(exact, rel=1e-6)
 
 
+def test_features_of_other_images_are_not_used(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, [8, 4, 4, 1]).astype("uint8")
+    made = FeatureFolder(tmp_path / "made", feature_folder.record_of({"num_classes": 3}))
+    x, y = images.reshape([8, -1]) / 255, np.arange(8) % 3
+    assert not made.holds("train", 0, y, images)
+    made.write("train", 0, x, y, images)
+    assert made.holds("train", 0, y, images)
+    changed = images.copy()
+    changed[5, 1, 2, 0] ^= 1  # One bit of a pixel.
+    for labels, others in ((y, changed), (y[::-1], images), (y[:7], images[:7])):
+        with pytest.raises(UserError, match="other train images or labels"):
+            made.holds("train", 0, labels, others)
+    private = [tmp_path / "made" / name for name in ("train-00000.npz", "split.key")]
+    assert [path.stat().st_mode & 0o777 for path in private] == [0o600, 0o600]
+
+
 def test_leaving_one_image_out_moves_no_other_draw(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, [300, 4, 4, 1]).astype("uint8")
     made = FeatureFolder(tmp_path / "made", feature_folder.record_of({"num_classes": 3}))
