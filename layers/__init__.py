@@ -7,6 +7,7 @@ from tfdpx.layers.group_norm import GroupNorm
 from tfdpx.layers.replace_batch_norm import replace_batch_norm
 from tfdpx.layers.scattering2d import Scattering2D
 from tfdpx.layers.skip_init import SkipInit
+from tfdpx.layers.trainable import trainable
 from tfdpx.layers.unit_norm_with_constant import UnitNormWithConstant
 from tfdpx.layers.ws_conv2d import WSConv2D
 
@@ -18,4 +19,5 @@ __all__ = [
     "UnitNormWithConstant",
     "WSConv2D",
     "replace_batch_norm",
+    "trainable",
 ]

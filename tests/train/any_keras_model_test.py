@@ -8,6 +8,7 @@ import pytest
 import seeds
 from absl import flags
 from absl.testing import flagsaver
+from cases import slow
 from PIL import Image
 
 from tfdpx.accounting import record as records
@@ -92,6 +93,22 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
         model=str(tmp_path / "both"), images=str(photos / "红"), csv=str(tmp_path / "p.csv"),
     )  # fmt: skip
     assert predict.run(asked)["images"] == 10
+
+
+@pytest.mark.parametrize("word", [slow("bias"), slow("norm"), slow("lora")])
+def test_few_weights_of_a_keras_model(photos, tmp_path, capsys, word):
+    seeds.fix(0)
+    body = [L.Rescaling(1 / 255), L.GlobalAveragePooling2D(), L.Dense(6, use_bias=False)]
+    middle = [L.LayerNormalization(), L.Dense(4)] if word != "lora" else [L.Dense(4)]
+    theirs = keras.Sequential([keras.Input((8, 8, 3)), *body, *middle, L.ReLU(), L.Dense(3)])
+    theirs.save(tmp_path / "theirs.keras")
+    wanted = {"bias": 6 + 4, "norm": 2 * 6, "lora": 2 * (3 + 6) + 2 * (6 + 4)}[word] + 3 * (4 + 1)
+    given = dict(init_data="cifar10", trainable=word, lora_rank=2, head_steps=1, learning_rate=1.0)
+    first = run(photos, tmp_path / "few", tmp_path / "theirs.keras", **given)
+    assert first.results["trained_parameters"] == wanted
+    assert f"Train {wanted} of " in capsys.readouterr().out
+    again = run(photos, tmp_path / "again", tmp_path / "few", trainable=word, lora_rank=2)
+    assert again.results["trained_parameters"] == wanted and again.view()["epsilon"] > 9.0
 
 
 def test_a_dry_run_counts_the_weights_of_the_file(theirs, tmp_path, capsys):

@@ -57,6 +57,11 @@ def own_trainable_variables(layer):
     return [v for v in layer._trainable_variables if v.trainable]
 
 
+def own_weights(layer):
+    """Weights that `layer` holds itself, not through a sublayer, trainable or not."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
 def handles(variable):
     """The resources that hold a `keras.Variable`: one, or one a replica."""
     value = variable.value

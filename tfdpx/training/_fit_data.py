@@ -13,7 +13,7 @@ import threading
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import model_internals
+from tfdpx._keras import lora, model_internals
 from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
@@ -94,6 +94,7 @@ def session_of(optimizer, model, arguments):
         BudgetExceeded: If all steps of their plan were taken.
     """
     optimizer.spend_tracker.follow(model.variables)
+    lora.wake(model)
     data = arguments.get("x")
     policy = optimizer.clip_policy
     policy.check_data(data)

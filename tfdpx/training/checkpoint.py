@@ -22,12 +22,12 @@ import tensorflow as tf
 
 from tfdpx import _files as files
 from tfdpx._arguments import is_integer, require
-from tfdpx._keras import model_internals, saving_internals
+from tfdpx._keras import lora, model_internals, saving_internals
 from tfdpx.training import _callback_state
 
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
-_CALLBACKS = "callbacks.npz"
+_CALLBACKS, _FACTORS = "callbacks.npz", "lora.npz"
 # What the fit of a head leaves: `tfdpx.heads._journal`.
 _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 
@@ -161,9 +161,12 @@ class Checkpoint(keras.callbacks.Callback):
                     f"The checkpoint in {os.fspath(self.directory)!r} is of a run with another "
                     f"model: {error} Go on with that model, or give the new run another folder."
                 ) from error
+        if _FACTORS in content:
+            saved = _arrays(content[_FACTORS])
+            for variable, name in zip(lora.factors_of(model), saved, strict=True):
+                variable.assign(saved[name])
         if _NORMS in content:
-            with np.load(io.BytesIO(content[_NORMS]), allow_pickle=False) as saved:
-                optimizer.clip_policy.restore(dict(saved))
+            optimizer.clip_policy.restore(_arrays(content[_NORMS]))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses other optimizers."""
@@ -224,15 +227,17 @@ class Checkpoint(keras.callbacks.Callback):
     def _content(self):
         """The bytes of the file: what is named in its record, and the record."""
         optimizer = model_internals.innermost(self.model.optimizer)
-        content = {_WEIGHTS: saving_internals.weights_file(self.model)}
+        with lora.unmerged(self.model):
+            content = {_WEIGHTS: saving_internals.weights_file(self.model)}
+        factors = [keras.ops.convert_to_numpy(v) for v in lora.factors_of(self.model)]
+        if factors:
+            content[_FACTORS] = _npz(*factors)
         states = _callback_state.saved(self._others)
         if states is not None:
             content[_CALLBACKS] = states
         state = optimizer.clip_policy.state()
         if state is not None:
-            norms = io.BytesIO()
-            np.savez(norms, **state)
-            content[_NORMS] = norms.getvalue()
+            content[_NORMS] = _npz(**state)
         record = {
             "format": _FORMAT,
             **self._facts,
@@ -264,6 +269,17 @@ class Checkpoint(keras.callbacks.Callback):
                 "was still spent."
             ) from error
         return record, content
+
+
+def _npz(*arrays, **named):
+    made = io.BytesIO()
+    np.savez(made, *arrays, **named)
+    return made.getvalue()
+
+
+def _arrays(content):
+    with np.load(io.BytesIO(content), allow_pickle=False) as saved:
+        return dict(saved)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ _GENERATED = ("generator", "objective", "num_images", "temperature")
 # What only data sets need: `data/views.py` makes the views of generated images.
 _OF_LABELS = (
     "validation", "test_fraction", "test_seed", "skip_broken", "eval_split", "label_smoothing",
-    "augment_padding", "augment_resize", "trainable",
+    "augment_padding", "augment_resize", "trainable", "lora_rank",
 )  # fmt: skip
 _CROPS_AND_FLIPS = dict(augment_padding=4, augment_flip=True)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tfdpx.layers.trainable import WHAT
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers
 
@@ -105,8 +106,11 @@ class RunSettings:
         "The data set that --init_from was trained on, where the file does not say.", default=None
     )
     trainable: str = setting(
-        "Layers to train: all, or the last alone.", choices=("all", "last"), default="all"
+        "Weights to train: all, or the last layer and what tfdpx.layers.trainable calls so.",
+        choices=("all", *WHAT),
+        default="all",
     )
+    lora_rank: int = setting("Rank of --trainable=lora.", FROM_ONE, default=8)
     steps: int | None = setting("Model updates.", FROM_ONE, default=None)
     batch_size: int | None = setting("Expected examples a model update.", FROM_ONE, default=None)
     learning_rate: float | None = setting("Learning rate, independent of l2_norm_clip.", POSITIVE)
@@ -167,9 +171,9 @@ class RunSettings:
             "validation",
         )
         self._refuse_if(
-            self.trainable == "last" and not (self.init_from or self.pretrained_on),
-            "Flag --trainable=last keeps all other layers as they are and needs a trained model: "
-            "give --init_from.",
+            self.trainable != "all" and not (self.init_from or self.pretrained_on),
+            "Flag --trainable keeps all other weights as they are and needs a trained model: give "
+            "--init_from.",
             "trainable",
         )
 

@@ -6,10 +6,11 @@ import pathlib
 import keras
 import numpy as np
 
-from tfdpx._keras import layer_internals
+from tfdpx._keras import layer_internals, lora
 from tfdpx.accounting import record as records
+from tfdpx.layers.trainable import last_layer, trainable
 from tfdpx.spending import origins
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import AUTO, OF_FILE
 from tfdpx.train.run import classifiers
 from tfdpx.train.run.keras_files import KerasFile
@@ -107,9 +108,8 @@ def build(settings, data, source=None):
 
     From a `.keras` file of `classify` or `pretrain` come the weights of all layers but the last,
     which starts anew for the classes of this data set, and how grey levels are normalised, which
-    those weights expect. From a `.weights.h5` file come the weights of all layers. With
-    `trainable="last"` all other layers are frozen: the private step runs them once for each view,
-    and differentiates nothing below the last.
+    those weights expect. From a `.weights.h5` file come the weights of all layers. Then
+    `tfdpx.layers.trainable` freezes what `trainable` does not name.
 
     Args:
         settings: A `settings.RunSettings`.
@@ -124,7 +124,8 @@ def build(settings, data, source=None):
     """
     if source is not None:
         shape, classes = data.image_shape, data.num_classes
-        return source.classifier(shape, classes, settings.trainable, settings.batch_norm)
+        model = source.classifier(shape, classes, settings.trainable, settings.batch_norm)
+        return _of_few_weights(model, settings)
     path = settings.init_from
     source = read(path) if path and path.endswith(".keras") else None
     centre, deviation = data.centre, data.deviation
@@ -144,15 +145,18 @@ def build(settings, data, source=None):
         _copy(source, model, path)
     elif path:
         _load_weights(model, path)
-    if settings.trainable == "last":
-        freeze_all_but_last(model)
+    return _of_few_weights(model, settings)
+
+
+def _of_few_weights(model, settings):
+    if settings.trainable != "all":
+        with checking_flags():
+            count = trainable(model, settings.trainable, settings.lora_rank)
+        print(
+            f"Train {count:,} of {model.count_params():,} weights "
+            f"(--trainable={settings.trainable})."
+        )
     return model
-
-
-def last_layer(model):
-    """The last layer of a Functional model that has weights, inside of its last part."""
-    last = [layer for layer in model.layers if layer.weights][-1]
-    return last_layer(last) if isinstance(last, keras.Model) else last
 
 
 def features(model):
@@ -193,23 +197,6 @@ def features_of(path, flag="features"):
     return found
 
 
-def freeze_all_but_last(model):
-    """Makes `last_layer(model)` the only one that trains, and returns the layers that no longer do.
-
-    Args:
-        model: A Functional `keras.Model`.
-    """
-    last = last_layer(model)
-    frozen = [
-        layer
-        for layer in layer_internals.flatten_layers(model)
-        if layer.trainable and layer is not last and not isinstance(layer, keras.Model)
-    ]
-    for layer in frozen:
-        layer.trainable = False
-    return frozen
-
-
 def _before_last(model):
     body = model.layers[-1]
     return keras.Model(body.inputs, last_layer(body).input, name="body")
@@ -239,7 +226,8 @@ def _standardization(source, path, flag="init_from"):
 
 
 def _copy(source, model, path):
-    old, new = source.weights, model.weights
+    factors = {id(v) for v in lora.factors_of(source)}  # Their product is in the kernels.
+    old, new = [v for v in source.weights if id(v) not in factors], model.weights
     last = {id(weight) for weight in last_layer(model).weights}
     unfit = len(old) != len(new) or source.name != model.name
     unfit = unfit or any(

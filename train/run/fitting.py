@@ -11,8 +11,9 @@ import keras
 import numpy as np
 
 import tfdpx
+from tfdpx.layers.trainable import last_layer, train_only
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.train.run import evaluation, finetuning, individual, interruption, optimization
+from tfdpx.train.run import evaluation, individual, interruption, optimization
 
 # Features of all images, of training and to measure on, are kept in memory up to this size.
 MOST_BYTES = 2**30
@@ -70,12 +71,12 @@ class Trainer:
             return
         rate = self._settings.head_learning_rate or self._settings.learning_rate
         settings = dataclasses.replace(self._settings, learning_rate=rate)
-        frozen = finetuning.freeze_all_but_last(model)
+        trained = model.trainable_variables
+        train_only(model, last_layer(model).trainable_variables)
         # A run that ended within them makes what is left.
         steps = settings.head_steps - self._saved_head.saved_updates or settings.head_steps
         self._fit(model, settings, self._saved_head, steps, steps, callbacks)
-        for layer in frozen:
-            layer.trainable = True
+        train_only(model, trained)
 
     def fit(self, model, callbacks):
         """Trains all that is trainable for the rest of the plan.
@@ -160,13 +161,13 @@ def head_and_features(settings, model, data):
         else np.zeros((0, *shape), "float32")
         for images in arrays
     )
-    head = keras.Sequential([keras.Input(shape), finetuning.last_layer(model)], name=model.name)
+    head = keras.Sequential([keras.Input(shape), last_layer(model)], name=model.name)
     return head, dataclasses.replace(data, train_x=train_x, eval_x=eval_x, image_shape=shape)
 
 
 def _features(model):
     """A model from images to the inputs of the last layer, if that alone trains; else None."""
-    last, inner = finetuning.last_layer(model), model.layers[-1]
+    last, inner = last_layer(model), model.layers[-1]
     trained = {id(v) for v in model.trainable_variables}
     own = {id(v) for v in last.trainable_variables}
     if not trained or trained != own or not isinstance(inner, keras.Model):

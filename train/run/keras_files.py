@@ -50,7 +50,8 @@ class KerasFile:
         Args:
             shape: `(height, width, channels)` of the images.
             num_classes: Int; None for the features.
-            trainable: "all"; or "last" for the new layer alone, behind features of norm one.
+            trainable: "last" for the new layer alone, behind features of norm one; or any other
+                word of `--trainable`.
             batch_norm: "freeze" or "replace"; None is "freeze".
 
         Returns:
@@ -62,7 +63,7 @@ class KerasFile:
         """
         # One by one: Keras passes nothing on from a model that is trainable already.
         for layer in layer_internals.flatten_layers(self._model):
-            layer.trainable = trainable == "all" and num_classes is not None
+            layer.trainable = trainable != "last" and num_classes is not None
         pixels = keras.Input(shape)
         with checking_flags():
             x = backbone(

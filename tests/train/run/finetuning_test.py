@@ -16,7 +16,7 @@ from tfdpx.train.run import classifiers, finetuning
 def settings(**given):
     common = dict(
         model="small_cnn", group_norm=True, weight_standardization=True, init_from=None,
-        pretrained_on=None, trainable="all", relu_first=False,
+        pretrained_on=None, trainable="all", lora_rank=8, relu_first=False,
     )  # fmt: skip
     return types.SimpleNamespace(**{**common, **given})
 

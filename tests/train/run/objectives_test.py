@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tfdpx.layers.trainable import last_layer
 from tfdpx.train.data.views import RandomViews
 from tfdpx.train.run import classifiers, finetuning, objectives
 
@@ -67,7 +68,7 @@ def test_features_are_what_the_last_layer_receives(tmp_path):
     classifier.save(tmp_path / "model.keras")
     features = finetuning.features_of(str(tmp_path / "model.keras"))
     images = np.random.default_rng(0).integers(0, 256, [4, 8, 8, 1]).astype("uint8")
-    last = finetuning.last_layer(classifier)
+    last = last_layer(classifier)
     found = features(images / 255.0)
     assert found.shape == (4, 256) and not features.trainable_variables
     np.testing.assert_allclose(last(found), classifier(images), atol=1e-5)
@@ -79,6 +80,6 @@ def test_every_classifier_has_features(name):
     classifier = classifiers.build(name, shape, 3, 100.0)
     features = finetuning.features(classifier)
     assert len(features.output.shape) == 2
-    own = len(finetuning.last_layer(classifier).weights)
+    own = len(last_layer(classifier).weights)
     assert len(features.weights) == len(classifier.weights) - own
-    assert isinstance(finetuning.last_layer(classifier), keras.layers.Dense)
+    assert isinstance(last_layer(classifier), keras.layers.Dense)

@@ -1,0 +1,179 @@
+"""What `tfdpx.layers.trainable` leaves to train, and training, saving and resuming it."""
+
+import keras
+import numpy as np
+import pytest
+import seeds
+from cases import slow
+
+import tfdpx
+from tfdpx.layers import trainable
+
+layers = keras.layers
+
+
+def transformer():
+    """One block of attention and a dense layer, and a new head."""
+    seeds.fix(3)
+    inputs = keras.Input((4, 6))
+    x = layers.Add()([inputs, layers.MultiHeadAttention(2, 3, name="attention")(inputs, inputs)])
+    x = layers.LayerNormalization(name="norm")(x)
+    x = layers.Dense(5, "gelu", name="between")(x)
+    body = keras.Model(inputs, layers.GlobalAveragePooling1D()(x), name="body")
+    return keras.Model(inputs, layers.Dense(3, name="head")(body.output))
+
+
+def convolutional():
+    """Batch normalization that a user froze, group normalization, and a convolution as head."""
+    seeds.fix(3)
+    inputs = keras.Input((4, 4, 2))
+    x = layers.BatchNormalization(name="batch")(layers.Conv2D(3, 3, name="first")(inputs))
+    body = keras.Model(inputs, tfdpx.layers.GroupNorm(1, name="group")(x))
+    head = keras.Sequential([layers.GlobalAveragePooling2D(), layers.Dense(3, name="head")])
+    return keras.Model(inputs, head(body(inputs)))
+
+
+def names(model):
+    return {"/".join(v.path.split("/")[-2:]) for v in model.trainable_variables}
+
+
+HEAD = {"head/kernel", "head/bias"}
+OF_ATTENTION = {f"{x}/bias" for x in ("query", "key", "value", "attention_output")}
+
+
+@pytest.mark.parametrize(
+    "make, what, wanted",
+    [
+        (transformer, "last", set()),
+        (transformer, "bias", OF_ATTENTION | {"norm/beta", "between/bias"}),
+        (transformer, "norm", {"norm/gamma", "norm/beta"}),
+        (transformer, "lora", {f"{x}/lora_kernel_{ab}" for x in ("query", "value") for ab in "ab"}),
+        (convolutional, "last", set()),
+        (convolutional, "bias", {"first/bias", "group/beta"}),
+        (convolutional, "norm", {"group/gamma", "group/beta"}),
+    ],
+)
+def test_what_trains(make, what, wanted):
+    model = make()
+    count = trainable(model, what)
+    assert names(model) == wanted | HEAD
+    assert count == sum(v.numpy().size for v in model.trainable_variables)
+    trainable(model, "last")
+    assert names(model) == HEAD
+    trainable(model, what)
+    assert names(model) == wanted | HEAD
+
+
+def test_lora_of_chosen_layers_and_of_a_model_without_attention():
+    model = transformer()
+    model.get_layer("between").enable_lora(2)
+    trainable(model, "lora")
+    assert names(model) == HEAD | {"between/lora_kernel_a", "between/lora_kernel_b"}
+    model = keras.Sequential([keras.Input([4]), layers.Dense(6), layers.Dense(3)])
+    assert trainable(model, "lora", rank=2) == (4 + 6) * 2 + 6 * 3 + 3
+
+
+def test_an_embedding_that_is_the_head_stays_frozen():
+    seeds.fix(3)
+    table = layers.ReversibleEmbedding(9, 4)
+    inputs = keras.Input([5], dtype="int32")
+    outputs = table(layers.Dense(4, name="between")(table(inputs)), reverse=True)
+    model = keras.Model(inputs, outputs)
+    assert trainable(model, "bias") == 4
+
+
+def data(rows=24):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, 4, 6)).astype("float32"), rng.integers(0, 3, rows)
+
+
+def private(model, **arguments):
+    plan = tfdpx.PrivacyPlan(24, 12, steps=6, noise_multiplier=1.0, delta=1e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(1.0, plan=plan, **arguments), loss=loss)
+    return model
+
+
+@pytest.mark.parametrize("what", [slow("bias"), slow("norm"), "lora", slow("last")])
+def test_private_training_moves_what_trains_alone(what):
+    model = transformer()
+    trainable(model, what)
+    private(model)
+    before = {v.path: v.numpy() for v in model.weights}
+    model.fit(*data(), verbose=0)
+    moved = {v.path for v in model.weights if (v.numpy() != before[v.path]).any()}
+    assert moved == {v.path for v in model.trainable_variables}
+    assert {part.verdict for part in model.optimizer.independence} == {"proved"}
+
+
+def test_the_saved_model_keeps_its_ledger_and_its_function(tmp_path):
+    model = transformer()
+    trainable(model, "bias")
+    private(model).fit(*data(), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x, _ = data()
+    np.testing.assert_array_equal(loaded(x), model(x))
+    assert loaded.optimizer.ledger.steps == 2
+    trainable(loaded, "bias")
+    assert names(loaded) == names(model)
+
+
+@pytest.mark.parametrize("quantized", [False, slow(True)])
+def test_a_resumed_lora_training_equals_the_unbroken_one(tmp_path, quantized):
+    def train(epochs, folder):
+        model = transformer()
+        if quantized:
+            model.get_layer("between").quantize("int8")
+            model.get_layer("between").enable_lora(2)
+        trainable(model, "lora")
+        private(model, seed=5)
+        saves = tfdpx.callbacks.Checkpoint(tmp_path / folder)
+        model.fit(*data(), epochs=epochs, verbose=0, callbacks=[saves])
+        return model
+
+    unbroken = train(3, "unbroken")
+    train(2, "resumed")
+    resumed = train(3, "resumed")
+    assert resumed.optimizer.ledger.steps == 6
+    for one, other in zip(unbroken.weights, resumed.weights, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=one.path)
+
+
+def test_a_loaded_lora_model_trains_its_factors(tmp_path):
+    model = transformer()
+    model.get_layer("between").enable_lora(2)
+    trainable(model, "lora")
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.1)
+    x, y = data()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    trainable(loaded, "lora")
+    layer = loaded.get_layer("between")  # Keras loads what was merged, and factors of zero.
+    assert not np.any(layer.lora_kernel_a.numpy()) and not np.any(layer.lora_kernel_b.numpy())
+    plan = tfdpx.PrivacyPlan(24, 24, steps=2, noise_multiplier=1e-6, delta=1e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loaded.compile(tfdpx.DPSGD(1.0, plan=plan), loss=loss)
+    np.testing.assert_allclose(loaded(x), model(x), atol=1e-5)
+    loaded.fit(x, y, verbose=0)
+    assert np.abs(layer.lora_kernel_a.numpy()).max() > 0.1
+    assert np.abs(layer.lora_kernel_b.numpy()).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "model, arguments, words",
+    [
+        (transformer, dict(what="all"), "what='all'"),
+        (transformer, dict(what="lora", rank=0), "rank=0"),
+        (lambda: keras.Sequential([layers.Dense(3)]), dict(what="last"), "built"),
+        (
+            lambda: keras.Sequential([keras.Input([4]), layers.Dense(3)]),
+            dict(what="norm"),
+            "what='norm'",
+        ),
+    ],
+)
+def test_bad_arguments(model, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        trainable(model(), **arguments)

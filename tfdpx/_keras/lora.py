@@ -1,0 +1,56 @@
+"""Keras's LoRA: the factors of a layer, and saving them, which Keras does not."""
+
+import contextlib
+
+import keras
+
+from tfdpx._keras import layer_internals
+
+_NAMES = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
+
+
+def is_enabled(layer):
+    """Whether `layer.enable_lora` was called."""
+    return bool(getattr(layer, "lora_enabled", False))
+
+
+def factors(layer):
+    """The variables A and B of a layer; none without LoRA."""
+    named = [getattr(layer, name, None) for name in _NAMES] if is_enabled(layer) else []
+    return [variable for variable in named if variable is not None]
+
+
+def frozen(layer):
+    """The variable of a layer with LoRA to which A and B are added; None without LoRA."""
+    names = ("_kernel", "_embeddings") if is_enabled(layer) else ()
+    return next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
+
+
+def factors_of(model):
+    """The variables A and B of all layers of a model, in order."""
+    return [v for layer in layer_internals.flatten_layers(model) for v in factors(layer)]
+
+
+@contextlib.contextmanager
+def unmerged(model):
+    """Within it, files get the frozen kernels as they are, where Keras adds A and B to them."""
+    adapted = [x for x in layer_internals.flatten_layers(model) if is_enabled(x)]
+    try:
+        for layer in adapted:
+            layer.lora_enabled = False
+        yield
+    finally:
+        for layer in adapted:
+            layer.lora_enabled = True
+
+
+def wake(model):
+    """Draws A anew where A and B are zero, as Keras leaves them in a loaded model.
+
+    Both gradients are zero then, for good; with B at zero the outputs do not change.
+    """
+    for seed, layer in enumerate(layer_internals.flatten_layers(model)):
+        found = factors(layer)
+        if found and not any(keras.ops.any(keras.ops.not_equal(v, 0)) for v in found):
+            draw = keras.initializers.HeUniform(seed)  # The same on every host.
+            found[0].assign(draw(found[0].shape, found[0].dtype))
