@@ -113,7 +113,11 @@ def without_head(model):
     Raises:
         ValueError: If its outputs are neither vectors nor feature maps.
     """
+    inputs = model.inputs[0]
     features, head = _before_head(model)
+    if head is None and not _is_of_keras(model):
+        inputs = keras.Input(inputs.shape[1:], dtype=inputs.dtype)
+        features = model(inputs)
     if len(features.shape) == 4:
         features = keras.layers.GlobalAveragePooling2D(name="pool")(features)
     elif len(features.shape) == 3 and getattr(model, "use_class_token", False):
@@ -126,7 +130,7 @@ def without_head(model):
             "dimensions] or [batch, height, width, channels]. Received: "
             f"{model.name!r} with {features.shape}. End it with a pooling layer."
         )
-    return keras.Model(model.inputs[0], features, name=model.name), head
+    return keras.Model(inputs, features, name=model.name), head
 
 
 def without_batch_statistics(model, batch_norm):
@@ -142,24 +146,32 @@ def without_batch_statistics(model, batch_norm):
     """
     if batch_norm == "replace":
         return replace_batch_norm(model)
-    for layer in layer_internals.flatten_layers(model):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.trainable = False
-    return _as_functional(model)
+    for layer in _batch_norms(model):
+        layer.trainable = False
+    return _remembering(model)
 
 
-def _as_functional(model):
-    """The same layers, in models of Keras's own kind.
+def _remembering(model):
+    """The same layers, in models that remember when they are saved which layers were frozen.
 
-    The backbones of keras_cv and keras-hub are of kinds that forget when they are saved that layers
-    in them were frozen.
+    The backbones of keras_cv and keras-hub do not, but some have layers that cannot be loaded
+    without them: those without batch normalization stay as they are.
     """
-    if not isinstance(model, keras.Model) or isinstance(model, keras.Sequential):
+    inside = hasattr(model, "inputs") and not isinstance(model, keras.Sequential)
+    if not inside or not _batch_norms(model):
         return model
     return keras.models.clone_model(
-        keras.Model(model.input, model.output, name=model.name),
-        clone_function=lambda layer: _as_functional(layer) if hasattr(layer, "inputs") else layer,
+        keras.Model(model.input, model.output, name=model.name), clone_function=_remembering
     )
+
+
+def _batch_norms(model):
+    layers = layer_internals.flatten_layers(model)
+    return [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def _is_of_keras(model):
+    return type(model).__module__.startswith("keras.")
 
 
 def _converter(model):

@@ -41,12 +41,27 @@ def norms_of(model, layer_class=L.BatchNormalization):
 
 
 @keras.saving.register_keras_serializable(package="backbones_test")
+class Unloadable(L.Layer):
+    """A layer that only its backbone can build again, as that of keras-hub's patches."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+
+    def call(self, x):
+        return x * self.scale
+
+    def get_config(self):
+        return {**super().get_config(), "derived": 1}
+
+
+@keras.saving.register_keras_serializable(package="backbones_test")
 class HubBackbone(keras.src.models.functional.Functional):
     """Like a backbone of keras-hub: built from arguments, saved as these."""
 
     def __init__(self, tokens=False, **kwargs):
         inputs = x = keras.Input((16, 16, 3))
-        x = L.BatchNormalization(name="norm")(L.Conv2D(8, 4, strides=4, name="conv")(x))
+        x = L.Conv2D(8, 4, strides=4, name="conv")(x)
+        x = Unloadable()(x) if tokens else L.BatchNormalization(name="norm")(x)
         super().__init__(inputs, L.Reshape((-1, 8))(x) if tokens else x, **kwargs)
         self.tokens = tokens
 
@@ -119,12 +134,16 @@ def test_a_classifier_of_keras_hub_brings_its_preprocessing_along():
 
 
 @pytest.mark.parametrize("class_token", [True, False])
-def test_tokens_become_features(class_token):
+def test_tokens_become_features_and_are_saved(class_token, tmp_path):
     body = HubBackbone(tokens=True)
     body.use_class_token = class_token
     tokens = np.asarray(body(images(16, 16).astype("float32")))
     wanted = tokens[:, 0] if class_token else tokens.mean(axis=1)
-    np.testing.assert_allclose(backbone(body, pixels="0..255")(images(16, 16)), wanted, rtol=1e-5)
+    model = backbone(body, pixels="0..255")
+    np.testing.assert_allclose(model(images(16, 16)), wanted, rtol=1e-5)
+    model.save(tmp_path / "model.keras")
+    restored = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(restored(images()), model(images()))
 
 
 @pytest.mark.parametrize("make", [network, lambda: HubBackbone(), lambda: nested()])
