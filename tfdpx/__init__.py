@@ -32,6 +32,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.heads import AdaMix
     from tfdpx.layers.make_private_model import make_private_model
     from tfdpx.sampling.random_access import RandomAccess
+    from tfdpx.tables import private_adapt
     from tfdpx.training.adaptive_clip import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
@@ -49,6 +50,7 @@ _HOMES = {
     "RandomAccess": "sampling.random_access",
     "make_private": "training.optimizers",
     "make_private_model": "layers.make_private_model",
+    "private_adapt": "tables",
 }
 # Folders next to the core, on which it does not depend.
 _PARTS = ("layers", "models")
@@ -95,6 +97,7 @@ __all__ = [
     "make_private_model",
     "models",
     "per_example",
+    "private_adapt",
     "synthetic",
 ]
 

@@ -110,6 +110,18 @@ def counted(factors, squared_norms, present):
     return tf.where(finite & present, factors, 0.0)
 
 
+def bounded(factors, squared_norms, batch_size):
+    """`factors`, cut to what lets an example add 1/B, whatever a clip policy says.
+
+    Args:
+        factors: float32 [n].
+        squared_norms: float32 [n].
+        batch_size: Int, B.
+    """
+    most = 1.0 / tf.sqrt(squared_norms) / float(batch_size)
+    return tf.where(tf.abs(factors) > most, tf.sign(factors) * most, factors)
+
+
 def privatize(sums, noise_multiplier, batch_size, seed):
     """`sum + sigma / B * xi` for each of `sums`, with one draw of noise for all.
 

@@ -10,6 +10,7 @@ IMAGE_SIZE = 32
 
 NUM_IMAGE_CLASSES = 10
 TOKENS, WIDTH = 64, 256
+VOCABULARY = 30_522
 
 
 def check(name, image_size):
@@ -37,7 +38,9 @@ def build(name, image_size):
 
     Image models are those of `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
     one layer of 1,000 classes on feature vectors [2048]; `transformer` four pre-norm encoder blocks
-    (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes.
+    (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes;
+    `vit_base` and `bert_base` twelve (width 768, 12 heads, MLP of 3,072) on 196 patches of images
+    and on 128 tokens of 30,522; `billion` 19 of width 2048, a billion weights in bfloat16, on 64.
 
     Args:
         name: Name of the model.
@@ -62,7 +65,10 @@ def batch(name, image_size, rows):
     generator = np.random.default_rng(0)
     if name in _OF_VECTORS:
         _, shape, classes = _OF_VECTORS[name]
-        x = generator.normal(size=(rows, *shape)).astype("float32")
+        if name in _OF_TOKENS:
+            x = generator.integers(0, VOCABULARY, size=(rows, *shape), dtype="int32")
+        else:
+            x = generator.normal(size=(rows, *shape)).astype("float32")
     else:
         shape, classes = _image_shape(image_size), NUM_IMAGE_CLASSES
         x = generator.integers(0, 256, size=(rows, *shape), dtype="uint8")
@@ -80,20 +86,55 @@ def _dense_head():
     )
 
 
-def _transformer(blocks=4, heads=4, mlp=1024):
-    layers = keras.layers
-    x = inputs = keras.Input([TOKENS, WIDTH])
+def _blocks(x, blocks, heads, width, dtype=None):
+    layers, each = keras.layers, {"dtype": dtype}
     for _ in range(blocks):
-        normed = layers.LayerNormalization()(x)
-        x = x + layers.MultiHeadAttention(heads, WIDTH // heads)(normed, normed)
-        hidden = layers.Dense(mlp, activation="gelu")(layers.LayerNormalization()(x))
-        x = x + layers.Dense(WIDTH)(hidden)
-    pooled = layers.GlobalAveragePooling1D()(x)
-    return keras.Model(inputs, layers.Dense(10)(pooled), name="transformer")
+        normed = layers.LayerNormalization(**each)(x)
+        x = x + layers.MultiHeadAttention(heads, width // heads, **each)(normed, normed)
+        normed = layers.LayerNormalization(**each)(x)
+        hidden = layers.Dense(4 * width, activation="gelu", **each)(normed)
+        x = x + layers.Dense(width, **each)(hidden)
+    return x
+
+
+def _transformer():
+    inputs = keras.Input([TOKENS, WIDTH])
+    pooled = keras.layers.GlobalAveragePooling1D()(_blocks(inputs, 4, 4, WIDTH))
+    return keras.Model(inputs, keras.layers.Dense(10)(pooled), name="transformer")
+
+
+def _base(inputs, embedded, name):
+    """Twelve blocks as of ViT-Base and BERT-Base, and a head on what they make of the first row."""
+    layers = keras.layers
+    positions = layers.Embedding(embedded.shape[1], 768)(keras.ops.arange(embedded.shape[1]))
+    x = layers.LayerNormalization()(_blocks(embedded + positions, 12, 12, 768))
+    return keras.Model(inputs, layers.Dense(10)(x[:, 0]), name=name)
+
+
+def _vit_base():
+    inputs = keras.Input([224, 224, 3])
+    patches = keras.layers.Conv2D(768, 16, 16)(inputs)
+    return _base(inputs, keras.layers.Reshape([196, 768])(patches), "vit_base")
+
+
+def _bert_base():
+    inputs = keras.Input([128], dtype="int32")
+    return _base(inputs, keras.layers.Embedding(VOCABULARY, 768)(inputs), "bert_base")
+
+
+def _billion():
+    inputs = keras.Input([64], dtype="int32")
+    x = keras.layers.Embedding(VOCABULARY, 2048, dtype="bfloat16")(inputs)
+    x = _blocks(x, 19, 16, 2048, "bfloat16")
+    return keras.Model(inputs, keras.layers.Dense(10)(x[:, 0]), name="billion")
 
 
 # Name: function that builds it, shape of an input, number of classes.
 _OF_VECTORS = {
     "dense_head": (_dense_head, (2048,), 1000),
     "transformer": (_transformer, (TOKENS, WIDTH), 10),
+    "vit_base": (_vit_base, (224, 224, 3), 10),
+    "bert_base": (_bert_base, (128,), 10),
+    "billion": (_billion, (64,), 10),
 }
+_OF_TOKENS = ("bert_base", "billion")

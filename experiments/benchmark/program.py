@@ -42,6 +42,7 @@ from experiments.benchmark import (
     tables,
     users,
 )
+from tfdpx.layers.trainable import WHAT
 from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.report.record import to_json
 
@@ -56,10 +57,15 @@ def define_flags(values):
         "model",
         "wrn_16_4",
         "wrn_<depth>_<width>, lenet, small_cnn, scatter_linear, scatter_cnn; dense_head: one "
-        "layer, 2048 -> 1000; transformer: 4 encoder blocks of width 256 on 64 tokens.",
+        "layer, 2048 -> 1000; transformer: 4 encoder blocks of width 256 on 64 tokens; vit_base, "
+        "bert_base: 12 blocks of width 768; billion: 19 of width 2048.",
         **common,
     )
     flags.DEFINE_integer("images", 32, "Examples a step.", **common)
+    words = ("all", *WHAT)
+    flags.DEFINE_enum(
+        "trainable", "all", words, "Weights to train, by tfdpx.layers.trainable.", **common
+    )
     flags.DEFINE_integer("augmult", 1, "Views of each example.", **common)
     flags.DEFINE_integer(
         "image_size",
@@ -282,4 +288,5 @@ def _title(settings):
     size = "" if settings.image_size is None else f" of {settings.image_size} pixels squared"
     given = f"{settings.model}, {settings.images} examples{size}, augmult {settings.augmult}"
     passes = settings.microbatch_size and f", microbatch_size {settings.microbatch_size}"
-    return f"{given}{passes or ''}{', XLA' if settings.jit else ''}, norms {settings.norms}"
+    given += f", trains {settings.trainable}{passes or ''}{', XLA' if settings.jit else ''}"
+    return f"{given}, norms {settings.norms}"

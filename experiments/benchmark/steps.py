@@ -11,6 +11,7 @@ import tensorflow as tf
 from experiments.benchmark import models
 from tfdpx import per_example
 from tfdpx._keras import model_internals
+from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.training import allocator, optimizers
@@ -43,6 +44,7 @@ class Settings:
     microbatch_size: int | str | None = None
     jit: bool = False
     norms: str = "auto"
+    trainable: str = "all"
 
     def __post_init__(self):
         for name in ("images", "augmult", "users", "image_size"):
@@ -72,6 +74,9 @@ def make_model(kind, settings, plan=None, individual=None):
     """
     keras.utils.set_random_seed(0)
     model = models.build(settings.model, settings.image_size)
+    if settings.trainable != "all":
+        with checking_flags():
+            trainable(model, settings.trainable)
     if kind == "ordinary":
         optimizer = keras.optimizers.SGD(LEARNING_RATE)
     else:

@@ -2,12 +2,14 @@
 
 import keras
 import numpy as np
+import oracle
 import pytest
 import seeds
 from cases import slow
 
 import tfdpx
 from tfdpx.layers import trainable
+from tfdpx.per_example import explain
 
 layers = keras.layers
 
@@ -92,6 +94,39 @@ def private(model, **arguments):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(tfdpx.DPSGD(1.0, plan=plan, **arguments), loss=loss)
     return model
+
+
+def tokens(dtype="float32"):
+    """Two kinds of attention and of normalization, pads masked, an embedding used twice."""
+    seeds.fix(3)
+    inputs = keras.Input([5], dtype="int32")
+    table = layers.ReversibleEmbedding(9, 8, mask_zero=True, dtype=dtype)
+    x = table(inputs)
+    x = x + layers.MultiHeadAttention(2, 4, dtype=dtype)(x, x)
+    x = x + layers.GroupQueryAttention(4, 4, 2, dtype=dtype)(x, x)
+    x = layers.LayerNormalization(dtype=dtype)(x) + layers.RMSNormalization(dtype=dtype)(x)
+    x = layers.Dense(8, "gelu", dtype=dtype)(x)
+    return keras.Model(inputs, table(x, reverse=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", slow("mixed_bfloat16")])
+@pytest.mark.parametrize("what", ["bias", "norm", "lora", slow("last"), slow("embedding")])
+def test_gradients_are_those_of_batches_of_one(what, dtype):
+    model, rng = tokens(dtype), np.random.default_rng(0)
+    if what == "embedding":
+        trainable(model, "last")
+        model.layers[1].enable_lora(2)
+    trainable(model, what if what != "embedding" else "lora")
+    for variable in model.trainable_variables:
+        variable.assign(variable + rng.normal(scale=0.2, size=variable.shape))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = rng.integers(0, 9, (4, 5))
+    if what in ("bias", "norm"):  # No norm of a kernel is paid for.
+        assert {choice.flops for choice in explain(model, x)} == {0}
+    tolerance = 1e-4 if dtype == "float32" else 0.05
+    oracle.assert_matches_batches_of_one(
+        model, x, (x + 1) % 9, tolerance=tolerance, norms=("auto",)
+    )
 
 
 @pytest.mark.parametrize("what", [slow("bias"), slow("norm"), "lora", slow("last")])

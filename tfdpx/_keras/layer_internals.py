@@ -168,6 +168,27 @@ def draw(original, shape, args, kwargs):
     return tf.broadcast_to(drawn, tf.cast(tf.stack(shape), "int32"))
 
 
+def has_statistics(layer):
+    """Whether a preprocessing layer of Keras was given its statistics, or was adapted."""
+    if isinstance(layer, keras.layers.Normalization):
+        return layer.input_mean is not None or adapted_statistics(layer) is not None
+    if isinstance(layer, keras.layers.Discretization):
+        return layer.num_bins is None or layer.bin_boundaries is not None
+    return bool(layer.get_vocabulary(False)) or layer.output_mode == "tf_idf"
+
+
+def adaptable_features(space):
+    """Dict by feature of the layers that the `adapt` of a `FeatureSpace` would adapt."""
+    return {name: space.preprocessors[name] for name in space._list_adaptable_preprocessors()}
+
+
+def finish_features(space):
+    """What `FeatureSpace.adapt` does once its layers are adapted."""
+    space._is_adapted = True
+    space.get_encoded_features()
+    space.built = space._sublayers_built = True
+
+
 def adapted_statistics(layer):
     """What `adapt` has computed for a layer, a list of arrays; None where it has nothing.
 

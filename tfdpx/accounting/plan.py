@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import scipy.stats
@@ -46,6 +47,8 @@ class PrivacyPlan:
     read with "person" for "example"; how many people there are is public. `fit(x, y, user_ids=ids)`
     says whose each example is.
 
+    With `spent` epsilon is of the training and of what was released about the same data before.
+
     Args:
         num_examples: Int. Number of examples of the private data set, or of people; public.
         batch_size: Int. Expected number of examples, or people, of a step, over all devices.
@@ -59,6 +62,7 @@ class PrivacyPlan:
         epochs: Float > 0, in place of `steps`: so many passes over the data on average, which are
             `ceil(epochs * num_examples / batch_size)` steps.
         unit: "example" or "user": whom epsilon protects.
+        spent: Optional `Ledger` of the same data, such as `tfdpx.private_adapt` returns.
 
     Raises:
         ValueError: If an argument is out of its range, if not exactly one of the four is left out,
@@ -82,6 +86,7 @@ class PrivacyPlan:
     sampling: str
     accountant: str
     unit: str = EXAMPLE
+    spent: Ledger = Ledger()
 
     def __init__(
         self,
@@ -96,10 +101,12 @@ class PrivacyPlan:
         *,
         epochs: float | None = None,
         unit: str = EXAMPLE,
+        spent: Ledger | None = None,
     ) -> None:
         values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
         names = [field.name for field in dataclasses.fields(self)]
-        given: dict[str, Any] = dict(zip(names, (*values, sampling, accountant, unit), strict=True))
+        others = (sampling, accountant, unit, Ledger() if spent is None else spent)
+        given: dict[str, Any] = dict(zip(names, (*values, *others), strict=True))
         if epochs is not None:
             if steps is not None or batch_size is None:
                 raise ValueError(
@@ -117,7 +124,8 @@ class PrivacyPlan:
         if unknown == "epsilon":
             value = self.epsilon_at(self.steps)
         else:
-            value = calibration.solve(unknown, self.get_config(), self.accountant)
+            config = self.get_config()
+            value = calibration.solve(unknown, config, self.accountant, self._epsilon_of)
         object.__setattr__(self, unknown, value)
         for warning in plan_warnings(
             self.epsilon, self.delta, self.num_examples, self.noise_multiplier
@@ -132,6 +140,13 @@ class PrivacyPlan:
         accountants.check_accountant(self.accountant)
         check_choice("sampling", self.sampling, SAMPLINGS)
         check_choice("unit", self.unit, UNITS)
+        fits = isinstance(self.spent, Ledger)
+        if not fits or (self.spent.entries and self.spent.unit != self.unit):
+            raise ValueError(
+                f"Argument `spent` must be a tfdpx.accounting.Ledger of releases about each "
+                f"{self.unit}. Received: spent={self.spent!r}. tfdpx.private_adapt returns one of "
+                "each example."
+            )
         if self.unit == USER and self.is_approximate:
             raise ValueError(
                 f'Argument `sampling` must be "poisson" with unit="{USER}". Received: '
@@ -140,6 +155,17 @@ class PrivacyPlan:
         for name in ("num_examples", "batch_size", "steps"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, int(value))  # NumPy's do not go into a config.
+
+    @property
+    def suggested_learning_rate(self) -> float:
+        """Float: of `DPSGD` with `l2_norm_clip="automatic"`, without momentum, to be tested first.
+
+        `0.18 batch_size / (noise_multiplier sqrt(steps))`: the noise of all updates then moves each
+        weight by some 0.18. It is a rule of thumb, of networks of a few thousand weights on small
+        images (docs/choosing.md), and reads no data. Infinite without noise.
+        """
+        noise = self.noise_multiplier * self.steps**0.5
+        return 0.18 * self.batch_size / noise if noise else math.inf
 
     @property
     def sampling_probability(self) -> float:
@@ -191,9 +217,13 @@ class PrivacyPlan:
         Raises:
             ValueError: If `steps` is negative or no integer.
         """
-        return accountants.epsilon(
-            self.noise_multiplier, self.sampling_probability, steps, self.delta, self.accountant
-        )
+        run = self.noise_multiplier, self.sampling_probability, steps
+        return self._epsilon_of(*run, self.delta, self.accountant)
+
+    def _epsilon_of(self, noise_multiplier, sampling_probability, steps, delta, accountant):
+        """Float: of such a run and of what was spent before."""
+        run = (noise_multiplier, sampling_probability, steps)
+        return accountants.composed_epsilon((*self.spent.runs, run), delta, accountant)
 
     def batches(
         self,
@@ -294,9 +324,9 @@ class PrivacyPlan:
             ValueError: If `steps` is negative or no integer.
         """
         if steps == 0:
-            return Ledger()
+            return self.spent
         run = self.noise_multiplier, self.sampling_probability, steps
-        return Ledger((Entry(*run, exact=not self.is_approximate, unit=self.unit),))
+        return self.spent + Ledger((Entry(*run, exact=not self.is_approximate, unit=self.unit),))
 
     def statement(
         self,
@@ -341,7 +371,8 @@ class PrivacyPlan:
 
     def get_config(self) -> dict[str, Any]:
         """All arguments, the solved one among them."""
-        return dataclasses.asdict(self)
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**config, "spent": self.spent.to_json()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
@@ -354,9 +385,11 @@ class PrivacyPlan:
             ValueError: If a value is out of its range.
         """
         plan = object.__new__(cls)
+        # Before version 0.2 every plan was of examples, and nothing else was spent.
+        config = {"unit": EXAMPLE, "spent": Ledger().to_json(), **config}
         for field in dataclasses.fields(cls):
-            # Before version 0.2 every plan was of examples.
-            value = config.get("unit", EXAMPLE) if field.name == "unit" else config[field.name]
+            value = config[field.name]
+            value = Ledger.from_json(value) if field.name == "spent" else value
             object.__setattr__(plan, field.name, value)
         plan._check()
         return plan

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from tfdpx._keras import layer_internals, model_internals, step_context
+from tfdpx.accounting.ledger import Ledger
 from tfdpx.spending import origins
 
 _ARGUMENTS = {
@@ -18,6 +19,8 @@ _ARGUMENTS = {
 
 # Digests. Of values and not of layers, so that copies of a layer need no second word.
 _public = set()
+# Digest -> the ledger of the releases that gave a layer these values.
+_private = {}
 
 
 def public(layer: keras.Layer) -> None:
@@ -65,6 +68,16 @@ def public(layer: keras.Layer) -> None:
     origins.vouch(layer)
 
 
+def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
+    """Notes what the present statistics of a layer cost: models that hold it count it.
+
+    Args:
+        layer: A `keras.Layer` that holds what was released.
+        ledger: `tfdpx.accounting.Ledger` of the releases.
+    """
+    _private[_digest(layer)] = ledger
+
+
 def problems_of_adapted(model):
     """Texts of the layers of a model, and of the augmentation, that were adapted to data.
 
@@ -77,15 +90,17 @@ def problems_of_adapted(model):
     named = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
         digest = step_context.eagerly(_digest, layer)
-        if digest and digest not in _public | named:
+        if digest in _private:
+            origins.attach(_private[digest], model.variables)
+        elif digest and digest not in _public | named:
             named.add(digest)
             kind = next((kind for kind in _ARGUMENTS if isinstance(layer, kind)), None)
             yield (
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) was adapted to data: what "
                 "`adapt` computes is a function of the data without noise, and no ledger counts "
                 f"it. Give it public values {_ARGUMENTS.get(kind, 'instead')}, or adapt it to "
-                "public data and say `tfdpx.checks.public(layer)`. Private normalization is to "
-                "come."
+                "public data and say `tfdpx.checks.public(layer)`, or adapt a new layer by "
+                "`tfdpx.private_adapt`."
             )
 
 

@@ -144,8 +144,17 @@ def present_of_users(sample_weight):
 
     Args:
         sample_weight: Nest of tensors [B, k, ...].
+
+    Raises:
+        ValueError: If it has another shape, so that the batch is not one of people.
     """
     weights = [w for w in tf.nest.flatten(sample_weight) if w is not None]
+    if not weights or any(w.shape.rank < 2 for w in weights):
+        raise ValueError(
+            'A plan with unit="user" trains on batches [people, examples of each, ...] that it '
+            f"drew. Received: sample weights of shapes {[tuple(w.shape) for w in weights]}. Train "
+            "with `fit(x, y, user_ids=ids)`, or on `plan.batches(x, y, user_ids=ids)` as it is."
+        )
     flags = [tf.reduce_any(w != 0, axis=range(2, w.shape.rank)) for w in weights]
     return tf.reduce_any(tf.stack(flags), axis=0)
 

@@ -74,7 +74,7 @@ def plan_batches(
     """What `PrivacyPlan.batches` gives; its docstring has all arguments but `plan`."""
     check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
     _check_unit(plan, user_ids, examples_per_user, validation_split)
-    count = plan.num_examples if user_ids is None else len(user_ids)
+    count = plan.num_examples if user_ids is None else np.size(user_ids)
     examples = as_examples(x, y, sample_weight, class_weight=class_weight, num_examples=count)
     examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)
     if user_ids is not None:

@@ -7,17 +7,22 @@ was drawn: so the examples of one person never change with another's.
 
 import hashlib
 import numbers
+import unicodedata
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx._arguments import check_positive_integer
+from tfdpx.sampling.inputs import present_of_users
 
 DEFAULT_PER_USER = 4
 
 # Sets the choices apart from whatever else is keyed by the same key.
 _CHOICE_KEY = int.from_bytes(b"choices", "big")
+
+# What NumPy and pandas make of a missing id: it would be one person of all who are unknown.
+_MISSING = (-1, -(2**31), -(2**63), "nan", "None", "NaT", "<NA>")
 
 
 class Users:
@@ -35,7 +40,8 @@ class Users:
         is_weighted: Whether examples have weights.
 
     Raises:
-        ValueError: If there is not one id an example, or an id is missing or of another type.
+        ValueError: If there is not one id an example, an id is missing or of another type, or two
+            are spelled alike.
     """
 
     def __init__(self, examples, user_ids, per_user=DEFAULT_PER_USER):
@@ -54,7 +60,8 @@ class Users:
     def batch(self, rows, capacity, key):
         """Examples of the people `rows`, k of each, padded.
 
-        A person with fewer than k has the first of them again, absent: at weight 0.
+        A person with fewer than k has the first of them again, absent: at weight 0. Where weights
+        were given, what is absent is the first that is there: it might hold anything.
 
         Args:
             rows: int64 tensor [n] of people, n <= capacity.
@@ -70,6 +77,12 @@ class Users:
         x, y, weights = batch
         present = tf.pad(present, [[0, capacity - tf.shape(rows)[0]], [0, 0]])
         weights = tf.nest.map_structure(lambda w: tf.where(_like(present, w), w, 0.0), weights)
+        if self.is_weighted:
+            given, own = present_of_users(weights), tf.range(self.per_user, dtype=tf.int64)
+            places = tf.where(given, own, tf.argmax(tf.cast(given, "int32"), 1)[:, tf.newaxis])
+            x, y = tf.nest.map_structure(
+                lambda t: None if t is None else tf.gather(t, places, batch_dims=1), (x, y)
+            )
         return x, y, weights
 
     def _by_person(self, tensor):
@@ -112,6 +125,8 @@ def _like(flags, tensor):
 def _numbered(user_ids, count):
     """The ids as numbers from zero, int64 [count], and how many different ones there are."""
     values = user_ids.numpy() if tf.is_tensor(user_ids) else user_ids
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.tolist()  # None where it is masked.
     values = np.asarray(values, dtype=None if hasattr(values, "dtype") else object)
     if values.shape != (count,):
         raise ValueError(
@@ -125,18 +140,33 @@ def _numbered(user_ids, count):
         names = sorted({type(value).__name__ for value in values})
         received = f"types {names}" if odd is None and len(kinds) > 1 else f"the id {odd!r}"
         raise ValueError(
-            "Argument `user_ids` must hold ints, or strings that are not empty: two people with "
-            f"one id would be protected less. Received: {received}. Convert all ids to one type, "
-            "and give every example whose person is unknown an id of its own."
+            "Argument `user_ids` must hold ints, or strings that are not empty, -1, 'nan' or the "
+            f"like: two people with one id would be protected less. Received: {received}. Convert "
+            "all ids to one type, and give every example whose person is unknown an id of its own."
         )
-    numbers_of = {}
+    numbers_of, spelled = {}, {}
+    for value in dict.fromkeys(values):
+        other = spelled.setdefault(_spelling(value), value)
+        if other != value:
+            raise ValueError(
+                "Argument `user_ids` must spell the id of a person in one way: a person with two "
+                f"would be protected less. Received: {other!r} and {value!r}. Strip and normalize "
+                "all ids, or rename one of these."
+            )
     owners = [numbers_of.setdefault(value, len(numbers_of)) for value in values]
     return np.array(owners, "int64"), len(numbers_of)
 
 
 def _kind(value):
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int
-    if isinstance(value, (str, bytes)) and value.strip():
+        return None if value in _MISSING else int
+    if isinstance(value, (str, bytes)) and _spelling(value) not in ("", *_MISSING):
         return type(value)
     return None
+
+
+def _spelling(value):
+    """An id without what nobody sees: spaces around it, and how Unicode composes its letters."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    return unicodedata.normalize("NFKC", value).strip() if isinstance(value, str) else value

@@ -103,7 +103,7 @@ def steps_left(optimizer, plan, sampling_probability=None):
     ledger = optimizer.ledger.assuming(plan.sampling_probability)
     known = ledger.of(plan).steps
     left = plan.steps - known
-    other = ledger.steps - known
+    other = ledger.steps - known - sum(e.steps for e in ledger.entries if e in plan.spent.entries)
     rate = max(sampling_probability or 0.0, plan.sampling_probability)
     if left <= 0 or not other and math.isclose(rate, plan.sampling_probability):
         return left

@@ -79,7 +79,7 @@ def attach(ledger, variables):
         ledger: `tfdpx.accounting.Ledger` whose entries name their runs.
         variables: List of `keras.Variable`.
     """
-    spent_by(Saved(ledger_rows.of(ledger)), variables)
+    Saved(ledger_rows.of(ledger)).put_on(variables)
 
 
 def pass_on(source, target):

@@ -19,7 +19,7 @@ from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
 from tfdpx.spending import budget
-from tfdpx.training import checkpoint, views
+from tfdpx.training import checkpoint, replicas, views
 from tfdpx.training.clip_policy import planned
 from tfdpx.training.session import BUSY, Limit, Progress, Room, Session, begin_alone, stand_by
 
@@ -94,6 +94,7 @@ def session_of(optimizer, model, arguments):
         BudgetExceeded: If all steps of their plan were taken.
     """
     optimizer.spend_tracker.follow(model.variables)
+    replicas.check_layout()
     lora.wake(model)
     data = arguments.get("x")
     policy = optimizer.clip_policy

@@ -63,6 +63,8 @@ def compute(optimizer, engine, update, inputs):
     factors = optimizer.clip_policy.factors(
         found.squared_norms, present, optimizer.batch_size, *inputs.clips
     )
+    if optimizer.noise_multiplier:
+        factors = mechanism.bounded(factors, found.squared_norms, optimizer.batch_size)
     return found, found.clipped_sums(mechanism.counted(factors, found.squared_norms, present))
 
 

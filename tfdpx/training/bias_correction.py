@@ -59,10 +59,11 @@ class BiasCorrected(PrivateOptimizer):
         values, variance = tf.cast(gradient.tensor, dtype), tf.cast(gradient.deviation, dtype) ** 2
         self.assign_add(first, (values - first) * (1 - self.beta_1))
         self.assign_add(second, (values**2 - variance - second) * (1 - self.beta_2))
-        step = tf.cast(self.iterations + 1, dtype)
-        unbiased = second / (1 - tf.cast(self.beta_2, dtype) ** step)
+        # In float32: of 16 bits, 1 - beta_2 were zero.
+        step = tf.cast(self.iterations + 1, "float32")
+        unbiased = second / tf.cast(1 - self.beta_2**step, dtype)
         moment = tf.maximum(unbiased, self.least_second_moment * variance)
-        rate = tf.cast(learning_rate, dtype) / (1 - tf.cast(self.beta_1, dtype) ** step)
+        rate = tf.cast(tf.cast(learning_rate, "float32") / (1 - self.beta_1**step), dtype)
         self.assign_sub(variable, rate * first / (tf.sqrt(moment) + self.epsilon))
 
     def get_config(self) -> dict[str, Any]:

@@ -347,16 +347,27 @@ class _Preparation:
 
 
 def factors_of_policy(optimizer, squared_norms):
-    """float32 [n]: what the clip policy multiplies gradients by; UnfitForPrivacy if it is too much.
+    """float32 [n]: what the clip policy multiplies gradients by; UnfitForPrivacy if it is unfit.
 
     Args:
         optimizer: The tfdpx optimizer.
         squared_norms: float32 array [n].
     """
-    policy, count = optimizer.clip_policy, len(squared_norms)
-    present, batch_size = tf.fill([count], True), optimizer.batch_size
-    factors = policy.factors(squared_norms, present, batch_size, *policy.whole(count))
-    longest = float(tf.reduce_max(factors * tf.sqrt(squared_norms)) * batch_size)
+    policy, batch_size = optimizer.clip_policy, optimizer.batch_size
+
+    def factors_of(norms):
+        count = len(norms)
+        found = policy.factors(norms, tf.fill([count], True), batch_size, *policy.whole(count))
+        return tf.broadcast_to(found, [count])
+
+    factors = factors_of(squared_norms)
+    alone = tf.concat([factors_of(norm[tf.newaxis]) for norm in squared_norms], axis=0)
+    if not np.allclose(factors, alone, rtol=_ROUNDING, atol=0, equal_nan=True):
+        raise UnfitForPrivacy(
+            f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
+            "too, so one example changes what the others add. Return `factors` of each norm alone."
+        )
+    longest = float(tf.reduce_max(tf.abs(factors) * tf.sqrt(squared_norms)) * batch_size)
     if policy.l2_norm_clip < math.inf and not longest <= 1 + _ROUNDING:
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} lets an example add {longest:.4g} / "

@@ -21,6 +21,7 @@ from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
 from tfdpx.mechanism import check_private
+from tfdpx.spending import origins
 from tfdpx.spending.ledger_rows import FACTS, STEPS
 from tfdpx.spending.spend_tracker import SpendTracker
 from tfdpx.training import _first_update, _fit_data, _settings, refresh, replicas
@@ -170,6 +171,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def trains(self, model: keras.Model) -> None:
         """Called by the private step as it is traced: its updates are spent on these weights."""
         self.spend_tracker.follow(model.variables)
+        if self.plan is not None and self.plan.spent.entries:
+            origins.attach(self.plan.spent, model.variables)
         self.spend_tracker.trains(model.trainable_variables)
 
     @property

@@ -8,6 +8,7 @@ batches of different steps: it is refused.
 
 import math
 
+import keras
 import tensorflow as tf
 
 from tfdpx._keras import step_context
@@ -71,6 +72,23 @@ def check_keras_fit(model, data):
         rows = tf.nest.flatten(data.element_spec)[0].shape[0]
         if rows is not None:
             shares.check_divides(strategy.num_replicas_in_sync, rows, "rows a batch")
+
+
+def check_layout():
+    """Refuses the data and model parallelism of `keras.distribution`, which needs JAX.
+
+    Raises:
+        UnfitForPrivacy: With the fix.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise UnfitForPrivacy(
+            "Keras shares out batches and weights by `keras.distribution` with JAX alone: with "
+            "TensorFlow one device would hold and do everything. Received: "
+            f"{type(distribution).__name__}. Call keras.distribution.set_distribution(None), make "
+            "the model within a tf.distribute strategy to share batches, and where the weights are "
+            "too many for a device, train few of them in bfloat16 (tfdpx.layers.trainable)."
+        )
 
 
 def check_context(model):

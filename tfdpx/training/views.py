@@ -31,7 +31,7 @@ class Views:
     """
 
     def __init__(self, augment, augmult, x, of_users=False):
-        self.per_user = _per_user(x) if of_users else None
+        self.per_user = tf.nest.flatten(x)[0].shape[1] if of_users else None
         self.augment = augment if augmult else None
         if self.augment is not None and not is_built_in(augment):
             self.augment = CustomViews(augment, augmult)
@@ -142,14 +142,3 @@ def build(model, x, y, sample_weight):
     targets = views.examples((y, sample_weight))
     model_internals.build(model, (views.example_rows(x), *targets))
     return views
-
-
-def _per_user(x):
-    [per_user] = {t.shape[1] if len(t.shape) > 1 else None for t in tf.nest.flatten(x)}
-    if per_user is None:
-        raise ValueError(
-            "A plan of people trains on batches [people, examples of each, ...]. Received: shapes "
-            f"{[tuple(t.shape) for t in tf.nest.flatten(x)]}. Train with "
-            "`fit(x, y, user_ids=ids)`."
-        )
-    return per_user

@@ -64,8 +64,13 @@ def people_of(answer, rows):
         rows: Int k.
 
     Raises:
-        UserError: If batches are not Poisson samples.
+        UserError: If batches are not Poisson samples, or there are fewer examples.
     """
+    if answer.num_examples is not None and rows > answer.num_examples:
+        raise UserError(
+            "Flag --rows_per_user must not exceed --num_examples. Received: "
+            f"--rows_per_user={rows} --num_examples={answer.num_examples}."
+        )
     if answer.sampling.name != "poisson":
         raise UserError(
             "Flag --rows_per_user needs --sampling=poisson. Received: "

@@ -41,8 +41,9 @@ class People:
         """
         relative = file.relative_to(self._path)
         if self._pattern is None:
-            person = relative.parent.name if len(relative.parts) > self._classes + 1 else ""
-            why = "it is in no folder of a person, as PATH/CLASS/PERSON/NAME"
+            # Deeper down nobody knows which of the folders is the person.
+            person = relative.parent.name if len(relative.parts) == self._classes + 2 else ""
+            why = "the path is not CLASS/PERSON/NAME"
         else:
             found = self._pattern.search(relative.as_posix())
             person = found and (found[1] if self._pattern.groups else found[0])
@@ -57,29 +58,25 @@ class People:
     def part(self, found, fraction, seed):
         """Two splits of `found`, a dict from class to files, each such a dict: no person in both.
 
-        People are taken to test on in the order of a hash of their names, up to `fraction` of all
-        images, but for those without whom a class would have no image to train on.
+        Whether a person is tested on follows from the seed and the name alone: one person more or
+        less moves no other.
+
+        Raises:
+            UserError: If nothing is left to train on of a class.
         """
-        of_person = {}
+        splits = {"train": {name: [] for name in found}, "test": {name: [] for name in found}}
         for name, files in found.items():
             for file in files:
-                of_person.setdefault(self.of(file), []).append((name, file))
-
-        def key(person):
-            return hashlib.blake2b(person, salt=seed.to_bytes(16, "little")).digest()
-
-        left = {name: len(files) for name, files in found.items()}
-        room, tested = fraction * sum(left.values()), set()
-        for person in sorted(of_person, key=key):
-            mine = [name for name, _ in of_person[person]]
-            if len(mine) > room or any(left[name] <= mine.count(name) for name in mine):
-                continue
-            room -= len(mine)
-            tested.add(person)
-            for name in mine:
-                left[name] -= 1
-        splits = {"train": {name: [] for name in found}, "test": {name: [] for name in found}}
-        for person, pairs in of_person.items():
-            for name, file in pairs:
-                splits["test" if person in tested else "train"][name].append(file)
+                split = "test" if self._is_tested(file, fraction, seed) else "train"
+                splits[split][name].append(file)
+        if empty := [name for name, files in splits["train"].items() if not files]:
+            raise UserError(
+                f"Flag --test_seed={seed} has all people with images of class {empty[0]} tested "
+                "on. Give another, or a smaller --test_fraction."
+            )
         return splits
+
+    def _is_tested(self, file, fraction, seed):
+        salt = seed.to_bytes(16, "little")
+        digest = hashlib.blake2b(self.of(file), digest_size=8, salt=salt).digest()
+        return int.from_bytes(digest, "big") < fraction * 2**64

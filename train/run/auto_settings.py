@@ -19,6 +19,8 @@ _EPSILON = 8.0
 # Of epsilon * N: the product of steps and learning rate, and the steps; both within bounds.
 _MOVE, _LEAST_MOVE, _LARGEST_MOVE = 0.3, 100.0, 6000.0
 _EXAMPLES_A_STEP, _FEWEST_STEPS, _MOST_STEPS = 140, 10, 120
+# Of networks; with less noise the updates themselves are what is too large.
+_LARGEST_RATE = 4.0
 # Of people, who are few: ten large steps overshoot (docs/users.md).
 _FEWEST_STEPS_OF_PEOPLE = 50
 
@@ -53,8 +55,10 @@ def complete(settings, num_examples, replicas=1):
     budget = settings.epsilon or _EPSILON
     fixed = model in ("scatter_linear", LINEAR_ON_FEATURES)
     fixed = fixed or (model == OF_FILE and settings.trainable == "last")
-    rule = _for_features if fixed else _for_networks
-    values, reason = rule(budget, num_examples, settings.user is not None)
+    if fixed:
+        values, reason = _for_features(budget, num_examples, settings.user is not None)
+    else:
+        values, reason = _for_networks(budget, num_examples)
     values["batch_size"] -= values["batch_size"] % replicas
     # A budget and a noise leave the steps to be solved for, or with these the batch size.
     if settings.epsilon is not None and settings.noise_multiplier is not None:
@@ -63,8 +67,12 @@ def complete(settings, num_examples, replicas=1):
     if settings.model == AUTO:
         chosen = {"model": model, **chosen}
     settings = dataclasses.replace(settings, **chosen)
+    if settings.learning_rate is None:
+        rate = settings.privacy_plan(num_examples).suggested_learning_rate
+        chosen["learning_rate"] = float(f"{min(rate, _LARGEST_RATE):.2g}")
+        settings = dataclasses.replace(settings, learning_rate=chosen["learning_rate"])
     listed = " ".join(
-        f"--{name}={value:g}" if name != "model" else f"--model={value}"
+        f"--{name}={value}" if isinstance(value, str) else f"--{name}={value:g}"
         for name, value in chosen.items()
     )
     what = "images" if settings.user is None else "people"
@@ -94,13 +102,15 @@ def _for_features(epsilon, num_examples, of_people):
     )
 
 
-def _for_networks(epsilon, num_examples, of_people):  # As for features, whatever the unit.
-    """Values for a small network that is trained from scratch, and why."""
+def _for_networks(epsilon, num_examples):
+    """Values for a network, and why; the plan then suggests the learning rate."""
     values = dict(
         batch_size=min(1024, num_examples),
         steps=100 if epsilon > 5 else 60,
-        learning_rate=2.0,
-        l2_norm_clip=0.1,
+        l2_norm_clip="automatic",
         ema_momentum=0.9999,
     )
-    return values, "what the small network needs on scikit-learn's digits; tune it for your images"
+    return values, (
+        "learning_rate = 0.18 batch_size / (noise_multiplier sqrt(steps)), for small networks; "
+        "test half and twice of it on public images"
+    )

@@ -199,7 +199,8 @@ def whole_batch(original, squared_norms, *arguments):
 
 
 def views_one_by_one(original, *arguments):
-    return 4 * original(*arguments)
+    found, sums = original(*arguments)
+    return found, [4 * each for each in sums]
 
 
 def padding_counts(original, optimizer, model, data):
@@ -215,7 +216,7 @@ PLANTED = {
     "one variable": ((mechanism, "privatize", none_on_one_variable), "noise on variable"),
     "one layer": ((_microbatch, "compute", forgotten_layer), "Clipping does not bound"),
     "whole batch": ((mechanism, "clip_factors", whole_batch), "clipped as a whole"),
-    "views": ((mechanism, "clip_factors", views_one_by_one), "Clipping does not bound"),
+    "views": ((_microbatch, "compute", views_one_by_one), "Clipping does not bound"),
     "padding": (None, "Padding counts"),
 }
 

@@ -42,14 +42,8 @@ def check(model, shape, views, rule, x=None, tolerance=1e-4):
     x = rng.normal(size=(3 * views, *shape)).astype("float32") if x is None else x
     x, y = tf.constant(x), tf.constant(rng.normal(size=(3 * views, 2)).astype("float32"))
     assert per_example.explain(model, x, views)[0].rule == rule
-    wanted = oracle.batch_of_one_gradients(model, x, y, None, views)
-    norms, weighted = oracle.run_engine(model, x, y, views=views)
-    lengths = np.linalg.norm(wanted, axis=1)
-    np.testing.assert_allclose(norms, lengths, rtol=tolerance)
-    factors = [0.5, 2.0, 0.0]
-    total = np.tensordot(factors, wanted, 1)
-    np.testing.assert_allclose(
-        weighted(factors), total, rtol=tolerance, atol=tolerance * np.abs(total).max()
+    oracle.assert_matches_batches_of_one(
+        model, x, y, views=views, tolerance=tolerance, norms=("auto",)
     )
 
 

@@ -42,7 +42,8 @@ def clip_of(built):
 ])  # fmt: skip
 def test_the_clip_and_the_update_are_the_formulas(without_noise, arguments):
     built = model(tfdpx.AdaptiveClip(1.5, quantile=0.3, learning_rate=0.7), **arguments)
-    weight, wanted = np.append(np.ones(13, "float32"), [0, 0, 0]).astype("float32"), 1.5
+    weight, wanted = np.ones(16, "float32"), 1.5
+    weight[[2, 7, 15]] = 0.0
     built.build(X.shape)
     for _ in range(3):
         rows = batch_of_one_gradients(built, tf.constant(X), tf.constant(Y), None, 1)
@@ -81,6 +82,12 @@ def test_both_releases_together_cost_what_the_ledger_counts(sigma, own, batch_si
     # Two Gaussian mechanisms, of sensitivities 1 and 1/2.
     assert math.hypot(1 / found, 1 / (2 * own)) == pytest.approx(1 / sigma, rel=1e-9)
     assert optimizer.noise_multiplier == sigma
+
+
+def test_the_gradients_have_what_the_count_leaves_of_the_noise():
+    built = model(tfdpx.AdaptiveClip(noise_multiplier=1.05), noise_multiplier=2.0)
+    found = small.step(built, X, Y, np.zeros(16, "float32")).std() * 16
+    assert found / built.optimizer.clip_policy.noise_of_gradients(2.0) == pytest.approx(1, abs=0.5)
 
 
 def drawn(count=300, own=4.0, **arguments):

@@ -9,11 +9,11 @@ from cases import slow
 from oracle import batch_of_one_gradients
 
 import tfdpx
-from tfdpx import audit, noise
+from tfdpx import audit, mechanism, noise
 from tfdpx.accounting import statement
 from tfdpx.checks import UnfitForPrivacy
-from tfdpx.training import preparation
 from tfdpx.training.automatic_clip import AutomaticClip
+from tfdpx.training.clip_policy import ClipPolicy
 
 X, Y = small.data()
 
@@ -84,11 +84,43 @@ class TooLong(AutomaticClip):
         return 1.01 * super().factors(*args)
 
 
-def test_factors_above_one_over_b_are_noticed(without_noise, monkeypatch):
+class TooLongForSome(AutomaticClip):
+    """As `AutomaticClip` up to a norm that no example of the first step's check has."""
+
+    sign = 1.0
+
+    def factors(self, squared_norms, *args):
+        factors = super().factors(squared_norms, *args)
+        return tf.where(squared_norms > 1e4, self.sign * 100.0 * factors, factors)
+
+
+class Backwards(TooLongForSome):
+    sign = -1.0
+
+
+class ByOthers(ClipPolicy):
+    """An example more makes the gradients of all others shorter."""
+
+    def factors(self, squared_norms, present, batch_size, *clips):
+        longest = tf.reduce_max(tf.where(present, tf.sqrt(squared_norms), 0.0))
+        return tf.fill(present.shape, 1.0 / longest / batch_size)
+
+
+def test_factors_above_one_over_b_are_refused():
     with pytest.raises(UnfitForPrivacy, match="TooLong.*/ batch_size"):
         small.step(model(TooLong(1e-6)), X, Y)
-    monkeypatch.setattr(preparation, "_ROUNDING", np.inf)  # Without the step's own check.
-    assert moved(TooLong()) > 1 + 1e-3
+
+
+@pytest.mark.parametrize("policy", [TooLongForSome, Backwards])
+def test_the_step_bounds_what_the_check_does_not_see(without_noise, monkeypatch, policy):
+    assert 0.9 < moved(policy()) <= 1 + 1e-5
+    monkeypatch.setattr(mechanism, "bounded", lambda factors, *rest: factors)
+    assert moved(policy()) > 50
+
+
+def test_a_policy_that_looks_at_others_is_refused():
+    with pytest.raises(UnfitForPrivacy, match="ByOthers decides on an example by the norms of oth"):
+        small.step(model(ByOthers(1.0)), X, Y)
 
 
 def test_nonfinite_examples_add_nothing(without_noise):

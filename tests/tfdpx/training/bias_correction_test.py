@@ -128,6 +128,16 @@ def test_without_noise_it_is_adam(optimizer):
         np.testing.assert_allclose(plain, corrected, rtol=1e-3, atol=1e-6)
 
 
+def test_weights_of_16_bits_all_move():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        built = model()
+        assert np.mean(small.step(built, X, Y).astype("float32") == 0) < 0.1
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
 @pytest.mark.slow
 def test_the_ledger_is_the_same():
     plan = tfdpx.PrivacyPlan(16, batch_size=8, steps=2, noise_multiplier=2.0, delta=1e-3)

@@ -239,3 +239,18 @@ def test_arrays_without_a_plan_count_with_their_own_probability():
     other.fit(X, Y, batch_size=16, validation_split=0.5, verbose=0)
     [entry] = other.optimizer.ledger.entries
     assert entry.sampling_probability == pytest.approx(16 / 30)
+
+
+def test_a_layout_that_keras_ignores_with_tensorflow_is_refused():
+    x, y = small.data()
+    model = small.model()
+    mesh = keras.distribution.DeviceMesh((1, 1), ["batch", "model"], devices=["cpu:0"])
+    layout = keras.distribution.LayoutMap(mesh)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+    )
+    try:
+        with pytest.raises(ValueError, match="Received: ModelParallel.*set_distribution.None"):
+            model.fit(x, y, batch_size=16, verbose=0)
+    finally:
+        keras.distribution.set_distribution(None)

@@ -93,7 +93,8 @@ def test_a_step_that_does_not_clip_is_noticed(without_noise, monkeypatch):
     with pytest.raises(UnfitForPrivacy, match="lets an example add"):
         change()
     found.clear()
-    monkeypatch.setattr(preparation, "_ROUNDING", np.inf)  # Without the step's own check.
+    monkeypatch.setattr(preparation, "_ROUNDING", np.inf)  # Without the step's own check and bound.
+    monkeypatch.setattr(tfdpx.mechanism, "bounded", lambda factors, *rest: factors)
     assert change() > 2 * found[0]
 
 

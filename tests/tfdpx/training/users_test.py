@@ -47,7 +47,7 @@ def update(model, weights=None, k=MOST, x=X, y=Y, ids=IDS):
 
 def by_a_loop(model, weights=None, rows_of=lambda rows: rows):
     """As `update`, person by person: the mean gradient of their examples, clipped."""
-    total = 0.0
+    total, clip = 0.0, model.optimizer.l2_norm_clip
     weights = np.ones(len(IDS), "float32") if weights is None else weights
     for person in range(PEOPLE):
         rows = [row for row in np.flatnonzero(IDS == person) if weights[row]]
@@ -62,8 +62,8 @@ def by_a_loop(model, weights=None, rows_of=lambda rows: rows):
             each = tape.gradient(loss, [v.value for v in model.trainable_variables])
             gradients.append(np.concatenate([g.numpy().ravel() for g in each]))
         mean = np.mean(gradients, axis=0)
-        total += mean * min(1, CLIP / np.linalg.norm(mean))
-    return -total / CLIP / PEOPLE
+        total += mean * min(1, clip / np.linalg.norm(mean))
+    return -total / clip / PEOPLE
 
 
 WAYS = {
@@ -86,13 +86,20 @@ def test_an_update_is_the_sum_of_clipped_means_of_people(way, k):
     np.testing.assert_allclose(update(model, k=k), wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_means_and_not_sums_are_clipped():  # Above the clip both have one direction.
+    model = make_model(l2_norm_clip=5.0)
+    wanted = by_a_loop(model)
+    np.testing.assert_allclose(update(model), wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_examples_have_weights_of_their_own():
     weights = RNG.uniform(0.5, 3, len(IDS)).astype("float32")
     weights[RNG.permutation(len(IDS))[:6]] = 0.0
     weights[IDS == 3] = 0.0  # Of one person nothing is left.
     model = make_model(microbatch_size=4)
     wanted = by_a_loop(model, weights)
-    np.testing.assert_allclose(update(model, weights), wanted, rtol=1e-4, atol=1e-6)
+    x = np.where(weights[:, np.newaxis] == 0, np.float32("nan"), X)  # What is absent is not read.
+    np.testing.assert_allclose(update(model, weights, x=x), wanted, rtol=1e-4, atol=1e-6)
 
 
 def over_all_rows(self, given):  # Without the mask a person's first example counts again.
@@ -204,6 +211,13 @@ def test_the_ids_are_read_once():
         (["", *map(str, IDS[1:])], "''"),
         (["1", *IDS[1:].tolist()], r"\['int', 'str'\]"),
         ([True, *IDS[1:]], "True"),
+        ([-1, *IDS[1:]], "the id -1"),
+        (np.append(-(2**63), IDS[1:]), "the id -9223372036854775808"),
+        (np.array(["b", float("nan"), *map(str, IDS[2:])]), "the id 'nan'"),
+        (np.ma.masked_equal(IDS, 3), "'NoneType'"),
+        (["1 ", *map(str, IDS[1:])], "'1 ' and '1'|'1' and '1 '"),
+        (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
+        (iter(IDS), "one id an example"),
         (np.zeros(len(IDS), int), "1 people"),
         (None, "draws people"),
     ],
@@ -225,6 +239,8 @@ def test_what_does_not_go_together_is_refused():
         make_model().train_on_batch(X, Y)
     with pytest.raises(ValueError, match="whose these examples are"):
         make_model().fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE), verbose=0)
+    with pytest.raises(ValueError, match="that it drew.*shapes"):
+        make_model().train_step((X, Y, np.ones(len(X), "float32")))
     with pytest.raises(ValueError, match="plan=None"):
         model = small.model(batch_size=PEOPLE)
         model.fit(make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS), verbose=0)

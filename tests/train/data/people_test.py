@@ -16,10 +16,10 @@ from tfdpx.train.data import loading
 PEOPLE = 12
 
 
-def write(folder, name=lambda person, i: f"{person}/{i}.png", count=5):
+def write(folder, name=lambda person, i: f"{person}/{i}.png", count=5, people=range(PEOPLE)):
     """Two classes; every person has images in both, some more than others."""
     for label, value in (("dark", 40), ("light", 200)):
-        for person in range(PEOPLE):
+        for person in people:
             for i in range(1 + person % count):
                 path = folder / label / name(f"p{person}", i)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,26 +43,37 @@ def test_no_person_is_trained_and_tested_on(tmp_path, user, name):
         assert len(set(of_person[data.train_users == person])) == 1
     assert data.num_protected == len(set(data.train_users)) == len(set(of_person))
     assert not set(of_person) & set(data.eval_x[:, 0, 0, 0] % 20)
-    assert 0.1 < data.num_eval / (data.num_eval + data.num_train) <= 0.3
+    assert 0.1 < data.num_eval / (data.num_eval + data.num_train) < 0.5
     assert f"People to train on, by --user={user}: {data.num_protected}." in data.notes
 
 
-def test_a_person_without_whom_a_class_were_empty_is_trained_on(tmp_path):
-    write(tmp_path)
-    path = tmp_path / "rare" / "p3" / "0.png"
+def test_one_person_less_moves_no_other(tmp_path):
+    whole = write(tmp_path / "whole")
+    part = write(tmp_path / "part", people=range(1, PEOPLE))
+    both = [loading.load(f"folder:{each}", user="parent_folder") for each in (whole, part)]
+    trained, others = (set(data.train_users) for data in both)
+    assert trained - {b"p0"} == others
+
+
+def test_a_class_with_nobody_to_train_on_is_refused(tmp_path):
+    path = write(tmp_path) / "rare" / "p3" / "0.png"
     path.parent.mkdir(parents=True)
     Image.new("L", (12, 12), 250).save(path)
-    for seed in range(4):
-        data = loading.load(
-            f"folder:{tmp_path}", user="parent_folder", test_fraction=0.8, test_seed=seed
-        )
-        assert b"p3" in data.train_users and set(data.train_y) == {0, 1, 2}
+    with pytest.raises(UserError, match="class rare tested on. Give another"):
+        for seed in range(9):
+            loading.load(f"folder:{tmp_path}", user="parent_folder", test_seed=seed)
+
+
+def test_folders_below_a_person_are_refused(tmp_path):
+    write(tmp_path, lambda person, i: f"{person}/session 1/{i}.png")  # Of all, "session 1".
+    with pytest.raises(UserError, match="not CLASS/PERSON/NAME"):
+        loading.load(f"folder:{tmp_path}", user="parent_folder")
 
 
 @pytest.mark.parametrize(
     "user, message",
     [
-        ("parent_folder", "no folder of a person"),
+        ("parent_folder", "not CLASS/PERSON/NAME"),
         ("owner-(.+)-", "does not match"),
         ("(", "regular"),
     ],

@@ -36,8 +36,12 @@ def test_what_is_given_stays():
 
 def test_a_network_that_is_named_gets_values_for_networks():
     settings, text = chosen(model="small_cnn", epsilon=3.0)
-    assert (settings.model, settings.steps, settings.learning_rate) == ("small_cnn", 60, 2.0)
-    assert "--model" not in text
+    assert (settings.model, settings.steps) == ("small_cnn", 60)
+    assert (settings.learning_rate, settings.l2_norm_clip) == (3.1, "automatic")
+    noise = settings.privacy_plan(1437).noise_multiplier * 60**0.5
+    assert settings.learning_rate == pytest.approx(0.18 * 1024 / noise, rel=0.02)
+    assert "--model" not in text and "--l2_norm_clip=automatic" in text
+    assert chosen(model="small_cnn", private=False)[0].learning_rate == 4.0
     assert chosen(500, model="small_cnn")[0].batch_size == 500
 
 

@@ -172,9 +172,9 @@ class Rule:
     @functools.cached_property
     def choice(self) -> LayerChoice:
         """The `LayerChoice` that `squared_norms` and `clipped_sum` follow."""
-        return choose(
-            self.layer.name, type(self).__name__, self.costs(), self.allows_ordinary_sum()
-        )
+        costs = self.costs() if self.large_variables else Rule.costs(self)
+        name = type(self).__name__
+        return choose(self.layer.name, name, costs, self.allows_ordinary_sum())
 
     @property
     def choices(self) -> list[LayerChoice]:

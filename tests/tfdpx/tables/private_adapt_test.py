@@ -1,0 +1,263 @@
+"""Private statistics of columns: right where there is no noise, bounded in a row, and paid for."""
+
+import functools
+import math
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+import small
+from cases import slow
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfdpx
+from tfdpx.heads.releases import Releases
+from tfdpx.tables import _statistics, private_adapt
+
+layers = keras.layers
+TINY = 1e-6  # A noise that hides nothing.
+
+
+def exact(compute):
+    """What `compute` releases, with its sensitivity, and what it returns."""
+    seen = []
+
+    def released(value, sensitivity):
+        seen.append((value(), sensitivity))
+        return seen[-1][0], TINY
+
+    return compute(released), seen
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_without_noise_they_are_what_keras_computes(columns):
+    rng = np.random.default_rng(0)
+    x = rng.normal(5.0, [1.0, 2.0, 0.3][:columns], size=(4000, columns))
+    theirs, ours = layers.Normalization(), layers.Normalization()
+    theirs.adapt(x)
+    private_adapt(ours, x, noise_multiplier=TINY, lower=-20.0, upper=30.0)
+    np.testing.assert_allclose(ours(x), theirs(x), atol=2e-3)
+    found = layers.Normalization()
+    assert private_adapt(found, x, noise_multiplier=TINY).steps == 2  # Bounds were found too.
+    np.testing.assert_allclose(found(x), theirs(x), atol=2e-3)
+
+
+def test_quantiles_and_categories():
+    rng = np.random.default_rng(0)
+    x = rng.exponential(size=20_000)
+    layer = layers.Discretization(num_bins=4)
+    private_adapt(layer, x, noise_multiplier=TINY, lower=0.0, upper=20.0)
+    np.testing.assert_allclose(layer.bin_boundaries, np.quantile(x, [0.25, 0.5, 0.75]), atol=0.02)
+    names = rng.choice(["a", "b", "c", "rare"], size=5000, p=[0.5, 0.3, 0.199, 0.001])
+    layer = layers.StringLookup()
+    private_adapt(layer, names, noise_multiplier=5.0, seed=1)
+    assert layer.get_vocabulary(False) == ["a", "b", "c"]  # "rare" has five rows.
+    layer = layers.IntegerLookup(max_tokens=3)
+    private_adapt(layer, rng.integers(0, 4, 5000), noise_multiplier=5.0, seed=1)
+    assert len(layer.get_vocabulary(False)) == 2
+
+
+VALUES = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True, width=64), st.sampled_from([1e30, 0.0, -1e-9])
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=6), st.tuples(VALUES, VALUES))
+def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
+    """Also rows of 1e30, NaN and infinity: the bound is of what is released, before noise."""
+    x, more = np.array(rows), np.array([*rows, row])
+    limits = np.array([-1.0, 0.0]), np.array([3.0, 1.0])
+    for compute in (
+        lambda data, released: _statistics.bounds(data, released),
+        lambda data, released: _statistics.moments(data, *limits, released),
+        lambda data, released: _statistics.quantiles(data[:, 0], -1.0, 3.0, 4, released),
+    ):
+        seen = [exact(functools.partial(compute, data))[1] for data in (x, more)]
+        for (one, bound), (other, same) in zip(*seen, strict=True):
+            assert bound == same
+            assert np.linalg.norm(np.asarray(one) - other) <= bound * (1 + 1e-9)
+
+
+def test_the_bound_of_moments_is_reached():
+    x = np.zeros([3, 2])
+    limits = np.full(2, -1.0), np.full(2, 1.0)
+    more = np.vstack([x, [1.0, -1.0]])
+    one, other = (
+        exact(lambda released, d=d: _statistics.moments(d, *limits, released))[1][0]
+        for d in (x, more)
+    )
+    assert np.linalg.norm(np.asarray(one[0]) - other[0]) == pytest.approx(one[1])
+
+
+def test_a_category_of_one_row_is_never_named():
+    """Its noisy count would have to be eight deviations up."""
+    x = np.array([*["a"] * 500, "secret"])
+    for seed in range(50):
+        layer = layers.StringLookup()
+        private_adapt(layer, x, noise_multiplier=2.0, seed=seed)
+        assert layer.get_vocabulary(False) == ["a"]
+    deviations = (_statistics._RARE * 2.0) / 2.0
+    assert 0.5 * math.erfc(deviations / math.sqrt(2)) < 1e-15
+
+
+def test_the_noise_is_there():
+    x = np.tile([[0.0, 1.0]], [1000, 1])
+    means = []
+    for seed in range(100):
+        layer = layers.Normalization()
+        private_adapt(layer, x, noise_multiplier=10.0, lower=-1.0, upper=1.0, seed=seed)
+        means.append(layer.mean.numpy()[0, 0])
+    wanted = 10.0 * math.sqrt(1.25 * 2) / 1000
+    assert np.std(means) == pytest.approx(wanted, rel=0.25)
+
+
+def train(layer, spent, plan=None, inputs=(2,), x=None):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, *inputs)) if x is None else x
+    y = rng.integers(0, 3, 64)
+    plan = plan or tfdpx.PrivacyPlan(64, 16, steps=3, epsilon=5.0, delta=1e-3, spent=spent)
+    optimizer = tfdpx.DPSGD(0.1, plan=plan)
+    return small.model(optimizer, [layer, layers.Dense(3)]), x, y, plan
+
+
+def test_one_ledger_holds_statistics_and_training(tmp_path):
+    x = np.random.default_rng(0).normal(size=(64, 2))
+    layer = layers.Normalization()
+    spent = private_adapt(layer, x, noise_multiplier=3.0)
+    model, x, y, plan = train(layer, spent, x=x)
+    history = model.fit(x, y, verbose=0)
+    ledger = model.optimizer.ledger
+    assert sorted((e.noise_multiplier, e.steps) for e in ledger.entries) == sorted(
+        [(3.0, 2), (plan.noise_multiplier, 3)]
+    )
+    assert ledger.epsilon(1e-3) == pytest.approx(plan.epsilon, rel=1e-3)
+    assert history.history["epsilon"][-1] == pytest.approx(5.0, rel=1e-3)
+    event = dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(3.0), 2),
+            dp_accounting.SelfComposedDpEvent(
+                dp_accounting.PoissonSampledDpEvent(
+                    0.25, dp_accounting.GaussianDpEvent(plan.noise_multiplier)
+                ),
+                3,
+            ),
+        ]
+    )
+    theirs = dp_accounting.pld.PLDAccountant().compose(event).get_epsilon(1e-3)
+    assert ledger.epsilon(1e-3) == pytest.approx(theirs, rel=2e-3)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.ledger.epsilon(1e-3) == pytest.approx(plan.epsilon, rel=1e-3)
+    assert loaded.optimizer.plan == plan
+    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-6)
+
+
+def test_a_layer_in_the_model_counts_without_the_plan_and_the_plan_without_the_layer():
+    x = np.random.default_rng(0).normal(size=(64, 2))
+    layer = layers.Normalization()
+    spent = private_adapt(layer, x, noise_multiplier=3.0, lower=-4.0, upper=4.0)
+    free = tfdpx.PrivacyPlan(64, 16, steps=3, noise_multiplier=1.0, delta=1e-3)
+    model, x, y, _ = train(layer, None, free, x=x)
+    model.fit(x, y, verbose=0)
+    assert model.optimizer.ledger.steps == 4
+    model, x, y, plan = train(layers.Dense(2), spent, x=np.asarray(layer(x)))
+    model.fit(x, y, verbose=0)
+    assert model.optimizer.ledger.steps == 4
+    assert model.optimizer.ledger.epsilon(1e-3) == pytest.approx(plan.epsilon, rel=1e-3)
+
+
+def test_an_ordinary_adapt_after_it_is_refused():
+    x = np.random.default_rng(0).normal(size=(64, 2))
+    layer = layers.Normalization()
+    spent = private_adapt(layer, x, noise_multiplier=3.0)
+    layer.adapt(x)
+    model, x, y, _ = train(layer, spent, x=x)
+    with pytest.raises(tfdpx.checks.UnfitForPrivacy, match="tfdpx.private_adapt"):
+        model.fit(x, y, verbose=0)
+
+
+@pytest.mark.parametrize("outside", [slow(True), False])
+def test_a_feature_space(outside):
+    rng = np.random.default_rng(0)
+    x = {
+        "age": rng.uniform(20, 60, 400).astype("float32"),
+        "city": rng.choice(["x", "y"], 400),
+        "rooms": rng.integers(0, 3, 400),
+        "income": rng.exponential(size=400).astype("float32"),
+    }
+    make = keras.utils.FeatureSpace
+    space = make(
+        features={
+            "age": make.float_normalized(),
+            "city": make.string_categorical(num_oov_indices=1),
+            "rooms": make.integer_categorical(num_oov_indices=1),
+            "income": make.float_discretized(num_bins=4),
+        },
+        output_mode="concat",
+    )
+    lower, upper = {"age": 0.0, "income": 0.0}, {"age": 100.0, "income": 10.0}
+    spent = private_adapt(space, x, noise_multiplier=4.0, lower=lower, upper=upper, seed=0)
+    assert spent.steps == 4
+    plan = tfdpx.PrivacyPlan(400, 100, steps=3, epsilon=4.0, delta=1e-4, spent=spent)
+    y = rng.integers(0, 3, 400)
+    if outside:
+        inputs = keras.Input(space(x).shape[1:])
+        outputs, given = inputs, np.asarray(space(x))
+    else:
+        inputs, outputs, given = space.get_inputs(), space.get_encoded_features(), x
+    model = keras.Model(inputs, layers.Dense(3)(outputs))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), loss)
+    model.fit(given, y, verbose=0)
+    assert model.optimizer.ledger.epsilon(1e-4) == pytest.approx(4.0, rel=1e-3)
+
+
+def adapted():
+    layer = layers.Normalization()
+    layer.adapt(np.ones([3, 1]))
+    return layer
+
+
+NUMBERS, ONE = np.ones([8, 2]), np.ones(8)
+
+
+@pytest.mark.parametrize(
+    "layer, x, arguments, words",
+    [
+        (layers.Dense(3), NUMBERS, {}, "Dense"),
+        (layers.TextVectorization(), np.array(["a"]), {}, "TextVectorization"),
+        (adapted(), NUMBERS, {}, "public values"),
+        (layers.Normalization(mean=0.0, variance=1.0), NUMBERS, {}, "public values"),
+        (layers.Discretization([1.0]), ONE, {}, "public values"),
+        (layers.Normalization(), np.array(["2024-01-01"], "datetime64[D]"), {}, "dates"),
+        (layers.Normalization(), np.array(["a"]), {}, "numbers"),
+        (layers.Normalization(axis=None), NUMBERS, {}, "one layer a column"),
+        (layers.Discretization(num_bins=3), NUMBERS, {}, "one layer a column"),
+        (layers.StringLookup(), ONE, {}, "texts"),
+        (layers.IntegerLookup(), ONE, {}, "ints"),
+        (layers.StringLookup(), np.array(["a", "b"]), {}, "enough rows"),
+        (layers.Normalization(), NUMBERS, dict(lower=1.0, upper=1.0), "lower < upper"),
+        (layers.Normalization(), NUMBERS, dict(lower=[1.0] * 3, upper=2.0), "one a column"),
+        (layers.Normalization(), NUMBERS, dict(noise_multiplier=0.0), "noise_multiplier=0.0"),
+    ],
+)
+def test_bad_arguments(layer, x, arguments, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        private_adapt(layer, x, **{"noise_multiplier": 1.0, **arguments})
+
+
+def test_a_plan_of_people_takes_no_ledger_of_rows():
+    spent = private_adapt(layers.Normalization(), NUMBERS, noise_multiplier=3.0)
+    with pytest.raises(ValueError, match="`spent` must be.*each user"):
+        tfdpx.PrivacyPlan(8, 4, 3, epsilon=3.0, delta=1e-3, unit="user", spent=spent)
+
+
+def test_the_ledger_counts_what_was_released():
+    """A release more than is counted would be refused."""
+    releases = Releases({"statistics": (1.0, 1)})
+    releases.gaussian("statistics", np.zeros(2), 1.0)
+    with pytest.raises(RuntimeError, match="paid|pays"):
+        releases.gaussian("statistics", np.zeros(2), 1.0)

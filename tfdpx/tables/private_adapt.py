@@ -1,0 +1,181 @@
+"""Keras's `adapt` for private tables: noisy statistics, in the ledger of the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdpx._arguments import is_number, require
+from tfdpx._keras import layer_internals
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.checks import spent_on
+from tfdpx.heads.releases import Releases
+from tfdpx.tables import _statistics
+
+_LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+
+
+def private_adapt(
+    layer: keras.Layer,
+    x: Any,
+    *,
+    noise_multiplier: float,
+    lower: Any = None,
+    upper: Any = None,
+    seed: int | None = None,
+) -> Ledger:
+    """Computes what `layer.adapt(x)` would, through Gaussian mechanisms.
+
+    - `Normalization`: mean and variance of each column, clipped to `[lower, upper]`.
+    - `Discretization`: boundaries of bins of about as many rows each, in `[lower, upper]`.
+    - `StringLookup`, `IntegerLookup`: the categories whose noisy count is eight deviations of the
+      noise above one, the most frequent first. All others are out of the vocabulary.
+    - `keras.utils.FeatureSpace`: each of its layers that would be adapted.
+
+    Guarantee: what the layers then hold is, together with a training whose `PrivacyPlan` gets the
+    ledger as `spent`, (epsilon, delta)-differentially private under adding or removing one row.
+    Each release is one Gaussian mechanism at `noise_multiplier` on all rows. A category that a
+    single row has is named with a probability below 1e-15, which the share of delta that
+    accountants keep back pays for. Public are the number of rows, the columns, their types, and
+    `lower` and `upper` where they are given: do not read them off the data.
+
+    Args:
+        layer: One of the layers above, not adapted yet; afterwards an ordinary one, that a private
+            model may hold.
+        x: Array `[rows]` or `[rows, columns]` of the private values; `[rows]` alone for lookups
+            and `Discretization`. Of a `FeatureSpace` a dict of arrays `[rows]`. A missing number
+            (NaN) counts as the middle of the bounds.
+        noise_multiplier: Float > 0. Standard deviation of the noise over the sensitivity, of each
+            release: one a layer, and one more to find bounds that are left out.
+        lower: Float, or one for each column: the least value; None finds a power of two. Of a
+            `FeatureSpace` a dict by feature.
+        upper: Like `lower`, the largest value.
+        seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
+
+    Returns:
+        The `tfdpx.accounting.Ledger` of the releases, for `PrivacyPlan(spent=...)`; ledgers of
+        several layers add up. It joins the ledger of a model that holds the layer, too.
+
+    Raises:
+        TypeError: If `layer` is none of the above, or `x` is not numbers (or texts, for lookups).
+        ValueError: If another argument does not fit, or no category is frequent enough.
+
+    Example:
+    >>> import keras, numpy as np, tfdpx
+    >>> x = np.random.default_rng(0).uniform(20, 60, size=(10_000, 1))
+    >>> ages = keras.layers.Normalization()
+    >>> spent = tfdpx.private_adapt(ages, x, noise_multiplier=20.0, lower=0.0, upper=100.0)
+    >>> plan = tfdpx.PrivacyPlan(10_000, 256, epochs=5, epsilon=2.0, delta=1e-5, spent=spent)
+    >>> round(float(ages.mean[0, 0]))
+    40
+    """
+    fits = is_number(noise_multiplier) and 0 < noise_multiplier < np.inf
+    require(fits, "noise_multiplier", noise_multiplier, "be positive and finite", " Use 20.")
+    if isinstance(layer, keras.utils.FeatureSpace):
+        ledger, adaptable = Ledger(), layer_internals.adaptable_features(layer)
+        for name, part in adaptable.items():
+            if not isinstance(x, dict) or name not in x:
+                raise ValueError(
+                    "Argument `x` must be a dict with an array for each feature. Received: "
+                    f"x of type {type(x).__name__} without {name!r}."
+                )
+            limits = [(limit or {}).get(name) for limit in (lower, upper)]
+            given = dict(noise_multiplier=noise_multiplier, lower=limits[0], upper=limits[1])
+            ledger += private_adapt(part, x[name], seed=seed, **given)
+        layer_internals.finish_features(layer)
+        return ledger
+    kinds = (keras.layers.Normalization, keras.layers.Discretization, *_LOOKUPS)
+    if not isinstance(layer, kinds) or layer_internals.has_statistics(layer):
+        raise TypeError(
+            "Argument `layer` must be a Normalization, Discretization(num_bins), StringLookup, "
+            "IntegerLookup or FeatureSpace without values of its own. Received: "
+            f"{layer.name!r} of class {type(layer).__name__}. Give any other layer public values."
+        )
+    releases = Releases({"statistics": (float(noise_multiplier), 2)}, seed)
+
+    def released(exact, sensitivity):
+        """The noisy array, and the standard deviation of its noise."""
+        value = releases.gaussian("statistics", exact, sensitivity)
+        return value, noise_multiplier * sensitivity
+
+    if isinstance(layer, _LOOKUPS):
+        _adapt_lookup(layer, x, released)
+    else:
+        _adapt_numbers(layer, _numbers(layer, x), lower, upper, released)
+    ledger = releases.ledger()
+    spent_on(layer, ledger)
+    return ledger
+
+
+def _adapt_numbers(layer, x, lower, upper, released):
+    given = [None if limit is None else np.asarray(limit, "float64") for limit in (lower, upper)]
+    if None in (lower, upper):
+        found = _statistics.bounds(x, released)
+        given = [f if g is None else g for f, g in zip(found, given, strict=True)]
+    try:
+        least, most = (np.broadcast_to(limit, x.shape[1:]) for limit in given)
+    except ValueError:
+        least = most = np.array([np.nan])
+    fits = np.all(np.isfinite(least) & np.isfinite(most) & (least < most))
+    require(fits, "lower, upper", (lower, upper), "be finite, lower < upper, one or one a column")
+    if isinstance(layer, keras.layers.Discretization):
+        limits = float(least[0]), float(most[0])
+        boundaries = _statistics.quantiles(x[:, 0], *limits, layer.num_bins, released)
+        layer.bin_boundaries = boundaries.tolist()
+        return
+    mean, variance = _statistics.moments(x, least, most, released)
+    layer.build((None, *x.shape[1:]))
+    layer.adapt_mean.assign(mean.reshape(layer.adapt_mean.shape))
+    layer.adapt_variance.assign(variance.reshape(layer.adapt_variance.shape))
+    layer.finalize_state()
+
+
+def _numbers(layer, x):
+    """float64 [rows, columns] of what Keras's layer would take its statistics over."""
+    x = np.asarray(x)
+    if x.dtype.kind not in "biuf" or x.ndim not in (1, 2) or not len(x):
+        raise TypeError(
+            f"Argument `x` must be numbers of shape [rows] or [rows, columns] for {layer.name!r}. "
+            f"Received: dtype {x.dtype}, shape {x.shape}. Turn dates and texts into numbers, or "
+            "into categories for a StringLookup."
+        )
+    x = x.astype("float64").reshape(len(x), -1)
+    over_columns = isinstance(layer, keras.layers.Normalization) and layer.axis in ((-1,), (1,))
+    if x.shape[1] > 1 and not over_columns:
+        raise ValueError(
+            f"Layer {layer.name!r} takes one statistic over several values of a row. Received: x "
+            f"of shape {x.shape}. Use one layer a column, or Normalization(axis=-1)."
+        )
+    return x
+
+
+def _adapt_lookup(layer, x, released):
+    texts = isinstance(layer, keras.layers.StringLookup)
+    x = np.asarray(x)
+    if x.ndim == 2 and x.shape[1] == 1:
+        x = x[:, 0]
+    if x.dtype.kind not in ("OUST" if texts else "iu") or x.ndim != 1 or not len(x):
+        raise TypeError(
+            f"Argument `x` must be {'texts' if texts else 'ints'} of shape [rows] for "
+            f"{layer.name!r}. Received: dtype {x.dtype}, shape {x.shape}. Use a layer a column."
+        )
+    if texts:
+        x = np.array([_text(v) for v in x.tolist()])
+    special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
+    most = None if layer.max_tokens is None else layer.max_tokens - special
+    found = _statistics.categories(x, most, released)
+    if not found:
+        raise ValueError(
+            f"No category of {layer.name!r} has enough rows for so much noise. Received: "
+            f"{len(x)} rows. Use a lower `noise_multiplier`, or give the layer a public vocabulary."
+        )
+    layer.set_vocabulary(found)
+
+
+def _text(value):
+    """What a lookup is asked for; a missing value is the empty text."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return "" if value is None or value != value else str(value)
