@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tfdpx._arguments import check_choice, check_image_shape, require
+from tfdpx._arguments import check_choice, check_image_shape, is_integer, require
 from tfdpx.models import transfer
 from tfdpx.spending import origins
 
@@ -74,8 +74,9 @@ def backbone(
     check_image_shape(input_shape)
     check_choice("batch_norm", batch_norm, ("freeze", "replace"))
     check_choice("pixels", pixels, (None, *transfer.PIXELS))
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    fits = size is None or (len(size) == 2 and all(isinstance(x, int) and x > 0 for x in size))
+    size: Any = (image_size, image_size) if is_integer(image_size, 1) else image_size
+    fits = isinstance(size, (tuple, list)) and len(size) == 2
+    fits = size is None or (fits and all(is_integer(length, 1) for length in size))
     require(fits, "image_size", image_size, "be a positive integer, a pair of them, or None")
     if isinstance(model, str):
         model = _application(model, (*(size or input_shape[:2]), 3), weights)

@@ -221,6 +221,8 @@ def extract(
                 continue
             folder.write(split, index, model.predict(x[part], verbose=0), y[part], x[part])
             print(f"{split}: {min(start + SHARD, len(x))} of {len(x)}", flush=True)
+        # Refuses shards of more images than there are now.
+        folder.holds(split, math.ceil(len(x) / SHARD), y[:0], x[:0])
     return folder
 
 

@@ -28,7 +28,7 @@ from tfdpx.train.data.views import RandomViews
 
 WHAT = ("last", "bias", "norm", "lora", "all", "scratch")
 EPSILONS = (1.0, 3.0, 8.0)
-RATES = (0.25, 0.5, 1.0, 2.0)
+RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 TUNED_AT, RANK, DELTA = 3.0, 4, 1e-5
 WIDTH, HEADS, BLOCKS = 32, 4, 2
 OF_EACH_KIND = 500  # Generated images.
