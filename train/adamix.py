@@ -23,12 +23,13 @@ from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
+from tfdpx.models.transfer import PIXELS
 from tfdpx.train import features
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading, public_split
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import provenance
+from tfdpx.train.run import finetuning, provenance
 
 
 def define_flags(values):
@@ -39,10 +40,13 @@ def define_flags(values):
     flags.DEFINE_integer(
         "shots", None, "Training images of each class to take as public.", **common
     )
-    flags.DEFINE_string("init_from", None, "Public backbone, a .keras file.", **common)
+    flags.DEFINE_string(
+        "init_from", None, "Public backbone, as for tfdpx.train.features.", **common
+    )
     flags.DEFINE_string(
         "init_data", None, "What --init_from was trained on, where the file does not say.", **common
     )
+    flags.DEFINE_enum("pixels", None, PIXELS, "As for tfdpx.train.classify.", **common)
     flags.DEFINE_float("epsilon", 1.0, "Privacy budget.", **common)
     flags.DEFINE_float("delta", 1e-5, "Delta.", **common)
     flags.DEFINE_float(
@@ -63,16 +67,20 @@ def run(values):
     """Fits the head, writes it with its record, and returns the report."""
     if run_flags.WORKDIR.value is None:
         raise UserError("Flag --workdir names the folder for results. It is not set.")
-    seen = provenance.seen_by([values.init_from] if values.init_from else [], values.init_data)
+    path = values.init_from and finetuning.model_file(values.init_from)
+    seen = provenance.seen_by([path] if path else [], values.init_data)
     before = provenance.on_same_data(seen, values.dataset)
     if (values.public_dataset is None) == (values.shots is None):
         raise UserError(
             "Exactly one of --public_dataset and --shots says which images are public. Received: "
             f"--public_dataset={values.public_dataset}, --shots={values.shots}."
         )
-    data = load(values.dataset)
+    takes, build = (None, None, None), lambda shape: None
+    if path:
+        takes, _, build = features.opened(path, values.pixels)
+    data = load(values.dataset, takes=takes)
     public, private = _sets(values, data)
-    extract = extractor(data, values.init_from)
+    extract = extractor(data, build(data.image_shape))
     with checking_flags():
         head = tfdpx.heads.AdaMix(
             data.num_classes,
@@ -139,16 +147,15 @@ def largest_grey(data):
     return 255 if isinstance(data.centre, tuple) else 2 * data.centre
 
 
-def extractor(data, init_from=None):
+def extractor(data, model=None):
     """Function from uint8 images to float32 features at norm one or so.
 
     Args:
         data: `ImageData`, of which shape and format are used.
-        init_from: Optional path of a backbone; None for `tfdpx.models.ScatterLinear`.
+        model: Optional `keras.Model` that does it; None for `tfdpx.models.ScatterLinear`.
     """
-    if init_from:
-        model, scale = features.backbone(keras.saving.load_model(init_from, compile=False)), 1
-    else:
+    scale = 1
+    if model is None:
         whole = tfdpx.models.ScatterLinear(data.num_classes, data.image_shape)
         model, scale = keras.Model(whole.input, whole.layers[-1].input), largest_grey(data)
 

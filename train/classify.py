@@ -22,7 +22,8 @@ large the run is and what epsilon it spends. The working directory receives:
 
 With --init_from the run starts from a trained model, of tfdpx or any other Keras image model
 (docs/fine_tuning.md). With --trainable=last it trains the last layer alone; with --head_steps=H in
-its first H updates, and then all layers, on one account. --features=scatter+RUN trains a linear
+its first H updates, and then all layers, on one account. --head=NAME fits the last layer by a head
+of tfdpx.heads instead, to features that stay in --workdir. --features=scatter+RUN trains a linear
 classifier on fixed features of several kinds, side by side. --private=false is the same run without
 clipping, noise and any guarantee.
 
@@ -61,6 +62,7 @@ from tfdpx.train.run import (
     evaluation,
     finetuning,
     fitting,
+    heads_by_flag,
     image_input,
     individual,
     interruption,
@@ -75,7 +77,7 @@ _PRESET = flags.DEFINE_string(
     f"Settings to start from, one of: {preset_lookup.summary()}. Default: folder for "
     "--dataset=folder:PATH, else digits.",
 )
-for _module in (setting_flags, run_flags, dry_run, devices):
+for _module in (setting_flags, run_flags, dry_run, devices, heads_by_flag):
     flags.adopt_module_key_flags(_module)  # So that --help lists them.
 _LOG_PRIVATE_METRICS = flags.DEFINE_bool(
     "log_private_metrics",
@@ -88,6 +90,10 @@ def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.classify", argv):
         given = setting_flags.given()
+        if record := heads_by_flag.from_flags({**given, "preset": _PRESET.value}):
+            print_table(record, title="classify")
+            print(to_json(record), flush=True)
+            return
         preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
         settings = checkpoint.resumed(Training, ("preset", _PRESET.value), given)
         settings = settings or preset_lookup.resolve(preset, given)

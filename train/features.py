@@ -7,9 +7,12 @@ The backbone is a model of `tfdpx.train.pretrain` or `classify`, which normalise
 itself, or any other Keras image model (docs/fine_tuning.md), without its last layer. Features go
 to the working directory in shards; an extraction that was interrupted resumes after the last. With
 --method a head is then fitted to those of the training images and measured on the test images; a
-new folder `head-001`, `head-002` ... receives it, with `weights.npz`, `record.json` and
-`privacy_statement.txt`. What the backbone's training has spent on the same images is added; a
-backbone that saw them without an account is refused.
+new folder `head-001`, `head-002` ... receives it, with `weights.npz`, `record.json`,
+`privacy_statement.txt` and, where --init_from is given, `model.keras` (backbone and head, for
+`tfdpx.train.predict`): publish these alone.
+The shards are private data. They are used again only for the same backbone and the same images, by
+their contents. What the backbone's training has spent on the same images is added; a backbone that
+saw them without an account is refused.
 
 The last line of the standard output is one JSON object. To search a head's arguments, with or
 without an account of the search, see experiments/features in the repository.
@@ -28,13 +31,21 @@ from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
+from tfdpx.models.transfer import PIXELS
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, head_methods, interruption, provenance
-from tfdpx.train.run.keras_files import PIXELS, KerasFile
+from tfdpx.train.run import (
+    finetuning,
+    head_methods,
+    image_input,
+    interruption,
+    provenance,
+    results,
+)
+from tfdpx.train.run.keras_files import KerasFile
 
 SHARD = 4096
 
@@ -98,6 +109,25 @@ def run(values):
     return save(folder, head, spent, len(train[1]), test, {"method": values.method})
 
 
+def opened(path, pixels=None):
+    """A backbone's file: what it takes, words about it, and how to build the extractor.
+
+    Args:
+        path: String, of a `.keras` file.
+        pixels: As of `keras_files.KerasFile`.
+
+    Returns:
+        `(height, width, channels)`, None where any; a list of lines; and a function of the shape of
+        the images to a `keras.Model` from uint8 images to features at norm one.
+    """
+    model = finetuning.read(path)
+    if finetuning.is_ours(model):
+        return model.input_shape[1:], [], lambda shape: backbone(model)
+    source = KerasFile(model, path, pixels)
+    build = source.classifier
+    return source.image_shape, [source.about], lambda shape: _at_norm_one(build(shape, None))
+
+
 def _about(folder, test):
     found = {"dimension": test[0].shape[1]}
     if left_out := folder.record.settings.get("left_out"):
@@ -126,6 +156,7 @@ def save(folder, head, spent, num_examples, test, chosen, searched=None):
         sampling="full_batch",
         seen=folder.record.seen,
         searched=searched,
+        inputs=folder.record.inputs,
         settings=folder.record.settings,
         results={
             **_about(folder, test),
@@ -140,6 +171,9 @@ def save(folder, head, spent, num_examples, test, chosen, searched=None):
     files.write(path / "privacy_statement.txt", record.statement().encode(), mode=0o644)
     with files.replacing(path / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
+    if folder.extractor is not None:
+        logits = head.to_layer("logits")(folder.extractor.output)
+        results.save_model(keras.Model(folder.extractor.inputs, logits), record, path)
     return {**record.view(), "workdir": str(path)}
 
 
@@ -165,29 +199,30 @@ def extract(
     path = finetuning.model_file(path)
     seen = provenance.seen_by([path], init_data)
     provenance.on_same_data(seen, dataset)
-    model = finetuning.read(path)
-    source = None if finetuning.is_ours(model) else KerasFile(model, path, pixels)
+    takes, about, build = opened(path, pixels)
     data = loading.load(
         dataset,
         run_flags.DATA_DIR.value,
         download=run_flags.DOWNLOAD.value,
         image_size=image_size,
         skip_broken=skip_broken,
-        takes=source.image_shape if source else model.input_shape[1:],
+        takes=takes,
     )
-    for note in (*data.notes, *([source.about] if source else [])):
+    for note in (*data.notes, *about):
         print(note)
     folder = FeatureFolder(workdir, _extraction(path, dataset, data, seen, pixels))
-    model = _at_norm_one(source.classifier(data.image_shape, None)) if source else backbone(model)
+    folder.extractor = model = build(data.image_shape)
     for split, x, y in (("train", data.train_x, data.train_y), ("test", data.eval_x, data.eval_y)):
         if y is None:
             raise UserError(f"The images must fit in memory. Received: --dataset={dataset}.")
         for index, start in enumerate(range(0, len(x), SHARD)):
-            if folder.shard(split, index).exists():
-                continue
             part = slice(start, start + SHARD)
+            if folder.holds(split, index, y[part], x[part]):
+                continue
             folder.write(split, index, model.predict(x[part], verbose=0), y[part], x[part])
             print(f"{split}: {min(start + SHARD, len(x))} of {len(x)}", flush=True)
+        # Refuses shards of more images than there are now.
+        folder.holds(split, math.ceil(len(x) / SHARD), y[:0], x[:0])
     return folder
 
 
@@ -205,6 +240,7 @@ def _extraction(path, dataset, data, seen, pixels):
         spent=provenance.not_private(),
         delta=None,
         seen=seen,
+        inputs=image_input.of(data),
         settings={
             "backbone": provenance.without_paths(str(path)),
             "backbone_digest": digest,

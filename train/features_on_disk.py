@@ -19,7 +19,8 @@ class FeatureFolder:
     """Shards `<split>-00000.npz`, `features.json` with what made them, and a folder for each head.
 
     `features.json` is a `Record`: features of private examples are not private, so its epsilon is
-    infinite. Its `seen` says what the backbone had seen; `split.key` is for the owner alone.
+    infinite. Its `seen` says what the backbone had seen. Shards and `split.key` are for the owner
+    alone: a shard holds features, labels, and hashes of the examples under that key.
 
     Args:
         path: Folder.
@@ -28,13 +29,14 @@ class FeatureFolder:
     Attributes:
         path: `pathlib.Path`.
         record: `Record`.
+        extractor: `keras.Model` that this process extracts by; None if it only reads.
 
     Raises:
         UserError: If the folder holds other features, or none and `record` is None.
     """
 
     def __init__(self, path, record=None):
-        self.path = pathlib.Path(path)
+        self.path, self.extractor = pathlib.Path(path), None
         about = self.path / _ABOUT
         if about.exists():
             with checking_flags():
@@ -67,6 +69,30 @@ class FeatureFolder:
         """The path of a shard."""
         return self.path / f"{split}-{index:05}.npz"
 
+    def holds(self, split, index, labels, examples):
+        """Whether a shard is there, of these examples and no others.
+
+        Args:
+            split: As of `write`.
+            index: As of `write`.
+            labels: As of `write`.
+            examples: As of `write`.
+
+        Raises:
+            UserError: If it is of other examples or labels: the data have changed since.
+        """
+        if not self.shard(split, index).exists():
+            return False
+        with np.load(self.shard(split, index)) as shard:
+            same = np.array_equal(shard["labels"], labels)
+            same = same and np.array_equal(shard["draws"], self._draws(examples))
+        if not same:
+            raise UserError(
+                f"The folder {self.path} holds features of other {split} images or labels: the "
+                "data set has changed since. Choose another folder."
+            )
+        return True
+
     def write(self, split, index, features, labels, examples):
         """Writes a shard, whole or not at all.
 
@@ -78,10 +104,13 @@ class FeatureFolder:
             examples: Array [n, ...] that the features are of: each gets a draw in [0, 1) by a hash
                 under the folder's key, which follows from this example and no other.
         """
-        key = (self.path / _KEY).read_bytes()
-        draws = [_draw(np.ascontiguousarray(example), key) for example in np.asarray(examples)]
+        draws = self._draws(examples)
         with files.replacing(self.shard(split, index)) as fresh:
             np.savez(fresh, features=np.asarray(features, "float32"), labels=labels, draws=draws)
+
+    def _draws(self, examples):
+        key = (self.path / _KEY).read_bytes()
+        return [_draw(np.ascontiguousarray(example), key) for example in np.asarray(examples)]
 
     def arrays(self, split):
         """Features `[n, d]`, labels `[n]` and draws `[n]` of all shards of a split."""

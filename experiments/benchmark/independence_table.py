@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 import keras
+import keras_cv
 import numpy as np
 import tensorflow as tf
 
@@ -181,9 +182,25 @@ def text_classifier():
     return keras.Model(inputs, layers.Dense(3)(layers.GRU(3)(x)))
 
 
+def _of_keras_cv():
+    """`{name: function that makes a network}`, whose presets would be downloaded."""
+    common = dict(input_shape=(64, 64, 3), include_rescaling=True)
+    resnet = dict(stackwise_filters=[64, 128, 256, 512], stackwise_strides=[1, 2, 2, 2], **common)
+    return {
+        "resnet18": lambda: keras_cv.models.ResNetBackbone(
+            stackwise_blocks=[2, 2, 2, 2], block_type="basic_block", **resnet
+        ),
+        "resnet50_v2": lambda: keras_cv.models.ResNetV2Backbone(
+            stackwise_blocks=[3, 4, 6, 3], block_type="block", **resnet
+        ),
+        "mit_b0": lambda: keras_cv.models.MiTBackbone(
+            depths=[2, 2, 2, 2], embedding_dims=[32, 64, 160, 256], **common
+        ),
+    }
+
+
 def models_of_all():
     """`{name: function that makes a model}`."""
-    backbone = models.backbone
     made = {
         "tfdpx WideResNet(16, 4)": lambda: models.WideResNet(16, 4, 10),
         "tfdpx NFResNet(50)": lambda: models.NFResNet(50, 10, (64, 64, 3)),
@@ -192,15 +209,11 @@ def models_of_all():
         "tfdpx ScatterLinear": lambda: models.ScatterLinear(10, (8, 8, 1)),
         "tfdpx ScatterCNN": lambda: models.ScatterCNN(10, (32, 32, 3)),
         **{
-            f"keras_cv {name}": lambda name=name: backbone(
-                name, input_shape=(64, 64, 3), num_classes=10, batch_norm="freeze"
-            )
-            for name in ("resnet18", "resnet50_v2", "mit_b0")
+            f"keras_cv {name}": lambda make=make: models.backbone(make())
+            for name, make in _of_keras_cv().items()
         },
         **{
-            f"keras.applications {name}": lambda name=name: backbone(
-                name, input_shape=(64, 64, 3), num_classes=10, batch_norm="freeze"
-            )
+            f"keras.applications {name}": lambda name=name: models.backbone(name, 64, weights=None)
             for name in ("ConvNeXtTiny", "EfficientNetB0")
         },
         "bidirectional LSTM with a mask": text_classifier,

@@ -1,37 +1,32 @@
-"""Backbones by name: preprocessing, weights from a file, batch normalization, private gradients."""
+"""Backbones: of names and of models, resizing, preprocessing, weights, batch normalization."""
+
+import types
 
 import keras
 import numpy as np
 import pytest
-from cases import slow, slow_but
+from cases import slow
 from oracle import assert_matches_batches_of_one
 
 import tfdpx
 from tfdpx.layers import GroupNorm
-from tfdpx.models import backbone, backbone_bodies
+from tfdpx.models import backbone
 
-# Published with keras_cv for its presets; the MiT ones count a classifier of ten classes too.
-KERAS_CV_PARAMETERS = {
-    "resnet18": 11_186_112,
-    "resnet50": 23_561_152,
-    "resnet34_v2": 21_299_072,
-    "mit_b1": 13_156_554 - 5_130,
-}
-LARGE = {
-    "resnet152_v2": 58_331_648,
-    "mit_b2": 24_201_418 - 5_130,
-    "mit_b3": 44_077_258 - 5_130,
-    "mit_b4": 60_847_818 - 5_130,
-    "mit_b5": 81_448_138 - 5_130,
-}
+L = keras.layers
+ANY = (None, None, 3)
 
 
-def images(size=32, rows=2):
-    return np.random.default_rng(0).uniform(0, 255, (rows, size, size, 3)).astype("float32")
+def images(height=32, width=32, channels=3, rows=2):
+    shape = (rows, height, width, channels)
+    return np.random.default_rng(0).integers(0, 256, shape).astype("uint8")
 
 
-def norms_of(model, layer_class=keras.layers.BatchNormalization):
-    return [layer for layer in model._flatten_layers() if isinstance(layer, layer_class)]
+def network(shape=(16, 12, 3), name="theirs", norms=L.BatchNormalization):
+    """Feature maps, with statistics that are not those of new layers."""
+    layers = [L.Conv2D(4, 3, strides=2, name="conv"), norms(name="norm"), L.ReLU()]
+    made = keras.Sequential([keras.Input(shape), *layers], name=name)
+    randomize(made)
+    return made
 
 
 def randomize(model):
@@ -41,19 +36,50 @@ def randomize(model):
             weight.assign(rng.uniform(0.02, 0.08, size=weight.shape))
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(KERAS_CV_PARAMETERS | LARGE, *list(KERAS_CV_PARAMETERS)[:2])
-)
-def test_keras_cv_architectures_have_the_published_size(name):
-    _, network = backbone_bodies.body(name, (64, 64, 3))
-    assert network.count_params() == (KERAS_CV_PARAMETERS | LARGE)[name]
+def norms_of(model, layer_class=L.BatchNormalization):
+    return [layer for layer in model._flatten_layers() if isinstance(layer, layer_class)]
 
 
-def test_every_name_of_keras_applications_is_known():
-    names = backbone_bodies.names()
-    assert {"ResNet50", "VGG16", "ConvNeXtTiny", "EfficientNetV2B0", "mit_b5"} <= set(names)
-    assert len(names) == len(set(names))
-    assert not {"imagenet_utils", "resnet", "preprocess_input"} & set(names)
+@keras.saving.register_keras_serializable(package="backbones_test")
+class Unloadable(L.Layer):
+    """A layer that only its backbone can build again, as that of keras-hub's patches."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+
+    def call(self, x):
+        return x * self.scale
+
+    def get_config(self):
+        return {**super().get_config(), "derived": 1}
+
+
+@keras.saving.register_keras_serializable(package="backbones_test")
+class HubBackbone(keras.src.models.functional.Functional):
+    """Like a backbone of keras-hub: built from arguments, saved as these."""
+
+    def __init__(self, tokens=False, **kwargs):
+        inputs = x = keras.Input((16, 16, 3))
+        x = L.Conv2D(8, 4, strides=4, name="conv")(x)
+        x = Unloadable()(x) if tokens else L.BatchNormalization(name="norm")(x)
+        super().__init__(inputs, L.Reshape((-1, 8))(x) if tokens else x, **kwargs)
+        self.tokens = tokens
+
+    def get_config(self):
+        return {"tokens": self.tokens, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**config)
+
+
+def hub_classifier(body, scale=2 / 255, offset=-1.0):
+    """Like a classifier of keras-hub: a model with a preprocessor."""
+    model = keras.Model(body.inputs, L.Dense(5, name="predictions")(L.Flatten()(body.output)))
+    resize = L.Resizing(16, 16, interpolation="nearest", crop_to_aspect_ratio=True)
+    converter = types.SimpleNamespace(scale=scale, offset=offset, resizing=resize)
+    model.preprocessor = types.SimpleNamespace(image_converter=converter)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -62,164 +88,190 @@ def test_every_name_of_keras_applications_is_known():
         slow("VGG16", keras.applications.vgg16.preprocess_input),
         ("MobileNet", keras.applications.mobilenet.preprocess_input),
         slow("DenseNet121", keras.applications.densenet.preprocess_input),
-        ("resnet18", lambda x: x),
+        slow("MobileNetV3Small", lambda x: x),
     ],
 )
-def test_features_are_those_of_the_network_on_preprocessed_images(name, preprocess):
-    model = backbone(name, input_shape=(32, 32, 3), trainable="last")
-    network = model.get_layer(name)
-    wanted = np.mean(network(preprocess(images())), axis=(1, 2))
-    np.testing.assert_allclose(model(images()), wanted, rtol=1e-4, atol=1e-6)
-    assert np.ptp(wanted) > 0
-    as_bytes = images().astype("uint8")
-    np.testing.assert_array_equal(model(as_bytes), model(as_bytes.astype("float32")))
+def test_features_of_a_name_are_those_of_the_network_on_preprocessed_images(name, preprocess):
+    model = backbone(name, weights=None)
+    x = images().astype("float32")
+    wanted = np.asarray(model.get_layer(name)(preprocess(x.copy())))
+    assert np.ptp(wanted) > 0 and wanted.ndim == 2  # Pooled inside.
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(model(images()), model(x))
 
 
-@pytest.mark.parametrize("name", [slow("VGG16"), "MobileNet", "resnet18"])
-def test_saving_keeps_the_preprocessing_and_what_is_frozen(name, tmp_path):
-    model = backbone(name, None, (32, 32, 3), num_classes=3, trainable="last")
+@pytest.mark.parametrize("shape", [ANY, (10, 20, 3), (10, 20, 1)])
+def test_images_are_resized_and_coloured(shape):
+    theirs = network()
+    model = backbone(theirs, input_shape=shape, pixels="0..255")
+    x = images(10, 20, shape[-1])
+    resized = L.Resizing(16, 12)(np.broadcast_to(x, (*x.shape[:3], 3)).astype("float32"))
+    wanted = np.mean(theirs(resized), axis=(1, 2))
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-5)
+    assert model.output_shape == (None, 4)
+
+
+def test_a_model_of_any_size_takes_images_as_they_are_or_resized():
+    theirs = network(ANY)
+    x = images(10, 20).astype("float32")
+    as_they_are = np.mean(theirs(x), axis=(1, 2))
+    np.testing.assert_allclose(backbone(theirs, pixels="0..255")(x), as_they_are, rtol=1e-5)
+    for size in (24, (24, 18)):
+        height, width = (size, size) if size == 24 else size
+        wanted = np.mean(theirs(L.Resizing(height, width)(x)), axis=(1, 2))
+        np.testing.assert_allclose(backbone(theirs, size, pixels="0..255")(x), wanted, rtol=1e-5)
+
+
+def test_a_classifier_of_keras_hub_brings_its_preprocessing_along():
+    body = HubBackbone()
+    randomize(body)
+    scale, offset = [0.1, 0.2, 0.3], [1.0, 2.0, 3.0]
+    model = backbone(hub_classifier(body, scale, offset))
+    x = images(20, 40).astype("float32")
+    middle = L.Resizing(16, 16, interpolation="nearest", crop_to_aspect_ratio=True)(x)
+    wanted = np.reshape(body(np.asarray(middle) * scale + offset), (2, -1))
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_tokens_become_features_and_are_saved(class_token, tmp_path):
+    body = HubBackbone(tokens=True)
+    body.use_class_token = class_token
+    tokens = np.asarray(body(images(16, 16).astype("float32")))
+    wanted = tokens[:, 0] if class_token else tokens.mean(axis=1)
+    model = backbone(body, pixels="0..255")
+    np.testing.assert_allclose(model(images(16, 16)), wanted, rtol=1e-5)
     model.save(tmp_path / "model.keras")
     restored = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(restored(images()), model(images()))
-    assert [w.path for w in restored.trainable_variables] == ["logits/kernel", "logits/bias"]
+
+
+@pytest.mark.parametrize("make", [network, lambda: HubBackbone(), lambda: nested()])
+def test_saving_keeps_the_preprocessing_and_what_is_frozen(make, tmp_path):
+    model = backbone(make(), pixels="caffe")
+    assert norms_of(model) and not any(layer.trainable_variables for layer in norms_of(model))
+    model.save(tmp_path / "model.keras")
+    restored = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(restored(images()), model(images()))
+    names = [w.path.split("/")[-2] for w in restored.trainable_variables]
+    assert names == ["conv", "conv"]
+
+
+def nested():
+    body = HubBackbone()
+    return keras.Sequential([keras.Input((16, 16, 3)), body, L.GlobalMaxPooling2D()])
 
 
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras", ".h5"])
 def test_weights_from_a_file(suffix, tmp_path):
-    constructor = keras.applications.MobileNet
-    network = constructor(include_top=False, weights=None, input_shape=(32, 32, 3))
-    randomize(network)
+    made = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
+    randomize(made)
     path = tmp_path / f"saved{suffix}"
-    network.save_weights(path) if suffix == ".weights.h5" else network.save(path)
-    model = backbone("MobileNet", path, input_shape=(48, 48, 3), num_classes=5, batch_norm="freeze")
-    loaded = model.get_layer("MobileNet").weights
-    for weight, wanted in zip(loaded, network.weights, strict=True):
+    made.save_weights(path) if suffix == ".weights.h5" else made.save(path)
+    model = backbone("MobileNet", 48, weights=path)
+    for weight, wanted in zip(model.get_layer("MobileNet").weights, made.weights, strict=True):
         np.testing.assert_array_equal(weight, wanted)
+    with pytest.raises(ValueError, match="does not fit the backbone 'VGG16' of 26 weights"):
+        backbone("VGG16", 32, weights=path)
 
 
-def test_replacement_keeps_the_loaded_kernels(tmp_path):
-    _, network = backbone_bodies.body("resnet18", (32, 32, 3))
-    randomize(network)
-    network.save_weights(tmp_path / "saved.weights.h5")
-    path = str(tmp_path / "saved.weights.h5")
-    model = backbone("resnet18", path, (32, 32, 3), num_classes=3, batch_norm="replace")
-    assert not norms_of(model)
-    assert len(norms_of(model, GroupNorm)) == len(norms_of(network))
-    kernels = [w for w in network.weights if w.name in ("kernel", "gamma", "beta")]
-    for weight, wanted in zip(model.get_layer("resnet18").weights, kernels, strict=True):
+def test_weights_of_imagenet_are_asked_for_and_public(monkeypatch, tmp_path):
+    real, asked = keras.applications.MobileNet, []
+    real(include_top=False, weights=None).save_weights(tmp_path / "saved.weights.h5")
+
+    def downloading(weights, **given):
+        asked.append(weights)
+        made = real(weights=None, **given)
+        made.load_weights(tmp_path / "saved.weights.h5")
+        return made
+
+    downloading.__module__ = real.__module__
+    monkeypatch.setattr(keras.applications, "MobileNet", downloading)
+    model = keras.Sequential([backbone("MobileNet", 32), L.Dense(2)])
+    assert asked == ["imagenet"]
+    model.compile(tfdpx.DPSGD(0.1, batch_size=2, noise_multiplier=1.0), "mse")
+    assert model.optimizer.ledger.is_complete
+
+
+def test_replacement_keeps_the_kernels():
+    theirs = network()
+    model = backbone(theirs, batch_norm="replace", pixels="0..1")
+    assert not norms_of(model) and len(norms_of(model, GroupNorm)) == 1
+    kept = [w for w in theirs.weights if w.name in ("kernel", "bias", "gamma", "beta")]
+    for weight, wanted in zip(model.weights, kept, strict=True):
         np.testing.assert_array_equal(weight, wanted)
-    assert model.trainable_variables
+    assert len(model.trainable_variables) == 4
 
 
 def test_frozen_batch_norm_is_a_fixed_map_of_each_example():
-    model = backbone("resnet18", None, (32, 32, 3), num_classes=3, batch_norm="freeze")
-    norms = norms_of(model)
-    assert norms and not any(layer.trainable_variables for layer in norms)
-    for layer in norms:
-        layer.moving_mean.assign(np.linspace(-1, 1, layer.moving_mean.shape[0]))
-    before = [np.array(layer.moving_mean) for layer in norms]
+    model = backbone(network(), pixels="0..1")
+    before = [np.array(weight) for weight in model.weights]
     together = model(images(rows=3), training=True)
     alone = model(images(rows=3)[:1], training=True)
     np.testing.assert_allclose(together[:1], alone, rtol=1e-4, atol=1e-5)
-    for layer, old in zip(norms, before, strict=True):
-        np.testing.assert_array_equal(layer.moving_mean, old)
+    for weight, old in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, old)
 
 
-def test_last_layer_alone():
-    model = backbone("MobileNet", input_shape=(32, 32, 3), num_classes=3, trainable="last")
-    assert [weight.path for weight in model.trainable_variables] == ["logits/kernel", "logits/bias"]
-    assert model.output_shape == (None, 3)
+@pytest.mark.parametrize("batch_norm", ["freeze", "replace"])
+def test_private_gradients_are_those_of_batches_of_one(batch_norm):
+    # Through resizing and preprocessing, of images of another size.
+    body = backbone(nested(), input_shape=(10, 20, 3), batch_norm=batch_norm, pixels="caffe")
+    model = keras.Sequential([body, L.Dense(3)])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = images(10, 20, rows=3).astype("float32")
+    assert_matches_batches_of_one(model, x, np.array([0, 2, 1]), tolerance=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("resnet18", {"batch_norm": "freeze"}),
-        slow("resnet18_v2", {"batch_norm": "replace"}),
-        slow("mit_b0", {"input_shape": (64, 64, 3)}),
-        slow("MobileNet", {"trainable": "last"}),
-    ],
-)
 @pytest.mark.slow
-def test_one_private_update(name, arguments):
-    model = backbone(name, **{"input_shape": (32, 32, 3), "num_classes": 3, **arguments})
+@pytest.mark.parametrize("name", ["MobileNet", "ConvNeXtTiny"])
+def test_one_private_update_of_images_of_any_size(name):
+    model = keras.Sequential([backbone(name, 32, weights=None), L.Dense(3)])
     optimizer = tfdpx.DPSGD(0.5, batch_size=2, noise_multiplier=1.0, l2_norm_clip=1.0, seed=0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, run_eagerly=True)
-    frozen = [np.array(weight) for weight in model.non_trainable_variables]
     before = [np.array(weight) for weight in model.trainable_variables]
-    model.train_on_batch(images(model.input_shape[1]), np.array([0, 2]))
+    model.train_on_batch(images(20, 20), np.array([0, 2]))
     for weight, old in zip(model.trainable_variables, before, strict=True):
         change = np.asarray(weight) - old
         assert np.isfinite(change).all() and change.any(), weight.path
-    for weight, old in zip(model.non_trainable_variables, frozen, strict=True):
-        assert "seed" in weight.path or np.array_equal(weight, old), weight.path
-
-
-@pytest.mark.slow
-def test_private_gradients_are_those_of_batches_of_one():
-    model = backbone("resnet18", input_shape=(32, 32, 3), num_classes=3, batch_norm="freeze")
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    assert_matches_batches_of_one(model, images(), np.array([0, 2]), tolerance=1e-4)
-
-
-@pytest.mark.parametrize("batch_norm", [None, "typo"])
-def test_trainable_batch_norm_is_refused(batch_norm):
-    message = "holds 20 layers of batch normalization.*'freeze'.*'replace'.*'last'"
-    if batch_norm is not None:
-        message = "`batch_norm` must be one of .*Received: batch_norm='typo'"
-    with pytest.raises(ValueError, match=message):
-        backbone("resnet18", input_shape=(32, 32, 3), num_classes=3, batch_norm=batch_norm)
-
-
-def test_networks_without_batch_norm_need_no_choice():
-    model = backbone("VGG16", input_shape=(32, 32, 3), num_classes=3)
-    assert len(model.trainable_variables) == 2 * 13 + 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "Vgg16"}, "`name` must be one of .*ConvNeXtBase.*mit_b5.*mean 'VGG16'"),
-        ({"name": None}, "`name` must be one of .*Received: name=None"),
-        ({"weights": "imagenet"}, "path to a file.*Received: weights='imagenet'.*save_weights"),
+        ({"model": "Vgg16"}, "`model` must be a keras.Model or .*ConvNeXtBase.*mean 'VGG16'"),
+        ({"model": None}, "`model` must be a name .*or a keras.Model.*Received: model=None"),
         ({"weights": "/no/such.weights.h5"}, "weights='/no/such.weights.h5', which is no file"),
-        ({"trainable": "first"}, "`trainable` must be one of .*Received: trainable='first'"),
-        ({"num_classes": 0}, "`num_classes` must be a positive integer"),
+        ({"batch_norm": None}, "`batch_norm` must be one of"),
+        ({"pixels": "0-1"}, "`pixels` must be one of .*'0..1'"),
+        ({"image_size": 0}, "`image_size` must be a positive integer"),
         ({"input_shape": (32, 32)}, "`input_shape` must be"),
-        ({"name": "mit_b0", "input_shape": (64, 96, 3)}, "square.*multiple of 32.*at least 64"),
-        ({"name": "mit_b0", "input_shape": (72, 72, 3)}, r"Received: input_shape=\(72, 72, 3\)"),
+        ({"input_shape": (32, 32, 4), "weights": None}, "`input_shape` must end in 3 channels"),
+        ({"model": network(), "image_size": 32}, r"`image_size` must be \[16, 12\] or None"),
+        ({"model": network()}, "'theirs' does not scale pixels itself.*pixels=0..255 or"),
     ],
 )
-def test_errors_name_argument_value_and_mend(arguments, message):
+def test_errors_name_argument_value_and_remedy(arguments, message):
     with pytest.raises(ValueError, match=message):
-        backbone(**{"name": "VGG16", "input_shape": (32, 32, 3), **arguments})
-
-
-@pytest.mark.parametrize("suffix", [".weights.h5", ".keras", ".h5"])
-def test_weights_of_another_network(suffix, tmp_path):
-    path = tmp_path / f"saved{suffix}"
-    network = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
-    network.save_weights(path) if suffix == ".weights.h5" else network.save(path)
-    with pytest.raises(ValueError, match="does not fit the backbone 'VGG16' of 26 weights"):
-        backbone("VGG16", path, (32, 32, 3))
+        backbone(**{"model": "VGG16", "input_shape": (32, 32, 3), **arguments})
 
 
 def test_weights_that_the_file_lacks(tmp_path, monkeypatch):
-    network = keras.applications.VGG16(include_top=False, weights=None, input_shape=(32, 32, 3))
-    network.save_weights(tmp_path / "saved.weights.h5")
-    real = keras.layers.Conv2D.load_own_variables
+    made = keras.applications.VGG16(include_top=False, weights=None, input_shape=(32, 32, 3))
+    made.save_weights(tmp_path / "saved.weights.h5")
+    real = L.Conv2D.load_own_variables
 
     def skip_one(layer, store):
         if layer.name != "block5_conv2":
             real(layer, store)
 
-    monkeypatch.setattr(keras.layers.Conv2D, "load_own_variables", skip_one)
+    monkeypatch.setattr(L.Conv2D, "load_own_variables", skip_one)
     with pytest.raises(ValueError, match="2 weights are not in it, such as block5_conv2/kernel"):
-        backbone("VGG16", tmp_path / "saved.weights.h5", (32, 32, 3))
+        backbone("VGG16", 32, weights=tmp_path / "saved.weights.h5")
 
 
 def test_file_that_holds_no_weights(tmp_path):
     (tmp_path / "text.weights.h5").write_text("not weights")
     with pytest.raises(ValueError, match="does not fit the backbone 'VGG16'.*text.weights.h5"):
-        backbone("VGG16", tmp_path / "text.weights.h5", (32, 32, 3))
+        backbone("VGG16", 32, weights=tmp_path / "text.weights.h5")

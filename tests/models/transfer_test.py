@@ -147,4 +147,4 @@ def test_models_that_take_no_images(make, message):
 
 def test_features_must_be_vectors():
     with pytest.raises(ValueError, match="End it with a pooling layer"):
-        transfer.without_head(sequential(*body(), L.Reshape((-1, 4))))
+        transfer.without_head(sequential(*body(), L.Reshape((7, 5, 2, 2))))

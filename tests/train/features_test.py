@@ -47,6 +47,11 @@ def test_features_are_those_before_the_last_layer_and_resume(tmp_path, monkeypat
         (folder / "train-00001.npz").unlink()
         again, _, drawn_again = features.extract(*arguments).arrays("train")
     assert capsys.readouterr().out == "train: 1000 of 1437\n"
+    (folder / "train-00003.npz").write_bytes((folder / "train-00001.npz").read_bytes())
+    with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
+        with pytest.raises(UserError, match="holds features of other train images"):
+            features.extract(*arguments)
+    (folder / "train-00003.npz").unlink()
     np.testing.assert_allclose(again, x, rtol=1e-5, atol=1e-6)
     assert x.shape == (1437, 256) and len(y) == 1437
     np.testing.assert_array_equal(draws, drawn_again)
@@ -94,6 +99,23 @@ def test_a_second_head_is_added_to_the_first(folder, capsys):
     releases = 2 * spent[0]["releases"]
     exact = tfdpx.accounting.epsilon(sigma, 1.0, releases, 1e-5, "gdp")
     assert both["runs"] == 2 and both["epsilon"] == pytest.approx(exact, rel=1e-6)
+
+
+def test_features_of_other_images_are_not_used(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, [8, 4, 4, 1]).astype("uint8")
+    made = FeatureFolder(tmp_path / "made", feature_folder.record_of({"num_classes": 3}))
+    x, y = images.reshape([8, -1]) / 255, np.arange(8) % 3
+    assert not made.holds("train", 0, y, images)
+    made.write("train", 0, x, y, images)
+    assert made.holds("train", 0, y, images)
+    changed = images.copy()
+    changed[5, 1, 2, 0] ^= 1  # One bit of a pixel.
+    few = y[:7], images[:7]
+    for labels, others in ((y, changed), (y[::-1], images), few, (y[:0], images[:0])):
+        with pytest.raises(UserError, match="other train images or labels"):
+            made.holds("train", 0, labels, others)
+    private = [tmp_path / "made" / name for name in ("train-00000.npz", "split.key")]
+    assert [path.stat().st_mode & 0o777 for path in private] == [0o600, 0o600]
 
 
 def test_leaving_one_image_out_moves_no_other_draw(tmp_path):

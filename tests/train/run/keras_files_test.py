@@ -72,7 +72,7 @@ def test_pixels_arrive_as_the_model_expects(first, name, scaled):
 
 @pytest.mark.parametrize("name", ["theirs", "convnext_tiny"])  # The second, without its scaling.
 def test_unknown_scaling_of_pixels_is_asked_for(name):
-    with pytest.raises(UserError, match="--pixels=0..255 or --pixels=0..1 or"):
+    with pytest.raises(UserError, match="by pixels=0..255 or pixels=0..1 or"):
         KerasFile(model(name=name), "a.keras")
 
 

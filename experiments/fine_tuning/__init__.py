@@ -1,0 +1,1 @@
+"""Private fine-tuning of few weights against all of them."""
