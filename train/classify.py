@@ -68,6 +68,8 @@ from tfdpx.train.run import (
     results,
     side_by_side,
 )
+from tfdpx.train.tables import run as tables
+from tfdpx.train.tables import settings as table_settings
 
 _PRESET = flags.DEFINE_string(
     "preset",
@@ -88,6 +90,10 @@ def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.classify", argv):
         given = setting_flags.given()
+        if table_settings.of_table(given["dataset"]):
+            print(to_json(tables.main(table_settings.from_flags())), flush=True)
+            return
+        table_settings.refuse_for_images()
         preset = _PRESET.value or preset_lookup.default_for(given["dataset"])
         settings = checkpoint.resumed(Training, ("preset", _PRESET.value), given)
         settings = settings or preset_lookup.resolve(preset, given)

@@ -9,12 +9,15 @@ import numpy as np
 
 from tfdpx._arguments import is_number, require
 from tfdpx._keras import layer_internals
+from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.checks import spent_on
 from tfdpx.heads.releases import Releases
 from tfdpx.tables import _statistics
 
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+# The vocabulary where no category is frequent: Keras wants one, and these are public.
+_NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
 
 def private_adapt(
@@ -60,7 +63,10 @@ def private_adapt(
 
     Raises:
         TypeError: If `layer` is none of the above, or `x` is not numbers (or texts, for lookups).
-        ValueError: If another argument does not fit, or no category is frequent enough.
+        ValueError: If another argument does not fit.
+
+    Warns:
+        UserWarning: If no category of a lookup is frequent enough: all are out of the vocabulary.
 
     Example:
     >>> import keras, numpy as np, tfdpx
@@ -166,12 +172,12 @@ def _adapt_lookup(layer, x, released):
     special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
     most = None if layer.max_tokens is None else layer.max_tokens - special
     found = _statistics.categories(x, most, released)
-    if not found:
-        raise ValueError(
-            f"No category of {layer.name!r} has enough rows for so much noise. Received: "
-            f"{len(x)} rows. Use a lower `noise_multiplier`, or give the layer a public vocabulary."
+    if not found:  # No error, which would say so without an entry in a ledger.
+        warn(
+            f"No category of {layer.name!r} has enough rows for so much noise: all of its values "
+            "are out of the vocabulary. Use a lower noise_multiplier, or a public vocabulary."
         )
-    layer.set_vocabulary(found)
+    layer.set_vocabulary(found or [_NO_TEXT if texts else _NO_INT])
 
 
 def _text(value):
