@@ -117,7 +117,7 @@ def private_adapt(
 
 def _adapt_numbers(layer, x, lower, upper, released):
     given = [None if limit is None else np.asarray(limit, "float64") for limit in (lower, upper)]
-    if None in (lower, upper):
+    if lower is None or upper is None:
         found = _statistics.bounds(x, released)
         given = [f if g is None else g for f, g in zip(found, given, strict=True)]
     try:

@@ -1,5 +1,6 @@
 """The columns of a table that a model takes, and its rows to train and to test on."""
 
+import collections
 import dataclasses
 import hashlib
 
@@ -80,6 +81,11 @@ def load(settings):
             f"{', '.join(name for name in names if '/' in name)}. Rename or --drop one."
         )
     kinds = {name: reading.kind_of(table, name) for name in names}
+    for name in named:
+        if kinds.get(name) != NUMBER:
+            raise UserError(
+                f"Flag --bounds is for columns of numbers that the model takes. Received: {name!r}."
+            )
     columns = {name: reading.values(table, name, kind) for name, kind in kinds.items()}
     for name, values in columns.items():
         if kinds[name] == CATEGORY:
@@ -145,11 +151,16 @@ def _check_identifier(name, values):
 
 
 def _is_test(rows, fraction, seed):
-    """bool `[rows]`: by a hash of what a row holds, so that no row moves another."""
-    salt = seed.to_bytes(16, "little")
+    """Which are, bool `[rows]`: by a hash of what a row holds, so that no row moves another.
+
+    Of rows that are alike so many are as their number says, whichever.
+    """
+    salt, seen = seed.to_bytes(16, "little"), collections.Counter()
     columns = [values.tolist() for values in (*rows.columns.values(), rows.target)]
-    digests = (
-        hashlib.blake2b(repr(row).encode(), salt=salt, digest_size=8).digest()
-        for row in zip(*columns, strict=True)
-    )
-    return np.array([int.from_bytes(d, "little") < fraction * 2**64 for d in digests])
+    found = []
+    for row in zip(*columns, strict=True):
+        text = repr(row)
+        seen[text] += 1
+        digest = hashlib.blake2b(f"{text}{seen[text]}".encode(), salt=salt, digest_size=8).digest()
+        found.append(int.from_bytes(digest, "little") < fraction * 2**64)
+    return np.array(found)

@@ -8,12 +8,13 @@ import dataclasses
 import keras
 
 import tfdpx
+from tfdpx.train.tables.settings import CLASSIFICATION, REGRESSION
 
-_HIDDEN = 64
-_NETWORK_FROM = 30_000  # Epsilon times rows.
-_STEPS = {"linear": 40, "network": 80}
-_LARGEST_RATE = {"linear": 4.0, "network": 2.0}
-_MOST_ROWS = 16_384  # Of an update.
+HIDDEN = 64
+_STEPS = 180
+_NETWORK_FROM = 3_500  # Epsilon times rows.
+_LARGEST_RATE = {CLASSIFICATION: 8.0, REGRESSION: 0.1}
+_MOST_ROWS = 65_536  # Of an update.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +48,17 @@ def choose(settings, num_rows, spent):
     plan = tfdpx.PrivacyPlan(
         num_rows,
         settings.batch_size or min(num_rows, _MOST_ROWS),
-        settings.steps or _STEPS[model],
+        settings.steps or _STEPS,
         epsilon=settings.epsilon,
         delta=settings.delta,
         accountant=settings.accountant,
         spent=spent,
     )
-    rate = settings.learning_rate or min(plan.suggested_learning_rate, _LARGEST_RATE[model])
-    return Choice(model, plan, rate)
+    # Classes of a linear model do not depend on the scale of its weights, so none is too large.
+    rate = _LARGEST_RATE[settings.task]
+    if model == "network" or settings.is_regression:
+        rate = min(rate, plan.suggested_learning_rate)
+    return Choice(model, plan, settings.learning_rate or rate)
 
 
 def head(model, features, outputs):
@@ -67,6 +71,6 @@ def head(model, features, outputs):
     """
     layers = [keras.Input((features,))]
     if model == "network":
-        layers.append(keras.layers.Dense(_HIDDEN, "tanh"))
+        layers.append(keras.layers.Dense(HIDDEN, "tanh"))
     layers.append(keras.layers.Dense(outputs, kernel_initializer="zeros"))
     return keras.Sequential(layers, name="head")

@@ -127,7 +127,10 @@ def as_inputs(columns):
     Args:
         columns: Dict from a name to an array `[rows]`.
     """
-    return {
-        input_name(name): tf.constant(v[:, np.newaxis], tf.string if v.dtype.kind == "U" else tf.float32)
-        for name, v in columns.items()
-    }
+    largest = np.finfo("float32").max
+    found = {}
+    for name, values in columns.items():
+        if values.dtype.kind != "U":  # Infinity is one of float32 too, and is clipped in the model.
+            values = np.clip(values, -largest, largest).astype("float32")
+        found[input_name(name)] = tf.constant(values[:, np.newaxis])
+    return found

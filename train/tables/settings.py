@@ -129,15 +129,15 @@ def from_flags():
     Raises:
         UserError: If one is unfit, or belongs to images.
     """
-    given = {name: v for name, v in setting_flags.given(TableSettings).items() if v is not None}
     for name in _of_images() - {field.name for field in dataclasses.fields(TableSettings)}:
         flag = flags.FLAGS[name]
         if flag.value != flag.default:
             raise UserError(
-                f"Flag --{name} belongs to images, not to the table --dataset={given['dataset']}. "
-                f"Received: --{name}={flag.value}. Leave it out."
+                f"Flag --{name} belongs to images, not to tables. Received: --{name}={flag.value}. "
+                "Leave it out."
             )
-    return TableSettings(**given)
+    given = setting_flags.given(TableSettings)
+    return TableSettings(**{name: value for name, value in given.items() if value is not None})
 
 
 def refuse_for_images():
