@@ -16,7 +16,7 @@ import numpy as np
 import tfdpx
 from experiments.tables import generated
 from tfdpx.train.tables import models
-from tfdpx.train.tables.preprocessing import Preprocessing, as_inputs
+from tfdpx.train.tables.preprocessing import Preprocessing, predict
 from tfdpx.train.tables.settings import TableSettings
 
 BUDGETS = ((500, 1.0), (1_000, 3.0), (4_000, 1.0), (4_000, 8.0), (20_000, 3.0))
@@ -52,10 +52,7 @@ def tried(table, epsilon):
     rows = len(table.train)
     prepared = Preprocessing(table.kinds, generated.ranges(table), rows, epsilon, DELTA)
     layers, spent = prepared.adapt(table.train.columns)
-    x, test_x = (
-        layers.predict(as_inputs(each.columns), batch_size=4096, verbose=0)
-        for each in (table.train, table.test)
-    )
+    x, test_x = (predict(layers, each.columns) for each in (table.train, table.test))
     goal = dict(target="target", task="classification" if table.class_names else "regression")
     goal |= {} if table.class_names else dict(target_lower=-4.0, target_upper=4.0)
     settings = TableSettings(dataset="", epsilon=epsilon, delta=DELTA, accountant="gdp", **goal)

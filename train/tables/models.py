@@ -13,6 +13,7 @@ from tfdpx.train.tables.settings import CLASSIFICATION, REGRESSION
 HIDDEN = 64
 _STEPS = 180
 _NETWORK_FROM = 3_500  # Epsilon times rows.
+_LINEAR_RATE = 2.0
 _LARGEST_RATE = {CLASSIFICATION: 8.0, REGRESSION: 0.1}
 _MOST_ROWS = 65_536  # Of an update.
 
@@ -54,10 +55,9 @@ def choose(settings, num_rows, spent):
         accountant=settings.accountant,
         spent=spent,
     )
-    # Classes of a linear model do not depend on the scale of its weights, so none is too large.
-    rate = _LARGEST_RATE[settings.task]
-    if model == "network" or settings.is_regression:
-        rate = min(rate, plan.suggested_learning_rate)
+    rate = min(plan.suggested_learning_rate, _LARGEST_RATE[settings.task])
+    if model == "linear" and not settings.is_regression:
+        rate = _LINEAR_RATE  # Its classes do not depend on the scale of its weights.
     return Choice(model, plan, settings.learning_rate or rate)
 
 

@@ -10,7 +10,7 @@ from tfdpx import _files
 from tfdpx.accounting import record as records
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import finetuning
-from tfdpx.train.tables import reading, run
+from tfdpx.train.tables import preprocessing, reading
 
 
 def run_on(model, rows, path, all_classes=False):
@@ -43,7 +43,7 @@ def run_on(model, rows, path, all_classes=False):
         raise UserError(f"There is no file at --rows={rows}.")
     table = reading.read(file, kinds, flag="rows")
     values = {name: reading.values(table, name, kind) for name, kind in kinds.items()}
-    found = run.predict(finetuning.read(model, "model"), values)
+    found = preprocessing.predict(finetuning.read(model, "model"), values)
     header, lines = [record.inputs["target"]], [[f"{value:.6g}"] for value in found[:, 0]]
     if names:
         shares = ops.convert_to_numpy(ops.softmax(found))

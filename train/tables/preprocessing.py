@@ -24,6 +24,7 @@ _WORTH = 0.05
 # Ranges are found from bins of powers of two, of which the fullest should stand out.
 _FULLEST = 1 / 3
 _BINS = 123
+_BATCH_SIZE = 1024  # Of predictions.
 
 
 class Preprocessing:
@@ -134,3 +135,8 @@ def as_inputs(columns):
             values = np.clip(values, -largest, largest).astype("float32")
         found[input_name(name)] = tf.constant(values[:, np.newaxis])
     return found
+
+
+def predict(model, columns):
+    """What a model says of columns, float32 `[rows, outputs]`."""
+    return model.predict(as_inputs(columns), batch_size=_BATCH_SIZE, verbose=0)

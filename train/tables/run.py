@@ -16,7 +16,7 @@ from tfdpx.train.data import identity
 from tfdpx.train.report import pictures
 from tfdpx.train.run import provenance, results
 from tfdpx.train.tables import columns, models
-from tfdpx.train.tables.preprocessing import Preprocessing, as_inputs
+from tfdpx.train.tables.preprocessing import Preprocessing, predict
 
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
@@ -56,7 +56,7 @@ def fit(table, settings):
     if settings.seed is not None:
         keras.utils.set_random_seed(settings.seed)
     before, spent = prepared.adapt(train.columns, settings.seed)
-    x = before.predict(as_inputs(train.columns), batch_size=1024, verbose=0)
+    x = predict(before, train.columns)
     with checking_flags():
         choice = models.choose(settings, num_rows, spent)
     head = models.head(choice.model, x.shape[1], len(table.class_names) or 1)
@@ -170,8 +170,3 @@ def measure(model, rows, settings):
     errors = found[:, 0] - rows.target
     r2 = 1 - np.mean(errors**2) / max(np.var(rows.target), 1e-12)
     return dict(zip(names, (float(r2), float(np.mean(np.abs(errors)))), strict=True))
-
-
-def predict(model, values):
-    """What a model says of columns, float32 `[rows, outputs]`."""
-    return model.predict(as_inputs(values), batch_size=1024, verbose=0)

@@ -3,6 +3,8 @@
 import csv
 import dataclasses
 import json
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -57,7 +59,7 @@ def run(capsys, path, workdir, **given):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def predicted(model, rows, path, **given):
+def predicted(model, rows, path, *given):
     values = flags.FlagValues()
     predict.define_flags(values)
     values(["predict", f"--model={model}", f"--rows={rows}", f"--csv={path}", *given])
@@ -114,13 +116,22 @@ def test_new_rows_are_predicted_whatever_they_hold(finished, tmp_path):
         },
         delimiter=";",
     )
-    found = predicted(finished / "run", rows, tmp_path / "out.csv", **{"--all_classes": True})
+    found = predicted(finished / "run", rows, tmp_path / "out.csv", "--all_classes")
     assert [row["bought"] for row in found][0] == "yes" and len(found) == 3
     for row in found:
         assert float(row["yes"]) + float(row["no"]) == pytest.approx(1, abs=1e-5)
     write(tmp_path / "few.csv", {"city": ["x"]})
     with pytest.raises(SystemExit, match="no column 'age in years'"):
         predicted(finished / "run", tmp_path / "few.csv", tmp_path / "out.csv")
+
+
+def test_the_program_predicts(finished, tmp_path):
+    """In a process of its own: flags of other programs must not come with it."""
+    given = [f"--model={finished / 'run'}", f"--rows={finished / 'people.csv'}"]
+    command = [sys.executable, "-m", "tfdpx.train.predict", *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout.splitlines()[-1])["rows"] == 1500, done.stderr
+    assert (tmp_path / "predictions.csv").read_text().startswith("bought,probability\n")
 
 
 def test_a_regression_of_a_parquet_file(capsys, tmp_path):
