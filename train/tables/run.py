@@ -68,8 +68,10 @@ def fit(table, settings):
         middle = (settings.target_upper + settings.target_lower) / 2
         half = (settings.target_upper - settings.target_lower) / 2
         y, loss = ((y - middle) / half)[:, np.newaxis], "mean_squared_error"
-    head.compile(optimizer, loss)
-    head.fit(choice.plan.batches(x, y, optimizer=optimizer), shuffle=False, verbose=0)
+    # Another model of the same layers: a file of a compiled one would hold the optimizer.
+    private = keras.Model(head.inputs, head.outputs)
+    private.compile(optimizer, loss)
+    private.fit(choice.plan.batches(x, y, optimizer=optimizer), shuffle=False, verbose=0)
     outputs = head(before.output)
     if settings.is_regression:
         outputs = keras.layers.Rescaling(half, middle)(outputs)

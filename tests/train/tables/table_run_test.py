@@ -5,6 +5,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import zipfile
 
 import keras
 import numpy as np
@@ -95,6 +96,8 @@ def test_nothing_private_is_in_what_is_left(finished):
     record = (finished / "run" / "record.json").read_text()
     for private in (RARE, "Old", "Bonn", str(finished)):
         assert private not in record
+    with zipfile.ZipFile(finished / "run" / "model.keras") as archive:
+        assert "DPSGD" not in archive.read("config.json").decode()
     model = keras.saving.load_model(finished / "run" / "model.keras")
     lookup = next(layer for layer in model.layers if isinstance(layer, keras.layers.StringLookup))
     assert set(lookup.get_vocabulary(False)) <= {'Old "Town"', "Bonn, West"}
