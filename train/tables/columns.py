@@ -146,7 +146,8 @@ def _check_identifier(name, values):
     if len(present) >= _IDENTIFIER_ROWS and len(set(present)) > _IDENTIFIER * len(present):
         raise UserError(
             f"Column {name!r} names the rows: nearly all of its texts differ, so nothing can be "
-            f"learned from it. Leave it out: --drop={name}."
+            f"learned from it. Leave it out: --drop={name}. Or correct the values that are no "
+            "numbers, if it should be of numbers."
         )
 
 

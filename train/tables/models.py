@@ -73,4 +73,4 @@ def head(model, features, outputs):
     if model == "network":
         layers.append(keras.layers.Dense(HIDDEN, "tanh"))
     layers.append(keras.layers.Dense(outputs, kernel_initializer="zeros"))
-    return keras.Sequential(layers, name="head")
+    return keras.Sequential(layers, name="tfdpx.head")

@@ -85,9 +85,9 @@ class Preprocessing:
         """
         ledger, inputs, parts = Ledger(), {}, []
         common = dict(noise_multiplier=self.noise_multiplier, seed=seed)
-        for name in columns:
+        for i, name in enumerate(columns):
             kind = "string" if name in self._texts else "float32"
-            inputs[name] = keras.Input((1,), dtype=kind, name=input_name(name))
+            inputs[name] = keras.Input((1,), dtype=kind, name=f"column_{i}")
         for names in (self._found, list(self._known)):
             if not names:
                 continue
@@ -113,8 +113,13 @@ class Preprocessing:
                 ledger += tfdpx.private_adapt(layer, columns[name], **common)
             parts.append(layer(inputs[name]))
         features = ops.concatenate(parts, axis=-1)
-        inputs = {each.name: each for each in inputs.values()}
-        return keras.Model(inputs, features, name="preprocessing"), ledger
+        # A model of its own, for columns may be called as layers are.
+        inner = keras.Model(list(inputs.values()), features, name="tfdpx.preprocessing")
+        named = {
+            input_name(name): keras.Input((1,), dtype=each.dtype, name=input_name(name))
+            for name, each in inputs.items()
+        }
+        return keras.Model(named, inner(list(named.values()))), ledger
 
 
 def input_name(column):

@@ -74,7 +74,7 @@ def fit(table, settings):
     private.fit(choice.plan.batches(x, y, optimizer=optimizer), shuffle=False, verbose=0)
     outputs = head(before.output)
     if settings.is_regression:
-        outputs = keras.layers.Rescaling(half, middle)(outputs)
+        outputs = keras.layers.Rescaling(half, middle, name="tfdpx.rescaling")(outputs)
     name = f"{choice.model}_on_table"
     return Trained(keras.Model(before.input, outputs, name=name), choice, optimizer)
 
@@ -170,5 +170,6 @@ def measure(model, rows, settings):
     if not settings.is_regression:
         return {names[0]: float(np.mean(found.argmax(axis=1) == rows.target))}
     errors = found[:, 0] - rows.target
-    r2 = 1 - np.mean(errors**2) / max(np.var(rows.target), 1e-12)
-    return dict(zip(names, (float(r2), float(np.mean(np.abs(errors)))), strict=True))
+    variance = float(np.var(rows.target))
+    r2 = 1 - float(np.mean(errors**2)) / variance if variance else None
+    return dict(zip(names, (r2, float(np.mean(np.abs(errors)))), strict=True))
