@@ -248,6 +248,14 @@ def test_bad_arguments(layer, x, arguments, words):
         private_adapt(layer, x, **{"noise_multiplier": 1.0, **arguments})
 
 
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_bounds_of_each_column(kind):
+    layer, x = layers.Normalization(), np.tile([0.0, 10.0], (1000, 1))
+    spent = private_adapt(layer, x, noise_multiplier=1.0, lower=kind([-1, 9]), upper=kind([1, 11]))
+    assert spent.steps == 1
+    np.testing.assert_allclose(layer.mean[0], [0, 10], atol=0.1)
+
+
 @pytest.mark.parametrize(
     "layer, x", [(layers.StringLookup(), ["a", "b"]), (layers.IntegerLookup(), [3, 4])]
 )
