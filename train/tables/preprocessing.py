@@ -52,9 +52,10 @@ class Preprocessing:
         self._found = [name for name, limits in ranges.items() if limits is None]
         self._known = {name: limits for name, limits in ranges.items() if limits is not None}
         self._texts = [name for name, kind in kinds.items() if kind == CATEGORY]
-        whole = tfdpx.PrivacyPlan(
-            num_rows, num_rows, 1, epsilon=epsilon, delta=delta, accountant="gdp"
-        )
+        with checking_flags():
+            whole = tfdpx.PrivacyPlan(
+                num_rows, num_rows, 1, epsilon=epsilon, delta=delta, accountant="gdp"
+            )
         count = 2 * bool(self._found) + len(self._texts)
         noise = whole.noise_multiplier * math.sqrt((count + 1) / _SHARE)
         moved = noise * math.sqrt(1.25 * len(self._known)) / num_rows
@@ -109,8 +110,7 @@ class Preprocessing:
             parts.append(ops.clip(z, -_LARGEST, _LARGEST))
         for name in self._texts:
             layer = keras.layers.StringLookup(output_mode="one_hot")
-            with checking_flags():
-                ledger += tfdpx.private_adapt(layer, columns[name], **common)
+            ledger += tfdpx.private_adapt(layer, columns[name], **common)
             parts.append(layer(inputs[name]))
         features = ops.concatenate(parts, axis=-1)
         # A model of its own, for columns may be called as layers are.
