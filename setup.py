@@ -63,6 +63,8 @@ setuptools.setup(
         "tensorflow-datasets>=4.9.4",
         # tensorflow-datasets needs it to write data sets and does not declare it.
         "importlib_resources",
+        # Later ones need NumPy 2 and do not say so: 26 does, 23 runs on 1.26.
+        "pyarrow>=14,<24",
         "absl-py>=1.0",
         "numpy>=1.26",
         "tensorboard>=2.16",

@@ -1,9 +1,11 @@
-r"""Trains an image classifier with differential privacy and reports accuracy and epsilon.
+r"""Trains a classifier with differential privacy and reports accuracy and epsilon.
 
     python -m tfdpx.train.classify --preset=digits --epsilon=3 --workdir=/tmp/digits
     python -m tfdpx.train.classify --dataset=folder:PATH --epsilon=8
+    python -m tfdpx.train.classify --dataset=csv:PATH --target=COLUMN --epsilon=3
 
-The second takes your own images, PATH/CLASS/NAME.jpg (docs/own_images.md). The preset gives every
+The second takes your own images, PATH/CLASS/NAME.jpg (docs/own_images.md), the third your own table
+(docs/tables.md, with flags of its own); all else here is about images. The preset gives every
 setting; flags win over it. Of --epsilon, --noise_multiplier, --steps and --batch_size the missing
 one is solved for. With --dry_run no data are read and nothing is trained: the last line says how
 large the run is and what epsilon it spends. The working directory receives:
@@ -70,6 +72,7 @@ from tfdpx.train.run import (
     results,
     side_by_side,
 )
+from tfdpx.train.tables import settings as table_settings
 
 _PRESET = flags.DEFINE_string(
     "preset",
@@ -90,6 +93,12 @@ def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.classify", argv):
         given = setting_flags.given()
+        if table_settings.of_table(given["dataset"]):
+            from tfdpx.train.tables import run as tables  # On the call: images need no pyarrow.
+
+            print(to_json(tables.main(table_settings.from_flags())), flush=True)
+            return
+        table_settings.refuse_for_images()
         if record := heads_by_flag.from_flags({**given, "preset": _PRESET.value}):
             print_table(record, title="classify")
             print(to_json(record), flush=True)

@@ -1,11 +1,13 @@
-"""Says what a trained classifier makes of images: a class and its probability for each file.
+"""Says what a trained model makes of images, or of rows of a table.
 
     python -m tfdpx.train.predict --model=RUN --images=PATH
+    python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
 
 RUN is the working folder of `tfdpx.train.classify` (or `pretrain`), or a .keras file that it wrote;
 PATH an image, or a folder that is searched at any depth. Prints a table and writes a CSV file with
-the columns file, class, probability; with --all_classes also the probability of each class. What is
-printed of private images is private.
+the columns file, class, probability; with --all_classes also the probability of each class. Of a
+model of a table the second writes a line for each row of a CSV or Parquet file. What is printed or
+written of private images and rows is private.
 """
 
 import collections
@@ -34,6 +36,7 @@ def define_flags(values):
     common = {"flag_values": values}
     flags.DEFINE_string("model", None, "Working folder of a run, or a .keras file.", **common)
     flags.DEFINE_string("images", None, "An image, or a folder of images at any depth.", **common)
+    flags.DEFINE_string("rows", None, "A CSV or Parquet file of new rows of a table.", **common)
     flags.DEFINE_string(
         "csv", "predictions.csv", "File to write; an earlier one is replaced.", **common
     )
@@ -52,12 +55,17 @@ def main(argv, values=flags.FLAGS):
 
 def run(values):
     """Predicts, prints the table, writes the file, and returns what the last line says, a dict."""
-    if not (values.model and values.images):
+    if not values.model or bool(values.images) == bool(values.rows):
         raise UserError(
-            "Flags --model and --images must be given: --model=RUN --images=PATH. Received: "
-            f"--model={values.model} --images={values.images}."
+            "Flags --model and one of --images and --rows must be given: --model=RUN "
+            f"--images=PATH. Received: --model={values.model} --images={values.images} "
+            f"--rows={values.rows}."
         )
     path = finetuning.model_file(values.model, "model", (".keras",))
+    if values.rows:
+        from tfdpx.train.tables import prediction  # On the call: images need no pyarrow.
+
+        return prediction.run_on(path, values.rows, values.csv, values.all_classes)
     takes = image_input.read(path)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)

@@ -9,12 +9,15 @@ import numpy as np
 
 from tfdpx._arguments import is_number, require
 from tfdpx._keras import layer_internals
+from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.checks import spent_on
 from tfdpx.heads.releases import Releases
 from tfdpx.tables import _statistics
 
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+# The vocabulary where no category is frequent: Keras wants one, and these are public.
+_NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
 
 def private_adapt(
@@ -60,7 +63,10 @@ def private_adapt(
 
     Raises:
         TypeError: If `layer` is none of the above, or `x` is not numbers (or texts, for lookups).
-        ValueError: If another argument does not fit, or no category is frequent enough.
+        ValueError: If another argument does not fit.
+
+    Warns:
+        UserWarning: If no category of a lookup is frequent enough: all are out of the vocabulary.
 
     Example:
     >>> import keras, numpy as np, tfdpx
@@ -111,7 +117,7 @@ def private_adapt(
 
 def _adapt_numbers(layer, x, lower, upper, released):
     given = [None if limit is None else np.asarray(limit, "float64") for limit in (lower, upper)]
-    if None in (lower, upper):
+    if lower is None or upper is None:
         found = _statistics.bounds(x, released)
         given = [f if g is None else g for f, g in zip(found, given, strict=True)]
     try:
@@ -166,12 +172,12 @@ def _adapt_lookup(layer, x, released):
     special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
     most = None if layer.max_tokens is None else layer.max_tokens - special
     found = _statistics.categories(x, most, released)
-    if not found:
-        raise ValueError(
-            f"No category of {layer.name!r} has enough rows for so much noise. Received: "
-            f"{len(x)} rows. Use a lower `noise_multiplier`, or give the layer a public vocabulary."
+    if not found:  # No error, which would say so without an entry in a ledger.
+        warn(
+            f"No category of {layer.name!r} has enough rows for so much noise: all of its values "
+            "are out of the vocabulary. Use a lower noise_multiplier, or a public vocabulary."
         )
-    layer.set_vocabulary(found)
+    layer.set_vocabulary(found or [_NO_TEXT if texts else _NO_INT])
 
 
 def _text(value):

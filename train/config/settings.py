@@ -55,8 +55,8 @@ class RunSettings:
 
     dataset: str = setting(
         "digits, any image data set of TensorFlow Datasets, folder:PATH for images as "
-        "PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), or NAME:FIRST-LAST for a part "
-        "of the classes."
+        "PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), NAME:FIRST-LAST for a part of "
+        "the classes; classify also takes csv:PATH and parquet:PATH."
     )
     test_fraction: float | None = setting(
         "Of folder:PATH: the part of each class to test on; default 0.2. Not where PATH has train "

@@ -12,6 +12,7 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import digits  # Registers `sklearn_digits` with TensorFlow Datasets.
 
 FOLDER = "folder"
+TABLES = ("csv", "parquet")
 
 # What --dataset says, for instance "digits:0-4".
 _CLASSES_OF = re.compile(r"(.+):(\d+)-(\d+)")
@@ -112,7 +113,7 @@ class Name:
     Attributes:
         text: As it was given.
         entry: `DataSet`, with nothing but a name if it is not one of `ENTRIES`.
-        path: Of the folder of images, or None.
+        path: Of the folder of images, or of the table, or None.
         classes: The classes to keep, a range; None for all.
     """
 
@@ -123,15 +124,15 @@ class Name:
 
     @classmethod
     def parse(cls, text):
-        """Reads `NAME`, `folder:PATH`, and `NAME:FIRST-LAST` for a part of the classes."""
-        if text == FOLDER or text.startswith(f"{FOLDER}:"):
-            path = text[len(FOLDER) + 1 :]
+        """Reads `NAME`, `folder:PATH` and tables, and `NAME:FIRST-LAST` for some classes."""
+        kind, _, path = text.partition(":")
+        if kind in (FOLDER, *TABLES):
             if not path:
+                what = "folder of images" if kind == FOLDER else "table"
                 raise UserError(
-                    f"Name the folder of images: --dataset={FOLDER}:PATH. "
-                    f"Received: --dataset={text}."
+                    f"Name the {what}: --dataset={kind}:PATH. Received: --dataset={text}."
                 )
-            entry = DataSet(name=FOLDER, source=FOLDER)
+            entry = DataSet(name=kind, source=kind)
             return cls(text, entry, path=pathlib.Path(path).expanduser())
         part = _CLASSES_OF.fullmatch(text)
         name = part[1] if part else text

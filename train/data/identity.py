@@ -1,6 +1,7 @@
 """Which data set a name means, so that no file needs to hold where it lies or what is in it.
 
-A folder of images is known by a random identifier in a hidden file in it, which moves with it. A
+A folder of images is known by a random identifier in a hidden file in it, which moves with it, a
+table by one in a hidden file beside it. A
 digest of its images would tell whoever guesses them whether they were there. Where that file cannot
 be written the identifier is a hash of where the folder lies, under a key that stays with its owner.
 """
@@ -22,7 +23,7 @@ _KEY = pathlib.Path("~/.config/tfdpx/key")
 
 
 def of(name, num_examples=None):
-    """The `Data` that a name of `--dataset` means; a folder gets its identifier if it has none.
+    """The `Data` that a name of `--dataset` means; what is the user's own gets its identifier.
 
     Args:
         name: String as of `--dataset`.
@@ -34,9 +35,10 @@ def of(name, num_examples=None):
     parsed = datasets.Name.parse(name)
     if parsed.path is None:
         return Data(parsed.full, num_examples)
-    folder = _folder(parsed.path)
-    name = image_files.printable(folder.name)
-    return Data(f"{datasets.FOLDER}:{name}", num_examples, _identifier(folder))
+    is_table = parsed.entry.name in datasets.TABLES
+    path = parsed.path.resolve() if is_table else _folder(parsed.path)
+    name = image_files.printable(path.name)
+    return Data(f"{parsed.entry.name}:{name}", num_examples, _identifier(path))
 
 
 def overlap(one, name):
@@ -76,8 +78,9 @@ def _folder(path):
     return folder
 
 
-def _identifier(folder):
-    path = folder / FILE
+def _identifier(data):
+    """Of a folder, or of a file."""
+    path = data / FILE if data.is_dir() else data.with_name(f".{data.name}{FILE}")
     if (found := _read(path)) is not None:
         return found
     try:
@@ -86,7 +89,7 @@ def _identifier(folder):
     except FileExistsError:
         pass
     except OSError:  # Of a read-only disk.
-        return _keyed(folder, _owners_key())
+        return _keyed(data, _owners_key())
     if (found := _read(path)) is None:
         raise UserError(
             f"The file {path}, by which records know these data, cannot be read or is damaged: "

@@ -12,7 +12,7 @@ import tfdpx
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_sources
 from tfdpx.train.data.builders import features, open_builder
-from tfdpx.train.data.datasets import FOLDER, Name
+from tfdpx.train.data.datasets import FOLDER, TABLES, Name
 from tfdpx.train.data.image_folder import ImageFolder
 
 
@@ -131,6 +131,8 @@ def load(
             f"leave out --image_size. Received: --image_size={image_size}."
         )
     eval_split = eval_split or ("validation" if validation else "test")
+    if name.entry.name in TABLES:
+        raise UserError(f"Tables are for classify alone. Received: --dataset={name.text}.")
     if name.path:
         folder = ImageFolder(
             name.path, image_size, test_fraction, test_seed, skip_broken, takes, user

@@ -53,7 +53,7 @@ def read(path):
         record = records.read(path)
     except (OSError, ValueError) as error:
         raise UserError(f"Cannot read --model={path}: {error}") from error
-    if record is None or record.inputs is None:
+    if record is None or "image_shape" not in (record.inputs or {}):
         raise UserError(
             f"The file --model={path} does not say which images it takes and what its classes are: "
             "neither tfdpx.train.classify nor tfdpx.train.pretrain wrote it, or Keras has saved it "

@@ -238,7 +238,6 @@ NUMBERS, ONE = np.ones([8, 2]), np.ones(8)
         (layers.Discretization(num_bins=3), NUMBERS, {}, "one layer a column"),
         (layers.StringLookup(), ONE, {}, "texts"),
         (layers.IntegerLookup(), ONE, {}, "ints"),
-        (layers.StringLookup(), np.array(["a", "b"]), {}, "enough rows"),
         (layers.Normalization(), NUMBERS, dict(lower=1.0, upper=1.0), "lower < upper"),
         (layers.Normalization(), NUMBERS, dict(lower=[1.0] * 3, upper=2.0), "one a column"),
         (layers.Normalization(), NUMBERS, dict(noise_multiplier=0.0), "noise_multiplier=0.0"),
@@ -247,6 +246,24 @@ NUMBERS, ONE = np.ones([8, 2]), np.ones(8)
 def test_bad_arguments(layer, x, arguments, words):
     with pytest.raises((TypeError, ValueError), match=words):
         private_adapt(layer, x, **{"noise_multiplier": 1.0, **arguments})
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_bounds_of_each_column(kind):
+    layer, x = layers.Normalization(), np.tile([0.0, 10.0], (1000, 1))
+    spent = private_adapt(layer, x, noise_multiplier=1.0, lower=kind([-1, 9]), upper=kind([1, 11]))
+    assert spent.steps == 1
+    np.testing.assert_allclose(layer.mean[0], [0, 10], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "layer, x", [(layers.StringLookup(), ["a", "b"]), (layers.IntegerLookup(), [3, 4])]
+)
+def test_no_frequent_category_is_a_release_as_any_other(layer, x):
+    with pytest.warns(UserWarning, match="enough rows"):
+        spent = private_adapt(layer, np.array(x), noise_multiplier=1.0)
+    assert spent.steps == 1
+    assert layer(np.array(x)).numpy().tolist() == [0, 0]
 
 
 def test_a_plan_of_people_takes_no_ledger_of_rows():

@@ -1,0 +1,1 @@
+"""Private models of tables: generated tables, the fit of the rule, and the study."""

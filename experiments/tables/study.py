@@ -1,0 +1,173 @@
+"""Accuracy (R2, of regressions) of private models of tables, beside diffprivlib and no privacy.
+
+    python -m experiments.tables.study --peer=/path/to/python/with/diffprivlib
+
+Tables of scikit-learn with the ranges of their columns public, and generated ones, which nothing
+was fitted on, with ranges public and found. Preprocessing is paid from the same epsilon; delta is
+1e-5. diffprivlib gets the public ranges and the categories; its guarantee is pure, with delta 0.
+The last line is one JSON object: median, least and largest over seeds, each with rows to test on of
+its own for scikit-learn's.
+"""
+
+import argparse
+import csv
+import json
+import math
+import pickle
+import subprocess
+import tempfile
+import time
+
+import keras
+import numpy as np
+from sklearn import datasets, ensemble, linear_model
+
+from experiments.tables import generated
+from tfdpx.train.tables import columns, run
+from tfdpx.train.tables.settings import TableSettings
+
+EPSILONS = (1.0, 3.0, 8.0)
+OF_SKLEARN = ("breast_cancer", "wine", "diabetes", "digits")
+KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
+PEER = "experiments/tables/peer.py"
+
+
+def main():
+    """Prints a line for each table, epsilon and method, and JSON of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", default=",".join((*OF_SKLEARN, *KEYS)).replace(", ", "_"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--peer", default=None)
+    arguments = parser.parse_args()
+    found = {}
+    for name in arguments.tables.split(","):
+        of_sklearn = name in OF_SKLEARN
+        for epsilon, ranges in [(e, r) for r in ("public", "found") for e in EPSILONS]:
+            if of_sklearn and ranges == "found":
+                continue
+            began, scores = time.perf_counter(), {"tfdpx": [], "none": [], "diffprivlib": []}
+            for seed in range(arguments.seeds):
+                table, settings = case(name, seed, epsilon, arguments.rows, ranges)
+                trained = run.fit(table, settings)
+                measured = run.measure(trained.model, table.test, settings)
+                scores["tfdpx"].append(next(iter(measured.values())))
+                if ranges == "public":
+                    task = as_arrays(table, settings)
+                    if epsilon == EPSILONS[0]:
+                        scores["none"].append(without_privacy(task))
+                    if arguments.peer:
+                        scores["diffprivlib"] += theirs(arguments.peer, task, epsilon, seed)
+                keras.backend.clear_session()
+            for method, values in scores.items():
+                if values:
+                    row = f"{name} {method} {'' if method == 'none' else epsilon} {ranges}"
+                    found[row] = [float(f(values)) for f in (np.median, min, max)]
+                    seconds = time.perf_counter() - began
+                    numbers = "{:.3f} ({:.3f} to {:.3f})".format(*found[row])
+                    print(f"{row}: {numbers}; {seconds:.0f} s", flush=True)
+    print(json.dumps(found))
+
+
+def case(name, seed, epsilon, num_rows, ranges):
+    """A table and the settings of a run on it."""
+    if name not in OF_SKLEARN:
+        key, curved = next(v for k, v in KEYS.items() if k.replace(", ", "_") == name)
+        table = generated.table(key, num_rows, curved=curved)
+        limits = generated.ranges(table) if ranges == "public" else {}
+        bounds = [f"{column}:{low!r}:{high!r}" for column, (low, high) in limits.items()]
+        return table, TableSettings(dataset=name, target="t", epsilon=epsilon, bounds=bounds)
+    data = getattr(datasets, f"load_{name}")()
+    names = [f"column {i}" for i in range(data.data.shape[1])]
+    # scikit-learn's documentation prints these ranges, so that they are known; outwards, one digit.
+    limits = [(_outwards(v.min(), -1), _outwards(v.max(), 1)) for v in data.data.T]
+    if name == "digits":
+        limits = [(0.0, 16.0)] * len(names)
+    goal = {}
+    if name == "diabetes":
+        goal = dict(task="regression", target_lower=25.0, target_upper=346.0)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv", newline="") as file:
+        rows = [
+            [*row, float(t) if goal else int(t)]
+            for row, t in zip(data.data, data.target, strict=True)
+        ]
+        csv.writer(file).writerows([[*names, "t"], *rows])
+        file.flush()
+        bounds = [f"{n}:{low}:{high}" for n, (low, high) in zip(names, limits, strict=True)]
+        settings = TableSettings(
+            dataset=f"csv:{file.name}",
+            target="t",
+            epsilon=epsilon,
+            bounds=bounds,
+            test_seed=seed,
+            **goal,
+        )
+        return columns.load(settings), settings
+
+
+def as_arrays(table, settings):
+    """Columns in [-1, 1] by their public ranges, and one-hot; targets of numbers in [-1, 1]."""
+    known = {name: np.unique(v) for name, v in table.test.columns.items() if v.dtype.kind == "U"}
+
+    def features(rows):
+        parts = []
+        for name, values in rows.columns.items():
+            if name in known:
+                parts.append(values[:, None] == known[name])
+            else:
+                low, high = settings.ranges[name]
+                scaled = (2 * values - low - high) / (high - low)
+                parts.append(np.nan_to_num(np.clip(scaled, -1, 1))[:, None])
+        return np.concatenate(parts, axis=1).astype("float64")
+
+    def target(rows):
+        if table.class_names:
+            return rows.target
+        low, high = settings.target_lower, settings.target_upper
+        return (2 * rows.target.astype("float64") - low - high) / (high - low)
+
+    return {
+        "classes": len(table.class_names),
+        "x": features(table.train),
+        "y": target(table.train),
+        "test_x": features(table.test),
+        "test_y": target(table.test),
+    }
+
+
+def without_privacy(task):
+    """The better of a linear model and of boosted trees."""
+    if task["classes"]:
+        models = [
+            linear_model.LogisticRegression(max_iter=1000),
+            ensemble.HistGradientBoostingClassifier(),
+        ]
+    else:
+        models = [linear_model.Ridge(), ensemble.HistGradientBoostingRegressor()]
+    return max(
+        model.fit(task["x"], task["y"]).score(task["test_x"], task["test_y"]) for model in models
+    )
+
+
+def theirs(python, task, epsilon, seed):
+    """Scores of diffprivlib."""
+    done = subprocess.run(
+        [python, PEER],
+        input=pickle.dumps({**task, "epsilon": epsilon, "seed": seed}),
+        capture_output=True,
+        check=True,
+        env={},
+    )
+    return [json.loads(done.stdout.decode().splitlines()[-1])]
+
+
+def _outwards(value, sign):
+    """The next number of one digit, below or above."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(abs(value)))
+    return float(np.round(sign * math.ceil(sign * value / unit) * unit, 12))
+
+
+if __name__ == "__main__":
+    main()

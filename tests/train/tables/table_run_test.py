@@ -1,0 +1,263 @@
+"""What a user of tables sees: a run from end to end, predictions, and what is refused."""
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+from pyarrow import parquet  # noqa: E402
+
+from tfdpx.accounting import record as records  # noqa: E402
+from tfdpx.train import classify, predict  # noqa: E402
+from tfdpx.train.config.errors import UserError  # noqa: E402
+from tfdpx.train.tables import columns, preprocessing  # noqa: E402
+from tfdpx.train.tables.settings import TableSettings  # noqa: E402
+
+RARE = "Zwischenwasser"  # In one row alone.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_flags():
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["classify"])
+
+
+def people(rows=1500):
+    """Columns of a table: names with a space and a slash, quotes, missing and absurd values."""
+    rng = np.random.default_rng(0)
+    age, city = rng.integers(18, 80, rows), rng.choice(['Old "Town"', "Bonn, West"], rows)
+    bought = (age + 30 * (city == "Bonn, West") + rng.normal(size=rows) > 64).tolist()
+    ages = age.astype(str)
+    ages[:4] = "", "1e30", "inf", "NaN"
+    city = city.astype(object)
+    city[5], city[6] = RARE, ""
+    income = np.exp(rng.normal(8, 1, rows))
+    owns = rng.choice(["true", "false", ""], rows)
+    found = {"age in years": ages, "city": city, "income/month": income, "owns": owns}
+    return {**found, "constant": [7] * rows, "bought": ["yes" if b else "no" for b in bought]}
+
+
+def write(path, found, encoding="utf-8", delimiter=","):
+    with open(path, "w", newline="", encoding=encoding) as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow(found)
+        writer.writerows(zip(*found.values(), strict=True))
+    return path
+
+
+def run(capsys, path, workdir, **given):
+    with flagsaver.flagsaver(dataset=f"csv:{path}", workdir=str(workdir), **given):
+        classify.main(["classify"])
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def predicted(model, rows, path, *given):
+    values = flags.FlagValues()
+    predict.define_flags(values)
+    values(["predict", f"--model={model}", f"--rows={rows}", f"--csv={path}", *given])
+    predict.main(["predict"], values)
+    return list(csv.DictReader(path.open(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with a table, and a finished run on it."""
+    folder = tmp_path_factory.mktemp("table")
+    path = write(folder / "people.csv", people(), encoding="utf-8-sig")
+    given = dict(target="bought", epsilon=8.0, model="linear", bounds=["income/month:0:20000"])
+    with flagsaver.flagsaver(dataset=f"csv:{path}", workdir=str(folder / "run"), **given):
+        classify.main(["classify"])
+    return folder
+
+
+def test_a_run_learns_and_accounts_for_its_preprocessing(finished):
+    record = records.read(finished / "run" / "record.json")
+    assert record == records.read(finished / "run" / "model.keras")
+    assert record.results["test_accuracy"] > 0.85
+    assert record.results["releases"] == 4  # Ranges and moments; moments by bounds; city.
+    assert record.spent.steps == record.results["steps"] + 4
+    assert record.epsilon == pytest.approx(8.0, rel=1e-3) and record.epsilon <= 8.0
+    assert record.is_releasable and record.unit == "row"
+    statement = (finished / "run" / "privacy_statement.txt").read_text()
+    assert f"{record.data.num_examples:,} rows" in statement
+    assert (finished / "run" / "confusion_matrix.png").exists()
+
+
+def test_nothing_private_is_in_what_is_left(finished):
+    record = (finished / "run" / "record.json").read_text()
+    for private in (RARE, "Old", "Bonn", str(finished)):
+        assert private not in record
+    with zipfile.ZipFile(finished / "run" / "model.keras") as archive:
+        assert "DPSGD" not in archive.read("config.json").decode()
+    model = keras.saving.load_model(finished / "run" / "model.keras")
+    layers = model.get_layer("tfdpx.preprocessing").layers
+    lookup = next(layer for layer in layers if isinstance(layer, keras.layers.StringLookup))
+    assert set(lookup.get_vocabulary(False)) == {'Old "Town"', "Bonn, West"}
+    normal = [layer for layer in layers if isinstance(layer, keras.layers.Normalization)]
+    # One row of 1e30 moved nothing out of the range of all others.
+    assert all(np.all(np.abs(layer.adapt_mean) < 2e4) for layer in normal)
+
+
+def test_new_rows_are_predicted_whatever_they_hold(finished, tmp_path):
+    rows = write(
+        tmp_path / "new.csv",
+        {
+            "unused": [1, 2, 3],
+            "city": ["Bonn, West", "never seen", ""],
+            "owns": ["true", "", "false"],
+            "constant": ["", 7, 1e308],
+            "income/month": ["-inf", "1e308", ""],
+            "age in years": [79, "1e308", ""],
+        },
+        delimiter=";",
+    )
+    found = predicted(finished / "run", rows, tmp_path / "out.csv", "--all_classes")
+    assert [row["bought"] for row in found][0] == "yes" and len(found) == 3
+    for row in found:
+        assert float(row["yes"]) + float(row["no"]) == pytest.approx(1, abs=1e-5)
+    write(tmp_path / "few.csv", {"city": ["x"]})
+    with pytest.raises(SystemExit, match="no column 'age in years'"):
+        predicted(finished / "run", tmp_path / "few.csv", tmp_path / "out.csv")
+
+
+def test_the_program_predicts(finished, tmp_path):
+    """In a process of its own: flags of other programs must not come with it."""
+    given = [f"--model={finished / 'run'}", f"--rows={finished / 'people.csv'}"]
+    command = [sys.executable, "-m", "tfdpx.train.predict", *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout.splitlines()[-1])["rows"] == 1500, done.stderr
+    assert (tmp_path / "predictions.csv").read_text().startswith("bought,probability\n")
+
+
+def test_a_regression_of_a_parquet_file(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(2000, 2))
+    # Columns that are called as Keras calls layers.
+    table = {"normalization": x[:, 0], "clip": x[:, 1].astype("float32"), "y": 30 * x[:, 0] + 100}
+    path = tmp_path / "numbers.parquet"
+    parquet.write_table(pa.table(table), path)
+    given = dict(target="y", task="regression", target_lower=50.0, target_upper=150.0, epsilon=8.0)
+    with flagsaver.flagsaver(
+        dataset=f"parquet:{path}", workdir=str(tmp_path / "run"), bounds=["*:-1:1"], **given
+    ):
+        classify.main(["classify"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["test_r2"] > 0.9
+    rows = predicted(tmp_path / "run", path, tmp_path / "out.csv")
+    errors = np.array([float(row["y"]) for row in rows]) - table["y"]
+    assert np.sqrt(np.mean(errors**2)) < 6
+
+
+NOT_UTF8 = {"köln": [1, 2] * 20, "t": ["a", "b"] * 20}
+GOOD = {"x": [1.5, 2.5] * 20, "t": ["a", "b"] * 20}
+
+
+@pytest.mark.parametrize(
+    "found, given, words",
+    [
+        (GOOD, dict(target="T"), "no column 'T'.*Columns are: x, t"),
+        (GOOD, dict(target=None), "--target=COLUMN"),
+        (GOOD, dict(drop=["x"]), "nothing to learn from"),
+        (GOOD, dict(classes=["a", "c"]), "all of them in --classes"),
+        (GOOD, dict(target="x"), "--task=regression"),
+        (GOOD, dict(task="regression"), "--target_lower"),
+        (GOOD, dict(target_lower=0.0), "does not belong"),
+        (GOOD, dict(bounds=["x:1"]), "COLUMN:LOWER:UPPER"),
+        (GOOD, dict(bounds=["x:2:1"]), "COLUMN:LOWER:UPPER"),
+        (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
+        (GOOD, dict(epsilon=1.0), "too few to find the ranges.*--bounds=x"),
+        (GOOD, dict(augmult=4), "--augmult belongs to images"),
+        (GOOD, dict(preset="digits"), "--preset belongs to images"),
+        (GOOD, dict(resume=True), "--resume belongs to images"),
+        (GOOD | {"day": ["2024-01-02"] * 40}, {}, "'day' is of type date.*--drop=day"),
+        (GOOD | {"at": ["2024-01-02 10:00:00"] * 40}, {}, "'at' is of type timestamp"),
+        (GOOD | {"id": [f"p{i}" for i in range(40)]}, {}, "'id' names the rows.*--drop=id"),
+        (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
+        (GOOD | {"": [1] * 40}, {}, "name of its own"),
+        (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' for '_'"),
+        ({n: v[:1] for n, v in GOOD.items()}, {}, "two to 100 labels"),
+        ({n: [] for n in GOOD}, {}, "no row"),
+        ({**GOOD, "t": ["a", ""] * 20}, {}, "no value in the column --target=t"),
+        (NOT_UTF8, {}, "Cannot read"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, found, given, words):
+    encoding = "latin-1" if found is NOT_UTF8 else "utf-8"
+    path = write(tmp_path / "bad.csv", found, encoding=encoding)
+    with pytest.raises(SystemExit, match=words):
+        run(capsys, path, tmp_path / "run", **{"target": "t", **given})
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path, capsys):
+    path = tmp_path / "double.csv"
+    path.write_text("a,a,t\n1,2,x\n3,4,y\n")
+    with pytest.raises(SystemExit, match="'a', double"):
+        run(capsys, path, tmp_path / "run", target="t")
+
+
+def test_flags_of_tables_are_refused_for_images(capsys, tmp_path):
+    with flagsaver.flagsaver(dataset="digits", target="x", workdir=str(tmp_path / "run")):
+        with pytest.raises(SystemExit, match="--target belongs to tables"):
+            classify.main(["classify"])
+
+
+def loaded(path, **given):
+    return columns.load(TableSettings(dataset=f"csv:{path}", target="t", **given))
+
+
+def test_a_row_less_moves_no_other(tmp_path):
+    rng = np.random.default_rng(0)
+    found = {"x": rng.normal(size=200), "t": rng.choice(["a", "b"], 200)}
+    all_rows = loaded(write(tmp_path / "all.csv", found))
+    fewer = loaded(write(tmp_path / "fewer.csv", {n: v[1:] for n, v in found.items()}))
+    assert len(all_rows.train) + len(all_rows.test) == 200
+    for split in ("train", "test"):
+        more, less = (set(getattr(t, split).columns["x"]) for t in (all_rows, fewer))
+        assert less <= more and len(more - less) <= 1
+    assert 20 <= len(all_rows.test) <= 60
+    alike = loaded(write(tmp_path / "alike.csv", {"x": [1, 2] * 200, "t": ["a", "b"] * 200}))
+    assert 40 <= len(alike.test) <= 120
+    other = loaded(tmp_path / "all.csv", test_seed=1)
+    assert set(other.test.columns["x"]) != set(all_rows.test.columns["x"])
+
+
+def test_whole_numbers_are_categories_on_demand(tmp_path):
+    path = write(tmp_path / "t.csv", {"zip": ["01234", "99999"] * 20, "t": [0, 10] * 20})
+    table = loaded(path)
+    assert table.kinds == {"zip": "number"} and table.class_names == ("0", "10")
+    table = loaded(path, categorical=["zip"])
+    assert set(table.train.columns["zip"]) == {"01234", "99999"}
+
+
+def test_ranges_of_too_few_rows_are_refused_by_public_numbers_alone():
+    kinds = {f"c{i}": "number" for i in range(13)}
+    with pytest.raises(UserError, match="too few"):
+        preprocessing.Preprocessing(kinds, {}, 140, 1.0, 1e-5)
+    known = preprocessing.Preprocessing(kinds, {"*": (0.0, 1.0)}, 140, 1.0, 1e-5)
+    layers, spent = known.adapt({name: np.linspace(0, 1, 140) for name in kinds})
+    assert not spent.entries and layers.output_shape == (None, 13)
+
+
+def test_the_share_of_the_preprocessing():
+    """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
+    kinds = {"a": "number", "b": "category"}
+    prepared = preprocessing.Preprocessing(kinds, {}, 10_000, 3.0, 1e-5)
+    rng = np.random.default_rng(0)
+    found = {"a": rng.normal(size=10_000), "b": rng.choice(["x", "y"], 10_000)}
+    _, spent = prepared.adapt(found)
+    squared_mu = sum(e.steps / e.noise_multiplier**2 for e in spent.entries)
+    alone = dataclasses.replace(
+        spent.entries[0], noise_multiplier=(10 * squared_mu) ** -0.5, steps=1
+    )
+    whole = type(spent)((alone,))
+    assert whole.epsilon(1e-5) == pytest.approx(3.0, rel=5e-3)
