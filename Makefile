@@ -9,6 +9,7 @@
 #   make lint          style, formatting and types, changing nothing
 #   make format        fix what ruff can fix
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
+#   make docs          build the documentation into site/; open site/index.html
 #   make tpu-check     compile the training step for a TPU, without one; ARGS="--augmult=4"
 #   make clean         remove what the targets above made, but for training runs
 
@@ -23,13 +24,19 @@ INSTALLED := $(VENV)/.installed
 TPU_VENV := .venv-tpu
 TPU_COMPILER := jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.51
 
+# The builder of the site, apart: it needs no TensorFlow, and shows signatures by ruff.
+DOCS_VENV := .venv-docs
+DOCS_PACKAGES := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 \
+  mkdocstrings-python==2.0.11 griffelib==2.4.1 ruff==0.14.0
+
 ARGS ?=
 WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
   runs/$(shell date +%Y%m%d-%H%M%S))
 
 export SYSTEM_PYTHON
 
-.PHONY: train test test-slow reliability smoke-test lint format bazel-check tpu-check clean
+.PHONY: train test test-slow reliability smoke-test lint format bazel-check docs tpu-check \
+  clean
 
 train: $(INSTALLED)
 	$(PYTHON) -m tfdpx.train.classify --workdir=$(WORKDIR) $(ARGS)
@@ -77,6 +84,18 @@ bazel-check:
 	    $$run apt-get -qq update && $$run apt-get -qq install -y bazel-bootstrap; }
 	python3 tools/check_bazel_targets.py
 
+# Docstrings are read in the layout of the installed package, which links stand for.
+docs: $(DOCS_VENV)/.installed
+	rm -rf $(DOCS_VENV)/tree && mkdir -p $(DOCS_VENV)/tree/tfdpx
+	ln -s $(CURDIR)/tfdpx/* $(CURDIR)/layers $(CURDIR)/models $(CURDIR)/train $(DOCS_VENV)/tree/tfdpx
+	$(DOCS_VENV)/bin/mkdocs --quiet build --strict
+
+$(DOCS_VENV)/.installed: Makefile
+	$${SYSTEM_PYTHON:-$$(tools/find_pythons.sh | sed -n 1p)} -m venv --clear $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(DOCS_VENV)/bin/python -m pip install --quiet $(DOCS_PACKAGES)
+	touch $@
+
 tpu-check: $(INSTALLED) $(TPU_VENV)/.installed
 	TF_CPP_MIN_LOG_LEVEL=3 $(PYTHON) tools/tpu_check.py --python=$(TPU_VENV)/bin/python $(ARGS)
 
@@ -86,5 +105,5 @@ $(TPU_VENV)/.installed: $(INSTALLED) Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) .venv-3.* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TPU_VENV) $(DOCS_VENV) .venv-3.* site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

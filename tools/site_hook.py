@@ -1,0 +1,72 @@
+"""What MkDocs does for the site besides its settings, called by its name in mkdocs.yml.
+
+Pages that lie outside of `docs/` join the site under their path in the repository; relative links,
+which work in the repository, are turned to the pages of the site, or to plain text where the site
+has no such file; and each section of `docs/api.md` becomes a page made of docstrings.
+"""
+
+import pathlib
+import posixpath
+import re
+
+import griffe
+from mkdocs.structure.files import File
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+OUTSIDE = ["*.md", "experiments/**/README.md", "tfdpx/*/README.md"]
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+
+
+class Fields(griffe.Extension):
+    """Shows `argument(1.0, check)`, the field of a head, as the default that it means: 1.0."""
+
+    def on_attribute_instance(self, *, attr, **_):
+        """Called for every attribute that griffe reads."""
+        called = attr.value
+        if isinstance(called, griffe.ExprCall) and str(called.function) == "argument":
+            attr.value = called.arguments[0]
+
+
+def rooms():
+    """`{module: Markdown}` of the sections of `docs/api.md`, a module each."""
+    found = {}
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for section in text.split("\n## ")[1:]:
+        title, *rows = section.splitlines()
+        blocks = [f"# {title}"]
+        for listed, _, what in (row.partition(":") for row in rows if row.startswith("- ")):
+            for name in re.findall(r"`(.*?)`", listed):
+                again = what.strip() == "the same class."
+                same = f"`{name}` is [tfdpx.{name.split('.')[-1]}][], the same class."
+                blocks.append(same if again else f"::: {name}")
+        found[re.match(r"`(.*?)`", title).group(1)] = "\n\n".join(blocks)
+    return found
+
+
+def on_files(files, config):
+    """Adds the pages from outside of `docs/`, and those of the reference."""
+    for path in sorted({path for pattern in OUTSIDE for path in ROOT.glob(pattern)}):
+        uri = path.relative_to(ROOT).as_posix()
+        if uri != "README.md":  # The site has a first page of its own.
+            files.append(File.generated(config, uri, abs_src_path=str(path)))
+    for module, text in rooms().items():
+        files.append(File.generated(config, f"api/{module}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turns links to files of the repository."""
+    docs, here = pathlib.Path(config.docs_dir), page.file.src_uri
+    folder = posixpath.dirname(here if page.file.generated_by else f"{docs.name}/{here}")
+
+    def turned(link):
+        image, text, target, anchor = link.groups()
+        path = posixpath.normpath(posixpath.join(folder, target))
+        uri = path.removeprefix(f"{docs.name}/")
+        for candidate in (uri, f"{uri}/README.md"):
+            if files.get_file_from_path(candidate):
+                there = posixpath.relpath(candidate, posixpath.dirname(here) or ".")
+                return f"{image}[{text}]({there}{anchor or ''})"
+        return text if (ROOT / path).exists() else link.group()
+
+    return LINK.sub(turned, markdown)
