@@ -1,0 +1,16 @@
+"""docs/flags.md and docs/presets.md say what the programs and the presets are."""
+
+import pytest
+import reference_pages
+
+
+@pytest.mark.skipif(not (reference_pages.DOCS / "flags.md").exists(), reason="needs a checkout")
+def test_the_pages_are_current():
+    for path, text in reference_pages.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run tools/reference_pages.py"
+
+
+def test_a_default_is_shown_of_the_flag_or_else_of_the_settings():
+    page = reference_pages.flags_page()
+    assert "| `--accountant` | `pld` | `pld`, `rdp`. Who computes epsilon. |" in page
+    assert "| `--cpu_devices` | `1` |" in page and "| `--seed` |  |" in page
