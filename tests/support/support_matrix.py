@@ -1,0 +1,117 @@
+"""What the tables of docs/support.md say, tried: a training with some features, in some way."""
+
+import contextlib
+import json
+import os
+import tempfile
+
+import keras
+import numpy as np
+import replica_cases
+import tensorflow as tf
+
+import tfdpx
+from tfdpx.accounting import IndividualAccountant
+
+ROWS, STEPS = 40, 2
+
+
+def data():
+    """Examples [40, 4, 4, 1] and labels [40]."""
+    rng = np.random.default_rng(0)
+    return rng.uniform(size=(ROWS, 4, 4, 1)).astype("float32"), rng.integers(0, 3, ROWS)
+
+
+# By the words of the tables: arguments of the plan, of the optimizer (a function of the plan, x and
+# y) and of `fit`; what stands for x and y; the optimizer's class.
+FEATURES = {
+    "arrays, Poisson sampling": {},
+    "full batches": {"plan": {"batch_size": ROWS}},
+    '`sampling="shuffle"`': {"plan": {"sampling": "shuffle"}},
+    "a `tf.data.Dataset` of your own": {
+        "data": lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+    },
+    "`RandomAccess`": {"data": lambda x, y: tfdpx.RandomAccess(list(zip(x, y, strict=True)))},
+    '`unit="user"`': {
+        "plan": {"num_examples": 10, "batch_size": 4, "unit": "user"},
+        "fit": {"user_ids": np.arange(ROWS) % 10, "examples_per_user": 2},
+    },
+    "`validation_split`": {"plan": {"num_examples": 30}, "fit": {"validation_split": 0.25}},
+    "`DPAdam`": {"make": tfdpx.DPAdam, "optimizer": lambda *_: {"bias_correction": "noise"}},
+    "`make_private`": {"make": tfdpx.make_private(keras.optimizers.Lion)},
+    '`"automatic"` clip': {"optimizer": lambda *_: {"l2_norm_clip": "automatic"}},
+    "`AdaptiveClip`": {"optimizer": lambda *_: {"l2_norm_clip": tfdpx.AdaptiveClip()}},
+    "`individual`": {"optimizer": lambda plan, *_: {"individual": IndividualAccountant(plan)}},
+    "`public_data`": {"optimizer": lambda _, x, y: {"public_data": (x[:8] + 2, y[:8])}},
+    "`augment`, `augmult`": {
+        "optimizer": lambda *_: {"augment": tfdpx.augment.RandomCropFlip(1), "augmult": 2}
+    },
+    "`mixed_bfloat16`": {"policy": "mixed_bfloat16"},
+}
+
+
+def outcome(way, *names):
+    """What comes of it: "yes", "approximate" or the text of the error.
+
+    Args:
+        way: The head of a column.
+        *names: Keys of `FEATURES`.
+    """
+    try:
+        optimizer = _train(way, [FEATURES[name] for name in names])
+    except (ValueError, TypeError, RuntimeError) as error:
+        return str(error)
+    assert optimizer.ledger.steps == (1 if way == "`train_on_batch`" else STEPS)
+    assert 0 < optimizer.ledger.epsilon(1e-3) < np.inf
+    return "approximate" if optimizer.epsilon_is_approximate else "yes"
+
+
+def _train(way, features):
+    def merged(key):
+        return {k: v for each in features for k, v in each.get(key, {}).items()}
+
+    def last(key, default):
+        return [default, *(each[key] for each in features if key in each)][-1]
+
+    (x, y), callbacks = data(), []
+    given = {"num_examples": ROWS, "batch_size": 10, "noise_multiplier": 1.0, **merged("plan")}
+    plan = tfdpx.PrivacyPlan(steps=STEPS, delta=1e-3, **given)
+    arguments = {"per_example_engine": "vmap" if way == "`vmap`" else "layerwise"}
+    for each in features:
+        arguments |= each.get("optimizer", lambda *_: {})(plan, x, y)
+    if way == "`Checkpoint`":
+        callbacks.append(tfdpx.callbacks.Checkpoint(tempfile.mkdtemp()))
+    if as_source := last("data", None):
+        x, y = as_source(x, y), None
+        if isinstance(x, tf.data.Dataset):
+            callbacks.append(tfdpx.PrivacyBudget(plan, allow_approximate=True))
+    strategy = replica_cases.strategies()[1] if "replicas" in way else None
+    keras.config.set_dtype_policy(last("policy", "float32"))
+    try:
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            layers = [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+            model = keras.Sequential(layers)
+            optimizer = last("make", tfdpx.DPSGD)(0.1, plan=plan, **arguments)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(optimizer, loss, jit_compile=way == "XLA")
+        if way == "`train_on_batch`":
+            model.train_on_batch(*(rows[: given["batch_size"]] for rows in data()))
+            return optimizer
+        fitted = [x] if y is None else [x, y]
+        how = {"epochs": 2, "verbose": 0, "callbacks": callbacks, **merged("fit")}
+        if "distributed.fit" in way:
+            tfdpx.distributed.fit(model, plan, *fitted, **how)
+        else:
+            model.fit(*fitted, **how)
+        return optimizer
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def tried():
+    """A case for `processes.run_alone`: puts the outcomes of what a file lists into it."""
+    with open(os.environ["SUPPORT_MATRIX"], "r+", encoding="utf-8") as file:
+        found = [outcome(*asked) for asked in json.load(file)]
+        file.seek(0)
+        file.truncate()
+        json.dump(found, file)
