@@ -88,7 +88,7 @@ bazel-check:
 docs: $(DOCS_VENV)/.installed
 	rm -rf $(DOCS_VENV)/tree && mkdir -p $(DOCS_VENV)/tree/tfdpx
 	ln -s $(CURDIR)/tfdpx/* $(CURDIR)/layers $(CURDIR)/models $(CURDIR)/train $(DOCS_VENV)/tree/tfdpx
-	$(DOCS_VENV)/bin/mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 $(DOCS_VENV)/.installed: Makefile
 	$${SYSTEM_PYTHON:-$$(tools/find_pythons.sh | sed -n 1p)} -m venv --clear $(DOCS_VENV)

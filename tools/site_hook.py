@@ -17,14 +17,22 @@ OUTSIDE = ["*.md", "experiments/**/README.md", "tfdpx/*/README.md"]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
-class Fields(griffe.Extension):
-    """Shows `argument(1.0, check)`, the field of a head, as the default that it means: 1.0."""
+class AsMeant(griffe.Extension):
+    """Shows what griffe reads of the source as a reader of the docstrings would understand it."""
 
     def on_attribute_instance(self, *, attr, **_):
-        """Called for every attribute that griffe reads."""
+        """Of a head's field, `argument(1.0, check)`, the default is 1.0."""
         called = attr.value
         if isinstance(called, griffe.ExprCall) and str(called.function) == "argument":
             attr.value = called.arguments[0]
+
+    def on_instance(self, *, obj, **_):
+        """An example of Keras's docstrings is code: griffe wants "Examples", and it indented."""
+        head, found, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")
+        if found and code.startswith(">>>"):
+            code, gap, rest = code.partition("\n\n")
+            indented = "\n".join(f"    {line}" for line in code.splitlines())
+            obj.docstring.value = f"{head}Examples:\n{indented}{gap}{rest}"
 
 
 def rooms():

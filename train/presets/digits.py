@@ -2,7 +2,7 @@
 
     python -m tfdpx.train.classify --preset=digits --epsilon=3 --workdir=/runs/digits
 
-Test accuracy at epsilon 1, 3, 8, median of five seeds: 96.7, 98.6, 99.2% (README).
+Test accuracy at epsilon 1, 3, 8, median of five seeds: 96.7, 98.6, 99.2% (docs/start.md).
 
 Model, steps, learning rate and clip are what `tfdpx.train.run.auto_settings` chooses for so many
 images: a linear classifier on fixed features. `--model=small_cnn` trains a network from scratch

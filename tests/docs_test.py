@@ -1,0 +1,53 @@
+"""Links of the pages lead somewhere, and errors that they quote are in the source."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FAQ = ROOT / "docs" / "faq.md"
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "experiments/**/*.md", "tfdpx/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+pytestmark = pytest.mark.skipif(not FAQ.exists(), reason="needs a checkout")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_to_a_file_leads_to_one(page):
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    files = [link for link in links if not re.match(r"\w+:", link)]
+    assert [file for file in files if not (path.parent / file).exists()] == []
+
+
+def texts():
+    """Every string of the package, with "..." for what an f-string fills in."""
+    for folder in ("tfdpx", "layers", "models", "train"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [getattr(part, "value", None) for part in node.values]
+                    yield "".join(part if isinstance(part, str) else "..." for part in parts)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def missing(quotes):
+    """Those of which no string has all parts between "..." in order."""
+    found = list(texts())
+
+    def pattern(quote):
+        return re.compile(".*".join(map(re.escape, quote.split("..."))), re.DOTALL)
+
+    return [quote for quote in quotes if not any(map(pattern(quote).search, found))]
+
+
+def test_errors_that_the_page_quotes_are_in_the_source():
+    quotes = re.findall(r"^> (.*)$", FAQ.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(quotes) >= 20
+    assert missing(quotes) == []
+    assert missing(["The plan counts on shuffled batches"])
