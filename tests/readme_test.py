@@ -1,17 +1,30 @@
-"""The README's own text runs."""
+"""The code of the README and of the pages that it leads to first runs."""
 
 import pathlib
 import re
 
 import keras
 import numpy as np
+import pytest
 from sklearn.datasets import load_digits
 
-README = pathlib.Path(__file__).parents[1] / "README.md"
+ROOT = pathlib.Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")
 
 
-def examples():
-    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def example(page, index=-1):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    return compile(blocks[index], page, "exec")
+
+
+def test_the_readme_in_a_program_that_one_has(capsys):
+    digits = load_digits()
+    model = keras.Sequential([keras.Input([64]), keras.layers.Dense(10, activation="softmax")])
+    names = {"x": digits.data / 16, "y": digits.target, "model": model}
+    exec(example("README.md"), names)
+    assert model.evaluate(names["x"], names["y"], verbose=0)[1] > 0.8
+    assert model.optimizer.ledger.epsilon(1e-5) <= 8.0
+    assert "differential privacy" in capsys.readouterr().out
 
 
 def test_a_head_goes_on_a_backbone():
@@ -25,27 +38,26 @@ def test_a_head_goes_on_a_backbone():
         ]
     )
     names = {"images": digits.images, "labels": digits.target, "backbone": backbone}
-    _, example = examples()
-    exec(compile(example, README.name, "exec"), names)
+    exec(example("docs/own_code.md"), names)
     predicted = names["model"].predict(digits.images, verbose=0).argmax(axis=-1)
     assert np.mean(predicted == digits.target) > 0.7
     assert 0.99 < names["head"].epsilon_spent() <= 1.0
 
 
-def test_the_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+def test_the_program_of_the_first_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    example, names = examples()[0], {}
-    exec(compile(example, README.name, "exec"), names)
+    names = {}
+    exec(example("docs/start.md"), names)
     model, plan = names["model"], names["plan"]
     assert int(model.optimizer.iterations) == plan.steps == 113
     assert plan.epsilon_at(113) <= 8.0 and not model.optimizer.epsilon_is_approximate
     predicted = np.argmax(model.predict(names["x_test"], verbose=0), axis=-1)
     assert np.mean(predicted == names["y_test"]) > 0.85
     # What the page shows of it.
-    text = capsys.readouterr().out
+    text, page = capsys.readouterr().out, (ROOT / "docs" / "start.md").read_text("utf-8")
     for line in (
         "Epoch 19/20",
         "Privacy budget used up after 113 updates: epsilon=8 at delta=1e-05.",
     ):
-        assert line in text and line in README.read_text()
+        assert line in text and line in page
     assert keras.saving.load_model("digits.keras").optimizer.ledger.steps == 113

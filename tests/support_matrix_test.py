@@ -72,7 +72,7 @@ def test_an_accountant(row, column):
     given = {"batch_size": 100, "accountant": row.strip('`"'), **of_column.get(column, {})}
     try:
         plan = tfdpx.PrivacyPlan(1000, steps=20, epsilon=3.0, delta=1e-5, **given)
-        found = f"{plan.noise_multiplier:.3f}" + ", approximate" * plan.is_approximate
+        found = f"{plan.noise_multiplier:.3f}" + ", approx." * plan.is_approximate
     except ValueError as error:
         found = str(error)
     check(ACCOUNTANTS[row, column], found)

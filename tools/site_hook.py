@@ -46,9 +46,19 @@ def rooms():
             for name in re.findall(r"`(.*?)`", listed):
                 again = what.strip() == "the same class."
                 same = f"`{name}` is [tfdpx.{name.split('.')[-1]}][], the same class."
-                blocks.append(same if again else f"::: {name}")
+                blocks.append(same if again else f"::: {_home(name)}")
         found[re.match(r"`(.*?)`", title).group(1)] = "\n\n".join(blocks)
     return found
+
+
+def _home(name):
+    """Of a function whose module has its name, the path within the module; else the name."""
+    last = name.rpartition(".")[2]
+    for path in ROOT.glob(f"*/**/{last}.py"):
+        folders = path.relative_to(ROOT).with_suffix("").parts
+        if folders[0] in ("tfdpx", "layers", "models") and f"\ndef {last}(" in path.read_text("utf-8"):
+            return ".".join([*["tfdpx"][: folders[0] != "tfdpx"], *folders, last])
+    return name
 
 
 def on_files(files, config):
@@ -71,10 +81,12 @@ def on_page_markdown(markdown, page, config, files):
         image, text, target, anchor = link.groups()
         path = posixpath.normpath(posixpath.join(folder, target))
         uri = path.removeprefix(f"{docs.name}/")
-        for candidate in (uri, f"{uri}/README.md"):
-            if files.get_file_from_path(candidate):
-                there = posixpath.relpath(candidate, posixpath.dirname(here) or ".")
-                return f"{image}[{text}]({there}{anchor or ''})"
+        file = files.get_file_from_path(uri)
+        if file:
+            if text.endswith(".md"):  # On the site pages have titles.
+                text = file.content_string.partition("\n")[0].removeprefix("# ")
+            there = posixpath.relpath(uri, posixpath.dirname(here) or ".")
+            return f"{image}[{text}]({there}{anchor or ''})"
         return text if (ROOT / path).exists() else link.group()
 
     return LINK.sub(turned, markdown)

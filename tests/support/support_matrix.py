@@ -51,7 +51,7 @@ FEATURES = {
 
 
 def outcome(way, *names):
-    """What comes of it: "yes", "approximate" or the text of the error.
+    """What comes of it: "yes", "approx." or the text of the error.
 
     Args:
         way: The head of a column.
@@ -63,7 +63,7 @@ def outcome(way, *names):
         return str(error)
     assert optimizer.ledger.steps == (1 if way == "`train_on_batch`" else STEPS)
     assert 0 < optimizer.ledger.epsilon(1e-3) < np.inf
-    return "approximate" if optimizer.epsilon_is_approximate else "yes"
+    return "approx." if optimizer.epsilon_is_approximate else "yes"
 
 
 def _train(way, features):
