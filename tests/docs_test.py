@@ -1,10 +1,14 @@
-"""Links of the pages lead somewhere, and errors that they quote are in the source."""
+"""Links of the pages lead somewhere, what they quote is in the source, and figures are right."""
 
 import ast
+import math
 import pathlib
 import re
 
 import pytest
+from scipy.stats import norm
+
+import tfdpx
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FAQ = ROOT / "docs" / "faq.md"
@@ -51,3 +55,21 @@ def test_errors_that_the_page_quotes_are_in_the_source():
     assert len(quotes) >= 20
     assert missing(quotes) == []
     assert missing(["The plan counts on shuffled batches"])
+
+
+def test_what_epsilon_lets_an_attacker_guess():
+    page = (ROOT / "docs" / "epsilon.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (.*?)% \| (.*?)% \| (.*?)% \| (.*?)% \|$", page, re.MULTILINE)
+    assert [row[0] for row in rows] == ["0", "1", "3", "8"]
+    delta, false = 1e-5, 0.01
+    for epsilon, *shown in rows[1:]:
+        budget = {"batch_size": 100, "steps": 1, "epsilon": float(epsilon), "accountant": "gdp"}
+        mu = 1 / tfdpx.PrivacyPlan(100, delta=delta, **budget).noise_multiplier
+        factor = math.exp(float(epsilon))
+        right = (factor + delta) / (1 + factor)
+        found = min(factor * false + delta, 1 - (1 - delta - false) / factor)
+        of_gaussian = norm.cdf(mu / 2), norm.cdf(norm.ppf(false) + mu)
+        exact = [right, of_gaussian[0], found, of_gaussian[1]]
+        for text, value in zip(shown, exact, strict=True):
+            digits = len(text.partition(".")[2])
+            assert float(text) == pytest.approx(100 * value, abs=0.51 * 10**-digits)

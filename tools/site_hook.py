@@ -13,7 +13,10 @@ import griffe
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OUTSIDE = ["*.md", "experiments/**/README.md", "tfdpx/*/README.md"]
+OUTSIDE = [
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("experiments/**/README.md", "tfdpx/*/README.md"),
+]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -54,19 +57,19 @@ def rooms():
 def _home(name):
     """Of a function whose module has its name, the path within the module; else the name."""
     last = name.rpartition(".")[2]
-    for path in ROOT.glob(f"*/**/{last}.py"):
-        folders = path.relative_to(ROOT).with_suffix("").parts
-        if folders[0] in ("tfdpx", "layers", "models") and f"\ndef {last}(" in path.read_text("utf-8"):
-            return ".".join([*["tfdpx"][: folders[0] != "tfdpx"], *folders, last])
+    for folder in ("tfdpx", "layers", "models"):
+        for path in (ROOT / folder).rglob(f"{last}.py"):
+            if f"\ndef {last}(" in path.read_text(encoding="utf-8"):
+                inside = path.relative_to(ROOT).with_suffix("").parts
+                return ".".join(["tfdpx", *inside[folder == "tfdpx" :], last])
     return name
 
 
 def on_files(files, config):
     """Adds the pages from outside of `docs/`, and those of the reference."""
-    for path in sorted({path for pattern in OUTSIDE for path in ROOT.glob(pattern)}):
+    for path in (path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern))):
         uri = path.relative_to(ROOT).as_posix()
-        if uri != "README.md":  # The site has a first page of its own.
-            files.append(File.generated(config, uri, abs_src_path=str(path)))
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
     for module, text in rooms().items():
         files.append(File.generated(config, f"api/{module}.md", content=text))
     return files
@@ -75,6 +78,14 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Turns links to files of the repository."""
     docs, here = pathlib.Path(config.docs_dir), page.file.src_uri
+    if here == "api.md":  # Its names lead to their docstrings.
+        names = re.compile(r"`(.*?)`")
+        markdown = re.sub(
+            "^- .*?:",
+            lambda row: names.sub(lambda name: f"[{name[0]}][{_home(name[1])}]", row[0]),
+            markdown,
+            flags=re.MULTILINE,
+        )
     folder = posixpath.dirname(here if page.file.generated_by else f"{docs.name}/{here}")
 
     def turned(link):
