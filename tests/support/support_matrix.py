@@ -58,7 +58,8 @@ def outcome(way, *names):
         *names: Keys of `FEATURES`.
     """
     try:
-        optimizer = _train(way, [FEATURES[name] for name in names])
+        with tempfile.TemporaryDirectory() as folder:
+            optimizer = _train(way, [FEATURES[name] for name in names], folder)
     except (ValueError, TypeError, RuntimeError) as error:
         return str(error)
     assert optimizer.ledger.steps == (1 if way == "`train_on_batch`" else STEPS)
@@ -66,7 +67,7 @@ def outcome(way, *names):
     return "approx." if optimizer.epsilon_is_approximate else "yes"
 
 
-def _train(way, features):
+def _train(way, features, folder):
     def merged(key):
         return {k: v for each in features for k, v in each.get(key, {}).items()}
 
@@ -80,7 +81,7 @@ def _train(way, features):
     for each in features:
         arguments |= each.get("optimizer", lambda *_: {})(plan, x, y)
     if way == "`Checkpoint`":
-        callbacks.append(tfdpx.callbacks.Checkpoint(tempfile.mkdtemp()))
+        callbacks.append(tfdpx.callbacks.Checkpoint(folder))
     if as_source := last("data", None):
         x, y = as_source(x, y), None
         if isinstance(x, tf.data.Dataset):
