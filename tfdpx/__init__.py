@@ -36,7 +36,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.training.adaptive_clip import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The module of each public name that is no module itself.
 _HOMES = {

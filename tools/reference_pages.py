@@ -11,12 +11,12 @@ import re
 
 from absl import flags
 
+from tfdpx.train.command import PROGRAMS
 from tfdpx.train.config import preset_lookup, pretraining
 from tfdpx.train.config.training import Training
 from tfdpx.train.tables.settings import TableSettings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-PROGRAMS = ["classify", "pretrain", "predict", "features", "adamix", "account", "sweep"]
 # Their flags are unset by default, so that a preset can say another value.
 SETTINGS = {"classify": [TableSettings, Training], "pretrain": [pretraining.Pretraining]}
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"

@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 STEPS = 3
-DRY_RUN = ["-m", "tfdpx.train.classify", "--preset=table12/eps8", "--dry_run"]
+DRY_RUN = ["classify", "--preset=table12/eps8", "--dry_run"]
 
 
 def private_fit():
@@ -49,7 +49,8 @@ def main():
         importlib.import_module(name)
     epsilon = private_fit()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *DRY_RUN, f"--workdir={folder}"]
+        program = os.path.join(os.path.dirname(sys.executable), "tfdpx")
+        command = [program, *DRY_RUN, f"--workdir={folder}"]
         subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
     print(
         f"Python {platform.python_version()}: imports, {STEPS} private steps (epsilon "

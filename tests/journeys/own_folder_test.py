@@ -126,7 +126,7 @@ def test_what_was_never_a_run_is_refused(photos, trained, tmp_path):
     (tmp_path / "other.keras").write_bytes((trained / "record.json").read_bytes())
     (tmp_path / "empty").mkdir()
     for given, message in [
-        (dict(), "--model and --images must be given"),
+        (dict(), "--model and one of --images and --rows must be given"),
         (dict(model=tmp_path / "unfinished", images=photos), "no finished run.*--resume"),
         (dict(model=tmp_path / "none", images=photos), "Flag --model must name"),
         (dict(model=tmp_path / "other.keras", images=photos), "Cannot read --model"),

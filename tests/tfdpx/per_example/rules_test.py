@@ -138,6 +138,12 @@ def test_layer_normalization(axis, scale, views):
 
 
 @few
+@given(st.sampled_from([-1, [-1], [-2, -1], [1, 2]]), views)
+def test_rms_normalization(axis, views):
+    check_layer(layers.RMSNormalization(axis=axis), (4, 3), views)
+
+
+@few
 @given(st.integers(1, 9), st.integers(1, 5), views)
 def test_embedding(length, width, views):
     # Norms allow for the rounding of each gradient, and those of one token may cancel.
@@ -321,6 +327,8 @@ PLANTED = [
      lambda: GroupNorm(2), (4, 4, 2), None),
     (normalization.LayerNormalizationRule, "scale_gradients", lambda s: s.offset_gradients(),
      lambda: layers.LayerNormalization(), (4, 2), None),
+    (normalization.RMSNormalizationRule, "scale_gradients", lambda s: s.offset_gradients(),
+     lambda: layers.RMSNormalization(), (4, 2), None),
     (embedding.EmbeddingRule, "ghost_squared_norms", _forgets_repeats,
      lambda: layers.Embedding(2, 3), (6,), 2),
     (embedding.EmbeddingRule, "instantiated_squared_norms", _forgets_repeats,

@@ -1,4 +1,4 @@
-"""`keras.layers.LayerNormalization`, and what normalizations share: scale and offset."""
+"""Normalizations of features, `LayerNormalization` and `RMSNormalization`: scale and offset."""
 
 import functools
 
@@ -48,14 +48,18 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
 
     def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
-        # In float32, also where the layer computes in bfloat16.
-        plain = layer_internals.in_float32(self.layer, gamma=None, beta=None)
-        normalized = plain.call(tf.cast(self.call.args[0], "float32"))
-        return self._sum_positions(self.output_gradients[0] * normalized)
+        return self._of_normalized(gamma=None, beta=None)
 
     def offset_gradients(self):
         """See `ScaleAndOffsetRule`."""
         return self._sum_positions(self.output_gradients[0])
+
+    def _of_normalized(self, **without):
+        """sum(G * z), with z the output of the layer `without` its weights."""
+        # In float32, also where the layer computes in bfloat16.
+        plain = layer_internals.in_float32(self.layer, **without)
+        normalized = plain.call(tf.cast(self.call.args[0], "float32"))
+        return self._sum_positions(self.output_gradients[0] * normalized)
 
     def _sum_positions(self, tensor):
         axes = self.layer.axis
@@ -64,3 +68,17 @@ class LayerNormalizationRule(ScaleAndOffsetRule):
         features = {axis % rank for axis in axes}
         summed = [axis for axis in range(1, rank) if axis not in features]
         return sum_rows(tensor, self.num_views, summed)
+
+
+@register(keras.layers.RMSNormalization)
+class RMSNormalizationRule(LayerNormalizationRule):
+    """A scale alone."""
+
+    @functools.cached_property
+    def small_gradients(self):
+        """See `Rule.small_gradients`: everything."""
+        return [(self.layer.scale, self.scale_gradients())]
+
+    def scale_gradients(self):
+        """See `ScaleAndOffsetRule`."""
+        return self._of_normalized(scale=None)

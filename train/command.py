@@ -1,0 +1,40 @@
+"""The command `tfdpx`: `tfdpx classify ...` is `python -m tfdpx.train.classify ...`."""
+
+import ast
+import importlib.util
+import runpy
+import sys
+
+import tfdpx
+from tfdpx.train.config.errors import did_you_mean
+
+PROGRAMS = ("classify", "predict", "account", "sweep", "pretrain", "features", "adamix")
+_HELP, _VERSION = ("-h", "--help", "help"), ("--version", "version")
+
+
+def main() -> None:
+    """Runs the program that the first argument names; the others are its flags."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in _VERSION:
+        print(f"tfdpx {tfdpx.__version__}")
+    elif name in _HELP:
+        width = max(map(len, PROGRAMS))
+        lines = [f"  {each:<{width}}  {_summary(each)}" for each in PROGRAMS]
+        print("\n".join(["Usage: tfdpx PROGRAM [--FLAG=VALUE ...]", "", *lines, ""]))
+        print("tfdpx PROGRAM --help lists the flags of a program.")
+    elif name in PROGRAMS:
+        del sys.argv[1]
+        # As `python -m` does: the module is `__main__`, and the first argument its file.
+        runpy.run_module(f"tfdpx.train.{name}", run_name="__main__", alter_sys=True)
+    else:
+        sys.exit(
+            f"tfdpx: there is no program {name!r}.{did_you_mean(name, PROGRAMS)} Programs are: "
+            f"{', '.join(PROGRAMS)}."
+        )
+
+
+def _summary(name):
+    """The first line of a program, read but not run: that would import TensorFlow."""
+    spec = importlib.util.find_spec(f"tfdpx.train.{name}")
+    with open(spec.origin, encoding="utf-8") as file:
+        return ast.get_docstring(ast.parse(file.read())).splitlines()[0]
