@@ -1,0 +1,35 @@
+"""The notebooks of docs/tutorials run from start to end, and each asserts its epsilon."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "docs" / "tutorials"
+NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+
+
+def cells(name):
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_has_outputs_and_asserts_its_epsilon(name):
+    code = "".join("".join(cell["source"]) for cell in cells(name))
+    assert "<= 3.0" in code or "<= 8.0" in code
+    shown = json.dumps([cell["outputs"] for cell in cells(name)])
+    assert "epsilon" in shown
+    assert '"error"' not in shown and '"stderr"' not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_runs_from_start_to_end(name, tmp_path):
+    code = "\n\n".join("".join(cell["source"]) for cell in cells(name))
+    (tmp_path / "tutorial.py").write_text(f"import matplotlib\n\nmatplotlib.use('Agg')\n{code}\n")
+    command = [sys.executable, "tutorial.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
