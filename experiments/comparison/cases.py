@@ -1,0 +1,35 @@
+"""What every library is given: data, sizes and settings. NumPy and scikit-learn alone."""
+
+import numpy as np
+from sklearn import datasets, model_selection
+
+EPSILON, DELTA, CLIP = 3.0, 1e-5, 1.0
+# Of the digits: six batches an epoch, as Opacus counts by batches and the others by examples.
+DIGITS_BATCH, DIGITS_UPDATES, DIGITS_RATE = 240, 60, 2.0
+
+# Of the timed models. The rate is small, so that noise of many updates ends in no NaN.
+BATCH, EPOCH_UPDATES, SIGMA, RATE, RANK = 32, 8, 1.0, 1e-3, 8
+EXAMPLES = BATCH * EPOCH_UPDATES
+TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 4
+CASES = {
+    "wrn_16_4": "WRN-16-4 on 32x32 images",
+    "transformer": "transformer, 4 blocks of width 256 on 64 tokens",
+    "transformer_lora": "its LoRA of rank 8 and its head",
+}
+
+
+def digits():
+    """Training and test images [rows, 8, 8, 1] in [-1, 1], and labels."""
+    data = datasets.load_digits()
+    images = (data.images[..., None] / 8 - 1).astype("float32")
+    x, test_x, y, test_y = model_selection.train_test_split(
+        images, data.target, test_size=360, stratify=data.target, random_state=0
+    )
+    return x, y, test_x, test_y
+
+
+def examples(case, rows=EXAMPLES):
+    """Made-up float32 inputs [rows, ...] and labels of ten classes, the same on each call."""
+    generator = np.random.default_rng(0)
+    shape = (32, 32, 3) if case == "wrn_16_4" else (TOKENS, WIDTH)
+    return generator.normal(size=(rows, *shape)).astype("float32"), generator.integers(0, 10, rows)

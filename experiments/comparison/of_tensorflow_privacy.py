@@ -1,0 +1,163 @@
+"""tensorflow-privacy on Keras 2: its vectorized optimizer, and its private model.
+
+It has no Poisson sampling: batches are shuffled, and all of one size.
+"""
+
+import sys
+import time
+
+import tensorflow as tf
+import tensorflow_privacy
+from tensorflow import keras
+from tensorflow_privacy.privacy.analysis import compute_noise_from_budget_lib as noise_lib
+from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
+from tensorflow_privacy.privacy.fast_gradient_clipping.registry_functions import (
+    layer_normalization,
+    multi_head_attention,
+)
+
+from experiments.comparison import cases, worker
+
+MODES = ("vectorized", "model", "fast clipping")
+layers = keras.layers
+
+
+def versions():
+    """Of the libraries."""
+    found = {"tensorflow-privacy": tensorflow_privacy.__version__, "tensorflow": tf.__version__}
+    return {"versions": {**found, "keras": keras.__version__}}
+
+
+def _digits():
+    inputs = x = keras.Input([8, 8, 1])
+    for channels, strides in ((32, 1), (32, 2), (64, 2)):
+        x = layers.Conv2D(channels, 3, strides, "same")(x)
+        x = layers.Activation("gelu")(layers.GroupNormalization(4)(x))
+    return inputs, layers.Dense(10)(layers.Flatten()(x))
+
+
+def _wrn():
+    def conv(x, channels, size, strides=1):
+        return layers.Conv2D(channels, size, strides, "same", use_bias=False)(x)
+
+    def norm(x):
+        return layers.ReLU()(layers.GroupNormalization(16)(x))
+
+    inputs = keras.Input([32, 32, 3])
+    x = conv(inputs, 16, 3)
+    for channels, strides in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)):
+        same = strides == 1 and x.shape[-1] == channels
+        skip = x if same else conv(x, channels, 1, strides)
+        x = layers.Add()([skip, conv(norm(conv(norm(x), channels, 3, strides)), channels, 3)])
+    return inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(norm(x)))
+
+
+def _transformer():
+    inputs = x = keras.Input([cases.TOKENS, cases.WIDTH])
+    for _ in range(cases.BLOCKS):
+        y = layers.LayerNormalization()(x)
+        y = layers.MultiHeadAttention(cases.HEADS, cases.WIDTH // cases.HEADS)(y, y)
+        x = layers.Add()([x, y])
+        y = layers.Dense(4 * cases.WIDTH, "gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(cases.WIDTH)(y)])
+    return inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x))
+
+
+def compiled(case, mode, noise_multiplier, rate):
+    """A compiled model of a case."""
+    inputs, outputs = {"digits": _digits, "wrn_16_4": _wrn, "transformer": _transformer}[case]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if mode == "ordinary":
+        model, optimizer = keras.Model(inputs, outputs), keras.optimizers.SGD(rate)
+    elif mode == "vectorized":
+        model = keras.Model(inputs, outputs)
+        optimizer = tensorflow_privacy.VectorizedDPKerasSGDOptimizer(
+            l2_norm_clip=cases.CLIP, noise_multiplier=noise_multiplier, learning_rate=rate
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    else:
+        registry = layer_registry.make_default_layer_registry()
+        registry.insert(
+            layers.LayerNormalization, layer_normalization.layer_normalization_computation
+        )
+        registry.insert(
+            layers.MultiHeadAttention, multi_head_attention.multi_head_attention_layer_computation
+        )
+        model = tensorflow_privacy.DPModel(
+            cases.CLIP,
+            noise_multiplier,
+            use_xla=mode == "model",
+            layer_registry=registry if mode == "fast clipping" else None,
+            inputs=inputs,
+            outputs=outputs,
+        )
+        optimizer = keras.optimizers.SGD(rate)
+        if mode == "fast clipping" and not model._enable_fast_peg_computation:
+            raise NotImplementedError("no convolution rule")
+    model.compile(optimizer, loss)
+    return model
+
+
+class _First(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seconds, self._began = None, time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seconds = self.seconds or time.perf_counter() - self._began
+
+
+def digits(seed, rate=cases.DIGITS_RATE):
+    """Trains the digits; epsilon is what Poisson sampling would have given."""
+    x, y, test_x, test_y = cases.digits()
+    first = _First()
+    began = time.perf_counter()
+    keras.utils.set_random_seed(seed)
+    batches = len(x) // cases.DIGITS_BATCH
+    epochs = cases.DIGITS_UPDATES // batches
+    sigma = noise_lib.compute_noise(
+        len(x), cases.DIGITS_BATCH, cases.EPSILON, epochs, cases.DELTA, 0.1
+    )
+    model = compiled("digits", "vectorized", sigma, rate)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x))
+    data = data.batch(cases.DIGITS_BATCH, drop_remainder=True)
+    model.fit(data, epochs=epochs, callbacks=[first], verbose=0)
+    seconds = time.perf_counter() - began
+    return {
+        "accuracy": float((model.predict(test_x, verbose=0).argmax(1) == test_y).mean()),
+        "epsilon": cases.EPSILON,
+        "accountant": "RDP",
+        "sampling": "shuffled",
+        "noise_multiplier": float(sigma),
+        "sampling_probability": cases.DIGITS_BATCH / len(x),
+        "updates": epochs * batches,
+        "first_seconds": first.seconds,
+        "seconds": seconds,
+    }
+
+
+class training:  # noqa: N801
+    """Updates of a case; `mode` is one of `MODES`, or "ordinary"."""
+
+    def __init__(self, case, mode):
+        if case == "transformer_lora":
+            raise NotImplementedError("Keras 2: no LoRA")
+        x, y = cases.examples(case)
+        self._model = compiled(case, mode, cases.SIGMA, cases.RATE)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(cases.EXAMPLES)
+        self._data = data.batch(cases.BATCH, drop_remainder=True)
+        batch = tf.constant(x[: cases.BATCH]), tf.constant(y[: cases.BATCH])
+        update = tf.function(self._model.train_step)
+        self._update = lambda: update(batch)
+
+    def step(self):
+        """One update of one batch."""
+        self._update()
+
+    def epoch(self):
+        """An update of every batch."""
+        self._model.fit(self._data, epochs=1, verbose=0)
+
+
+if __name__ == "__main__":
+    worker.main(sys.modules[__name__])

@@ -1,0 +1,114 @@
+"""tfdpx: a compiled Keras model with another optimizer, and `fit`."""
+
+import sys
+import time
+
+import keras
+import tensorflow as tf
+
+import tfdpx
+from experiments.benchmark import models
+from experiments.comparison import cases, worker
+from tfdpx.layers import trainable
+from tfdpx.training import allocator
+
+MODES = ("default",)
+# Epochs that a training may ask for: the plan ends after them.
+EPOCHS = 100
+
+
+def versions():
+    """Of the libraries."""
+    found = {each.__name__: each.__version__ for each in (tfdpx, keras, tf)}
+    return {"versions": found}
+
+
+def build(case):
+    """The network of a case."""
+    if case == "digits":
+        return tfdpx.models.SmallCNN(10, (8, 8, 1), weight_standardization=False)
+    if case == "wrn_16_4":
+        return tfdpx.models.WideResNet(16, 4, 10, weight_standardization=False)
+    model = models.build("transformer", None)
+    if case == "transformer_lora":
+        trainable(model, "lora", cases.RANK)
+    return model
+
+
+class _First(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seconds, self._began = None, time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seconds = self.seconds or time.perf_counter() - self._began
+
+
+def digits(seed, rate=cases.DIGITS_RATE):
+    """Trains the digits by `fit`."""
+    x, y, test_x, test_y = cases.digits()
+    first = _First()
+    began = time.perf_counter()
+    keras.utils.set_random_seed(seed)
+    plan = tfdpx.PrivacyPlan(
+        num_examples=len(x),
+        batch_size=cases.DIGITS_BATCH,
+        steps=cases.DIGITS_UPDATES,
+        epsilon=cases.EPSILON,
+        delta=cases.DELTA,
+    )
+    model = build("digits")
+    model.compile(
+        tfdpx.DPSGD(rate, plan=plan, l2_norm_clip=cases.CLIP),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(x, y, epochs=plan.steps, callbacks=[first], verbose=0)
+    seconds = time.perf_counter() - began
+    ledger = model.optimizer.ledger
+    return {
+        "accuracy": float((model.predict(test_x, verbose=0).argmax(1) == test_y).mean()),
+        "epsilon": ledger.epsilon(cases.DELTA),
+        "accountant": "PLD",
+        "sampling": "Poisson",
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_probability": plan.sampling_probability,
+        "updates": ledger.steps,
+        "first_seconds": first.seconds,
+        "seconds": seconds,
+    }
+
+
+class training:  # noqa: N801
+    """Updates of a case; `mode` is one of `MODES`, or "ordinary"."""
+
+    def __init__(self, case, mode):
+        self._x, self._y = cases.examples(case)
+        self._model = build(case)
+        optimizer = keras.optimizers.SGD(cases.RATE)
+        if mode != "ordinary":
+            allocator.keep_freed_memory()  # As `fit` does.
+            plan = tfdpx.PrivacyPlan(
+                num_examples=cases.EXAMPLES,
+                batch_size=cases.BATCH,
+                steps=EPOCHS * cases.EPOCH_UPDATES,
+                noise_multiplier=cases.SIGMA,
+                delta=cases.DELTA,
+            )
+            optimizer = tfdpx.DPSGD(cases.RATE, plan=plan, l2_norm_clip=cases.CLIP)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._model.compile(optimizer, loss)
+        batch = tf.constant(self._x[: cases.BATCH]), tf.constant(self._y[: cases.BATCH])
+        update = tf.function(self._model.train_step, autograph=False)
+        self._update = lambda: update(batch)
+
+    def step(self):
+        """One update of one batch."""
+        self._update()
+
+    def epoch(self):
+        """An update of every batch."""
+        self._model.fit(self._x, self._y, cases.BATCH, epochs=1, verbose=0)
+
+
+if __name__ == "__main__":
+    worker.main(sys.modules[__name__])

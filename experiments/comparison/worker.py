@@ -1,0 +1,41 @@
+"""One library in one process: trains the digits, or updates when the parent asks it to.
+
+A module of a library calls `main` with itself. It has `MODES`, names of its ways to compute a
+private update; `versions()`; `digits(seed)`, a dict; and `training(case, mode)`, an object whose
+`step()` makes one update of one batch and whose `epoch()` reads the data once. Each returns after
+its last update is done.
+"""
+
+import json
+import os
+import sys
+import time
+
+
+def main(library):
+    """Does the task of the first argument. Answers are lines of JSON."""
+    # What libraries print must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    task = json.loads(sys.argv[1])
+    if "seed" in task:
+        print(json.dumps(library.digits(**task) | library.versions()), file=answers)
+        return
+    imported, began = resident_mib("VmRSS"), time.perf_counter()
+    training = library.training(**task)
+    training.step()
+    print(json.dumps({"seconds": time.perf_counter() - began}), file=answers)
+    for line in sys.stdin:
+        if line.strip() == "memory":
+            answer = {"imported_mib": imported, "peak_mib": resident_mib("VmHWM")}
+        else:
+            began = time.perf_counter()
+            getattr(training, line.strip())()
+            answer = {"seconds": time.perf_counter() - began}
+        print(json.dumps(answer), file=answers)
+
+
+def resident_mib(field):
+    """Resident memory of this process in MiB: `VmRSS`, now; `VmHWM`, its peak."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith(field))
