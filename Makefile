@@ -9,6 +9,7 @@
 #   make lint          style, formatting and types, changing nothing
 #   make format        fix what ruff can fix
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
+#   make compare       tfdpx and its peers, each in an environment of its own; 25 minutes, ARGS=--quick less
 #   make docs          build the documentation into site/; python3 -m http.server -d site shows it
 #   make tpu-check     compile the training step for a TPU, without one; ARGS="--augmult=4"
 #   make clean         remove what the targets above made, but for training runs
@@ -29,14 +30,25 @@ DOCS_VENV := .venv-docs
 DOCS_PACKAGES := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocs-jupyter==0.26.3 mkdocstrings==1.0.8 \
   mkdocstrings-python==2.0.11 griffelib==2.4.1 ruff==0.14.0
 
+# The peers that `make compare` compares with, each apart: the minor versions of Python that it runs
+# on, and its packages.
+COMPARE_VENV := .venv-compare
+PEERS := opacus jax-privacy tensorflow-privacy
+opacus_PYTHONS := 11|12|13|10
+opacus_PACKAGES := opacus==1.6.0 torch==2.13.0 scikit-learn==1.9.1
+jax-privacy_PYTHONS := 12|13
+jax-privacy_PACKAGES := jax-privacy==2.0.0 jax==0.12.0.1 flax==0.12.12 optax==0.2.8 scikit-learn==1.9.1
+tensorflow-privacy_PYTHONS := 10|11
+tensorflow-privacy_PACKAGES := tensorflow-privacy==0.9.0 tensorflow==2.15.1 scikit-learn
+
 ARGS ?=
 WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDIR),\
   runs/$(shell date +%Y%m%d-%H%M%S))
 
 export SYSTEM_PYTHON
 
-.PHONY: train test test-slow reliability smoke-test lint format bazel-check docs tpu-check \
-  clean
+.PHONY: train test test-slow reliability smoke-test lint format bazel-check docs compare \
+  tpu-check clean
 
 train: $(INSTALLED)
 	$(PYTHON) -m tfdpx.train.classify --workdir=$(WORKDIR) $(ARGS)
@@ -96,6 +108,21 @@ $(DOCS_VENV)/.installed: Makefile
 	$(DOCS_VENV)/bin/python -m pip install --quiet $(DOCS_PACKAGES)
 	touch $@
 
+compare: $(INSTALLED) $(PEERS:%=$(COMPARE_VENV)/%/.installed)
+	$(PYTHON) -m experiments.comparison --environments=$(COMPARE_VENV) $(ARGS)
+
+# A peer that no Python of the machine runs is left out.
+$(COMPARE_VENV)/%/.installed: Makefile
+	for python in $$(tools/find_pythons.sh); do \
+	  case $$("$$python" -c "import sys; print(sys.version_info[1])") in $($*_PYTHONS)) \
+	    "$$python" -m venv --clear $(@D); \
+	    $(@D)/bin/python -m pip install --quiet --upgrade pip; \
+	    $(@D)/bin/python -m pip install --quiet $($*_PACKAGES); \
+	    touch $@; exit ;; \
+	  esac; \
+	done; \
+	echo "$* is left out: it needs Python 3.$(subst |, or 3.,$($*_PYTHONS))." >&2
+
 tpu-check: $(INSTALLED) $(TPU_VENV)/.installed
 	TF_CPP_MIN_LOG_LEVEL=3 $(PYTHON) tools/tpu_check.py --python=$(TPU_VENV)/bin/python $(ARGS)
 
@@ -105,5 +132,5 @@ $(TPU_VENV)/.installed: $(INSTALLED) Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TPU_VENV) $(DOCS_VENV) .venv-3.* site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TPU_VENV) $(DOCS_VENV) $(COMPARE_VENV) .venv-3.* site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

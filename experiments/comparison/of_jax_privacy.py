@@ -10,7 +10,6 @@ import time
 
 import dp_accounting
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
@@ -19,14 +18,13 @@ from jax_privacy.experimental import execution_plan
 
 from experiments.comparison import cases, worker
 
-MODES = ("microbatch 1", "microbatch 4", "microbatch 16")
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def versions():
     """Of the libraries."""
     names = ("jax-privacy", "jax", "flax", "optax", "dp-accounting")
-    return {"versions": {name: importlib.metadata.version(name) for name in names}}
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 class Digits(nn.Module):
@@ -211,7 +209,7 @@ def _noise_multiplier(event):
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of `MODES`, or "ordinary"."""
+    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
 
     def __init__(self, case, mode):
         self._x, self._y = cases.examples(case)

@@ -13,12 +13,11 @@ from torch.utils import data
 from experiments.comparison import cases, worker
 
 warnings.simplefilter("ignore")
-MODES = ("hooks", "ghost", "functorch", "ew")
 
 
 def versions():
     """Of the libraries."""
-    return {"versions": {"opacus": opacus.__version__, "torch": torch.__version__}}
+    return {"opacus": opacus.__version__, "torch": torch.__version__}
 
 
 class Block(nn.Module):
@@ -44,7 +43,7 @@ class LoRALinear(nn.Module):
 
     def __init__(self, width, rank):
         super().__init__()
-        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.frozen = nn.Linear(width, width)
         self.down = nn.Linear(width, rank, bias=False)
         self.up = nn.Linear(rank, width, bias=False)
         nn.init.zeros_(self.up.weight)
@@ -95,7 +94,14 @@ def build(case):
             *(nn.Flatten(), nn.Linear(256, 10)),
         )
     if case == "wrn_16_4":
-        sizes = [(16, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1)]
+        sizes = [
+            (16, 64, 1),
+            (64, 64, 1),
+            (64, 128, 2),
+            (128, 128, 1),
+            (128, 256, 2),
+            (256, 256, 1),
+        ]
         return nn.Sequential(
             nn.Conv2d(3, 16, 3, 1, 1, bias=False),
             *(Block(*size) for size in sizes),
@@ -106,10 +112,10 @@ def build(case):
     blocks = [Encoder(cases.WIDTH, lora) for _ in range(cases.BLOCKS)]
     model = nn.Sequential(*blocks, Mean(), nn.Linear(cases.WIDTH, 10))
     if lora:
-        for name, weight in model.named_parameters():
-            trained = name.startswith(f"{cases.BLOCKS + 1}.") or ".frozen" not in name
-            trained &= name.startswith(f"{cases.BLOCKS + 1}.") or "query" in name or "value" in name
-            weight.requires_grad_(trained)
+        model[: cases.BLOCKS].requires_grad_(False)
+        for layer in (each for each in model.modules() if isinstance(each, LoRALinear)):
+            layer.down.requires_grad_(True)
+            layer.up.requires_grad_(True)
     return model
 
 
@@ -162,7 +168,7 @@ def digits(seed, rate=cases.DIGITS_RATE):
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of `MODES`, or "ordinary"."""
+    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
 
     def __init__(self, case, mode):
         x, y = cases.examples(case)
@@ -173,14 +179,16 @@ class training:  # noqa: N801
         self._optimizer = torch.optim.SGD(trained, lr=cases.RATE)
         self._loss = nn.CrossEntropyLoss()
         if mode != "ordinary":
-            self._model, self._optimizer, *loss, self._batches = opacus.PrivacyEngine().make_private(
-                module=self._model,
-                optimizer=self._optimizer,
-                data_loader=self._batches,
-                criterion=self._loss,
-                noise_multiplier=cases.SIGMA,
-                max_grad_norm=cases.CLIP,
-                grad_sample_mode=mode,
+            self._model, self._optimizer, *loss, self._batches = (
+                opacus.PrivacyEngine().make_private(
+                    module=self._model,
+                    optimizer=self._optimizer,
+                    data_loader=self._batches,
+                    criterion=self._loss,
+                    noise_multiplier=cases.SIGMA,
+                    max_grad_norm=cases.CLIP,
+                    grad_sample_mode=mode,
+                )
             )
             self._loss = loss[0] if loss else self._loss
 

@@ -3,6 +3,7 @@
 It has no Poisson sampling: batches are shuffled, and all of one size.
 """
 
+import importlib.metadata
 import sys
 import time
 
@@ -18,14 +19,13 @@ from tensorflow_privacy.privacy.fast_gradient_clipping.registry_functions import
 
 from experiments.comparison import cases, worker
 
-MODES = ("vectorized", "model", "fast clipping")
 layers = keras.layers
 
 
 def versions():
     """Of the libraries."""
-    found = {"tensorflow-privacy": tensorflow_privacy.__version__, "tensorflow": tf.__version__}
-    return {"versions": {**found, "keras": keras.__version__}}
+    names = ("tensorflow-privacy", "tensorflow", "keras", "dp-accounting")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def _digits():
@@ -107,21 +107,18 @@ class _First(keras.callbacks.Callback):
         self.seconds = self.seconds or time.perf_counter() - self._began
 
 
-def digits(seed, rate=cases.DIGITS_RATE):
+def digits(seed, rate=cases.DIGITS_RATE, mode="model"):
     """Trains the digits; epsilon is what Poisson sampling would have given."""
     x, y, test_x, test_y = cases.digits()
     first = _First()
     began = time.perf_counter()
     keras.utils.set_random_seed(seed)
-    batches = len(x) // cases.DIGITS_BATCH
-    epochs = cases.DIGITS_UPDATES // batches
+    epochs = cases.DIGITS_UPDATES * cases.DIGITS_BATCH // len(x)
     sigma = noise_lib.compute_noise(
         len(x), cases.DIGITS_BATCH, cases.EPSILON, epochs, cases.DELTA, 0.1
     )
-    model = compiled("digits", "vectorized", sigma, rate)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x))
-    data = data.batch(cases.DIGITS_BATCH, drop_remainder=True)
-    model.fit(data, epochs=epochs, callbacks=[first], verbose=0)
+    model = compiled("digits", mode, sigma, rate)
+    model.fit(x, y, cases.DIGITS_BATCH, epochs, callbacks=[first], verbose=0)
     seconds = time.perf_counter() - began
     return {
         "accuracy": float((model.predict(test_x, verbose=0).argmax(1) == test_y).mean()),
@@ -130,14 +127,14 @@ def digits(seed, rate=cases.DIGITS_RATE):
         "sampling": "shuffled",
         "noise_multiplier": float(sigma),
         "sampling_probability": cases.DIGITS_BATCH / len(x),
-        "updates": epochs * batches,
+        "updates": model.optimizer.iterations.numpy().item(),
         "first_seconds": first.seconds,
         "seconds": seconds,
     }
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of `MODES`, or "ordinary"."""
+    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
 
     def __init__(self, case, mode):
         if case == "transformer_lora":

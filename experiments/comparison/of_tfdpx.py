@@ -12,15 +12,13 @@ from experiments.comparison import cases, worker
 from tfdpx.layers import trainable
 from tfdpx.training import allocator
 
-MODES = ("default",)
 # Epochs that a training may ask for: the plan ends after them.
 EPOCHS = 100
 
 
 def versions():
     """Of the libraries."""
-    found = {each.__name__: each.__version__ for each in (tfdpx, keras, tf)}
-    return {"versions": found}
+    return {each.__name__: each.__version__ for each in (tfdpx, keras, tf)}
 
 
 def build(case):
@@ -79,7 +77,7 @@ def digits(seed, rate=cases.DIGITS_RATE):
 
 
 class training:  # noqa: N801
-    """Updates of a case; `mode` is one of `MODES`, or "ordinary"."""
+    """Updates of a case; `mode` is one of the library's, or "ordinary"."""
 
     def __init__(self, case, mode):
         self._x, self._y = cases.examples(case)

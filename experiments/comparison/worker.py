@@ -1,9 +1,8 @@
 """One library in one process: trains the digits, or updates when the parent asks it to.
 
-A module of a library calls `main` with itself. It has `MODES`, names of its ways to compute a
-private update; `versions()`; `digits(seed)`, a dict; and `training(case, mode)`, an object whose
-`step()` makes one update of one batch and whose `epoch()` reads the data once. Each returns after
-its last update is done.
+A module of a library calls `main` with itself. It has `versions()`; `digits(seed)`, a dict; and
+`training(case, mode)`, an object whose `step()` makes one update of one batch and whose `epoch()`
+one epoch of them. Each returns after its last update is done.
 """
 
 import json
@@ -19,7 +18,8 @@ def main(library):
     os.dup2(2, 1)
     task = json.loads(sys.argv[1])
     if "seed" in task:
-        print(json.dumps(library.digits(**task) | library.versions()), file=answers)
+        run = library.digits(**task)
+        print(json.dumps({**run, "versions": library.versions()}), file=answers)
         return
     imported, began = resident_mib("VmRSS"), time.perf_counter()
     training = library.training(**task)

@@ -1,0 +1,246 @@
+"""Trains the digits and times updates by tfdpx and its peers, in one sitting.
+
+    make compare                   makes the peers' environments first
+    make compare ARGS=--quick      one seed, few repeats, each peer's first mode
+
+A library runs in an environment and in processes of its own, on the same two cores. The parts are
+the digits, trained to one budget by each library's documented way, and three models, whose
+ordinary and private updates take turns. A peer's mode is the one that is fastest here. Written to
+`--output`: results.json, which later parts join, comparison.md and comparison.png. The last line of
+the standard output is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import random
+import subprocess
+import sys
+import threading
+
+from experiments.comparison import cases, report
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Name: its environment below --environments; its modes, the usually fastest first.
+LIBRARIES = {
+    "tfdpx": ("default",),
+    "opacus": ("hooks", "ghost", "functorch", "ew"),
+    "jax-privacy": ("microbatch 1", "microbatch 8", "microbatch 32"),
+    "tensorflow-privacy": ("model", "vectorized", "fast clipping"),
+}
+# No accelerator, and no messages.
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "JAX_PLATFORMS": "cpu",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+PARTS = ("modes", "digits", *cases.CASES)
+# Seconds that an answer may take, and one of `modes`; a slower step has one timed turn.
+LIMIT, TRIAL, SLOW = 600, 90, 5.0
+
+
+def main():
+    """Runs the parts, and writes the report after each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="One seed and few repeats.")
+    parser.add_argument("--parts", help=f"Of {', '.join(PARTS)}; all but the first if quick.")
+    parser.add_argument("--libraries", help="Separated by commas; all that are installed.")
+    parser.add_argument("--environments", default=".venv-compare", help="A folder.")
+    parser.add_argument("--output", default="runs/comparison", help="A folder.")
+    flags = parser.parse_args()
+    if not pathlib.Path("/proc/self/status").exists():
+        parser.error("The comparison reads memory from /proc, which Linux alone has.")
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    os.sched_setaffinity(0, cores)  # Every library takes as many threads as it has cores.
+    output = pathlib.Path(flags.output)
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    results |= {"machine": machine(len(cores)), "settings": settings()}
+    names = flags.libraries.split(",") if flags.libraries else LIBRARIES
+    pythons = {name: _python(name, flags.environments) for name in names}
+    pythons = {name: python for name, python in pythons.items() if python.exists()}
+    for part in flags.parts.split(",") if flags.parts else PARTS[flags.quick :]:
+        began = os.getloadavg()[0]
+        if part == "modes":
+            of_cases = results.setdefault(part, {case: {} for case in cases.CASES})
+            for case, found in of_cases.items():
+                found |= modes(case, pythons)
+        elif part == "digits":
+            results[part] = digits(pythons, seeds=1 if flags.quick else 3)
+        else:
+            tried = results.get("modes", {}).get(part, {})
+            results[part] = times(part, pythons, tried, *(3, 1) if flags.quick else (7, 2))
+        results.setdefault("load", {})[part] = [began, os.getloadavg()[0]]
+        file.write_text(json.dumps(results, indent=1) + "\n")
+    (output / "comparison.md").write_text(report.tables(results))
+    report.draw(results, output / "comparison.png")
+    print(report.tables(results))
+    print(json.dumps(report.figures(results)))
+
+
+def machine(cores):
+    """What the figures depend on."""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": model,
+        "cores_used": cores,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory, 1),
+        "system": platform.platform(),
+    }
+
+
+def settings():
+    """The constants of `cases`."""
+    return {name.lower(): value for name, value in vars(cases).items() if name.isupper()}
+
+
+def modes(case, pythons):
+    """Seconds of a private step in each mode, or why there is none: `{library: {mode: ...}}`."""
+    found = {}
+    for name, python in pythons.items():
+        for mode in LIBRARIES[name] if len(LIBRARIES[name]) > 1 else ():
+            _say(f"{case}, mode: {name}, {mode}")
+            try:
+                worker = Worker(name, python, {"case": case, "mode": mode})
+                worker.answer(TRIAL)
+                steps = [worker.ask("step", TRIAL)["seconds"] for _ in range(3)]
+                worker.end()
+                found.setdefault(name, {})[mode] = min(steps)
+            except Failed as failure:
+                found.setdefault(name, {})[mode] = str(failure)
+    return found
+
+
+def digits(pythons, seeds):
+    """Each library trains the digits, taking turns over seeds: `{library: [run, ...]}`."""
+    runs = {name: [] for name in pythons}
+    for seed in range(seeds):
+        for name, python in pythons.items():
+            _say(f"digits, seed {seed}: {name}")
+            runs[name].append(Worker(name, python, {"seed": seed}).answer())
+    return runs
+
+
+def times(case, pythons, tried, repeats, epochs):
+    """Seconds and memory of updates, by each library: `{library: {...}}`.
+
+    Args:
+        case: One of `cases.CASES`.
+        pythons: Each library's Python.
+        tried: What `modes` found.
+        repeats: Int, timed turns of a step.
+        epochs: Int, timed turns of an epoch.
+    """
+    found, workers = {}, {}
+    for name, python in pythons.items():
+        works = {m: s for m, s in tried.get(name, {}).items() if not isinstance(s, str)}
+        mode = min(works, key=works.get, default=LIBRARIES[name][0])
+        found[name] = {"mode": mode}
+        for kind in ("private", "ordinary"):
+            _say(f"{case}, first step: {name}, {mode if kind == 'private' else kind}")
+            task = {"case": case, "mode": mode if kind == "private" else kind}
+            try:
+                worker = Worker(name, python, task)
+                found[name][kind] = {"first": worker.answer()["seconds"], "step": [], "epoch": []}
+            except Failed as failure:
+                found[name] = {"failure": str(failure)}
+                break
+            workers[name, kind] = worker
+    order, slow = random.Random(0), set()
+    for what, turns in (("step", repeats), ("epoch", epochs)):
+        _say(f"{case}: {turns} turns of each {what}")
+        for turn in range(turns + 1):  # The first is not timed.
+            for key in order.sample(list(workers), len(workers)):
+                name, kind = key
+                if "failure" in found[name] or (key in slow and turn != 1):
+                    continue
+                try:
+                    seconds = workers[key].ask(what)["seconds"]
+                except Failed as failure:
+                    found[name] = {"failure": str(failure)}
+                    continue
+                if what == "step" and seconds > SLOW:
+                    slow.add(key)
+                if turn:
+                    found[name][kind][what].append(seconds)
+    for (name, kind), worker in workers.items():
+        if "failure" not in found[name]:
+            found[name][kind] |= worker.ask("memory")
+        worker.end()
+    return found
+
+
+class Failed(Exception):
+    """What a library could not do, in a few words."""
+
+
+class Worker:
+    """A process of a library, which answers lines with JSON."""
+
+    def __init__(self, library, python, task):
+        module = f"experiments.comparison.of_{library.replace('-', '_')}"
+        self._process = subprocess.Popen(
+            [python, "-m", module, json.dumps(task)],
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._said = []
+        # A pipe that nobody reads would stop a library that warns a lot.
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        for line in self._process.stderr:
+            if line.strip():
+                self._said = [*self._said[-20:], line.strip()]
+
+    def ask(self, what, limit=LIMIT):
+        """The answer to a line, in at most `limit` seconds."""
+        try:
+            self._process.stdin.write(f"{what}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # `answer` says why.
+        return self.answer(limit)
+
+    def answer(self, limit=LIMIT):
+        """The next line, parsed, in at most `limit` seconds."""
+        clock = threading.Timer(limit, self._process.kill)
+        clock.start()
+        line = self._process.stdout.readline()
+        clock.cancel()
+        if line:
+            return json.loads(line)
+        code = self._process.wait()
+        if code == -9:
+            raise Failed(f"above {limit} s")
+        last = self._said[-1] if self._said else f"exit status {code}"
+        raise Failed(last.removeprefix("NotImplementedError: "))
+
+    def end(self):
+        """Lets the process end."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _python(library, environments):
+    if library == "tfdpx":
+        return pathlib.Path(sys.executable)
+    return ROOT / environments / library / "bin" / "python"
+
+
+def _say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Tables and a picture of the results that `python -m experiments.comparison` wrote.
+
+    python -m experiments.comparison.report RESULTS.json PICTURE.png
+
+prints the tables and draws the picture again.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+
+import dp_accounting
+import matplotlib.figure
+
+from experiments.comparison import cases
+
+_NAMES = {"tfdpx": "tfdpx", "opacus": "Opacus"}
+
+
+def figures(results):
+    """Medians and ratios of medians: `{part: {library: {figure: number}}}`."""
+    found = {}
+    for part, of in (("digits", _of_digits), *((case, _of_case) for case in cases.CASES)):
+        if part in results:
+            found[part] = {name: of(measured) for name, measured in results[part].items()}
+    return found
+
+
+def _of_digits(runs):
+    keys = ("accuracy", "epsilon", "seconds", "first_seconds")
+    run = runs[0]
+    event = dp_accounting.PoissonSampledDpEvent(
+        run["sampling_probability"], dp_accounting.GaussianDpEvent(run["noise_multiplier"])
+    )
+    exact = dp_accounting.pld.PLDAccountant().compose(event, run["updates"])
+    return {key: statistics.median(r[key] for r in runs) for key in keys} | {
+        "least_accuracy": min(r["accuracy"] for r in runs),
+        "largest_accuracy": max(r["accuracy"] for r in runs),
+        "epsilon_by_pld": exact.get_epsilon(cases.DELTA),
+        **{key: run[key] for key in ("accountant", "sampling", "updates")},
+    }
+
+
+def _of_case(measured):
+    if "failure" in measured:
+        return {"failure": measured["failure"]}
+    found = {"mode": measured["mode"]}
+    for what in ("first", "step", "epoch", "memory"):
+        values = []
+        for kind in ("private", "ordinary"):
+            of = measured[kind]
+            if what == "memory":
+                values.append(of["peak_mib"])
+            else:
+                values.append(of[what] if what == "first" else statistics.median(of[what]))
+        found[what], found[f"ordinary_{what}"] = values
+        found[f"{what}_ratio"] = values[0] / values[1]
+    return found
+
+
+def tables(results):
+    """Markdown of all figures, a table each part."""
+    found = figures(results)
+    titles = {"digits": f"digits, epsilon {cases.EPSILON:g}", **cases.CASES}
+    return "\n".join(
+        _table(titles[part], measured, _DIGITS if part == "digits" else _CASE)
+        for part, measured in found.items()
+    )
+
+
+def summary(results):
+    """Markdown of the most important figures, a line each."""
+    found = figures(results)
+    accuracy, ratio, memory = _SHORT
+    lines = [
+        _table("", found["digits"], {}).rstrip("\n"),
+        _row(f"digits at epsilon {cases.EPSILON:g}: test accuracy", found["digits"], accuracy),
+        *(
+            _row(f"{name}: private step, of an ordinary one", found[case], ratio)
+            for case, name in (
+                ("wrn_16_4", "WRN-16-4"),
+                ("transformer", "transformer"),
+                ("transformer_lora", "its LoRA"),
+            )
+        ),
+        _row("WRN-16-4: peak memory", found["wrn_16_4"], memory),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(results, path):
+    """Two panels: a private step over an ordinary one, and seconds of a private epoch."""
+    found = figures(results)
+    shown = [case for case in cases.CASES if case in found]
+    if not shown:
+        return
+    names = list(found[shown[0]])
+    figure = matplotlib.figure.Figure(figsize=(9, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for panel, key, title in zip(
+        panels,
+        ("step_ratio", "epoch"),
+        ("private step / ordinary step", "seconds of a private epoch"),
+        strict=True,
+    ):
+        width = 0.8 / len(names)
+        for index, name in enumerate(names):
+            places = [i + (index - (len(names) - 1) / 2) * width for i in range(len(shown))]
+            heights = [found[case].get(name, {}).get(key, 0) for case in shown]
+            bars = panel.bar(places, heights, width, label=_NAMES.get(name, name))
+            panel.bar_label(bars, [f"{h:.2g}" if h else "-" for h in heights], fontsize=7)
+        panel.set_xticks(range(len(shown)), shown)
+        panel.set_title(title)
+    panels[0].axhline(1, color="grey", linewidth=0.8)
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+# Rows of a table: the text of a library's figures.
+_DIGITS = {
+    "test accuracy, median (least to largest)": (
+        "{accuracy:.1%} ({least_accuracy:.1%} to {largest_accuracy:.1%})"
+    ),
+    "sampling, updates": "{sampling}, {updates}",
+    "epsilon that it reports": "{epsilon:.3f} ({accountant})",
+    "of Poisson sampling, by `dp_accounting`'s PLD": "{epsilon_by_pld:.3f}",
+    "seconds, until the first update": "{seconds:.1f}, {first_seconds:.1f}",
+}
+_CASE = {
+    "mode": "{mode}",
+    "private step / ordinary": "**{step_ratio:.2f}** ({step:.3f} s / {ordinary_step:.3f} s)",
+    "private epoch / ordinary": "**{epoch_ratio:.2f}** ({epoch:.2f} s / {ordinary_epoch:.2f} s)",
+    "first step, private / ordinary": (
+        "**{first_ratio:.2f}** ({first:.1f} s / {ordinary_first:.1f} s)"
+    ),
+    "peak memory, private / ordinary": (
+        "**{memory_ratio:.2f}** ({memory:.0f} MiB / {ordinary_memory:.0f} MiB)"
+    ),
+}
+_SHORT = "{accuracy:.1%}", "{step_ratio:.1f} times, {step:.2f} s", "{memory:.0f} MiB"
+
+
+def _table(title, found, rows):
+    head = f"| {title} | {' | '.join(_NAMES.get(name, name) for name in found)} |"
+    lines = [head, "|---" * (len(found) + 1) + "|"]
+    return "\n".join([*lines, *(_row(label, found, text) for label, text in rows.items()), ""])
+
+
+def _row(label, found, text):
+    cells = (each.get("failure") or text.format(**each) for each in found.values())
+    return f"| {label} | {' | '.join(cells)} |"
+
+
+def main():
+    """Prints and draws."""
+    results = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    draw(results, sys.argv[2])
+    print(tables(results))
+    print(summary(results))
+
+
+if __name__ == "__main__":
+    main()
