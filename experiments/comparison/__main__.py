@@ -52,13 +52,11 @@ def main():
     flags = parser.parse_args()
     if not pathlib.Path("/proc/self/status").exists():
         parser.error("The comparison reads memory from /proc, which Linux alone has.")
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # Every library takes as many threads as it has cores.
     output = pathlib.Path(flags.output)
     output.mkdir(parents=True, exist_ok=True)
     file = output / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    results |= {"machine": machine(len(cores)), "settings": settings()}
+    results |= {"machine": machine(), "settings": settings()}
     names = flags.libraries.split(",") if flags.libraries else LIBRARIES
     pythons = {name: _python(name, flags.environments) for name in names}
     pythons = {name: python for name, python in pythons.items() if python.exists()}
@@ -68,6 +66,7 @@ def main():
             of_cases = results.setdefault(part, {case: {} for case in cases.CASES})
             for case, found in of_cases.items():
                 found |= modes(case, pythons)
+                file.write_text(json.dumps(results, indent=1) + "\n")
         elif part == "digits":
             results[part] = digits(pythons, seeds=1 if flags.quick else 3)
         else:
@@ -81,14 +80,14 @@ def main():
     print(json.dumps(report.figures(results)))
 
 
-def machine(cores):
+def machine():
     """What the figures depend on."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "processor": model,
-        "cores_used": cores,
+        "cores_used": len(_cores()),
         "cores": os.cpu_count(),
         "memory_gib": round(memory, 1),
         "system": platform.platform(),
@@ -123,7 +122,9 @@ def digits(pythons, seeds):
     for seed in range(seeds):
         for name, python in pythons.items():
             _say(f"digits, seed {seed}: {name}")
-            runs[name].append(Worker(name, python, {"seed": seed}).answer())
+            worker = Worker(name, python, {"seed": seed})
+            runs[name].append(worker.answer())
+            worker.end()
     return runs
 
 
@@ -189,6 +190,8 @@ class Worker:
             [python, "-m", module, json.dumps(task)],
             cwd=ROOT,
             env={**os.environ, **ENVIRONMENT},
+            # Every library takes as many threads as it has cores.
+            preexec_fn=lambda: os.sched_setaffinity(0, _cores()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -230,6 +233,11 @@ class Worker:
         """Lets the process end."""
         self._process.stdin.close()
         self._process.wait()
+
+
+def _cores():
+    """The two cores of every library."""
+    return sorted(os.sched_getaffinity(0))[:2]
 
 
 def _python(library, environments):

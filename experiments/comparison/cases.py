@@ -12,9 +12,9 @@ BATCH, EPOCH_UPDATES, SIGMA, RATE, RANK = 32, 8, 1.0, 1e-3, 8
 EXAMPLES = BATCH * EPOCH_UPDATES
 TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 4
 CASES = {
-    "wrn_16_4": "WRN-16-4 on 32x32 images",
     "transformer": "transformer, 4 blocks of width 256 on 64 tokens",
     "transformer_lora": "its LoRA of rank 8 and its head",
+    "wrn_16_4": "WRN-16-4 on 32x32 images",
 }
 
 
