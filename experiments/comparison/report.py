@@ -30,10 +30,12 @@ def figures(results):
 def _of_digits(runs):
     keys = ("accuracy", "epsilon", "seconds", "first_seconds")
     run = runs[0]
-    event = dp_accounting.PoissonSampledDpEvent(
-        run["sampling_probability"], dp_accounting.GaussianDpEvent(run["noise_multiplier"])
-    )
-    exact = dp_accounting.pld.PLDAccountant().compose(event, run["updates"])
+    event, times = dp_accounting.GaussianDpEvent(run["noise_multiplier"]), run["updates"]
+    if run["sampling"] == "Poisson":
+        event = dp_accounting.PoissonSampledDpEvent(run["sampling_probability"], event)
+    else:  # In one batch an epoch.
+        times = round(times * run["sampling_probability"])
+    exact = dp_accounting.pld.PLDAccountant().compose(event, times)
     return {key: statistics.median(r[key] for r in runs) for key in keys} | {
         "least_accuracy": min(r["accuracy"] for r in runs),
         "largest_accuracy": max(r["accuracy"] for r in runs),
@@ -124,7 +126,7 @@ _DIGITS = {
     ),
     "sampling, updates": "{sampling}, {updates}",
     "epsilon that it reports": "{epsilon:.3f} ({accountant})",
-    "of Poisson sampling, by `dp_accounting`'s PLD": "{epsilon_by_pld:.3f}",
+    "epsilon of its sampling, by one PLD accountant": "{epsilon_by_pld:.3f}",
     "seconds, until the first update": "{seconds:.1f}, {first_seconds:.1f}",
 }
 _CASE = {
