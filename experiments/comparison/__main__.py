@@ -45,7 +45,7 @@ def main():
     """Runs the parts, and writes the report after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="One seed and few repeats.")
-    parser.add_argument("--parts", help=f"Of {', '.join(PARTS)}; all but the first if quick.")
+    parser.add_argument("--parts", help=f"Of {', '.join(PARTS)}; if quick, all but the first.")
     parser.add_argument("--libraries", help="Separated by commas; all that are installed.")
     parser.add_argument("--environments", default=".venv-compare", help="A folder.")
     parser.add_argument("--output", default="runs/comparison", help="A folder.")
@@ -63,15 +63,16 @@ def main():
     for part in flags.parts.split(",") if flags.parts else PARTS[flags.quick :]:
         began = os.getloadavg()[0]
         if part == "modes":
-            of_cases = results.setdefault(part, {case: {} for case in cases.CASES})
-            for case, found in of_cases.items():
+            for case in cases.CASES:
+                found = results.setdefault(part, {}).setdefault(case, {})
                 found |= modes(case, pythons)
-                file.write_text(json.dumps(results, indent=1) + "\n")
-        elif part == "digits":
-            results[part] = digits(pythons, seeds=1 if flags.quick else 3)
         else:
-            tried = results.get("modes", {}).get(part, {})
-            results[part] = times(part, pythons, tried, *(3, 1) if flags.quick else (7, 2))
+            if part == "digits":
+                found = digits(pythons, seeds=1 if flags.quick else 3)
+            else:
+                tried = results.get("modes", {}).get(part, {})
+                found = times(part, pythons, tried, *(3, 1) if flags.quick else (7, 3))
+            results[part] = {**results.get(part, {}), **found}
         results.setdefault("load", {})[part] = [began, os.getloadavg()[0]]
         file.write_text(json.dumps(results, indent=1) + "\n")
     (output / "comparison.md").write_text(report.tables(results))
