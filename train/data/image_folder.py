@@ -60,7 +60,10 @@ class ImageFolder:
         self._path = path
         if not path.is_dir():
             kind = "is no folder" if path.exists() else "does not exist"
-            raise UserError(f"Cannot read --dataset={FOLDER}:{path}: it {kind}.")
+            raise UserError(
+                f"Cannot read --dataset={FOLDER}:{path}: it {kind}. Name a folder that holds a "
+                "folder of images for each class."
+            )
         train, test = _parts(path)
         people = user and People(user, train, classes=1)
         if test and test_fraction is not None:

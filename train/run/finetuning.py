@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import zipfile
 
 import keras
 import numpy as np
@@ -54,7 +55,7 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
             )
         file = file / "model.keras"
     if not (file.name.endswith(suffixes) and file.is_file()):
-        found = "of another kind" if file.exists() else "missing"
+        found = "a file of another kind" if file.exists() else "which does not exist"
         raise UserError(
             f"Flag --{flag} must name a run folder, or a file that ends in "
             f"{' or '.join(suffixes)}. Received: --{flag}={path}, {found}. An .h5 file of a whole "
@@ -204,6 +205,8 @@ def _before_last(model):
 
 def read(path, flag="init_from"):
     """The model of a `.keras` file; what it has seen is accounted for by `provenance`."""
+    if not zipfile.is_zipfile(path):  # Keras says "File not found".
+        raise UserError(f"Cannot read --{flag}={path}: it is not a model that Keras saved.")
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
