@@ -46,8 +46,8 @@ class FeatureFolder:
                     made = _made_by(self.record), _made_by(record)
                     resumable.check_same(*made, holder, remedy)
         elif record is None:
-            raise UserError(f"The folder {path} holds no features: make some with "
-                            "tfdpx.train.features.")  # fmt: skip
+            raise UserError(f"The folder {path} holds no features: make them with "
+                            "--init_from=MODEL.keras and --dataset=NAME.")  # fmt: skip
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             files.write(self.path / _KEY, secrets.token_bytes(32))
