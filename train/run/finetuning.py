@@ -61,6 +61,11 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
             f"{' or '.join(suffixes)}. Received: --{flag}={path}, {found}. An .h5 file of a whole "
             "model becomes one by keras.saving.load_model(path).save('model.keras')."
         )
+    if file.suffix == ".keras" and not zipfile.is_zipfile(file):
+        raise UserError(
+            f"Cannot read --{flag}={path}: it is not a model that Keras saved. Save one by "
+            "model.save('model.keras')."
+        )
     return str(file)
 
 
@@ -205,8 +210,6 @@ def _before_last(model):
 
 def read(path, flag="init_from"):
     """The model of a `.keras` file; what it has seen is accounted for by `provenance`."""
-    if not zipfile.is_zipfile(path):  # Keras says "File not found".
-        raise UserError(f"Cannot read --{flag}={path}: it is not a model that Keras saved.")
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
