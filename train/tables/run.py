@@ -20,7 +20,7 @@ from tfdpx.train.tables.preprocessing import Preprocessing, predict
 
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
-    "categories as strings, empty where missing. The model does all else."
+    'categories as strings, "(missing)" where missing. The model does all else.'
 )
 
 
