@@ -125,6 +125,12 @@ class PrivacyPlan:
             value = self.epsilon_at(self.steps)
         else:
             config = self.get_config()
+            cost = self.spent.composed_epsilon(self.delta, accountant) if self.spent.entries else 0
+            if cost > self.epsilon:
+                raise ValueError(
+                    f"Argument `epsilon` must pay for `spent`, which costs {cost:.4g} at "
+                    f"delta={delta}. Received: epsilon={epsilon}."
+                )
             value = calibration.solve(unknown, config, self.accountant, self._epsilon_of)
         object.__setattr__(self, unknown, value)
         for warning in plan_warnings(
@@ -134,18 +140,21 @@ class PrivacyPlan:
 
     def _check(self):
         """Raises ValueError unless all arguments are in range."""
+        if not isinstance(self.spent, Ledger):
+            raise ValueError(
+                "Argument `spent` must be a tfdpx.accounting.Ledger, which tfdpx.private_adapt "
+                f"returns. Received: spent={self.spent!r}."
+            )
         check_positive_integer("num_examples", self.num_examples)
         accountants.check_delta(self.delta)
         calibration.check(self.get_config())
         accountants.check_accountant(self.accountant)
         check_choice("sampling", self.sampling, SAMPLINGS)
         check_choice("unit", self.unit, UNITS)
-        fits = isinstance(self.spent, Ledger)
-        if not fits or (self.spent.entries and self.spent.unit != self.unit):
+        if self.spent.entries and self.spent.unit != self.unit:
             raise ValueError(
-                f"Argument `spent` must be a tfdpx.accounting.Ledger of releases about each "
-                f"{self.unit}. Received: spent={self.spent!r}. tfdpx.private_adapt returns one of "
-                "each example."
+                f"Argument `spent` must be of releases about each {self.unit}. Received: one about "
+                f"each {self.spent.unit}, as tfdpx.private_adapt returns it."
             )
         if self.unit == USER and self.is_approximate:
             raise ValueError(

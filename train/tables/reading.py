@@ -77,7 +77,7 @@ def read(path, kinds=None, flag="dataset"):
         for name, kind in wanted.items():
             table = table.set_column(names.index(name), name, table[name].cast(kind, safe=False))
     except pa.ArrowException as error:
-        raise UserError(f"Column {name!r} of {where} has values that are no {kind}.") from error
+        raise UserError(f"Column {name!r} of {where} is not of {kinds[name]} values.") from error
     return table
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx import checks
+from tfdpx.audit.lower_bound import gdp_mu_lower_bound
 from tfdpx.heads.releases import Releases
 from tfdpx.tables import _statistics, private_adapt
 
@@ -91,6 +92,26 @@ def test_the_bound_of_moments_is_reached():
         for d in (x, more)
     )
     assert np.linalg.norm(np.asarray(one[0]) - other[0]) == pytest.approx(one[1])
+
+
+@pytest.mark.parametrize("noise, honest", [(0.7, True), (0.35, False)])
+def test_an_audit_by_what_the_layer_holds(noise, honest):
+    """Runs with and without the worst row are told apart as well as accounted, and no better.
+
+    Half the noise, the planted bug, is found.
+    """
+    rows = np.repeat([-0.7, 0.7], 20)[:, np.newaxis]
+    found = []
+    for x in (rows, np.vstack([rows, [[1e30]]])):
+        for _ in range(400):
+            layer = layers.Normalization()
+            private_adapt(layer, x, noise_multiplier=noise, lower=-1.0, upper=1.0)
+            mean, variance = layer.mean[0, 0], layer.variance[0, 0]
+            found.append(len(x) * float(mean + 0.5 * (variance + mean**2 - 0.5)))
+    without, with_it = np.reshape(found, (2, -1))
+    errors = [np.sum(without > 0.425), np.sum(with_it <= 0.425)]
+    proved = gdp_mu_lower_bound(int(errors[0]), 400, int(errors[1]), 400)
+    assert (0.5 / 0.7 < proved <= 1 / 0.7) if honest else proved > 1 / 0.7
 
 
 def test_a_category_of_one_row_is_never_named():
@@ -345,3 +366,14 @@ def test_the_ledger_counts_what_was_released():
     releases.gaussian("statistics", np.zeros(2), 1.0)
     with pytest.raises(RuntimeError, match="paid|pays"):
         releases.gaussian("statistics", np.zeros(2), 1.0)
+
+
+@pytest.mark.parametrize(
+    "epsilon, spent, words",
+    [(1.0, None, "`spent`, which costs 4.377"), (9.0, [], r"`spent` must be a .*Ledger.*\[\]")],
+)
+def test_a_plan_must_pay_for_what_was_spent(epsilon, spent, words):
+    if spent is None:
+        spent = private_adapt(layers.Normalization(), NUMBERS, noise_multiplier=2**0.5)
+    with pytest.raises(ValueError, match=words):
+        tfdpx.PrivacyPlan(1000, 100, 3, epsilon=epsilon, delta=1e-5, spent=spent)

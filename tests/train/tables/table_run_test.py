@@ -220,7 +220,7 @@ def test_errors_quote_no_value(tmp_path, finished):
         predicted(finished / "run", path, tmp_path / "out.csv")
     assert RARE not in str(error.value)
     parquet.write_table(pa.table({"x": [RARE, "1"]}), tmp_path / "bad.parquet")
-    with pytest.raises(UserError, match="'x' .* has values that are no number") as error:
+    with pytest.raises(UserError, match="'x' .* is not of number values") as error:
         reading.read(tmp_path / "bad.parquet", {"x": "number"})
     assert RARE not in str(error.value)
 
