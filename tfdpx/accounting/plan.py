@@ -10,7 +10,13 @@ from typing import Any
 
 import scipy.stats
 
-from tfdpx._arguments import check_choice, check_positive_integer, exactly_one_missing
+from tfdpx._arguments import (
+    check_choice,
+    check_positive_integer,
+    exactly_one_missing,
+    is_number,
+    require,
+)
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration, statement
 from tfdpx.accounting.ledger import EXAMPLE, UNITS, USER, Entry, Ledger
@@ -121,16 +127,14 @@ class PrivacyPlan:
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
         unknown = exactly_one_missing({name: getattr(self, name) for name in solvable})
         self._check()
+        if self.spent.entries and is_number(epsilon):
+            cost = self.spent.composed_epsilon(self.delta, accountant)
+            must = f"pay for `spent`, which costs {cost:.4g} at delta={delta}"
+            require(cost <= epsilon, "epsilon", epsilon, must)
         if unknown == "epsilon":
             value = self.epsilon_at(self.steps)
         else:
             config = self.get_config()
-            cost = self.spent.composed_epsilon(self.delta, accountant) if self.spent.entries else 0
-            if cost > self.epsilon:
-                raise ValueError(
-                    f"Argument `epsilon` must pay for `spent`, which costs {cost:.4g} at "
-                    f"delta={delta}. Received: epsilon={epsilon}."
-                )
             value = calibration.solve(unknown, config, self.accountant, self._epsilon_of)
         object.__setattr__(self, unknown, value)
         for warning in plan_warnings(
