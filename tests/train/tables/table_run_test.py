@@ -17,9 +17,10 @@ pa = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 
 from tfdpx.accounting import record as records  # noqa: E402
+from tfdpx.accounting.ledger import Ledger  # noqa: E402
 from tfdpx.train import classify, predict  # noqa: E402
 from tfdpx.train.config.errors import UserError  # noqa: E402
-from tfdpx.train.tables import columns, preprocessing, reading  # noqa: E402
+from tfdpx.train.tables import columns, models, preprocessing, reading  # noqa: E402
 from tfdpx.train.tables.settings import TableSettings  # noqa: E402
 
 RARE = "Zwischenwasser"  # In one row alone.
@@ -282,3 +283,12 @@ def test_the_share_of_the_preprocessing():
     )
     whole = type(spent)((alone,))
     assert whole.epsilon(1e-5) == pytest.approx(3.0, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    "rows, model, steps", [(142, "linear", 60), (400, "linear", 180), (5000, "network", 180)]
+)
+def test_the_rule_of_epsilon_times_rows(rows, model, steps):
+    settings = TableSettings(dataset="", target="t", epsilon=1.0, accountant="gdp")
+    choice = models.choose(settings, rows, Ledger())
+    assert (choice.model, choice.plan.steps) == (model, steps)
