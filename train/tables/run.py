@@ -20,7 +20,7 @@ from tfdpx.train.tables.preprocessing import Preprocessing, predict
 
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
-    "categories as strings, empty where missing. The model does all else."
+    'categories as strings, "(missing)" where missing. The model does all else.'
 )
 
 
@@ -69,7 +69,7 @@ def fit(table, settings):
         half = (settings.target_upper - settings.target_lower) / 2
         y, loss = ((y - middle) / half)[:, np.newaxis], "mean_squared_error"
     # Another model of the same layers: a file of a compiled one would hold the optimizer.
-    private = keras.Model(head.inputs, head.outputs)
+    private = keras.Model(head.inputs[0], head.outputs[0])
     private.compile(optimizer, loss)
     private.fit(choice.plan.batches(x, y, optimizer=optimizer), shuffle=False, verbose=0)
     outputs = head(before.output)
