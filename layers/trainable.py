@@ -108,7 +108,7 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
 
 
 def _of_head(head):
-    """The variables of the last layer that train: not a table of tokens that it uses with others."""
+    """The variables of the last layer that train, without a table of tokens that it holds."""
     if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
         raise ValueError(
             f"Argument `model` ends with the quantized layer {head.name!r}, whose kernel cannot "

@@ -14,9 +14,9 @@ training needs doors that Keras does not have:
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
 - The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer: it hands
   Keras a data set of preprocessed batches, where a plan draws from arrays.
-- Files, `get_weights`, `set_weights`, `Model.quantize`, and `fit` and `train_on_batch` with any other
-  optimizer: what `watch_weights` was given learns where values come from. A file cannot be HDF5 where an
-  optimizer defines `refuse_hdf5()`.
+- Files, `get_weights`, `set_weights`, `Model.quantize`, and `fit` and `train_on_batch` with any
+  other optimizer: what `watch_weights` was given learns where values come from. A file cannot be
+  HDF5 where an optimizer defines `refuse_hdf5()`.
 - Names of classes in files: what is called "tfdpx>..." is imported when Keras first looks for it.
 - Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` turns that
   off.
