@@ -233,7 +233,7 @@ def train(settings, workdir, strategy):
     steps = budget.steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     measured = evaluation.measure(model, inputs)
-    raw_measured = evaluation.measure(_with_weights(model, raw.values), inputs)
+    raw_measured = evaluation.measure(devices.on_one_device(model, raw.values), inputs)
     results_found = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
@@ -295,12 +295,6 @@ def _describe(settings, plan):
         f"NOT PRIVATE (--private=false): {plan.steps} steps of {plan.batch_size} out of "
         f"{plan.num_examples} examples without clipping and noise; epsilon is infinite"
     )
-
-
-def _with_weights(model, values):
-    other = keras.models.clone_model(model)
-    other.set_weights(values)
-    return other
 
 
 if __name__ == "__main__":
