@@ -258,9 +258,9 @@ def test_ids_in_another_order_than_the_examples_are_refused():
 
 def test_fits_may_differ_in_how_many_examples_a_person_gives():
     model = make_model(make_plan(4, 9, 1.0))
-    for k in (1, 3, 2):
+    for k in (3, 1):
         model.fit(X, Y, user_ids=IDS, examples_per_user=k, steps_per_epoch=2, verbose=0)
-    assert model.optimizer.ledger.steps == 6
+    assert model.optimizer.ledger.steps == 4
 
 
 def test_what_does_not_go_together_is_refused():
