@@ -10,8 +10,9 @@ many training images of each class are taken to be public, at random. Features a
 these images without an account is refused.
 
 The working directory receives `weights.npz` (`kernel`, `bias`), `record.json`,
-`privacy_statement.txt` and `report.html`, a page of these with its pictures. The last line of the standard output is one JSON object. The comparison
-with other methods of docs/adamix.md is `python -m experiments.adamix`, in a checkout.
+`privacy_statement.txt` and `report.html`, a page of these with its pictures. The last line of the
+standard output is one JSON object. The comparison with other methods of docs/adamix.md is
+`python -m experiments.adamix`, in a checkout.
 """
 
 import keras

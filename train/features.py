@@ -223,7 +223,9 @@ def extract(
     )
     for note in (*data.notes, *about):
         print(note)
-    folder = FeatureFolder(workdir, _extraction(path, dataset, data, seen, pixels, image_size))
+    folder = FeatureFolder(
+        workdir, _extraction(path, dataset, data, seen, pixels, image_size, init_data)
+    )
     folder.extractor = model = build(data.image_shape)
     folder.data = data
     for split, x, y in (("train", data.train_x, data.train_y), ("test", data.eval_x, data.eval_y)):
@@ -240,7 +242,7 @@ def extract(
     return folder
 
 
-def _extraction(path, dataset, data, seen, pixels, image_size):
+def _extraction(path, dataset, data, seen, pixels, image_size, init_data):
     """The `Record` of features, which are not private; `seen` on the same data is marked so."""
     mine = identity.of(dataset)
     seen = tuple(
@@ -261,6 +263,7 @@ def _extraction(path, dataset, data, seen, pixels, image_size):
             "num_classes": data.num_classes,
             **({"pixels": pixels} if pixels else {}),
             **({"image_size": image_size} if image_size else {}),
+            **({"init_data": identity.called(init_data)} if init_data else {}),
             **({"left_out": data.left_out} if data.left_out else {}),
         },
     )

@@ -58,7 +58,7 @@ def _of_features(record):
     return {
         "init_from": settings["backbone"],
         "dataset": record.data.name,
-        **{name: settings.get(name) for name in ("pixels", "image_size")},
+        **{name: settings.get(name) for name in ("init_data", "pixels", "image_size")},
         "skip_broken": True if settings.get("left_out") else None,
         **{name: settings.get(name) for name in ("method", "epsilon", "delta")},
     }
