@@ -16,7 +16,10 @@ large the run is and what epsilon it spends. The working directory receives:
                             seeds and paths; accuracy is of the averaged weights, raw_accuracy
                             of the last ones. The last line of the standard output is a view
     curve.jsonl             accuracy and epsilon spent after every report
+    report.html             all of the run on a page that loads nothing, to open or to send
     learning_curve.png, confusion_matrix.png
+    wrong_predictions.png   test images taken for another class, where they are public: of known
+                            data sets, or with --public_test
     individual_PRIVATE/     with --individual: an epsilon for every training image, and pictures of
                             them; private data
     privacy_statement.txt   the guarantee in words, to cite
@@ -279,7 +282,7 @@ def train(settings, workdir, strategy):
         settings=provenance.without_secrets(settings),
         results=results_found,
     )
-    results.write(record, whole, data, measured, learning_curve.rows, workdir)
+    results.write(record, whole, data, measured, learning_curve.rows, workdir, settings.public_test)
     if settings.individual:
         epsilons = optimizer.individual.epsilon()
         private = individual.write(epsilons, worst, history, model, inputs, workdir)

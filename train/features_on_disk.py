@@ -30,13 +30,14 @@ class FeatureFolder:
         path: `pathlib.Path`.
         record: `Record`.
         extractor: `keras.Model` that this process extracts by; None if it only reads.
+        data: `loading.ImageData` that it extracts from, or None.
 
     Raises:
         UserError: If the folder holds other features, or none and `record` is None.
     """
 
     def __init__(self, path, record=None):
-        self.path, self.extractor = pathlib.Path(path), None
+        self.path, self.extractor, self.data = pathlib.Path(path), None, None
         about = self.path / _ABOUT
         if about.exists():
             with checking_flags():

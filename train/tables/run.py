@@ -13,7 +13,7 @@ from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import checking_flags
 from tfdpx.train.data import identity
-from tfdpx.train.report import pictures
+from tfdpx.train.report import page, pictures
 from tfdpx.train.run import provenance, results
 from tfdpx.train.tables import columns, models
 from tfdpx.train.tables.preprocessing import Preprocessing, predict
@@ -150,8 +150,9 @@ def train(settings, workdir):
     results.write_record(record, workdir)
     if table.class_names and len(table.test):
         predicted = predict(trained.model, table.test.columns).argmax(axis=1)
-        path = workdir / "confusion_matrix.png"
+        path = workdir / page.CONFUSION
         pictures.confusion_matrix(table.test.target, predicted, table.class_names, path)
+    page.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 
 
