@@ -11,7 +11,7 @@ from matplotlib import figure, font_manager, ticker
 from sklearn import metrics
 
 MAX_LABELLED_CLASSES = 20
-_COLUMNS, _LONGEST_NAME = 3, 16
+_COLUMNS, _LONGEST_NAME = 3, 14
 
 
 def learning_curve(rows, path, eval_split="test"):
@@ -95,7 +95,8 @@ def wrong_predictions(images, labels, predictions, class_names, path):
     """
     rows = math.ceil(len(images) / _COLUMNS)
     fig = figure.Figure(figsize=(5.2, 2.1 * rows), layout="constrained")
-    names, fonts = readable([_short(str(name)) for name in class_names])
+    names, fonts = readable(class_names)
+    names = list(map(_short, names))
     for place, (image, label, predicted) in enumerate(
         zip(images, labels, predictions, strict=True), start=1
     ):
