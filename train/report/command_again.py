@@ -56,7 +56,7 @@ def _of_pretrain(record):
 def _of_features(record):
     settings = record.settings
     return {
-        "init_from": settings["backbone"],
+        "init_from": settings.get("backbone"),
         "dataset": record.data.name,
         **{name: settings.get(name) for name in ("init_data", "pixels", "image_size")},
         "skip_broken": True if settings.get("left_out") else None,

@@ -104,7 +104,7 @@ def headline(record, view):
             whose = f"the {unit}s of {data.num_examples:,} people in {data.name}"
     if view["epsilon"] == math.inf:
         promised = f"trained without privacy on {whose}"
-    elif not view["steps"]:
+    elif not record.spent.steps:
         promised = f"nothing was spent on {whose}"
     else:
         about = "about " * view["epsilon_is_approximate"]

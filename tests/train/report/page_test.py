@@ -112,6 +112,7 @@ def test_it_loads_nothing_and_runs_nothing(tmp_path):
         (dict(spent=provenance.not_private(3)), "Not releasable: epsilon is infinite."),
         (dict(searched="30 trials"), "Not releasable: arguments were searched"),
         (dict(results={}), "Not measured, at ("),
+        (dict(results={"steps": 9}, spent=Spent(), delta=None), "nothing was spent on 400 images"),
         (dict(results={"test_r2": 0.5}, unit="row"), "R² 0.500 on test rows, at"),
         (dict(spent=Spent(Ledger((Entry(5.0, 0.1, 20, unit="user"),)))), "of 400 people in"),
     ],
