@@ -51,7 +51,7 @@ export SYSTEM_PYTHON
   tpu-check clean
 
 train: $(INSTALLED)
-	$(PYTHON) -m tfdpx.train.classify --workdir=$(WORKDIR) $(ARGS)
+	$(VENV)/bin/tfdpx classify --workdir=$(WORKDIR) $(ARGS)
 	@{ echo "Written:"; find $(WORKDIR) -type f | sort | sed 's/^/  /'; } >&2
 
 test: lint
@@ -78,17 +78,18 @@ format: $(INSTALLED)
 	$(PYTHON) -m ruff format .
 
 $(INSTALLED): setup.py
-	python=$${SYSTEM_PYTHON:-$$(tools/find_pythons.sh | sed -n 1p)}; \
+	@python=$${SYSTEM_PYTHON:-$$(tools/find_pythons.sh | sed -n 1p)}; \
 	if [ -z "$$python" ]; then \
 	  echo "Found no working Python 3.10, 3.11, 3.12 or 3.13 (with venv)." \
 	    "Install Python 3.11, on Debian or Ubuntu: apt-get install python3.11 python3.11-venv" >&2; \
 	  exit 1; \
 	fi; \
+	echo "Installing into $(VENV), once; it takes some minutes." >&2; \
 	"$$python" -m venv --clear $(VENV)
-	# The pip that Python 3.10 brings searched for half an hour without an answer.
-	$(PYTHON) -m pip install --quiet --upgrade pip
-	$(PYTHON) -m pip install --quiet -e '.[test]'
-	touch $@
+	@# The pip that Python 3.10 brings searched for half an hour without an answer.
+	@$(PYTHON) -m pip install --quiet --upgrade pip
+	@PYTHONWARNINGS=ignore $(PYTHON) -m pip install --quiet -e '.[test]'
+	@touch $@
 
 bazel-check:
 	@command -v bazel >/dev/null || \

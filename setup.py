@@ -43,6 +43,7 @@ setuptools.setup(
     description="Differentially private training for Keras 3 on TensorFlow",
     long_description=read_readme(),
     long_description_content_type="text/markdown",
+    author="The tfdpx developers",
     license="Apache-2.0",
     python_requires=">=3.10",
     keywords="differential privacy, DP-SGD, Keras, TensorFlow, machine learning",

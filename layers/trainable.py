@@ -33,9 +33,13 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
       are then the only ones. Other layers, such as an `Embedding`, take `layer.enable_lora(rank)`
       before.
 
-    The last layer is the last before the output that has weights: the new head. It trains in all
-    four, unless it is an `Embedding`, as in language models that use the embedding twice. Keras
-    saves which layers train, but not which weights of a layer: call this again on a loaded model.
+    The last layer is the last before the output that has weights: the new head; in a subclassed
+    model the last that its constructor made. It trains in all four, but for an `Embedding` that it
+    is or holds, as in language models that use the embedding twice; `"last"` trains that too where
+    it is the layer itself.
+
+    Call this before `compile`: as in Keras, a compiled model trains on as it was. Keras saves which
+    layers train, but not which weights of a layer: call this again on a loaded model.
 
     Args:
         model: A built `keras.Model`. It is changed; what trained before counts for nothing.
@@ -46,8 +50,8 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
         Int, the number of weights that are trained.
 
     Raises:
-        ValueError: If the model is not built or has no such weights, or an argument is not one of
-            the above.
+        ValueError: If the model is not built or has no such weights, its last layer is quantized,
+            or an argument is not one of the above.
     """
     check_choice("what", what, WHAT)
     check_positive_integer("rank", rank, " Use 8.")
@@ -65,8 +69,7 @@ def trainable(model: keras.Model, what: str, rank: int = 8) -> int:
         )
     if what == "last" or not isinstance(head, keras.layers.Embedding):
         head.trainable = True
-        own = [v for v in head.trainable_variables if v is not lora.frozen(head)]
-        chosen |= {id(v): v for v in own}
+        chosen |= {id(v): v for v in _of_head(head)}
     train_only(model, chosen.values())
     return sum(math.prod(v.shape) for v in model.trainable_variables)
 
@@ -104,6 +107,20 @@ def last_layer(model: keras.Model) -> keras.layers.Layer:
     return last_layer(last) if isinstance(last, keras.Model) else last
 
 
+def _of_head(head):
+    """The variables of the last layer that train, without a table of tokens that it holds."""
+    if getattr(head, "quantization_mode", None) not in (None, "float8") and not lora.factors(head):
+        raise ValueError(
+            f"Argument `model` ends with the quantized layer {head.name!r}, whose kernel cannot "
+            "train. Quantize the other layers alone, by `model.quantize(mode, filters=...)`, or "
+            "call `enable_lora` of this one."
+        )
+    parts = layer_internals.flatten_layers(head)
+    parts = [x for x in parts if x is head or not isinstance(x, keras.layers.Embedding)]
+    held = [(x, v) for x in parts for v in layer_internals.own_weights(x)]
+    return [v for x, v in held if v.trainable and v is not lora.frozen(x)]
+
+
 def _chosen(model, head, what, rank):
     """The variables to be trained before the last layer, by id."""
     layers = [layer for layer in layer_internals.flatten_layers(model) if layer is not head]
@@ -113,6 +130,7 @@ def _chosen(model, head, what, rank):
     elif what == "norm":
         found = [v for layer, v in held if "norm" in type(layer).__name__.lower()]
     else:
+        layers += [head] if isinstance(head, keras.layers.Embedding) else []
         if not any(map(lora.is_enabled, layers)):
             dense = [layer for layer in layers if isinstance(layer, _DENSE)]
             for layer in [x for x in dense if x.name in _OF_ATTENTION] or dense:

@@ -41,14 +41,14 @@ def flags_page():
     parts = []
     for program in PROGRAMS:
         summary = inspect.getdoc(importlib.import_module(f"tfdpx.train.{program}")).split("\n")[0]
-        parts.append(f"\n## {program}\n\n{summary}\n\n| flag | if left out | |\n|---|---|---|\n")
+        parts.append(f"\n## {program}\n\n{summary}\n\n| flag | |\n|---|---|\n")
         fields = [f for each in SETTINGS.get(program, ()) for f in dataclasses.fields(each)]
         defaults = {field.name: field.default for field in fields}
         for name, flag in sorted(flags_of(program).items()):
             default = defaults.get(name) if flag.default is None else flag.default
             known = default not in (None, "", dataclasses.MISSING)
-            shown = f"`{str(default).lower()}`" if known else ""
-            parts.append(f"| `--{name}` | {shown} | {_marked(flag.help)} |\n")
+            shown = f" Default: `{str(default).lower()}`." if known else ""
+            parts.append(f"| `--{name}` | {_marked(flag.help)}{shown} |\n")
     return "".join(parts)
 
 
@@ -59,7 +59,7 @@ def _marked(text):
     if words:
         text = f"`{words[1].replace('|', '`, `')}`. {text[words.end() :]}"
     text = re.sub(r"--\w+(=[\w:./+*]*\w\*?)?|\b[A-Z]+(/\(?\w+\)?)*/[\w*.]+", r"`\g<0>`", text)
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("|", "\\|").replace("_<", "\\_<").replace("<", "&lt;")
 
 
 def presets_page():

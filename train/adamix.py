@@ -9,9 +9,10 @@ many training images of each class are taken to be public, at random. Features a
 `tfdpx.models.ScatterLinear`, which know no data, or of a public backbone, --init_from: one that saw
 these images without an account is refused.
 
-The working directory receives `weights.npz` (`kernel`, `bias`), `record.json` and
-`privacy_statement.txt`. The last line of the standard output is one JSON object. The comparison
-with other methods of docs/adamix.md is `python -m experiments.adamix`, in a checkout.
+The working directory receives `weights.npz` (`kernel`, `bias`), `record.json`,
+`privacy_statement.txt` and `report.html`, a page of these with its pictures. The last line of the
+standard output is one JSON object. The comparison with other methods of docs/adamix.md is
+`python -m experiments.adamix`, in a checkout.
 """
 
 import keras
@@ -28,8 +29,9 @@ from tfdpx.train import features
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading, public_split
+from tfdpx.train.report import page
 from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, provenance
+from tfdpx.train.run import finetuning, provenance, results
 
 
 def define_flags(values):
@@ -92,6 +94,7 @@ def run(values):
     workdir = run_flags.make_workdir(run_flags.WORKDIR.value)
     with checking_flags():
         head.fit(extract(private[0]), private[1], public_data=(extract(public[0]), public[1]))
+    predictions = head.predict(extract(data.eval_x)).argmax(axis=1)
     record = Record(
         program="adamix",
         data=identity.of(values.dataset, len(private[1])),
@@ -100,8 +103,9 @@ def run(values):
         accountant="pld" if before.steps else head.accountant,
         sampling="full_batch",
         seen=seen,
+        settings=_asked(values),
         results={
-            "test_accuracy": head.evaluate(extract(data.eval_x), data.eval_y)["accuracy"],
+            "test_accuracy": float(np.mean(predictions == data.eval_y)),
             "num_examples": len(private[1]),
             "num_public": len(public[1]),
             "steps": head.steps,
@@ -114,9 +118,11 @@ def run(values):
         f"{record.statement()}\nThe {len(public[1])} public images get no guarantee: the weights "
         "may tell all of them.\n"
     )
-    files.write(workdir / "privacy_statement.txt", text.encode(), mode=0o644)
+    files.write(workdir / page.STATEMENT, text.encode(), mode=0o644)
     with files.replacing(workdir / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
+    results.draw_measured(data, data.eval_y, predictions, workdir)
+    page.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 
 
@@ -163,6 +169,15 @@ def extractor(data, model=None):
         return model.predict(images / scale if scale != 1 else images, verbose=0)
 
     return extract
+
+
+def _asked(values):
+    """The flags for a record: neither the seed nor where anything lies."""
+    names = ("pixels", "shots", "epsilon", "delta", "learning_rate")
+    asked = {name: values[name].value for name in names}
+    for name in ("dataset", "public_dataset", "init_data"):
+        asked[name] = values[name].value and identity.called(values[name].value)
+    return {**asked, "init_from": provenance.without_paths(values.init_from)}
 
 
 def _sets(values, data):

@@ -16,7 +16,10 @@ large the run is and what epsilon it spends. The working directory receives:
                             seeds and paths; accuracy is of the averaged weights, raw_accuracy
                             of the last ones. The last line of the standard output is a view
     curve.jsonl             accuracy and epsilon spent after every report
+    report.html             all of the run on a page that loads nothing, to open or to send
     learning_curve.png, confusion_matrix.png
+    wrong_predictions.png   test images taken for another class, where they are public: of known
+                            data sets, or with --public_test
     individual_PRIVATE/     with --individual: an epsilon for every training image, and pictures of
                             them; private data
     privacy_statement.txt   the guarantee in words, to cite
@@ -233,7 +236,7 @@ def train(settings, workdir, strategy):
     steps = budget.steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     measured = evaluation.measure(model, inputs)
-    raw_measured = evaluation.measure(_with_weights(model, raw.values), inputs)
+    raw_measured = evaluation.measure(devices.on_one_device(model, raw.values), inputs)
     results_found = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
@@ -279,7 +282,7 @@ def train(settings, workdir, strategy):
         settings=provenance.without_secrets(settings),
         results=results_found,
     )
-    results.write(record, whole, data, measured, learning_curve.rows, workdir)
+    results.write(record, whole, data, measured, learning_curve.rows, workdir, settings.public_test)
     if settings.individual:
         epsilons = optimizer.individual.epsilon()
         private = individual.write(epsilons, worst, history, model, inputs, workdir)
@@ -295,12 +298,6 @@ def _describe(settings, plan):
         f"NOT PRIVATE (--private=false): {plan.steps} steps of {plan.batch_size} out of "
         f"{plan.num_examples} examples without clipping and noise; epsilon is infinite"
     )
-
-
-def _with_weights(model, values):
-    other = keras.models.clone_model(model)
-    other.set_weights(values)
-    return other
 
 
 if __name__ == "__main__":

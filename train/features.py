@@ -8,8 +8,8 @@ itself, or any other Keras image model (docs/fine_tuning.md), without its last l
 to the working directory in shards; an extraction that was interrupted resumes after the last. With
 --method a head is then fitted to those of the training images and measured on the test images; a
 new folder `head-001`, `head-002` ... receives it, with `weights.npz`, `record.json`,
-`privacy_statement.txt` and, where --init_from is given, `model.keras` (backbone and head, for
-`tfdpx.train.predict`): publish these alone.
+`privacy_statement.txt`, `report.html` (all of these on a page) and, where --init_from is given,
+`model.keras` (backbone and head, for `tfdpx.train.predict`): publish these alone.
 The shards are private data. They are used again only for the same backbone and the same images, by
 their contents. What the backbone's training has spent on the same images is added; a backbone that
 saw them without an account is refused.
@@ -36,6 +36,7 @@ from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.features_on_disk import FeatureFolder
+from tfdpx.train.report import page, pictures
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
     finetuning,
@@ -147,6 +148,7 @@ def save(folder, head, spent, num_examples, test, chosen, searched=None):
         chosen: Dict, the method and what else the report says of the choice of arguments.
         searched: Optional string, how arguments were chosen on these examples.
     """
+    predictions = head.predict(test[0]).argmax(axis=1)
     record = Record(
         program="features",
         data=dataclasses.replace(folder.record.data, num_examples=num_examples),
@@ -157,23 +159,34 @@ def save(folder, head, spent, num_examples, test, chosen, searched=None):
         seen=folder.record.seen,
         searched=searched,
         inputs=folder.record.inputs,
-        settings=folder.record.settings,
+        settings={
+            **folder.record.settings,
+            "method": chosen["method"],
+            "epsilon": head.epsilon,
+            "delta": head.delta,
+        },
         results={
             **_about(folder, test),
             **chosen,
-            "test_accuracy": head.evaluate(*test)["accuracy"],
+            "test_accuracy": float(np.mean(predictions == test[1])),
             "noise_multiplier": head.noise_multiplier,
             "releases": head.num_releases,
         },
     )
     path = folder.new_head()
     record.save(path / records.FILE)  # First: no weights exist without a record.
-    files.write(path / "privacy_statement.txt", record.statement().encode(), mode=0o644)
+    files.write(path / page.STATEMENT, record.statement().encode(), mode=0o644)
     with files.replacing(path / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
     if folder.extractor is not None:
         logits = head.to_layer("logits")(folder.extractor.output)
         results.save_model(keras.Model(folder.extractor.inputs, logits), record, path)
+    if folder.data is not None:
+        results.draw_measured(folder.data, test[1], predictions, path)
+    else:  # There are features alone.
+        names = (record.inputs or {}).get("class_names") or range(folder.num_classes)
+        pictures.confusion_matrix(test[1], predictions, names, path / page.CONFUSION)
+    page.write_page(path)
     return {**record.view(), "workdir": str(path)}
 
 
@@ -210,8 +223,11 @@ def extract(
     )
     for note in (*data.notes, *about):
         print(note)
-    folder = FeatureFolder(workdir, _extraction(path, dataset, data, seen, pixels))
+    folder = FeatureFolder(
+        workdir, _extraction(path, dataset, data, seen, pixels, image_size, init_data)
+    )
     folder.extractor = model = build(data.image_shape)
+    folder.data = data
     for split, x, y in (("train", data.train_x, data.train_y), ("test", data.eval_x, data.eval_y)):
         if y is None:
             raise UserError(f"The images must fit in memory. Received: --dataset={dataset}.")
@@ -226,7 +242,7 @@ def extract(
     return folder
 
 
-def _extraction(path, dataset, data, seen, pixels):
+def _extraction(path, dataset, data, seen, pixels, image_size, init_data):
     """The `Record` of features, which are not private; `seen` on the same data is marked so."""
     mine = identity.of(dataset)
     seen = tuple(
@@ -246,6 +262,8 @@ def _extraction(path, dataset, data, seen, pixels):
             "backbone_digest": digest,
             "num_classes": data.num_classes,
             **({"pixels": pixels} if pixels else {}),
+            **({"image_size": image_size} if image_size else {}),
+            **({"init_data": identity.called(init_data)} if init_data else {}),
             **({"left_out": data.left_out} if data.left_out else {}),
         },
     )

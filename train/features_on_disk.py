@@ -30,13 +30,14 @@ class FeatureFolder:
         path: `pathlib.Path`.
         record: `Record`.
         extractor: `keras.Model` that this process extracts by; None if it only reads.
+        data: `loading.ImageData` that it extracts from, or None.
 
     Raises:
         UserError: If the folder holds other features, or none and `record` is None.
     """
 
     def __init__(self, path, record=None):
-        self.path, self.extractor = pathlib.Path(path), None
+        self.path, self.extractor, self.data = pathlib.Path(path), None, None
         about = self.path / _ABOUT
         if about.exists():
             with checking_flags():
@@ -46,8 +47,8 @@ class FeatureFolder:
                     made = _made_by(self.record), _made_by(record)
                     resumable.check_same(*made, holder, remedy)
         elif record is None:
-            raise UserError(f"The folder {path} holds no features: make some with "
-                            "tfdpx.train.features.")  # fmt: skip
+            raise UserError(f"The folder {path} holds no features: make them with "
+                            "--init_from=MODEL.keras and --dataset=NAME.")  # fmt: skip
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             files.write(self.path / _KEY, secrets.token_bytes(32))

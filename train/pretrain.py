@@ -4,9 +4,10 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning: on public i
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
 
 The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
-which `--init_from` of `classify` reads, and `record.json`, of which the last line of the standard
-output is a view. Ctrl-C ends a run after the update under way, saved; it resumes with
---workdir=PATH --resume and no other flag. Training takes one device.
+which `--init_from` of `classify` reads, `record.json`, of which the last line of the standard
+output is a view, and `report.html`, a page of it with its pictures. Ctrl-C ends a run after the
+update under way, saved; it resumes with --workdir=PATH --resume and no other flag. Training takes
+one device.
 
     python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained
 
@@ -34,6 +35,7 @@ from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.config.training import Training
 from tfdpx.train.data import generated, identity, loading
+from tfdpx.train.report import page
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
     checkpoint,
@@ -153,6 +155,10 @@ def train(settings, workdir):
     )
     results.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
+    if measured:
+        shown = (measured.labels, measured.predictions, workdir, settings.public_test)
+        results.draw_measured(data, *shown)
+    page.write_page(workdir)
     report = {**record.view(), "workdir": str(workdir)}
     print_table(report, title=f"{settings.model} on {data.name}, not private")
     folder.remove()

@@ -19,7 +19,7 @@ from tfdpx.train.tables import models
 from tfdpx.train.tables.preprocessing import Preprocessing, predict
 from tfdpx.train.tables.settings import TableSettings
 
-BUDGETS = ((500, 1.0), (1_000, 3.0), (4_000, 1.0), (4_000, 8.0), (20_000, 3.0))
+BUDGETS = ((150, 1.0), (500, 1.0), (1_000, 3.0), (4_000, 1.0), (4_000, 8.0), (20_000, 3.0))
 MODELS, STEPS = ("linear", "network"), (60, 180)
 RATES = (0.005, 0.02, 0.1, 0.5, 2.0, 8.0)
 DELTA = 1e-5

@@ -18,6 +18,9 @@ def test_a_case_trains_and_has_arrays_for_peers(name):
     task = study.as_arrays(table, settings)
     assert np.all(np.abs(task["x"]) <= 1) and len(task["x"]) == len(table.train)
     assert study.without_privacy(task) > 0.3
+    if task["classes"]:
+        found = study.heads(task, 8.0)
+        assert len(found) == len(study.HEADS) and max(found) > 0.7
 
 
 def test_generated_tables_are_drawn_from_their_key():

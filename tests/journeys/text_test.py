@@ -80,6 +80,17 @@ def test_fit_takes_texts_and_tokens(kind):
     assert {"loss", "val_loss", "epsilon"} <= set(history.history)
 
 
+def test_packed_texts_are_refused_unless_it_is_said_whose_they_are():
+    model, texts = causal(""), ["a good<|endoftext|>a bad", "a good<|endoftext|>"] * 4
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN))
+    with pytest.raises(ValueError, match="several texts packed in one row.*endoftext.*user_ids"):
+        model.fit(texts, verbose=0)
+    people = tfdpx.PrivacyPlan(8, 4, steps=1, noise_multiplier=1.0, delta=1e-3, unit="user")
+    model.compile(tfdpx.DPSGD(0.1, plan=people))
+    model.fit(texts, user_ids=[f"author {i}" for i in range(8)], examples_per_user=1, verbose=0)
+    assert model.optimizer.ledger.steps == 1
+
+
 def test_an_ordinary_optimizer_trains_as_ever_and_a_data_set_is_refused():
     model, y = classifier("", 2), np.array([1, 0] * 4)
     texts = ["a good film", "a bad plot"] * 4

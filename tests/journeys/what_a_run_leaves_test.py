@@ -17,6 +17,7 @@ from tfdpx.accounting import record as records
 from tfdpx.train import classify, predict, pretrain
 from tfdpx.train.data import loading
 from tfdpx.train.data.image_folder import ImageFolder
+from tfdpx.train.report import page
 from tfdpx.train.run import image_input
 
 SEED = 918_273_645
@@ -99,6 +100,16 @@ def test_no_file_holds_the_seed_or_where_anything_lies(left, photos):
         assert str(SEED).encode() not in text, name
         assert name == "printed" or str(photos.parent).encode() not in text, name
     assert b'"seed"' not in texts["record.json"] and b'"seeded": true' in texts["record.json"]
+
+
+def test_the_page_is_made_of_the_folder_and_shows_no_private_image(left):
+    workdir, _ = left
+    made = (workdir / "report.html").read_bytes()
+    page.write_page(workdir)
+    assert (workdir / "report.html").read_bytes() == made
+    assert made.count(b"data:image/png") == 2 and b"Wrong predictions" not in made
+    assert not (workdir / "wrong_predictions.png").exists()
+    assert b"<b>Not releasable</b>: the run had a seed" in made
 
 
 @pytest.mark.slow

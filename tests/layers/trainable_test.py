@@ -82,6 +82,38 @@ def test_an_embedding_that_is_the_head_stays_frozen():
     outputs = table(layers.Dense(4, name="between")(table(inputs)), reverse=True)
     model = keras.Model(inputs, outputs)
     assert trainable(model, "bias") == 4
+    table.enable_lora(2)
+    assert trainable(model, "lora") == (9 + 4) * 2
+
+
+class MaskedHead(layers.Layer):
+    """As that of masked language models: its last step is the table that embeds the tokens."""
+
+    def __init__(self, table):
+        super().__init__(name="head")
+        self.table, self.inner = table, layers.Dense(4, name="inner")
+
+    def call(self, x):
+        return self.table(self.inner(x), reverse=True)
+
+
+@pytest.mark.parametrize("what", ["last", "bias"])
+def test_a_head_leaves_the_table_that_it_holds_frozen(what):
+    table, inputs = layers.ReversibleEmbedding(9, 4), keras.Input([5], dtype="int32")
+    hidden = layers.Dense(4, name="between")(table(inputs))
+    model = keras.Model(inputs, MaskedHead(table)(hidden))
+    between = {"between/bias"} if what == "bias" else set()
+    trainable(model, what)
+    assert names(model) == {"inner/kernel", "inner/bias"} | between
+
+
+def test_a_quantized_last_layer_trains_by_lora_alone():
+    model = keras.Sequential([keras.Input([4]), layers.Dense(6), layers.Dense(3, name="head")])
+    model.layers[1].quantize("int8")
+    with pytest.raises(ValueError, match="quantized layer 'head'.*enable_lora"):
+        trainable(model, "last")
+    model.layers[1].enable_lora(2)
+    assert trainable(model, "last") == (6 + 3) * 2 + 3
 
 
 def data(rows=24):

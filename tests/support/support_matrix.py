@@ -47,6 +47,8 @@ FEATURES = {
         "optimizer": lambda *_: {"augment": tfdpx.augment.RandomCropFlip(1), "augmult": 2}
     },
     "`mixed_bfloat16`": {"policy": "mixed_bfloat16"},
+    '`per_example_engine="vmap"`': {"optimizer": lambda *_: {"per_example_engine": "vmap"}},
+    '`accountant="rdp"`': {"plan": {"accountant": "rdp"}},
 }
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import mechanism
+from tfdpx._keras import lora
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.per_example import rounding
 from tfdpx.per_example.rules import products
@@ -52,6 +53,14 @@ def tied(inputs):
     return layers.Concatenate(axis=1)([layer(inputs[:, :half]), Tied(layer)(inputs[:, half:])])
 
 
+def with_lora(layer, inputs):
+    outputs = layer(inputs)
+    layer.enable_lora(2)
+    _, b = lora.factors(layer)
+    b.assign(np.random.default_rng(0).normal(size=b.shape))  # Zero at first.
+    return outputs
+
+
 LAYERS = {
     "dense": (lambda x: layers.Dense(FAN_OUT)(x), BOTH),
     "dense called twice": (called_twice, BOTH),
@@ -65,6 +74,11 @@ LAYERS = {
     "layer normalization": (lambda x: layers.LayerNormalization()(x), BOTH[:1]),
     "group normalization": (lambda x: GroupNorm(2)(x), BOTH[:1]),
     "embedding": (lambda x: layers.Embedding(3, FAN_OUT)(x), BOTH),
+    "lora dense": (lambda x: with_lora(layers.Dense(FAN_OUT), x), BOTH[:1]),
+    "lora einsum": (
+        lambda x: with_lora(layers.EinsumDense("abc,cd->abd", (None, FAN_OUT)), x), BOTH[:1]
+    ),
+    "lora embedding": (lambda x: with_lora(layers.Embedding(3, FAN_OUT), x), BOTH),
 }  # fmt: skip
 
 
@@ -76,7 +90,7 @@ def largest(name, norm, jit_compile, positions=8, views=2, trials=15, policy="fl
     seeds.fix(0)
     keras.config.set_dtype_policy(policy)
     try:
-        tokens = name == "embedding"
+        tokens = name.endswith("embedding")
         inputs = keras.Input((positions,) if tokens else (positions, FAN_IN))
         model = cancelling.model_of(inputs, LAYERS[name][0](inputs))
     finally:

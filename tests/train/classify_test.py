@@ -285,7 +285,7 @@ def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
         (dict(final=True, validation=0.1), "--final --validation=0.1"),
         (dict(seconds_per_update=1.0), "--seconds_per_update=1.0 --dry_run=False"),
         (dict(seconds_per_update=-1.0, dry_run=True), "--seconds_per_update=-1.0"),
-        (dict(init_from="model.keras"), "--init_from=model.keras, missing"),
+        (dict(init_from="model.keras"), "--init_from=model.keras, which does not exist"),
         (dict(pretrained_on="cifar100"), "trained on 'cifar100': name its file with --init_from"),
         (dict(preset="table16/eps1"), "trained on 'imagenet32'"),
         (dict(trainable="last"), "--trainable=last"),

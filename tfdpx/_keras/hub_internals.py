@@ -28,6 +28,9 @@ def preprocess(model, arguments):
     Returns:
         Bool: whether `keras.Model.fit` can take them. It cannot where `x` is a data set that
         KerasHub has to preprocess.
+
+    Raises:
+        ValueError: If a string holds several texts, and whose they are was not given.
     """
     if getattr(model, "preprocessor", None) is None:
         return True
@@ -35,6 +38,8 @@ def preprocess(model, arguments):
         return False
     names = ("x", "y", "sample_weight")
     if _is_held(arguments.get("x")):
+        if arguments.get("user_ids") is None:
+            _refuse_packed(model, arguments["x"])
         made = _preprocessed(model, [arguments.get(name) for name in names])
         arguments.update(zip(names, made, strict=True))
     validation = arguments.get("validation_data")
@@ -53,6 +58,17 @@ def _preprocessed(model, data):
     """`(x, y, sample_weight)` of what may be texts."""
     data = tf.nest.map_structure(_as_texts, tuple(data))
     return keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(*data))
+
+
+def _refuse_packed(model, texts):
+    end = getattr(getattr(model.preprocessor, "tokenizer", None), "end_token", None)
+    for text in tf.nest.flatten(tf.nest.map_structure(_as_texts, texts)) if end else ():
+        if isinstance(text, str) and sum(bool(part.strip()) for part in text.split(end)) > 1:
+            raise ValueError(
+                f"Argument `x` has several texts packed in one row, with the end token {end!r} "
+                "between them: such a row is one example, whosever texts are in it. Give one text "
+                "a row, or pack the texts of one person alone and give `user_ids`."
+            )
 
 
 def _as_texts(leaf):

@@ -31,6 +31,14 @@ def factors_of(model):
     return [v for layer in layer_internals.flatten_layers(model) for v in factors(layer)]
 
 
+def enable_as(model, copy):
+    """Enables LoRA in a copy of a model where that has it: the config of attention lacks it."""
+    both = layer_internals.flatten_layers(model), layer_internals.flatten_layers(copy)
+    for old, new in zip(*both, strict=True):
+        if is_enabled(old) and not is_enabled(new):
+            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
+
+
 @contextlib.contextmanager
 def unmerged(model):
     """Within it, files get the frozen kernels as they are, where Keras adds A and B to them."""

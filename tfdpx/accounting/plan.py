@@ -10,7 +10,13 @@ from typing import Any
 
 import scipy.stats
 
-from tfdpx._arguments import check_choice, check_positive_integer, exactly_one_missing
+from tfdpx._arguments import (
+    check_choice,
+    check_positive_integer,
+    exactly_one_missing,
+    is_number,
+    require,
+)
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, calibration, statement
 from tfdpx.accounting.ledger import EXAMPLE, UNITS, USER, Entry, Ledger
@@ -121,6 +127,10 @@ class PrivacyPlan:
         solvable = ("noise_multiplier", "steps", "batch_size", "epsilon")
         unknown = exactly_one_missing({name: getattr(self, name) for name in solvable})
         self._check()
+        if self.spent.entries and is_number(epsilon):
+            cost = self.spent.composed_epsilon(self.delta, accountant)
+            must = f"pay for `spent`, which costs {cost:.4g} at delta={delta}"
+            require(cost <= epsilon, "epsilon", epsilon, must)
         if unknown == "epsilon":
             value = self.epsilon_at(self.steps)
         else:
@@ -134,18 +144,21 @@ class PrivacyPlan:
 
     def _check(self):
         """Raises ValueError unless all arguments are in range."""
+        if not isinstance(self.spent, Ledger):
+            raise ValueError(
+                "Argument `spent` must be a tfdpx.accounting.Ledger, which tfdpx.private_adapt "
+                f"returns. Received: spent={self.spent!r}."
+            )
         check_positive_integer("num_examples", self.num_examples)
         accountants.check_delta(self.delta)
         calibration.check(self.get_config())
         accountants.check_accountant(self.accountant)
         check_choice("sampling", self.sampling, SAMPLINGS)
         check_choice("unit", self.unit, UNITS)
-        fits = isinstance(self.spent, Ledger)
-        if not fits or (self.spent.entries and self.spent.unit != self.unit):
+        if self.spent.entries and self.spent.unit != self.unit:
             raise ValueError(
-                f"Argument `spent` must be a tfdpx.accounting.Ledger of releases about each "
-                f"{self.unit}. Received: spent={self.spent!r}. tfdpx.private_adapt returns one of "
-                "each example."
+                f"Argument `spent` must be of releases about each {self.unit}. Received: one about "
+                f"each {self.spent.unit}, as tfdpx.private_adapt returns it."
             )
         if self.unit == USER and self.is_approximate:
             raise ValueError(

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import layer_internals, model_internals, step_context
+from tfdpx._keras import layer_internals, lora, model_internals, step_context
 from tfdpx.per_example.rows import Rows
 from tfdpx.training.private_optimizer import PrivateOptimizer
 from tfdpx.training.public_clip import PublicClip
@@ -259,6 +259,7 @@ def _copy(model, specs):
         else:
             bare, twin = model, type(model).from_config(model.get_config())
             twin(specs)
+        lora.enable_as(bare, twin)
         twin.set_weights(bare.get_weights())
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(

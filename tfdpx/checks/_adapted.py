@@ -1,6 +1,7 @@
 """Layers that were adapted to data, and the word that values are public."""
 
 import hashlib
+import weakref
 
 import keras
 import numpy as np
@@ -19,8 +20,10 @@ _ARGUMENTS = {
 
 # Digests. Of values and not of layers, so that copies of a layer need no second word.
 _public = set()
-# Digest -> the ledger of the releases that gave a layer these values.
+# Digest -> the ledger of all releases that gave a layer these values: two columns may have alike.
 _private = {}
+# Layer -> its digest when adapted, and the ledger of that alone. A copy counts all of `_private`.
+_own = weakref.WeakKeyDictionary()
 
 
 def public(layer: keras.Layer) -> None:
@@ -75,7 +78,9 @@ def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
         layer: A `keras.Layer` that holds what was released.
         ledger: `tfdpx.accounting.Ledger` of the releases.
     """
-    _private[_digest(layer)] = ledger
+    digest = _digest(layer)
+    _private[digest] = _private.get(digest, Ledger()) + ledger
+    _own[layer] = digest, ledger
 
 
 def problems_of_adapted(model):
@@ -91,7 +96,8 @@ def problems_of_adapted(model):
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
         digest = step_context.eagerly(_digest, layer)
         if digest in _private:
-            origins.attach(_private[digest], model.variables)
+            known, own = _own.get(layer, (None, None))
+            origins.attach(own if known == digest else _private[digest], model.variables)
         elif digest and digest not in _public | named:
             named.add(digest)
             kind = next((kind for kind in _ARGUMENTS if isinstance(layer, kind)), None)

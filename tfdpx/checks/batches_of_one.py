@@ -23,9 +23,9 @@ from tfdpx.per_example.rows import Rows
 _ROWS, _EXAMPLES, _FEWEST = 8, 3, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
 _WRONG = (
-    "A layer treats a batch and its examples differently, or a rule given to "
-    "`tfdpx.per_example.register` is wrong. Try "
-    '`per_example_engine="vmap"`, and report the model if that passes.'
+    "A layer treats a batch and its examples differently (one that compares rows needs "
+    "`augmult=0` and `examples_per_user=1`), or a rule given to `tfdpx.per_example.register` is "
+    'wrong. Try `per_example_engine="vmap"`, and report the model if that passes.'
 )
 
 

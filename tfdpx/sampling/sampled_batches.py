@@ -22,7 +22,7 @@ from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import BatchSampler, finished, sampler_of
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.sampling.shares import Shares
-from tfdpx.sampling.users import DEFAULT_PER_USER, Users
+from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
 from tfdpx.spending import budget
 
 # Set the draws apart from whatever else is keyed by the same seed.
@@ -74,6 +74,8 @@ def plan_batches(
     """What `PrivacyPlan.batches` gives; its docstring has all arguments but `plan`."""
     check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
     _check_unit(plan, user_ids, examples_per_user, validation_split)
+    if user_ids is not None:
+        check_order(x, y, user_ids)
     count = plan.num_examples if user_ids is None else np.size(user_ids)
     examples = as_examples(x, y, sample_weight, class_weight=class_weight, num_examples=count)
     examples, held_out = _without_held_out(examples, validation_split, sample_weight is not None)

@@ -21,8 +21,11 @@ DEFAULT_PER_USER = 4
 # Sets the choices apart from whatever else is keyed by the same key.
 _CHOICE_KEY = int.from_bytes(b"choices", "big")
 
-# What NumPy and pandas make of a missing id: it would be one person of all who are unknown.
-_MISSING = (-1, -(2**31), -(2**63), "nan", "None", "NaT", "<NA>")
+# What programs make of a missing id: it would be one person of all who are unknown.
+_MISSING = ("", "nan", "none", "nat", "<na>", "null")
+_MISSING_INTS = (-1, -(2**31), -(2**63), 2**32 - 1, 2**63, 2**64 - 1)
+# Control and format characters, as a byte order mark.
+_UNSEEN = ("Cc", "Cf")
 
 
 class Users:
@@ -48,7 +51,7 @@ class Users:
         check_positive_integer("examples_per_user", per_user)
         self.examples, self.per_user = examples, int(per_user)
         self.is_weighted = examples.is_weighted
-        owners, self.count = _numbered(user_ids, examples.count)
+        owners, self.count = numbered(user_ids, examples.count)
         self._digest = hashlib.blake2b(owners.tobytes()).hexdigest()
         counts = np.bincount(owners)
         with tf.device("CPU:0"):
@@ -117,13 +120,47 @@ class Users:
         return f"{self.examples.fingerprint()} {self._digest} {self.per_user}"
 
 
+def check_order(x, y, user_ids):
+    """Refuses ids that may stand in another order than the examples.
+
+    Args:
+        x: As for `PrivacyPlan.batches`.
+        y: As `x`.
+        user_ids: As for `Users`.
+
+    Raises:
+        ValueError: If `x` is a `tf.data.Dataset`, or pandas objects have another index.
+    """
+    if isinstance(x, tf.data.Dataset):
+        raise ValueError(
+            "Argument `user_ids` needs examples in the order of the ids, and a tf.data.Dataset may "
+            "shuffle. Received: x of type tf.data.Dataset. Give arrays or a `tfdpx.RandomAccess`."
+        )
+    index, *others = (getattr(each, "index", None) for each in (user_ids, x, y))
+    is_pandas = hasattr(index, "equals")  # Of a list `index` is a method.
+    if is_pandas and any(hasattr(o, "equals") and not index.equals(o) for o in others):
+        raise ValueError(
+            "Argument `user_ids` must have the pandas index of `x` and `y`: ids belong to rows by "
+            "their order alone. Received: another index. Reorder them, as "
+            "`user_ids.loc[x.index]`, or give `user_ids.to_numpy()` if the order is right."
+        )
+
+
 def _like(flags, tensor):
     """`flags` [B, k] with axes of length one for those of `tensor` [B, k, ...] behind."""
     return flags[(..., *[tf.newaxis] * (tensor.shape.rank - 2))]
 
 
-def _numbered(user_ids, count):
-    """The ids as numbers from zero, int64 [count], and how many different ones there are."""
+def numbered(user_ids, count):
+    """The ids as numbers from zero, int64 [count], and how many different ones there are.
+
+    Args:
+        user_ids: As for `Users`.
+        count: Int, the number of examples.
+
+    Raises:
+        ValueError: As `Users`.
+    """
     values = user_ids.numpy() if tf.is_tensor(user_ids) else user_ids
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()  # None where it is masked.
@@ -146,11 +183,11 @@ def _numbered(user_ids, count):
         )
     numbers_of, spelled = {}, {}
     for value in dict.fromkeys(values):
-        other = spelled.setdefault(_spelling(value), value)
+        other = spelled.setdefault(spelling(value), value)
         if other != value:
             raise ValueError(
                 "Argument `user_ids` must spell the id of a person in one way: a person with two "
-                f"would be protected less. Received: {other!r} and {value!r}. Strip and normalize "
+                f"would be protected less. Received: {other!a} and {value!a}. Strip and normalize "
                 "all ids, or rename one of these."
             )
     owners = [numbers_of.setdefault(value, len(numbers_of)) for value in values]
@@ -159,14 +196,21 @@ def _numbered(user_ids, count):
 
 def _kind(value):
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return None if value in _MISSING else int
-    if isinstance(value, (str, bytes)) and _spelling(value) not in ("", *_MISSING):
+        return None if value in _MISSING_INTS else int
+    if isinstance(value, (str, bytes)) and spelling(value).lower() not in _MISSING:
         return type(value)
     return None
 
 
-def _spelling(value):
-    """An id without what nobody sees: spaces around it, and how Unicode composes its letters."""
+def spelling(value):
+    """An id without what nobody sees: how wide spaces are, how Unicode composes letters, marks."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
-    return unicodedata.normalize("NFKC", value).strip() if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    seen = (
+        c
+        for c in unicodedata.normalize("NFKC", value)
+        if c.isspace() or unicodedata.category(c) not in _UNSEEN
+    )
+    return " ".join("".join(seen).split())

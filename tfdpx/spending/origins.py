@@ -115,7 +115,8 @@ def _loaded(model, arrays):
         _changed(model, model.weights)
     else:
         saved = Saved(ledger_rows.read(*(arrays[name] for name in names)))
-        saved.put_on(model.trainable_variables or model.variables)
+        # All: a file does not say which trained; some may be frozen since, or hold merged LoRA.
+        saved.put_on(model.variables)
         _write_down(model)
 
 
@@ -173,6 +174,11 @@ def _put(layer, values):
     _changed(layer, unseen)
 
 
+def _replaced(old, new):
+    known = {id(variable) for variable in old}
+    pass_on(old, [variable for variable in new if id(variable) not in known])
+
+
 def _rows_with(values):
     """For each value that `set_weights` took the rows that go with it; None if it is unknown."""
     found = [_given_out.get(id(value)) for value in values]
@@ -206,4 +212,4 @@ def _digest(array):
     return hashlib.sha1(content, usedforsecurity=False).digest()
 
 
-hook.watch_weights(loaded=_loaded, changed=_changed, got=got, put=_put)
+hook.watch_weights(loaded=_loaded, changed=_changed, got=got, put=_put, replaced=_replaced)

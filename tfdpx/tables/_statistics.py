@@ -15,7 +15,7 @@ _HISTOGRAM = 1024
 _RARE = 8.0
 
 
-def bounds(x, released):
+def bounds(x, released, lower=None, upper=None):
     """A lower and an upper bound of each column, as powers of two, float64 [columns] each.
 
     The histogram of signs and powers of two of a row's d values changes by sqrt(d) with the row.
@@ -23,6 +23,8 @@ def bounds(x, released):
     Args:
         x: float64 [rows, columns]; NaN is left out.
         released: Function of a function to the exact array, and of its sensitivity.
+        lower: Optional float64 [columns], public: it stays.
+        upper: As `lower`.
     """
     columns = x.shape[1]
     sensitivity = math.sqrt(columns)
@@ -39,13 +41,17 @@ def bounds(x, released):
         return np.array(found, "float64")
 
     noisy, deviation = released(counts, sensitivity)
-    present = noisy > deviation * math.sqrt(2 * math.log(noisy.size)) + 0.5
+    # Noise alone exceeds it somewhere in one of fifty cases or fewer.
+    present = noisy > deviation * math.sqrt(2 * math.log(10 * noisy.size)) + 0.5
     edges = np.array([0.0, *2.0 ** (powers + 1), *-(2.0**powers)])[:, np.newaxis]
     starts = np.array([0.0, *2.0**powers, *-(2.0 ** (powers + 1))])[:, np.newaxis]
-    upper = np.max(np.where(present, edges, -np.inf), axis=0)
-    lower = np.min(np.where(present, starts, np.inf), axis=0)
-    lower, upper = (np.where(np.any(present, axis=0), v, w) for v, w in ((lower, -1), (upper, 1)))
-    return lower, np.where(upper > lower, upper, lower + 1.0)
+    most = np.max(np.where(present, edges, -np.inf), axis=0)
+    least = np.min(np.where(present, starts, np.inf), axis=0)
+    least, most = (np.where(np.any(present, axis=0), v, w) for v, w in ((least, -1), (most, 1)))
+    if upper is not None:
+        return np.where(least < upper, least, upper - 1 - np.abs(upper)), upper
+    lower = least if lower is None else lower
+    return lower, np.where(most > lower, most, lower + 1 + np.abs(lower))
 
 
 def moments(x, lower, upper, released):
@@ -100,7 +106,7 @@ def quantiles(x, lower, upper, num_bins, released):
     return np.unique(np.interp(wanted, [0.0, *total], edges))
 
 
-def categories(x, most, released):
+def categories(x, most, released, fits=lambda value: True):
     """The frequent values of a column, the most frequent first, by noisy counts; a list.
 
     Counts change by one with a row. A value is named where its noisy count is eight deviations of
@@ -110,8 +116,10 @@ def categories(x, most, released):
         x: Array [rows] of strings or ints.
         most: Int, or None for all.
         released: As for `bounds`.
+        fits: Function of a value: whether it may be named. It reads no other value.
     """
     values, counts = np.unique(x, return_counts=True)
     noisy, deviation = released(lambda: counts.astype("float64"), 1.0)
     order = np.argsort(-noisy, kind="stable")
-    return [values[i].item() for i in order if noisy[i] > 1 + _RARE * deviation][:most]
+    named = [values[i].item() for i in order if noisy[i] > 1 + _RARE * deviation]
+    return [value for value in named if fits(value)][:most]

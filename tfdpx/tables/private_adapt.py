@@ -16,6 +16,8 @@ from tfdpx.heads.releases import Releases
 from tfdpx.tables import _statistics
 
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
+# Keras squares ranges in float32.
+_WIDEST = 1e18
 # The vocabulary where no category is frequent: Keras wants one, and these are public.
 _NO_TEXT, _NO_INT = "(no frequent category)", -(2**31)
 
@@ -34,7 +36,8 @@ def private_adapt(
     - `Normalization`: mean and variance of each column, clipped to `[lower, upper]`.
     - `Discretization`: boundaries of bins of about as many rows each, in `[lower, upper]`.
     - `StringLookup`, `IntegerLookup`: the categories whose noisy count is eight deviations of the
-      noise above one, the most frequent first. All others are out of the vocabulary.
+      noise above one, the most frequent first. All others are out of the vocabulary, and so are
+      the empty text, texts of several lines and Keras's own tokens, which its files cannot hold.
     - `keras.utils.FeatureSpace`: each of its layers that would be adapted.
 
     Guarantee: what the layers then hold is, together with a training whose `PrivacyPlan` gets the
@@ -49,11 +52,11 @@ def private_adapt(
             model may hold.
         x: Array `[rows]` or `[rows, columns]` of the private values; `[rows]` alone for lookups
             and `Discretization`. Of a `FeatureSpace` a dict of arrays `[rows]`. A missing number
-            (NaN) counts as the middle of the bounds.
+            (NaN) counts as the middle of the bounds; `Discretization` leaves it out.
         noise_multiplier: Float > 0. Standard deviation of the noise over the sensitivity, of each
             release: one a layer, and one more to find bounds that are left out.
         lower: Float, or one for each column: the least value; None finds a power of two. Of a
-            `FeatureSpace` a dict by feature.
+            `FeatureSpace` a dict by feature. Magnitudes from 1e-6 to 1e12 can be found.
         upper: Like `lower`, the largest value.
         seed: Optional int for repeatable experiments: the noise of a known seed gives no privacy.
 
@@ -81,15 +84,20 @@ def private_adapt(
     require(fits, "noise_multiplier", noise_multiplier, "be positive and finite", " Use 20.")
     if isinstance(layer, keras.utils.FeatureSpace):
         ledger, adaptable = Ledger(), layer_internals.adaptable_features(layer)
+        least, most = ({} if limit is None else limit for limit in (lower, upper))
+        if not all(isinstance(v, dict) and v.keys() <= adaptable.keys() for v in (least, most)):
+            raise ValueError(
+                "Arguments `lower` and `upper` must be dicts of features with statistics, which "
+                f"are {', '.join(adaptable)}. Received: lower={lower!r}, upper={upper!r}."
+            )
         for name, part in adaptable.items():
             if not isinstance(x, dict) or name not in x:
                 raise ValueError(
                     "Argument `x` must be a dict with an array for each feature. Received: "
                     f"x of type {type(x).__name__} without {name!r}."
                 )
-            limits = [(limit or {}).get(name) for limit in (lower, upper)]
-            given = dict(noise_multiplier=noise_multiplier, lower=limits[0], upper=limits[1])
-            ledger += private_adapt(part, x[name], seed=seed, **given)
+            given = dict(lower=least.get(name), upper=most.get(name), seed=seed)
+            ledger += private_adapt(part, x[name], noise_multiplier=noise_multiplier, **given)
         layer_internals.finish_features(layer)
         return ledger
     kinds = (keras.layers.Normalization, keras.layers.Discretization, *_LOOKUPS)
@@ -116,16 +124,16 @@ def private_adapt(
 
 
 def _adapt_numbers(layer, x, lower, upper, released):
-    given = [None if limit is None else np.asarray(limit, "float64") for limit in (lower, upper)]
-    if lower is None or upper is None:
-        found = _statistics.bounds(x, released)
-        given = [f if g is None else g for f, g in zip(found, given, strict=True)]
-    try:
-        least, most = (np.broadcast_to(limit, x.shape[1:]) for limit in given)
-    except ValueError:
-        least = most = np.array([np.nan])
-    fits = np.all(np.isfinite(least) & np.isfinite(most) & (least < most))
-    require(fits, "lower, upper", (lower, upper), "be finite, lower < upper, one or one a column")
+    given = [None if limit is None else _limit(limit, x.shape[1]) for limit in (lower, upper)]
+    known = [limit for limit in given if limit is not None]
+    fits = all(np.all(np.abs(limit) < _WIDEST) for limit in known)
+    fits = fits and (len(known) < 2 or np.all(known[0] < known[1]))
+    must = f"be below {_WIDEST:g} in magnitude, lower < upper, one or one a column"
+    require(fits, "lower, upper", (lower, upper), must)
+    if len(known) < 2:
+        least, most = _statistics.bounds(x, released, *given)
+    else:
+        least, most = known
     if isinstance(layer, keras.layers.Discretization):
         limits = float(least[0]), float(most[0])
         boundaries = _statistics.quantiles(x[:, 0], *limits, layer.num_bins, released)
@@ -138,10 +146,18 @@ def _adapt_numbers(layer, x, lower, upper, released):
     layer.finalize_state()
 
 
+def _limit(limit, columns):
+    """float64 [columns]; NaN where it does not fit."""
+    try:
+        return np.broadcast_to(np.asarray(limit, "float64"), (columns,))
+    except (TypeError, ValueError):
+        return np.full(columns, np.nan)
+
+
 def _numbers(layer, x):
     """float64 [rows, columns] of what Keras's layer would take its statistics over."""
     x = np.asarray(x)
-    if x.dtype.kind not in "biuf" or x.ndim not in (1, 2) or not len(x):
+    if x.dtype.kind not in "biuf" or x.ndim not in (1, 2) or not x.size:
         raise TypeError(
             f"Argument `x` must be numbers of shape [rows] or [rows, columns] for {layer.name!r}. "
             f"Received: dtype {x.dtype}, shape {x.shape}. Turn dates and texts into numbers, or "
@@ -167,11 +183,12 @@ def _adapt_lookup(layer, x, released):
             f"Argument `x` must be {'texts' if texts else 'ints'} of shape [rows] for "
             f"{layer.name!r}. Received: dtype {x.dtype}, shape {x.shape}. Use a layer a column."
         )
-    if texts:
-        x = np.array([_text(v) for v in x.tolist()])
+    x = np.array([_text(v) for v in x.tolist()]) if texts else x.astype("int64")
     special = len(layer.get_vocabulary()) - len(layer.get_vocabulary(False))
     most = None if layer.max_tokens is None else layer.max_tokens - special
-    found = _statistics.categories(x, most, released)
+    found = _statistics.categories(
+        x, most, released, lambda v: v not in (layer.oov_token, layer.mask_token) and _is_line(v)
+    )
     if not found:  # No error, which would say so without an entry in a ledger.
         warn(
             f"No category of {layer.name!r} has enough rows for so much noise: all of its values "
@@ -183,5 +200,13 @@ def _adapt_lookup(layer, x, released):
 def _text(value):
     """What a lookup is asked for; a missing value is the empty text."""
     if isinstance(value, bytes):
-        return value.decode()
-    return "" if value is None or value != value else str(value)
+        return value.decode(errors="replace")
+    # `NA` of pandas has no truth value.
+    if value is None or type(value).__name__ == "NAType" or value != value:
+        return ""
+    return str(value)
+
+
+def _is_line(value):
+    """Whether a category can be a line of the vocabulary's file."""
+    return not isinstance(value, str) or value.splitlines() == [value]

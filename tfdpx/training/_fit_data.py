@@ -125,6 +125,9 @@ def session_of(optimizer, model, arguments):
             arguments["x"] = draws.fitted
             # Keras itself would take flags for weights, and ids for a part of the batch.
             build(model, arguments)
+            per_user = getattr(draws.examples, "per_user", None)
+            if per_user != optimizer.per_user:  # TensorFlow would trace a step for any number.
+                optimizer.per_user, model.train_function = per_user, None
             arguments["x"] = policy.dataset(draws)
             arguments["shuffle"] = False  # Keras would warn that it does not shuffle a data set.
             if draws.held_out is not None and arguments.get("validation_data") is None:

@@ -108,6 +108,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         )
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
+        self.per_user = None  # Examples of a person that the step was traced for.
         self.state = StepState()
         self.spend_tracker = SpendTracker(
             self.state, self.noise_multiplier, EXAMPLE if plan is None else plan.unit

@@ -4,6 +4,8 @@ import contextlib
 import difflib
 import sys
 
+from absl import flags, logging
+
 
 class UserError(Exception):
     """Something that the user of a binary can fix: a flag, a path, data that is not there.
@@ -30,6 +32,9 @@ def in_one_line(program, argv=()):
         program: String, such as "tfdpx.train.classify".
         argv: List of strings: the name of the program, and arguments that are no flags.
     """
+    # `absl.app` sets INFO, at which TensorFlow Datasets prints each file that it opens.
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
     try:
         if len(argv) > 1:
             raise UserError(f"Only flags are understood. Received: {' '.join(argv[1:])}.")

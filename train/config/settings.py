@@ -86,6 +86,11 @@ class RunSettings:
         choices=("validation", "test"),
         default=None,
     )
+    public_test: bool = setting(
+        "Your word that the test images are public: the page of the run shows some that are taken "
+        "for another class. Known data sets need no word.",
+        default=False,
+    )
     model: str = setting(f"One of: {classifiers.NAMES}.")
     group_norm: bool = setting("Whether a WRN has group normalization.", default=True)
     weight_standardization: bool = setting(
@@ -169,6 +174,12 @@ class RunSettings:
             self.eval_split == "validation" and not self.validation,
             "Flag --eval_split=validation measures on the images that --validation holds out.",
             "validation",
+        )
+        self._refuse_if(
+            self.public_test and bool(self.validation) and self.eval_split != "test",
+            "Flag --public_test is about test images, and this run measures on images held out: "
+            "leave it out, or give --eval_split=test.",
+            *("public_test", "validation"),
         )
         self._refuse_if(
             self.trainable != "all" and not (self.init_from or self.pretrained_on),

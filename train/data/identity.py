@@ -37,8 +37,15 @@ def of(name, num_examples=None):
         return Data(parsed.full, num_examples)
     is_table = parsed.entry.name in datasets.TABLES
     path = parsed.path.resolve() if is_table else _folder(parsed.path)
-    name = image_files.printable(path.name)
-    return Data(f"{parsed.entry.name}:{name}", num_examples, _identifier(path))
+    return Data(called(name), num_examples, _identifier(path))
+
+
+def called(name):
+    """What records call the data that a name of `--dataset` means, a string without a path."""
+    parsed = datasets.Name.parse(name)
+    if parsed.path is None:
+        return parsed.full
+    return f"{parsed.entry.name}:{image_files.printable(parsed.path.resolve().name)}"
 
 
 def overlap(one, name):

@@ -12,7 +12,8 @@ import statistics
 
 import numpy as np
 
-from tfdpx.train.config.errors import UserError
+from tfdpx.sampling.users import numbered
+from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import image_files
 from tfdpx.train.data.builders import Features
 from tfdpx.train.data.datasets import FOLDER
@@ -60,7 +61,10 @@ class ImageFolder:
         self._path = path
         if not path.is_dir():
             kind = "is no folder" if path.exists() else "does not exist"
-            raise UserError(f"Cannot read --dataset={FOLDER}:{path}: it {kind}.")
+            raise UserError(
+                f"Cannot read --dataset={FOLDER}:{path}: it {kind}. Name a folder that holds a "
+                "folder of images for each class."
+            )
         train, test = _parts(path)
         people = user and People(user, train, classes=1)
         if test and test_fraction is not None:
@@ -178,6 +182,8 @@ class Files:
     def tell_people(self, person_of):
         """Says whose each image is, by a function of a file."""
         self.people = np.array([person_of(file) for file, _ in self.pairs], object)
+        with checking_flags():
+            numbered(self.people, len(self))  # Refuses ids that are spelled alike.
 
     def __len__(self):
         return len(self.pairs)

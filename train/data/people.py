@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 
+from tfdpx.sampling.users import spelling
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_files
 
@@ -15,12 +16,12 @@ class People:
 
     Args:
         user: "parent_folder", or a regular expression that is searched for in the path of a file
-            below `path`, with "/" between folders: its first group, or all of it, is the person.
+            below `path`, with "/" between folders: its group, or all of it, is the person.
         path: `pathlib.Path` of the folder.
         classes: Depth of the folders of classes below `path`, an int.
 
     Raises:
-        UserError: If `user` is no regular expression.
+        UserError: If `user` is no regular expression, or one of several groups.
     """
 
     def __init__(self, user, path, classes):
@@ -32,6 +33,11 @@ class People:
                 f"Flag --user must be {PARENT_FOLDER} or a regular expression: {error}. Received: "
                 f"--user={user}."
             ) from error
+        if self._pattern is not None and self._pattern.groups > 1:
+            raise UserError(
+                "Flag --user must have one group at most, which is the person. Received: "
+                f"--user={user}. Write other groups as (?:...)."
+            )
 
     def of(self, file):
         """The person whose a file is, a string.
@@ -78,5 +84,7 @@ class People:
 
     def _is_tested(self, file, fraction, seed):
         salt = seed.to_bytes(16, "little")
-        digest = hashlib.blake2b(self.of(file), digest_size=8, salt=salt).digest()
+        # Spelled alike, and so refused, they must not be parted: nobody would see it.
+        name = spelling(self.of(file)).encode("utf-8", "surrogateescape")
+        digest = hashlib.blake2b(name, digest_size=8, salt=salt).digest()
         return int.from_bytes(digest, "big") < fraction * 2**64

@@ -11,6 +11,7 @@ from matplotlib import figure, font_manager, ticker
 from sklearn import metrics
 
 MAX_LABELLED_CLASSES = 20
+_COLUMNS, _LONGEST_NAME = 3, 14
 
 
 def learning_curve(rows, path, eval_split="test"):
@@ -82,6 +83,35 @@ def confusion_matrix(labels, predictions, class_names, path):
     fig.savefig(path, dpi=120)
 
 
+def wrong_predictions(images, labels, predictions, class_names, path):
+    """Draws images with their class and the one that they were taken for.
+
+    Args:
+        images: uint8 array `[count, height, width, channels]`.
+        labels: Integer labels `[count]`.
+        predictions: Predicted labels `[count]`.
+        class_names: One name a class.
+        path: PNG file to write.
+    """
+    rows = math.ceil(len(images) / _COLUMNS)
+    fig = figure.Figure(figsize=(5.2, 2.1 * rows), layout="constrained")
+    names, fonts = readable(class_names)
+    names = list(map(_short, names))
+    for place, (image, label, predicted) in enumerate(
+        zip(images, labels, predictions, strict=True), start=1
+    ):
+        axes = fig.add_subplot(rows, _COLUMNS, place)
+        axes.imshow(image[..., 0] if image.shape[-1] < 3 else image, "gray", vmin=0, vmax=255)
+        axes.set_axis_off()
+        title = f"{names[label]}\ntaken for {names[predicted]}"
+        axes.set_title(title, fontfamily=fonts, fontsize=9)
+    fig.savefig(path, dpi=120)
+
+
+def _short(name):
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
 def write_to_tensorboard(paths, log_dir, step):
     """Shows PNG files in TensorBoard, each under the name of its file.
 
@@ -112,6 +142,8 @@ def readable(names):
     for font in font_manager.fontManager.ttflist:
         if not missing:
             break
+        if font.name.startswith("Last Resort"):  # A box for every letter.
+            continue
         if font.style == "normal" and (more := missing & _letters(font.fname)):
             families.append(font.name)
             missing -= more

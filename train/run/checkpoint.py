@@ -18,7 +18,7 @@ from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
-FREE = ("report_every", "seed")
+FREE = ("report_every", "seed", "public_test")
 # Flags that are no settings, and that a resume takes from the run unless they are given.
 _FLAGS = ("data_dir", "log_private_metrics", "strategy", "tpu", "cpu_devices")
 

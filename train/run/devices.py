@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from absl import flags
 
+from tfdpx._keras import lora
 from tfdpx.sampling.shares import check_divides
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.training import agreement
@@ -175,12 +176,18 @@ def chief_first(strategy, settings):
         entropy = meet()
 
 
-def on_one_device(model):
-    """A copy of a Functional or Sequential model with its weights, under no strategy.
+def on_one_device(model, values=None):
+    """A copy of a Functional or Sequential model, under no strategy.
 
     It has no optimizer: Keras may compile the clone of a compiled model as that was, so what is
     cloned is a model that was not.
+
+    Args:
+        model: The model.
+        values: List of arrays for its weights; None for those that it has.
     """
-    copy = keras.models.clone_model(keras.Model(model.inputs, model.outputs, name=model.name))
-    copy.set_weights(model.get_weights())
+    bare = keras.Model(model.inputs, model.outputs, name=model.name)
+    copy = keras.models.clone_model(bare)
+    lora.enable_as(bare, copy)
+    copy.set_weights(model.get_weights() if values is None else values)
     return copy

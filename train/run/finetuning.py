@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import zipfile
 
 import keras
 import numpy as np
@@ -54,11 +55,16 @@ def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
             )
         file = file / "model.keras"
     if not (file.name.endswith(suffixes) and file.is_file()):
-        found = "of another kind" if file.exists() else "missing"
+        found = "a file of another kind" if file.exists() else "which does not exist"
         raise UserError(
             f"Flag --{flag} must name a run folder, or a file that ends in "
             f"{' or '.join(suffixes)}. Received: --{flag}={path}, {found}. An .h5 file of a whole "
             "model becomes one by keras.saving.load_model(path).save('model.keras')."
+        )
+    if file.suffix == ".keras" and not zipfile.is_zipfile(file):
+        raise UserError(
+            f"Cannot read --{flag}={path}: it is not a model that Keras saved. Save one by "
+            "model.save('model.keras')."
         )
     return str(file)
 

@@ -104,8 +104,9 @@ def without_secrets(settings):
     """
     recorded = dataclasses.asdict(settings)
     del recorded["seed"]  # Who knows it can take the noise away.
-    recorded["dataset"] = identity.of(settings.dataset).name
-    for name in ("init_from", "init_data", "features"):
+    for name in ("dataset", "init_data"):
+        recorded[name] = recorded.get(name) and identity.called(recorded[name])
+    for name in ("init_from", "features"):
         recorded[name] = without_paths(recorded.get(name))
     return recorded
 

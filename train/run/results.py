@@ -1,12 +1,18 @@
-"""What a finished run writes: the model, its record, the statement, and then the pictures."""
+"""What a finished run writes: model, record and statement, then pictures, and the page of all."""
+
+import numpy as np
 
 from tfdpx import _files as files
 from tfdpx.accounting import record as records
-from tfdpx.train.report import pictures
+from tfdpx.sampling.examples import as_examples
+from tfdpx.train.data import datasets
+from tfdpx.train.report import page, pictures
 from tfdpx.train.report.record import print_table
 
+_MOST_WRONG = 12
 
-def write(record, model, data, measured, rows, workdir):
+
+def write(record, model, data, measured, rows, workdir, public_test=False):
     """Writes everything to the working directory, pictures last, and prints statement and table.
 
     Args:
@@ -17,19 +23,42 @@ def write(record, model, data, measured, rows, workdir):
         measured: `evaluation.Measured`.
         rows: Those of `curve.Curve`.
         workdir: `pathlib.Path`.
+        public_test: As of `draw_measured`.
     """
     save_model(model, record, workdir)
     write_record(record, workdir)
-    names = ("learning_curve.png", "confusion_matrix.png")
-    pictures.learning_curve(rows, workdir / names[0], data.eval_split)
-    pictures.confusion_matrix(
-        measured.labels, measured.predictions, data.class_names, workdir / names[1]
-    )
+    pictures.learning_curve(rows, workdir / page.CURVE, data.eval_split)
+    draw_measured(data, measured.labels, measured.predictions, workdir, public_test)
     pictures.write_to_tensorboard(
-        [workdir / name for name in names],
+        [workdir / name for name in (page.CURVE, page.CONFUSION)],
         workdir / "tensorboard" / "pictures",
         record.results["steps"],
     )
+    page.write_page(workdir)
+
+
+def draw_measured(data, labels, predictions, workdir, public_test=False):
+    """Draws the confusion matrix and, of public test images alone, some that were taken wrong.
+
+    Args:
+        data: `loading.ImageData`.
+        labels: Integer labels of its examples to measure on.
+        predictions: Predicted labels of these.
+        workdir: `pathlib.Path`.
+        public_test: Bool, the user's word that the test images are public. Those of a data set that
+            everybody has are.
+    """
+    pictures.confusion_matrix(labels, predictions, data.class_names, workdir / page.CONFUSION)
+    is_known = datasets.Name.parse(data.name).entry in datasets.ENTRIES
+    wrong = np.flatnonzero(np.not_equal(labels, predictions))
+    # Images that were held out are private, as those trained on.
+    if data.eval_split != "test" or not (is_known or public_test) or not len(wrong):
+        (workdir / page.WRONG).unlink(missing_ok=True)
+        return
+    rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
+    images, _, _ = as_examples(*data.eval_examples).batch(rows, len(rows))
+    shown = (labels[rows], predictions[rows], data.class_names, workdir / page.WRONG)
+    pictures.wrong_predictions(np.asarray(images), *shown)
 
 
 def save_model(model, record, workdir):
@@ -42,7 +71,7 @@ def save_model(model, record, workdir):
 def write_record(record, workdir):
     """Writes the statement, and then the record: that the run has ended. Prints both."""
     text = record.statement()
-    files.write(workdir / "privacy_statement.txt", text.encode(), mode=0o644)
+    files.write(workdir / page.STATEMENT, text.encode(), mode=0o644)
     record.save(workdir / records.FILE)
     print(text)
     print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")

@@ -23,6 +23,7 @@ from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
+from tfdpx.train.report import page
 from tfdpx.train.run import auto_settings, evaluation, provenance, results
 from tfdpx.train.sweeps import grid, runs
 
@@ -186,7 +187,7 @@ def _record(folder, point, before, selected, noisy_accuracy):
 
     Curves and events name the epsilon of a run alone, and Keras prints the training loss.
     """
-    for name in ("curve.jsonl", "learning_curve.png", "log.txt", runs.POINT):
+    for name in ("curve.jsonl", page.CURVE, "log.txt", runs.POINT):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     ran = records.read(folder / records.FILE)
@@ -206,4 +207,5 @@ def _record(folder, point, before, selected, noisy_accuracy):
     )
     record.save(folder / "model.keras")
     results.write_record(record, folder)
+    page.write_page(folder)
     return record

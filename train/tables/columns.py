@@ -3,17 +3,20 @@
 import collections
 import dataclasses
 import hashlib
+import re
 
 import numpy as np
-from pyarrow import types
+from pyarrow import compute, types
 
 from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.tables import preprocessing, reading
-from tfdpx.train.tables.reading import CATEGORY, NUMBER
+from tfdpx.train.tables.reading import CATEGORY, MISSING, NUMBER
 
 _MOST_CLASSES = 100
-# A column of texts where more than this part of the values differ names the rows.
+# A column of texts where more than this part of the values differ names the rows; where more are
+# dates, it is of dates.
 _IDENTIFIER, _IDENTIFIER_ROWS = 0.9, 20
+_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +78,8 @@ def load(settings):
             f"There is nothing to learn from: columns but for --target={settings.target} and "
             f"--drop={','.join(settings.drop or ())} are: {', '.join(names) or 'none'}."
         )
+    if unfit := [name for name in names if name.startswith("tfdpx.") or "\0" in name]:
+        raise UserError(f"Column {unfit[0]!r} needs another name: a model cannot have this one.")
     if len({preprocessing.input_name(name) for name in names}) < len(names):
         raise UserError(
             "Names of columns must differ in more than '/' for '_', which Keras needs. Received: "
@@ -89,7 +94,9 @@ def load(settings):
     columns = {name: reading.values(table, name, kind) for name, kind in kinds.items()}
     for name, values in columns.items():
         if kinds[name] == CATEGORY:
-            _check_identifier(name, values)
+            _check_texts(name, values, name in (settings.categorical or ()))
+        elif name not in named:
+            _check_numbering(name, table[name])
     target, class_names = _target(table, settings)
     rows = Rows(columns, target)
     test = _is_test(rows, settings.test_fraction, settings.test_seed)
@@ -130,7 +137,7 @@ def _target(table, settings):
     labels = reading.values(table, name, CATEGORY)
     found = set(labels.tolist())
     by_value = int if kind == NUMBER else str
-    names = tuple(settings.classes or sorted(found, key=by_value))
+    names = tuple(dict.fromkeys(settings.classes or sorted(found, key=by_value)))
     if not 2 <= len(names) <= _MOST_CLASSES or not found.issubset(names):
         raise UserError(
             f"Column --target={name} must have from two to {_MOST_CLASSES} labels, all of them in "
@@ -141,13 +148,34 @@ def _target(table, settings):
     return np.array([index[label] for label in labels.tolist()], "int64"), names
 
 
-def _check_identifier(name, values):
-    present = values[values != ""]
+def _check_texts(name, values, is_declared):
+    present = values[values != MISSING]
+    dates = sum(bool(_DATE.match(value)) for value in present)
+    if not is_declared and dates > _IDENTIFIER * len(present):
+        raise UserError(
+            f"Column {name!r} is of dates. Replace it by numbers, such as days since a public "
+            f"date, or --drop={name}, or name it in --categorical if each date is a category."
+        )
     if len(present) >= _IDENTIFIER_ROWS and len(set(present)) > _IDENTIFIER * len(present):
         raise UserError(
             f"Column {name!r} names the rows: nearly all of its texts differ, so nothing can be "
             f"learned from it. Leave it out: --drop={name}. Or correct the values that are no "
             "numbers, if it should be of numbers."
+        )
+
+
+def _check_numbering(name, column):
+    """Refuses a running number of the rows: whole, all different, and leaving few out."""
+    present = column.drop_null()
+    if not types.is_integer(column.type) or len(present) < _IDENTIFIER_ROWS:
+        return
+    ends = compute.min_max(present)
+    dense = ends["max"].as_py() - ends["min"].as_py() < 2 * len(present)
+    if dense and len(present.unique()) == len(present):
+        raise UserError(
+            f"Column {name!r} numbers the rows: its values are whole, all differ and leave few "
+            f"out. Leave it out: --drop={name}. Or give its public range, "
+            f"--bounds={name}:LOWER:UPPER, if it measures something."
         )
 
 

@@ -11,7 +11,8 @@ import tfdpx
 from tfdpx.train.tables.settings import CLASSIFICATION, REGRESSION
 
 HIDDEN = 64
-_STEPS = 180
+_STEPS, _FEW_STEPS = 180, 60
+_FEW_STEPS_BELOW = 300  # Epsilon times rows.
 _NETWORK_FROM = 3_500  # Epsilon times rows.
 _LINEAR_RATE = 2.0
 _LARGEST_RATE = {CLASSIFICATION: 8.0, REGRESSION: 0.1}
@@ -44,12 +45,12 @@ def choose(settings, num_rows, spent):
     Raises:
         ValueError: If the values do not go together.
     """
-    enough = settings.epsilon * num_rows >= _NETWORK_FROM
-    model = settings.model or ("network" if enough else "linear")
+    budget = settings.epsilon * num_rows
+    model = settings.model or ("network" if budget >= _NETWORK_FROM else "linear")
     plan = tfdpx.PrivacyPlan(
         num_rows,
         settings.batch_size or min(num_rows, _MOST_ROWS),
-        settings.steps or _STEPS,
+        settings.steps or (_FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS),
         epsilon=settings.epsilon,
         delta=settings.delta,
         accountant=settings.accountant,

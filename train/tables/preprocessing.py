@@ -64,7 +64,7 @@ class Preprocessing:
         self.noise_multiplier = whole.noise_multiplier * math.sqrt(count / _SHARE)
         columns = len(self._found)
         deviation = self.noise_multiplier * math.sqrt(columns)
-        needed = deviation * math.sqrt(2 * math.log(max(_BINS * columns, 2)))
+        needed = deviation * math.sqrt(2 * math.log(10 * _BINS * max(columns, 1)))
         if columns and needed > _FULLEST * num_rows:
             raise UserError(
                 f"{num_rows} rows are too few to find the ranges of {columns} columns at "

@@ -1,6 +1,7 @@
 """CSV and Parquet files as columns of numbers and texts, read by pyarrow.
 
 The names and the types of columns are public, and what cannot be a type's value is refused here.
+No error quotes a value.
 """
 
 import pathlib
@@ -12,6 +13,7 @@ from pyarrow import csv, parquet, types
 from tfdpx.train.config.errors import UserError, did_you_mean
 
 NUMBER, BOOLEAN, CATEGORY = "number", "boolean", "category"
+MISSING = "(missing)"  # The category of fields without a text.
 _AS = {NUMBER: pa.float64(), BOOLEAN: pa.bool_(), CATEGORY: pa.string()}
 _ONE_BLOCK = 2**30  # Types are inferred from the first block of a file.
 _DELIMITERS = ",;\t|"
@@ -31,25 +33,38 @@ def read(path, kinds=None, flag="dataset"):
     """
     kinds = kinds or {}
     wanted = {name: _AS[kind] for name, kind in kinds.items()}
-    where = f"--{flag}={path}"
+    where, unfit = f"--{flag}={path}", []
+
+    def refuse(row):
+        unfit.append(row)
+        return "error"
+
     try:
         if path.suffix == ".parquet":
             table = parquet.read_table(path)
         else:
             table = csv.read_csv(
                 path,
-                read_options=csv.ReadOptions(block_size=_ONE_BLOCK),
-                parse_options=csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
+                # Threads would not know the number of a row.
+                read_options=csv.ReadOptions(block_size=_ONE_BLOCK, use_threads=False),
+                parse_options=csv.ParseOptions(
+                    delimiter=_delimiter(path), newlines_in_values=True, invalid_row_handler=refuse
+                ),
                 convert_options=csv.ConvertOptions(column_types=wanted, strings_can_be_null=True),
             )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise UserError(f"Cannot read {where}: {error}") from error
+        text = str(error).partition(": invalid value")[0]
+        if unfit:
+            row = unfit[0]
+            text = f"row {row.number} has {row.actual_columns} values for {row.expected_columns} "
+            text += "columns. Correct its separators and quotes."
+        raise UserError(f"Cannot read {where}: {text}") from error
     names = table.column_names
     double = sorted({name for name in names if names.count(name) > 1 or not name.strip()})
     if double:
         raise UserError(
             f"The first line of {where} must give every column a name of its own. Received: "
-            f"{', '.join(map(repr, double))}, double or empty."
+            f"{', '.join(map(repr, double))}, double or empty. (Of pandas: to_csv(index=False).)"
         )
     if missing := [name for name in wanted if name not in names]:
         raise UserError(
@@ -62,7 +77,7 @@ def read(path, kinds=None, flag="dataset"):
         for name, kind in wanted.items():
             table = table.set_column(names.index(name), name, table[name].cast(kind, safe=False))
     except pa.ArrowException as error:
-        raise UserError(f"Column {name!r} of {where} is not of {kind}: {error}") from error
+        raise UserError(f"Column {name!r} of {where} is not of {kinds[name]} values.") from error
     return table
 
 
@@ -96,7 +111,7 @@ def kind_of(table, name):
 
 
 def values(table, name, kind):
-    """A column as an array `[rows]`: float64 with NaN, or texts with "" for missing values.
+    """A column as an array `[rows]`: float64 with NaN, or texts with `MISSING`.
 
     Args:
         table: `pyarrow.Table`.
@@ -105,7 +120,7 @@ def values(table, name, kind):
     """
     column = table[name]
     if kind == CATEGORY:
-        return np.array([v or "" for v in column.cast(pa.string()).to_pylist()])
+        return np.array([v or MISSING for v in column.cast(pa.string()).to_pylist()])
     if kind == BOOLEAN:
         column = column.cast(pa.int8())
     return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)

@@ -13,14 +13,14 @@ from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import checking_flags
 from tfdpx.train.data import identity
-from tfdpx.train.report import pictures
+from tfdpx.train.report import page, pictures
 from tfdpx.train.run import provenance, results
 from tfdpx.train.tables import columns, models
 from tfdpx.train.tables.preprocessing import Preprocessing, predict
 
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
-    "categories as strings, empty where missing. The model does all else."
+    'categories as strings, "(missing)" where missing. The model does all else.'
 )
 
 
@@ -69,7 +69,7 @@ def fit(table, settings):
         half = (settings.target_upper - settings.target_lower) / 2
         y, loss = ((y - middle) / half)[:, np.newaxis], "mean_squared_error"
     # Another model of the same layers: a file of a compiled one would hold the optimizer.
-    private = keras.Model(head.inputs, head.outputs)
+    private = keras.Model(head.inputs[0], head.outputs[0])
     private.compile(optimizer, loss)
     private.fit(choice.plan.batches(x, y, optimizer=optimizer), shuffle=False, verbose=0)
     outputs = head(before.output)
@@ -150,8 +150,9 @@ def train(settings, workdir):
     results.write_record(record, workdir)
     if table.class_names and len(table.test):
         predicted = predict(trained.model, table.test.columns).argmax(axis=1)
-        path = workdir / "confusion_matrix.png"
+        path = workdir / page.CONFUSION
         pictures.confusion_matrix(table.test.target, predicted, table.class_names, path)
+    page.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 
 

@@ -1,6 +1,7 @@
 """Attacks on the account: whatever a user does, the ledger is never below what was spent."""
 
 import gc
+import warnings
 import weakref
 
 import keras
@@ -268,6 +269,30 @@ def test_a_file_loaded_before_the_model_is_compiled_counts(name, tmp_path):
         loaded.load_weights(tmp_path / name)
     loaded.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
     assert loaded.optimizer.ledger.steps == 4
+
+
+def test_weights_of_a_file_that_are_frozen_by_now_may_have_trained(tmp_path):
+    model = make()
+    train(model)
+    model.layers[0].trainable = False
+    model.save(tmp_path / "model.keras")
+    features = keras.saving.load_model(tmp_path / "model.keras").layers[0]
+    assert not features.trainable
+    other = keras.Sequential([keras.Input((6,)), features, keras.layers.Dense(3)])
+    other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+    assert other.optimizer.ledger.steps == 4
+
+
+def test_quantized_weights_keep_the_ledger():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, use_bias=False)])
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
+    train(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras's, of layers that have nothing to quantize.
+        model.quantize("int8")
+    other = keras.Sequential([model.layers[0], keras.layers.Dense(3)])
+    other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+    assert other.optimizer.ledger.steps == 4
 
 
 def test_models_that_share_frozen_weights_alone_share_no_account():

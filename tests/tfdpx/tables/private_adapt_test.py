@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdpx
+from tfdpx import checks
+from tfdpx.audit.lower_bound import gdp_mu_lower_bound
 from tfdpx.heads.releases import Releases
 from tfdpx.tables import _statistics, private_adapt
 
@@ -92,6 +94,26 @@ def test_the_bound_of_moments_is_reached():
     assert np.linalg.norm(np.asarray(one[0]) - other[0]) == pytest.approx(one[1])
 
 
+@pytest.mark.parametrize("noise, honest", [(0.7, True), (0.35, False)])
+def test_an_audit_by_what_the_layer_holds(noise, honest):
+    """Runs with and without the worst row are told apart as well as accounted, and no better.
+
+    Half the noise, the planted bug, is found.
+    """
+    rows = np.repeat([-0.7, 0.7], 20)[:, np.newaxis]
+    found = []
+    for x in (rows, np.vstack([rows, [[1e30]]])):
+        for _ in range(400):
+            layer = layers.Normalization()
+            private_adapt(layer, x, noise_multiplier=noise, lower=-1.0, upper=1.0)
+            mean, variance = layer.mean[0, 0], layer.variance[0, 0]
+            found.append(len(x) * float(mean + 0.5 * (variance + mean**2 - 0.5)))
+    without, with_it = np.reshape(found, (2, -1))
+    errors = [np.sum(without > 0.425), np.sum(with_it <= 0.425)]
+    proved = gdp_mu_lower_bound(int(errors[0]), 400, int(errors[1]), 400)
+    assert (0.5 / 0.7 < proved <= 1 / 0.7) if honest else proved > 1 / 0.7
+
+
 def test_a_category_of_one_row_is_never_named():
     """Its noisy count would have to be eight deviations up."""
     x = np.array([*["a"] * 500, "secret"])
@@ -101,6 +123,43 @@ def test_a_category_of_one_row_is_never_named():
         assert layer.get_vocabulary(False) == ["a"]
     deviations = (_statistics._RARE * 2.0) / 2.0
     assert 0.5 * math.erfc(deviations / math.sqrt(2)) < 1e-15
+
+
+def test_ranges_are_rarely_wide_by_noise_alone():
+    rng, wide = np.random.default_rng(1), 0
+    for _ in range(200):
+        x = rng.normal(size=(500, 1))
+        lower, upper = _statistics.bounds(
+            x, lambda exact, bound: (exact() + 5 * bound * rng.normal(size=(123, 1)), 5 * bound)
+        )
+        wide += upper[0] - lower[0] > 16
+    assert wide <= 8
+
+
+@pytest.mark.parametrize("limits", [dict(lower=1e9), dict(upper=-1e9)])
+def test_one_public_bound_that_no_row_is_within(limits):
+    """What was found is released: no error says which side of a bound the rows are on."""
+    layer = layers.Normalization()
+    assert private_adapt(layer, NUMBERS, noise_multiplier=1.0, **limits).steps == 2
+    assert np.all(np.isfinite(layer.mean)) and np.all(np.abs(layer.mean) > 5e8)
+
+
+@pytest.mark.parametrize(
+    "layer, odd",
+    [
+        (layers.StringLookup(mask_token=""), ["", "[UNK]", "two\nlines", "\x85", b"\xff"]),
+        (layers.IntegerLookup(mask_token=0), [0, -1, 2**64 - 1]),
+    ],
+)
+def test_values_that_a_vocabulary_cannot_hold_are_left_out(tmp_path, layer, odd):
+    kept = ["a"] if "" in odd else [7]
+    x = np.array(100 * (odd + kept), object if "" in odd else "uint64")
+    private_adapt(layer, x, noise_multiplier=1.0)
+    assert [v for v in layer.get_vocabulary(False) if v != "\ufffd"] == kept
+    model = keras.Sequential([keras.Input((1,), dtype=layer.dtype), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.layers[0].get_vocabulary() == layer.get_vocabulary()
 
 
 def test_the_noise_is_there():
@@ -169,6 +228,24 @@ def test_a_layer_in_the_model_counts_without_the_plan_and_the_plan_without_the_l
     assert model.optimizer.ledger.epsilon(1e-3) == pytest.approx(plan.epsilon, rel=1e-3)
 
 
+def test_two_columns_of_the_same_categories_both_count():
+    """The layers hold equal vocabularies, and were paid for one by one."""
+    x = np.array([["yes", "no"], ["no", "yes"]] * 200)
+    answers = [layers.StringLookup(output_mode="one_hot") for _ in range(2)]
+    spent = [private_adapt(layer, x[:, i], noise_multiplier=2.0) for i, layer in enumerate(answers)]
+    for layer in answers:
+        layer.set_vocabulary(["no", "yes"])  # Whatever noise made of ties.
+        checks.spent_on(layer, spent[answers.index(layer)])
+    inputs = [keras.Input((1,), dtype="string") for _ in answers]
+    both = layers.concatenate([layer(each) for layer, each in zip(answers, inputs, strict=True)])
+    model = keras.Model(inputs, layers.Dense(2)(both))
+    plan = tfdpx.PrivacyPlan(400, 400, steps=2, noise_multiplier=3.0, delta=1e-4)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), loss)
+    model.fit([x[:, :1], x[:, 1:]], np.zeros(400), epochs=2, verbose=0)
+    assert model.optimizer.ledger.steps == 4
+
+
 def test_an_ordinary_adapt_after_it_is_refused():
     x = np.random.default_rng(0).normal(size=(64, 2))
     layer = layers.Normalization()
@@ -221,6 +298,10 @@ def adapted():
     return layer
 
 
+def space():
+    return keras.utils.FeatureSpace({"age": keras.utils.FeatureSpace.float_normalized()})
+
+
 NUMBERS, ONE = np.ones([8, 2]), np.ones(8)
 
 
@@ -240,7 +321,14 @@ NUMBERS, ONE = np.ones([8, 2]), np.ones(8)
         (layers.IntegerLookup(), ONE, {}, "ints"),
         (layers.Normalization(), NUMBERS, dict(lower=1.0, upper=1.0), "lower < upper"),
         (layers.Normalization(), NUMBERS, dict(lower=[1.0] * 3, upper=2.0), "one a column"),
+        (layers.Normalization(), NUMBERS, dict(lower=[1.0] * 3), "one a column"),
+        (layers.Normalization(), NUMBERS, dict(lower=-1e30, upper=1e30), "below 1e\\+18"),
+        (layers.Normalization(), NUMBERS, dict(lower="a", upper="b"), "one a column"),
+        (layers.Normalization(), NUMBERS[:, :0], {}, "numbers of shape"),
+        (space(), {"age": ONE}, dict(lower=0.0, upper=1.0), "dicts of features.* age"),
+        (space(), {"age": ONE}, dict(lower={"Age": 0.0}), "dicts of features.* age"),
         (layers.Normalization(), NUMBERS, dict(noise_multiplier=0.0), "noise_multiplier=0.0"),
+        (layers.Normalization(), NUMBERS, dict(noise_multiplier=np.nan), "noise_multiplier=nan"),
     ],
 )
 def test_bad_arguments(layer, x, arguments, words):
@@ -278,3 +366,14 @@ def test_the_ledger_counts_what_was_released():
     releases.gaussian("statistics", np.zeros(2), 1.0)
     with pytest.raises(RuntimeError, match="paid|pays"):
         releases.gaussian("statistics", np.zeros(2), 1.0)
+
+
+@pytest.mark.parametrize(
+    "epsilon, spent, words",
+    [(1.0, None, "`spent`, which costs 4.377"), (9.0, [], r"`spent` must be a .*Ledger.*\[\]")],
+)
+def test_a_plan_must_pay_for_what_was_spent(epsilon, spent, words):
+    if spent is None:
+        spent = private_adapt(layers.Normalization(), NUMBERS, noise_multiplier=2**0.5)
+    with pytest.raises(ValueError, match=words):
+        tfdpx.PrivacyPlan(1000, 100, 3, epsilon=epsilon, delta=1e-5, spent=spent)

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import types
 
 import keras
 import numpy as np
@@ -215,7 +216,10 @@ def test_the_ids_are_read_once():
         (np.append(-(2**63), IDS[1:]), "the id -9223372036854775808"),
         (np.array(["b", float("nan"), *map(str, IDS[2:])]), "the id 'nan'"),
         (np.ma.masked_equal(IDS, 3), "'NoneType'"),
+        (np.append(2**32 - 1, IDS[1:]), "the id 4294967295"),
+        (["NULL", *map(str, IDS[1:])], "the id 'NULL'"),
         (["1 ", *map(str, IDS[1:])], "'1 ' and '1'|'1' and '1 '"),
+        (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # Of a file's first line.
         (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
         (iter(IDS), "one id an example"),
         (np.zeros(len(IDS), int), "1 people"),
@@ -225,6 +229,38 @@ def test_the_ids_are_read_once():
 def test_ids_that_would_protect_somebody_less_are_refused(ids, message):
     with pytest.raises(ValueError, match=message):
         make_model().fit(X, Y, user_ids=ids, verbose=0)
+
+
+class Indexed(np.ndarray):
+    """What is read of a pandas object, which is not installed here."""
+
+    index = None
+
+
+def indexed(values, order):
+    made, index = np.asarray(values).view(Indexed), types.SimpleNamespace(order=order)
+    index.equals = lambda other: other.order == order
+    made.index = index
+    return made
+
+
+def test_ids_in_another_order_than_the_examples_are_refused():
+    plan = make_plan(4, 3, 1.0)
+    with pytest.raises(ValueError, match="a tf.data.Dataset may shuffle"):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(100)
+        plan.batches(data, user_ids=IDS)
+    for x, y in ((indexed(X, "b"), Y), (X, indexed(Y, "b")), (indexed(X, "a"), indexed(Y, "b"))):
+        with pytest.raises(ValueError, match="`user_ids.loc"):
+            plan.batches(x, y, user_ids=indexed(IDS, "a"))
+    for x, ids in ((indexed(X, "a"), indexed(IDS, "a")), (X, indexed(IDS, "a")), (X, list(IDS))):
+        plan.batches(x, Y, user_ids=ids)
+
+
+def test_fits_may_differ_in_how_many_examples_a_person_gives():
+    model = make_model(make_plan(4, 9, 1.0))
+    for k in (3, 1):
+        model.fit(X, Y, user_ids=IDS, examples_per_user=k, steps_per_epoch=2, verbose=0)
+    assert model.optimizer.ledger.steps == 4
 
 
 def test_what_does_not_go_together_is_refused():

@@ -12,6 +12,7 @@ from PIL import Image
 from tfdpx.train import classify
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
+from tfdpx.train.data.people import People
 
 PEOPLE = 12
 
@@ -64,6 +65,20 @@ def test_a_class_with_nobody_to_train_on_is_refused(tmp_path):
             loading.load(f"folder:{tmp_path}", user="parent_folder", test_seed=seed)
 
 
+def test_a_person_of_two_spellings_is_refused_and_never_parted(tmp_path):
+    for person in range(PEOPLE):
+        for label, name in (("dark", f"\u00e9{person}"), ("light", f"e\u0301{person}")):
+            path = tmp_path / label / name / "0.png"
+            path.parent.mkdir(parents=True)
+            Image.new("L", (12, 12), 9).save(path)
+    people = People("parent_folder", tmp_path, classes=1)
+    found = {label: sorted((tmp_path / label).rglob("*.png")) for label in ("dark", "light")}
+    tested = people.part(found, 0.5, 0)["test"]
+    assert 0 < len(tested["dark"]) == len(tested["light"])
+    with pytest.raises(UserError, match="in one way"):
+        loading.load(f"folder:{tmp_path}", user="parent_folder")
+
+
 def test_folders_below_a_person_are_refused(tmp_path):
     write(tmp_path, lambda person, i: f"{person}/session 1/{i}.png")  # Of all, "session 1".
     with pytest.raises(UserError, match="not CLASS/PERSON/NAME"):
@@ -76,6 +91,7 @@ def test_folders_below_a_person_are_refused(tmp_path):
         ("parent_folder", "not CLASS/PERSON/NAME"),
         ("owner-(.+)-", "does not match"),
         ("(", "regular"),
+        ("(p)([0-9]+)", "one group at most"),
     ],
 )
 def test_images_of_nobody_are_refused(tmp_path, user, message):

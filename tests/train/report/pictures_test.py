@@ -121,3 +121,17 @@ def test_pictures_arrive_in_tensorboard(tmp_path):
     pixels = image.imread(path)
     assert (int(height), int(width)) == pixels.shape[:2]
     assert png.startswith(b"\x89PNG")
+
+
+def test_wrong_predictions_show_images_with_both_classes(tmp_path, drawn):
+    images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), "uint8")
+    names = ["cat", "$dog", "a name of more letters than fit"]
+    pictures.wrong_predictions(images, [0, 1, 2, 0, 1], [1, 2, 0, 2, 0], names, tmp_path / "a.png")
+    check_png(tmp_path / "a.png")
+    shown = drawn[0].axes
+    assert [axes.get_title() for axes in shown[:2]] == [
+        "cat\ntaken for \\$dog",
+        "\\$dog\ntaken for a name of m...",
+    ]
+    for axes, image_shown in zip(shown, images, strict=True):
+        np.testing.assert_array_equal(axes.images[0].get_array(), image_shown)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from cases import slow
 
 from tfdpx.accounting import record as records
+from tfdpx.layers import trainable
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import devices
 
@@ -84,6 +85,19 @@ def test_the_copy_for_one_device_predicts_the_same_and_is_not_compiled():
     x = np.ones((2, 4), "float32")
     np.testing.assert_array_equal(copy(x), model(x))
     assert copy.name == "own" and not copy.compiled
+
+
+def test_the_copy_for_one_device_has_the_lora_of_attention():
+    inputs = keras.Input((4, 6))
+    attended = keras.layers.MultiHeadAttention(2, 3)(inputs, inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(attended))
+    trainable(model, "lora", rank=2)
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.1)
+    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype("float32")
+    np.testing.assert_array_equal(devices.on_one_device(model)(x), model(x))
+    zeros = [np.zeros_like(value) for value in model.get_weights()]
+    np.testing.assert_array_equal(devices.on_one_device(model, zeros)(x), 0 * model(x))
 
 
 def classify(workdir, data_dir, *flags, environment=None):

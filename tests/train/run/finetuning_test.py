@@ -173,7 +173,7 @@ def test_training_the_last_layer_leaves_the_body_as_it_was(trained):
     ("given", "message"),
     [
         (dict(pretrained_on="imagenet32"), "trained on 'imagenet32': name its file"),
-        (dict(init_from="/no/such/model.keras"), "--init_from=/no/such/model.keras, missing"),
+        (dict(init_from="/no/such/model.keras"), "=/no/such/model.keras, which does not exist"),
         (dict(init_from="/etc/hostname"), "or a file that ends in .keras"),
     ],
 )

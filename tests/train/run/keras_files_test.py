@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+import zipfile
 
 import keras
 import numpy as np
@@ -161,6 +162,9 @@ def test_a_run_folder_stands_for_its_model(tmp_path):
         finetuning.check(settings)
     (tmp_path / "record.json").touch()
     (tmp_path / "model.keras").touch()
+    with pytest.raises(UserError, match="not a model that Keras saved"):
+        finetuning.check(settings)
+    zipfile.ZipFile(tmp_path / "model.keras", "w").close()
     assert finetuning.check(settings).init_from == str(tmp_path / "model.keras")
     (tmp_path / "old.h5").touch()
     with pytest.raises(UserError, match="another kind.*load_model"):

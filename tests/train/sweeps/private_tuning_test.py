@@ -76,7 +76,10 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(tmp_path, data_dir,
         "model.keras",
         "privacy_statement.txt",
         "record.json",
+        "report.html",
     ]
+    assert "differential privacy" in (best / "report.html").read_text()
+    assert "5 on average" in (best / "report.html").read_text()
     assert report["epsilon"] <= 2.0 and report["epsilon"] > 1.99
     for name in ("record.json", "model.keras"):
         assert records.read(best / name).epsilon == report["epsilon"]

@@ -17,9 +17,10 @@ pa = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 
 from tfdpx.accounting import record as records  # noqa: E402
+from tfdpx.accounting.ledger import Ledger  # noqa: E402
 from tfdpx.train import classify, predict  # noqa: E402
 from tfdpx.train.config.errors import UserError  # noqa: E402
-from tfdpx.train.tables import columns, preprocessing  # noqa: E402
+from tfdpx.train.tables import columns, models, preprocessing, reading  # noqa: E402
 from tfdpx.train.tables.settings import TableSettings  # noqa: E402
 
 RARE = "Zwischenwasser"  # In one row alone.
@@ -39,7 +40,7 @@ def people(rows=1500):
     ages = age.astype(str)
     ages[:4] = "", "1e30", "inf", "NaN"
     city = city.astype(object)
-    city[5], city[6] = RARE, ""
+    city[5], city[6:200] = RARE, ""
     income = np.exp(rng.normal(8, 1, rows))
     owns = rng.choice(["true", "false", ""], rows)
     found = {"age in years": ages, "city": city, "income/month": income, "owns": owns}
@@ -101,7 +102,7 @@ def test_nothing_private_is_in_what_is_left(finished):
     model = keras.saving.load_model(finished / "run" / "model.keras")
     layers = model.get_layer("tfdpx.preprocessing").layers
     lookup = next(layer for layer in layers if isinstance(layer, keras.layers.StringLookup))
-    assert set(lookup.get_vocabulary(False)) == {'Old "Town"', "Bonn, West"}
+    assert set(lookup.get_vocabulary(False)) == {'Old "Town"', "Bonn, West", "(missing)"}
     normal = [layer for layer in layers if isinstance(layer, keras.layers.Normalization)]
     # One row of 1e30 moved nothing out of the range of all others.
     assert all(np.all(np.abs(layer.adapt_mean) < 2e4) for layer in normal)
@@ -138,7 +139,7 @@ def test_the_program_predicts(finished, tmp_path):
     assert (tmp_path / "predictions.csv").read_text().startswith("bought,probability\n")
 
 
-def test_a_regression_of_a_parquet_file(capsys, tmp_path):
+def test_a_regression_of_a_parquet_file(capsys, tmp_path, recwarn):
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, size=(2000, 2))
     # Columns that are called as Keras calls layers.
@@ -152,6 +153,7 @@ def test_a_regression_of_a_parquet_file(capsys, tmp_path):
         classify.main(["classify"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["test_r2"] > 0.9
+    assert not [w for w in recwarn if "computed alone" in str(w.message)]
     rows = predicted(tmp_path / "run", path, tmp_path / "out.csv")
     errors = np.array([float(row["y"]) for row in rows]) - table["y"]
     assert np.sqrt(np.mean(errors**2)) < 6
@@ -181,6 +183,9 @@ GOOD = {"x": [1.5, 2.5] * 20, "t": ["a", "b"] * 20}
         (GOOD | {"day": ["2024-01-02"] * 40}, {}, "'day' is of type date.*--drop=day"),
         (GOOD | {"at": ["2024-01-02 10:00:00"] * 40}, {}, "'at' is of type timestamp"),
         (GOOD | {"id": [f"p{i}" for i in range(40)]}, {}, "'id' names the rows.*--drop=id"),
+        (GOOD | {"id": list(range(100, 140))}, {}, "'id' numbers the rows.*--bounds=id:"),
+        (GOOD | {"day": ["31/12/2024", "1/2/2025"] * 20}, {}, "'day' is of dates.*--drop=day"),
+        (GOOD | {"tfdpx.head": [1.5] * 40}, {}, "'tfdpx.head' needs another name"),
         (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
         (GOOD | {"": [1] * 40}, {}, "name of its own"),
         (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' for '_'"),
@@ -203,6 +208,23 @@ def test_two_columns_of_one_name_are_refused(tmp_path, capsys):
     path.write_text("a,a,t\n1,2,x\n3,4,y\n")
     with pytest.raises(SystemExit, match="'a', double"):
         run(capsys, path, tmp_path / "run", target="t")
+
+
+def test_errors_quote_no_value(tmp_path, finished):
+    """Of a row of another length, and of a value of another kind."""
+    path = tmp_path / "bad.csv"
+    path.write_text(f"x,t\n1,a\n2,b,{RARE}\n")
+    with pytest.raises(UserError, match="row 3 has 3 values for 2 columns") as error:
+        loaded(path)
+    assert RARE not in str(error.value)
+    write(path, {**{name: values[:1] for name, values in people(9).items()}, "owns": [RARE]})
+    with pytest.raises(SystemExit, match="Cannot read --rows") as error:
+        predicted(finished / "run", path, tmp_path / "out.csv")
+    assert RARE not in str(error.value)
+    parquet.write_table(pa.table({"x": [RARE, "1"]}), tmp_path / "bad.parquet")
+    with pytest.raises(UserError, match="'x' .* is not of number values") as error:
+        reading.read(tmp_path / "bad.parquet", {"x": "number"})
+    assert RARE not in str(error.value)
 
 
 def test_flags_of_tables_are_refused_for_images(capsys, tmp_path):
@@ -261,3 +283,12 @@ def test_the_share_of_the_preprocessing():
     )
     whole = type(spent)((alone,))
     assert whole.epsilon(1e-5) == pytest.approx(3.0, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    "rows, model, steps", [(142, "linear", 60), (400, "linear", 180), (5000, "network", 180)]
+)
+def test_the_rule_of_epsilon_times_rows(rows, model, steps):
+    settings = TableSettings(dataset="", target="t", epsilon=1.0, accountant="gdp")
+    choice = models.choose(settings, rows, Ledger())
+    assert (choice.model, choice.plan.steps) == (model, steps)
