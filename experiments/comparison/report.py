@@ -108,10 +108,14 @@ def draw(results, path):
     ):
         width = 0.8 / len(names)
         for index, name in enumerate(names):
-            places = [i + (index - (len(names) - 1) / 2) * width for i in range(len(shown))]
-            heights = [found[case].get(name, {}).get(key, 0) for case in shown]
-            bars = panel.bar(places, heights, width, label=_NAMES.get(name, name))
-            panel.bar_label(bars, [f"{h:.2g}" if h else "-" for h in heights], fontsize=7)
+            bars = {
+                i + (index - (len(names) - 1) / 2) * width: found[case][name][key]
+                for i, case in enumerate(shown)
+                if key in found[case].get(name, {})
+            }
+            drawn = panel.bar(bars.keys(), bars.values(), width, label=_NAMES.get(name, name))
+            panel.bar_label(drawn, [f"{height:.3g}" for height in bars.values()], fontsize=7)
+        panel.set_yscale("log")
         panel.set_xticks(range(len(shown)), shown)
         panel.set_title(title)
     panels[0].axhline(1, color="grey", linewidth=0.8)
