@@ -14,9 +14,9 @@ training needs doors that Keras does not have:
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
 - The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer: it hands
   Keras a data set of preprocessed batches, where a plan draws from arrays.
-- Files, `get_weights`, `set_weights`, `Model.quantize`, and `fit` and `train_on_batch` with any
-  other optimizer: what `watch_weights` was given learns where values come from. A file cannot be
-  HDF5 where an optimizer defines `refuse_hdf5()`.
+- Files, `get_weights`, `set_weights`, `quantize` of models and layers, and `fit` and
+  `train_on_batch` with any other optimizer: what `watch_weights` was given learns where values
+  come from. A file cannot be HDF5 where an optimizer defines `refuse_hdf5()`.
 - Names of classes in files: what is called "tfdpx>..." is imported when Keras first looks for it.
 - Keras's mean losses divide by the number of replicas; `model_internals.compute_loss` turns that
   off.
@@ -71,7 +71,8 @@ def install(load=None):
     _wrap(keras.Layer, "get_weights", _get_weights)
     _wrap(keras.Layer, "set_weights", _set_weights)
     _wrap(keras.Model, "set_state_tree", _set_state_tree)
-    _wrap(keras.Model, "quantize", _quantize)
+    for quantized in (keras.Model, *layer_internals.QUANTIZED):
+        _wrap(quantized, "quantize", _quantize)
     _wrap(*saving_internals.LOOKING_UP, _registered_object)
     _wrap(*saving_internals.LOADING, _load_state)
     for module, name in saving_internals.LOADING_HDF5:
@@ -111,8 +112,8 @@ def watch_weights(loaded, changed, got, put, replaced):
             other values from elsewhere.
         got: Function of a layer and the arrays that its `get_weights` gives.
         put: Function of a layer and the arrays that its `set_weights` took.
-        replaced: Function of the lists of a model's `keras.Variable`s before and after some were
-            replaced by others that follow from them.
+        replaced: Function of the lists of a model's or layer's `keras.Variable`s before and after
+            some were replaced by others that follow from them.
     """
     vars(_watch).update(loaded=loaded, changed=changed, got=got, put=put, replaced=replaced)
 

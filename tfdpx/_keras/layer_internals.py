@@ -18,6 +18,12 @@ DRAWS = tuple(
     (keras_backend.random, name) for name in ("normal", "uniform", "truncated_normal", "randint")
 )
 DROPPING = (keras_backend.random, "dropout")
+# Layers that replace their weights by quantized ones.
+QUANTIZED = {
+    layer
+    for layer in vars(keras.layers).values()
+    if isinstance(layer, type) and "quantize" in vars(layer)
+}
 # The methods of Keras' `GroupNormalization` that our rule repeats, besides `call`.
 GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
 

@@ -283,13 +283,14 @@ def test_weights_of_a_file_that_are_frozen_by_now_may_have_trained(tmp_path):
     assert other.optimizer.ledger.steps == 4
 
 
-def test_quantized_weights_keep_the_ledger():
+@pytest.mark.parametrize("alone", [False, True])
+def test_quantized_weights_keep_the_ledger(alone):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, use_bias=False)])
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
     train(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, of layers that have nothing to quantize.
-        model.quantize("int8")
+        (model.layers[0] if alone else model).quantize("int8")
     other = keras.Sequential([model.layers[0], keras.layers.Dense(3)])
     other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
     assert other.optimizer.ledger.steps == 4
