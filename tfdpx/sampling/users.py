@@ -161,7 +161,7 @@ def numbered(user_ids, count):
     Raises:
         ValueError: As `Users`.
     """
-    values = user_ids.numpy() if tf.is_tensor(user_ids) else user_ids
+    values = user_ids.numpy() if hasattr(user_ids, "numpy") else user_ids
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()  # None where it is masked.
     values = np.asarray(values, dtype=None if hasattr(values, "dtype") else object)

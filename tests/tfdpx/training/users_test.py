@@ -222,6 +222,7 @@ def test_the_ids_are_read_once():
         (["\ufeffa b", "a\t b", *map(str, IDS[2:])], "in one way"),  # Of a file's first line.
         (["\u00e9", "e\u0301", *map(str, IDS[2:])], "in one way"),
         (iter(IDS), "one id an example"),
+        (tf.sparse.from_dense(IDS), "one id an example"),
         (np.zeros(len(IDS), int), "1 people"),
         (None, "draws people"),
     ],
