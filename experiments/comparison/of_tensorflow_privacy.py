@@ -5,7 +5,6 @@ It has no Poisson sampling: batches are shuffled, and all of one size.
 
 import importlib.metadata
 import sys
-import time
 
 import tensorflow as tf
 import tensorflow_privacy
@@ -102,26 +101,10 @@ def compiled(case, mode, noise_multiplier, rate):
     return model
 
 
-class Stopwatch(keras.callbacks.Callback):
-    """Seconds from its making to the end of the first update, and of the last epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.epoch, self._began = None, None, time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        """The first of a training counts."""
-        self.first = self.first or time.perf_counter() - self._began
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Before `fit` lets go of its data, for which TensorFlow sometimes sleeps."""
-        self.epoch = time.perf_counter() - self._began
-
-
 def digits(seed, rate=cases.DIGITS_RATE, mode="model"):
     """Trains the digits; epsilon is what Poisson sampling would have given."""
     x, y, test_x, test_y = cases.digits()
-    watch = Stopwatch()
+    watch = worker.stopwatch(keras)
     keras.utils.set_random_seed(seed)
     epochs = cases.DIGITS_UPDATES * cases.DIGITS_BATCH // len(x)
     sigma = noise_lib.compute_noise(
@@ -162,7 +145,7 @@ class training:  # noqa: N801
 
     def epoch(self):
         """An update of every batch; its seconds."""
-        watch = Stopwatch()
+        watch = worker.stopwatch(keras)
         self._model.fit(self._data, verbose=0, callbacks=[watch])
         return watch.epoch
 

@@ -1,7 +1,6 @@
 """tfdpx: a compiled Keras model with another optimizer, and `fit`."""
 
 import sys
-import time
 
 import keras
 import tensorflow as tf
@@ -33,26 +32,10 @@ def build(case):
     return model
 
 
-class Stopwatch(keras.callbacks.Callback):
-    """Seconds from its making to the end of the first update, and of the last epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.epoch, self._began = None, None, time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        """The first of a training counts."""
-        self.first = self.first or time.perf_counter() - self._began
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Before `fit` lets go of its data, for which TensorFlow sometimes sleeps."""
-        self.epoch = time.perf_counter() - self._began
-
-
 def digits(seed, rate=cases.DIGITS_RATE):
     """Trains the digits by `fit`."""
     x, y, test_x, test_y = cases.digits()
-    watch = Stopwatch()
+    watch = worker.stopwatch(keras)
     keras.utils.set_random_seed(seed)
     plan = tfdpx.PrivacyPlan(
         num_examples=len(x),
@@ -110,7 +93,7 @@ class training:  # noqa: N801
 
     def epoch(self):
         """An update of every batch; its seconds."""
-        watch = Stopwatch()
+        watch = worker.stopwatch(keras)
         self._model.fit(self._x, self._y, cases.BATCH, verbose=0, callbacks=[watch])
         return watch.epoch
 

@@ -35,6 +35,26 @@ def main(library):
         print(json.dumps(answer), file=answers)
 
 
+def stopwatch(keras):
+    """A callback of Keras 2 or 3: its `first` and `epoch` are seconds since now.
+
+    `first` is the end of the first update; `epoch` of the last epoch, before `fit` lets go of its
+    data, for which TensorFlow sometimes sleeps.
+    """
+    began = time.perf_counter()
+
+    class Stopwatch(keras.callbacks.Callback):
+        first = epoch = None
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.first = self.first or time.perf_counter() - began
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epoch = time.perf_counter() - began
+
+    return Stopwatch()
+
+
 def resident_mib(field):
     """Resident memory of this process in MiB: `VmRSS`, now; `VmHWM`, its peak."""
     with open("/proc/self/status", encoding="ascii") as status:
