@@ -5,6 +5,7 @@ fresh batch. So the training that uses a data set enters its session here: the k
 session's secret, or from a seed that was given, and the step is the number of the update.
 """
 
+import functools
 import numbers
 import weakref
 
@@ -17,6 +18,8 @@ from tfdpx.sampling.inputs import FLAGS
 from tfdpx.sampling.users import Users
 
 _made = weakref.WeakKeyDictionary()
+# Nothing here needs autograph, which takes longer than tracing it.
+_plain = tf.autograph.experimental.do_not_convert
 
 
 class BatchSampler:
@@ -53,7 +56,7 @@ class BatchSampler:
     """
 
     def __init__(self, purpose, steps, shares, seed=None, start=0, optimizer=None):
-        self.plan = self.examples = self.held_out = self.fitted = self.with_ids = None
+        self.plan = self.examples = self.held_out = self._batches = None
         self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
         self.ends_at = None
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
@@ -83,29 +86,25 @@ class BatchSampler:
         Returns:
             A `tf.data.Dataset` that `sampler_of` recognises.
         """
-        # Nothing in it needs autograph, which takes longer than tracing it.
-        draw, batch, flagged = map(
-            tf.autograph.experimental.do_not_convert, (draw, _batch, _flagged)
-        )
+        size = self._shares.rows
         if self._shares.is_split:
             key = self._key()
-            rows = self._shares.steps(*self._range()).map(
-                lambda step, replica: (draw(key, step, replica), noise.fold_in(key, step))
-            )
+            steps = self._shares.steps(*self._range())
+            named = steps.map(_plain(lambda step, replica: (key, step, replica)))
         else:
-            signature = (tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64))
-            pairs = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
-            zero = tf.zeros([], tf.int64)
-            rows = pairs.map(lambda key, step: (draw(key, step, zero), noise.fold_in(key, step)))
-        size = self._shares.rows
-        dataset, self.fitted, self.with_ids = (
-            finished(self._shares.endless(batches) if self._shares.is_split else batches)
-            for batches in (
-                rows.map(lambda *drawn: batch(examples, size, *drawn)),
-                rows.map(lambda *drawn: flagged(examples, size, *drawn)),
-                rows.map(lambda *drawn: (*flagged(examples, size, *drawn), _ids(drawn[0], size))),
-            )
-        )
+            scalar = tf.TensorSpec([], tf.int64)
+            signature = (tf.TensorSpec([2], tf.int64), scalar, scalar)
+            named = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
+
+        def batches(made):
+            def take(key, step, replica):
+                return made(examples, size, draw(key, step, replica), noise.fold_in(key, step))
+
+            taken = named.map(_plain(take))
+            return finished(self._shares.endless(taken) if self._shares.is_split else taken)
+
+        self._batches = batches
+        dataset = batches(_batch)
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shares.is_split:
             count = self._steps - int(self._start)
@@ -113,11 +112,21 @@ class BatchSampler:
         _made[dataset] = self
         return dataset
 
+    @functools.cached_property
+    def fitted(self):
+        """What `fit` trains on in place of the data set; see the class."""
+        return self._batches(_flagged)
+
+    @functools.cached_property
+    def with_ids(self):
+        """`fitted` with the numbers of the examples; see the class."""
+        return self._batches(_with_ids)
+
     def _one_pass(self):
-        """Yields (key, step), as the data set is iterated over."""
+        """Yields (key, step, replica), as the data set is iterated over."""
         key = self._key().numpy()
         for step in range(*self._range()):
-            yield key, step
+            yield key, step, 0
 
     def _range(self):
         first = self._start
@@ -154,9 +163,9 @@ def _flagged(examples, capacity, rows, key):
     return x, y, weights if examples.is_weighted else tf.cast(weights != 0, FLAGS)
 
 
-def _ids(rows, capacity):
+def _with_ids(examples, capacity, rows, key):
     ids = tf.pad(tf.cast(rows, tf.int32), [[0, capacity - tf.shape(rows)[0]]])
-    return tf.ensure_shape(ids, [capacity])
+    return (*_flagged(examples, capacity, rows, key), tf.ensure_shape(ids, [capacity]))
 
 
 def finished(dataset):
