@@ -3,7 +3,7 @@
 After each update the clip C becomes `C exp(-learning_rate (b - quantile))` (arXiv:1905.03871), with
 b a noisy share of the examples whose norm is at most C. The update itself is still in units of C.
 
-Guarantee: that of the optimizer's noise multiplier sigma, which the ledger counts. An update
+Guarantee: as for the optimizer's noise multiplier sigma, which the ledger counts. An update
 releases the clipped sum with noise z and the sum of (indicator - 1/2) with noise sigma_b, where
 1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2. Scaled by z/sigma_b the second has noise z too; one example
 moves both together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma: one Gaussian mechanism.

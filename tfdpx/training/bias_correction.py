@@ -7,7 +7,7 @@ average, so that the average has the mean of the squared gradients, also where t
 from update to update. An average of few squares is seldom exact: it counts as at least a share of
 the variance.
 
-Guarantee: that of the optimizer. Moments are computed from noisy gradients and public numbers.
+Guarantee: as without it. Moments are computed from noisy gradients and public numbers.
 """
 
 import math

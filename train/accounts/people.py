@@ -16,8 +16,8 @@ class People:
     """What protects all examples of a person together.
 
     With people of k examples each, an update of B examples has B / k people, whose mean gradients
-    are clipped at C each: noise of C sigma / k on their sum is then as strong beside the signal as
-    C sigma is beside the sum of B gradients.
+    are clipped at C each: noise of C sigma / k on their sum has then the same
+    ratio to the signal as C sigma to the sum of B gradients.
 
     Attributes:
         rows: Int k, the most examples of a person.

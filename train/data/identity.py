@@ -1,7 +1,7 @@
 """Which data set a name means, so that no file needs to hold where it lies or what is in it.
 
 A folder of images is known by a random identifier in a hidden file in it, which moves with it, a
-table by one in a hidden file beside it. A
+table by one in a hidden file next to it. A
 digest of its images would tell whoever guesses them whether they were there. Where that file cannot
 be written the identifier is a hash of where the folder lies, under a key that stays with its owner.
 """

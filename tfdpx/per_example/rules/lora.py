@@ -1,6 +1,6 @@
 """Layers with LoRA: kernel + s A B, of which the thin A and B train (Hu et al. 2021).
 
-The gradient of B is that of a layer that sees s x A, and the gradient of A that of a layer whose
+B has the gradient of a layer that sees s x A, and A the gradient of a layer whose
 outputs have the gradients s G B^T: no array of the kernel's size is formed. A and B are so thin
 that a gradient an example takes less memory and time than pairs of positions.
 """
@@ -122,7 +122,7 @@ class LoraEinsumDenseRule(_Thin):
 
 @variant_of(keras.layers.Embedding)
 class LoraEmbeddingRule(EmbeddingRule):
-    """A [vocabulary, r] by its rows that were read, as a table; B [r, d] as that of a `Dense`."""
+    """A [vocabulary, r] by its rows that were read, as a table; B [r, d] as a `Dense` kernel."""
 
     assumes = ("call", "embeddings", "quantized_call", "enable_lora")
 
