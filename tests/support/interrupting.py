@@ -18,6 +18,10 @@ def ctrl_c_after(update, times=1):
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keras.callbacks.CallbackList, "on_train_batch_end", ended)
-        yield
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup` and `&` ignore it.
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keras.callbacks.CallbackList, "on_train_batch_end", ended)
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
