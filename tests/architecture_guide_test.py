@@ -46,7 +46,13 @@ PAGES = ["CONTRIBUTING.md", "README.md", "SECURITY.md", "docs/**/*.md", "*/**/RE
 
 
 @pytest.mark.parametrize(
-    "page", [str(p.relative_to(ROOT)) for pattern in PAGES for p in ROOT.glob(pattern)]
+    "page",
+    [
+        str(page)
+        for pattern in PAGES
+        for page in (p.relative_to(ROOT) for p in ROOT.glob(pattern))
+        if not str(page).startswith(".")  # Of packages in an environment.
+    ],
 )
 def test_every_file_that_is_named_exists(page):
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -56,6 +62,7 @@ def test_every_file_that_is_named_exists(page):
     assert not [name for name in named if not any((base / name).exists() for base in bases)]
 
 
+@pytest.mark.slow
 def test_a_layer_rule(monkeypatch):
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     x, y = small.data()
@@ -65,6 +72,7 @@ def test_a_layer_rule(monkeypatch):
     assert (first.layer, first.rule) == ("twice", "GenericRule")
 
 
+@pytest.mark.slow
 def test_a_clip_policy(monkeypatch):
     monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
     normalized = run("A clip policy")["Normalized"]
@@ -128,6 +136,7 @@ def test_a_head(monkeypatch):
     assert 0.99 < epsilon <= 1.0
 
 
+@pytest.mark.slow
 def test_a_data_set(monkeypatch):
     entry = run("A data set")["ENTRY"]
     assert datasets.find("kmnist") is None

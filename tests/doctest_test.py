@@ -6,6 +6,7 @@ import importlib
 import keras
 import numpy as np
 import pytest
+from cases import slow
 
 import tfdpx
 from tfdpx.sampling.examples import as_examples
@@ -14,20 +15,20 @@ MODULES = [
     "tfdpx.accounting.group_privacy",
     "tfdpx.accounting.individual",
     "tfdpx.accounting.ledger",
-    "tfdpx.accounting.plan",
+    slow("tfdpx.accounting.plan"),
     "tfdpx.audit.lower_bound",
     "tfdpx.audit.membership",
-    "tfdpx.audit.neighbours",
-    "tfdpx.audit.one_run",
+    slow("tfdpx.audit.neighbours"),
+    slow("tfdpx.audit.one_run"),
     "tfdpx.audit._one_run_bounds",
     "tfdpx.audit.sampling_check",
     "tfdpx.audit.scores",
-    "tfdpx.audit.white_box",
+    slow("tfdpx.audit.white_box"),
     "tfdpx.augment.crops",
     "tfdpx.augment.mix_views",
     "tfdpx.layers.channel_whitening",
     "tfdpx.layers.group_norm",
-    "tfdpx.layers.make_private_model",
+    slow("tfdpx.layers.make_private_model"),
     "tfdpx.layers.scattering2d",
     "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",

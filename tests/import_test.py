@@ -106,6 +106,7 @@ def test_whatever_registers_with_keras_is_found_by_its_name_in_a_file(folder):
             assert f"{home}.".startswith(tuple(f"{n}." for n in _import_hook._REGISTERED)), path
 
 
+@pytest.mark.slow
 def test_the_fast_rules_of_our_own_layers_are_there_after_a_plain_import():
     """Once lost: the generic rule took over, at twice the time and the same norms."""
     code = """

@@ -17,6 +17,7 @@ def example(page, index=-1):
     return compile(blocks[index], page, "exec")
 
 
+@pytest.mark.slow
 def test_the_readme_in_a_program_that_one_has(capsys):
     digits = load_digits()
     model = keras.Sequential([keras.Input([64]), keras.layers.Dense(10, activation="softmax")])

@@ -262,6 +262,7 @@ def test_another_optimizer_and_a_plan_are_all_that_it_takes(program, tmp_path, r
 
 
 @pytest.mark.filterwarnings("error:.*computed alone")
+@pytest.mark.slow
 def test_a_loss_that_the_model_computes():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "keras_programs.md").read_text("utf-8")
     example, names = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], {}

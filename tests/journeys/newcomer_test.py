@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs_and_says_what_was_spent(capsys):
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {}

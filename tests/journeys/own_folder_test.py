@@ -59,6 +59,7 @@ def test_broken_images_stop_the_run_before_it_begins(photos, tmp_path):
         classify_folder(photos, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_one_command_says_what_it_took_and_chose(trained):
     workdir, output = trained
     for said in (

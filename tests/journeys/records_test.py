@@ -62,6 +62,7 @@ def public(tmp_path_factory):
     return run(pretrain, tmp_path_factory.mktemp("runs") / "public", **given)
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, capsys, tmp_path):
     own = keras.Sequential([keras.Input([8, 8, 1]), keras.layers.Flatten(), keras.layers.Dense(3)])
     plan = tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=2.0, delta=1e-5)
@@ -161,6 +162,7 @@ def test_what_was_shuffled_before_stays_shuffled(capsys, tmp_path):
     assert found["neighbours"] == "zero_out"
 
 
+@pytest.mark.slow
 def test_drawings_do_not_hide_what_weights_saw(public, capsys, tmp_path):
     given = dict(recipe="synthetic", dataset="digits", num_images=100, batch_size=50, steps=1)
     given |= dict(model="small_cnn", warmup_steps=0, init_from=str(public / "model.keras"))

@@ -91,6 +91,7 @@ def test_packed_texts_are_refused_unless_it_is_said_whose_they_are():
     assert model.optimizer.ledger.steps == 1
 
 
+@pytest.mark.slow
 def test_an_ordinary_optimizer_trains_as_ever_and_a_data_set_is_refused():
     model, y = classifier("", 2), np.array([1, 0] * 4)
     texts = ["a good film", "a bad plot"] * 4

@@ -131,6 +131,7 @@ def test_the_statement_can_be_cited(left, photos):
     assert "tensorflow-privacy" not in flat and "individual_PRIVATE" not in flat
 
 
+@pytest.mark.slow
 def test_the_model_knows_its_classes_and_images(left, photos, tmp_path):
     workdir, _ = left
     takes = image_input.read(workdir / "model.keras")
@@ -224,6 +225,7 @@ def test_resume_notices_another_file_to_start_from(pretrained, data_dir, tmp_pat
         run(tmp_path / "run", resume=True, **given)
 
 
+@pytest.mark.slow
 def test_weights_that_saw_the_data_are_refused(pretrained, data_dir, tmp_path):
     given = from_pretrained(pretrained, data_dir, "digits")
     with pytest.raises(

@@ -22,6 +22,7 @@ def private(model, **arguments):
     return tfdpx.make_private_model(model, **{**GIVEN, **steps, **target, **arguments})
 
 
+@pytest.mark.slow
 def test_from_a_compiled_model_to_a_trained_private_one():
     metric = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

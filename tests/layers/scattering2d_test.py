@@ -359,6 +359,7 @@ def test_per_example_gradients_before_and_after_it(engine):
     assert_matches_batches_of_one(model, images(5, 8, 8, 1), y, engine=engine)
 
 
+@pytest.mark.slow
 def test_a_private_step_trains_what_comes_after_it():
     x, y = images(16, 8, 8, 1), np.arange(16) % 3
     plan = tfdpx.PrivacyPlan(16, 8, 2, noise_multiplier=1.0, delta=1e-3)

@@ -107,6 +107,7 @@ def test_a_head_leaves_the_table_that_it_holds_frozen(what):
     assert names(model) == {"inner/kernel", "inner/bias"} | between
 
 
+@pytest.mark.slow
 def test_a_quantized_last_layer_trains_by_lora_alone():
     model = keras.Sequential([keras.Input([4]), layers.Dense(6), layers.Dense(3, name="head")])
     model.layers[1].quantize("int8")
@@ -173,6 +174,7 @@ def test_private_training_moves_what_trains_alone(what):
     assert {part.verdict for part in model.optimizer.independence} == {"proved"}
 
 
+@pytest.mark.slow
 def test_the_saved_model_keeps_its_ledger_and_its_function(tmp_path):
     model = transformer()
     trainable(model, "bias")
@@ -186,7 +188,8 @@ def test_the_saved_model_keeps_its_ledger_and_its_function(tmp_path):
     assert names(loaded) == names(model)
 
 
-@pytest.mark.parametrize("quantized", [False, slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantized", [False, True])
 def test_a_resumed_lora_training_equals_the_unbroken_one(tmp_path, quantized):
     def train(epochs, folder):
         model = transformer()
@@ -207,6 +210,7 @@ def test_a_resumed_lora_training_equals_the_unbroken_one(tmp_path, quantized):
         np.testing.assert_array_equal(one, other, err_msg=one.path)
 
 
+@pytest.mark.slow
 def test_a_loaded_lora_model_trains_its_factors(tmp_path):
     model = transformer()
     model.get_layer("between").enable_lora(2)

@@ -179,6 +179,7 @@ def test_private_gradients_are_those_of_batches_of_one(tiny, views):
     assert_matches_batches_of_one(*tiny, views=views, tolerance=2e-5)
 
 
+@pytest.mark.slow
 def test_a_private_step_takes_the_mean_of_clipped_gradients(tiny):
     model, images, labels = tiny
     wanted = batch_of_one_gradients(model, tf.constant(images), tf.constant(labels), None, 1)

@@ -35,6 +35,7 @@ def test_only_the_dense_layer_trains_and_starts_at_zero(linear):
     assert not np.any(linear(DeadLeaves(8).images(2)))
 
 
+@pytest.mark.slow
 def test_nothing_depends_on_data_but_on_the_generator():
     same = [ScatterLinear(3, (8, 8, 1)).get_layer("whitening").get_weights() for _ in range(2)]
     other = ScatterLinear(3, (8, 8, 1), generator=Spectrum(8)).get_layer("whitening").get_weights()

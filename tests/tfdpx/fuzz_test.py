@@ -14,6 +14,7 @@ def test_plans(given):
 
 @hypothesis.settings(max_examples=5)
 @hypothesis.given(fuzz_inputs.SENSIBLE_PLANS)
+@pytest.mark.slow
 def test_sensible_plans(given):
     fuzz_inputs.check_plan(given)
 

@@ -57,6 +57,7 @@ def test_several_passes_reduce_once_and_outside_of_the_loop():
     assert where == hlo_pb2.HloModuleProto.FromString(module).entry_computation_name
 
 
+@pytest.mark.slow
 def test_views_are_made_in_the_step():
     module, _ = tpu_export.export(altered(augmult=2))
     assert len(all_reduces(module)) == 1

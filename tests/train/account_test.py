@@ -47,6 +47,7 @@ def ask(capsys, **given):
 
 
 @pytest.mark.filterwarnings("ignore:The epsilon of k")
+@pytest.mark.slow
 def test_people_with_several_rows(capsys):
     record, text = ask(capsys, **{**SMALL, "batch_size": 500}, rows_per_user=3)
     plan = tfdpx.PrivacyPlan(500, 500, 60, noise_multiplier=4.0, delta=1e-5)
@@ -263,6 +264,7 @@ def test_shuffling_is_tensorflow_privacys_other_line(capsys):
     assert "without amplification" in text
 
 
+@pytest.mark.slow
 def test_the_trade_off_is_drawn(capsys, tmp_path):
     path = tmp_path / "new" / "trade.png"
     ask(capsys, **SMALL, accountant="rdp", plot=path)

@@ -36,6 +36,7 @@ def run(workdir, **given):
         return adamix.run(values(**given))
 
 
+@pytest.mark.slow
 def test_shots_of_the_digits(tmp_path, capsys):
     with flagsaver.flagsaver(workdir=str(tmp_path / "w")):
         adamix.main(["adamix"], values(shots=5))

@@ -32,6 +32,7 @@ def test_help_and_version_name_all_programs_without_tensorflow():
     assert run("--version").stdout == f"tfdpx {tfdpx.__version__}\n"
 
 
+@pytest.mark.slow
 def test_a_program_says_what_its_module_says():
     both = [sys.executable, "-m", "tfdpx.train.account", *ACCOUNT.split()]
     module = subprocess.run(both, capture_output=True, text=True)

@@ -33,6 +33,7 @@ def values(define, **given):
     return found
 
 
+@pytest.mark.slow
 def test_features_are_those_before_the_last_layer_and_resume(tmp_path, monkeypatch, capsys):
     model = classifiers.build("small_cnn", (8, 8, 1), 10, centre=120.0)
     model.save(tmp_path / "model.keras")

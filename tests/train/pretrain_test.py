@@ -39,6 +39,7 @@ def finished(data_dir, tmp_path_factory):
     return workdir, run(pretrain, data_dir, workdir, **given)
 
 
+@pytest.mark.slow
 def test_the_report_is_plainly_not_private(finished):
     _, record = finished
     assert record["private"] is False and record["epsilon"] == "inf"
@@ -120,6 +121,7 @@ def test_classify_goes_on_from_the_file(finished, data_dir, tmp_path, trainable,
     assert all(same) if trainable == "last" else not any(same)
 
 
+@pytest.mark.slow
 def test_errors_of_the_user_are_one_line(data_dir, tmp_path):
     for given, message in [
         (dict(recipe="imagenet"), "no recipe"),

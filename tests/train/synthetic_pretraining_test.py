@@ -67,6 +67,7 @@ def pretrained(tmp_path_factory):
     return workdir, record
 
 
+@pytest.mark.slow
 def test_pretraining_reads_no_data_and_says_so(pretrained):
     workdir, record = pretrained
     assert (record["epsilon"], record["private"], record["objective"]) == (0, True, "exemplar")

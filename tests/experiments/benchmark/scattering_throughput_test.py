@@ -7,6 +7,7 @@ import tensorflow as tf
 from experiments.benchmark import scattering_throughput as tool
 
 
+@pytest.mark.slow
 def test_ratios_are_of_medians():
     figures = tool.measure((8, 8, 1), batch=2, repeats=1)
     speed = figures["images_per_second"]

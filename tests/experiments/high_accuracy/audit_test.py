@@ -38,6 +38,7 @@ def test_an_honest_training_passes_and_is_resumed(tmp_path, capsys):
         run(tmp_path, capsys, steps=3)
 
 
+@pytest.mark.slow
 def test_half_of_the_noise_is_caught(tmp_path, monkeypatch, capsys):
     real = mechanism.privatize
 

@@ -95,6 +95,7 @@ def privatized(sums, *arguments):
     return each[0]
 
 
+@pytest.mark.slow
 def test_noise_and_draws_are_each_models_own():
     x, y = examples()
     trained = batched_models.BatchedModels(lenet(), plan(noise_multiplier=3.0), 4)

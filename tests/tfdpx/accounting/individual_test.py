@@ -174,6 +174,7 @@ class Record:
         return self._ledger
 
 
+@pytest.mark.slow
 def test_updates_that_were_not_seen_count_in_full():
     plan = PrivacyPlan(1000, batch_size=80, steps=20, noise_multiplier=3.2, delta=1e-5)
     own = Entry(3.2, 0.08, 10, run=1)

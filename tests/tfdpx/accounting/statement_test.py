@@ -36,6 +36,7 @@ def trained(plan, **arguments):
     return model
 
 
+@pytest.mark.slow
 def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
     plan = plan_of()
     model = trained(plan)

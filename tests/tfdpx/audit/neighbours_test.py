@@ -172,6 +172,7 @@ def test_the_progress_bar_shows_the_loss_and_ignored_files_are_not_compared():
     assert "what is printed" in found and "loss" in found
 
 
+@pytest.mark.slow
 def test_runs_that_show_nothing_are_refused():
     with pytest.raises(ValueError, match="no private update"):
         audit.check_run(lambda data: None, *neighbours())

@@ -62,6 +62,7 @@ def test_a_private_training_passes_with_a_bound_that_is_not_idle():
     assert report.membership.auc > 0.6 and 0.1 in report.membership.tpr_at_fpr
 
 
+@pytest.mark.slow
 def test_a_training_with_a_tenth_of_the_noise_fails():
     class Quiet(tfdpx.DPSGD):
         def private_train_step(self, model, data):
@@ -139,6 +140,7 @@ def test_scores_that_know_nothing_exceed_zero_no_more_often_than_stated():
     assert above < 58  # At most 20%: 58 or more of 200 have a probability of 0.2%.
 
 
+@pytest.mark.slow
 def test_misuse_is_named():
     planned, one_run = plan(noise_multiplier=2.0, epsilon=None), canaries()
     model = linear(tfdpx.DPSGD(1.0, plan=planned))

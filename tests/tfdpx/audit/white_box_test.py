@@ -96,6 +96,7 @@ def test_what_belongs_to_a_plan_is_audited_without_it(name):
         assert optimizer.individual.plan == plan()
 
 
+@pytest.mark.slow
 def test_noise_that_does_not_follow_a_public_clip_fails():
     class Fixed(tfdpx.DPSGD):
         """Noise in units of `l2_norm_clip`, not of the quantile that examples are clipped to."""
@@ -136,6 +137,7 @@ def test_noise_that_does_not_follow_a_public_clip_fails():
     assert report.epsilon_lower_bound > report.epsilon
 
 
+@pytest.mark.slow
 def test_a_public_clip_that_one_layer_forgets_fails():
     optimizer = with_public(0.9, broken("one layer"))
     report = audit.check_optimizer(built(optimizer), optimizer, trials=50)
@@ -337,6 +339,7 @@ class Net(keras.Model):
         return {"units": self.units}
 
 
+@pytest.mark.slow
 def test_a_subclassed_model_is_audited_given_its_shapes():
     model = Net()
     x, _ = small.data()

@@ -78,6 +78,7 @@ def test_what_is_not_proved_has_passes_of_one_size(function):
     np.testing.assert_allclose(small.weights(made), small.weights(plain), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_mixing_in_passes_of_known_size_does_not_run_in_others():
     """What a pass that varies would do is proved; a pass of all rows is another graph."""
     made, plain = model(in_large_passes), model()

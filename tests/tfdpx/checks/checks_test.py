@@ -65,6 +65,7 @@ def contrastive(y, p):
     return -tf.linalg.diag_part(tf.nn.log_softmax(p @ tf.transpose(p)))
 
 
+@pytest.mark.slow
 def test_the_loss_of_each_example_is_computed_alone_and_that_is_said():
     model = small.model(loss=contrastive)
     with pytest.warns(UserWarning, match="loss of each example is computed alone"):
@@ -85,6 +86,7 @@ def test_a_failure_after_a_problem_does_not_hide_it():
             raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_a_new_loss_is_checked_again():
     x, y = small.data()
     model = small.model()

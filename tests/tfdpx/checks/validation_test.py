@@ -156,6 +156,7 @@ def test_what_cannot_be_read_twice_needs_a_word(kind):
         fit(UNREADABLE[kind]())
 
 
+@pytest.mark.slow
 def test_a_generator_is_not_used_up():
     left = UNREADABLE["generator"]()
     with pytest.raises(ValueError):
@@ -269,6 +270,7 @@ def test_several_inputs(kind):
             fit(data, x=PLAN.batches(named, Y), model=two_inputs())
 
 
+@pytest.mark.slow
 def test_images_of_bytes_and_of_floats():
     x = np.random.default_rng(0).integers(0, 256, [N, 4, 4, 1]).astype("uint8")
 

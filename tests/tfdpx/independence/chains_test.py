@@ -149,6 +149,7 @@ def check(steps):
 
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(STEPS)
+@pytest.mark.slow
 def test_no_chain_that_mixes_is_proved(steps):
     check(steps)
 

@@ -211,6 +211,7 @@ def test_a_table_that_is_only_read_is_no_state():
     assert int(model.optimizer.iterations) == 1
 
 
+@pytest.mark.slow
 def test_a_model_with_metrics_of_its_own_trains():
     class Counts(keras.Sequential):
         def __init__(self, *args):

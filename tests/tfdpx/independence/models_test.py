@@ -110,6 +110,7 @@ def test_losses(name):
         assert str(independence_of(model, x, y, np.ones(16, "float32"))).startswith("proved")
 
 
+@pytest.mark.slow
 def test_several_outputs_with_losses_of_their_own(recwarn):
     inputs = keras.Input([6])
     outputs = [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)]
@@ -124,6 +125,7 @@ def test_several_outputs_with_losses_of_their_own(recwarn):
     assert not any("computed alone" in str(each.message) for each in recwarn)
 
 
+@pytest.mark.slow
 def test_a_training_says_what_is_proved():
     model = small.model(layers=[layers.Dense(5, "silu"), layers.Dropout(0.5), layers.Dense(3)])
     assert model.optimizer.independence == ()
@@ -147,6 +149,7 @@ class Turned(layers.Layer):
         return shape
 
 
+@pytest.mark.slow
 def test_what_is_not_proved_is_computed_alone_and_says_why():
     model = small.model(layers=[Turned(name="turned"), layers.Dense(3)])
     with pytest.warns(UserWarning, match="turned"):

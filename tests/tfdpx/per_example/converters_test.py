@@ -416,6 +416,7 @@ def test_loops_that_an_example_ends():
     np.testing.assert_allclose(vectorized_map(grown, x), grown_alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_type_is_compared():
     # The first give no tensor; those of the others without state have the same converter.
     untested = {"Assert", "Print", "PrintV2", "If", "StatefulPartitionedCall", "While"}

@@ -98,6 +98,7 @@ def test_norms_of_views_are_of_the_mean_gradient():
     assert_norms(gradient_norms(model, x, y, batch_size=2), np.array(gradients))
 
 
+@pytest.mark.slow
 def test_random_layers_and_augmentation_draw_alike_and_leave_keras_alone():
     optimizer = tfdpx.DPSGD(
         0.1, batch_size=4, noise_multiplier=1.0, augment=augment.RandomCropFlip(), augmult=2

@@ -313,6 +313,7 @@ class AtomicLoop(Loop):
     pass
 
 
+@pytest.mark.slow
 def test_a_layer_called_in_a_loop_is_refused_until_registered(rng):
     with pytest.raises(UnexplainedVariables, match="register"):
         assert_matches_batches_of_one(

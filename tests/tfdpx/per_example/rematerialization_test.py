@@ -49,6 +49,7 @@ def change(block, recompute, **arguments):
     return small.step(small.model(layers=layers, **arguments), *small.data())
 
 
+@pytest.mark.slow
 def test_a_recomputed_unit_trains_alike():
     np.testing.assert_allclose(
         change(UnitBlock, True), change(UnitBlock, False), rtol=1e-4, atol=1e-6

@@ -5,7 +5,7 @@ import oracle
 import pytest
 import tensorflow as tf
 import text_models
-from cases import slow_but
+from cases import slow, slow_but
 
 import tfdpx
 from tfdpx.per_example import explain
@@ -28,7 +28,7 @@ GENERIC = {
 }
 
 
-@pytest.mark.parametrize("what", ["all", "lora"])
+@pytest.mark.parametrize("what", [slow("all"), "lora"])
 @pytest.mark.parametrize("name", slow_but(text_models.MODELS, "bert"))
 def test_a_model_is_proved_and_served_by_rules_and_exact(name, what):
     model = text_models.model(hub, name)

@@ -90,6 +90,7 @@ def test_shapes_that_depend_on_values_run_one_by_one():
     np.testing.assert_allclose(vectorized_map(sum_of_positive, x), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_attention_on_more_examples_than_the_fault_needs():
     rng = np.random.default_rng(0)
     inputs = keras.Input((5, 8))

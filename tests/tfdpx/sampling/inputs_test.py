@@ -83,6 +83,7 @@ def test_targets_that_are_strings_are_refused():
     assert int(model.optimizer.iterations) == 0
 
 
+@pytest.mark.slow
 def test_strings_train_a_model_that_looks_them_up():
     _, y = small.data()
     lookup = keras.layers.TextVectorization(max_tokens=5, output_sequence_length=3)

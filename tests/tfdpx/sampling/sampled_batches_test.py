@@ -95,6 +95,7 @@ def test_the_check_rejects_a_probability_off_by_five_per_cent(drawn):
     assert not is_poisson(drawn, PROBABILITY / 1.05)
 
 
+@pytest.mark.slow
 def test_the_check_rejects_shuffled_batches():
     batch_size = round(NUM_EXAMPLES * PROBABILITY)
     shuffled = make_shuffled(NUM_EXAMPLES, batch_size, steps=STEPS)

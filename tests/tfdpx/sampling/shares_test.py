@@ -75,6 +75,7 @@ def test_replicas_share_a_draw_evenly(kind, hosts, replicas):
         assert min(counts) == sum(counts) // replicas
 
 
+@pytest.mark.slow
 def test_the_shares_of_hosts_with_seeds_of_their_own_take_examples_twice():
     # What the test above is to find.
     steps = shares("poisson", 4, 4, seed=lambda host: host, batch_size=30)

@@ -302,6 +302,7 @@ def test_arrays_are_followed_as_long_as_they_live():
     assert len(origins._given_out) == before
 
 
+@pytest.mark.slow
 def test_loops_over_set_weights_leave_one_mark_a_weight(trained):
     from tfdpx.spending.spend_tracker import accounts_of
 
@@ -344,6 +345,7 @@ def test_callbacks_of_one_training_leave_it_complete(tmp_path):
     assert is_complete(keras.saving.load_model(tmp_path / "m.keras"))
 
 
+@pytest.mark.slow
 def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
@@ -424,6 +426,7 @@ def test_more_unknown_origins_than_rows_stay_unknown(monkeypatch, tmp_path):
     assert not is_complete(keras.saving.load_model(tmp_path / "m.keras"))
 
 
+@pytest.mark.slow
 def test_a_ledger_of_another_run_that_is_restored_within_an_epoch_counts(tmp_path):
     other = compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN))
     train(other, 1)

@@ -51,6 +51,7 @@ def test_the_ledger_is_what_was_spent():
     assert epsilon(model) == spent((PLAN, 4)) == PLAN.epsilon_at(4)
 
 
+@pytest.mark.slow
 def test_a_new_optimizer_on_the_same_model_goes_on():
     model, logged = make(), []
     for _ in range(3):
@@ -78,6 +79,7 @@ def test_the_ledger_follows_weights_into_other_models():
     assert second.optimizer.ledger.steps == 7
 
 
+@pytest.mark.slow
 def test_the_ledger_goes_with_values_that_are_passed_on():
     first, other = make(), make()
     train(first)
@@ -89,6 +91,7 @@ def test_the_ledger_goes_with_values_that_are_passed_on():
     assert epsilon(other) == spent((PLAN, 6)) and epsilon(first) == spent((PLAN, 4))
 
 
+@pytest.mark.slow
 def test_an_ordinary_optimizer_in_between_forgets_nothing():
     model = make()
     train(model)
@@ -154,6 +157,7 @@ def test_a_file_written_within_an_epoch_carries_the_ledger(tmp_path):
     assert other.optimizer.ledger.steps == 3
 
 
+@pytest.mark.slow
 def test_loading_an_earlier_file_of_the_same_run_lowers_nothing(tmp_path):
     model = make()
     train(model)
@@ -165,6 +169,7 @@ def test_loading_an_earlier_file_of_the_same_run_lowers_nothing(tmp_path):
     assert model.optimizer.ledger.steps == 10
 
 
+@pytest.mark.slow
 def test_two_files_of_one_run_count_once_and_of_two_runs_twice(tmp_path):
     model, other = make(), make()
     for i in range(2):
@@ -226,6 +231,7 @@ def test_the_settings_that_the_account_counts_on_are_read_only():
     assert optimizer.noise_multiplier == 2.0
 
 
+@pytest.mark.slow
 def test_accounts_do_not_keep_models_alive():
     model = make()
     train(model, steps=1)
@@ -238,6 +244,7 @@ def test_accounts_do_not_keep_models_alive():
     assert len(spend_tracker._accounts) < count
 
 
+@pytest.mark.slow
 def test_updates_that_a_plan_does_not_know_compose_up_to_its_epsilon():
     known = tfdpx.PrivacyPlan(N, batch_size=B, steps=40, noise_multiplier=2.0, delta=1e-3)
     before = tfdpx.PrivacyPlan(N, batch_size=B, steps=3, noise_multiplier=3.0, delta=1e-3)
@@ -296,6 +303,7 @@ def test_quantized_weights_keep_the_ledger(alone):
     assert other.optimizer.ledger.steps == 4
 
 
+@pytest.mark.slow
 def test_models_that_share_frozen_weights_alone_share_no_account():
     """Grid search over heads on a public backbone."""
     backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])

@@ -94,7 +94,7 @@ def test_the_bound_of_moments_is_reached():
     assert np.linalg.norm(np.asarray(one[0]) - other[0]) == pytest.approx(one[1])
 
 
-@pytest.mark.parametrize("noise, honest", [(0.7, True), (0.35, False)])
+@pytest.mark.parametrize("noise, honest", [slow(0.7, True), (0.35, False)])
 def test_an_audit_by_what_the_layer_holds(noise, honest):
     """Runs with and without the worst row are told apart as well as accounted, and no better.
 
@@ -182,6 +182,7 @@ def train(layer, spent, plan=None, inputs=(2,), x=None):
     return small.model(optimizer, [layer, layers.Dense(3)]), x, y, plan
 
 
+@pytest.mark.slow
 def test_one_ledger_holds_statistics_and_training(tmp_path):
     x = np.random.default_rng(0).normal(size=(64, 2))
     layer = layers.Normalization()
@@ -214,6 +215,7 @@ def test_one_ledger_holds_statistics_and_training(tmp_path):
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_layer_in_the_model_counts_without_the_plan_and_the_plan_without_the_layer():
     x = np.random.default_rng(0).normal(size=(64, 2))
     layer = layers.Normalization()
@@ -256,7 +258,8 @@ def test_an_ordinary_adapt_after_it_is_refused():
         model.fit(x, y, verbose=0)
 
 
-@pytest.mark.parametrize("outside", [slow(True), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("outside", [True, False])
 def test_a_feature_space(outside):
     rng = np.random.default_rng(0)
     x = {

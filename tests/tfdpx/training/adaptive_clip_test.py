@@ -185,7 +185,8 @@ def unbroken():
     return trained(tfdpx.AdaptiveClip())
 
 
-@pytest.mark.parametrize("arguments", [{"steps_per_execution": 2}, slow({"jit_compile": True})])
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [{"steps_per_execution": 2}, {"jit_compile": True}])
 def test_however_the_step_runs(unbroken, arguments):
     one, history = unbroken
     other, _ = trained(tfdpx.AdaptiveClip(), **arguments)
@@ -198,6 +199,7 @@ def test_however_the_step_runs(unbroken, arguments):
 
 
 @pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
+@pytest.mark.slow
 def test_without_noise_there_is_none_on_the_count():
     assert np.array_equal(drawn(5, own=0.0, noise_multiplier=0.0), np.zeros(4))
     assert np.array_equal(drawn(5, own=4.0, noise_multiplier=0.0), np.zeros(4))
@@ -236,6 +238,7 @@ def test_a_policy_serves_several_optimizers():
     assert clip_of(first) != 1.0 == clip_of(second) == policy.l2_norm_clip
 
 
+@pytest.mark.slow
 def test_a_resume_continues_from_the_noisy_clip(tmp_path, unbroken):
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

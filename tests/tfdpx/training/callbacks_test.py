@@ -67,6 +67,7 @@ def test_training_that_needs_less_is_left_alone():
     assert len(history.history["epsilon"]) == 2
 
 
+@pytest.mark.slow
 def test_the_budget_holds_over_several_fits():
     model, budget = make_model(), callbacks.PrivacyBudget(make_plan(7))
     fit(model, budget, steps_per_epoch=4)
@@ -254,6 +255,7 @@ def test_private_metrics_are_labelled(tmp_path):
     assert "epoch_epsilon" in scalars["train"]
 
 
+@pytest.mark.slow
 def test_gradient_norms_before_clipping_are_in_the_private_section_alone(tmp_path):
     plan = make_plan(6)
     model = make_model(tfdpx.DPSGD(0.25, plan=plan, l2_norm_clip=1e-3))

@@ -76,7 +76,7 @@ def whole():
 @pytest.mark.parametrize(
     "after, kept, seed",
     [
-        (5, 3, 4),
+        slow(5, 3, 4),
         slow(7, 6, None),
         *(slow(after, kept, 4) for after, kept in ((4, 3), (6, 3), (7, 6), (11, 9))),
         *(slow(after, kept, None) for after, kept in ((4, 3), (5, 3), (6, 3), (11, 9))),
@@ -108,6 +108,7 @@ def test_a_run_in_pieces_is_the_unbroken_one(tmp_path, whole):
     assert_same(model, whole)
 
 
+@pytest.mark.slow
 def test_saves_within_an_epoch(tmp_path, whole):
     arguments = dict(epochs=1, steps_per_epoch=None)
     with pytest.raises(Killed):
@@ -154,6 +155,7 @@ def test_the_same_model_goes_on_without_going_back(tmp_path):
     assert len(model.optimizer.ledger.entries) == 1
 
 
+@pytest.mark.slow
 def test_it_is_an_ordinary_fit_that_follows_one_that_was_interrupted(tmp_path):
     for after in (7, 8):
         model = make()
@@ -208,6 +210,7 @@ def test_what_the_account_does_not_count_on_may_change(tmp_path):
     assert changed.optimizer.ledger.steps == 6
 
 
+@pytest.mark.slow
 def test_what_it_cannot_save_is_refused(tmp_path):
     with pytest.raises(ValueError, match="takes one"):
         train(make(), [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b")])
@@ -220,6 +223,7 @@ def test_what_it_cannot_save_is_refused(tmp_path):
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -60,6 +60,7 @@ def zipped(members):
 
 
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_damage_is_refused_or_does_no_harm(whole, tmp_path_factory, data):
     how = data.draw(fuzz_inputs.damage((whole / CHECKPOINT).stat().st_size))
     check_checkpoint(whole, tmp_path_factory.mktemp("damaged"), how)
@@ -160,6 +161,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_the_first_step(tmp_p
     assert model.optimizer.ledger.steps == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_leaves_the_last_save_whole(tmp_path):
     """The kernel cuts off every file at so many bytes."""
     model = fit(tmp_path)

@@ -83,6 +83,7 @@ def test_compiled_or_eager_changes_nothing(compile_arguments):
     np.testing.assert_allclose(small.weights(other), small.weights(wanted), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_the_optimizer_is_and_ends_with_the_plan():
     whole, parts = (
         make(tfdpx.DPSGD(0.1, plan=PLAN, seed=1)),
@@ -96,6 +97,7 @@ def test_it_goes_on_where_the_optimizer_is_and_ends_with_the_plan():
     np.testing.assert_array_equal(small.weights(parts), small.weights(whole))
 
 
+@pytest.mark.slow
 def test_a_callback_stops_it():
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -107,6 +109,7 @@ def test_a_callback_stops_it():
     assert model.optimizer.iterations == 2
 
 
+@pytest.mark.slow
 def test_tensorboard_and_the_progress_bar(tmp_path, capsys):
     x, y = small.data(60)
     tensorboard = tfdpx.callbacks.TensorBoard(str(tmp_path), plan=PLAN)

@@ -67,6 +67,7 @@ def test_other_batches_are_approximate_on_an_explicit_word(how):
     assert [entry.exact for entry in model.optimizer.ledger.entries if entry.steps == 2] == [True]
 
 
+@pytest.mark.slow
 def test_a_step_traced_for_the_plans_batches_does_not_vouch_for_others():
     model = make()
     batches = PLAN.batches(X, Y)
@@ -181,6 +182,7 @@ def test_no_draw_feeds_two_updates(kind, used):
     assert model.optimizer.ledger.steps == 11
 
 
+@pytest.mark.slow
 def test_one_seed_draws_on_over_optimizers_and_sampling_rates(used):
     model = make(compile_arguments={"run_eagerly": True})
     model.fit(PLAN.batches(NUMBERED, Y, seed=5), steps_per_epoch=3, verbose=0)
@@ -197,11 +199,13 @@ def test_a_planted_replay_is_seen_by_this_test(used):
     assert len(set(used)) == 1 < len(used)
 
 
+@pytest.mark.slow
 def test_keras_is_told_how_many_steps_there_are(capsys):
     make().fit(PLAN.batches(X, Y), verbose=2)
     assert f"{STEPS}/{STEPS}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_callback_that_trains_on_batches_of_its_own_is_seen():
     class Trains(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -222,6 +226,7 @@ class Nested(keras.callbacks.Callback):
         self.train(self.model)
 
 
+@pytest.mark.slow
 def test_a_training_inside_of_another_is_refused():
     model, pupil = make(), make()
     batches = PLAN.batches(X, Y, seed=5)
@@ -234,6 +239,7 @@ def test_a_training_inside_of_another_is_refused():
     model.fit(batches, steps_per_epoch=2, verbose=0)  # Nothing is left locked.
 
 
+@pytest.mark.slow
 def test_arrays_without_a_plan_count_with_their_own_probability():
     other = small.model(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0))
     other.fit(X, Y, batch_size=16, validation_split=0.5, verbose=0)

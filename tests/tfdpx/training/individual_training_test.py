@@ -203,6 +203,7 @@ def test_an_accountant_follows_one_optimizer_of_its_plan():
         tfdpx.DPSGD(1.0, **make)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_has_no_norms_and_counts_what_was_spent_in_full(tmp_path):
     plan = replay.make_plan()
     model, _ = replay.train(plan, IndividualAccountant(plan, rounding=0.05))
@@ -216,6 +217,7 @@ def test_a_loaded_model_has_no_norms_and_counts_what_was_spent_in_full(tmp_path)
     assert "levels" not in names and all(replay.COUNT + 1 not in shape for shape in shapes)
 
 
+@pytest.mark.slow
 def test_a_release_is_added_to_the_ledger_of_the_weights():
     plan = replay.make_plan(accountant="rdp")
     accountant = IndividualAccountant(plan)

@@ -134,6 +134,7 @@ def test_a_loop_of_ones_own_gets_an_error():
     assert model.optimizer.ledger.steps >= 2  # The attempt may count; never less than was done.
 
 
+@pytest.mark.slow
 def test_under_xla_an_update_past_the_end_reads_no_data():
     # XLA drops assertions. What it computes instead must not depend on the examples.
     ends = []
@@ -185,6 +186,7 @@ def test_epochs_share_the_steps(capsys):
     assert f"Epoch {epochs}/{epochs}" in text and f"{lengths[-1]}/{lengths[-1]}" in text
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_epochs_as_long_as_before(tmp_path):
     plan, ends = make_plan(6), []
     for stop_after, wanted in ((1, 2), (3, 6), (3, 6)):

@@ -113,6 +113,7 @@ def test_fit_says_it_once(free, capsys, arguments):
     np.testing.assert_allclose(*weights, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_warns_where_nothing_fits(free):
     free(1000)
     with pytest.warns(UserWarning, match="microbatches of 1 examples.*may run out of memory"):

@@ -216,6 +216,7 @@ def test_own_metrics_count_every_row_once(size):
     np.testing.assert_allclose(logs["accuracy"], wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_absent_rows_hold_is_in_no_metric():
     x, y = small.data()
     weights = (y > 0).astype("float32")
@@ -227,6 +228,7 @@ def test_what_absent_rows_hold_is_in_no_metric():
         assert np.isfinite(logs["entropy"]), size
 
 
+@pytest.mark.slow
 def test_weights_may_be_flags():
     x, y = small.data()
     changes = [

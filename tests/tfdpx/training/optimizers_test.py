@@ -83,6 +83,7 @@ def test_config_round_trip(make):
 
 
 @NO_NOISE
+@pytest.mark.slow
 def test_a_saved_model_goes_on_where_it_stopped(tmp_path):
     """Exactly so without noise: noise is fresh in a loaded optimizer."""
     x, y = small.data()
@@ -213,6 +214,7 @@ def test_batches_keyed_by_iterations_are_those_of_one_pass(compile_arguments):
 
 
 @NO_NOISE
+@pytest.mark.slow
 def test_fit_on_arrays_datasets_and_several_steps_per_execution():
     x, y = small.data()
     fit = dict(verbose=0, shuffle=False)

@@ -83,6 +83,7 @@ def test_one_private_example_moves_it_by_at_most_the_public_clip(without_noise, 
     assert 0.1 * found[0] < moved <= found[0] * (1 + 1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_clip_is_noticed(without_noise, monkeypatch):
     found = taus(monkeypatch)
     monkeypatch.setattr(
@@ -148,6 +149,7 @@ def test_private_examples_that_are_public_are_refused():
         built.fit(unseen, callbacks=own, verbose=0)
 
 
+@pytest.mark.slow
 def test_files_tell_that_there_were_public_data(tmp_path):
     built = model()
     small.step(built, X, Y)

@@ -94,7 +94,7 @@ def distance(first, second):
 @pytest.mark.filterwarnings("ignore:Each example is computed alone")
 @pytest.mark.parametrize(
     "where, name",
-    slow_but(CASES, ("inside", "Dropout"), ("augment", "RandomFlip")),
+    slow_but(CASES, ("inside", "Dropout")),
 )
 def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(where, name):
     trained = Trained(where, name)
@@ -186,6 +186,7 @@ def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others(monkeypatch):
     assert not is_independent(sums_of_signs(Signs(shared=True), N, 300), N)
 
 
+@pytest.mark.slow
 def test_draws_for_all_examples_are_said_and_computed_alone():
     with pytest.warns(UserWarning, match="computed alone.*'.*dropout.*draws once for all"):
         Trained("inside", "one mask for all").update()

@@ -76,7 +76,8 @@ CONTINUATIONS = {  # What the second of two has, and what both have.
 }
 
 
-@pytest.mark.parametrize("name", slow_but(CONTINUATIONS, "other data"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTINUATIONS)
 def test_two_continuations_have_independent_noise(name, tmp_path):
     """The attack: with the noise replayed their difference was that of the sums, without noise."""
     second, both = CONTINUATIONS[name]
@@ -160,6 +161,7 @@ def test_a_given_seed_is_remembered_everywhere(tmp_path):
     assert not tfdpx.heads.LeastSquares(3, 1.0, DELTA).fit(X, Y).ledger.is_seeded
 
 
+@pytest.mark.slow
 def test_a_second_training_on_a_folder_is_refused_and_writers_do_not_harm(tmp_path, monkeypatch):
     class Second(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

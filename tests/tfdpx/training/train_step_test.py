@@ -132,12 +132,14 @@ def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise():
     assert np.abs(first - second).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_operating_system_gives_the_seed():
     one, _ = noise_of_steps(2, seed=None)
     other, _ = noise_of_steps(2, seed=None)
     assert np.abs(one - other).max() > 0.1
 
 
+@pytest.mark.slow
 def test_xla_and_eager_updates_agree():
     x, y = small.data()
     updates = [

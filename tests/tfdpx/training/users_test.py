@@ -126,6 +126,7 @@ def test_leaving_out_a_person_moves_the_update_by_at_most_one_clip(longest):
     assert moved <= 1 + 1e-5 and (moved > 0.99 or np.isnan(longest) and moved == 0)
 
 
+@pytest.mark.slow
 def test_augmentation_and_dropout_serve_all_examples():
     seen = []
 
@@ -152,6 +153,7 @@ def batches(ids=IDS, k=2, steps=200, seed=None, x=None, **arguments):
     return [(x.numpy(), w.numpy() > 0) for x, _, w in data]
 
 
+@pytest.mark.slow
 def test_a_person_gives_up_to_k_examples_without_repetition_each_as_often():
     times = np.zeros(len(IDS))
     for rows, present in batches(k=2, steps=1200, seed=1):
@@ -177,6 +179,7 @@ def test_what_a_person_gives_does_not_depend_on_others():
     assert not np.array_equal(whole, other)
 
 
+@pytest.mark.slow
 def test_ids_of_any_kind_and_examples_on_disk_are_the_same():
     class Source:
         def __len__(self):
@@ -257,6 +260,7 @@ def test_ids_in_another_order_than_the_examples_are_refused():
         plan.batches(x, Y, user_ids=ids)
 
 
+@pytest.mark.slow
 def test_fits_may_differ_in_how_many_examples_a_person_gives():
     model = make_model(make_plan(4, 9, 1.0))
     for k in (3, 1):
@@ -296,6 +300,7 @@ def test_what_does_not_go_together_is_refused():
         model.fit(X, Y, user_ids=IDS)
 
 
+@pytest.mark.slow
 def test_ledger_statement_and_files_say_whom_epsilon_protects(tmp_path):
     plan = make_plan(4, 6, 1.5)
     model = make_model(plan)
@@ -320,6 +325,7 @@ def test_validation_people_are_told_from_those_trained_on():
         model.fit(X, Y, user_ids=IDS, validation_data=(X[:4], Y[:4]), callbacks=[stop], verbose=0)
 
 
+@pytest.mark.slow
 def test_each_draw_takes_people_with_the_plans_probability():
     data = make_plan(4, 300, 1.0).batches(X, Y, user_ids=IDS, seed=2)
     drawn = [int(np.any(w, axis=1).sum()) for *_, w in data]
@@ -328,6 +334,7 @@ def test_each_draw_takes_people_with_the_plans_probability():
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")
+@pytest.mark.slow
 def test_the_code_of_the_page(capsys):
     [block] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(block, PAGE.name, "exec"), {})

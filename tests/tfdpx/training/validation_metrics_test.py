@@ -63,6 +63,7 @@ def test_tensorboard_writes_metrics_of_private_examples_only_if_asked(
     assert bool(said) == bool(private and not word)
 
 
+@pytest.mark.slow
 def test_tensorboard_after_a_split(tmp_path):
     x, y = small.data(50)
     board = tfdpx.callbacks.TensorBoard(tmp_path)

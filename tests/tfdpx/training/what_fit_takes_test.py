@@ -156,6 +156,7 @@ def test_fit_on_arrays_is_fit_on_the_batches_of_the_plan():
     assert optimizer.ledger.steps == 2 and not optimizer.epsilon_is_approximate
 
 
+@pytest.mark.slow
 def test_weights_of_classes_and_of_examples_are_the_same():
     labels = (Y > 5).astype("float32")
     by_class, _ = trained(
@@ -178,6 +179,7 @@ def test_random_access_needs_a_plan():
         model.fit(tfdpx.RandomAccess(list(zip(X, Y, strict=True))), verbose=0)
 
 
+@pytest.mark.slow
 def test_a_long_first_update_is_announced(monkeypatch, capsys):
     monkeypatch.setattr("tfdpx.training._first_update._PATIENCE", 0.0)
     trained(lambda model: model.fit(X, Y, verbose=2))

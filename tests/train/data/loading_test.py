@@ -295,6 +295,7 @@ def test_imagenet_without_labels_names_the_one_with(tmp_path):
         loading.load("downsampled_imagenet/32x32", tmp_path)
 
 
+@pytest.mark.slow
 def test_some_of_the_classes(digits_dir):
     low, high = (loading.load(f"digits:{part}", digits_dir) for part in ("0-4", "5-9"))
     whole = loading.load("digits", digits_dir)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-from cases import slow
 from PIL import Image
 
 from tfdpx.train import classify
@@ -105,7 +104,8 @@ def test_it_belongs_to_folders():
         loading.load("digits", user="parent_folder")
 
 
-@pytest.mark.parametrize("model", ["scatter_linear", slow("small_cnn")])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["scatter_linear", "small_cnn"])
 def test_classify_protects_people(tmp_path, capsys, model):
     images = write(tmp_path / "images")
     run = tmp_path / "run"

@@ -44,7 +44,7 @@ def test_the_paper_has_45_columns_and_each_is_a_preset():
     assert sorted(presets + ours) == sorted(tables)
 
 
-@pytest.mark.parametrize("row", slow_but(ROWS, *ROWS[::5]), ids=preset_of)
+@pytest.mark.parametrize("row", slow_but(ROWS, *ROWS[::15]), ids=preset_of)
 def test_each_column_says_what_the_paper_says(row):
     record = describe(preset_of(row))
     private = row["epsilon"] != "inf"
@@ -78,7 +78,7 @@ def test_epsilon_is_what_the_accountant_of_the_run_gives(table):
     assert (record["accountant"], papers["accountant"]) == ("pld", "rdp")
 
 
-@pytest.mark.parametrize("row", slow_but(ROWS, *ROWS[::5]), ids=preset_of)
+@pytest.mark.parametrize("row", slow_but(ROWS, *ROWS[::15]), ids=preset_of)
 def test_models_and_images_are_those_of_appendix_c(row):
     preset = preset_of(row)
     record, settings = describe(preset), preset_lookup.resolve(preset, {})

@@ -49,6 +49,7 @@ def test_five_classes_have_no_top_five_and_nan_is_never_right():
     assert measured.top5_accuracy == measured.accuracy == 0
 
 
+@pytest.mark.slow
 def test_raw_weights_are_those_before_the_average():
     plan = tfdpx.PrivacyPlan(20, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-5)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

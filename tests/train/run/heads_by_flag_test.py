@@ -39,6 +39,7 @@ def run(capsys, **given):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_head_is_fitted_and_its_model_predicts(theirs, tmp_path, capsys, monkeypatch):
     given = dict(init_from=theirs, epsilon=8.0, workdir=str(tmp_path))
     found = run(capsys, head="least_squares", **given)
@@ -71,6 +72,7 @@ def test_a_head_is_fitted_and_its_model_predicts(theirs, tmp_path, capsys, monke
     assert again["workdir"].endswith("head-002")
 
 
+@pytest.mark.slow
 def test_adamix_on_a_backbone_of_others(theirs, tmp_path, capsys):
     found = run(
         capsys, head="adamix", init_from=theirs, epsilon=3.0, shots=5, workdir=str(tmp_path)

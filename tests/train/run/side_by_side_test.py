@@ -38,6 +38,7 @@ def run_folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_features_are_those_of_the_file_and_of_scattering(run_folder):
     built = side_by_side.build(settings(f"scatter + {run_folder}"), DATA)
     assert built.input.dtype == "uint8" and built.output_shape == (None, 3)

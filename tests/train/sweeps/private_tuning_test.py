@@ -97,6 +97,7 @@ def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(tmp_path, data_dir,
         private_tuning.tune("digits", GIVEN, GRID, 5.0, tmp_path / "tuned", [])
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_nothing(tmp_path, data_dir, monkeypatch):
     def execute(runs, folder, extra, say):
         del extra, say

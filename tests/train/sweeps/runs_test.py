@@ -53,6 +53,7 @@ def started(workdir):
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_every_run_is_taken_once_and_later_calls_add_what_is_new(workdir):
     lines = []
     assert execute(runs_of(), workdir, say=lines.append) == {}

@@ -130,6 +130,7 @@ def test_new_rows_are_predicted_whatever_they_hold(finished, tmp_path):
         predicted(finished / "run", tmp_path / "few.csv", tmp_path / "out.csv")
 
 
+@pytest.mark.slow
 def test_the_program_predicts(finished, tmp_path):
     """In a process of its own: flags of other programs must not come with it."""
     given = [f"--model={finished / 'run'}", f"--rows={finished / 'people.csv'}"]
@@ -139,6 +140,7 @@ def test_the_program_predicts(finished, tmp_path):
     assert (tmp_path / "predictions.csv").read_text().startswith("bought,probability\n")
 
 
+@pytest.mark.slow
 def test_a_regression_of_a_parquet_file(capsys, tmp_path, recwarn):
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, size=(2000, 2))
