@@ -9,7 +9,7 @@
 #   make lint          style, formatting and types, changing nothing
 #   make format        fix what ruff can fix
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
-#   make compare       tfdpx and its peers, each in an environment of its own; 25 minutes, ARGS=--quick less
+#   make compare       tfdpx and its peers, each in an environment of its own; 33 minutes, ARGS=--quick less
 #   make docs          build the documentation into site/; python3 -m http.server -d site shows it
 #   make tpu-check     compile the training step for a TPU, without one; ARGS="--augmult=4"
 #   make clean         remove what the targets above made, but for training runs

@@ -14,7 +14,6 @@ RESULTS = ROOT / "experiments" / "comparison" / "results.json"
 
 
 @pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")
-@pytest.mark.slow
 def test_the_pages_show_the_results():
     results = json.loads(RESULTS.read_text())
     assert report.tables(results) in (ROOT / "docs" / "comparison.md").read_text("utf-8")
