@@ -183,6 +183,8 @@ def _compile(original):
             if owner is not None and (owner, "fit") not in [each[:2] for each in _installed]:
                 _wrap(owner, "fit", functools.partial(_fit_preprocessed, owner))
             compiled(self)
+            for layer in layer_internals.flatten_layers(self):
+                _follow_quantize(layer)
 
     return compile
 
@@ -285,10 +287,21 @@ def _set_state_tree(original):
 def _quantize(original):
     def quantize(self, *args, **kwargs):
         old = list(self.weights)
-        original(self, *args, **kwargs)
-        _watching().replaced(old, self.weights)
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            _watching().replaced(old, self.weights)
 
+    quantize.is_followed = True
     return quantize
+
+
+def _follow_quantize(layer):
+    """Wraps the `quantize` that Keras took when it made the layer, maybe before `install`."""
+    quantize = layer.quantize
+    if not getattr(quantize, "is_followed", False):
+        followed = _quantize(lambda self, *args, **kwargs: quantize(*args, **kwargs))
+        layer.quantize = types.MethodType(followed, layer)
 
 
 def _get_weights(original):

@@ -1,5 +1,6 @@
 """Attacks on the account: whatever a user does, the ledger is never below what was spent."""
 
+import contextlib
 import gc
 import warnings
 import weakref
@@ -12,6 +13,7 @@ import tensorflow as tf
 from cases import slow
 
 import tfdpx
+from tfdpx._keras import hook
 from tfdpx.spending import ledger_rows, origins, spend_tracker
 
 N, B, STEPS = 60, 20, 12
@@ -290,20 +292,45 @@ def test_weights_of_a_file_that_are_frozen_by_now_may_have_trained(tmp_path):
     assert other.optimizer.ledger.steps == 4
 
 
+class Quantized(keras.layers.Layer):
+    """A layer of one's own that replaces its kernel."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(input_shape[-1], 3))
+
+    def call(self, x):
+        return x @ self.kernel
+
+    def quantize(self, mode=None, type_check=True, config=None):
+        value = self.kernel.numpy()
+        self._untrack_variable(self.kernel)
+        self.kernel = self.add_weight(shape=value.shape, trainable=False)
+        self.kernel.assign(value)
+        if config.mode == "int4":
+            raise RuntimeError("Too late: the kernel is another.")
+
+
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
-def test_quantized_weights_keep_the_ledger(alone):
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, use_bias=False)])
+@pytest.mark.parametrize("make_layer", [lambda: keras.layers.Dense(3, use_bias=False), Quantized])
+def test_quantized_weights_keep_the_ledger(make_layer, alone, early):
+    if early:  # As if made before `import tfdpx`.
+        hook.uninstall()
+    try:
+        model = keras.Sequential([keras.Input((6,)), make_layer()])
+    finally:
+        hook.install()
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
     train(model)
-    with warnings.catch_warnings():
+    mode = "int4" if make_layer is Quantized and alone else "int8"
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
         warnings.simplefilter("ignore")  # Keras's, of layers that have nothing to quantize.
-        (model.layers[0] if alone else model).quantize("int8")
+        (model.layers[0] if alone else model).quantize(mode)
     other = keras.Sequential([model.layers[0], keras.layers.Dense(3)])
     other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
     assert other.optimizer.ledger.steps == 4
 
 
-@pytest.mark.slow
 def test_models_that_share_frozen_weights_alone_share_no_account():
     """Grid search over heads on a public backbone."""
     backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
