@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -20,6 +21,16 @@ from tensorflow.python.ops import (
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
 _active = threading.local()
+
+
+def weakly(method):
+    """Function that calls a bound method, for `tf.numpy_function` and the like.
+
+    TensorFlow never forgets a Python function that a graph calls, nor what the function refers to.
+    Whoever uses this must have the data set refer to the object.
+    """
+    reference = weakref.WeakMethod(method)
+    return lambda *arguments: reference()(*arguments)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,9 @@ class BatchSampler:
         else:
             scalar = tf.TensorSpec([], tf.int64)
             signature = (tf.TensorSpec([2], tf.int64), scalar, scalar)
-            named = tf.data.Dataset.from_generator(self._one_pass, output_signature=signature)
+            one_pass = tensorflow_internals.weakly(self._one_pass)
+            named = tf.data.Dataset.from_generator(one_pass, output_signature=signature)
+            named.sampler = self  # Lives as long as a data set that draws from it.
 
         def batches(made):
             def take(key, step, replica):

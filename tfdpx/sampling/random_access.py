@@ -13,6 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdpx._keras import tensorflow_internals
+
 # Examples that a thread reads at a time: few, so that all threads end together.
 _AT_A_TIME = 8
 # Examples by which two sources are compared.
@@ -69,7 +71,8 @@ class RandomAccess:
             Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`.
         """
         dtypes = [tf.as_dtype(dtype) for _, dtype in self._specs]
-        tensors = tf.numpy_function(lambda rows: self._read(rows, capacity), [rows], dtypes)
+        read = tensorflow_internals.weakly(self._read)
+        tensors = tf.numpy_function(lambda rows: read(rows, capacity), [rows], dtypes)
         for tensor, (shape, _) in zip(tensors, self._specs, strict=True):
             tensor.set_shape([capacity, *shape])
         x, y = tf.nest.pack_sequence_as(self._first, tensors)

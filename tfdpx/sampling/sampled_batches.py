@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx._keras import tensorflow_internals
 from tfdpx.accounting.accountants import check_probability
 from tfdpx.accounting.ledger import USER
 from tfdpx.sampling.batch_sampler import BatchSampler, finished, sampler_of
@@ -263,18 +264,10 @@ def shuffled_batches(
         )
     shares = Shares(capacity, input_context)
     draws = BatchSampler(_SHUFFLE_KEY, steps, shares, seed, start, optimizer)
-    per_epoch = examples.count // batch_size
-    known = {}
-
-    def rows_of_step(key, step):
-        epoch, place = divmod(int(step), per_epoch)
-        name = (*key.tolist(), epoch)
-        if name not in known:
-            known.clear()
-            known[name] = _permutation(key, epoch, examples.count)
-        return known[name][place * batch_size : (place + 1) * batch_size]
+    shuffle = _Shuffle(examples.count, batch_size)
 
     def draw(key, step, replica):
+        rows_of_step = tensorflow_internals.weakly(shuffle.rows)
         rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
         return shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
 
@@ -319,6 +312,20 @@ def poisson_rows(key, step, num_examples, sampling_probability):
     bits = _bits(noise.fold_in(key, step), num_examples, tf.uint32)
     threshold = tf.constant(math.floor(sampling_probability * 2**32), tf.uint32)
     return tf.where(bits < threshold)[:, 0]
+
+
+class _Shuffle:
+    """Rows of each step, from one permutation an epoch."""
+
+    def __init__(self, count, batch_size):
+        self._count, self._batch_size, self._last = count, batch_size, (None, None)
+
+    def rows(self, key, step):
+        epoch, place = divmod(int(step), self._count // self._batch_size)
+        name, last = (*key.tolist(), epoch), self._last
+        if last[0] != name:
+            last = self._last = (name, _permutation(key, epoch, self._count))
+        return last[1][place * self._batch_size : (place + 1) * self._batch_size]
 
 
 def _permutation(key, epoch, num_examples):
