@@ -1,4 +1,4 @@
-"""A trained model, and the examples that it was trained on, are freed with the last name of them."""
+"""A trained model and the examples that it was trained on are freed when no name is left."""
 
 import gc
 import weakref
