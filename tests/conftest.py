@@ -1,6 +1,8 @@
 """What all tests share: workers, quiet logs, fixed seeds, reproducible hypothesis runs."""
 
 import contextlib
+import ctypes
+import gc
 import os
 
 import hypothesis
@@ -38,6 +40,7 @@ def _import_tensorflow():
     with _without_stderr():
         import tensorflow as tf
 
+    gc.freeze()  # What was imported stays: no collection need look at it.
     tf.get_logger().setLevel("ERROR")
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The workers share the cores; a pool of threads in each would only make them compete.
@@ -61,3 +64,11 @@ def _without_stderr():
 @pytest.fixture(autouse=True)
 def _fixed_seeds():
     seeds.fix(20_220_428)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _models_are_freed():
+    """Workers would fill the memory with graphs that wait for a collection, and keep it."""
+    yield
+    gc.collect()
+    getattr(ctypes.CDLL(None), "malloc_trim", id)(0)
