@@ -30,7 +30,17 @@ def weakly(method):
     Whoever uses this must have the data set refer to the object.
     """
     reference = weakref.WeakMethod(method)
-    return lambda *arguments: reference()(*arguments)
+
+    def call(*arguments):
+        found = reference()
+        if found is None:
+            raise ValueError(
+                "The data set of these batches is gone. Make it outside of any tf.function and of "
+                "other data sets, and keep it in a variable while it is iterated over."
+            )
+        return found(*arguments)
+
+    return call
 
 
 @contextlib.contextmanager

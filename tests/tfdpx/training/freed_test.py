@@ -6,6 +6,7 @@ import weakref
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdpx
 
@@ -74,3 +75,10 @@ def test_nothing_is_held_of_a_model_that_was_trained(way, made):
     del model, source
     gc.collect()
     assert [each() for each in held] == [None] * 3
+
+
+def test_a_data_set_that_nothing_refers_to_says_so():
+    nested = tf.data.Dataset.from_tensors(plan().batches(X, Y)).flat_map(lambda batches: batches)
+    gc.collect()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="keep it in a variable"):
+        next(iter(nested))
