@@ -48,6 +48,36 @@ def _import_tensorflow():
         tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """A planted bug is looked for at night, because it says something of a test."""
+    for item in items:
+        if item.get_closest_marker("planted"):
+            item.add_marker(pytest.mark.nightly)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Lists which test found which planted bug."""
+    bugs = {
+        report.nodeid: dict(report.user_properties).get("planted")
+        for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+        if report.when == "call"
+    }
+    found = {report.nodeid for report in terminalreporter.getreports("passed")}
+    bugs = {test: bug for test, bug in bugs.items() if bug}
+    if bugs:
+        terminalreporter.section("planted bugs")
+    for test, bug in sorted(bugs.items(), key=lambda row: row[1]):
+        terminalreporter.line(f"{'found ' if test in found else 'MISSED'} {bug}: {test}")
+
+
+@pytest.fixture(autouse=True)
+def _planted_bug(request, record_property):
+    marker = request.node.get_closest_marker("planted")
+    if marker:
+        case = getattr(request.node, "callspec", None)
+        record_property("planted", f"{marker.args[0]}{f' [{case.id}]' if case else ''}")
+
+
 @contextlib.contextmanager
 def _without_stderr():
     """Discards what is written to file descriptor 2, by whichever language."""

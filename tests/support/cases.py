@@ -8,6 +8,11 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def nightly(*values):
+    """A case that only `make nightly` runs."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 def slow_but(cases, *quick):
     """`cases`, all of them slow but the `quick` ones.
 
