@@ -48,6 +48,7 @@ def _import_tensorflow():
         tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """A planted bug is looked for at night, because it says something of a test."""
     for item in items:
