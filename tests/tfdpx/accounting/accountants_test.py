@@ -7,6 +7,7 @@ import pytest
 import rdp_precision
 import scipy.optimize
 import scipy.stats
+from dp_accounting.pld import privacy_loss_distribution
 
 from tfdpx.accounting import accountants, epsilon
 
@@ -161,3 +162,17 @@ def test_noise_too_small_for_the_memory_is_named(monkeypatch):
     monkeypatch.setattr(accountants, "composed", lambda runs, accountant: Full())
     with pytest.raises(ValueError, match="noise_multiplier=0.04.*accountant='rdp'"):
         epsilon(0.04, 0.1, 100, 1e-5)
+
+
+@pytest.mark.parametrize("sigma, probability, grid", [(0.4, 0.3, 1e-3), (8.0, 0.02, 1e-4)])
+def test_the_loss_of_a_step_is_that_of_dp_accounting(sigma, probability, grid):
+    wanted = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=probability, value_discretization_interval=grid
+    )
+    step = accountants._step(sigma, probability, grid)
+    for losses in (np.linspace(-2, 2, 41), np.linspace(2, 40, 41)):
+        np.testing.assert_allclose(
+            step.get_delta_for_epsilon(losses), wanted.get_delta_for_epsilon(losses), atol=1e-13
+        )
+    found, exact = (d.self_compose(50).get_epsilon_for_delta(1e-5) for d in (step, wanted))
+    assert found == pytest.approx(exact, rel=1e-8)
