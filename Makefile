@@ -2,10 +2,10 @@
 # best Python of the machine, or with SYSTEM_PYTHON.
 #
 #   make train ARGS="--preset=digits --epsilon=3"   train; WORKDIR=folder says where to write
-#   make test          lint, then the tests but for the slow ones
-#   make test-slow     the slow tests
-#   make reliability   kills, fuzz and sensitivity: the figures of docs/reliability.md; an hour
-#   make smoke-test    install and try it on every other supported Python that this machine has
+#   make test          lint and the fast tests
+#   make test-all      lint, the site, fast and slow tests, one other Python; .ci/run calls it
+#   make nightly       planted bugs, presets, papers, experiments, notebooks, kills, fuzz, all Pythons
+#   make smoke-test    install and try it on every other supported Python; PYTHONS=3.13 on one
 #   make lint          style, formatting and types, changing nothing
 #   make format        fix what ruff can fix
 #   make bazel-check   show that BUILD loads and misses no Python file (Debian or Ubuntu, or Bazel)
@@ -47,7 +47,7 @@ WORKDIR := $(or $(patsubst --workdir=%,%,$(filter --workdir=%,$(ARGS))),$(WORKDI
 
 export SYSTEM_PYTHON
 
-.PHONY: train test test-slow reliability smoke-test lint format bazel-check docs compare \
+.PHONY: train test test-all nightly smoke-test lint format bazel-check docs compare \
   tpu-check clean
 
 train: $(INSTALLED)
@@ -57,16 +57,19 @@ train: $(INSTALLED)
 test: lint
 	$(PYTHON) -m pytest
 
-test-slow: $(INSTALLED)
-	$(PYTHON) -m pytest -m slow
+test-all: lint docs
+	$(PYTHON) -m pytest -m "not nightly"
+	$(MAKE) --no-print-directory smoke-test PYTHONS=3.13
 
-reliability: $(INSTALLED)
+nightly: lint
+	$(PYTHON) -m pytest -m nightly
 	$(PYTHON) tools/kill_loop.py --kills=50
 	$(PYTHON) tools/sensitivity_search.py
 	$(PYTHON) tools/fuzz.py --seconds=1300
+	$(MAKE) --no-print-directory smoke-test
 
 smoke-test: $(INSTALLED)
-	PYTHON=$(PYTHON) tools/smoke_test_pythons.sh
+	PYTHON=$(PYTHON) tools/smoke_test_pythons.sh $(PYTHONS)
 
 lint: $(INSTALLED)
 	$(PYTHON) -m ruff check .

@@ -40,7 +40,8 @@ def _import_tensorflow():
     with _without_stderr():
         import tensorflow as tf
 
-    gc.freeze()  # What was imported stays: no collection need look at it.
+    gc.freeze()  # Imported modules stay, so no collection need look at them.
+    gc.set_threshold(50_000, 20, 50)  # A trace allocates much and leaves little garbage.
     tf.get_logger().setLevel("ERROR")
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The workers share the cores; a pool of threads in each would only make them compete.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds a wheel, installs it on every supported Python but that of $PYTHON, and tries it there.
+# Builds a wheel, installs it on the given versions of Python, for example 3.13, but that of $PYTHON,
+# and tries it there. Without arguments, on every supported version.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,7 +9,8 @@ version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 tested=$(version_of "$PYTHON")
 wheel=""
 found=$(tools/find_pythons.sh)
-for version in 3.10 3.11 3.12 3.13; do
+[ $# -gt 0 ] || set -- 3.10 3.11 3.12 3.13
+for version in "$@"; do
   [ "$version" != "$tested" ] || continue
   python=""
   for each in $found; do
