@@ -1,4 +1,4 @@
-"""Every rule against batches of one, over random shapes, and planted bugs that must be caught."""
+"""Every rule against batches of one, for many shapes, and planted bugs that must be caught."""
 
 import keras
 import numpy as np
@@ -27,8 +27,7 @@ from tfdpx.per_example.rules import (
 )
 
 layers = keras.layers
-few = settings(max_examples=3)
-views = st.integers(1, 3)
+FORCED = ("instantiate", "ghost")  # A layer by itself has no other.
 
 
 def batch(rng, shape, outputs, rows):
@@ -38,69 +37,148 @@ def batch(rng, shape, outputs, rows):
     )
 
 
-def check_layer(layer, shape, views, seed=0, tokens=None, **kwargs):
-    """The layer inside a model, so that its input has a gradient and its output a loss."""
+def check_layers(cases, views, seed=0, norms=FORCED, **kwargs):
+    """Layers side by side in one model; the inputs of each have a gradient, and its outputs a loss.
+
+    Args:
+        cases: List of pairs of a layer and the shape of an example; a third entry, a number of
+            tokens, makes inputs of integers below it.
+        views: Int, rows an example.
+        seed: Int.
+        norms: As for `assert_matches_batches_of_one`.
+        **kwargs: As for `assert_matches_batches_of_one`.
+    """
     rng = np.random.default_rng(seed)
-    x, y = batch(rng, shape, 2, 3 * views)
-    inputs = keras.Input(shape)
-    hidden = layers.Rescaling(0.9, 0.1)(inputs)
-    if tokens:
-        x = rng.integers(0, tokens, size=x.shape)
-        hidden = inputs
-    outputs = layers.Flatten()(layer(hidden))
-    model = keras.Model(inputs, layers.Dense(2)(layers.Activation("tanh")(outputs)))
+    inputs, x, outputs = [], [], []
+    for layer, shape, *tokens in cases:
+        inputs.append(keras.Input(shape, dtype="int32" if tokens else None))
+        if tokens:
+            x.append(rng.integers(0, *tokens, size=(3 * views, *shape)))
+            hidden = inputs[-1]
+        else:
+            x.append(rng.normal(size=(3 * views, *shape)).astype("float32"))
+            hidden = 0.9 * inputs[-1] + 0.1
+        outputs.append(layers.Flatten()(layer(hidden)))
+    joined = layers.Concatenate()(outputs) if len(outputs) > 1 else outputs[0]
+    model = keras.Model(inputs, layers.Dense(2)(layers.Activation("tanh")(joined)))
     # Biases that start at zero would hide some mistakes.
     for variable in model.trainable_variables:
         variable.assign(variable + rng.normal(scale=0.1, size=variable.shape))
-    assert_matches_batches_of_one(model, x, y, views=views, **kwargs)
+    y = rng.normal(size=(3 * views, 2)).astype("float32")
+    assert_matches_batches_of_one(model, x, y, views=views, norms=norms, **kwargs)
 
 
-@few
-@given(st.integers(1, 9), st.integers(1, 9), st.lists(st.integers(1, 5), max_size=2), views)
-def test_dense(fan_in, fan_out, positions, views):
-    layer = layers.Dense(fan_out, activation="sigmoid")
-    check_layer(layer, (*positions, fan_in), views)
+def check_layer(layer, shape, views, seed=0, tokens=None, **kwargs):
+    """One layer; see `check_layers`."""
+    check_layers([(layer, shape, tokens) if tokens else (layer, shape)], views, seed, **kwargs)
 
 
-@st.composite
-def convolutions(draw, grouped=True):
-    strides = draw(st.sampled_from([1, 2, (2, 1)]))
-    # With one pixel and strides the oracle, TensorFlow's own gradient, destroys memory.
-    sizes = [1, 2, 3, (3, 1)] if strides == 1 else [2, 3, (3, 1)]
-    return dict(
-        kernel_size=draw(st.sampled_from(sizes)),
-        strides=strides,
-        padding=draw(st.sampled_from(["same", "valid"])),
-        dilation_rate=draw(st.sampled_from([1, 2])) if strides == 1 else 1,
-        groups=draw(st.sampled_from([1, 2])) if grouped else 1,
-        use_bias=draw(st.booleans()),
-        activation=draw(st.sampled_from([None, "relu"])),
-    )
+def conv(kind, filters, size, strides=1, padding="same", dilation=1, groups=1, **kwargs):
+    """A convolution with and without all that it can have."""
+    return kind(filters, size, strides, padding, dilation_rate=dilation, groups=groups, **kwargs)
 
 
-@few
-@given(convolutions(), st.integers(5, 8), st.integers(5, 8), views)
-def test_conv2d(arguments, height, width, views):
-    check_layer(layers.Conv2D(4, **arguments), (height, width, 2), views)
+def convolutions(kind, **kwargs):
+    """Sizes, strides, paddings, dilations, groups, with and without bias and activation.
+
+    With one pixel and strides the oracle, TensorFlow's own gradient, destroys memory.
+    """
+    return [
+        conv(kind, 4, 1, use_bias=False, **kwargs),
+        conv(kind, 4, 3, 2, groups=2, activation="relu", **kwargs),
+        conv(kind, 4, (3, 1), dilation=2, padding="valid", activation="relu", **kwargs),
+        conv(kind, 4, 2, (2, 1), padding="valid", use_bias=False, **kwargs),
+        conv(kind, 4, 3, padding="same", dilation=2, groups=2, **kwargs),
+        conv(kind, 4, 2, 2, padding="valid", groups=2, activation="relu", **kwargs),
+    ]
 
 
-@few
-@given(convolutions(), st.booleans(), views)
-def test_ws_conv2d(arguments, use_gain, views):
+def normalizations(kind, axes, **kwargs):
+    return [(kind(axis=axis, **kwargs), (4, 3)) for axis in axes]
+
+
+AXES = [-1, [-1], [-2, -1], [1, 2]]
+EINSUMS = [
+    ("abc,cde->abde", (3, 2, 3), "de", (3, 4)),
+    ("abde,dec->abc", (3, 5), "c", (3, 2, 4)),
+    ("ab,bc->ac", (4,), None, (5,)),
+    ("abc,bcd->abd", (3, 4), "bd", (3, 4)),
+    ("abc,cd->abd", (3, 4), "bd", (3, 4)),
+    ("...x,xy->...y", (4,), "y", (5,)),
+]
+# Some layers for each rule, which are checked side by side.
+RULES = {
+    "dense": lambda: [
+        (layers.Dense(outputs, activation="sigmoid"), shape)
+        for outputs, shape in ((1, (5,)), (7, (4, 1)), (3, (1,)), (2, (3, 2, 4)))
+    ],
+    "conv2d": lambda: [
+        (layer, (5 + n % 3, 8 - n % 2, 2)) for n, layer in enumerate(convolutions(layers.Conv2D))
+    ],
     # Of two weights standardization leaves nothing to train: a fan-in of at least three.
-    check_layer(WSConv2D(4, use_gain=use_gain, **arguments), (6, 7, 6), views)
+    "ws_conv2d": lambda: [
+        (layer, (6, 7, 6))
+        for layer in (
+            *convolutions(WSConv2D)[1:3],
+            *convolutions(WSConv2D, use_gain=False)[::3],
+        )
+    ],
+    "depthwise": lambda: [
+        (
+            layers.DepthwiseConv2D(
+                3, strides, padding=padding, depth_multiplier=multiplier, activation="relu"
+            ),
+            (5, 6, 3),
+        )
+        for padding, strides, multiplier in (
+            ("same", 1, 1), ("valid", 2, 3), ("valid", 1, 2), ("same", 2, 2)
+        )
+    ],
+    "group_norm": lambda: [
+        (GroupNorm(groups, axis=axis, scale=scale, center=center), (4, 3, 4))
+        for groups, axis, scale, center in (
+            (1, -1, True, True), (2, 1, True, True), (4, -1, True, False), (-1, 1, False, True),
+            (2, -1, True, True), (-1, -1, True, True),
+        )
+    ],
+    "layer_normalization": lambda: [
+        *normalizations(layers.LayerNormalization, AXES),
+        *normalizations(layers.LayerNormalization, AXES[:2], scale=False),
+    ],
+    "rms_normalization": lambda: normalizations(layers.RMSNormalization, AXES),
+    # Norms allow for the rounding of each gradient, and those of one token may cancel.
+    "embedding": lambda: [
+        (layers.Embedding(4, width), (length,), 4)
+        for length, width in ((9, 1), (1, 5), (4, 3), (7, 2))
+    ],
+    "einsum_dense": lambda: [
+        (layers.EinsumDense(equation, shape, bias_axes=bias, activation="tanh"), inputs)
+        for equation, shape, bias, inputs in EINSUMS
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("conv", [layers.Conv2D, WSConv2D, layers.DepthwiseConv2D])
-@pytest.mark.parametrize("padding", ["same", slow("valid")])
-def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel(conv, padding):
+@pytest.mark.parametrize("views", [2, slow(1)])
+@pytest.mark.parametrize("name", RULES)
+def test_rules(name, views):
+    check_layers(RULES[name](), views, tolerance=1e-3 if name == "embedding" else 1e-5)
+
+
+def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
     x, y = batch(np.random.default_rng(0), (6, 7, 3), 2, 4)
-    first = {} if conv is layers.DepthwiseConv2D else {"filters": 5}
     results = []
     for strides, seen in (2, x), (1, x[:, ::2, ::2]):
         seeds.fix(0)
-        layer = conv(kernel_size=(1, 1), strides=strides, padding=padding, **first)
-        model = keras.Sequential([layer, layers.Flatten(), layers.Dense(2)])
+        inputs, outputs = keras.Input(seen.shape[1:]), []
+        for padding in "same", "valid":
+            arguments = dict(kernel_size=(1, 1), strides=strides, padding=padding)
+            outputs += [
+                layers.Conv2D(5, **arguments)(inputs),
+                WSConv2D(4, **arguments)(inputs),
+                layers.DepthwiseConv2D(**arguments)(inputs),
+            ]
+        outputs = layers.Dense(2)(layers.Flatten()(layers.Concatenate()(outputs)))
+        model = keras.Model(inputs, outputs)
         model.compile(loss="mse")
         norms, weighted = run_engine(model, tf.constant(seen), tf.constant(y), views=2)
         results.append([norms, weighted([1.0, 0.5])])
@@ -114,85 +192,26 @@ def test_ws_conv2d_whose_filters_are_nearly_constant():
     check_layer(layer, (4, 4, 2), 1)
 
 
-@few
-@given(st.sampled_from(["same", "valid"]), st.integers(1, 2), st.integers(1, 3), views)
-def test_depthwise(padding, strides, multiplier, views):
-    layer = layers.DepthwiseConv2D(
-        3, strides, padding=padding, depth_multiplier=multiplier, activation="relu"
-    )
-    check_layer(layer, (5, 6, 3), views)
+def generic():
+    """Layers without a rule; recurrent ones stand among the models."""
+    return [
+        (layers.Conv1D(3, 2, padding="causal"), (6, 2)),
+        (layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
+        (layers.TimeDistributed(layers.Dense(3)), (4, 3)),
+        (layers.SeparableConv2D(3, 2), (4, 4, 2)),
+        (layers.Conv3D(2, 2), (3, 3, 3, 2)),
+        (layers.PReLU(), (4, 3)),
+        (layers.UnitNormalization(), (4, 3)),
+    ]
 
 
-@few
-@given(
-    st.sampled_from([1, 2, 4, -1]), st.sampled_from([-1, 1]), st.booleans(), st.booleans(), views
-)
-def test_group_norm(groups, axis, scale, center, views):
-    check_layer(GroupNorm(groups, axis=axis, scale=scale, center=center), (4, 3, 4), views)
+def test_layers_without_a_rule_of_their_own():
+    check_layers(generic()[:3], 2, norms=["auto"])
+    check_layers(generic()[3:], 1, norms=["auto"])
 
 
-@few
-@given(st.sampled_from([-1, [-1], [-2, -1], [1, 2]]), st.booleans(), views)
-def test_layer_normalization(axis, scale, views):
-    check_layer(layers.LayerNormalization(axis=axis, scale=scale), (4, 3), views)
-
-
-@few
-@given(st.sampled_from([-1, [-1], [-2, -1], [1, 2]]), views)
-def test_rms_normalization(axis, views):
-    check_layer(layers.RMSNormalization(axis=axis), (4, 3), views)
-
-
-@few
-@given(st.integers(1, 9), st.integers(1, 5), views)
-def test_embedding(length, width, views):
-    # Norms allow for the rounding of each gradient, and those of one token may cancel.
-    check_layer(layers.Embedding(4, width), (length,), views, tokens=4, tolerance=1e-3)
-
-
-EINSUMS = [
-    ("abc,cde->abde", (3, 2, 3), "de"),
-    ("abde,dec->abc", (3, 5), "c"),
-    ("ab,bc->ac", (4,), None),
-    ("abc,bcd->abd", (3, 4), "bd"),
-    ("abc,cd->abd", (3, 4), "bd"),
-    ("...x,xy->...y", (4,), "y"),
-]
-
-
-@pytest.mark.parametrize("equation, output_shape, bias_axes", EINSUMS)
 @pytest.mark.parametrize("views", [slow(1), 2])
-def test_einsum_dense(equation, output_shape, bias_axes, views):
-    shape = {"abde": (3, 2, 4), "ab": (5,), "...x": (5,)}.get(equation.split(",")[0], (3, 4))
-    layer = layers.EinsumDense(equation, output_shape, bias_axes=bias_axes, activation="tanh")
-    check_layer(layer, shape, views)
-
-
-GENERIC = [
-    (lambda: layers.Conv1D(3, 2, padding="causal"), (6, 2)),
-    (lambda: layers.Conv2DTranspose(3, 2, strides=2), (3, 3, 2)),
-    (lambda: layers.SeparableConv2D(3, 2), (4, 4, 2)),
-    (lambda: layers.Conv3D(2, 2), (3, 3, 3, 2)),
-    (lambda: layers.PReLU(), (4, 3)),
-    (lambda: layers.TimeDistributed(layers.Dense(3)), (4, 3)),
-    (lambda: layers.SimpleRNN(3), (4, 2)),
-    (lambda: layers.UnitNormalization(), (4, 3)),
-]
-
-
-@pytest.mark.parametrize(
-    "make, shape",
-    [GENERIC[0], GENERIC[1], GENERIC[5], *(slow(*g) for g in GENERIC[2:5] + GENERIC[6:])],
-)
-@pytest.mark.parametrize("views", [slow(1), 2])
-def test_layers_without_a_rule_of_their_own(make, shape, views):
-    check_layer(make(), shape, views)
-
-
-@pytest.mark.parametrize(
-    "groups, strides, dilation, views", [(1, 2, 1, 1), (2, 1, 1, 3), (2, 1, (2, 3), 1)]
-)
-def test_convolutions_by_one_call_an_example(monkeypatch, groups, strides, dilation, views):
+def test_convolutions_by_one_call_an_example(monkeypatch, views):
     # Free launches and slow memory make it the cheapest way, which it is not for small images.
     monkeypatch.setitem(cost_model._RATES, "cpu", (2e11, 1.0, 0.0))
     chosen = []
@@ -201,14 +220,22 @@ def test_convolutions_by_one_call_an_example(monkeypatch, groups, strides, dilat
     monkeypatch.setattr(
         rule, "_by_calls", property(lambda self: chosen.append(by_calls(self)) or chosen[-1])
     )
-    layer = WSConv2D(4, 3, strides, groups=groups, dilation_rate=dilation, padding="same")
-    check_layer(layer, (6, 5, 4), views, norms=["instantiate"])
+    convs = [
+        (WSConv2D(4, 3, strides, groups=groups, dilation_rate=dilation, padding="same"), (6, 5, 4))
+        for groups, strides, dilation in ((1, 2, 1), (2, 1, 1), (2, 1, (2, 3)))
+    ]
+    check_layers(convs, views, norms=["instantiate"])
     assert chosen and all(chosen)
 
 
-@pytest.mark.parametrize("padding", ["same", "valid"])
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("dilation", [(2, 2), (1, 3), (4, 2)])
+@pytest.mark.parametrize(
+    "dilation, padding, known",
+    [
+        *(((2, 2), padding, known) for padding in ("same", "valid") for known in (True, False)),
+        ((1, 3), "same", True),
+        ((4, 2), "valid", True),
+    ],
+)
 def test_phases_of_a_dilation_give_its_kernel_gradient(padding, known, dilation):
     rng = np.random.default_rng(0)
     layer = layers.Conv2D(4, (2, 3), padding=padding, dilation_rate=dilation)
@@ -277,16 +304,14 @@ def test_the_cheaper_norm_is_chosen():
     assert chosen(layers.EinsumDense("abc,cde->abde", (None, 8, 64)), (16, 512)) == "ghost"
 
 
-@pytest.mark.parametrize(
-    "make, shape, tokens",
-    [
-        (lambda: WSConv2D(4, 3, activation="relu"), (6, 6, 2), None),
-        slow(lambda: layers.Conv2D(4, 3, dilation_rate=2, groups=2), (8, 7, 2), None),
-        slow(lambda: layers.Embedding(4, 3), (5,), 4),
-    ],
-)
-def test_xla(make, shape, tokens):
-    check_layer(make(), shape, 2, tokens=tokens, jit_compile=True)
+@pytest.mark.slow
+def test_xla():
+    cases = [
+        (WSConv2D(4, 3, activation="relu"), (6, 6, 2)),
+        (layers.Conv2D(4, 3, dilation_rate=2, groups=2), (8, 7, 2)),
+        (layers.Embedding(4, 3), (5,), 4),
+    ]
+    check_layers(cases, 2, jit_compile=True)
 
 
 def _half_bias(self):
@@ -338,6 +363,7 @@ PLANTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.planted("a rule that is wrong")
 @pytest.mark.parametrize("rule, name, bug, make, shape, tokens", PLANTED)
 def test_the_oracle_rejects_planted_bugs(monkeypatch, rule, name, bug, make, shape, tokens):
     monkeypatch.setattr(rule, name, bug)
@@ -354,15 +380,8 @@ def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
         def convolution_op(self, inputs, kernel):
             return super().convolution_op(inputs, kernel * kernel)
 
-    check_layer(Scaled(3), (4,), 2)
-    check_layer(ScaledConv(3, 2), (4, 4, 2), 2)
-
-
-def test_lora_gets_the_generic_rule():
-    layer = layers.Dense(3)
-    layer.build((None, 4))
-    layer.enable_lora(2)
-    check_layer(layer, (4,), 2)
+    cases = [(Scaled(3), (4,)), (ScaledConv(3, 2), (4, 4, 2))]
+    check_layers(cases, 2, norms=["auto"])
 
 
 def test_register_refuses_what_is_no_layer():
