@@ -5,7 +5,6 @@ import numpy as np
 import oracle
 import pytest
 import seeds
-from cases import slow
 
 from tfdpx.per_example import explain
 
@@ -34,23 +33,38 @@ def only_gives_logits(table, tokens):
     return table(layers.Embedding(V, D)(tokens), reverse=True)
 
 
-@pytest.mark.parametrize("views", [1, slow(2)])
-@pytest.mark.parametrize(
-    "arguments", [{}, slow({"tie_weights": False}), slow({"logit_soft_cap": 2.0})]
-)
-@pytest.mark.parametrize("calls", [both, slow(twice), slow(only_embeds), slow(only_gives_logits)])
-def test_norms_and_sums(calls, arguments, views):
+CALLS = [both, twice, only_embeds, only_gives_logits]
+ARGUMENTS = [{}, {"tie_weights": False}, {"logit_soft_cap": 2.0}]
+
+
+def check(cases, views):
+    """Tables side by side in one model of several outputs, each against batches of one."""
     seeds.fix(1)
-    table, tokens = layers.ReversibleEmbedding(V, D, **arguments), keras.Input((T,), dtype="int32")
-    model = keras.Model(tokens, calls(table, tokens))
+    tokens = keras.Input((T,), dtype="int32")
+    tables = [layers.ReversibleEmbedding(V, D, **arguments) for _, arguments in cases]
+    outputs = [calls(table, tokens) for (calls, _), table in zip(cases, tables, strict=True)]
+    model = keras.Model(tokens, layers.Add()(outputs) if len(outputs) > 1 else outputs[0])
     rng = np.random.default_rng(0)
     for variable in model.trainable_variables:
         variable.assign(variable + rng.normal(scale=0.5, size=variable.shape))
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = rng.integers(0, V, (2, 3 * views, T))
-    rules = {choice.rule for choice in explain(model, x, views) if choice.layer == table.name}
+    names = {table.name for table in tables}
+    rules = {choice.rule for choice in explain(model, x, views) if choice.layer in names}
     assert rules == {"ReversibleEmbeddingRule"}
     oracle.assert_matches_batches_of_one(model, x, y, views=views)
+
+
+def test_a_tied_table():
+    check([(both, {})], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", CALLS)
+def test_norms_and_sums(calls):
+    # One view where the table is tied and uncapped alone, two with the others beside it.
+    check([(calls, ARGUMENTS[0])], 1)
+    check([(calls, arguments) for arguments in ARGUMENTS], 2)
 
 
 class Doubled(getattr(layers, "ReversibleEmbedding", layers.Embedding)):
