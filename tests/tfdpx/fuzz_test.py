@@ -6,6 +6,8 @@ import hypothesis
 import keras
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 
 @hypothesis.given(fuzz_inputs.PLANS)
 def test_plans(given):
@@ -14,7 +16,6 @@ def test_plans(given):
 
 @hypothesis.settings(max_examples=5)
 @hypothesis.given(fuzz_inputs.SENSIBLE_PLANS)
-@pytest.mark.slow
 def test_sensible_plans(given):
     fuzz_inputs.check_plan(given)
 
@@ -26,7 +27,6 @@ def test_ledgers(how):
 
 @hypothesis.settings(max_examples=5)
 @hypothesis.given(fuzz_inputs.flags())
-@pytest.mark.slow
 def test_flags(given):
     fuzz_inputs.check_flags(given)
 
@@ -38,7 +38,6 @@ def test_what_is_not_ours_is_not_taken_for_an_answer():
         int("x")
 
 
-@pytest.mark.slow
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(fuzz_configurations.CONFIGURATIONS)
 def test_configurations(given):

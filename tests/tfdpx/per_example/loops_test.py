@@ -54,8 +54,6 @@ def make_model(layer, jit_compile=True, **arguments):
 
 LOOPING = {
     "lstm": lambda: layers.LSTM(2),
-    "gru": lambda: layers.GRU(2, return_sequences=True),
-    "dropout": lambda: layers.SimpleRNN(2, dropout=0.5),
     "bidirectional": lambda: layers.Bidirectional(layers.SimpleRNN(2)),
     "in time": lambda: layers.TimeDistributed(Loops()),
     "own": Loops,
@@ -123,10 +121,7 @@ def test_our_own_loop_refuses_them_too():
 )
 def test_without_a_loop_they_compile_and_equal_batches_of_one(layer):
     x, y = data()
-    model = make_model(layer())
-    assert_matches_batches_of_one(model, x, y, jit_compile=True, norms=("auto",))
-    model.train_on_batch(x, y)
-    assert int(model.optimizer.iterations) == 1
+    assert_matches_batches_of_one(make_model(layer()), x, y, jit_compile=True, norms=("auto",))
 
 
 def test_a_loop_around_the_map_is_no_loop_within():

@@ -6,6 +6,7 @@ import re
 import keras
 import numpy as np
 import pytest
+from cases import slow
 from oracle import assert_matches_batches_of_one
 
 import tfdpx
@@ -40,8 +41,11 @@ def test_the_rule_of_one_variable(made):
     assert [c.rule for c in tfdpx.per_example.explain(model, x, 2)] == ["ScaleRule", "DenseRule"]
 
 
-@pytest.mark.parametrize("ghost", [True, False])
-@pytest.mark.parametrize("frozen", [None, "down", "up", "bias"])
+@pytest.mark.parametrize(
+    "ghost, frozen",
+    [(True, None), (False, None)]
+    + [slow(*each) for each in ((True, "down"), (True, "up"), (True, "bias"), (False, "up"))],
+)
 def test_the_rule_of_two_kernels(made, monkeypatch, ghost, frozen):
     if not ghost:  # Then of per-example gradients, of which some are small.
         monkeypatch.setattr(made["LowRankRule"], "costs", tfdpx.per_example.Rule.costs)
