@@ -10,6 +10,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "docs" / "tutorials"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+pytestmark = pytest.mark.nightly
 
 
 def cells(name):
@@ -26,7 +27,6 @@ def test_it_has_outputs_and_asserts_its_epsilon(name):
     assert '"error"' not in shown and '"stderr"' not in shown
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_it_runs_from_start_to_end(name, tmp_path):
     code = "\n\n".join("".join(cell["source"]) for cell in cells(name))
