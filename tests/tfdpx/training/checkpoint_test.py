@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow, slow_but
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
@@ -73,39 +72,33 @@ def whole():
     return model
 
 
-@pytest.mark.parametrize(
-    "after, kept, seed",
-    [
-        slow(5, 3, 4),
-        slow(7, 6, None),
-        *(slow(after, kept, 4) for after, kept in ((4, 3), (6, 3), (7, 6), (11, 9))),
-        *(slow(after, kept, None) for after, kept in ((4, 3), (5, 3), (6, 3), (11, 9))),
-    ],
-)
-def test_a_killed_run_makes_the_updates_that_are_left(tmp_path, capsys, whole, after, kept, seed):
-    with pytest.raises(Killed):
-        train(make(seed=seed), [KillAfter(after), Checkpoint(tmp_path)])
-    assert Checkpoint(tmp_path).saved_updates == kept
-    resumed = make(seed=seed)
-    history = train(resumed, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)]).history
-    assert f"Resumed at update {kept}." in capsys.readouterr().out
-    ledger = resumed.optimizer.ledger
-    assert [entry.steps for entry in ledger.entries] == [kept, STEPS - kept]
-    assert ledger.epsilon(PLAN.delta) == history["epsilon"][-1] == PLAN.epsilon
-    if seed is not None:
-        assert_same(resumed, whole)
-    else:
-        assert not ledger.is_seeded
-        assert np.abs(small.weights(resumed) - small.weights(whole)).max() > 1e-2
-
-
 @pytest.mark.slow
-def test_a_run_in_pieces_is_the_unbroken_one(tmp_path, whole):
-    for epochs in (1, 3, 4, 4):  # The last finds a run that has ended.
+def test_a_run_with_a_seed_that_is_killed_or_ended_goes_on_to_the_last_bit(tmp_path, whole, capsys):
+    with pytest.raises(Killed):
+        train(make(seed=4), [KillAfter(5), Checkpoint(tmp_path)])
+    assert Checkpoint(tmp_path).saved_updates == 3
+    for epochs in (3, 4, 4):  # The last finds a run that has ended.
         model = make(seed=4)
         train(model, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)], epochs=epochs)
         assert model.optimizer.ledger.steps == 3 * epochs
+    output = capsys.readouterr().out
+    assert all(f"Resumed at update {update}." in output for update in (3, 9, 12))
     assert_same(model, whole)
+
+
+def test_a_killed_run_without_a_seed_makes_the_updates_that_are_left(tmp_path, capsys, whole):
+    """The last update of an epoch is killed before the epoch is saved."""
+    with pytest.raises(Killed):
+        train(make(), [KillAfter(6), Checkpoint(tmp_path)])
+    assert Checkpoint(tmp_path).saved_updates == 3
+    resumed = make()
+    history = train(resumed, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)]).history
+    assert "Resumed at update 3." in capsys.readouterr().out
+    ledger = resumed.optimizer.ledger
+    assert [entry.steps for entry in ledger.entries] == [3, STEPS - 3]
+    assert ledger.epsilon(PLAN.delta) == history["epsilon"][-1] == PLAN.epsilon
+    assert not ledger.is_seeded
+    assert np.abs(small.weights(resumed) - small.weights(whole)).max() > 1e-2
 
 
 @pytest.mark.slow
@@ -119,14 +112,15 @@ def test_saves_within_an_epoch(tmp_path, whole):
     assert_same(resumed, whole)
 
 
-@pytest.mark.parametrize("first", [True, slow(False)], ids=["before", "after"])
 @pytest.mark.slow
-def test_what_callbacks_remember_goes_on(tmp_path, first):
-    def run(killed_after=None, folder=tmp_path):
+def test_what_callbacks_remember_goes_on(tmp_path):
+    """Whether `Checkpoint` comes before them or after."""
+
+    def run(folder, killed_after=None, first=True):
         model = make(seed=4, public_validation=True)
         stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
         slow = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5)
-        saved = Checkpoint(folder)
+        saved = Checkpoint(tmp_path / folder)
         callbacks = [saved, stop, slow] if first else [stop, slow, saved]
         if killed_after:
             callbacks.append(KillAfter(killed_after))
@@ -134,16 +128,17 @@ def test_what_callbacks_remember_goes_on(tmp_path, first):
             train(model, callbacks, validation_data=(X + 9, Y))
         return model, stop
 
-    wanted, stop = run(folder=tmp_path / "whole")
+    wanted, stop = run("whole")
     assert stop.stopped_epoch == 2 < 3 and stop.best_epoch == 0
-    run(killed_after=8)
-    resumed, found = run()
-    names = ("best", "best_epoch", "wait", "stopped_epoch")
-    assert [getattr(found, n) for n in names] == [getattr(stop, n) for n in names]
-    assert_same(resumed, wanted)
-    # The best weights come from the file, and their ledger is known.
-    assert resumed.optimizer.ledger.is_complete
-    assert resumed.optimizer.ledger.steps == wanted.optimizer.ledger.steps == 9
+    for first in (True, False):
+        run(str(first), 8, first)
+        resumed, resumed_stop = run(str(first), None, first)
+        for name in ("best", "best_epoch", "wait", "stopped_epoch"):
+            assert getattr(resumed_stop, name) == getattr(stop, name)
+        assert_same(resumed, wanted)
+        # The best weights come from the file, and their ledger is known.
+        assert resumed.optimizer.ledger.is_complete
+        assert resumed.optimizer.ledger.steps == wanted.optimizer.ledger.steps == 9
 
 
 def test_the_same_model_goes_on_without_going_back(tmp_path):
@@ -165,8 +160,8 @@ def test_it_is_an_ordinary_fit_that_follows_one_that_was_interrupted(tmp_path):
     assert model.optimizer.ledger.steps == 9
 
 
-@pytest.mark.parametrize("kind", [slow("arrays"), "dataset"])
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_other_data_than_a_plans(tmp_path, kind):
     data = (X, Y) if kind == "arrays" else (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)
     arguments = {"batch_size": B} if kind == "arrays" else {}
@@ -178,6 +173,14 @@ def test_other_data_than_a_plans(tmp_path, kind):
         assert model.optimizer.epsilon_is_approximate == (kind == "dataset")
 
 
+@pytest.fixture(scope="module")
+def first_epoch(tmp_path_factory):
+    """The folder of a run that ended after its first epoch."""
+    folder = tmp_path_factory.mktemp("first_epoch")
+    train(make(), [Checkpoint(folder)], epochs=1)
+    return folder
+
+
 FEWER = make_plan(50)
 CHANGES = {
     "plan": lambda: (make(make_plan(noise_multiplier=1.5)), {"plan": make_plan(steps=20)}),
@@ -187,13 +190,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("what", slow_but(CHANGES, "optimizer"))
-def test_another_run_is_refused_by_name(tmp_path, what):
-    train(make(), [Checkpoint(tmp_path)], epochs=1)
+@pytest.mark.parametrize("what", CHANGES)
+def test_another_run_is_refused_by_name(first_epoch, what):
     model, arguments = CHANGES[what]()
     name = "plan|number of examples" if what == "number of examples" else what
     with pytest.raises(ValueError, match=f"is of a run with another ({name})"):
-        train(model, [Checkpoint(tmp_path)], **arguments)
+        train(model, [Checkpoint(first_epoch)], **arguments)
     assert model.optimizer.state.updates == 0
 
 
@@ -202,15 +204,13 @@ def half_loss(y_true, y_pred):
 
 
 @pytest.mark.slow
-def test_what_the_account_does_not_count_on_may_change(tmp_path):
-    train(make(), [Checkpoint(tmp_path)], epochs=1)
+def test_what_the_account_does_not_count_on_may_change(first_epoch):
     changed = make(rate=0.2, l2_norm_clip=0.5, loss=half_loss)
     changed.run_eagerly = True
-    train(changed, [Checkpoint(tmp_path)], epochs=2, x=X + 1)
+    train(changed, [Checkpoint(first_epoch, write=False)], epochs=2, x=X + 1)
     assert changed.optimizer.ledger.steps == 6
 
 
-@pytest.mark.slow
 def test_what_it_cannot_save_is_refused(tmp_path):
     with pytest.raises(ValueError, match="takes one"):
         train(make(), [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b")])
@@ -219,18 +219,17 @@ def test_what_it_cannot_save_is_refused(tmp_path):
     for save_freq in (0, "batch", 1.5):
         with pytest.raises(ValueError, match="save_freq"):
             Checkpoint(tmp_path, save_freq)
-    train(make(), [Checkpoint(tmp_path, write=False)], epochs=1)  # Who only reads.
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.slow
 def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "mine.weights.h5").write_bytes(b"mine")
     (folder / ".tfdpx-checkpoint.zip.12ab.new").write_bytes(b"half, of a kill")
     saved = Checkpoint(folder)
-    train(make(), [saved], epochs=2)
+    model = make()
+    train(model, [saved], epochs=2)
     assert sorted(os.listdir(folder)) == ["mine.weights.h5", "tfdpx-checkpoint.zip"]
     for path in (folder, folder / "tfdpx-checkpoint.zip"):
         assert path.stat().st_mode & 0o077 == 0
@@ -239,14 +238,15 @@ def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
     (folder / "mine.weights.h5").unlink()
     saved.remove()
     assert not folder.exists() and saved.saved_updates == 0
+    train(model, [Checkpoint(tmp_path, write=False)], epochs=1)  # Who only reads.
+    assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("budget_first", [True, slow(False)])
 @pytest.mark.slow
-def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path, budget_first):
+def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path):
     """By `BackupAndRestore`: a true account, and never more than the plan's updates."""
 
-    def fit(*extra):
+    def fit(*extra, budget_first=True):
         model = make()
         model.build((None, 6))
         own = [
@@ -259,6 +259,8 @@ def test_a_run_that_keras_restores_keeps_to_the_budget(tmp_path, budget_first):
 
     with pytest.raises(Killed):
         fit(KillAfter(7))
+    with pytest.raises(Killed):
+        fit(KillAfter(11), budget_first=False)
     ledger = fit()
-    assert [entry.steps for entry in ledger.entries] == [6, 6]
+    assert [entry.steps for entry in ledger.entries] == [6, 4, 2]
     assert ledger.epsilon(PLAN.delta) == PLAN.epsilon
