@@ -110,7 +110,7 @@ def ratio_on_two_replicas():
     """What `tfdpx.distributed.fit` under MirroredStrategy does, on two logical devices."""
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     assert len(devices) == 2
-    return largest_ratio_of_updates(tf.distribute.MirroredStrategy(devices), trials=4)
+    return largest_ratio_of_updates(tf.distribute.MirroredStrategy(devices), trials=2)
 
 
 def updates_on_replicas():

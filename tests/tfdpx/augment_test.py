@@ -134,19 +134,13 @@ def test_config(made):
     assert str(again.get_config()) == str(made.get_config())
 
 
-@pytest.mark.parametrize("padding", [-1, 1.5, True])
-def test_bad_padding(padding):
-    with pytest.raises(ValueError, match="padding"):
-        augment.RandomCropFlip(padding)
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"height": 0}, {"height": 4, "width": 2.5}, {"height": 4, "scale": 0.9}]
-)
-def test_bad_sizes(arguments):
-    name = list(arguments)[-1]
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        augment.ResizeCropFlip(**arguments)
+def test_bad_arguments():
+    for padding in -1, 1.5, True:
+        with pytest.raises(ValueError, match="padding"):
+            augment.RandomCropFlip(padding)
+    for arguments in {"height": 0}, {"height": 4, "width": 2.5}, {"height": 4, "scale": 0.9}:
+        with pytest.raises(ValueError, match=f"`{list(arguments)[-1]}`"):
+            augment.ResizeCropFlip(**arguments)
 
 
 def test_bad_images():

@@ -115,32 +115,24 @@ def test_xla_makes_the_same_views_of_static_shape(augment):
     assert (difference != 0).mean() < 0.01
 
 
-def model(augment, augmult=4, jit_compile=False, **arguments):
+def model(augment, augmult=4, **arguments):
     def stack():
         return [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
 
-    return small.model(
-        layers=stack,
-        augment=augment,
-        augmult=augmult,
-        batch_size=8,
-        compile_arguments={"jit_compile": jit_compile},
-        **arguments,
-    )
+    arguments = {"augment": augment, "augmult": augmult, "batch_size": 8, **arguments}
+    return small.model(layers=stack, compile_arguments={"jit_compile": False}, **arguments)
 
 
 LABELS = np.arange(8) % 3
 
 
 @pytest.mark.slow
-def test_the_checks_pass_it_and_neither_passes_nor_xla_change_the_views():
+def test_the_checks_pass_it_and_passes_do_not_change_the_views():
     changes = [
         small.step(
-            model(MixViews(RandomCropFlip(2), 2), microbatch_size=size, jit_compile=jit_compile),
-            images(8).numpy(),
-            LABELS,
+            model(MixViews(RandomCropFlip(2), 2), microbatch_size=size), images(8).numpy(), LABELS
         )
-        for size, jit_compile in ((None, False), (3, True))
+        for size in (None, 3)
     ]
     assert np.abs(changes[0]).max() > 0.01
     np.testing.assert_allclose(*changes, rtol=1e-2, atol=1e-3)
@@ -204,14 +196,13 @@ def test_config(augment):
         assert str(again.get_config()) == str(made.get_config())
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"mixed_views": 0}, {"mixed_views": 1.5}, {"mixed_views": True}]
-    + [{"mixed_views": 2, "alpha": a} for a in (0, -1.0, float("inf"), float("nan"), "0.2")],
-)
-def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=f"`{list(arguments)[-1]}`"):
-        MixViews(RandomCropFlip(2), **arguments)
+def test_bad_arguments():
+    for views in 0, 1.5, True:
+        with pytest.raises(ValueError, match="`mixed_views`"):
+            MixViews(RandomCropFlip(2), views)
+    for alpha in 0, -1.0, float("inf"), float("nan"), "0.2":
+        with pytest.raises(ValueError, match="`alpha`"):
+            MixViews(RandomCropFlip(2), 2, alpha)
 
 
 def test_too_few_views_to_mix():

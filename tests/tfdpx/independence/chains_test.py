@@ -154,7 +154,7 @@ def test_no_chain_that_mixes_is_proved(steps):
     check(steps)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @hypothesis.settings(max_examples=1000)
 @hypothesis.given(STEPS)
 def test_none_of_many_chains_that_mix_is_proved(steps):
@@ -193,6 +193,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.planted("a rule of independence that claims too much")
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_rule_that_claims_too_much_is_found(name, monkeypatch):
     rule, step = PLANTED[name]
