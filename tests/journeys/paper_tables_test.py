@@ -5,6 +5,7 @@ import json
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from cases import nightly
 
 from tfdpx.train import classify
 
@@ -39,8 +40,10 @@ def test_help_lists_what_can_be_asked_for():
     [
         # As printed in the paper's appendix; Table 12's epsilon 8 was trained on 45,000 images.
         ("table12/eps8", dict(model="wrn_16_4", batch_size=4096, steps=2468, augmult=16)),
-        ("table14/eps8", dict(model="nf_resnet_50", batch_size=16384, steps=71589, augmult=4)),
-        ("table21/last_eps8", dict(model="nf_resnet_50", trainable="last")),
+        nightly(
+            "table14/eps8", dict(model="nf_resnet_50", batch_size=16384, steps=71589, augmult=4)
+        ),
+        nightly("table21/last_eps8", dict(model="nf_resnet_50", trainable="last")),
     ],
 )
 def test_a_table_says_what_it_would_take(capsys, preset, wanted):

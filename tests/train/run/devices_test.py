@@ -184,7 +184,7 @@ def test_two_workers_train_like_one_and_only_the_chief_writes(single, tmp_path):
     assert sorted(events) == ["budget", "pictures", "train", "validation"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_worker_is_resumed_and_every_update_counts_once(killed, single, tmp_path):
     workdir = tmp_path / "run"
