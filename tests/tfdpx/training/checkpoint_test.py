@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
+from cases import slow_but
 
 import tfdpx
 from tfdpx.callbacks import Checkpoint
@@ -190,7 +191,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("what", slow_but(CHANGES, "optimizer"))
 def test_another_run_is_refused_by_name(first_epoch, what):
     model, arguments = CHANGES[what]()
     name = "plan|number of examples" if what == "number of examples" else what
@@ -222,6 +223,7 @@ def test_what_it_cannot_save_is_refused(tmp_path):
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_folder_is_its_owners_and_what_else_is_in_it_stays(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
