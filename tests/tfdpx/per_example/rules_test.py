@@ -73,30 +73,15 @@ def check_layer(layer, shape, views, seed=0, tokens=None, **kwargs):
     check_layers([(layer, shape, tokens) if tokens else (layer, shape)], views, seed, **kwargs)
 
 
-def conv(kind, filters, size, strides=1, padding="same", dilation=1, groups=1, **kwargs):
-    """A convolution with and without all that it can have."""
-    return kind(filters, size, strides, padding, dilation_rate=dilation, groups=groups, **kwargs)
-
-
-def convolutions(kind, **kwargs):
-    """Sizes, strides, paddings, dilations, groups, with and without bias and activation.
-
-    With one pixel and strides the oracle, TensorFlow's own gradient, destroys memory.
-    """
-    return [
-        conv(kind, 4, 1, use_bias=False, **kwargs),
-        conv(kind, 4, 3, 2, groups=2, activation="relu", **kwargs),
-        conv(kind, 4, (3, 1), dilation=2, padding="valid", activation="relu", **kwargs),
-        conv(kind, 4, 2, (2, 1), padding="valid", use_bias=False, **kwargs),
-        conv(kind, 4, 3, padding="same", dilation=2, groups=2, **kwargs),
-        conv(kind, 4, 2, 2, padding="valid", groups=2, activation="relu", **kwargs),
-    ]
-
-
-def normalizations(kind, axes, **kwargs):
-    return [(kind(axis=axis, **kwargs), (4, 3)) for axis in axes]
-
-
+# With one pixel and strides the oracle, TensorFlow's own gradient, destroys memory.
+CONVOLUTIONS = [
+    dict(kernel_size=1, use_bias=False),
+    dict(kernel_size=3, strides=2, padding="same", groups=2, activation="relu"),
+    dict(kernel_size=(3, 1), dilation_rate=2, activation="relu"),
+    dict(kernel_size=2, strides=(2, 1), use_bias=False),
+    dict(kernel_size=3, padding="same", dilation_rate=2, groups=2),
+    dict(kernel_size=2, strides=2, groups=2, activation="relu"),
+]
 AXES = [-1, [-1], [-2, -1], [1, 2]]
 EINSUMS = [
     ("abc,cde->abde", (3, 2, 3), "de", (3, 4)),
@@ -113,15 +98,13 @@ RULES = {
         for outputs, shape in ((1, (5,)), (7, (4, 1)), (3, (1,)), (2, (3, 2, 4)))
     ],
     "conv2d": lambda: [
-        (layer, (5 + n % 3, 8 - n % 2, 2)) for n, layer in enumerate(convolutions(layers.Conv2D))
+        (layers.Conv2D(4, **arguments), (5 + n % 3, 8 - n % 2, 2))
+        for n, arguments in enumerate(CONVOLUTIONS)
     ],
     # Of two weights standardization leaves nothing to train: a fan-in of at least three.
     "ws_conv2d": lambda: [
-        (layer, (6, 7, 6))
-        for layer in (
-            *convolutions(WSConv2D)[1:3],
-            *convolutions(WSConv2D, use_gain=False)[::3],
-        )
+        (WSConv2D(4, use_gain=n > 1, **arguments), (6, 7, 6))
+        for n, arguments in enumerate(CONVOLUTIONS[:4])
     ],
     "depthwise": lambda: [
         (
@@ -142,10 +125,12 @@ RULES = {
         )
     ],
     "layer_normalization": lambda: [
-        *normalizations(layers.LayerNormalization, AXES),
-        *normalizations(layers.LayerNormalization, AXES[:2], scale=False),
+        (layers.LayerNormalization(axis=axis, scale=scale), (4, 3))
+        for axis in AXES for scale in (True, False)
     ],
-    "rms_normalization": lambda: normalizations(layers.RMSNormalization, AXES),
+    "rms_normalization": lambda: [
+        (layers.RMSNormalization(axis=axis), (4, 3)) for axis in AXES
+    ],
     # Norms allow for the rounding of each gradient, and those of one token may cancel.
     "embedding": lambda: [
         (layers.Embedding(4, width), (length,), 4)
