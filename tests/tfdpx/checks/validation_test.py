@@ -1,6 +1,7 @@
 """What may act on validation metrics: only if the examples are seen, or said, not to be private."""
 
 import collections
+import functools
 import json
 
 import keras
@@ -9,12 +10,17 @@ import pytest
 import seeds
 import small
 import tensorflow as tf
-from cases import slow, slow_but
 
 import tfdpx
 
 N, B, STEPS = 40, 10, 4
-PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
+
+
+def make_plan(steps):
+    return tfdpx.PrivacyPlan(N, batch_size=B, steps=steps, noise_multiplier=2.0, delta=1e-3)
+
+
+SHORT, PLAN = make_plan(STEPS), make_plan(200)  # For one training, and for all that share a model.
 X, Y = small.data(N)
 OTHER = X[:20] + 1, Y[:20]
 Objective = collections.namedtuple("Objective", "name direction")
@@ -66,21 +72,28 @@ def make(plan=PLAN, **arguments):
     return model
 
 
+@functools.cache
+def shared(public_validation=False):
+    """A model that is traced once, for all tests that need no other."""
+    return make(public_validation=public_validation)
+
+
 def fit(validation_data=None, callbacks=None, x=None, model=None, **arguments):
     """Trains; whether `fit` refuses or ends, nothing may be half done."""
-    model = model or make()
-    before = small.weights(model)
+    model = model or shared()
+    before, taken = small.weights(model), model.optimizer.ledger.steps
     callbacks = [keras.callbacks.EarlyStopping("val_loss")] if callbacks is None else callbacks
+    arguments = {"steps_per_epoch": STEPS, "verbose": 0, **arguments}
     try:
         model.fit(
             PLAN.batches(X, Y) if x is None else x,
-            validation_data=validation_data, callbacks=callbacks, verbose=0, **arguments,
+            validation_data=validation_data, callbacks=callbacks, **arguments,
         )  # fmt: skip
     except ValueError:
-        assert model.optimizer.ledger.steps == 0
+        assert model.optimizer.ledger.steps == taken
         np.testing.assert_array_equal(small.weights(model), before)
         raise
-    assert model.optimizer.ledger.steps == STEPS
+    assert model.optimizer.ledger.steps == taken + STEPS
     return model
 
 
@@ -119,11 +132,10 @@ def test_examples_that_are_trained_on(how):
     )
 
 
-@pytest.mark.parametrize("data", [(X, Y), slow(dataset(X, Y))], ids=["arrays", "dataset"])
-@pytest.mark.slow
-def test_the_word_allows_it_and_measuring_needs_none(data):
-    fit(data, model=make(public_validation=True))
-    fit(data, callbacks=[])
+def test_the_word_allows_it_and_measuring_needs_none():
+    for data in ((X, Y), dataset(X, Y)):
+        fit(data, model=shared(public_validation=True))
+        fit(data, callbacks=[])
 
 
 PUBLIC = {
@@ -135,7 +147,7 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(PUBLIC, "arrays", "a PyDataset"))
+@pytest.mark.parametrize("how", PUBLIC)
 def test_public_examples_are_acted_on(how):
     stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
     fit(PUBLIC[how], [stop])
@@ -156,23 +168,21 @@ def test_what_cannot_be_read_twice_needs_a_word(kind):
         fit(UNREADABLE[kind]())
 
 
-@pytest.mark.slow
 def test_a_generator_is_not_used_up():
     left = UNREADABLE["generator"]()
     with pytest.raises(ValueError):
         fit(left)
     assert len(list(left)) == 9
-    fit(UNREADABLE["generator"](), model=make(public_validation=True), validation_steps=1)
+    fit(UNREADABLE["generator"](), model=shared(public_validation=True), validation_steps=1)
 
 
-@pytest.mark.parametrize("how", [slow("arrays"), "weights"])
+@pytest.mark.parametrize("how", ["arrays", "weights"])
 def test_arrays_that_fit_itself_is_given(how):
-    plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)
     more = {"sample_weight": np.ones(N)} if how == "weights" else {}
     arguments = {"x": X, "y": Y, "batch_size": B, **more}
     with pytest.raises(ValueError, match="4 of the 4 examples"):
-        fit((X[:4], Y[:4]), model=make(plan), **arguments)
-    fit(OTHER, model=make(plan), **arguments)
+        fit((X[:4], Y[:4]), **arguments)
+    fit(OTHER, **arguments)
 
 
 def test_training_data_that_cannot_be_read_needs_a_word():
@@ -180,7 +190,7 @@ def test_training_data_that_cannot_be_read_needs_a_word():
         with pytest.raises(ValueError, match="what is trained on, which is of type"):
             fit(OTHER, x=x)
     with pytest.raises(ValueError, match="allow_approximate=True"):
-        fit(OTHER, x=x, model=make(public_validation=True), steps_per_epoch=STEPS)
+        fit(OTHER, x=x, model=shared(public_validation=True))
 
 
 SPLITS = {
@@ -189,13 +199,13 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(SPLITS, "of fit"))
+@pytest.mark.parametrize("how", SPLITS)
 def test_the_part_that_is_held_out_is_private(how):
     x, y = small.data(50)
     with pytest.raises(ValueError, match="`validation_split` are held out of the private ones"):
         fit(**SPLITS[how](x, y))
     stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
-    fit(model=make(public_validation=True), callbacks=[stop], **SPLITS[how](x, y))
+    fit(model=shared(public_validation=True), callbacks=[stop], **SPLITS[how](x, y))
     assert np.isfinite(stop.best)
 
 
@@ -220,7 +230,7 @@ ACTING = {
 }
 
 
-@pytest.mark.parametrize("how", slow_but(ACTING, "ModelCheckpoint"))
+@pytest.mark.parametrize("how", ACTING)
 def test_whatever_acts_is_refused_before_anything_is_written(how, tmp_path):
     callback = ACTING[how](tmp_path)
     log = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), tfdpx.callbacks.Checkpoint(tmp_path)]
@@ -256,37 +266,31 @@ def two_inputs():
     return model
 
 
-@pytest.mark.parametrize("kind", [slow("arrays"), "dataset"])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_several_inputs(kind):
+    model = two_inputs()
     named = {"a": X[:, :3], "b": X[:, 3:]}
     part = {name: values[3:5] for name, values in named.items()}
     half = {"a": named["a"][:9], "b": named["b"][:9] + 1}  # One of two inputs is another.
     for x, y, refused in ((part, Y[3:5], True), (half, Y[:9], False)):
         data = dataset(x, y) if kind == "dataset" else (x, y)
         if not refused:
-            fit(data, x=PLAN.batches(named, Y), model=two_inputs())
+            fit(data, x=PLAN.batches(named, Y), model=model)
             continue
         with pytest.raises(ValueError, match="2 of the 2 examples"):
-            fit(data, x=PLAN.batches(named, Y), model=two_inputs())
+            fit(data, x=PLAN.batches(named, Y), model=model)
 
 
-@pytest.mark.slow
 def test_images_of_bytes_and_of_floats():
     x = np.random.default_rng(0).integers(0, 256, [N, 4, 4, 1]).astype("uint8")
 
-    def model():
-        return small.model(
-            tfdpx.DPSGD(0.1, plan=PLAN), [keras.layers.Flatten(), keras.layers.Dense(3)]
-        )
-
+    layers = [keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN), layers)
+    model.build((None, 4, 4, 1))
     for same in (x, x.astype("float32"), x.astype("int64"), x[..., 0]):
-        built = model()
-        built.build((None, 4, 4, 1))
         with pytest.raises(ValueError, match="40 of the 40 examples"):
-            fit((same, Y), x=PLAN.batches(x, Y), model=built)
-    built = model()
-    built.build((None, 4, 4, 1))
-    fit((x[:5] ^ 1, Y[:5]), x=PLAN.batches(x, Y), model=built)
+            fit((same, Y), x=PLAN.batches(x, Y), model=model)
+    fit((x[:5] ^ 1, Y[:5]), x=PLAN.batches(x, Y), model=model)
 
 
 def test_strings():
@@ -315,47 +319,48 @@ def test_strings():
 def test_views_that_were_made_before():
     """With augmult and no augmentation an example is K views, each as the model sees it."""
     views = np.stack([X, X + 5], axis=1)
+    model = make(augmult=2)
     with pytest.raises(ValueError, match="6 of the 6 examples"):
-        fit((X[:6] + 5, Y[:6]), x=PLAN.batches(views, Y), model=make(augmult=2))
-    fit(OTHER, x=PLAN.batches(views, Y), model=make(augmult=2))
+        fit((X[:6] + 5, Y[:6]), x=PLAN.batches(views, Y), model=model)
+    fit(OTHER, x=PLAN.batches(views, Y), model=model)
 
 
 @pytest.mark.slow
 def test_examples_on_disk_are_read_once_and_only_for_what_acts(capsys, tmp_path):
     source = Source()
-    batches = PLAN.batches(tfdpx.RandomAccess(source))
+    batches = SHORT.batches(tfdpx.RandomAccess(source))
     source.reads.clear()
     with pytest.raises(ValueError, match="1 of the 21 examples"):
-        fit(one_of_many, x=batches)
+        fit(one_of_many, x=batches, model=make(SHORT))
     assert set(source.reads.values()) == {1} and len(source.reads) == N
     assert "tfdpx reads the 40 examples of the RandomAccess once" in capsys.readouterr().out
     source.reads.clear()
-    model = make()
+    model = make(SHORT)
     board = tfdpx.callbacks.TensorBoard(tmp_path)
     model.fit(batches, validation_data=one_of_many, callbacks=[board], verbose=0)
     assert sum(source.reads.values()) < N * STEPS / 2  # BatchSampler alone.
     assert "reads the" not in capsys.readouterr().out
-    fit(OTHER, x=batches)
+    fit(OTHER, x=batches, model=make(SHORT))
 
 
 @pytest.mark.slow
 def test_the_loop_of_our_own():
     stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
     on_disk = (tfdpx.RandomAccess(Source(X[:9], Y[:9])),)
+    model = make(SHORT)
     for data in ((X[:9], Y[:9]), on_disk):
-        model = make()
         with pytest.raises(ValueError, match="9 of the 9 examples"):
             tfdpx.distributed.fit(
-                model, PLAN, X, Y, validation_data=data, callbacks=[stop], verbose=0
+                model, SHORT, X, Y, validation_data=data, callbacks=[stop], verbose=0
             )
         assert model.optimizer.ledger.steps == 0
-    for model, data in ((make(), OTHER), (make(public_validation=True), on_disk)):
-        tfdpx.distributed.fit(model, PLAN, X, Y, validation_data=data, callbacks=[stop], verbose=0)
-        assert model.optimizer.ledger.steps == STEPS and np.isfinite(stop.best)
+    for each, data in ((model, OTHER), (make(SHORT, public_validation=True), on_disk)):
+        tfdpx.distributed.fit(each, SHORT, X, Y, validation_data=data, callbacks=[stop], verbose=0)
+        assert each.optimizer.ledger.steps == STEPS and np.isfinite(stop.best)
 
 
 def test_the_word_is_of_the_optimizer_and_of_its_files(tmp_path):
-    model = fit((X, Y), model=make(public_validation=True))
+    model = fit((X, Y), model=shared(public_validation=True))
     model.save(tmp_path / "m.keras")
     assert keras.saving.load_model(tmp_path / "m.keras").optimizer.public_validation is True
     config = tfdpx.DPAdam(0.1, plan=PLAN).get_config()
