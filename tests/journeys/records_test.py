@@ -9,21 +9,19 @@ import own_images
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-from cases import slow
+from finished_runs import TINY
 
 import tfdpx
 from experiments.features import head_search
 from tfdpx.accounting import record as records
 from tfdpx.train import account, adamix, classify, features, pretrain
 
-TINY = dict(model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
-
 
 @pytest.fixture(scope="module", autouse=True)
-def parsed_flags(tmp_path_factory):
+def parsed_flags(finished_runs):
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["classify"])
-    with flagsaver.flagsaver(data_dir=str(tmp_path_factory.mktemp("data"))):
+    with flagsaver.flagsaver(data_dir=finished_runs.data_dir):
         yield
 
 
@@ -51,15 +49,14 @@ def ask(capsys, *paths, **given):
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory):
-    return run(classify, tmp_path_factory.mktemp("runs") / "private", **TINY)
+def private(finished_runs):
+    return finished_runs("private").workdir
 
 
 @pytest.fixture(scope="module")
-def public(tmp_path_factory):
+def public(finished_runs):
     """A backbone that saw the digits without privacy."""
-    given = dict(recipe="digits", dataset="digits", steps=1, warmup_steps=0)
-    return run(pretrain, tmp_path_factory.mktemp("runs") / "public", **given)
+    return finished_runs("public").workdir
 
 
 @pytest.mark.slow
@@ -77,19 +74,20 @@ def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, ca
     assert again["epsilon"] == found["epsilon"]
 
 
-@pytest.mark.parametrize("seed, is_releasable", [(7, False), slow(None, True)])
 @pytest.mark.slow
-def test_a_seed_is_remembered(private, capsys, tmp_path, seed, is_releasable):
-    run(classify, tmp_path / "run", **TINY, seed=seed)
-    for path in (tmp_path / "run", tmp_path / "run" / "model.keras"):
-        assert ask(capsys, path)["releasable"] is is_releasable
-    assert ask(capsys, private, tmp_path)["releasable"] is is_releasable
+def test_a_seed_is_remembered(private, finished_runs, capsys):
+    seeded = finished_runs("network").workdir
+    for paths in ([seeded], [seeded / "model.keras"], [private, seeded]):
+        assert ask(capsys, *paths)["releasable"] is False
+    for paths in ([private], [private / "model.keras"]):
+        assert ask(capsys, *paths)["releasable"] is True
 
 
 @pytest.mark.slow
-def test_a_head_on_a_private_backbone_pays_for_both(private, capsys, tmp_path):
-    given = dict(init_from=str(private / "model.keras"), dataset="digits", method="dp_ls")
-    found = run_with(features, tmp_path / "heads", capsys, **given, epsilon=1.0)
+def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, capsys, tmp_path):
+    finished = finished_runs("head")
+    found = json.loads(finished.output.splitlines()[-1])
+    shutil.copytree(finished.workdir, tmp_path / "heads")
     head = records.read(tmp_path / "heads/head-001/record.json")
     backbone = records.read(private / "record.json").spent.ledger
     assert {entry.run for entry in backbone.entries} < {
@@ -123,9 +121,16 @@ def test_weights_that_were_trained_on_privately_are_recorded_together(private, c
     first, both = (records.read(path / "record.json") for path in (private, tmp_path / "on"))
     assert both.spent.ledger.steps == 6 and both.epsilon > 1.1 * first.epsilon
     assert ask(capsys, private, tmp_path)["epsilon"] == pytest.approx(both.epsilon, rel=1e-6)
-    # And on from that: it counts three runs, each once.
-    run(classify, tmp_path / "third", **TINY, init_from=str(tmp_path / "on" / "model.keras"))
-    assert records.read(tmp_path / "third" / "record.json").spent.ledger.steps == 9
+    # And on from that: each of the runs counts once, and what was shuffled stays shuffled.
+    given = dict(TINY, init_from=str(tmp_path / "on" / "model.keras"))
+    run(classify, tmp_path / "third", **given, sampling="shuffle")
+    third = records.read(tmp_path / "third" / "record.json")
+    assert third.spent.ledger.steps == 9 and third.epsilon > both.epsilon
+    assert ask(capsys, tmp_path / "third")["neighbours"] == "zero_out"
+    given = dict(TINY, init_from=str(tmp_path / "third" / "model.keras"))
+    run(classify, tmp_path / "fourth", **given)
+    found = ask(capsys, tmp_path / "fourth")
+    assert found["neighbours"] == "zero_out" and found["epsilon"] > third.epsilon
 
 
 def test_a_folder_is_asked_whole(private, public, capsys, tmp_path):
@@ -144,22 +149,14 @@ def test_a_folder_is_asked_whole(private, public, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_trainings_behind_weights_count_where_the_data_are_the_same(private, capsys, tmp_path):
-    parts = dict(TINY, epsilon=8.0)
-    first = run(classify, tmp_path / "first", **parts, dataset="digits:0-4")
+    more = dict(TINY, noise_multiplier=0.6)
+    first = run(classify, tmp_path / "first", **more, dataset="digits:0-4")
     init = str(first / "model.keras")
     second = run(classify, tmp_path / "second", **TINY, dataset="digits:5-9", init_from=init)
-    assert ask(capsys, second)["epsilon"] == records.read(second / "record.json").epsilon < 2.1
-    assert ask(capsys, private, second)["epsilon"] > 8.0
-
-
-@pytest.mark.slow
-def test_what_was_shuffled_before_stays_shuffled(capsys, tmp_path):
-    first = run(classify, tmp_path / "first", **TINY, sampling="shuffle")
-    given = dict(TINY, init_from=str(first / "model.keras"))
-    second = run(classify, tmp_path / "second", **given)
-    found = ask(capsys, second)
-    assert found["epsilon"] > ask(capsys, first)["epsilon"] > 4
-    assert found["neighbours"] == "zero_out"
+    alone = records.read(second / "record.json").epsilon
+    assert ask(capsys, second)["epsilon"] == alone
+    both = records.read(first / "record.json").epsilon
+    assert alone < both < ask(capsys, private, second)["epsilon"]
 
 
 @pytest.mark.slow
@@ -176,7 +173,7 @@ def test_names_that_look_like_markup_or_formulas(tmp_path):
     own_images.write(tmp_path / "photos", {5: 20, 8: 20}, size=8)
     for digit, name in (("5", "$5_$10"), ("8", "[b]")):
         (tmp_path / "photos" / digit).rename(tmp_path / "photos" / name)
-    given = dict(dataset=f"folder:{tmp_path / 'photos'}", steps=2, epsilon=8.0)
+    given = dict(dataset=f"folder:{tmp_path / 'photos'}", steps=2, noise_multiplier=2.0)
     workdir = run(classify, tmp_path / "w[/a]", **given)
     assert records.read(workdir / "record.json").inputs["class_names"] == ["$5_$10", "[b]"]
     assert (workdir / "confusion_matrix.png").stat().st_size > 5000
