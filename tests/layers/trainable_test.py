@@ -142,8 +142,16 @@ def tokens(dtype="float32"):
     return keras.Model(inputs, table(x, reverse=True))
 
 
-@pytest.mark.parametrize("dtype", ["float32", slow("mixed_bfloat16")])
-@pytest.mark.parametrize("what", ["bias", "norm", "lora", slow("last"), slow("embedding")])
+@pytest.mark.parametrize(
+    ("what", "dtype"),
+    [
+        slow("bias", "float32"),
+        slow("norm", "float32"),
+        ("lora", "float32"),
+        slow("lora", "mixed_bfloat16"),
+        slow("embedding", "float32"),
+    ],
+)
 def test_gradients_are_those_of_batches_of_one(what, dtype):
     model, rng = tokens(dtype), np.random.default_rng(0)
     if what == "embedding":
@@ -162,7 +170,7 @@ def test_gradients_are_those_of_batches_of_one(what, dtype):
     )
 
 
-@pytest.mark.parametrize("what", [slow("bias"), slow("norm"), "lora", slow("last")])
+@pytest.mark.parametrize("what", ["lora", slow("norm")])
 def test_private_training_moves_what_trains_alone(what):
     model = transformer()
     trainable(model, what)
@@ -178,7 +186,10 @@ def test_private_training_moves_what_trains_alone(what):
 def test_the_saved_model_keeps_its_ledger_and_its_function(tmp_path):
     model = transformer()
     trainable(model, "bias")
+    before = {v.path: v.numpy() for v in model.weights}
     private(model).fit(*data(), verbose=0)
+    moved = {v.path for v in model.weights if (v.numpy() != before[v.path]).any()}
+    assert moved == {v.path for v in model.trainable_variables}
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     x, _ = data()
@@ -189,13 +200,11 @@ def test_the_saved_model_keeps_its_ledger_and_its_function(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantized", [False, True])
-def test_a_resumed_lora_training_equals_the_unbroken_one(tmp_path, quantized):
+def test_a_resumed_lora_training_equals_the_unbroken_one(tmp_path):
     def train(epochs, folder):
         model = transformer()
-        if quantized:
-            model.get_layer("between").quantize("int8")
-            model.get_layer("between").enable_lora(2)
+        model.get_layer("between").quantize("int8")
+        model.get_layer("between").enable_lora(2)
         trainable(model, "lora")
         private(model, seed=5)
         saves = tfdpx.callbacks.Checkpoint(tmp_path / folder)
