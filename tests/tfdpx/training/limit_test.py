@@ -44,10 +44,9 @@ def trained():
     return model, plan
 
 
-@pytest.mark.parametrize("jit_compile", [False, slow(True)])
-def test_fit_ends_with_the_plan(capsys, jit_compile):
+def test_fit_ends_with_the_plan(capsys):
     plan = make_plan(3)
-    model = make_model(plan, jit_compile=jit_compile)
+    model = make_model(plan)
     model.fit(X, Y, batch_size=8, epochs=5, verbose=2)
     assert model.optimizer.ledger.steps == 3
     text = capsys.readouterr().out
@@ -63,7 +62,7 @@ def test_fit_ends_with_the_plan(capsys, jit_compile):
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("execution", [3, slow(5), slow(8)])
+@pytest.mark.parametrize("execution", [3, slow(8)])
 def test_executions_of_several_steps_end_with_it(capsys, execution):
     plan = make_plan(7)
     for data in ((plan.batches(X, Y),), (X, Y)):
