@@ -28,7 +28,8 @@ def bare():
 
 def compiled(model, optimizer=None):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tfdpx.DPSGD(0.1, plan=PLAN) if optimizer is None else optimizer, loss=loss)
+    optimizer = tfdpx.DPSGD(0.1, plan=PLAN) if optimizer is None else optimizer
+    model.compile(optimizer, loss=loss, run_eagerly=True)  # A trace costs more than these updates.
     return model
 
 
@@ -130,15 +131,14 @@ UNSEEN = [
 ]
 
 
-@pytest.mark.parametrize("when", ["before compile", "after"])
 @pytest.mark.parametrize("way", UNSEEN, ids=lambda way: way.__name__)
-def test_weights_of_unseen_origin_leave_the_ledger_incomplete(way, when, tmp_path):
+def test_weights_of_unseen_origin_leave_the_ledger_incomplete(way, tmp_path):
+    before = bare()
+    way(before, tmp_path)
+    assert not is_complete(compiled(before))
     model = bare()
-    if when == "after":
-        assert is_complete(compiled(model))
+    assert is_complete(compiled(model))
     way(model, tmp_path)
-    if when != "after":
-        compiled(model)
     assert not is_complete(model)
     assert model.optimizer.ledger.epsilon(1e-3) == 0.0  # What is known.
     tfdpx.checks.public(model)
