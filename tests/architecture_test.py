@@ -148,6 +148,7 @@ def test_every_room_has_its_place():
     assert {room_of(path) for path in sources()} <= set(ROOMS)
 
 
+@pytest.mark.planted("an import against the arrows")
 @pytest.mark.parametrize(
     "path, source",
     [
@@ -182,6 +183,7 @@ def test_private_names_of_keras_and_tensorflow_stand_in_one_place():
     assert private_uses(sources()) == []
 
 
+@pytest.mark.planted("a private name of Keras or TensorFlow")
 @pytest.mark.parametrize(
     "source",
     [

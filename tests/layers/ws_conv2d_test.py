@@ -83,6 +83,7 @@ def test_equals_the_definition():
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
 
+@pytest.mark.planted("statistics of the kernel of WSConv2D")
 def test_oracle_rejects_planted_bugs():
     layer = WSConv2D(4, 3)
     layer.build((None, 8, 8, 3))

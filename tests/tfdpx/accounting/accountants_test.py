@@ -40,6 +40,7 @@ def test_goldens(row, accountant):
     assert matches(epsilon(*run_of(row), accountant), golden, accountant)
 
 
+@pytest.mark.planted("the accountant of another mechanism")
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_goldens_reject_another_mechanism(accountant):
     row = read_goldens()[6]
@@ -62,6 +63,7 @@ def test_rdp_at_a_large_sampling_probability():
     assert epsilon(18.3, 0.77, 5200, 1e-5, "pld") < 18.06
 
 
+@pytest.mark.planted("the conversion of Mironov")
 def test_goldens_reject_the_conversion_of_mironov():
     # epsilon = rdp + log(1/delta) / (order - 1), here for the Gaussian, whose rdp is known.
     noise, probability, steps, delta = run_of(read_goldens()[9])

@@ -106,6 +106,7 @@ def test_pld_solutions_are_within_budget_and_tight(unknown):
         assert getattr(tight, unknown) > 1.03 * getattr(loose, unknown)
 
 
+@pytest.mark.planted("a plan beside its budget")
 @pytest.mark.parametrize(
     "unknown, change",
     [("noise_multiplier", 1.001), ("noise_multiplier", 0.999), ("steps", -1), ("steps", 1)],

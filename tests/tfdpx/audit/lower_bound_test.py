@@ -63,6 +63,7 @@ def test_the_gaussian_bound_is_too_high_no_more_often_than_it_says(mu, shift):
         assert chance_of_too_high(bound, *rates, epsilon, 1e-3) <= 1 - CONFIDENCE
 
 
+@pytest.mark.planted("a lower bound that is too high")
 def test_a_bound_that_is_too_high_is_rejected(monkeypatch):
     rates, epsilon = gaussian(1.0), exact_epsilon(1.0, 1e-3)
 

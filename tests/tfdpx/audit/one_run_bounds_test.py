@@ -77,6 +77,7 @@ def test_gaussian_noise_is_exceeded_no_more_often_than_stated(mu, guesses, canar
     assert chance_of_too_high(general, epsilon, probabilities) <= 1 - CONFIDENCE
 
 
+@pytest.mark.planted("a lower bound of one run that is too high")
 def test_a_bound_that_is_too_high_is_rejected():
     rate = 1 / (1 + math.exp(-2.0))
 

@@ -66,7 +66,10 @@ def test_a_row_that_is_not_finite_changes_nothing(monkeypatch, name):
 BUGS = {"scale": "spends", "past the noise": "more of the data than", "every label": "spends"}
 
 
-@pytest.mark.parametrize("bug", ["", *BUGS])
+UNPAID = pytest.mark.planted("a head uses labels that it does not pay for")
+
+
+@pytest.mark.parametrize("bug", ["", *(pytest.param(bug, marks=UNPAID) for bug in BUGS)])
 def test_what_a_head_takes_from_labels_is_paid_for(monkeypatch, bug):
     class ClassMeans(LeastSquares):
         def _releases(self):
@@ -161,12 +164,14 @@ def test_no_projected_sum_moves_by_more_than_its_clip():
     moves()
 
 
+@pytest.mark.planted("features of a head are not clipped")
 @pytest.mark.parametrize("name", ["least squares", "covariance", "start", "newton"])
 def test_features_that_are_not_clipped_are_noticed(monkeypatch, name):
     monkeypatch.setattr(_moments.ClippedRows, "__call__", lambda self, x: x.astype("float64"))
     assert spent(monkeypatch, name, *large(name))[1] > 2 * EPSILON
 
 
+@pytest.mark.planted("gradients of a head are not clipped")
 @pytest.mark.parametrize("name", ["covariance", "newton", "sgd", "adam", "adamix", "projected"])
 def test_gradients_that_are_not_clipped_are_noticed(monkeypatch, name):
     for kind in (Gradients, SoftmaxGradients):
@@ -174,6 +179,7 @@ def test_gradients_that_are_not_clipped_are_noticed(monkeypatch, name):
     assert spent(monkeypatch, name, *large(name))[1] > 2 * EPSILON
 
 
+@pytest.mark.planted("noise of class moments without the root of k")
 def test_class_moments_without_the_root_of_k_are_noticed(monkeypatch):
     class NoRoot:
         @staticmethod
@@ -184,13 +190,20 @@ def test_class_moments_without_the_root_of_k_are_noticed(monkeypatch):
     assert spent(monkeypatch, "several positives", *large("several positives"))[1] > 1.2 * EPSILON
 
 
+@pytest.mark.planted("a public subspace that lengthens gradients")
 def test_a_subspace_that_lengthens_is_noticed(monkeypatch):
     given = PublicSet.subspace
     monkeypatch.setattr(PublicSet, "subspace", lambda *args: 2.5 * given(*args))
     assert spent(monkeypatch, "projected", *large("projected"))[1] > EPSILON
 
 
-@pytest.mark.parametrize("part", [None, "quantile_clip", "subspace"])
+LEAKING = pytest.mark.planted("a clip or subspace of private data")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [None, *(pytest.param(part, marks=LEAKING) for part in ("quantile_clip", "subspace"))],
+)
 def test_a_clip_or_subspace_of_private_data_is_noticed(monkeypatch, part):
     # Of unlike length and direction, but below the clip: it is the choice that tells.
     x, y = neighbours(np.eye(WIDTH)[5] * 30, np.eye(CLASSES)[2])[1]

@@ -38,13 +38,12 @@ def test_batches_of_arrays_that_are_not_dense_are_refused(make, message, nest):
         tfdpx.distributed.fit(model, PLAN, nest(make()), y)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"run_eagerly": True}, {"jit_compile": True}])
 @pytest.mark.parametrize("make, message", UNFIT.values(), ids=UNFIT)
-def test_a_step_on_tensors_that_are_not_dense_is_refused(make, message, arguments):
+def test_a_step_on_tensors_that_are_not_dense_is_refused(make, message):
     x, y = small.data()
     message = message.split(".*")[0]
     for data, name in (((make(), y), "x"), ((x, make()), "y")):
-        model = small.model(loss="mse", compile_arguments=arguments)
+        model = small.model(loss="mse")
         with pytest.raises(ValueError, match=f"Argument `{name}` must hold dense.*{message}"):
             model.fit(*data, batch_size=ROWS, verbose=0)
         assert int(model.optimizer.iterations) == 0
@@ -52,7 +51,7 @@ def test_a_step_on_tensors_that_are_not_dense_is_refused(make, message, argument
         return  # tf.data does not take it.
     dataset = tf.data.Dataset.from_tensor_slices((make(), y)).batch(ROWS)
     with pytest.raises(ValueError, match="Argument `x` must hold dense"):
-        small.model(compile_arguments=arguments).fit(dataset, verbose=0)
+        small.model().fit(dataset, verbose=0)
 
 
 @pytest.mark.parametrize("make", [UNFIT["sparse tensor"][0], UNFIT["ragged"][0]])
@@ -116,9 +115,7 @@ def autoencoder(**arguments):
     return model
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, slow({"run_eagerly": True}), slow({"jit_compile": True})]
-)
+@pytest.mark.parametrize("arguments", [{}, slow({"run_eagerly": True})])
 def test_a_loss_without_targets_trains_and_clips_each_example(arguments):
     x, _ = small.data()
     model = autoencoder(**arguments)
@@ -198,10 +195,9 @@ def test_a_batch_of_different_lengths_is_refused(lengths, jit_compile, known):
         same(*batch)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_step_on_a_batch_of_different_lengths_is_refused(jit_compile):
+def test_a_step_on_a_batch_of_different_lengths_is_refused():
     x, y = small.data()
-    model = small.model(compile_arguments={"jit_compile": jit_compile})
+    model = small.model()
     for targets in (y[:8], y[:1]):
         with pytest.raises(ValueError, match="must have one length. Received: shapes"):
             model.train_on_batch(x, targets)

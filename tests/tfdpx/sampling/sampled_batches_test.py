@@ -90,18 +90,20 @@ def test_draws_are_independent_of_the_right_probability(drawn):
     assert is_poisson(drawn), p_values(drawn, PROBABILITY)
 
 
+@pytest.mark.planted("a sampling probability off by 5%")
 def test_the_check_rejects_a_probability_off_by_five_per_cent(drawn):
     assert not is_poisson(drawn, PROBABILITY * 1.05)
     assert not is_poisson(drawn, PROBABILITY / 1.05)
 
 
-@pytest.mark.slow
+@pytest.mark.planted("shuffled batches for Poisson samples")
 def test_the_check_rejects_shuffled_batches():
     batch_size = round(NUM_EXAMPLES * PROBABILITY)
     shuffled = make_shuffled(NUM_EXAMPLES, batch_size, steps=STEPS)
     assert not is_poisson(participation(shuffled, NUM_EXAMPLES))
 
 
+@pytest.mark.planted("batches of a fixed size")
 def test_the_check_rejects_fixed_sizes_without_replacement():
     generator = np.random.default_rng(0)
     ranks = generator.random([STEPS, NUM_EXAMPLES]).argsort(axis=1)
@@ -111,6 +113,7 @@ def test_the_check_rejects_fixed_sizes_without_replacement():
     assert found["batch sizes"] < 1e-4 < found["participations"]
 
 
+@pytest.mark.planted("draws that depend on each other")
 def test_the_check_rejects_dependence(drawn):
     pairs, repeated, constant = drawn.copy(), drawn.copy(), drawn.copy()
     pairs[: STEPS // 25, 1::2] = pairs[: STEPS // 25, ::2]
