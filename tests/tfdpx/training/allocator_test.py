@@ -12,7 +12,7 @@ from tfdpx.training import allocator
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
 # A thread that takes and frees 150 MiB in pieces, as passes of a step do. It prints what
-# `keep_freed_memory` gave, and the page faults of ten rounds.
+# `keep_freed_memory` gave, and the page faults of four rounds.
 _ROUNDS = """
 import ctypes, importlib.util, resource, sys, threading
 import numpy as np
@@ -32,7 +32,7 @@ def round():
 def rounds():
     round()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(10):
+    for _ in range(4):
         round()
     print(given, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
@@ -54,7 +54,7 @@ def rounds(way, megabytes=5, **variables):
         check=True,
     )
     given, faults = done.stdout.split()[-2:]
-    return given, int(faults) / 10 / _PAGES_OF_A_ROUND
+    return given, int(faults) / 4 / _PAGES_OF_A_ROUND
 
 
 @pytest.mark.parametrize("megabytes", [5, 50])

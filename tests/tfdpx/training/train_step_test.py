@@ -1,12 +1,12 @@
 """The update is Eq. 4 of De et al. 2022: sensitivity, noise, masks, microbatches, views."""
 
+import bench
 import keras
 import numpy as np
 import pytest
 import seeds
 import small
 import tensorflow as tf
-from cases import slow
 from oracle import batch_of_one_gradients
 from scipy import stats
 
@@ -19,39 +19,39 @@ from tfdpx.training import preparation
 NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
 
 
+@pytest.fixture(scope="module", name="quiet")
+def _quiet():
+    return quiet_bench()
+
+
+def quiet_bench():
+    return bench.Bench(noise_multiplier=0.0, l2_norm_clip=1.3, batch_size=40)
+
+
 @NO_NOISE
-@pytest.mark.parametrize("l2_norm_clip", [1.0, slow(0.1), slow(100.0)])
-def test_the_update_is_the_papers_formula(l2_norm_clip):
+def test_the_update_is_the_papers_formula(quiet):
     x, y = small.data()
-    model = small.model(noise_multiplier=0.0, l2_norm_clip=l2_norm_clip, batch_size=40)
-    model.build(x.shape)
-    gradients = batch_of_one_gradients(model, tf.constant(x), tf.constant(y), None, 1)
+    quiet.restore()
+    gradients = batch_of_one_gradients(quiet.model, tf.constant(x), tf.constant(y), None, 1)
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-    clipped = gradients * np.minimum(1.0, l2_norm_clip / norms) / l2_norm_clip
-    np.testing.assert_allclose(small.step(model, x, y), -clipped.sum(0) / 40, atol=1e-6)
+    assert (norms < 1.3).any() and (norms > 1.3).any()
+    clipped = gradients * np.minimum(1.0, 1.3 / norms) / 1.3
+    np.testing.assert_allclose(quiet.step(x, y), -clipped.sum(0) / 40, atol=1e-6)
 
 
-def largest_change(x, y):
+def largest_change(made, x, y):
     """The change of the update, in units of 1/B, by a huge example with the worst label for it."""
-    model = small.model(noise_multiplier=0.0, batch_size=1)
-    x = np.concatenate([x, 1e4 * np.ones((1, 6), "float32")])
-    model.build(x.shape)
-    start, every = model.get_weights(), np.ones(len(x), "float32")
-
-    def update(label, weights):
-        model.set_weights(start)
-        return small.step(model, x, np.append(y, label), weights)
-
-    others = np.append(every[:-1], np.float32(0))
-    return max(np.linalg.norm(update(k, every) - update(k, others)) for k in range(3))
+    x = np.concatenate([x[:-1], 1e4 * np.ones((1, 6), "float32")])
+    return max(made.influence(x, np.append(y[:-1], k), len(x) - 1) for k in range(3))
 
 
 @NO_NOISE
-def test_one_example_moves_the_update_by_at_most_one():
-    assert 0.1 < largest_change(*small.data()) <= 1.0 + 1e-5
+def test_one_example_moves_the_update_by_at_most_one(quiet):
+    assert 0.1 < largest_change(quiet, *small.data()) <= 1.0 + 1e-5
 
 
 @NO_NOISE
+@pytest.mark.planted("examples are not clipped")
 def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
     monkeypatch.setattr(
         mechanism,
@@ -59,9 +59,9 @@ def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
         lambda squared, present, clip, batch_size: tf.cast(present, "float32") / batch_size,
     )
     with pytest.raises(UnfitForPrivacy, match="lets an example add"):
-        largest_change(*small.data())
+        quiet_bench().step(*small.data())
     monkeypatch.setattr(preparation, "_ROUNDING", np.inf)  # Without the step's own check.
-    assert largest_change(*small.data()) > 2.0
+    assert largest_change(quiet_bench(), *small.data()) > 2.0
 
 
 @pytest.mark.slow
@@ -70,72 +70,70 @@ def test_a_wide_resnet_updates_alike_for_any_microbatch_size():
     x = rng.integers(0, 256, size=(4, 32, 32, 3)).astype("uint8")
     y = rng.integers(0, 10, size=4)
     updates = []
-    for microbatch_size in (1, 4, None):
+    for microbatch_size in (1, 4):
         seeds.fix(3)
-        model = WideResNet(16, 4, 10)
+        model = WideResNet(10, 1, 10)
         optimizer = tfdpx.DPSGD(
             1.0, batch_size=4, noise_multiplier=1.0, microbatch_size=microbatch_size, seed=5
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=optimizer, loss=loss)
         updates.append(small.step(model, x, y))
-    for update in updates[1:]:
-        np.testing.assert_allclose(update, updates[0], atol=2e-5)
+    np.testing.assert_allclose(*updates, atol=2e-5)
 
 
-def noise_of_steps(count=2, sigma=2.0, **arguments):
+def noise_of_steps(count=2, views=None, **arguments):
     """The noise in `count` updates, in units of 1: a batch that is absent leaves nothing else."""
     x, y = small.data(4, features=40)
-    model = small.model(noise_multiplier=sigma, batch_size=1, **arguments)
-    absent = np.zeros(4, "float32")
-    return [-small.step(model, x, y, absent) for _ in range(count)]
+    x = x if views is None else np.repeat(x[:, np.newaxis], views, axis=1)
+    arguments = {"noise_multiplier": 2.0, "batch_size": 1, "augmult": views or 0, **arguments}
+    return bench.Bench(shape=(40,), **arguments).noise(x, y, count)
 
 
 def is_noise_of(sample, sigma):
-    return stats.kstest(sample / sigma, "norm").pvalue > 1e-3
+    return stats.kstest(np.ravel(sample) / sigma, "norm").pvalue > 1e-3
 
 
-def test_noise_has_the_standard_deviation_sigma():
-    sample = np.concatenate(noise_of_steps(20, sigma=2.0))
-    assert is_noise_of(sample, 2.0)
-    assert not is_noise_of(sample, 2.0 * 2 / 3)
-    assert not is_noise_of(sample, 2.0 * 3 / 2)
+@pytest.fixture(scope="module", name="noise")
+def _noise():
+    """Array [20, number of weights]."""
+    return noise_of_steps(20, seed=1)
 
 
+@pytest.fixture(scope="module", name="noise_of_views")
+def _noise_of_views():
+    """As `noise`, with another seed, of microbatches of views."""
+    return noise_of_steps(20, seed=2, views=2, microbatch_size=1)
+
+
+def test_noise_has_the_standard_deviation_sigma(noise):
+    assert is_noise_of(noise, 2.0)
+    assert not is_noise_of(noise, 2.0 * 2 / 3)
+    assert not is_noise_of(noise, 2.0 * 3 / 2)
+
+
+@pytest.mark.planted("two thirds of the noise")
 def test_the_noise_test_rejects_a_step_with_two_thirds_of_it(monkeypatch):
     original = mechanism.noise.normal
     monkeypatch.setattr(mechanism.noise, "normal", lambda *a: original(*a) * np.float32(2 / 3))
-    assert not is_noise_of(np.concatenate(noise_of_steps(20, sigma=2.0)), 2.0)
+    assert not is_noise_of(noise_of_steps(20), 2.0)
 
 
-def test_the_noise_does_not_grow_with_microbatches_or_views():
-    x, y = small.data(8, features=40)
-    model = small.model(noise_multiplier=2.0, batch_size=1, microbatch_size=1, augmult=2)
-    views = np.repeat(x[:, None], 2, axis=1)
-    model.build((None, 40))
-    before, sample = small.weights(model), []
-    for _ in range(20):
-        model.train_on_batch(views, y, sample_weight=np.zeros(8, "float32"))
-        after = small.weights(model)
-        sample.append(before - after)
-        before = after
-    assert is_noise_of(np.concatenate(sample), 2.0)
+def test_the_noise_does_not_grow_with_microbatches_or_views(noise_of_views):
+    assert is_noise_of(noise_of_views, 2.0)
 
 
-def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise():
-    first, second = noise_of_steps(2, seed=3)
-    again, _ = noise_of_steps(2, seed=3)
-    other, _ = noise_of_steps(2, seed=4)
-    np.testing.assert_array_equal(first, again)
+def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise(noise, noise_of_views):
+    first, second = noise[:2]
+    np.testing.assert_array_equal(noise[:2], noise_of_steps(2, seed=1))
     assert abs(stats.pearsonr(first, second).statistic) < 0.25
-    assert abs(stats.pearsonr(first, other).statistic) < 0.25
+    assert abs(stats.pearsonr(first, noise_of_views[0]).statistic) < 0.25
     assert np.abs(first - second).max() > 0.1
 
 
 @pytest.mark.slow
 def test_the_operating_system_gives_the_seed():
-    one, _ = noise_of_steps(2, seed=None)
-    other, _ = noise_of_steps(2, seed=None)
+    [one], [other] = noise_of_steps(1, seed=None), noise_of_steps(1, seed=None)
     assert np.abs(one - other).max() > 0.1
 
 
@@ -175,30 +173,29 @@ def test_a_weight_regulariser_is_added_after_the_noise_and_not_clipped():
 
 
 @NO_NOISE
-def test_an_example_that_is_not_finite_counts_as_zero_and_is_counted():
+def test_an_example_that_is_not_finite_counts_as_zero_and_is_counted(quiet):
     x, y = small.data()
-    model, other = small.model(noise_multiplier=0.0), small.model(noise_multiplier=0.0)
-    bad = x.copy()
-    bad[3] = np.nan
-    weight = np.ones(16, "float32")
-    weight[3] = 0.0
-    np.testing.assert_allclose(
-        small.step(model, bad, y), small.step(other, x, y, weight), atol=1e-7
-    )
-    assert model.optimizer.nonfinite_examples == 1
-    assert other.optimizer.nonfinite_examples == 0
+    wanted = quiet.step(x, y, np.arange(16) != 3)
+    x[3] = np.nan
+    quiet.restore()
+    before = quiet.optimizer.nonfinite_examples
+    np.testing.assert_allclose(quiet.continue_step(x, y), wanted, atol=1e-7)
+    assert quiet.optimizer.nonfinite_examples == before + 1
+    quiet.continue_step(x, y, np.arange(16) != 3)
+    assert quiet.optimizer.nonfinite_examples == before + 1
 
 
 @NO_NOISE
 @pytest.mark.slow
-def test_class_weight_and_sample_weight_through_fit():
+def test_class_weight_and_sample_weight_through_fit(quiet):
     x, y = small.data()
     weight = np.random.default_rng(1).uniform(0.5, 2.0, 3).astype("float32")
-    by_class, by_sample = small.model(noise_multiplier=0.0), small.model(noise_multiplier=0.0)
-    fit = dict(batch_size=16, shuffle=False, verbose=0)
-    by_class.fit(x, y, class_weight=dict(enumerate(weight.tolist())), **fit)
-    by_sample.fit(x, y, sample_weight=weight[y], **fit)
-    np.testing.assert_allclose(small.weights(by_class), small.weights(by_sample), atol=1e-6)
+    fit, trained = dict(batch_size=16, shuffle=False, verbose=0), []
+    for given in ({"class_weight": dict(enumerate(weight.tolist()))}, {"sample_weight": weight[y]}):
+        quiet.restore()
+        quiet.model.fit(x, y, **given, **fit)
+        trained.append(small.weights(quiet.model))
+    np.testing.assert_allclose(*trained, atol=1e-6)
 
 
 @NO_NOISE
