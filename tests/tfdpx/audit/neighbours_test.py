@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import small
-from cases import slow, slow_but
+from cases import slow_but
 
 import tfdpx
 from tfdpx import audit
@@ -33,8 +33,8 @@ def make(optimizer=None, **arguments):
     return model, plan
 
 
-def honest(data, jit_compile):
-    model, plan = make(jit_compile=jit_compile)
+def honest(data):
+    model, plan = make()
     model.fit(
         plan.batches(*data, optimizer=model.optimizer),
         callbacks=[
@@ -50,12 +50,9 @@ def honest(data, jit_compile):
     return model
 
 
-@pytest.mark.parametrize("jit_compile", [False, slow(True)])
-def test_an_honest_run_shows_the_same(jit_compile):
-    def train(data):
-        return honest(data, jit_compile)
-
-    report = audit.check_run(train, *neighbours())
+@pytest.mark.slow
+def test_an_honest_run_shows_the_same():
+    report = audit.check_run(honest, *neighbours())
     assert report.passed, str(report)
     assert report.updates == STEPS and "report.json" in report.files
     assert any("tfevents" in name for name in report.files)
