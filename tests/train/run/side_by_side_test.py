@@ -66,10 +66,15 @@ def test_they_are_computed_once(run_folder):
     assert len(head.trainable_variables) == 1 and features.train_x.shape == (6, 257)
 
 
-@pytest.mark.parametrize("features", ["", "scatter+", "pixels", "scatter+missing.keras", "+"])
-def test_unknown_kinds_are_refused(features):
-    with pytest.raises(UserError, match=r"must join 'scatter', \.keras files and working folders"):
-        side_by_side.files(features)
+UNKNOWN = ["", "scatter+", "pixels", "scatter+missing.keras", "+"]
+
+
+def test_unknown_kinds_are_refused():
+    for features in UNKNOWN:
+        with pytest.raises(
+            UserError, match=r"must join 'scatter', \.keras files and working folders"
+        ):
+            side_by_side.files(features)
 
 
 def test_a_kind_is_named_once(run_folder):
@@ -90,12 +95,13 @@ def test_files_that_do_not_fit_are_refused(run_folder):
         side_by_side.build(settings(f"{run_folder}/broken.keras"), DATA)
 
 
-@pytest.mark.parametrize(
-    "given", [{"model": "small_cnn"}, {"init_from": "model.keras"}, {"head_steps": 5}]
-)
-def test_they_take_the_place_of_a_model(given):
-    with pytest.raises(UserError, match="Flag --features takes the place of --model"):
-        settings("scatter", **given)
+MODELS = [{"model": "small_cnn"}, {"init_from": "model.keras"}, {"head_steps": 5}]
+
+
+def test_they_take_the_place_of_a_model():
+    for given in MODELS:
+        with pytest.raises(UserError, match="Flag --features takes the place of --model"):
+            settings("scatter", **given)
 
 
 def test_the_model_needs_them():

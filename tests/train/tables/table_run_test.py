@@ -23,6 +23,8 @@ from tfdpx.train.config.errors import UserError  # noqa: E402
 from tfdpx.train.tables import columns, models, preprocessing, reading  # noqa: E402
 from tfdpx.train.tables.settings import TableSettings  # noqa: E402
 
+# One worker makes the run that the tests of this file share.
+pytestmark = pytest.mark.xdist_group("table_run")
 RARE = "Zwischenwasser"  # In one row alone.
 
 
@@ -165,44 +167,44 @@ NOT_UTF8 = {"köln": [1, 2] * 20, "t": ["a", "b"] * 20}
 GOOD = {"x": [1.5, 2.5] * 20, "t": ["a", "b"] * 20}
 
 
-@pytest.mark.parametrize(
-    "found, given, words",
-    [
-        (GOOD, dict(target="T"), "no column 'T'.*Columns are: x, t"),
-        (GOOD, dict(target=None), "--target=COLUMN"),
-        (GOOD, dict(drop=["x"]), "nothing to learn from"),
-        (GOOD, dict(classes=["a", "c"]), "all of them in --classes"),
-        (GOOD, dict(target="x"), "--task=regression"),
-        (GOOD, dict(task="regression"), "--target_lower"),
-        (GOOD, dict(target_lower=0.0), "does not belong"),
-        (GOOD, dict(bounds=["x:1"]), "COLUMN:LOWER:UPPER"),
-        (GOOD, dict(bounds=["x:2:1"]), "COLUMN:LOWER:UPPER"),
-        (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
-        (GOOD, dict(epsilon=1.0), "too few to find the ranges.*--bounds=x"),
-        (GOOD, dict(augmult=4), "--augmult belongs to images"),
-        (GOOD, dict(preset="digits"), "--preset belongs to images"),
-        (GOOD, dict(resume=True), "--resume belongs to images"),
-        (GOOD | {"day": ["2024-01-02"] * 40}, {}, "'day' is of type date.*--drop=day"),
-        (GOOD | {"at": ["2024-01-02 10:00:00"] * 40}, {}, "'at' is of type timestamp"),
-        (GOOD | {"id": [f"p{i}" for i in range(40)]}, {}, "'id' names the rows.*--drop=id"),
-        (GOOD | {"id": list(range(100, 140))}, {}, "'id' numbers the rows.*--bounds=id:"),
-        (GOOD | {"day": ["31/12/2024", "1/2/2025"] * 20}, {}, "'day' is of dates.*--drop=day"),
-        (GOOD | {"tfdpx.head": [1.5] * 40}, {}, "'tfdpx.head' needs another name"),
-        (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
-        (GOOD | {"": [1] * 40}, {}, "name of its own"),
-        (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' for '_'"),
-        ({n: v[:1] for n, v in GOOD.items()}, {}, "two to 100 labels"),
-        ({n: [] for n in GOOD}, {}, "no row"),
-        ({**GOOD, "t": ["a", ""] * 20}, {}, "no value in the column --target=t"),
-        (NOT_UTF8, {}, "Cannot read"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, capsys, found, given, words):
-    encoding = "latin-1" if found is NOT_UTF8 else "utf-8"
-    path = write(tmp_path / "bad.csv", found, encoding=encoding)
-    with pytest.raises(SystemExit, match=words):
-        run(capsys, path, tmp_path / "run", **{"target": "t", **given})
-    assert not (tmp_path / "run").exists()
+BAD_INPUT = [
+    (GOOD, dict(target="T"), "no column 'T'.*Columns are: x, t"),
+    (GOOD, dict(target=None), "--target=COLUMN"),
+    (GOOD, dict(drop=["x"]), "nothing to learn from"),
+    (GOOD, dict(classes=["a", "c"]), "all of them in --classes"),
+    (GOOD, dict(target="x"), "--task=regression"),
+    (GOOD, dict(task="regression"), "--target_lower"),
+    (GOOD, dict(target_lower=0.0), "does not belong"),
+    (GOOD, dict(bounds=["x:1"]), "COLUMN:LOWER:UPPER"),
+    (GOOD, dict(bounds=["x:2:1"]), "COLUMN:LOWER:UPPER"),
+    (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
+    (GOOD, dict(epsilon=1.0), "too few to find the ranges.*--bounds=x"),
+    (GOOD, dict(augmult=4), "--augmult belongs to images"),
+    (GOOD, dict(preset="digits"), "--preset belongs to images"),
+    (GOOD, dict(resume=True), "--resume belongs to images"),
+    (GOOD | {"day": ["2024-01-02"] * 40}, {}, "'day' is of type date.*--drop=day"),
+    (GOOD | {"at": ["2024-01-02 10:00:00"] * 40}, {}, "'at' is of type timestamp"),
+    (GOOD | {"id": [f"p{i}" for i in range(40)]}, {}, "'id' names the rows.*--drop=id"),
+    (GOOD | {"id": list(range(100, 140))}, {}, "'id' numbers the rows.*--bounds=id:"),
+    (GOOD | {"day": ["31/12/2024", "1/2/2025"] * 20}, {}, "'day' is of dates.*--drop=day"),
+    (GOOD | {"tfdpx.head": [1.5] * 40}, {}, "'tfdpx.head' needs another name"),
+    (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
+    (GOOD | {"": [1] * 40}, {}, "name of its own"),
+    (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' for '_'"),
+    ({n: v[:1] for n, v in GOOD.items()}, {}, "two to 100 labels"),
+    ({n: [] for n in GOOD}, {}, "no row"),
+    ({**GOOD, "t": ["a", ""] * 20}, {}, "no value in the column --target=t"),
+    (NOT_UTF8, {}, "Cannot read"),
+]
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    for found, given, words in BAD_INPUT:
+        encoding = "latin-1" if found is NOT_UTF8 else "utf-8"
+        path = write(tmp_path / "bad.csv", found, encoding=encoding)
+        with pytest.raises(SystemExit, match=words):
+            run(capsys, path, tmp_path / "run", **{"target": "t", **given})
+        assert not (tmp_path / "run").exists()
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path, capsys):
