@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import slow
 
 import tfdpx
 
@@ -69,15 +68,18 @@ def test_the_language_model(monkeypatch, tmp_path, capsys):
 PLAN = tfdpx.PrivacyPlan(8, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["list", slow("array"), slow("tokens")])
-def test_fit_takes_texts_and_tokens(kind):
+@pytest.mark.slow
+def test_fit_takes_texts_and_tokens():
     texts, model = ["a good film", "a bad plot"] * 4, classifier("", 2)
-    x = {"list": texts, "array": np.array(texts), "tokens": model.preprocessor(texts)}[kind]
-    if kind == "tokens":
-        model.preprocessor = None
-    model.compile(tfdpx.DPSGD(0.1, plan=PLAN))
-    history = model.fit(x, np.array([1, 0] * 4), validation_data=(x, np.ones(8)), verbose=0)
-    assert {"loss", "val_loss", "epsilon"} <= set(history.history)
+    tokens = model.preprocessor(texts)
+    plan = tfdpx.PrivacyPlan(8, batch_size=4, steps=6, noise_multiplier=1.0, delta=1e-3)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan))
+    for count, x in enumerate([texts, np.array(texts), tokens], start=1):
+        if x is tokens:
+            model.preprocessor = None
+        history = model.fit(x, np.array([1, 0] * 4), validation_data=(x, np.ones(8)), verbose=0)
+        assert {"loss", "val_loss", "epsilon"} <= set(history.history)
+        assert model.optimizer.ledger.steps == 2 * count
 
 
 def test_packed_texts_are_refused_unless_it_is_said_whose_they_are():

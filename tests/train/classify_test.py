@@ -1,6 +1,5 @@
 """The binary from end to end: what it writes, resumes, releases and refuses."""
 
-import contextlib
 import dataclasses
 import io
 import json
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from finished_runs import NETWORK
 from interrupting import ctrl_c_after
 from tensorboard.backend.event_processing import event_accumulator
 
@@ -21,12 +21,6 @@ from tfdpx.train import classify
 from tfdpx.train.config import preset_lookup, setting_flags
 from tfdpx.train.config.training import Training
 from tfdpx.train.data import loading
-from tfdpx.train.report import curve
-
-SHORT = dict(
-    model="small_cnn", steps=6, report_every=4, batch_size=64, augmult=2, augment_padding=1,
-    augment_flip=False, seed=3,
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,8 +30,8 @@ def parsed_flags():
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("data"))
+def data_dir(finished_runs):
+    return finished_runs.data_dir
 
 
 def run(data_dir, workdir, **given):
@@ -46,19 +40,11 @@ def run(data_dir, workdir, **given):
 
 
 @pytest.fixture(scope="module")
-def finished(data_dir, tmp_path_factory):
+def finished(finished_runs):
     """A finished run: its folder, its standard output and its weights before averaging."""
-    workdir, output, raw = tmp_path_factory.mktemp("run"), io.StringIO(), []
-    record_row = curve.Curve.on_epoch_end
-
-    def spy(self, epoch, logs=None):
-        raw[:] = self.model.get_weights()
-        record_row(self, epoch, logs)
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-        patch.setattr(curve.Curve, "on_epoch_end", spy)
-        run(data_dir, workdir, **SHORT)
-    return workdir, output.getvalue(), raw
+    workdir, output = finished_runs("network")
+    with np.load(workdir.parent / "weights_before_averaging.npz") as weights:
+        return workdir, output, list(weights.values())
 
 
 def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
@@ -159,39 +145,8 @@ def test_tensorboard_shows_what_the_guarantee_covers_and_no_more(finished):
 def test_finished_run_is_not_overwritten(finished, data_dir):
     before = (finished[0] / "model.keras").read_bytes()
     with pytest.raises(SystemExit, match="finished run"):
-        run(data_dir, finished[0], **SHORT)
+        run(data_dir, finished[0], **NETWORK)
     assert (finished[0] / "model.keras").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_interrupted_and_resumed_run_equals_the_uninterrupted_one(finished, data_dir, tmp_path):
-    class Killed(Exception):
-        pass
-
-    def kill_in_the_second_epoch(self, batch, logs=None):
-        del batch, logs
-        if int(self.model.optimizer.iterations) == 5:
-            raise Killed
-
-    workdir = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill_in_the_second_epoch)
-        run(data_dir, workdir, **SHORT)
-    with pytest.raises(SystemExit, match="--resume"):
-        run(data_dir, workdir, **SHORT)
-    with pytest.raises(SystemExit, match="l2_norm_clip"):
-        run(data_dir, workdir, resume=True, l2_norm_clip=0.5, **SHORT)
-    run(data_dir, workdir, resume=True, **SHORT)
-
-    whole, resumed = (
-        keras.saving.load_model(folder / "model.keras").get_weights()
-        for folder in (finished[0], workdir)
-    )
-    for a, b in zip(whole, resumed, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert (workdir / "curve.jsonl").read_text() == (finished[0] / "curve.jsonl").read_text()
-    first, second = (records.read(f / "record.json") for f in (finished[0], workdir))
-    assert first.epsilon == second.epsilon
 
 
 def resume(workdir, **given):
@@ -203,13 +158,16 @@ def resume(workdir, **given):
 def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(finished, data_dir, tmp_path, capsys):
     workdir = tmp_path / "my run"
     with pytest.raises(SystemExit) as error, ctrl_c_after(5):  # Within an epoch.
-        run(data_dir, workdir, **SHORT)
+        run(data_dir, workdir, **NETWORK)
     assert error.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         "tfdpx.train.classify: interrupted at update 5; nothing is lost. Go on: "
         f"python -m tfdpx.train.classify --workdir='{workdir}' --resume"
     )
+    with pytest.raises(SystemExit, match="--resume"):
+        run(data_dir, workdir, **NETWORK)
     for given, message in [
+        (dict(l2_norm_clip=0.5, **NETWORK), "l2_norm_clip"),
         (dict(epsilon=1.0), "began with epsilon=8.0. Received: epsilon=1.0. Leave the flag"),
         (dict(model="lenet"), "model=small_cnn. Received: model=lenet"),
         (dict(preset="table12/eps8"), "preset=digits. Received: preset=table12/eps8"),
@@ -225,11 +183,14 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(finished, data_dir, 
     )
     for a, b in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
+    first, second = (records.read(f / "record.json") for f in (finished[0], workdir))
+    assert first.epsilon == second.epsilon
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_and_a_head_makes_what_is_left(data_dir, tmp_path, capsys):
     given = dict(model="small_cnn", steps=5, head_steps=3, batch_size=16, ema_momentum=0.0)
+    given |= dict(noise_multiplier=2.0)
     with pytest.raises(SystemExit) as error, ctrl_c_after(2):
         run(data_dir, tmp_path, **given)
     assert error.value.code == 130
@@ -264,41 +225,41 @@ def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
     assert (workdir / "learning_curve.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (dict(epsilon=-1.0), "--epsilon=-1.0"),
-        (dict(epsilon=0.0), "--epsilon=0.0"),
-        (dict(delta=2.0), "--delta=2.0"),
-        (dict(preset="mnits"), "no preset 'mnits'.*digits"),
-        (dict(dataset="mnits"), "no data set 'mnits'.*digits, mnist"),
-        (dict(dataset="mnist"), "not prepared.*--download"),
-        (dict(model="resnet"), "no model 'resnet'.*small_cnn"),
-        (dict(model="wrn_17_4"), "Argument `depth`"),
-        (dict(model="lenet"), "Argument `input_shape`"),
-        (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
-        (dict(augmult=2, augment_padding=8), "smaller than the images.*--augment_padding=8"),
-        (dict(augment_padding=1), "--augmult"),
-        (dict(validation=0.0001), "--validation=0.0001"),
-        (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "Exactly one of --"),
-        (dict(model="lenet", group_norm=False), "--group_norm.*--model=lenet"),
-        (dict(final=True, validation=0.1), "--final --validation=0.1"),
-        (dict(seconds_per_update=1.0), "--seconds_per_update=1.0 --dry_run=False"),
-        (dict(seconds_per_update=-1.0, dry_run=True), "--seconds_per_update=-1.0"),
-        (dict(init_from="model.keras"), "--init_from=model.keras, which does not exist"),
-        (dict(pretrained_on="cifar100"), "trained on 'cifar100': name its file with --init_from"),
-        (dict(preset="table16/eps1"), "trained on 'imagenet32'"),
-        (dict(trainable="last"), "--trainable=last"),
-        (dict(private=False, epsilon=1.0), "--private=false means no noise"),
-        (dict(validation=1437.0), "--validation=1437"),
-        (dict(dataset="digits:3-3"), "digits:3-3"),
-    ],
-)
-def test_errors_of_the_user_are_one_line(given, message, data_dir, tmp_path):
-    with pytest.raises(SystemExit, match=message) as error:
-        run(data_dir, tmp_path / "run", **given)
-    assert "\n" not in error.value.code
-    assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
+ERRORS = [
+    (dict(epsilon=-1.0), "--epsilon=-1.0"),
+    (dict(epsilon=0.0), "--epsilon=0.0"),
+    (dict(delta=2.0), "--delta=2.0"),
+    (dict(preset="mnits"), "no preset 'mnits'.*digits"),
+    (dict(dataset="mnits"), "no data set 'mnits'.*digits, mnist"),
+    (dict(dataset="mnist"), "not prepared.*--download"),
+    (dict(model="resnet"), "no model 'resnet'.*small_cnn"),
+    (dict(model="wrn_17_4"), "Argument `depth`"),
+    (dict(model="lenet"), "Argument `input_shape`"),
+    (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
+    (dict(augmult=2, augment_padding=8), "smaller than the images.*--augment_padding=8"),
+    (dict(augment_padding=1), "--augmult"),
+    (dict(validation=0.0001), "--validation=0.0001"),
+    (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "Exactly one of --"),
+    (dict(model="lenet", group_norm=False), "--group_norm.*--model=lenet"),
+    (dict(final=True, validation=0.1), "--final --validation=0.1"),
+    (dict(seconds_per_update=1.0), "--seconds_per_update=1.0 --dry_run=False"),
+    (dict(seconds_per_update=-1.0, dry_run=True), "--seconds_per_update=-1.0"),
+    (dict(init_from="model.keras"), "--init_from=model.keras, which does not exist"),
+    (dict(pretrained_on="cifar100"), "trained on 'cifar100': name its file with --init_from"),
+    (dict(preset="table16/eps1"), "trained on 'imagenet32'"),
+    (dict(trainable="last"), "--trainable=last"),
+    (dict(private=False, epsilon=1.0), "--private=false means no noise"),
+    (dict(validation=1437.0), "--validation=1437"),
+    (dict(dataset="digits:3-3"), "digits:3-3"),
+]
+
+
+def test_errors_of_the_user_are_one_line(data_dir, tmp_path):
+    for given, message in ERRORS:
+        with pytest.raises(SystemExit, match=message) as error:
+            run(data_dir, tmp_path / "run", **given)
+        assert "\n" not in error.value.code
+        assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
 
 
 def test_final_trains_on_what_the_preset_holds_out():

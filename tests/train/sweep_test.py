@@ -1,8 +1,6 @@
 """The binary: a short sweep of the digits, its table again, and bad input."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from absl import flags
@@ -28,14 +26,10 @@ def run(*arguments, **given):
 
 @pytest.mark.slow
 def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
-    command = [
-        sys.executable, "-m", "tfdpx.train.sweep", f"--workdir={tmp_path / 'sweep'}", "--seeds=0",
-        f"--data_dir={tmp_path}", "--model=small_cnn", "--steps=2", "--batch_size=64",
-        "--grid=l2_norm_clip=0.1", "--jobs=2", "--epsilon=2",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    record = json.loads(done.stdout.splitlines()[-1], parse_constant=pytest.fail)
+    given = dict(model="small_cnn", steps=2, batch_size=64, epsilon=2.0, accountant="rdp")
+    given |= dict(workdir=str(tmp_path / "sweep"), data_dir=str(tmp_path))
+    run("--seeds=0", "--grid=l2_norm_clip=0.1", "--jobs=2", **given)
+    record = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
     assert (record["runs"], record["points"], record["failures"]) == (1, 1, {})
     assert record["measured_on"] == "validation" and record["best"] == {"l2_norm_clip": 0.1}
     assert 0 < record["best_median_accuracy"] <= 1
@@ -49,25 +43,25 @@ def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
     assert again["best_median_accuracy"] == record["best_median_accuracy"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "given", "message"),
-    [
-        ([], {}, "--grid says what to sweep"),
-        (["--grid=steps=5"], dict(workdir=None), "--workdir names the folder"),
-        (["--grid=steps=5"], dict(seed=3), "Use --seeds=3"),
-        (["--grid=steps=5", "--seeds=a"], {}, "--seeds=a"),
-        (["--grid=steps=5"], dict(steps=7), "--steps=7"),
-        (["--grid=color=5"], {}, "--grid=color=5"),
-        (["--grid=preset=digits", "--preset=digits"], {}, "Leave one of them out"),
-        (["--grid=preset=none"], {}, "no preset 'none'"),
-        (["--table_only"], {}, "--table_only needs a sweep"),
-    ],
-)
-def test_errors_of_the_user_are_one_line(arguments, given, message, tmp_path):
-    with pytest.raises(SystemExit, match=message) as error:
-        run(*arguments, **{"workdir": str(tmp_path / "sweep"), **given})
-    assert "\n" not in error.value.code
-    assert not (tmp_path / "sweep").exists()
+ERRORS = [
+    ([], {}, "--grid says what to sweep"),
+    (["--grid=steps=5"], dict(workdir=None), "--workdir names the folder"),
+    (["--grid=steps=5"], dict(seed=3), "Use --seeds=3"),
+    (["--grid=steps=5", "--seeds=a"], {}, "--seeds=a"),
+    (["--grid=steps=5"], dict(steps=7), "--steps=7"),
+    (["--grid=color=5"], {}, "--grid=color=5"),
+    (["--grid=preset=digits", "--preset=digits"], {}, "Leave one of them out"),
+    (["--grid=preset=none"], {}, "no preset 'none'"),
+    (["--table_only"], {}, "--table_only needs a sweep"),
+]
+
+
+def test_errors_of_the_user_are_one_line(tmp_path):
+    for arguments, given, message in ERRORS:
+        with pytest.raises(SystemExit, match=message) as error:
+            run(*arguments, **{"workdir": str(tmp_path / "sweep"), **given})
+        assert "\n" not in error.value.code
+        assert not (tmp_path / "sweep").exists()
 
 
 def test_a_folder_without_a_finished_run(tmp_path):

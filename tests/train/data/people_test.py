@@ -111,7 +111,7 @@ def test_classify_protects_people(tmp_path, capsys, model):
     run = tmp_path / "run"
     given = dict(
         dataset=f"folder:{images}", user="parent_folder", epsilon=8.0, delta=1e-3, model=model,
-        steps=6, batch_size=6, workdir=str(run),
+        steps=6, batch_size=6, workdir=str(run), accountant="rdp",
     )  # fmt: skip
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["classify"])

@@ -1,8 +1,6 @@
 """Tuning within a budget: what is kept, what is spent, and what is refused."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import pytest
@@ -14,7 +12,7 @@ from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Data, Spent
-from tfdpx.train import sweep
+from tfdpx.train import classify, sweep
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.sweeps import private_tuning
 
@@ -110,23 +108,23 @@ def test_a_run_that_fails_leaves_nothing(tmp_path, data_dir, monkeypatch):
     assert not list((tmp_path / "tuned").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("given", "swept", "message"),
-    [
-        (GIVEN, {"batch_size": (64, 128)}, "all runs share batch_size"),
-        (GIVEN, {"epsilon": (1.0, 2.0)}, "all runs share epsilon"),
-        (GIVEN, {"preset": ("digits", "table12/eps8")}, "all runs share preset"),
-        ({**GIVEN, "validation": 0.25}, GRID, "--validation=0.25"),
-        ({**GIVEN, "sampling": "shuffle"}, GRID, "--sampling=shuffle"),
-        ({"private": False}, GRID, "--private=False"),
-        ({**GIVEN, "noise_multiplier": 1.0, "steps": None}, GRID, "--noise_multiplier=1.0"),
-        ({"epsilon": 2.0}, {"model": ("scatter_linear", "small_cnn")}, "all runs share batch_size"),
-    ],
-)
-def test_what_the_account_has_no_room_for_is_refused(given, swept, message, tmp_path, data_dir):
-    with pytest.raises(UserError, match=message):
-        private_tuning.tune("digits", given, swept, 5.0, tmp_path / "tuned", [])
-    assert not (tmp_path / "tuned").exists()
+REFUSED = [
+    (GIVEN, {"batch_size": (64, 128)}, "all runs share batch_size"),
+    (GIVEN, {"epsilon": (1.0, 2.0)}, "all runs share epsilon"),
+    (GIVEN, {"preset": ("digits", "table12/eps8")}, "all runs share preset"),
+    ({**GIVEN, "validation": 0.25}, GRID, "--validation=0.25"),
+    ({**GIVEN, "sampling": "shuffle"}, GRID, "--sampling=shuffle"),
+    ({"private": False}, GRID, "--private=False"),
+    ({**GIVEN, "noise_multiplier": 1.0, "steps": None}, GRID, "--noise_multiplier=1.0"),
+    ({"epsilon": 2.0}, {"model": ("scatter_linear", "small_cnn")}, "all runs share batch_size"),
+]
+
+
+def test_what_the_account_has_no_room_for_is_refused(tmp_path, data_dir):
+    for given, swept, message in REFUSED:
+        with pytest.raises(UserError, match=message):
+            private_tuning.tune("digits", given, swept, 5.0, tmp_path / "tuned", [])
+        assert not (tmp_path / "tuned").exists()
 
 
 @pytest.mark.parametrize(("mean", "message"), [(1.0, "number above 1"), (0.5, "number above 1")])
@@ -147,27 +145,22 @@ def test_flags_of_ordinary_sweeps_are_refused(argument, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_binary_tunes_the_digits(tmp_path):
-    command = [
-        sys.executable, "-m", "tfdpx.train.sweep", f"--workdir={tmp_path / 'tuned'}",
-        f"--data_dir={tmp_path}", "--epsilon=4", "--private_tuning=1.5",
-        "--grid=learning_rate=10,20",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    record = json.loads(done.stdout.splitlines()[-1])
+def test_the_binary_tunes_the_digits(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(selection, "draw_runs", lambda mean: 2)  # For always the same time.
+    values = flags.FlagValues()
+    sweep.define_flags(values)
+    values(["sweep", "--private_tuning=1.5", "--grid=learning_rate=10,20"])
+    data = dict(data_dir=str(tmp_path))
+    with flagsaver.flagsaver(workdir=str(tmp_path / "tuned"), epsilon=4.0, **data):
+        sweep.main(["sweep"], values)
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 3.9 < record["epsilon"] <= 4.0
     assert record["test_accuracy"] > 0.9 and record["noisy_train_accuracy"] > 0.8
     assert (tmp_path / "tuned/best/model.keras").exists()
     assert not (tmp_path / "tuned/best/log.txt").exists()
 
     # Whoever trains on from it pays for all runs.
-    model = tmp_path / "tuned/best/model.keras"
-    command = [
-        sys.executable, "-m", "tfdpx.train.classify", f"--workdir={tmp_path / 'on'}",
-        f"--data_dir={tmp_path}", f"--init_from={model}", "--allow_seen_data", "--steps=3",
-        "--epsilon=1",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert 4.9 < json.loads(done.stdout.splitlines()[-1])["epsilon"] <= 5.0
+    given = dict(init_from=str(tmp_path / "tuned/best/model.keras"), allow_seen_data=True)
+    with flagsaver.flagsaver(workdir=str(tmp_path / "on"), steps=3, epsilon=1.0, **given, **data):
+        classify.main(["classify"])
+    assert 4.9 < json.loads(capsys.readouterr().out.splitlines()[-1])["epsilon"] <= 5.0
