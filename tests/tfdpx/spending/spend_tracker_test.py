@@ -204,7 +204,7 @@ def test_more_runs_than_rows_are_added_up(monkeypatch):
     model = make()
     model.build((None, 6))
     for i in range(1, 6):
-        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
+        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss, run_eagerly=True)
         train(model, steps=1)
         assert model.optimizer.ledger.steps == i
         assert np.array(model.optimizer.spend_tracker.steps).sum() == i

@@ -66,56 +66,25 @@ def test_it_is_keras_fit():
 
 
 @pytest.mark.slow
-def test_executions_of_several_steps_use_all_of_the_budget():
-    single, several = make(), make(steps_per_execution=4)
-    for model in (single, several):
-        ours(model, [tfdpx.callbacks.PrivacyBudget(PLAN)])
-        assert model.optimizer.iterations == STEPS
-    np.testing.assert_allclose(small.weights(several), small.weights(single), rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compile_arguments", [{"jit_compile": True}, {"run_eagerly": True}])
-def test_compiled_or_eager_changes_nothing(compile_arguments):
-    wanted, other = make(), make(**compile_arguments)
-    ours(wanted)
-    ours(other)
-    np.testing.assert_allclose(small.weights(other), small.weights(wanted), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_it_goes_on_where_the_optimizer_is_and_ends_with_the_plan():
-    whole, parts = (
-        make(tfdpx.DPSGD(0.1, plan=PLAN, seed=1)),
-        make(tfdpx.DPSGD(0.1, plan=PLAN, seed=1)),
-    )
-    ours(whole)
-    ours(parts, epochs=2, steps_per_epoch=2)
-    assert parts.optimizer.iterations == 4
-    ours(parts, epochs=9, steps_per_epoch=5)
-    assert parts.optimizer.iterations == STEPS
-    np.testing.assert_array_equal(small.weights(parts), small.weights(whole))
-
-
-@pytest.mark.slow
-def test_a_callback_stops_it():
+def test_it_goes_on_where_the_optimizer_is_and_ends_with_the_plan(tmp_path, capsys):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             assert {"loss", "accuracy"} <= set(logs)
             self.model.stop_training = batch == 1
 
-    model = make()
-    ours(model, [Stop()], epochs=3, steps_per_epoch=3)
-    assert model.optimizer.iterations == 2
-
-
-@pytest.mark.slow
-def test_tensorboard_and_the_progress_bar(tmp_path, capsys):
-    x, y = small.data(60)
+    # Without averages, which replace the weights at the end of each `fit`.
+    whole, parts = (make(tfdpx.DPSGD(0.1, plan=PLAN, seed=1)) for _ in range(2))
     tensorboard = tfdpx.callbacks.TensorBoard(str(tmp_path), plan=PLAN)
-    tfdpx.distributed.fit(make(), PLAN, x, y, callbacks=[tensorboard], verbose=2)
+    tfdpx.distributed.fit(whole, PLAN, *small.data(60), seed=3, callbacks=[tensorboard], verbose=2)
     assert f"{STEPS}/{STEPS}" in capsys.readouterr().out
     assert list((tmp_path / "train").iterdir())
+    ours(parts, [Stop()], epochs=3, steps_per_epoch=3)
+    assert parts.optimizer.iterations == 2  # A callback stopped it.
+    ours(parts, steps_per_epoch=2)
+    assert parts.optimizer.iterations == 4
+    ours(parts, epochs=9, steps_per_epoch=5)
+    assert parts.optimizer.iterations == STEPS
+    np.testing.assert_array_equal(small.weights(parts), small.weights(whole))
 
 
 def test_unfit_arguments():
