@@ -12,44 +12,34 @@ def test_two_devices_update_like_one_and_draw_their_noise_once():
 
 
 @pytest.mark.slow
+@pytest.mark.planted("each replica adds noise, or adds the sums once more")
 def test_planted_bugs_in_the_noise_are_found():
     processes.run_alone("replica_noise_cases.planted_bugs_in_the_noise_are_found")
 
 
 @pytest.mark.slow
-def test_what_would_void_the_guarantee_is_refused():
-    processes.run_alone("replica_cases.what_would_void_the_guarantee_is_refused")
-
-
-@pytest.mark.slow
-def test_hosts_that_hold_different_things_stop():
-    processes.run_workers("replica_cases.hosts_must_hold_the_same")
+def test_hosts_update_like_one_device_and_stop_if_they_hold_different_things():
+    processes.run_workers(
+        "replica_cases.updates_agree_with_and_without_jit",
+        "replica_cases.hosts_must_hold_the_same",
+    )
 
 
 @pytest.mark.slow
 def test_more_on_two_devices():
     processes.run_alone(
         "replica_cases.masks_are_drawn_for_each_replica",
-        "replica_cases.updates_agree_with_jit",
-        "replica_cases.updates_of_adam_agree",
+        "replica_cases.updates_agree_with_and_without_jit",
         "replica_cases.augmented_updates_agree",
         "replica_cases.keras_fit_agrees_with_ours",
         "replica_cases.a_draw_is_shared",
         "replica_cases.updates_on_people_agree",
+        "replica_cases.what_would_void_the_guarantee_is_refused",
     )
 
 
 @pytest.mark.slow
 def test_four_devices():
     processes.run_alone(
-        "replica_cases.updates_agree",
-        "replica_cases.updates_agree_with_jit",
-        "replica_noise_cases.noise_is_drawn_once",
-        devices=4,
+        "replica_cases.updates_agree", "replica_noise_cases.noise_is_drawn_once", devices=4
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["updates_agree", "updates_agree_with_jit"])
-def test_two_hosts_update_like_one_device(case):
-    processes.run_workers(f"replica_cases.{case}")
