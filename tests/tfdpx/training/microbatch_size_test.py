@@ -13,8 +13,7 @@ import scipy.stats
 import seeds
 import small
 import tensorflow as tf
-from cases import slow
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdpx
@@ -48,12 +47,11 @@ def image_model(**arguments):
             keras.layers.Dense(3),
         ]
     )
-    jit_compile = arguments.pop("jit_compile", False)
     arguments = {"batch_size": 48, "noise_multiplier": 1.0, "seed": 1, **arguments}
     model.compile(
         tfdpx.DPSGD(0.1, **arguments),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=jit_compile,
+        jit_compile=False,
     )
     return model
 
@@ -75,7 +73,7 @@ def test_a_batch_is_cut_evenly(batch_size, largest):
 @pytest.mark.slow
 def test_a_larger_memory_takes_larger_passes(free, capsys):
     sizes = []
-    for count in (2 * MIB, 16 * MIB, 2**40):
+    for count in (2 * MIB, 2**40):
         free(count)
         small.step(image_model(microbatch_size="auto"), *images())
         [(size, batch_size)] = chosen(capsys)
@@ -85,28 +83,25 @@ def test_a_larger_memory_takes_larger_passes(free, capsys):
     assert sizes[-1] == 48
 
 
-@pytest.mark.parametrize("jit_compile", [False, slow(True)])
-def test_the_update_does_not_depend_on_it(free, capsys, jit_compile):
+@pytest.mark.slow
+def test_the_update_does_not_depend_on_it(free, capsys):
     free(4 * MIB)
     augmented = {"augment": tfdpx.augment.RandomCropFlip(2), "augmult": 2}
     changes = [
-        small.step(
-            image_model(microbatch_size=size, jit_compile=jit_compile, **augmented), *images()
-        )
+        small.step(image_model(microbatch_size=size, **augmented), *images())
         for size in ("auto", None)
     ]
     assert 1 <= chosen(capsys)[0][0] < 48
     np.testing.assert_allclose(*changes, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("arguments", [slow({"run_eagerly": True}), {"steps_per_execution": 2}])
 @pytest.mark.slow
-def test_fit_says_it_once(free, capsys, arguments):
+def test_fit_says_it_once(free, capsys):
     free(2**30)
     x, y = small.data(40)  # The last of three batches is smaller.
     weights = []
     for size in ("auto", 4):
-        model = small.model(microbatch_size=size, compile_arguments=arguments)
+        model = small.model(microbatch_size=size, compile_arguments={"steps_per_execution": 2})
         model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
         weights.append(small.weights(model))
     assert chosen(capsys) == [(16, 16)]
@@ -145,10 +140,10 @@ def test_unknown_lengths_are_refused():
         model.fit(data, verbose=0)
 
 
-@pytest.mark.parametrize("value", ["Auto", "", 0, -1, 2.0, True, [4]])
-def test_bad_sizes(value):
-    with pytest.raises(ValueError, match='`microbatch_size` must be an int >= 1, None or "auto"'):
-        tfdpx.DPSGD(batch_size=4, noise_multiplier=1.0, microbatch_size=value)
+def test_bad_sizes():
+    for value in ("Auto", "", 0, -1, 2.0, True, [4]):
+        with pytest.raises(ValueError, match="`microbatch_size` must be an int >= 1, None or"):
+            tfdpx.DPSGD(batch_size=4, noise_multiplier=1.0, microbatch_size=value)
 
 
 def test_config():
@@ -170,6 +165,7 @@ def test_rows_of_all_passes(examples, multiple, count):
     assert 0 <= most <= examples / 16
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 600),
     st.floats(0.05, 1.0),
