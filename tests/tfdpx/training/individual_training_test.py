@@ -6,33 +6,24 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
-from cases import slow_but
 
 import tfdpx
 from tfdpx import mechanism
 from tfdpx.accounting import IndividualAccountant
 from tfdpx.training.individual_clip import IndividualClip
 
-KINDS = {
-    "one pass": {},
-    "passes": {"microbatch_size": 4},
-    "views": {"views": 2, "microbatch_size": 6},
-    "XLA": {"compile_arguments": {"jit_compile": True}},
-    "vmap": {"per_example_engine": "vmap"},
-}
 
-
-@pytest.mark.parametrize("kind", slow_but(KINDS, "views"))
-def test_each_example_is_clipped_at_what_it_is_charged_for(kind):
+def test_each_example_is_clipped_at_what_it_is_charged_for():
     plan = replay.make_plan()
-    replay.check(plan, IndividualAccountant(plan, rounding=0.07), **KINDS[kind])
+    accountant = IndividualAccountant(plan, rounding=0.07)
+    replay.check(plan, accountant, views=2, microbatch_size=6)
 
 
 @pytest.mark.slow
 def test_full_batches_are_counted_exactly():
     plan = replay.make_plan(batch_size=replay.COUNT)
     accountant = IndividualAccountant(plan, rounding=0.05)
-    replay.check(plan, accountant)
+    replay.check(plan, accountant, microbatch_size=16)
     assert accountant.epsilon().max() == pytest.approx(plan.epsilon, rel=1e-6)
 
 
@@ -71,9 +62,10 @@ BUGS = [
 ]
 
 
+@pytest.mark.planted("another clip than the accounted one")
 @pytest.mark.parametrize(
     "owner, name, bug",
-    slow_but(BUGS, *BUGS[:2]),
+    BUGS,
     ids=[bug.__name__ for *_, bug in BUGS],
 )
 def test_a_clip_that_is_not_the_accounted_one_is_found(monkeypatch, owner, name, bug):
@@ -86,21 +78,19 @@ def test_a_clip_that_is_not_the_accounted_one_is_found(monkeypatch, owner, name,
 def test_one_example_moves_an_update_by_its_own_clip():
     plan = replay.make_plan(batch_size=replay.COUNT, steps=1)
     x, y = replay.data()
-    moved = {}
     level = 1 + np.arange(replay.COUNT) % 10
-    for absent in (None, 3, 17):
+    kernels = []
+    for weight in (np.ones(replay.COUNT), np.arange(replay.COUNT) != 17):
         accountant = IndividualAccountant(plan, rounding=0.1)
-        weight = np.ones(replay.COUNT)
-        if absent is not None:
-            weight[absent] = 0
         model = replay.make_model(plan, accountant)
         accountant._record._held["levels"].assign(np.append(level, 10))
-        batches = plan.batches(50 * x, y, weight, optimizer=model.optimizer, seed=replay.SEED)
+        batches = plan.batches(
+            50 * x, y, weight.astype(float), optimizer=model.optimizer, seed=replay.SEED
+        )
         model.fit(batches, verbose=0)
-        moved[absent] = model.weights[0].numpy()
-    for absent in (3, 17):
-        change = np.linalg.norm(moved[None] - moved[absent]) * plan.batch_size / replay.RATE
-        assert change == pytest.approx(accountant.fractions[level[absent] - 1], rel=1e-4)
+        kernels.append(model.weights[0].numpy())
+    change = np.linalg.norm(kernels[0] - kernels[1]) * plan.batch_size / replay.RATE
+    assert change == pytest.approx(accountant.fractions[level[17] - 1], rel=1e-4)
 
 
 def test_a_gradient_that_is_not_finite_is_charged_in_full():
@@ -112,12 +102,11 @@ def test_a_gradient_that_is_not_finite_is_charged_in_full():
     assert accountant.norms()[7] == 1 and (accountant.norms() < 1).sum() > 20
 
 
-@pytest.mark.parametrize("execution", slow_but([1, 4], 1))
 @pytest.mark.slow
-def test_refreshed_norms_are_those_of_all_examples(execution):
+def test_refreshed_norms_are_those_of_all_examples():
     plan = replay.make_plan(batch_size=20)
     accountant = IndividualAccountant(plan, refreshes_per_epoch=1)
-    model, _ = replay.train(plan, accountant, compile_arguments={"steps_per_execution": execution})
+    model, _ = replay.train(plan, accountant)
     each = replay.gradients(*replay.data(), model.weights[0].numpy())
     norms = np.minimum(np.sqrt((each**2).sum((1, 2))) / replay.CLIP, 1)
     found = accountant.norms()
@@ -234,5 +223,7 @@ def test_a_release_is_added_to_the_ledger_of_the_weights():
 
 
 @pytest.mark.slow
-def test_on_two_devices():
-    processes.run_alone("individual_replica_cases.replicas_agree")
+def test_individual_and_adaptive_clips_on_two_devices():
+    processes.run_alone(
+        "individual_replica_cases.replicas_agree", "replica_cases.adaptive_updates_agree"
+    )

@@ -104,25 +104,25 @@ def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(wher
         assert distance(whole, trained.update(3, [absent])) <= 1 + 1e-5
     assert distance(whole, trained.update(3, [0, 5])) <= 2 * (1 + 1e-5)
     np.testing.assert_allclose(trained.update(secret=3), whole, atol=1e-5)
-    # It does draw, anew for each secret, and two trainings from one known seed draw otherwise.
+    # It does draw, anew for each secret, whatever the known seed.
     assert distance(whole, trained.update(secret=4)) > 1e-3
-    assert distance(trained.update(), trained.update()) > 1e-3
-    if name != "AugMix":  # Python's random numbers choose its operations, the same for all views.
+    if (where, name) in (("inside", "Dropout"), ("augment", "RandAugment")):
         other = Trained(where, name, known_seed=1).update(secret=3)
         np.testing.assert_allclose(other, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("where, name", [("inside", "Dropout"), ("augment", "RandomFlip")])
 def test_seeds_of_keras_are_not_advanced(where, name):
-    """A saved counter would tell the number of microbatches, so of the examples drawn."""
+    """A saved counter would tell the number of microbatches, so of the examples drawn.
+
+    The draws differ from update to update, all the same.
+    """
     trained = Trained(where, name)
     augment = trained.model.optimizer.augment
     owners = [*trained.model.layers, *([augment.layer] if augment else [])]
     states = [v for layer in owners for v in layer.variables if "seed" in v.path]
     before = [np.array(v) for v in states]
-    for _ in range(3):
-        trained.update()
-    assert states
+    assert states and distance(trained.update(), trained.update()) > 1e-3
     for state, value in zip(states, before, strict=True):
         np.testing.assert_array_equal(state, value)
 
@@ -172,18 +172,21 @@ def is_independent(sums, rows):
 
 @pytest.mark.filterwarnings("ignore:Each example is computed alone")
 @pytest.mark.slow
-def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others(monkeypatch):
+def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others():
     # Every row has a sign of its own, whichever rows there are: the others keep their law.
     for rows in (N, N - 1):
-        assert is_independent(sums_of_signs(Signs(), rows, 300), rows)
+        assert is_independent(sums_of_signs(Signs(), rows, 150), rows)
     # A draw for the whole microbatch is found, and every example computed alone.
     for layer in (Signs(shared=True), Signs(of_the_seed=True)):
-        assert is_independent(sums_of_signs(layer, N, 300), N)
-    # Planted: the same where nobody looks for shared draws.
+        assert is_independent(sums_of_signs(layer, N, 150), N)
+
+
+@pytest.mark.planted("a draw is shared by a microbatch")
+def test_the_law_of_signs_rejects_a_shared_draw(monkeypatch):
     monkeypatch.setattr(
         "tfdpx.training.preparation.independence_of_microbatch", lambda *_: Independence()
     )
-    assert not is_independent(sums_of_signs(Signs(shared=True), N, 300), N)
+    assert not is_independent(sums_of_signs(Signs(shared=True), N, 150), N)
 
 
 @pytest.mark.slow
