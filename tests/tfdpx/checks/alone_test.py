@@ -216,21 +216,15 @@ LOSSES = {
     "cumulative": lambda y, p: tf.reduce_sum(tf.cumsum(p, 0) ** 2, 1),
 }
 SEEDED = ("random", "draw", "dropped", "shuffled", "kept", "time")
+# Of those that `mixers_test` shows not to be proved, every sixth trains.
+MIXERS = dict(list(MIXERS.items())[::6])
 EVERY = {
     **{name: lambda f=f: (Between(f), None) for name, f in {**MIXERS, **MORE}.items()},
     **{f"layer: {name}": lambda make=make: (make(), None) for name, make in LAYERS.items()},
     **{f"loss: {name}": lambda f=f: (layers.Identity(), f) for name, f in LOSSES.items()},
 }
 # TensorFlow or Keras raises an error as they are traced.
-UNRUNNABLE = {
-    *(
-        "a table as long as the batch",
-        "a table as long as the batch, added",
-        "kept from call to call",
-    ),
-    *("picture", "py_function", "rows joined in twos", "split", "table", "unstacked"),
-    "vectorized",
-}
+UNRUNNABLE = {"kept from call to call", "table", "unstacked", "vectorized"}
 # All of them take minutes.
 QUICK = [name for name in list(EVERY)[7::12] if name != "the same random numbers"]
 QUICK += ["layer: rows in order", "layer: positions"]
