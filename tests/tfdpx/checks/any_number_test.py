@@ -93,6 +93,7 @@ def in_large_passes(x, rows):
     return x - mean(x) if rows and rows > 8 else x
 
 
+@pytest.mark.planted("a proof is taken for granted")
 def test_a_proof_that_is_wrong_shows_in_the_comparison(monkeypatch):
     """A planted bug: the proof is taken for granted."""
     monkeypatch.setattr(
@@ -136,7 +137,7 @@ class WritesIfWeighted(Writes):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
-def writes_if_weighted(microbatch_size, **arguments):
+def writes_if_weighted(microbatch_size):
     """Such a model, and data."""
     seeds.fix(7)
     made, (x, y) = WritesIfWeighted([layers.Dense(3)]), small.data()
@@ -144,7 +145,7 @@ def writes_if_weighted(microbatch_size, **arguments):
     optimizer = tfdpx.DPSGD(
         0.0, batch_size=16, noise_multiplier=1.0, microbatch_size=microbatch_size
     )
-    made.compile(optimizer, loss, **arguments)
+    made.compile(optimizer, loss)
     made.build(x.shape)
     return made, x, y
 
@@ -158,10 +159,9 @@ def test_metrics_do_not_write_where_rows_may_be_absent(size, monkeypatch):
         made.train_on_batch(x, y)
 
 
-@pytest.mark.parametrize("arguments", [{}, slow({"jit_compile": True})])
-def test_metrics_are_looked_at_with_weights_too(arguments):
+def test_metrics_are_looked_at_with_weights_too():
     """After batches without any, in passes of the same size."""
-    made, x, y = writes_if_weighted(16, **arguments)
+    made, x, y = writes_if_weighted(16)
     made.train_on_batch(x, y)
     before = small.weights(made)
     with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
@@ -169,8 +169,7 @@ def test_metrics_are_looked_at_with_weights_too(arguments):
     np.testing.assert_array_equal(small.weights(made), before)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"jit_compile": True}])
-def test_losses_do_not_write_where_an_axis_is_unknown(arguments):
+def test_losses_do_not_write_where_an_axis_is_unknown():
     kept = tf.Variable(0.0)
 
     def loss(y, y_pred):
@@ -180,7 +179,7 @@ def test_losses_do_not_write_where_an_axis_is_unknown(arguments):
             kept.assign_add(tf.reduce_mean(errors))
         return errors
 
-    made, (x, y) = model(loss=loss, compile_arguments=arguments), small.data()
+    made, (x, y) = model(loss=loss), small.data()
     specs = tf.TensorSpec([16, *x.shape[1:]]), tf.TensorSpec([16, None])
     y = np.stack([y, y], axis=1).astype("float32")
     batches = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_signature=specs)

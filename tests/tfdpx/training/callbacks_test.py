@@ -1,4 +1,7 @@
+import contextlib
 import csv
+import dataclasses
+import io
 import math
 import pathlib
 
@@ -6,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import slow
 from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
@@ -43,40 +45,30 @@ def steps_run(model):
     return int(model.optimizer.iterations)
 
 
-@pytest.mark.parametrize(
-    "steps, arguments",
-    [(7, {}), (7, {"epochs": 5, "steps_per_epoch": 3}), slow(1, {}), slow(6, {"epochs": 5})],
-)
-def test_training_stops_before_the_step_that_would_exceed(steps, arguments):
-    model = make_model()
-    fit(model, callbacks.PrivacyBudget(make_plan(steps)), **arguments)
-    assert steps_run(model) == model.optimizer.ledger.steps == steps
-
-
-@pytest.mark.parametrize("steps_per_execution", [3, *map(slow, (2, 4, 7, 8))])
-def test_executions_of_several_steps_never_overrun(steps_per_execution):
-    model = make_model(steps_per_execution=steps_per_execution)
-    fit(model, callbacks.PrivacyBudget(make_plan(7)))
-    assert steps_run(model) == model.optimizer.ledger.steps == 7
-
-
-def test_training_that_needs_less_is_left_alone():
+def test_training_stops_before_the_step_that_would_exceed():
     model = make_model()
     history = fit(model, callbacks.PrivacyBudget(make_plan(70)), epochs=2, steps_per_epoch=5)
-    assert steps_run(model) == 10
+    assert steps_run(model) == 10  # What needs less is left alone.
     assert len(history.history["epsilon"]) == 2
-
-
-@pytest.mark.slow
-def test_the_budget_holds_over_several_fits():
-    model, budget = make_model(), callbacks.PrivacyBudget(make_plan(7))
-    fit(model, budget, steps_per_epoch=4)
-    fit(model, budget, steps_per_epoch=4)
-    assert steps_run(model) == 7
-    with pytest.raises(callbacks.BudgetExceeded, match="used up: 7 of 7 steps .*epsilon="):
+    for steps, arguments in (
+        (11, {}),
+        (17, {"epochs": 5}),
+        (24, {"epochs": 5, "steps_per_epoch": 3}),
+    ):
+        budget = callbacks.PrivacyBudget(make_plan(steps))
+        fit(model, budget, **arguments)
+        assert steps_run(model) == model.optimizer.ledger.steps == steps
+    with pytest.raises(callbacks.BudgetExceeded, match="used up: 24 of 24 steps .*epsilon="):
         fit(model, budget)
-    assert steps_run(model) == 7
+    assert steps_run(model) == 24
     assert issubclass(callbacks.BudgetExceeded, RuntimeError)
+
+
+def test_executions_of_several_steps_never_overrun():
+    model = make_model(steps_per_execution=4)
+    for steps in (7, 11, 12):  # More than one execution, one, and less than one.
+        fit(model, callbacks.PrivacyBudget(make_plan(steps)))
+        assert steps_run(model) == model.optimizer.ledger.steps == steps
 
 
 def test_an_optimizer_without_privacy_is_an_error():
@@ -93,45 +85,11 @@ def test_an_optimizer_without_privacy_is_an_error():
     ],
 )
 def test_a_plan_for_another_optimizer_is_an_error(arguments, message):
-    optimizer = tfdpx.DPSGD(0.25, **{"batch_size": 8, "noise_multiplier": 1.0, **arguments})
-    model = make_model(optimizer)
-    plan = PrivacyPlan(
-        64, steps=9, delta=1e-3, **{"batch_size": 8, "noise_multiplier": 1.0} | arguments
-    )
+    arguments = {"batch_size": 8, "noise_multiplier": 1.0} | arguments
+    budget = callbacks.PrivacyBudget(make_plan())
+    budget.set_model(make_model(tfdpx.DPSGD(0.25, **arguments)))
     with pytest.raises(ValueError, match=message):
-        fit(model, callbacks.PrivacyBudget(make_plan()), plan=plan)
-    assert steps_run(model) == 0
-
-
-def test_float32_noise_agrees():
-    plan = make_plan(noise_multiplier=1.1)
-    model = make_model(noise_multiplier=float(np.float32(1.1)))
-    fit(model, callbacks.PrivacyBudget(plan), plan=plan)
-    assert steps_run(model) == 7
-
-
-def test_epsilon_is_in_what_comes_after(tmp_path, capsys):
-    plan, path = make_plan(7), tmp_path / "log.csv"
-    history = fit(
-        make_model(),
-        callbacks.PrivacyBudget(plan),
-        keras.callbacks.CSVLogger(path),
-        epochs=3,
-        steps_per_epoch=3,
-        verbose=2,
-    )
-    expected = [plan.epsilon_at(steps) for steps in (3, 6, 7)]
-    assert history.history["epsilon"] == expected
-    assert 0 < expected[0] < expected[1] < expected[2] == plan.epsilon
-    with open(path, encoding="utf-8") as file:
-        assert [float(row["epsilon"]) for row in csv.DictReader(file)] == expected
-    assert f"epsilon: {expected[0]:.4f}" in capsys.readouterr().out
-
-
-def test_epsilon_is_in_the_progress_bar(capsys):
-    plan = make_plan(7)
-    fit(make_model(), callbacks.PrivacyBudget(plan), steps_per_epoch=3, verbose=1)
-    assert f"epsilon: {plan.epsilon_at(3):.4f}" in capsys.readouterr().out
+        budget.on_train_begin()
 
 
 def test_epsilon_without_noise_is_infinite():
@@ -142,16 +100,26 @@ def test_epsilon_without_noise_is_infinite():
     assert history["epsilon"] == [math.inf]
 
 
-@pytest.mark.parametrize("by", ["plan", slow("data")])
-def test_an_approximate_epsilon_is_called_so(by):
-    plan = make_plan(sampling="shuffle" if by == "plan" else "poisson")
-    model, budget = make_model(), callbacks.PrivacyBudget(plan, allow_approximate=by == "data")
-    if by == "plan":
-        history = fit(model, budget, plan=plan).history
-    else:
-        history = model.fit(*make_data(), batch_size=8, callbacks=[budget], verbose=0).history
+def test_an_approximate_epsilon_is_called_so_where_data_are_shuffled(tmp_path):
+    plan = make_plan(sampling="shuffle")
+    budget, theirs = callbacks.PrivacyBudget(plan), keras.callbacks.TensorBoard(tmp_path / "keras")
+    ours = callbacks.TensorBoard(tmp_path / "ours", plan=plan)
+    history = fit(make_model(), budget, ours, theirs, plan=plan).history
     assert history["epsilon_approximate"] == [plan.epsilon]
     assert "epsilon" not in history
+    for board in ("ours", "keras"):
+        scalars = read_scalars(tmp_path / board)["train"]
+        assert scalars["epoch_epsilon_approximate"] == pytest.approx([plan.epsilon])
+        assert ("epoch_mae" in scalars) == (board == "keras")
+
+
+def test_an_approximate_epsilon_is_called_so_where_keras_batches_the_data(capsys):
+    plan = make_plan()
+    budget = callbacks.PrivacyBudget(plan, allow_approximate=True)
+    history = make_model().fit(*make_data(), batch_size=8, callbacks=[budget], verbose=1).history
+    assert history["epsilon_approximate"] == [plan.epsilon]
+    assert "epsilon" not in history
+    assert f"epsilon_approximate: {plan.epsilon:.4f}" in capsys.readouterr().out
 
 
 class RecordNorms(keras.callbacks.Callback):
@@ -178,85 +146,115 @@ def read_scalars(folder):
     return {run: scalars for run, scalars in runs.items() if scalars}
 
 
-def test_keras_tensorboard_after_the_budget_shows_epsilon(tmp_path):
-    plan = make_plan(7)
-    fit(make_model(), callbacks.PrivacyBudget(plan), keras.callbacks.TensorBoard(tmp_path))
-    scalars = read_scalars(tmp_path)["train"]
-    assert scalars["epoch_epsilon"] == pytest.approx([plan.epsilon])
-    assert "epoch_mae" in scalars  # What tfdpx's own does not write.
+@dataclasses.dataclass
+class Run:
+    """A finished run: 3 + 3 + 1 updates, which a budget ended."""
+
+    plan: tfdpx.PrivacyPlan
+    history: dict
+    norms: list
+    output: str
+    folder: pathlib.Path
 
 
-@pytest.mark.parametrize("with_budget", [True, False])
-def test_tensorboard_writes_only_what_the_guarantee_covers(tmp_path, with_budget):
-    plan = make_plan(7)
-    board = callbacks.TensorBoard(tmp_path, plan=None if with_budget else plan, histogram_freq=1)
-    before = [callbacks.PrivacyBudget(plan)] if with_budget else []
-    model, norms = make_model(), RecordNorms()
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The noise multiplier of the optimizer is the plan's in float32."""
+    folder, output = tmp_path_factory.mktemp("run"), io.StringIO()
+    plan = make_plan(7, noise_multiplier=1.1)
+    model, norms = make_model(noise_multiplier=float(np.float32(1.1))), RecordNorms()
     x, y = make_data(16)
-    public = {"validation_data": (x + 1, y)}
-    fit(model, *before, board, norms, epochs=2, steps_per_epoch=3, **public)
-    scalars = read_scalars(tmp_path)
-    of_plan = {} if with_budget else {"epsilon": [plan.epsilon_at(n) for n in (0, 3, 6)]}
+    with contextlib.redirect_stdout(output):
+        history = fit(
+            model,
+            callbacks.PrivacyBudget(plan),
+            keras.callbacks.CSVLogger(folder / "log.csv"),
+            callbacks.TensorBoard(folder / "public", histogram_freq=1),
+            callbacks.TensorBoard(folder / "private", log_private_metrics=True),
+            callbacks.TensorBoard(folder / "batches", update_freq=2, log_private_metrics=True),
+            norms,
+            plan=plan,
+            epochs=3,
+            steps_per_epoch=3,
+            verbose=2,
+            validation_data=(x + 1, y),
+        ).history
+    assert steps_run(model) == model.optimizer.ledger.steps == 7
+    return Run(plan, history, norms.seen, output.getvalue(), folder)
+
+
+def test_epsilon_is_in_what_comes_after(run):
+    expected = [run.plan.epsilon_at(steps) for steps in (3, 6, 7)]
+    assert run.history["epsilon"] == pytest.approx(expected, rel=1e-6)
+    assert 0 < expected[0] < expected[1] < expected[2] == run.plan.epsilon
+    with open(run.folder / "log.csv", encoding="utf-8") as file:
+        assert [float(row["epsilon"]) for row in csv.DictReader(file)] == run.history["epsilon"]
+    assert f"epsilon: {expected[0]:.4f}" in run.output
+
+
+def test_tensorboard_writes_only_what_the_guarantee_covers(run):
+    scalars = read_scalars(run.folder / "public")
     assert scalars["train"] == {
-        **{name: pytest.approx(values) for name, values in of_plan.items()},
-        "epoch_epsilon": pytest.approx([plan.epsilon_at(3), plan.epsilon_at(6)]),
-        "epoch_noise_multiplier": [1.0, 1.0],
-        "epoch_learning_rate": [0.25, 0.25],
-        "epoch_privatized_gradient_norm": pytest.approx(norms.seen[2::3]),
+        "epoch_epsilon": pytest.approx([run.plan.epsilon_at(n) for n in (3, 6, 7)]),
+        "epoch_noise_multiplier": pytest.approx([1.1] * 3),
+        "epoch_learning_rate": [0.25] * 3,
+        "epoch_privatized_gradient_norm": pytest.approx([run.norms[n] for n in (2, 5, 6)]),
     }
     assert {"epoch_loss", "epoch_mae"} <= set(scalars["validation"])
-    assert set(scalars) == {"train", "validation"} | ({"budget"} if of_plan else set())
-    if of_plan:
-        assert scalars["budget"] == {"epsilon": pytest.approx([plan.epsilon] * 3)}
+    assert set(scalars) == {"train", "validation"}
 
 
-@pytest.mark.slow
-def test_tensorboard_without_a_plan_writes_no_epsilon(tmp_path):
-    fit(make_model(), callbacks.TensorBoard(tmp_path))
-    assert set(read_scalars(tmp_path)["train"]) == {
-        "epoch_noise_multiplier",
-        "epoch_learning_rate",
-        "epoch_privatized_gradient_norm",
-    }
-
-
-def test_tensorboard_names_an_approximate_epsilon(tmp_path):
-    plan = make_plan(sampling="shuffle")
-    fit(make_model(), callbacks.TensorBoard(tmp_path, plan=plan), plan=plan)
-    assert read_scalars(tmp_path)["train"]["epoch_epsilon_approximate"] == pytest.approx(
-        [plan.epsilon]
-    )
-
-
-@pytest.mark.parametrize("log_private_metrics", [False, True])
-def test_tensorboard_by_batch(tmp_path, log_private_metrics):
-    board = callbacks.TensorBoard(tmp_path, update_freq=2, log_private_metrics=log_private_metrics)
-    norms = RecordNorms()
-    fit(make_model(), board, norms, steps_per_epoch=6)
-    scalars = read_scalars(tmp_path)
-    written = scalars["train"]["batch_privatized_gradient_norm"]
-    assert len(written) == 3 and set(written) <= set(norms.seen)
-    assert "batch_mae" not in scalars["train"]
-    if log_private_metrics:
-        assert len(scalars["not_private"]["not_private/batch_mae"]) == 3
-    assert ("not_private" in scalars) == log_private_metrics
-
-
-def test_private_metrics_are_labelled(tmp_path):
-    board = callbacks.TensorBoard(tmp_path, log_private_metrics=True)
-    budget = callbacks.PrivacyBudget(make_plan(7))
-    history = fit(make_model(), budget, board, epochs=2, steps_per_epoch=3).history
-    scalars = read_scalars(tmp_path)
+def test_private_metrics_are_labelled(run):
+    scalars = read_scalars(run.folder / "private")
     assert scalars["not_private"] == {
-        "not_private/epoch_loss": pytest.approx(history["loss"]),
-        "not_private/epoch_mae": pytest.approx(history["mae"]),
+        "not_private/epoch_loss": pytest.approx(run.history["loss"]),
+        "not_private/epoch_mae": pytest.approx(run.history["mae"]),
     }
     assert not {"epoch_loss", "epoch_mae"} & set(scalars["train"])
     assert "epoch_epsilon" in scalars["train"]
 
 
-@pytest.mark.slow
-def test_gradient_norms_before_clipping_are_in_the_private_section_alone(tmp_path):
+def check_batches(scalars, norms):
+    """Scalars by batch are of gradients with noise, and nothing else outside of `not_private`."""
+    written = scalars["train"]["batch_privatized_gradient_norm"]
+    assert len(written) == 3 and set(written) <= set(norms)
+    assert "batch_mae" not in scalars["train"]
+
+
+def test_tensorboard_by_batch(run):
+    scalars = read_scalars(run.folder / "batches")
+    check_batches(scalars, run.norms)
+    assert len(scalars["not_private"]["not_private/batch_mae"]) == 3
+
+
+def test_tensorboard_of_a_plan_shows_its_budget_and_without_it_no_epsilon(tmp_path):
+    plan, norms = make_plan(7), RecordNorms()
+    boards = [
+        callbacks.TensorBoard(tmp_path / "plan", plan=plan),
+        callbacks.TensorBoard(tmp_path / "none"),
+        callbacks.TensorBoard(tmp_path / "batches", update_freq=2),
+    ]
+    fit(make_model(), *boards, norms, epochs=2, steps_per_epoch=3)
+    always = {
+        "epoch_noise_multiplier": [1.0, 1.0],
+        "epoch_learning_rate": [0.25, 0.25],
+        "epoch_privatized_gradient_norm": pytest.approx(norms.seen[2::3]),
+    }
+    assert read_scalars(tmp_path / "none") == {"train": always}
+    assert read_scalars(tmp_path / "plan") == {
+        "train": {
+            **always,
+            "epsilon": pytest.approx([plan.epsilon_at(n) for n in (0, 3, 6)]),
+            "epoch_epsilon": pytest.approx([plan.epsilon_at(3), plan.epsilon_at(6)]),
+        },
+        "budget": {"epsilon": pytest.approx([plan.epsilon] * 3)},
+    }
+    scalars = read_scalars(tmp_path / "batches")
+    check_batches(scalars, norms.seen)
+    assert "not_private" not in scalars
+
+
+def test_gradient_norms_before_clipping_are_private_and_the_statement_is_not(tmp_path):
     plan = make_plan(6)
     model = make_model(tfdpx.DPSGD(0.25, plan=plan, l2_norm_clip=1e-3))
     x, y = make_data()
@@ -272,12 +270,6 @@ def test_gradient_norms_before_clipping_are_in_the_private_section_alone(tmp_pat
     np.testing.assert_allclose([buckets[0, 0], buckets[-1, 1]], [norms.min(), norms.max()], 1e-4)
     for path in tmp_path.rglob("events*"):
         assert (path.parent.name == "not_private") == (b"gradient_norms" in path.read_bytes())
-
-
-def test_tensorboard_counts_updates_and_says_what_is_guaranteed(tmp_path):
-    plan = make_plan(6)
-    model = make_model(tfdpx.DPSGD(0.25, plan=plan, l2_norm_clip=0.5))
-    fit(model, callbacks.TensorBoard(tmp_path), epochs=2, steps_per_epoch=3, plan=plan)
     events = event_accumulator.EventAccumulator(str(tmp_path / "train"))
     events.Reload()
     assert [event.step for event in events.Tensors("epoch_noise_multiplier")] == [3, 6]

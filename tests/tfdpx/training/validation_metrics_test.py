@@ -34,21 +34,22 @@ def scalars(folder):
     "private, loop, word",
     [
         (1, "keras", 0),
-        *(slow(0, "ours", 0), slow(1, "ours", 0), slow(1, "keras", 1), slow(0, "keras", 0)),
+        *(slow(1, "ours", 0), slow(1, "keras", 1), slow(0, "keras", 0)),
     ],
 )
 def test_tensorboard_writes_metrics_of_private_examples_only_if_asked(
     private, loop, word, tmp_path, recwarn
 ):
     data = ONE_OF_MANY if private else OTHER
-    for folder, asked in ((tmp_path / "a", False), (tmp_path / "b", True)):
-        board = tfdpx.callbacks.TensorBoard(folder, log_private_metrics=asked)
-        arguments = {"validation_data": data, "callbacks": [board], "verbose": 0}
-        model = make(public_validation=bool(word))
-        if loop == "keras":
-            model.fit(PLAN.batches(X, Y), **arguments)
-        else:
-            tfdpx.distributed.fit(model, PLAN, X, Y, **arguments)
+    folders = {tmp_path / "a": False, tmp_path / "b": True}
+    boards = [tfdpx.callbacks.TensorBoard(k, log_private_metrics=v) for k, v in folders.items()]
+    arguments = {"validation_data": data, "callbacks": boards, "verbose": 0}
+    model = make(public_validation=bool(word))
+    if loop == "keras":
+        model.fit(PLAN.batches(X, Y), **arguments)
+    else:
+        tfdpx.distributed.fit(model, PLAN, X, Y, **arguments)
+    for folder, asked in folders.items():
         found, left_out = scalars(folder), private and not word
         in_validation = {"epoch_loss", "evaluation_loss_vs_iterations"} <= found["validation"]
         assert in_validation == (not left_out)
