@@ -173,13 +173,7 @@ WRONG_GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param(name, marks=pytest.mark.planted(f"a rule with gradients {name}"))
-        for name in WRONG_GRADIENTS
-    ],
-)
+@pytest.mark.parametrize("wrong", WRONG_GRADIENTS)
 def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
     monkeypatch.setattr(WrongGradients, "changed", staticmethod(WRONG_GRADIENTS[wrong]))
     x, y = small.data()
