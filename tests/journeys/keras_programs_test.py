@@ -1,7 +1,7 @@
 """Seven programs after Keras's own documentation: private by another optimizer and a plan alone.
 
-Each is one function that runs with an ordinary optimizer as well as with a private one. What had to
-be different from the tutorial is in `docs/keras_programs.md`.
+Each is a function of the optimizer, and two of them run with an ordinary one too. The differences
+from the tutorials are in `docs/keras_programs.md`.
 """
 
 import pathlib

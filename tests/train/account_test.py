@@ -90,23 +90,40 @@ def goldens():
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("row", [0, 4, 9])
-def test_goldens(capsys, row):
-    row = goldens()[row]
-    found, _ = ask(
+def ask_golden(capsys, row, noise=1.0):
+    """What the program says of a golden, at `noise` times its noise multiplier."""
+    return ask(
         capsys,
-        noise_multiplier=row["sigma"],
+        noise_multiplier=noise * float(row["sigma"]),
         sampling_probability=row["q"],
         steps=row["steps"],
         delta=row["delta"],
-    )
+    )[0]
+
+
+# Four digits are printed.
+PLD_TOLERANCE = 2.6e-3
+
+
+@pytest.mark.parametrize("row", [0, 1, 4, 5, 9])
+def test_goldens(capsys, row):
+    row = goldens()[row]
+    found = ask_golden(capsys, row)
     assert found["solved"] == "epsilon"
     assert found["epsilon"] == found["epsilon_pld"]
-    # Four digits are printed. Leaving out fractional orders, as newer RDP does, is up to 3% looser.
-    assert found["epsilon_pld"] == pytest.approx(float(row["eps_pld"]), rel=2.6e-3)
+    assert found["epsilon_pld"] == pytest.approx(float(row["eps_pld"]), rel=PLD_TOLERANCE)
+    # Leaving out fractional orders, as newer RDP does, is up to 3% looser.
     assert found["epsilon_rdp"] == pytest.approx(float(row["eps_rdp"]), rel=6e-4) or (
         float(row["eps_rdp"]) < found["epsilon_rdp"] < 1.03 * float(row["eps_rdp"])
     )
+
+
+@pytest.mark.planted("an account of one percent more noise than there is")
+@pytest.mark.parametrize("row", [0, 1, 4, 5, 9])
+def test_goldens_tell_a_little_more_noise(capsys, row):
+    row = goldens()[row]
+    found = ask_golden(capsys, row, noise=1.01)
+    assert found["epsilon_pld"] != pytest.approx(float(row["eps_pld"]), rel=PLD_TOLERANCE)
 
 
 @pytest.mark.parametrize("unknown", ASKED)

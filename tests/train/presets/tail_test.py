@@ -57,6 +57,7 @@ def test_the_tail_takes_less_of_delta_than_is_kept_back_for_it(presets):
         assert 0 < share < accountants.RESERVED_SHARE / 2 < 1e-3, preset
 
 
+@pytest.mark.planted("noise of 32 random bits")
 def test_32_bits_would_take_all_of_delta():
     assert share_of_delta("table12/eps8", RADIUS_OF_32_BITS) > 1
     assert share_of_delta("table14/eps8", RADIUS_OF_32_BITS) > 100
