@@ -49,9 +49,12 @@ def compute_metrics(model, x, y, y_pred, sample_weight, present):
 def _update(metric, y_true, y_pred, present, weight=None):
     """`metric.update_state`, where a row that is not `present`, float32 [rows], does not count."""
     mask = getattr(y_pred, "_keras_mask", None)
+    y_true, y_pred = _without_absent(y_true, present), _without_absent(y_pred, present)
     if weight is None:
         # Without weights Keras leaves a mask unread.
-        weight, mask, y_pred = present, None, tf.identity(y_pred)
+        weight, mask = present, None
+    elif mask is not None:
+        y_pred._keras_mask = mask
     if isinstance(metric, iou_metrics._IoUBase):
         like = y_true if metric.sparse_y_true else y_true[..., 0]
         weight = tf.broadcast_to(_with_axes_of(like, weight), tf.shape(like))
@@ -60,6 +63,16 @@ def _update(metric, y_true, y_pred, present, weight=None):
     elif mask is not None:
         weight = _with_axes_of(mask, weight)
     metric.update_state(y_true, y_pred, sample_weight=weight)
+
+
+def _without_absent(tensor, present):
+    """`tensor` [rows, ...], with its first present row in place of absent ones.
+
+    A weight of zero does not suffice, because it makes NaN of the NaN that an absent row may hold.
+    """
+    first = tf.gather(tensor, tf.argmax(present))
+    first = tf.where(tf.reduce_any(present > 0), first, tf.zeros_like(first))
+    return tf.where(_with_axes_of(tensor, present > 0), tensor, first)
 
 
 def _with_axes_of(tensor, weight):
