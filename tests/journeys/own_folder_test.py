@@ -13,9 +13,6 @@ from absl.testing import flagsaver
 
 from tfdpx.train import classify, predict
 
-# One worker makes the run that the tests of this file share.
-pytestmark = pytest.mark.xdist_group("own_folder")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def parsed_flags():

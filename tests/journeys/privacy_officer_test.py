@@ -31,6 +31,7 @@ def account_here(capsys, *arguments):
     return json.loads(text.splitlines()[-1]), text
 
 
+@pytest.mark.slow
 def test_numbers_before_anything_is_trained(tmp_path, capsys):
     # Is what the team proposes within epsilon 3?
     team = ("--num_examples=5000", "--batch_size=250", "--epochs=20", "--delta=1e-5")

@@ -104,6 +104,7 @@ def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, caps
     assert ask(capsys, tmp_path / "heads")["epsilon"] > second["epsilon"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "binary, given", [(features, {"dataset": "digits"}), (adamix, {"dataset": "digits:0-4"})]
 )

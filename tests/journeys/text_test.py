@@ -82,6 +82,7 @@ def test_fit_takes_texts_and_tokens():
         assert model.optimizer.ledger.steps == 2 * count
 
 
+@pytest.mark.slow
 def test_packed_texts_are_refused_unless_it_is_said_whose_they_are():
     model, texts = causal(""), ["a good<|endoftext|>a bad", "a good<|endoftext|>"] * 4
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN))

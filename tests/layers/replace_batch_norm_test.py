@@ -31,6 +31,7 @@ def small_functional():
     return keras.Model(inputs, keras.layers.Dense(2, name="dense")(x), name="small")
 
 
+@pytest.mark.slow
 def test_resnet50_loses_every_batch_norm_and_runs():
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=5)
     replaced = replace_batch_norm(model)

@@ -132,7 +132,7 @@ UNDER_XLA = [
 ]
 
 
-@pytest.mark.parametrize("name, norm, jit_compile", CASES + UNDER_XLA)
+@pytest.mark.parametrize("name, norm, jit_compile", CASES + [slow(*case) for case in UNDER_XLA])
 def test_gradients_that_cancel(name, norm, jit_compile):
     # What is clipped comes near the bound: the test would see a larger allowance as well.
     assert 0.95 < largest(name, norm, jit_compile) <= BOUND

@@ -62,6 +62,7 @@ def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
     assert record["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_the_accountant_for_the_noise_that_was_used(finished):
     record = records.plain(records.read(finished[0] / "record.json").view())
     assert record["num_examples"] == 1437
@@ -254,6 +255,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.slow
 def test_errors_of_the_user_are_one_line(data_dir, tmp_path):
     for given, message in ERRORS:
         with pytest.raises(SystemExit, match=message) as error:

@@ -10,8 +10,6 @@ from interrupting import ctrl_c_after
 from tfdpx.accounting import record as records
 from tfdpx.train import classify, pretrain
 
-# One worker makes the run that the tests of this file share.
-pytestmark = pytest.mark.xdist_group("pretrain")
 SHORT = dict(dataset="digits:0-4", steps=25, report_every=10, seed=3, warmup_steps=5)
 
 

@@ -15,8 +15,6 @@ from tfdpx.train import classify, pretrain
 from tfdpx.train.data import loading
 from tfdpx.train.run import evaluation, finetuning, provenance
 
-# One worker makes the run that the tests of this file share.
-pytestmark = pytest.mark.xdist_group("synthetic_pretraining")
 SHORT = dict(recipe="synthetic", num_images=60, batch_size=20, steps=6, warmup_steps=2)
 HEAD_FIRST = dict(
     model="small_cnn", batch_size=256, steps=6, head_steps=2, head_learning_rate=4.0, epsilon=3.0,

@@ -151,6 +151,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", slow_but(LEAKS, shown_past_the_noise))
 def test_planted_leaks_are_named(train):
     report = audit.check_run(train, *neighbours())

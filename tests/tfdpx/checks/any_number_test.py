@@ -188,6 +188,7 @@ def test_losses_do_not_write_where_an_axis_is_unknown():
     assert kept.numpy() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counted_as_its_own", [slow(False), True])
 def test_metrics_of_a_later_compile_are_looked_at(counted_as_its_own):
     """Also one whose attribute is a trained weight: Keras lists that among its variables."""

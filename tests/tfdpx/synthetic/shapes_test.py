@@ -58,6 +58,7 @@ def test_images_have_plain_parts_textures_and_edges():
     assert np.mean(step > 0.1) > 0.05  # Edges, stripes, grain.
 
 
+@pytest.mark.slow
 def test_brightness_is_even_over_the_image():
     mean = Shapes(8).images(4000).mean(axis=0)
     np.testing.assert_allclose(mean, 0.5, atol=0.03)

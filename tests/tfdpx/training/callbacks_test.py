@@ -64,6 +64,7 @@ def test_training_stops_before_the_step_that_would_exceed():
     assert issubclass(callbacks.BudgetExceeded, RuntimeError)
 
 
+@pytest.mark.slow
 def test_executions_of_several_steps_never_overrun():
     model = make_model(steps_per_execution=4)
     for steps in (7, 11, 12):  # More than one execution, one, and less than one.

@@ -87,6 +87,7 @@ def test_a_run_with_a_seed_that_is_killed_or_ended_goes_on_to_the_last_bit(tmp_p
     assert_same(model, whole)
 
 
+@pytest.mark.slow
 def test_a_killed_run_without_a_seed_makes_the_updates_that_are_left(tmp_path, capsys, whole):
     """The last update of an epoch is killed before the epoch is saved."""
     with pytest.raises(Killed):

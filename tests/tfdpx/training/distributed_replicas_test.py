@@ -4,6 +4,7 @@ import processes
 import pytest
 
 
+@pytest.mark.slow
 def test_two_devices_update_like_one_and_draw_their_noise_once():
     processes.run_alone(
         "replica_cases.updates_agree",

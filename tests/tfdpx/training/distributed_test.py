@@ -47,6 +47,7 @@ def keras_fit(model, callbacks=(), **arguments):
     return model.fit(batches, verbose=0, callbacks=list(callbacks), **arguments)
 
 
+@pytest.mark.slow
 def test_it_is_keras_fit():
     x, y = small.data(50)
     found = []

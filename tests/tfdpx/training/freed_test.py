@@ -52,6 +52,7 @@ def measured(model, made, source):
     model.predict(X, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ways", "made"),
     [

@@ -62,6 +62,7 @@ def test_fit_ends_with_the_plan(capsys):
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", [3, slow(8)])
 def test_executions_of_several_steps_end_with_it(capsys, execution):
     plan = make_plan(7)

@@ -19,8 +19,6 @@ from tfdpx.layers import trainable
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import devices
 
-# One worker makes the run that the tests of this file share.
-pytestmark = pytest.mark.xdist_group("devices")
 CLUSTER = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 
 

@@ -23,8 +23,6 @@ from tfdpx.train.config.errors import UserError  # noqa: E402
 from tfdpx.train.tables import columns, models, preprocessing, reading  # noqa: E402
 from tfdpx.train.tables.settings import TableSettings  # noqa: E402
 
-# One worker makes the run that the tests of this file share.
-pytestmark = pytest.mark.xdist_group("table_run")
 RARE = "Zwischenwasser"  # In one row alone.
 
 
