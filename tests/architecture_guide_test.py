@@ -155,6 +155,7 @@ def test_a_preset(tmp_path, monkeypatch):
     assert 7.9 < record["epsilon_pld"] <= 8.0
 
 
+@pytest.mark.slow
 def test_an_augmentation():
     brighter = run("An augmentation")["Brighter"]
     stack = [layers.Flatten(), layers.Dense(3)]

@@ -37,6 +37,7 @@ def file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [

@@ -45,6 +45,7 @@ def test_a_head_goes_on_a_backbone():
     assert 0.99 < names["head"].epsilon_spent() <= 1.0
 
 
+@pytest.mark.slow
 def test_the_program_of_the_first_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}

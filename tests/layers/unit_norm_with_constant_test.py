@@ -37,6 +37,7 @@ def test_equals_the_definition(shape, constant, dtype):
     np.testing.assert_allclose(outputs, composed, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0, 1e-42, 1e-30, 1e-18, 1, 1e18, 1e37])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_norms_are_one_at_every_scale(scale, jit_compile):

@@ -23,6 +23,7 @@ def extractors(scatter):
     return [features_of(scatter, "whitening"), network]
 
 
+@pytest.mark.slow
 def test_each_kind_has_norm_one_and_none_is_trained(scatter):
     kinds = extractors(scatter)
     model = LinearOnFeatures(3, (8, 8, 1), kinds)

@@ -106,6 +106,7 @@ def test_whether_a_model_scales_pixels_itself(make, expected):
     assert transfer.rescales(make()) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "head", "rescales", "given"),
     [

@@ -293,6 +293,7 @@ def test_an_indicator_that_is_not_bounded_is_noticed(monkeypatch):
         test_every_clip(monkeypatch, "adaptive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", public(tfdpx.augment, object))
 def test_every_augmentation(monkeypatch, name):
     x = np.random.default_rng(0).uniform(size=(6, 5, 5, 1)).astype("float32")

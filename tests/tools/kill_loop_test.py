@@ -12,6 +12,7 @@ import pytest
 TOOL = pathlib.Path(kill_loop.__file__)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_few_kills():
     done = subprocess.run(
@@ -23,6 +24,7 @@ def test_a_few_kills():
         assert result["differences"] == [] and result["epsilon_drift"] == 0
 
 
+@pytest.mark.nightly
 def test_any_bit_that_differs_is_seen(tmp_path):
     def write(name, weights, epsilon=1.0):
         np.savez(tmp_path / name, np.array(weights, "float32"), updates=3, epsilon=epsilon)

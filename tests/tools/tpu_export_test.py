@@ -38,6 +38,7 @@ def altered(**changes):
     return dataclasses.replace(STEP, **changes)
 
 
+@pytest.mark.slow
 def test_four_cores_reduce_the_clipped_sums_once():
     module, parameters = tpu_export.export(STEP)
     assert len(all_reduces(module)) == 1
@@ -45,11 +46,13 @@ def test_four_cores_reduce_the_clipped_sums_once():
     assert reduced_elements(module) == parameters + 1
 
 
+@pytest.mark.slow
 def test_one_core_reduces_nothing():
     module, _ = tpu_export.export(altered(cores=1))
     assert all_reduces(module) == []
 
 
+@pytest.mark.slow
 def test_several_passes_reduce_once_and_outside_of_the_loop():
     module, _ = tpu_export.export(altered(microbatch_size=2))
     assert "while" in [opcode for opcode, _ in instructions(module)]
@@ -63,11 +66,13 @@ def test_views_are_made_in_the_step():
     assert len(all_reduces(module)) == 1
 
 
+@pytest.mark.slow
 def test_keras_reduces_the_gradients_of_the_ordinary_step():
     module, parameters = tpu_export.export(altered(private=False))
     assert reduced_elements(module) == parameters
 
 
+@pytest.mark.slow
 def test_a_step_that_reduces_twice_is_seen():
     def train(model, data):
         logs = model.train_step(data)
@@ -79,6 +84,7 @@ def test_a_step_that_reduces_twice_is_seen():
     assert reduced_elements(module) == 2 * parameters + 1
 
 
+@pytest.mark.slow
 def test_a_batch_that_xla_needs_at_compile_time_is_refused():
     def train(model, data):
         x, y, sample_weight = data
@@ -88,6 +94,7 @@ def test_a_batch_that_xla_needs_at_compile_time_is_refused():
         tpu_export.export(STEP, train)
 
 
+@pytest.mark.slow
 def test_a_step_that_calls_python_cannot_be_exported():
     def train(model, data):
         x, y, sample_weight = data
@@ -98,6 +105,7 @@ def test_a_step_that_calls_python_cannot_be_exported():
         tpu_export.export(STEP, train)
 
 
+@pytest.mark.slow
 def test_the_strategy_is_a_tpus_to_whoever_asks():
     strategy = tpu_export.CompileOnlyTPUStrategy(4)
     assert isinstance(strategy, tf.distribute.TPUStrategy)
@@ -110,6 +118,7 @@ def test_the_strategy_is_a_tpus_to_whoever_asks():
         )
 
 
+@pytest.mark.slow
 def test_the_noise_that_is_exported_is_tfdpxs():
     parameters = 10
     module = hlo_pb2.HloModuleProto.FromString(tpu_export.export_noise(parameters))

@@ -122,6 +122,7 @@ def test_a_dry_run_counts_the_weights_of_the_file(theirs, tmp_path, capsys):
     assert record["parameters"] == 3 * 3 * 3 * 8 + 8 + 4 * 8 + 10 * (8 + 1)
 
 
+@pytest.mark.slow
 def test_features_of_a_keras_model(photos, theirs, tmp_path, capsys):
     given = dict(init_from=theirs, dataset=f"folder:{photos}", init_data="cifar10")
     with flagsaver.flagsaver(workdir=str(tmp_path)):

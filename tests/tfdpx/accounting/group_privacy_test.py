@@ -79,6 +79,7 @@ def test_goldens_of_mixtures():
         assert golden < found == pytest.approx(golden, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_bounds_are_never_below_the_goldens(monkeypatch, accountant):
     monkeypatch.setattr(group_privacy, "_MIXTURE", None)

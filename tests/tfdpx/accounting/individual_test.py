@@ -96,6 +96,7 @@ def test_steps_of_different_norms_add_up():
     assert found[order[0]] <= individual_epsilon(norms.max(axis=0)[order[:1]], PAPER)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma, size", [(3.2, 80), slow(0.7, 500), slow(1.0, 1)])
 def test_losses_of_many_norms_are_interpolated_from_above(sigma, size):
     plan = PrivacyPlan(1000, batch_size=size, steps=100, noise_multiplier=sigma, delta=1e-5)

@@ -75,6 +75,7 @@ def test_public_data_of_several_inputs_and_outputs():
     assert report.passed, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -159,6 +160,7 @@ HONEST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", slow("views"), slow("structures")])
 def test_honest_optimizers_pass_with_a_close_bound(name):
     model = HONEST[name]()
@@ -243,6 +245,7 @@ def broken(name):
     return Broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(PLANTED, "padding", "half the noise"))
 def test_planted_bugs_fail(name):
     views = 4 if name == "views" else 0

@@ -241,6 +241,7 @@ def clipped(made, x, y):
     return flat / max(np.linalg.norm(flat), CLIP) if np.isfinite(flat).all() else 0 * flat
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", slow_but(EVERY, *QUICK))
 def test_each_example_adds_what_it_adds_alone_or_the_model_is_refused(name):

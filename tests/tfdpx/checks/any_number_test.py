@@ -58,6 +58,7 @@ def test_what_is_proved_for_every_number_varies():
     assert str(made.optimizer.independence[0]) == "proved, for any number of rows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -248,6 +249,7 @@ def test_the_operation_and_the_cost_are_said_and_a_proof_can_be_required():
     assert proved.optimizer.independence[0].verdict == "proved"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("eager", [slow(False), True])
 def test_what_is_proved_for_one_number_trains_at_that_number(eager):

@@ -208,6 +208,7 @@ def test_one_example_that_is_not_finite_does_not_end_a_run():
     assert np.isnan(history.history["loss"]).all()  # What TerminateOnNaN would have acted on.
 
 
+@pytest.mark.slow
 def test_a_training_metric_may_not_pass_for_something_else():
     x, y = small.data()
     for name in ("val_loss", "val_x", "epsilon", "learning_rate"):

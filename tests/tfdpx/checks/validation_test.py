@@ -176,6 +176,7 @@ def test_a_generator_is_not_used_up():
     fit(UNREADABLE["generator"](), model=shared(public_validation=True), validation_steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["arrays", "weights"])
 def test_arrays_that_fit_itself_is_given(how):
     more = {"sample_weight": np.ones(N)} if how == "weights" else {}
@@ -266,6 +267,7 @@ def two_inputs():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_several_inputs(kind):
     model = two_inputs()
@@ -281,6 +283,7 @@ def test_several_inputs(kind):
             fit(data, x=PLAN.batches(named, Y), model=model)
 
 
+@pytest.mark.slow
 def test_images_of_bytes_and_of_floats():
     x = np.random.default_rng(0).integers(0, 256, [N, 4, 4, 1]).astype("uint8")
 

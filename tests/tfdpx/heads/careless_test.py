@@ -112,6 +112,7 @@ def test_passes_in_another_order_are_the_same_pass():
         assert met.differs(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_harmless_oddities(kind):
     x = X.astype("float64")

@@ -40,6 +40,7 @@ def interrupted(monkeypatch, head, folder, releases):
     return head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", head_cases.FIRST)
 @pytest.mark.parametrize("releases", [1, 3])
 def test_it_ends_as_the_unbroken_one_where_the_seed_is_known(tmp_path, monkeypatch, name, releases):

@@ -198,6 +198,7 @@ def swapped(copies):
     return keras.ops.transpose(copies, [1, 0, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change, verdict", [(lambda copies: copies, "proved"), (swapped, "alone")])
 @pytest.mark.filterwarnings("ignore:Each example of model")
 def test_what_a_layer_gives_every_row_is_read_by_rows(change, verdict):

@@ -293,6 +293,7 @@ class Quantized(keras.layers.Layer):
             raise RuntimeError("Too late: the kernel is another.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alone", "early"), [(False, False), (True, True)])
 @pytest.mark.parametrize("make_layer", [lambda: keras.layers.Dense(3, use_bias=False), Quantized])
 def test_quantized_weights_keep_the_ledger(make_layer, alone, early):
@@ -313,6 +314,7 @@ def test_quantized_weights_keep_the_ledger(make_layer, alone, early):
     assert other.optimizer.ledger.steps == 1
 
 
+@pytest.mark.slow
 def test_models_that_share_frozen_weights_alone_share_no_account():
     """Grid search over heads on a public backbone."""
     backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])

@@ -44,6 +44,7 @@ def test_refuses_no_columns(name, tmp_path):
         contact_sheet([DeadLeaves(4)], tmp_path / "sheet.png", **{name: 0})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")
 def test_the_page_makes_its_picture_and_its_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -255,6 +255,7 @@ def test_tensorboard_of_a_plan_shows_its_budget_and_without_it_no_epsilon(tmp_pa
     assert "not_private" not in scalars
 
 
+@pytest.mark.slow
 def test_gradient_norms_before_clipping_are_private_and_the_statement_is_not(tmp_path):
     plan = make_plan(6)
     model = make_model(tfdpx.DPSGD(0.25, plan=plan, l2_norm_clip=1e-3))

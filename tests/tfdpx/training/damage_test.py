@@ -102,6 +102,7 @@ def test_a_foreign_file_is_refused(tmp_path):
             Checkpoint(tmp_path).saved_updates  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_whole_part_of_another_run_is_refused(whole, tmp_path):
     fit(tmp_path / "other", epochs=2)
     other = parts((tmp_path / "other" / CHECKPOINT).read_bytes())

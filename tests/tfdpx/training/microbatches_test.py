@@ -236,6 +236,7 @@ class OwnMetrics(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
+@pytest.mark.slow
 def test_own_metrics_count_every_row_once():
     seeds.fix(7)
     inputs = keras.Input((6,))

@@ -98,6 +98,7 @@ def test_every_loss_is_that_of_a_batch_of_one(name, positions):
 WEIGHTS = {"[N]": (N,), "[N, 1]": (N, 1), "[N, T]": (N, T)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights, reduction",
     [
@@ -144,6 +145,7 @@ METRICS = {  # Of targets of a kind.
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.filterwarnings("ignore:`noise_multiplier=0`", "ignore:The loss of each example")
 def test_metrics_count_the_positions_of_the_examples_that_were_drawn(kind):

@@ -111,6 +111,7 @@ def test_a_secret_decides_every_draw_and_one_example_moves_the_clip_at_most(wher
         np.testing.assert_allclose(other, whole, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where, name", [("inside", "Dropout"), ("augment", "RandomFlip")])
 def test_seeds_of_keras_are_not_advanced(where, name):
     """A saved counter would tell the number of microbatches, so of the examples drawn.

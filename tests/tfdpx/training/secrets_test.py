@@ -68,6 +68,7 @@ def known(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_every_training_takes_128_bits_of_the_operating_system(known):
     model, counts = make(), []
     for _ in range(2):
@@ -151,6 +152,7 @@ def said(model, folder):
     return (text.getvalue() + log.stream.getvalue()).encode("latin-1", "replace")
 
 
+@pytest.mark.slow
 def test_nothing_that_a_training_says_tells_a_secret(known, tmp_path):
     found = said(make(), tmp_path) + content(tmp_path)
     assert b"epsilon" in found and known

@@ -115,6 +115,7 @@ COPIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(COPIES, "deepcopy"))
 def test_no_training_shares_noise_with_another(name):
     model = make()

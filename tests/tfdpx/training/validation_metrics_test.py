@@ -30,6 +30,7 @@ def scalars(folder):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "private, loop, word",
     [

@@ -59,6 +59,7 @@ def model(augmentation, seen=None, augmult=K, jit_compile=False, **arguments):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_bytes_travel_and_views_are_made_where_the_model_runs(monkeypatch, jit_compile):
     seen = Seen()
@@ -128,6 +129,7 @@ LAYERS = {  # Whether XLA compiles it, and the layer.
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_of_keras_and_keras_cv(name):
     compiles, make = LAYERS[name]

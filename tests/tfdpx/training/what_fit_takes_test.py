@@ -49,6 +49,7 @@ def dataset(*parts, batch=None):
     return made if batch is None else made.batch(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [

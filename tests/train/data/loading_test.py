@@ -116,6 +116,7 @@ def test_failed_download_says_why_and_where(tmp_path, monkeypatch):
     assert str(tmp_path) in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["download_and_prepare", "_split_generators"])
 def test_digits_that_another_process_prepares_meanwhile(when, tmp_path, monkeypatch):
     original = getattr(digits.SklearnDigits, when)

@@ -125,6 +125,7 @@ def operations(graph):
     return [node.op for body in bodies for node in body]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trainable", "is_differentiated"), [("last", False), ("all", True)])
 def test_a_frozen_body_runs_once_and_is_not_differentiated(trainable, is_differentiated):
     model = finetuning.build(settings(trainable=trainable), data())
@@ -182,6 +183,7 @@ def test_models_that_are_missing():
             finetuning.check(settings(**given))
 
 
+@pytest.mark.slow
 def test_files_that_do_not_fit(trained, tmp_path):
     _, path = trained
     with pytest.raises(UserError, match="another than --model=scatter_linear.*it is 'small_cnn'"):

@@ -88,6 +88,7 @@ def private_fit(classifier, noise_multiplier=1.0):
     classifier.fit(plan.batches(IMAGES, np.arange(4) % 2, seed=0), verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", ["last", "all"])
 def test_what_trains_and_that_statistics_do_not(trainable, tmp_path):
     source = model(L.Rescaling(1 / 255))

@@ -74,6 +74,7 @@ def test_features_are_what_the_last_layer_receives(tmp_path):
     np.testing.assert_allclose(last(found), classifier(images), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wrn_10_1", "nf_resnet_26", "scatter_linear"])
 def test_every_classifier_has_features(name):
     shape = (8, 8, 1) if name == "scatter_linear" else (16, 16, 3)

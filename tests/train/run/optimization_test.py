@@ -62,6 +62,7 @@ def small_model():
     return model
 
 
+@pytest.mark.slow
 def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
     settings = preset_lookup.resolve(
         "digits",
