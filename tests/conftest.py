@@ -51,7 +51,11 @@ def _import_tensorflow():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A planted bug is looked for at night, because it says something of a test."""
+    """Planted bugs are looked for at night; many short tests come last.
+
+    Workers that share short tests end together.
+    """
+    items.sort(key=lambda item: "/accounting/" in item.nodeid)
     for item in items:
         if item.get_closest_marker("planted"):
             item.add_marker(pytest.mark.nightly)
