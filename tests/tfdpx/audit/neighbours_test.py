@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import small
-from cases import slow_but
 
 import tfdpx
 from tfdpx import audit
@@ -151,8 +150,8 @@ LEAKS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("train", slow_but(LEAKS, shown_past_the_noise))
+@pytest.mark.planted("a leak past the noise, in an audit")
+@pytest.mark.parametrize("train", LEAKS)
 def test_planted_leaks_are_named(train):
     report = audit.check_run(train, *neighbours())
     assert not report.passed and "FAILED" in str(report)

@@ -4,6 +4,6 @@ import pytest
 from processes import run_alone
 
 
-@pytest.mark.slow
+@pytest.mark.planted("noise of each replica, in an audit")
 def test_noise_of_each_replica_is_found():
     run_alone("audit_replica_cases.honest_and_planted")
