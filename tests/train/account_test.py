@@ -91,7 +91,7 @@ def goldens():
 
 
 def ask_golden(capsys, row, noise=1.0):
-    """What the program says of a golden, at `noise` times its noise multiplier."""
+    """Returns the output of the program for a golden, at `noise` times its noise multiplier."""
     return ask(
         capsys,
         noise_multiplier=noise * float(row["sigma"]),

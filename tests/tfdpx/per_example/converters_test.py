@@ -325,7 +325,7 @@ def each_of(cases, examples):
 
 
 def alone(cases, given):
-    """A traced function of which example each argument is of, a nest of int32."""
+    """Returns a traced function of nests of int32, the example that each argument is taken from."""
 
     @tf.function(autograph=False)
     def one(rows):

@@ -32,7 +32,7 @@ GENERIC = {
 
 
 def perturbed(name, what):
-    """A model of which all weights train, or factors of LoRA; its arrays, for six examples."""
+    """Returns a model that trains all weights or LoRA factors, and arrays of six examples."""
     model = text_models.model(hub, name)
     if what == "lora":
         tfdpx.layers.trainable(model, "lora", rank=2)

@@ -47,7 +47,7 @@ def noisy_bench(own=OWN, **arguments):
 
 
 def drawn(made, count):
-    """What the noise alone adds to sums of (indicator - 1/2), and to sums of gradients."""
+    """Returns the noise that is added to sums of (indicator - 1/2), and to sums of gradients."""
     made.restore()
     clips, changes = [clip_of(made.model)], []
     for _ in range(count):

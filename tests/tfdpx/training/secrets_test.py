@@ -225,7 +225,7 @@ def after_one_update():
 
 @pytest.fixture(scope="module")
 def wanted():
-    """What a run with the seed adds in its second update."""
+    """Returns the second update of a run with the seed."""
     return noise_of_one_update(after_one_update())
 
 

@@ -51,7 +51,7 @@ def test_the_paper_has_45_columns_and_each_is_a_preset():
 
 
 def in_ci(rows, *names):
-    """All cases, of which `make nightly` runs those that are not named."""
+    """Returns all cases; those that are not named run in `make nightly`."""
     return [row if row in names else nightly(row) for row in rows]
 
 
