@@ -345,12 +345,12 @@ def classifier(*first):
     return [*first, Scattering2D(2, 3), keras.layers.Flatten(), keras.layers.Dense(3)]
 
 
-@pytest.mark.parametrize("engine", ["layerwise", slow("vmap")])
+@pytest.mark.parametrize("mode", ["chosen", slow("whole")])
 def test_per_example_gradients_before_and_after_it(engine):
     model = keras.Sequential([keras.Input((8, 8, 1)), *classifier(keras.layers.Conv2D(2, 3))])
     # The convolution leaves 6x6 pixels.
     y = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
-    assert_matches_batches_of_one(model, images(5, 8, 8, 1), y, engine=engine)
+    assert_matches_batches_of_one(model, images(5, 8, 8, 1), y, mode=mode)
 
 
 @pytest.mark.slow

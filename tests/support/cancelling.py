@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from engines import make_engine
 
 from tfdpx import mechanism
 from tfdpx.per_example.cost_model import forced_norms
-from tfdpx.per_example.engines import ENGINES
 
 PATTERNS = ("opposite outputs", "opposite inputs", "nearly equal inputs", "absorbed", "plain")
 
@@ -48,9 +48,9 @@ def worst(rng, pattern, size, positions, fan_in, fan_out):
     return inputs.astype("float32"), outputs.astype("float32")
 
 
-def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, engine="layerwise"):
+def clipped_sums(model, x, views=1, norm="auto", jit_compile=False, clip=1.0, mode="chosen"):
     """A function of x, y and `present` that gives the clipped sums in units of `clip`, compiled."""
-    made = ENGINES[engine](model, tf.convert_to_tensor(x), views)
+    made = make_engine(model, tf.convert_to_tensor(x), views, mode)
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def compiled(x, y, present):

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from engines import make_engine
 
 from tfdpx._keras import layer_internals, model_internals
 from tfdpx.per_example.cost_model import forced_norms
-from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rows import Rows
 
 # How far norms may be above the exact ones: the terms of the longest sum times 2^-24, about.
@@ -41,10 +41,11 @@ def flatten(model, gradients):
     return np.concatenate(parts)
 
 
-def run_engine(model, x, y, sample_weight=None, views=1, engine="layerwise", jit_compile=False):
+def run_engine(model, x, y, sample_weight=None, views=1, mode="chosen", jit_compile=False):
     """Norms [B] and the function of factors that gives the weighted sum, as numpy."""
     model(x)
-    return _trace(ENGINES[engine](model, x, views), model, x, y, sample_weight, views, jit_compile)
+    made = make_engine(model, x, views, mode)
+    return _trace(made, model, x, y, sample_weight, views, jit_compile)
 
 
 def _trace(engine, model, x, y, sample_weight, views, jit_compile):
@@ -66,7 +67,7 @@ def assert_matches_batches_of_one(
     y,
     sample_weight=None,
     views=1,
-    engine="layerwise",
+    mode="chosen",
     jit_compile=False,
     tolerance=1e-5,
     norms=("auto", "instantiate", "ghost"),
@@ -84,14 +85,14 @@ def assert_matches_batches_of_one(
     wanted = batch_of_one_gradients(model, x, y, sample_weight, views)
     factors = np.random.default_rng(0).uniform(0.0, 1.0, len(wanted))
     factors[0] = 0.0
-    made, compared = ENGINES[engine](model, x, views), set()
-    for kind in norms if engine == "layerwise" else ("auto",):
+    made, compared = make_engine(model, x, views, mode), set()
+    for kind in norms if mode != "whole" else ("auto",):
         if compared and compared >= _ways(made.choices, kind):
             continue
         with forced_norms(kind):
             got, weighted = _trace(made, model, x, y, sample_weight, views, jit_compile)
             got_sum = weighted(factors)
-        if engine == "layerwise":
+        if mode != "whole":
             compared |= _ways(made.choices, kind)
         exact = np.linalg.norm(wanted, axis=1)
         # Norms allow for rounding: they may be above what is exact, and never below.

@@ -47,7 +47,7 @@ FEATURES = {
         "optimizer": lambda *_: {"augment": tfdpx.augment.RandomCropFlip(1), "augmult": 2}
     },
     "`mixed_bfloat16`": {"policy": "mixed_bfloat16"},
-    '`per_example_engine="vmap"`': {"optimizer": lambda *_: {"per_example_engine": "vmap"}},
+    "mapped": {"engine": "mapped"},
     '`accountant="rdp"`': {"plan": {"accountant": "rdp"}},
 }
 
@@ -79,7 +79,7 @@ def _train(way, features, folder):
     (x, y), callbacks = data(), []
     given = {"num_examples": ROWS, "batch_size": 10, "noise_multiplier": 1.0, **merged("plan")}
     plan = tfdpx.PrivacyPlan(steps=STEPS, delta=1e-3, **given)
-    arguments = {"per_example_engine": "vmap" if way == "`vmap`" else "layerwise"}
+    arguments, is_mapped = {}, way == "mapped" or last("engine", None) == "mapped"
     for each in features:
         arguments |= each.get("optimizer", lambda *_: {})(plan, x, y)
     if way == "`Checkpoint`":
@@ -91,7 +91,8 @@ def _train(way, features, folder):
     strategy = replica_cases.strategies()[1] if "replicas" in way else None
     keras.config.set_dtype_policy(last("policy", "float32"))
     try:
-        with strategy.scope() if strategy else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(engines.mapping() if is_mapped else contextlib.nullcontext())
             layers = [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
             model = keras.Sequential(layers)
             optimizer = last("make", tfdpx.DPSGD)(0.1, plan=plan, **arguments)

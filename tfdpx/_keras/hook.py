@@ -22,6 +22,8 @@ training needs doors that Keras does not have:
   off.
 - Keras's cross-entropy of labels: in the private step an invalid label makes the loss of its
   example NaN, so that the example counts as zero. By itself TensorFlow ends the run, on CPUs.
+- Keras's `ops.take`, by which `Embedding` looks up: in the private step an entry at an index out
+  of range is NaN, for the same reason.
 - Keras's random numbers: where one forward pass is compared with another, all rows have the same.
 - `keras.Operation.__call__`: while a recorder is active in this thread it sees every call of every
   layer. Without one, the wrapper adds a single attribute look-up.
@@ -85,6 +87,7 @@ def install(load=None):
     for module, name in layer_internals.DRAWS:
         _wrap(module, name, _drawing)
     _wrap(*layer_internals.DROPPING, _dropping)
+    _wrap(*layer_internals.TAKING, _taking)
 
 
 def uninstall():
@@ -361,3 +364,24 @@ def _labelled(original):
         return losses * tf.reshape(ones, tf.shape(losses))
 
     return labelled
+
+
+def _taking(original):
+    def take(x, indices, axis=None):
+        is_index = tf.is_tensor(indices) and indices.dtype.is_integer
+        if not (step_context.is_masking_invalid() and is_index and hasattr(x, "dtype")):
+            return original(x, indices, axis=axis)
+        if not tf.as_dtype(x.dtype).is_floating:
+            return original(x, indices, axis=axis)
+        shape = tf.shape(x)
+        length = tf.cast(tf.reduce_prod(shape) if axis is None else shape[axis], "int64")
+        wide = tf.cast(indices, "int64")
+        valid = (wide >= -length) & (wide < length)
+        entries = original(x, tf.where(valid, indices, tf.zeros_like(indices)), axis=axis)
+        place = 0 if axis is None else axis % len(x.shape)
+        behind = entries.shape.rank - place - indices.shape.rank
+        ones = tf.where(valid, tf.ones([], entries.dtype), float("nan"))
+        # A product, so that the gradient is NaN as well.
+        return entries * ones[(..., *[tf.newaxis] * behind)]
+
+    return take

@@ -18,6 +18,7 @@ DRAWS = tuple(
     (keras_backend.random, name) for name in ("normal", "uniform", "truncated_normal", "randint")
 )
 DROPPING = (keras_backend.random, "dropout")
+TAKING = (keras_backend.numpy, "take")
 # Layers that replace their weights by quantized ones.
 QUANTIZED = {
     layer
@@ -72,6 +73,15 @@ def handles(variable):
     """The resources that hold a `keras.Variable`: one, or one a replica."""
     value = variable.value
     return [part.handle for part in getattr(value, "values", [value])]
+
+
+def replaced_methods(layer):
+    """Names of the methods of its class that a layer has another of; a list.
+
+    Keras itself wraps two on every layer, and keeps a loss under the name of a method.
+    """
+    methods = (name for name in vars(layer) if callable(getattr(type(layer), name, None)))
+    return [name for name in methods if name not in ("build", "loss", "quantize")]
 
 
 def overwritten_with_gradients(layer):

@@ -9,6 +9,7 @@ from keras.src import backend as keras_backend
 from keras.src.backend import compute_output_spec
 from keras.src.losses import loss as loss_module
 from keras.src.models.functional import Functional
+from keras.src.ops import numpy as arithmetic
 
 from tfdpx._keras import step_context
 
@@ -21,6 +22,10 @@ LOSS_SCALINGS = (
     (loss_module, "unscale_loss_for_distribution"),
 )
 LABELLED_LOSS = (keras_backend.nn, "sparse_categorical_crossentropy")
+
+
+# Of two operands, entry by entry.
+ARITHMETIC = (arithmetic.Add, arithmetic.Subtract, arithmetic.Multiply, arithmetic.Divide)
 
 
 def compile_owner():
@@ -94,6 +99,17 @@ def set_initial_epoch(model, epoch):
     model._initial_epoch = epoch
 
 
+def plain_graph(model):
+    """The functional model inside a `Sequential` or `Functional` model, by exact type; or None."""
+    graph = model._functional if type(model) is keras.Sequential else model
+    return graph if type(graph) is Functional else None
+
+
+def symbolic_calls(operation):
+    """List of pairs (args, kwargs) of the calls of an operation on symbolic tensors."""
+    return [(node.arguments.args, node.arguments.kwargs) for node in operation._inbound_nodes]
+
+
 def build(model, data):
     """Creates what Keras makes on a first batch: weights, metrics, losses, optimizer variables.
 
@@ -117,7 +133,7 @@ def _knows_its_outputs(model, x):
     """Whether the shapes of `model`'s outputs for `x` are known without running it."""
     # A Sequential model has a Functional one inside, once its inputs are known.
     graph = getattr(model, "_functional", model)
-    known = isinstance(graph, Functional) and all(layer.built for layer in model.layers)
+    known = isinstance(graph, Functional) and all(part.built for part in model._flatten_layers())
     ordinary = type(model).call in (Functional.call, keras.Sequential.call)
     return known and ordinary and isinstance(x, keras.KerasTensor)
 

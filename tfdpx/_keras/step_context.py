@@ -84,6 +84,24 @@ def is_unscaled():
     return getattr(_active, "unscaled", False)
 
 
+@contextlib.contextmanager
+def masking_invalid():
+    """Within it, a token that is in no table has an embedding of NaN, so its example counts zero.
+
+    By itself TensorFlow ends the run, on CPUs.
+    """
+    previous, _active.is_masking = is_masking_invalid(), True
+    try:
+        yield
+    finally:
+        _active.is_masking = previous
+
+
+def is_masking_invalid():
+    """Whether this thread is within `masking_invalid`."""
+    return getattr(_active, "is_masking", False)
+
+
 @tf.autograph.experimental.do_not_convert
 def eagerly(function, *args):
     """`function(*args)` in eager mode, also while a graph is being traced.

@@ -2,20 +2,15 @@
 
 import contextlib
 import functools
-import sys
 import threading
 import weakref
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.framework import function_def_to_graph, ops
+from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
+from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import (
-    control_flow_assert,
-    gen_array_ops,
-    gen_math_ops,
-    gen_nn_ops,
     gen_random_ops,
-    gen_resource_variable_ops,
     gen_stateful_random_ops,
 )
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
@@ -64,7 +59,8 @@ def vectorizing_by(held, multiply):
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
     _install_converters()
-    own = {"BatchMatMulV2": products, "Einsum": _einsum, "Squeeze": _squeeze}
+    own = {"BatchMatMulV2": products, "Einsum": _einsum, "Squeeze": _squeeze, "ZerosLike": _zeros_like}
+    own.update(_DRAWS)
     before, _active.converters = getattr(_active, "converters", None), (held, own)
     try:
         yield
@@ -77,7 +73,7 @@ class _Converters(dict):
 
     def get(self, key, default=None):
         held, own = getattr(_active, "converters", None) or (self, {})
-        return own.get(key, super().get(key, default)) if key in held else default
+        return own.get(key, super().get(key, default)) if key in held or key in own else default
 
 
 def _einsum(operation):
@@ -99,11 +95,100 @@ def _squeeze(operation):
     return pfor.wrap(tf.squeeze(tensor, axes) if axes else tf.identity(tensor), True)
 
 
+def _zeros_like(operation):
+    tensor = operation.stacked_input(0)
+    if tensor.dtype == tf.variant:  # A list, whose entries have the axis of the examples.
+        zeros = tf.raw_ops.ZerosLike(x=pfor._untile_variant(tensor))
+        return pfor.wrap(pfor._tile_variant(zeros, operation), True)
+    return dict.get(pfor._pfor_converter_registry, "ZerosLike")(operation)
+
+
+_STATES = "states_of_one_example"
+
+
+def mark_states(states):
+    """The states of seed generators of one example, int64 [n, 2], marked for `vectorizing_by`.
+
+    A draw of TensorFlow's stateless generators that follows from them alone is vectorized as one
+    draw for all examples, by the key of the first. So the examples' bits are independent, and the
+    place of an example says which are its own.
+    """
+    return tf.identity(states, name=_STATES)
+
+
+def _follows_from_states(tensor):
+    """Whether a tensor of one example is computed from marked states and constants alone."""
+    waiting, seen, is_marked = [tensor.op], set(), False
+    while waiting:
+        operation = waiting.pop()
+        if operation.name.rpartition("/")[2].startswith(_STATES):
+            is_marked = True
+        elif operation not in seen:
+            if operation.type != "Const" and not operation.inputs:
+                return False
+            seen.add(operation)
+            waiting.extend(t.op for t in operation.inputs)
+    return is_marked
+
+
+def _of_first(operation):
+    """The key and the counter of one draw for all examples."""
+    if not _follows_from_states(operation.op.inputs[0]):
+        raise pfor.ConversionNotImplementedError("The seed depends on the example.")
+    of_first = tf.raw_ops.StatelessRandomGetKeyCounter(seed=operation.stacked_input(0)[0])
+    count = operation.pfor.loop_len_vector[0]
+    return [pfor.wrap(tf.tile(t[tf.newaxis], [count, 1]), True) for t in of_first]
+
+
+def _draw(operation):
+    """One draw for all examples in place of a draw for one."""
+    given = [operation.input(number) for number in range(operation.num_inputs)]
+    if any(place not in (1, 2) and is_stacked for place, (_, is_stacked, _) in enumerate(given)):
+        raise pfor.ConversionNotImplementedError("The shape depends on the example.")
+    if not _follows_from_states(operation.op.inputs[1]):
+        raise pfor.ConversionNotImplementedError("The seed depends on the example.")
+    (shape, *_), (key, *_), (counter, *_), *others = given
+    count = tf.cast(operation.pfor.loop_len_vector, shape.dtype)
+    inputs = [tf.concat([count, shape], 0), key[0], counter[0], *(t for t, *_ in others)]
+    outputs = operation.op.outputs
+    made = pfor._create_op(
+        operation.op_type, inputs, [t.dtype for t in outputs], operation.op.node_def.attr
+    )
+    return [pfor.wrap(t, True) for t in made.outputs]
+
+
+_DRAWS = {
+    "StatelessRandomGetKeyCounter": _of_first,
+    **dict.fromkeys(
+        (
+            "StatelessRandomNormalV2",
+            "StatelessRandomUniformIntV2",
+            "StatelessRandomUniformV2",
+            "StatelessTruncatedNormalV2",
+        ),
+        _draw,
+    ),
+}
+
+
 @functools.cache
 def _install_converters():
     pfor._pfor_converter_registry = _Converters(pfor._pfor_converter_registry)
     for loop in pfor.WhileOp, pfor.WhileV2:
         loop._process_cond_stacked = _same_rounds(loop._process_cond_stacked)
+    pfor._stack_tensor_list_shape = _known_shape(pfor._stack_tensor_list_shape)
+
+
+def _known_shape(original):
+    @functools.wraps(original)
+    def stack(shape, count):
+        known = tf.get_static_value(shape)
+        if known is not None and known.ndim and known.size and (known >= 0).all():
+            # TensorFlow's forgets it, and a gradient then fails.
+            return tf.concat([count, shape], axis=0)
+        return original(shape, count)
+
+    return stack
 
 
 def _same_rounds(original):
@@ -173,76 +258,6 @@ def _redirected(original, keyed):
     return draw
 
 
-@contextlib.contextmanager
-def operations_by(functions, scope):
-    """Within it, in this thread, functions stand in for operations of TensorFlow's.
-
-    What `tf.vectorized_map` makes of operations is not affected, only what it maps.
-
-    Args:
-        functions: Dict by the snake-case name of a type of operation. A function takes the
-            original one and its arguments, and returns what that returns; or `NotImplemented`,
-            to have the original called. In it, functions are the original ones.
-        scope: Str, a name scope for what functions make.
-    """
-    _vectorize_with_originals()
-    for name in functions:
-        _replace_operation(name)
-    with _replaced((functions, scope)):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(by):
-    before, _active.replaced = getattr(_active, "replaced", None), by
-    try:
-        yield
-    finally:
-        _active.replaced = before
-
-
-@functools.cache
-def _replace_operation(name):
-    homes = (
-        *(control_flow_assert, gen_array_ops, gen_math_ops, gen_nn_ops),
-        gen_resource_variable_ops,
-    )
-    original = next(getattr(home, name) for home in homes if hasattr(home, name))
-    # Modules import functions from each other.
-    for module in [m for key, m in sys.modules.items() if key.partition(".")[0] == "tensorflow"]:
-        if vars(module).get(name) is original:
-            setattr(module, name, _replaceable(original, name))
-
-
-@functools.cache
-def _vectorize_with_originals():
-    for owner, name in (pfor.PFor, "convert"), (control_flow_ops, "_broadcasting_gather"):
-        setattr(owner, name, _with_originals(getattr(owner, name)))
-
-
-def _replaceable(original, name):
-    @functools.wraps(original)
-    def make(*args, **kwargs):
-        functions, scope = getattr(_active, "replaced", None) or ({}, None)
-        if name not in functions:
-            return original(*args, **kwargs)
-        with _replaced(None):
-            with tf.name_scope(scope):
-                made = functions[name](original, *args, **kwargs)
-            return original(*args, **kwargs) if made is NotImplemented else made
-
-    return make
-
-
-def _with_originals(function):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        with _replaced(None):
-            return function(*args, **kwargs)
-
-    return call
-
-
 def is_under_xla():
     """Whether what is traced here is for XLA to compile."""
     return control_flow_ops._is_under_xla_context()
@@ -285,16 +300,6 @@ def called(operation):
     return graphs
 
 
-def has_own_gradient(operation):
-    """Whether somebody wrote a gradient for this operation in place of its type's."""
-    try:
-        operation.get_attr("_gradient_op_type")
-    except ValueError:
-        return False
-    # That of a function is one that TensorFlow derived from what is inside.
-    return not ops.get_gradient_function(operation).__module__.startswith("tensorflow.python.eager")
-
-
 def differentiated_by(gradient, function, tensor):
     """`function(tensor)`, of which every `tf.GradientTape` takes a gradient that is given.
 
@@ -309,27 +314,6 @@ def differentiated_by(gradient, function, tensor):
         output = function(tensor)
     record.record_operation("Given", [output], [tensor], lambda given: [gradient(given)])
     return output
-
-
-def own_gradient(operation):
-    """What the gradient that was written for an operation computes.
-
-    Returns:
-        Pair of a graph and a list of ints. The inputs of the graph are the gradients at the
-        outputs of `operation`, and what it captures of that operation's graph; its outputs are the
-        gradients at the inputs of `operation` that the list numbers.
-    """
-    function, which = ops.get_gradient_function(operation), []
-
-    def gradients(*given):
-        gradients = list(function(operation, *given))
-        which[:] = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        return [gradients[number] for number in which]
-
-    with operation.graph.as_default():
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in operation.outputs]
-        traced = tf.function(gradients, autograph=False).get_concrete_function(*specs)
-    return traced.graph, which
 
 
 def sources_of(dataset):

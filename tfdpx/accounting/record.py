@@ -50,7 +50,7 @@ class Record:
         accountant: As of `Ledger.epsilon`.
         sampling: How batches were drawn: "poisson", "shuffle", or "full_batch".
         seen: Tuple of `Seen`: trainings behind the weights that the run started from.
-        independence: String, the verdict on whether examples are independent, or None.
+        independence: String, how examples are kept apart, or None.
         searched: String, how arguments were searched on the same data, or None. Paid for if
             `spent` has a selection.
         inputs: Dict of what a saved model takes, or None.
@@ -151,7 +151,7 @@ class Record:
             mechanism=_FULL_BATCH if self.sampling == "full_batch" else None,
             initial=self._initial(),
             independence=self.independence
-            and f"that no example influences another's gradient is {self.independence}.",
+            and f"no example influences another's gradient. Examples are {self.independence}.",
             not_covered=not_covered,
         )
 

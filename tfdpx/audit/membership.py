@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdpx._arguments import require
 from tfdpx.audit.scores import advantage, auc, checked, tpr_at_fpr
-from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.loss import row_losses
 
 _RATES = (0.001, 0.01, 0.1)
 # Fewer shadow models give no useful deviation of an example's own: one is taken for all.

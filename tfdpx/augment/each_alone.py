@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx._keras import tensorflow_internals
-from tfdpx.per_example.invalid_values import invalid_as_nan
 
 
 class EachAlone:
@@ -14,7 +13,7 @@ class EachAlone:
 
     So no view depends on another example, on its place or on how the batch is cut into
     microbatches: by construction, whatever the function does. TensorFlow's own random numbers
-    follow from the element's key. What is invalid in an element makes its view NaN.
+    follow from the element's key.
 
     Args:
         function: Function of an image [...] and an int64 key [2] to a tensor. It is traced once for
@@ -41,8 +40,8 @@ class EachAlone:
             image, key = element
             count = itertools.count()
             keys = tensorflow_internals.stateful_draws_from(lambda: noise.fold_in(key, next(count)))
-            with keys, invalid_as_nan(alone=True) as conditions:
-                return conditions.applied(self._function(image, key))
+            with keys:
+                return self._function(image, key)
 
         kind = tuple(spec.shape), spec.dtype
         if kind not in self._traced:

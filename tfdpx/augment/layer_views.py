@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx.augment.each_alone import EachAlone, keys
-from tfdpx.per_example.randomness import keyed
+from tfdpx.per_example.random_layers import keyed
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")

@@ -2,8 +2,7 @@
 
 from tfdpx._keras import layer_internals
 from tfdpx.augment import LayerViews
-from tfdpx.independence import raising
-from tfdpx.independence.hidden_state import Found
+from tfdpx.checks.state import Found, problems_of_raising
 
 
 def problems_of_augment(augment):
@@ -23,5 +22,4 @@ def problems_of_augment(augment):
             )
     for graph in inner.graphs() if hasattr(inner, "graphs") else []:
         yield from Found(graph, getattr(inner, "layer", None), []).problems("The augmentation")
-        ends = raising.problems(graph, graph.inputs[:1], alone=True, varying=True)
-        yield from (f"An image could end the run in the augmentation: {reason}." for reason in ends)
+        yield from problems_of_raising(graph, "The augmentation")

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx._warnings import warn
-from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.layout import restored
 from tfdpx.per_example.probe_batches import probe_batch, probe_targets
 from tfdpx.per_example.rows import Rows
@@ -23,9 +22,9 @@ from tfdpx.per_example.rows import Rows
 _ROWS, _EXAMPLES, _FEWEST = 8, 3, 2
 _TOLERANCE, _TOLERANCE_IN_16_BITS = 1e-3, 0.1
 _WRONG = (
-    "A layer treats a batch and its examples differently (one that compares rows needs "
-    "`augmult=0` and `examples_per_user=1`), or a rule given to `tfdpx.per_example.register` is "
-    'wrong. Try `per_example_engine="vmap"`, and report the model if that passes.'
+    "A layer treats the views of an example and a single row differently (one that compares rows "
+    "needs `augmult=0` and `examples_per_user=1`), or a rule given to "
+    "`tfdpx.per_example.register` is wrong. Report the model if neither is the case."
 )
 
 
@@ -115,11 +114,11 @@ def _of_batches_of_one(model, few, views, trace):
             tf.GradientTape() as tape,
             step_context.recording(None),
             layer_internals.without_weight_regularizers(model.trainable_variables),
-            invalid_as_nan(alone=True) as conditions,
+            step_context.masking_invalid(),
         ):
             y_pred = model_internals.call_model(model, x)
             loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
-            loss = conditions.applied(tf.cast(tf.reduce_sum(loss), "float32"))
+            loss = tf.cast(tf.reduce_sum(loss), "float32")
         zero = tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(loss, values, unconnected_gradients=zero)
         return [tf.cast(tf.convert_to_tensor(g), "float32") for g in gradients]

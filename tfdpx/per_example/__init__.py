@@ -1,12 +1,12 @@
 """Per-example gradient norms and clipped sums for any Keras model.
 
 `register` makes a rule known for a layer class; `Rule` is what it derives from, and `GenericRule`
-what serves every layer without one. `gradient_norms` are norms to choose a clip by.
+leaves a layer to the map. `gradient_norms` are norms to choose a clip by.
 """
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.per_example.gradient_norms import gradient_norms
-from tfdpx.per_example.layerwise import explain
+from tfdpx.per_example.engine import explain
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules import GenericRule, Rule
 

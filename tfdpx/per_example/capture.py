@@ -1,84 +1,87 @@
-"""What each trainable layer saw and produced in one run of the model.
+"""Which calls of which layers a model makes, and what each of them saw.
 
-A *unit* is the outermost layer that owns trainable variables itself (or whose class is registered),
-with its subtree. While a `Recorder` is active, each call of a unit is kept with its inputs, and its
-outputs are watched by the recorder's tape, so that going back once over activations alone gives
-the gradient at every unit's output for every example.
+A *unit* is the outermost layer whose class has a rule, with its subtree. While a `Recorder` is
+active, each call of a unit is kept with its inputs, and its outputs are watched by the recorder's
+tape, so that going back once over activations alone gives the gradient at every unit's output.
+Variables that are read outside of captured calls get their whole gradient from the same tape.
 """
 
+from __future__ import annotations
+
 import contextlib
+import copy
 import dataclasses
 import inspect
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import layer_internals, step_context
+from tfdpx._keras import layer_internals, tensorflow_internals
 from tfdpx.per_example import registry
-from tfdpx.per_example.invalid_values import invalid_as_nan
 from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.randomness import RngReplay, example_seeds
-from tfdpx.per_example.rows import Rows, merge_views, split_views
+from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.rules.generic import GenericRule
-from tfdpx.per_example.vectorize import vectorized_map
 
 
-class UnexplainedVariables(ValueError):
-    """Trainable variables whose per-example gradient no captured call explains."""
+class ReadOutside(Exception):
+    """Trainable variables are read where no captured call explains their gradient.
+
+    Args:
+        variables: List of `keras.Variable`.
+        reason: Str, a clause.
+    """
+
+    def __init__(self, variables, reason):
+        super().__init__(reason)
+        self.variables, self.reason = variables, reason
 
 
 @dataclasses.dataclass(frozen=True)
 class CallLayout:
-    """What a call looks like whatever the batch size, found by `layout.find_layout`.
+    """The parts of a unit's call that do not depend on the batch size.
 
     Attributes:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves it.
-        batched: A flag for each leaf of the call's (args, kwargs): has it a batch axis?
-        draws: Whether the call draws random numbers.
+        batched: A flag for each leaf of the call's (args, kwargs): does it have a batch axis?
+        is_captured: Whether the rule forms the gradients. Otherwise the map does.
     """
 
     layer: keras.Layer
     rule: type
     batched: tuple
-    draws: bool
+    is_captured: bool
 
 
 class Call:
-    """One call of one unit.
+    """One captured call of one unit.
 
     Attributes:
         layer: The `keras.Layer`.
         rule: The `Rule` class that serves it.
-        args, kwargs: What the layer was called with.
-        outputs: The watched tensors, in order; those that `run` selects, unless the rule has a
-            `forward` of its own.
-        kept: Dict, for what a rule's `forward` saves for later.
-        shared: What the rule gives as `Rule.shared`.
+        args, kwargs: The arguments of the call. Tensors without a batch axis are None after the
+            forward pass, because they belong to one example.
+        kept: Dict in which a rule's `forward` may save tensors [B * K, ...].
+        shared: The result of `Rule.shared`.
         jit_compile: Whether the step is compiled by XLA.
-        alone: See `EngineOutput.alone`; None where the layer was called on all examples at once.
+        outputs: List of the watched tensors.
     """
 
-    def __init__(self, layout, args, kwargs, num_views, shared, jit_compile=False):
-        self.layer = layout.layer
-        self.rule = layout.rule
-        self.args = args
-        self.kwargs = kwargs
-        self.outputs = []
-        self.kept = {}
-        self.shared = shared
-        self.jit_compile = jit_compile
-        self._rows = Rows((args, kwargs), layout.batched)
-        self.alone = None
-        self._num_views = num_views
-        self._draws = RngReplay(layout.layer) if layout.draws else None
+    def __init__(self, layout, args, kwargs, shared, jit_compile=False):
+        self.layer, self.rule = layout.layer, layout.rule
+        self.args, self.kwargs = args, kwargs
+        self.kept: dict[str, Any] = {}
+        self.shared, self.jit_compile = shared, jit_compile
+        self.outputs: list[tf.Tensor] = []
+        self._batched = layout.batched
 
     def forward(self, tape):
         """Makes the call and watches its outputs; returns them as the layer would."""
 
         def watch(nest):
             outputs = Outputs(nest)
-            # An identity parts what the loss does to a tensor from what the layer does inside.
+            # An identity separates the effect of the loss on a tensor from the layer's own.
             tensors = [tf.identity(t) for t in outputs.tensors]
             watched = outputs.select(tensors)
             for tensor in watched:
@@ -86,50 +89,27 @@ class Call:
             self.outputs.extend(watched)
             return outputs.rebuild(tensors)
 
-        if self._draws is not None:
-            return watch(self._forward_by_example())
         return self.rule.forward(self, watch)
 
-    def examples(self):
-        """The batched arguments, each [B, K, ...]."""
-        return [split_views(tensor, self._num_views) for tensor in self._rows.tensors]
+    @property
+    def tensors(self):
+        """List of the tensors with a batch axis that the rule may read."""
+        return [*self._rows.tensors, *Rows(self.kept).tensors]
+
+    def with_tensors(self, tensors):
+        """The same call with others in place of `tensors`."""
+        twin, tensors = copy.copy(self), iter(tensors)
+        twin.args, twin.kwargs = self._rows.pack(tensors, keep_others=False)
+        twin.kept = Rows(self.kept).map(lambda _: next(tensors))
+        return twin
 
     @property
-    def description(self):
-        """The layer in the words of an error."""
-        return f"Layer '{self.layer.name}' (of type {type(self.layer).__name__})"
-
-    def seeds(self, count):
-        """int64 [count, ...]: what `run` takes for each example, to draw the same again."""
-        return example_seeds([], count) if self._draws is None else self._draws.seeds(count)
-
-    def run(self, rows, seeds):
-        """The `Outputs` of the call made again on the `rows` of one example, with its `seeds`.
-
-        Random draws are the same again. Tensors are [K, ...].
-        """
-        args, kwargs = self._rows.pack(rows)
-        draws = self._draws.of_example(seeds) if self._draws else contextlib.nullcontext()
-        with step_context.recording(None), draws, invalid_as_nan():
-            return Outputs(self.layer(*args, **kwargs))
-
-    def _forward_by_example(self):
-        made = []
-
-        def one(inputs):
-            made.append(self.run(inputs[1], inputs[0]))
-            return made[-1].tensors
-
-        examples = self.examples()
-        seeds = self.seeds(tf.shape(examples[0])[0])
-        tensors = vectorized_map(one, (seeds, examples), self.description, self.jit_compile)
-        tensors = [merge_views(t) for t in tensors]
-        self.alone = self._rows.tensors, tensors
-        return made[-1].rebuild(tensors)
+    def _rows(self):
+        return Rows((self.args, self.kwargs), self._batched)
 
 
 class UnitRecorder:
-    """Hands over every call of a unit, but for those inside another unit.
+    """Shows every call of a unit to a function, but not the calls inside another unit.
 
     Args:
         variables: The model's trainable variables.
@@ -146,7 +126,7 @@ class UnitRecorder:
         rule = None if self._inside else self._rule(operation, args, kwargs)
         if rule is None:
             return layer_internals.call_operation(operation, args, kwargs)
-        if not args:  # Rules read what a layer is called with first by its position.
+        if not args:  # Rules read the first argument by its position.
             first, kwargs = next(iter(inspect.signature(operation.call).parameters)), dict(kwargs)
             args = (kwargs.pop(first),) if first in kwargs else ()
         self._inside = True
@@ -164,20 +144,15 @@ class UnitRecorder:
         if not any(id(v) in self._trainable for v in operation.trainable_variables):
             return None
         rules, registered_class = registry.find(operation)
-        if rules:
-            fits = (rule for rule in rules if rule.handles(operation, registered_class))
-            return next(fits, GenericRule)
-        owned = layer_internals.own_trainable_variables(operation)
-        return GenericRule if any(id(v) in self._trainable for v in owned) else None
+        matching = (rule for rule in rules if rule.handles(operation, registered_class))
+        return next(matching, GenericRule) if rules else None
 
 
 class Recorder(UnitRecorder):
-    """Captures every call of a unit of a model in one training-mode run.
+    """Captures the calls of units in one training-mode run of a model.
 
     Args:
-        variables: The model's trainable variables.
-        layout: List of `CallLayout`, what the calls will be.
-        num_views: Int, rows of the batch per example.
+        layout: `tfdpx.per_example.layout.Layout`, the expected calls.
         update: The `tfdpx.per_example._update.Update`.
         jit_compile: Whether the step is compiled by XLA.
 
@@ -185,77 +160,135 @@ class Recorder(UnitRecorder):
         calls: List of `Call`, in order.
     """
 
-    def __init__(self, variables, layout, num_views, update, jit_compile=False):
-        super().__init__(variables, self._capture)
+    def __init__(self, layout, update, jit_compile=False):
+        super().__init__(layout.variables, self._capture)
         self.calls = []
-        self._variables = list(variables)
-        self._layout = layout
-        self._num_views = num_views
-        self._update = update
-        self._jit_compile = jit_compile
+        self._layout, self._update, self._jit_compile = layout, update, jit_compile
+        self._position = 0
         self._tape = tf.GradientTape(watch_accessed_variables=False)
-        # Watches what is read outside of captured calls: its recording stops during them.
-        self._detector = tf.GradientTape()
+        self.outside = OutsideReads(layout.variables)
         self._graph = None
 
     @contextlib.contextmanager
     def taping(self):
-        """Within it, operations are differentiable; it spans the model and the loss."""
+        """Within it, operations are differentiable."""
         self._graph = _graph()
-        with self._tape, self._detector:
+        with self._tape, self.outside.watching():
+            for variable in self._layout.whole:
+                self._tape.watch(variable.value)
             yield
 
-    def _capture(self, layer, _, args, kwargs):
-        if _graph() is not self._graph:
-            raise UnexplainedVariables(
-                f"Layer '{layer.name}' (of type {type(layer).__name__}) is called inside a "
-                "loop, a tf.function or a vectorized_map, where its inputs cannot be captured. "
-                "Make the layer around that loop one unit with "
-                "`tfdpx.per_example.register(TheOuterLayer)(tfdpx.per_example.GenericRule)`, or "
-                'use `per_example_engine="vmap"`.'
-            )
-        shared = self._update.shared(layer)
-        call = Call(
-            self._layout_of(layer), args, kwargs, self._num_views, shared, self._jit_compile
-        )
+    def _capture(self, layer, rule, args, kwargs):
+        if len(self._layout.whole) == len(self._layout.variables):
+            return layer_internals.call_operation(layer, args, kwargs)
+        call_layout = self._next_layout(layer)
+        if call_layout is None:  # Not even the order of calls is known.
+            self.outside.add(self._layout.variables)
+        if call_layout is None or not call_layout.is_captured:
+            return layer_internals.call_operation(layer, args, kwargs)
+        if _graph() is not self._graph:  # In a loop or a function, whose tensors stay inside.
+            self.outside.add(layer.trainable_variables)
+            return layer_internals.call_operation(layer, args, kwargs)
+        call = Call(call_layout, args, kwargs, self._update.shared(layer), self._jit_compile)
         self.calls.append(call)
-        with self._detector.stop_recording():
+        with self.outside.ignoring():
             return call.forward(self._tape)
 
     def gradients(self, targets, cotangents):
-        """Gradients at each call's outputs: a list of lists of tensors.
+        """Gradients at the outputs of each call, and at the variables left to the map.
 
         Args:
-            targets: List of tensors, what the model gave.
+            targets: List of tensors, the outputs of the model.
             cotangents: List of tensors, the gradients at `targets`.
 
-        Raises:
-            UnexplainedVariables: If a trainable variable was read outside every captured call.
-        """
-        values = {id(v.value): v for v in self._variables}
-        outside = [v for v in self._detector.watched_variables() if id(v) in values]
-        if outside:
-            raise UnexplainedVariables(
-                "These trainable variables are read outside of any layer's call, so the gradient "
-                f"of a single example is not known: {[values[id(v)].path for v in outside]}. Use "
-                "them inside the `call` of the layer that owns them (a loss must not read them), "
-                'or compute gradients with `per_example_engine="vmap"`.'
-            )
-        outputs = [call.outputs for call in self.calls]
-        return self._tape.gradient(
-            targets, outputs, cotangents, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
+        Returns:
+            Pair of a list of lists of tensors, and a list of tensors.
 
-    def _layout_of(self, layer):
-        position = len(self.calls)
-        if position >= len(self._layout) or self._layout[position].layer is not layer:
-            names = [layout.layer.name for layout in self._layout]
-            raise UnexplainedVariables(
-                f"The model calls its layers differently from one forward pass to the next: call "
-                f"{position} is of layer '{layer.name}', but a trial run made the calls "
-                f'{names}. Use `per_example_engine="vmap"`.'
-            )
-        return self._layout[position]
+        Raises:
+            ReadOutside: If another trainable variable was read outside of every captured call.
+        """
+        self.outside.check(self._layout.whole)
+        outputs = [call.outputs for call in self.calls]
+        values = [v.value for v in self._layout.whole]
+        at_outputs, at_values = self._tape.gradient(
+            targets,
+            (outputs, values),
+            cotangents,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return at_outputs, [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
+
+    def _next_layout(self, layer):
+        position, self._position = self._position, self._position + 1
+        calls = self._layout.calls
+        is_known = position < len(calls) and calls[position].layer is layer
+        return calls[position] if is_known else None
+
+
+class OutsideReads:
+    """Finds out which trainable variables are read outside of captured calls.
+
+    Args:
+        variables: List of the trainable `keras.Variable`s.
+    """
+
+    def __init__(self, variables):
+        self._owners = {}
+        for variable in variables:
+            value = variable.value
+            for part in (value, *getattr(value, "values", ())):
+                self._owners[id(part)] = variable
+        self._read, self._watcher = {}, None
+
+    @contextlib.contextmanager
+    def watching(self):
+        """A context in which reads are noticed."""
+        self._start()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    @contextlib.contextmanager
+    def ignoring(self):
+        """A context inside `watching` in which they are not."""
+        self._stop()
+        try:
+            yield
+        finally:
+            self._start()
+
+    def add(self, variables):
+        """Counts variables as read."""
+        self._read.update((id(v), v) for v in variables)
+
+    def _start(self):
+        # No tape: a loop that two tapes record becomes too complex for TensorFlow to vectorize.
+        self._watcher = tensorflow_internals.VariableWatcher()
+        self._watcher.__enter__()
+
+    def _stop(self):
+        self._note()
+        self._watcher.__exit__(None, None, None)
+        self._watcher = None
+
+    def _note(self):
+        owners = (self._owners.get(id(v)) for v in self._watcher.watched_variables())
+        self._read.update((id(v), v) for v in owners if v is not None)
+
+    @property
+    def variables(self):
+        """List of the variables that were read."""
+        if self._watcher is not None:
+            self._note()
+        return list(self._read.values())
+
+    def check(self, known):
+        """Raises ReadOutside for variables that are not in the list `known`."""
+        known = {id(v) for v in known}
+        new = [v for v in self.variables if id(v) not in known]
+        if new:
+            raise ReadOutside(new, f"{[v.path for v in new]} are read outside of layers' calls")
 
 
 def _graph():

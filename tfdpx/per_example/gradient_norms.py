@@ -143,7 +143,6 @@ class GradientNorms:
             noise_multiplier=1.0,
             augment=augment,
             augmult=augmult,
-            per_example_engine=getattr(optimizer, "per_example_engine", "layerwise"),
         )
         batch = Batch(self._views, (x, *others), may_be_absent=False)
         microbatch, _ = prepare(stand_in, self._model, batch, None)

@@ -1,6 +1,7 @@
-"""Two trial runs on made-up batches of different size, to learn what has a batch axis."""
+"""Runs a model on two and on three made-up rows to find out which tensors have a batch axis."""
 
 import contextlib
+import dataclasses
 import math
 import typing
 
@@ -8,14 +9,85 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals, step_context
-from tfdpx.per_example.capture import CallLayout, UnexplainedVariables, UnitRecorder
-from tfdpx.per_example.cost_model import Work
+from tfdpx.per_example.capture import CallLayout, OutsideReads, UnitRecorder
+from tfdpx.per_example.cost_model import Cost, Work, choose
 from tfdpx.per_example.probe_batches import probe_batch
 from tfdpx.per_example.rules.generic import GenericRule
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which calls of a model's layers are captured, and which variables are left to the map.
+
+    Attributes:
+        variables: List of the trainable `keras.Variable`s of the model.
+        calls: List of the `CallLayout` of every unit call of the training-mode forward pass.
+        whole: List of the variables whose whole gradient the map forms.
+        reason: Str, why there are such variables; None if there are none.
+    """
+
+    variables: list
+    calls: list
+    whole: list
+    reason: str | None
+
+    def without(self, variables, reason):
+        """The same layout with more variables left to the map.
+
+        A layer keeps its rule if the map forms none of its gradients. Calls that share a variable
+        so agree, and no two parts of one gradient are ever normed apart.
+
+        Args:
+            variables: List of `keras.Variable`.
+            reason: Str, a clause, used where there was no such variable so far.
+        """
+        left = {id(v) for v in [*self.whole, *variables]}
+        size = -1
+        while size != len(left):
+            size = len(left)
+            for call in self.calls:
+                own = {id(v) for v in call.layer.trainable_variables}
+                left |= own if own & left or not call.is_captured else set()
+        calls = [
+            dataclasses.replace(
+                call, is_captured=not any(id(v) in left for v in call.layer.trainable_variables)
+            )
+            for call in self.calls
+        ]
+        whole = [v for v in self.variables if id(v) in left]
+        return Layout(self.variables, calls, whole, self.reason or (reason if whole else None))
+
+
+    def trained_by(self, call):
+        """List of the trainable variables of the layer of a captured call."""
+        own = {id(v) for v in call.layer.trainable_variables}
+        return [v for v in self.variables if id(v) in own]
+
+    def choices_of_whole(self, model, gradients):
+        """List of a `LayerChoice` for each layer whose variables are left to the map.
+
+        Args:
+            model: The `keras.Model`.
+            gradients: List of tensors [B, *variable.shape], one for each of `whole`.
+        """
+        owners, bytes_read = {}, {}
+        for layer in reversed(layer_internals.flatten_layers(model)):
+            owners.update((id(v), layer) for v in layer_internals.own_trainable_variables(layer))
+        for call in self.calls:
+            owners.update((id(v), call.layer) for v in call.layer.trainable_variables)
+        for variable, gradient in zip(self.whole, gradients, strict=True):
+            name = owners[id(variable)].name
+            examples = gradient.shape[0] or 1
+            size = 4.0 * examples * math.prod(variable.shape)
+            bytes_read[name] = bytes_read.get(name, 0.0) + size
+        return [
+            choose(name, "GenericRule", {"instantiate": Cost(bytes=size), "contract": Cost()})
+            for name, size in bytes_read.items()
+        ]
+
+
 def find_layout(model, x):
-    """The `CallLayout` of every unit call of the training-mode forward pass, and its `Work`.
+    """The `Layout` of a model, and the `Work` of one row.
 
     A length that merely equals the batch size looks like a batch axis within one run, so
     the model is run, outside of any graph, on two and on three rows.
@@ -23,37 +95,25 @@ def find_layout(model, x):
     Args:
         model: A built `keras.Model`.
         x: Nest of tensors [rows, ...]; only shapes and dtypes are read.
-
-    Raises:
-        UnexplainedVariables: If a unit's output has no batch axis, or the runs make other calls.
     """
+    variables = model.trainable_variables
+    none = Layout(variables, [], [], None)
     try:
-        two, three = step_context.eagerly(_two_runs, model, x)
-    except tf.errors.OpError as error:
-        raise UnexplainedVariables(
-            f"the model raises {type(error).__name__} for made-up inputs"
-        ) from error
-    if [c.layer.name for c in two] != [c.layer.name for c in three]:
-        raise UnexplainedVariables(
-            "The model calls other layers for another batch size: "
-            f"{[c.layer.name for c in two]} for 2 rows, {[c.layer.name for c in three]} for 3. Use "
-            '`per_example_engine="vmap"`.'
-        )
-    return [_compare(*pair) for pair in zip(two, three, strict=True)], _work(two)
-
-
-def measured_work(model, x):
-    """The `Work` of a model that is not captured layer by layer.
-
-    Args:
-        model: As for `find_layout`.
-        x: As for `find_layout`.
-    """
-    try:
-        return _work(step_context.eagerly(_two_runs, model, x)[0])
-    except tf.errors.OpError:  # Not for made-up inputs.
+        (two, outside), (three, _) = step_context.eagerly(_two_runs, model, x)
+    except tf.errors.OpError as error:  # Not for made-up inputs.
         weights = model.count_params()
-        return Work(2.0 * weights, weights, weights, len(model.layers))
+        work = Work(2.0 * weights, weights, weights, len(model.layers))
+        reason = f"the model raises {type(error).__name__} for made-up inputs"
+        return none.without(variables, reason), work
+    if [c.layer.name for c in two] != [c.layer.name for c in three]:
+        reason = "the model calls other layers for another batch size"
+        return none.without(variables, reason), _work(two)
+    calls = [_compare(*pair) for pair in zip(two, three, strict=True)]
+    left = [call.layer for call in calls if not call.is_captured]
+    inside = [v for layer in left for v in layer.trainable_variables]
+    names = list(dict.fromkeys([layer.name for layer in left] + [v.path for v in outside]))
+    reason = f"no rule explains the gradients of {names}"
+    return Layout(variables, calls, [], None).without([*inside, *outside], reason), _work(two)
 
 
 def _two_runs(model, x):
@@ -78,18 +138,20 @@ class _Sighting(typing.NamedTuple):
     layer: keras.layers.Layer
     rule: type
     looks_up: bool  # whether its input is of integers
-    arguments: list  # of shapes, None for what is no tensor
+    arguments: list  # of shapes, None for a value that is no tensor
     outputs: list
     draws: bool  # whether it drew random numbers
 
 
 def _record(model, x):
-    seen = []
+    """Pair of the `_Sighting`s of a run, and the variables that were read outside of them."""
+    seen, outside = [], OutsideReads(model.trainable_variables)
 
     def look(layer, rule, args, kwargs):
         generators = layer_internals.seed_generators(layer)
         before = [g.state.numpy() for g in generators]
-        result = layer_internals.call_operation(layer, args, kwargs)
+        with outside.ignoring():
+            result = layer_internals.call_operation(layer, args, kwargs)
         after = [g.state.numpy() for g in generators]
         draws = any((a != b).any() for a, b in zip(before, after, strict=True))
         first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
@@ -99,25 +161,21 @@ def _record(model, x):
         )
         return result
 
-    with step_context.recording(UnitRecorder(model.trainable_variables, look)):
+    recorder = UnitRecorder(model.trainable_variables, look)
+    with step_context.recording(recorder), outside.watching():
         model_internals.call_model(model, x)
-    return seen
+    return seen, outside.variables
 
 
 def _compare(two, three):
-    grows = [_grows(a, b) for a, b in zip(two.outputs, three.outputs, strict=True)]
-    if not all(grows):
-        raise UnexplainedVariables(
-            f"Layer '{two.layer.name}' (of type {type(two.layer).__name__}) owns trainable "
-            "variables but returns an output without a batch axis, of shape "
-            f"{two.outputs[grows.index(False)]}: the gradient of a single example cannot be seen "
-            "there. Give the layer an input with a batch axis (for positions: tile them to "
-            '[batch, length]), or use `per_example_engine="vmap"`.'
-        )
+    """The `CallLayout` of a call that was seen with two rows and with three."""
     batched = tuple(_grows(a, b) for a, b in zip(two.arguments, three.arguments, strict=True))
-    draws = two.draws or three.draws
-    # Only the generic rule makes the same random draws again.
-    return CallLayout(two.layer, GenericRule if draws else two.rule, batched, draws)
+    grows = [_grows(a, b) for a, b in zip(two.outputs, three.outputs, strict=True)]
+    # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
+    # random numbers gives others to whoever would run it again.
+    is_captured = two.rule is not GenericRule and all(grows) and batched[:1] == (True,)
+    is_captured = is_captured and not (two.draws or three.draws)
+    return CallLayout(two.layer, two.rule, batched, is_captured)
 
 
 def _work(calls):

@@ -19,11 +19,16 @@ class Rows:
         self._batched = batched
         self.tensors = [leaf for leaf, flag in zip(self._leaves, batched, strict=True) if flag]
 
-    def pack(self, tensors):
-        """The nest with its batched tensors replaced by `tensors`, in order."""
+    def pack(self, tensors, keep_others=True):
+        """The nest with its batched tensors replaced by `tensors`, in order.
+
+        Args:
+            tensors: Iterable of tensors.
+            keep_others: Bool. Whether tensors without a batch axis stay, or become None.
+        """
         new = iter(tensors)
         leaves = [
-            next(new) if flag else leaf
+            next(new) if flag else leaf if keep_others or not tf.is_tensor(leaf) else None
             for leaf, flag in zip(self._leaves, self._batched, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._nest, leaves)

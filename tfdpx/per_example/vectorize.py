@@ -42,7 +42,9 @@ class NotVectorized(ValueError):
     """TensorFlow fails to vectorize a function."""
 
 
-def vectorized_map(function, elements, what="The function", jit_compile=False, loop=None):
+def vectorized_map(
+    function, elements, what="The function", jit_compile=False, loop=None, shared=()
+):
     """`tf.vectorized_map` for functions of one example, which read nothing else of the batch.
 
     Operations of the types of `converters.HELD` are vectorized. Any other runs as it is, in a loop
@@ -55,6 +57,7 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
         jit_compile: Whether XLA is to compile it later, where it does not already.
         loop: Whether to run the whole function for one example after the other; None where
             TensorFlow fails to vectorize it.
+        shared: List of tensors that `function` may read besides.
 
     Returns:
         Nest of tensors [n, ...].
@@ -66,6 +69,7 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
     """
     under_xla = jit_compile or tensorflow_internals.is_under_xla()
     tensors, traced, given, taking = tf.nest.flatten(elements), [], set(), []
+    allowed = list(shared)
 
     def one(element):
         result = function(element)
@@ -79,7 +83,7 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
             )
         for taken, _ in graph.captures:
             # Under XLA also what is mapped.
-            if id(taken) not in given and _source(taken) is not None:
+            if id(taken) not in given and _source(taken, allowed) is not None:
                 taking.append(taken.name)
         traced.append(True)
         if not loop and not _ANY_LENGTH.isdisjoint(
@@ -91,7 +95,8 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
     def mapped(*tensors):
         given.update(map(id, tensors))
         elements_here = tf.nest.pack_sequence_as(elements, tensors)
-        with tensorflow_internals.vectorizing_by(HELD, _multiply):
+        # In a scope, because TensorFlow mixes up the names of one map inside another.
+        with tensorflow_internals.vectorizing_by(HELD, _multiply), tf.name_scope("map"):
             return tf.vectorized_map(one, elements_here, warn=False)
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
@@ -111,7 +116,7 @@ def vectorized_map(function, elements, what="The function", jit_compile=False, l
             f"{what} reads '{taking[0]}', which was computed from other examples too, or was kept "
             "from elsewhere. Compute it from the inputs, and keep no tensor as an attribute."
         )
-    return vectorized_map(function, elements, what, jit_compile, loop=True)
+    return vectorized_map(function, elements, what, jit_compile, True, allowed)
 
 
 def _looped(one, elements):
@@ -133,12 +138,13 @@ def _looped(one, elements):
     return mapped
 
 
-def _source(tensor):
+def _source(tensor, allowed):
     """The argument of a function, other than a resource, that a tensor is computed from; or None.
 
-    Variables and tables are resources, and constants come from none.
+    Variables and tables are resources, and constants come from none. Tensors of the list `allowed`
+    are not looked into.
     """
-    seen, waiting = set(), [tensor]
+    seen, waiting = {id(t) for t in allowed}, [tensor]
     while waiting:
         tensor = waiting.pop()
         # What is known while a graph is traced is a constant in it.

@@ -6,13 +6,12 @@ import inspect
 import math
 
 from tfdpx import noise
-from tfdpx._arguments import agreed, check_choice, is_integer, is_number, require
+from tfdpx._arguments import agreed, is_integer, is_number, require
 from tfdpx._warnings import warn
 from tfdpx.accounting.accountants import check_noise_multiplier
 from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import USER
 from tfdpx.augment.layer_views import get as as_views
-from tfdpx.per_example.engines import ENGINES
 from tfdpx.per_example.rounding import SMALLEST_CLIP
 from tfdpx.training import microbatch_size, public_clip
 from tfdpx.training.automatic_clip import AUTOMATIC, AutomaticClip
@@ -34,8 +33,7 @@ _MOST_EPSILON_OF_ADAM = 1e-2
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "per_example_engine public_data public_quantile individual public_validation "
-    "require_proof clip_policy",
+    "public_data public_quantile individual public_validation clip_policy",
     defaults=[None],
 )
 
@@ -101,11 +99,8 @@ def checked(**arguments):
         )
     require(is_integer(views, 0), "augmult", views, "be an int >= 0 (0: no augmentation)")
     noise.make_seed(given.seed)  # Raises an error unless it fits.
-    check_choice("per_example_engine", given.per_example_engine, sorted(ENGINES))
     declared = given.public_validation
     require(isinstance(declared, bool), "public_validation", declared, "be True or False")
-    proof = given.require_proof
-    require(isinstance(proof, bool), "require_proof", proof, "be True or False")
     if given.plan is not None and given.plan.unit == USER:
         for name in ("individual", "public_data"):
             if getattr(given, name) is not None:

@@ -1,7 +1,7 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
 The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
-its microbatch traced and proved (`views`, `preparation`, `independence`); each microbatch makes K
+its microbatch traced and checked (`views`, `preparation`, `checks`); each microbatch makes K
 views of its examples (`views`), their gradients (`per_example`) and clipped sums (`microbatch`,
 `mechanism`); the sums are added over microbatches and replicas (`microbatches`, `replicas`); noise
 is added once (`mechanism`, `noise`), keyed and counted (`run`); and the Keras optimizer applies the
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpx import mechanism, noise
 from tfdpx._keras import metric_internals, model_internals
 from tfdpx.checks.callbacks import check_log_names
-from tfdpx.per_example.invalid_values import invalid_left_out
+from tfdpx.checks.state import refusing_metrics
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import inputs
 from tfdpx.training import _microbatches, replicas
@@ -109,11 +109,12 @@ def _step(optimizer, model, data, ids):
     gradients = clip.finish(noisy[: len(variables)])
     optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
     policy.learn(*(each.tensor for each in noisy[len(variables) :]), *exact)
-    penalty, penalty_gradients = regularization(variables)
-    gradients = [
-        g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
-    ]
-    optimizer.apply(gradients, variables)
+    with refusing_metrics(model, "The optimizer's update, with regularisers and schedules,"):
+        penalty, penalty_gradients = regularization(variables)
+        gradients = [
+            g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
+        ]
+        optimizer.apply(gradients, variables)
 
     show_losses(model, totals.loss, totals.output_losses, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
@@ -164,7 +165,8 @@ class _OneMicrobatch:
         choices, of_rows, given = choices
         policy = self._optimizer.clip_policy
         x, y, sample_weight = data
-        x = views.rows(x, choices)
+        with refusing_metrics(model, "The augmentation"):
+            x = views.rows(x, choices)
         # Where every row is present, Keras counts as it always does.
         counted = present if given is None else given
         y, sample_weight, counted = views.repeat((y, sample_weight, counted))
@@ -173,10 +175,7 @@ class _OneMicrobatch:
         shared = self.microbatch.update.tensors
         rows = x, y, sample_weight
         result = self.microbatch(Inputs(rows, present, key, clips, shared, shares))
-        with invalid_left_out():
-            logs = metric_internals.compute_metrics(
-                model, x, y, result.y_pred, sample_weight, counted
-            )
+        logs = metric_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
         if present is None:
             present = tf.ones([Rows(data).count], tf.bool)
 

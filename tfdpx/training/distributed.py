@@ -34,7 +34,7 @@ from tfdpx._keras import metric_internals, model_internals, step_context
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import check_callbacks
 from tfdpx.checks.validation import Validation
-from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.loss import row_losses
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches, shares
 from tfdpx.sampling.batch_sampler import sampler_of

@@ -57,8 +57,7 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             expects inputs of shape [batch, K, ...].
         seed: Optional int, of noise, views and draws. `None`, for seeds from the operating system,
             is what privacy needs: noise of a known seed can be subtracted.
-        per_example_engine: `"layerwise"`, or `"vmap"`, slow and large, for models that the first
-            cannot explain.
+        per_example_engine: Means nothing; deprecated.
         public_data: Optional pair `(x, y)` of arrays of public examples, as the model sees them; it
             needs a plan. Their gradients join every update without clipping or noise, each weighing
             as much as a private example; the weights may tell all of them. See
@@ -72,8 +71,6 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         public_validation: Bool. Your word that what `fit` validates on is public. Without it,
             callbacks that act on `val_` metrics are refused for a `validation_split`, for examples
             of which some are trained on, and for data that cannot be compared with these.
-        require_proof: Bool. Refuses a model whose graph does not prove batch independence. By
-            default each example of such a model is computed alone, which takes longer.
         **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 
@@ -108,8 +105,7 @@ class DPAdam(BiasCorrected, keras.optimizers.Adam):
             moment counts as. Smaller values take longer steps where gradients drown in noise.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
-            `per_example_engine`, `public_data`, `public_quantile`, `individual`,
-            `public_validation` and `require_proof` of `DPSGD`.
+            `public_data`, `public_quantile`, `individual` and `public_validation` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.

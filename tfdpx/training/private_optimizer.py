@@ -6,6 +6,7 @@ The update itself is `train_step`; the optimizers that users name are in `optimi
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from typing import Any
 
@@ -58,12 +59,10 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     augment = _read_only("augment")
     augmult = _read_only("augmult")
     seed = _read_only("seed")
-    per_example_engine = _read_only("per_example_engine")
     public_data = _read_only("public_data")
     public_quantile = _read_only("public_quantile")
     individual = _read_only("individual")
     public_validation = _read_only("public_validation")
-    require_proof = _read_only("require_proof")
 
     def __init__(
         self,
@@ -76,15 +75,21 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         augment: Any = None,
         augmult: int = 0,
         seed: int | None = None,
-        per_example_engine: str = "layerwise",
+        per_example_engine: str | None = None,
         public_data: Any = None,
         public_quantile: float | None = 0.9,
         individual: IndividualAccountant | None = None,
         public_validation: bool = False,
-        require_proof: bool = False,
         **kwargs: Any,
     ) -> None:
         _settings.refuse(kwargs)
+        if per_example_engine is not None:
+            warnings.warn(
+                "Argument `per_example_engine` means nothing any more: there is one engine. Leave "
+                "it out.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
         _settings.refuse_epsilon(type(self), kwargs)
@@ -99,12 +104,10 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             augment=augment,
             augmult=augmult,
             seed=seed,
-            per_example_engine=per_example_engine,
             public_data=public_data,
             public_quantile=public_quantile,
             individual=individual,
             public_validation=public_validation,
-            require_proof=require_proof,
         )
         self.prepared = weakref.WeakKeyDictionary()
         self.session = None  # The `tfdpx.training.session.Session` under way.
@@ -203,11 +206,12 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     @property
     def independence(self) -> tuple:
-        """Tuple of `tfdpx.independence.Independence`, of the steps that were traced so far.
+        """Tuple of strings, how examples are kept apart in each model that was trained so far.
 
-        Each says why no example influences another's gradient: proved, or computed alone.
+        "mapped", where each example is computed by a function of that example alone; "batched",
+        where every layer is known to treat each example by itself; with the reason.
         """
-        return tuple(found for known in self.prepared.values() for found in known.independence)
+        return tuple(dict.fromkeys(known.engine.mode for known in self.prepared.values()))
 
     def record(self, gradient_norm: Any, nonfinite: Any) -> None:
         """Counts an update and keeps what it measured; called by the private step."""
@@ -308,10 +312,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             microbatch_size=self.microbatch_size,
             augment=None if views is None else keras.saving.serialize_keras_object(views),
             augmult=self.augmult,
-            per_example_engine=self.per_example_engine,
             individual=None,
             public_validation=self.public_validation,
-            require_proof=self.require_proof,
         )
         return {**config, **self.clip_policy.arguments()}
 
@@ -321,6 +323,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     ) -> PrivateOptimizer:
         """Builds the optimizer from `get_config()`."""
         config = dict(config)
+        for former in ("per_example_engine", "require_proof"):
+            config.pop(former, None)
         for name in ("plan", "augment", "individual", "l2_norm_clip"):
             if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(

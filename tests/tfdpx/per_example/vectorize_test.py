@@ -97,5 +97,5 @@ def test_attention_on_more_examples_than_the_fault_needs():
     attended = keras.layers.MultiHeadAttention(2, 4)(inputs, inputs)
     model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(attended)))
     x, y = rng.normal(size=(9, 5, 8)).astype("float32"), rng.normal(size=(9, 2)).astype("float32")
-    for engine in "layerwise", "vmap":
-        assert_matches_batches_of_one(model, x, y, engine=engine, norms=("auto",))
+    for mode in "chosen", "whole":
+        assert_matches_batches_of_one(model, x, y, mode=mode, norms=("auto",))

@@ -46,7 +46,7 @@ class Rule:
         """Whether this rule is right for `layer`, whose class derives from `registered_class`.
 
         It is if the subclass overrides nothing that `assumes` lists, and has neither LoRA nor
-        quantization.
+        quantization, nor a sublayer with weights (a `PReLU` as its activation).
 
         Args:
             layer: The `keras.Layer`.
@@ -54,6 +54,8 @@ class Rule:
         """
         mine = type(layer)
         changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
+        own = {id(v) for v in layer_internals.own_trainable_variables(layer)}
+        changed = changed or any(id(v) not in own for v in layer.trainable_variables)
         return not changed and all(
             getattr(mine, name, None) is getattr(registered_class, name, None)
             for name in cls.assumes

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost
-from tfdpx.per_example.invalid_values import IN_RANGE
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules.base import Rule, positions, scale_examples
 from tfdpx.per_example.rules.products import FLOAT, gram
@@ -42,11 +41,11 @@ class EmbeddingRule(Rule):
         # Token by token as the outputs are, position by position.
         tokens = tf.reshape(tokens, tf.shape(self._gradients)[:2])
         # As the layer does: a negative token counts from the end of the table. One that is in no
-        # table leaves an example without a gradient: see `invalid_values`.
+        # table leaves an example without a gradient, as the layer does.
         tokens = tf.where(tokens < 0, tokens + self.layer.input_dim, tokens)
         in_range = (tokens >= 0) & (tokens < self.layer.input_dim)
         self._gradients = tf.where(in_range[:, :, tf.newaxis], self._gradients, float("nan"))
-        self._tokens = tf.cast(tf.where(in_range, tokens, 0, name=IN_RANGE), "int32")
+        self._tokens = tf.cast(tf.where(in_range, tokens, 0), "int32")
 
     def per_example_gradients(self):
         """See `Rule.per_example_gradients`; dense, used only where other layers share the table."""
@@ -57,11 +56,10 @@ class EmbeddingRule(Rule):
         """See `Rule.instantiated_squared_norms`: the squares of the entries that were read."""
         count, length = tf.unstack(tf.shape(self._tokens))
         order = tf.argsort(self._tokens, axis=1)
-        order = tf.identity(order, name=IN_RANGE)
         tokens = tf.gather(self._tokens, order, batch_dims=1)
         fresh = tf.cast(tokens[:, 1:] != tokens[:, :-1], "int32")
         entries = tf.pad(tf.cumsum(fresh, axis=1), [[1, 0], [1, 0]])[1:]
-        entries = tf.add(entries, length * tf.range(count)[:, tf.newaxis], name=IN_RANGE)
+        entries = tf.add(entries, length * tf.range(count)[:, tf.newaxis])
         # Beside each gradient, the sum of the sizes of what is added up there, and their number.
         sizes = tf.sqrt(rounding.squared_lengths(self._gradients))[:, :, tf.newaxis]
         added = tf.concat([self._gradients, sizes, tf.ones_like(sizes)], axis=-1)

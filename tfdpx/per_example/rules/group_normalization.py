@@ -49,7 +49,6 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
                 )
                 return input_gradients
 
-            kept["gradient"] = gradient
             return tensorflow_internals.differentiated_by(gradient, function, inputs)
 
         layer = layer_internals.without(layer, call=normalize)
@@ -67,7 +66,9 @@ class GroupNormalizationRule(ScaleAndOffsetRule):
     def _sums(self):
         kept = self.call.kept
         if "sums" not in kept:  # The layer's input needs no gradient.
-            kept["gradient"](self.output_gradients[0])
+            kind, inputs = (_Kind.of(self.layer, self.call.args[0]),), self.call.args[0]
+            given = self.output_gradients[0], inputs, *kept["statistics"]
+            _, kept["sums"] = alike(_backward, kind, *given)
         return kept["sums"]
 
 
@@ -76,7 +77,7 @@ class _Kind(typing.NamedTuple):
 
     Arrays are [N, before, groups, channels of a group, after], with the positions before and after
     the axis of channels; in float32, or in float64 where the inputs are. Each row is computed from
-    that row alone, as the proof of batch independence assumes of every gradient.
+    that row alone.
 
     Attributes:
         axis: Int, of the channels.

@@ -1,10 +1,13 @@
 """Keras's random layers under a secret: their seed generators run from keys, never from themselves.
 
-A layer draws by the states of its `keras.random.SeedGenerator`s, which whoever calls
-`keras.utils.set_random_seed` knows, and which Keras saves. In the private step these states are
-replaced (`keras.StatelessScope`): neither read, nor advanced, nor saved. Under a secret that nobody
-knows, masks that are drawn for each row are independent and alike, so their order changes no
+A layer draws by the states of its `keras.random.SeedGenerator`s. Anyone who calls
+`keras.utils.set_random_seed` knows them, and Keras saves them. In the private step these states are
+replaced (`keras.StatelessScope`): neither read, nor advanced, nor saved. Under a secret,
+masks that are drawn for each row are independent and alike, so their order changes no
 distribution (`docs/proofs/private_step.md`).
+
+In the function of one example, a draw becomes one draw for all examples (see
+`vectorizing_by`), in which each has its own place.
 """
 
 import contextlib
@@ -13,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals
+from tfdpx._keras.tensorflow_internals import mark_states
 
 # Keras takes the words of a seed modulo this.
 _WORDS = 2**31 - 2
@@ -43,62 +47,30 @@ def keyed(layer, key):
 
     Args:
         layer: `keras.Layer`.
-        key: int64 tensor [2]. None changes nothing: for runs whose draws are not used.
+        key: int64 tensor [2].
 
     Raises:
         UnmappedState: If anything else was assigned to: that would be lost.
     """
-    if key is None:
+    count = len(layer_internals.seed_generators(layer))
+    with started_from(layer, seeds(key, [count]) if count else None):
         yield
-        return
-    generators = layer_internals.seed_generators(layer)
-    states = tf.unstack(seeds(key, [len(generators)])) if generators else []
-    with _states(layer, generators, states):
-        yield
-
-
-class RngReplay:
-    """The states that a layer's seed generators have as it is called; then they move on.
-
-    Args:
-        layer: The layer about to be called.
-    """
-
-    def __init__(self, layer):
-        self._layer, self._generators = layer, layer_internals.seed_generators(layer)
-        self._states = [generator.next() for generator in self._generators]
-
-    def seeds(self, count):
-        """int64 [count, generators, 2]: states for each example, all its own.
-
-        Args:
-            count: Int or scalar int tensor, examples.
-        """
-        return example_seeds(self._states, count)
-
-    def of_example(self, seeds):
-        """A context within which the generators start from the `seeds` [generators, 2]."""
-        states = tf.unstack(seeds) if self._generators else []
-        return _states(self._layer, self._generators, states)
-
-
-def example_seeds(states, count):
-    """int64 [count, len(states), 2]: states for each example, that follow from those of a batch.
-
-    Args:
-        states: List of tensors [2].
-        count: Int or scalar int tensor.
-    """
-    if not states:
-        return tf.zeros(tf.stack([count, 0, 2]), tf.int64)
-    return tf.stack([seeds(tf.cast(state, tf.int64), [count]) for state in states], axis=1)
 
 
 @contextlib.contextmanager
-def _states(layer, generators, states):
-    pairs = zip(generators, states, strict=True)
-    mapping = [(g.state, tf.cast(state, g.state.dtype)) for g, state in pairs]
+def started_from(layer, states):
+    """Within it the seed generators of a layer and its sublayers start from given states.
+
+    Args:
+        layer: `keras.Layer`.
+        states: int64 tensor [generators, 2]; not read where there are none.
+
+    Raises:
+        UnmappedState: If anything else was assigned to: that would be lost.
+    """
+    generators = layer_internals.seed_generators(layer)
     graph = tf.compat.v1.get_default_graph()
+    mapping = state_mapping(generators, states)
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         yield
     if scope.losses:
@@ -124,6 +96,19 @@ def _states(layer, generators, states):
                 "TensorFlow's, where they would repeat in every round. Draw before the loop or the "
                 "branch, for all of its rounds."
             )
+
+
+def state_mapping(generators, states):
+    """Pairs of the state of each seed generator and a value for it.
+
+    Args:
+        generators: List of `keras.random.SeedGenerator`.
+        states: int64 tensor [generators, 2].
+    """
+    if not generators:
+        return []
+    states = tf.unstack(mark_states(states), num=len(generators))
+    return [(g.state, tf.cast(s, g.state.dtype)) for g, s in zip(generators, states, strict=True)]
 
 
 def check_assigned(scope, allowed, what, layer=None):

@@ -1,0 +1,270 @@
+"""State in the graphs of a step: what it changes without noise, and what of that it reads again.
+
+Keras' lists of variables miss a `tf.Variable`, an untracked `keras.Variable`, a metric, a table, a
+queue. All of them are written by a stateful operation, here or in a function, loop or branch.
+
+Metrics are written by every step, without noise. A gradient that depends on one depends on the
+examples of earlier updates, which no clipping bounds. So no graph that makes gradients reads one.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdpx._keras import layer_internals, metric_internals, tensorflow_internals
+from tfdpx.checks.errors import UnfitForPrivacy
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.rows import Rows
+
+# Stateful operations that neither keep anything of a batch nor draw random numbers.
+_HARMLESS = frozenset(
+    "Assert DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 Print PrintV2 ReadVariableOp "
+    "ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp VariableShape "
+    # Their state is a mask of dropout, or a buffer that the backward pass reads.
+    "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
+    "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
+)
+# Where the inputs of a called function start among those of the operation; others are not followed.
+_CALLS = {
+    **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"], 0),
+    **dict.fromkeys(["If", "StatelessIf", "Case", "StatelessCase"], 1),
+}
+
+
+# What types of operations begin with that draw random numbers.
+_RANDOM = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "Rng",
+    "StatefulRandom",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "TruncatedNormal",
+)
+
+
+class Found:
+    """Names of operations of a graph that keep something, draw random numbers or run Python.
+
+    Args:
+        graph: A `tf.Graph`.
+        layer: The `keras.Layer` whose variables are known by name, or None.
+        allowed: List of `keras.Variable`s that may be written.
+        harmless: Prefixes of the types of more operations that are no state.
+    """
+
+    def __init__(self, graph, layer, allowed, harmless=()):
+        paths = {} if layer is None else _paths(layer)
+        permitted = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
+        self.written, self.drawn, self.python = [], [], []
+        for name, operation, resources in _stateful(graph):
+            if operation.type in _HARMLESS or operation.type.startswith(harmless):
+                continue
+            if operation.type == "Empty" and operation.get_attr("init"):
+                continue  # Zeros.
+            if "PyFunc" in operation.type:
+                self.python.append(name)
+            elif operation.type.startswith(_RANDOM):
+                self.drawn.append(name)
+            elif not resources or any(id(r) not in permitted for r in resources):
+                names = [paths[id(r)] for r in resources if id(r) in paths]
+                self.written.extend(names or [f"{name} ({operation.type})"])
+
+    def problems(self, what):
+        """Texts, naming variables, or operations where they are none of the layer's.
+
+        Args:
+            what: Str, what the graph is.
+        """
+        if self.python:
+            yield (
+                f"{what} runs Python inside the graph: {self.python}. What that keeps or mixes "
+                "cannot be checked. Write it with TensorFlow's or Keras' operations."
+            )
+        if self.drawn:
+            yield (
+                f"{what} draws random numbers outside of any keras.random.SeedGenerator: "
+                f"{self.drawn}. They must be secret, as the noise is. Give random layers an "
+                "attribute `seed_generator = keras.random.SeedGenerator()`, as Keras' "
+                "own have, and draw from that."
+            )
+        if self.written:
+            yield (
+                f"{what} changes state: {sorted(set(self.written))}. What it takes from the data "
+                "would stay without noise. Do not assign to variables, metrics, tables or queues "
+                "in training, and replace layers that do (BatchNormalization: "
+                "`tfdpx.layers.replace_batch_norm(model)`)."
+            )
+
+
+def _paths(model):
+    """`{id of a resource: path}` of everything that Keras knows of."""
+    return {
+        id(handle): v.path
+        for v in [*model.variables, *model.metrics_variables]
+        for handle in layer_internals.handles(v)
+    }
+
+
+def _stateful(graph, outer=None, path=""):
+    """Triples (name, operation, its resource inputs) of a graph and all functions that it calls.
+
+    Args:
+        graph: A `tf.Graph` of a function.
+        outer: `{id of an input: resource}`; by default what the graph captured.
+        path: The operation that calls the function.
+    """
+    if outer is None:
+        outer = {id(inner): captured for captured, inner in graph.captures}
+    for operation in graph.get_operations():
+        resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
+        functions = [body for _, body in tensorflow_internals.called(operation)]
+        start, name = _start_of(operation), f"{path}{operation.name}"
+        if operation.type == "Identity":
+            outer[id(operation.outputs[0])] = outer.get(id(operation.inputs[0]))
+        elif functions and start is not None:
+            passed = [outer.get(id(t)) for t in operation.inputs[start:]]
+            for body in functions:
+                inner = dict(zip(map(id, body.inputs), passed, strict=True))
+                yield from _stateful(body, inner, f"{name}/")
+        elif operation.op_def.is_stateful or resources or "PyFunc" in operation.type:
+            yield name, operation, resources
+
+
+def _start_of(operation):
+    """The number of inputs in front of those of the function that an operation calls, or None."""
+    called = tensorflow_internals.is_function(operation.graph, operation.type)
+    return 0 if called else _CALLS.get(operation.type)
+
+
+# Operations that end a run for some values of an example, and so tell that it was drawn.
+_RAISING = (
+    *("Assert", "CheckNumerics", "CheckNumericsV2", "Decode", "MatrixInverse", "MatrixLogarithm"),
+    *("MatrixSolve", "MatrixSquareRoot", "ParseExample", "ParseSequence", "ParseSingle"),
+    *("ParseTensor", "StringToNumber", "Lu", "SelfAdjointEig", "Eig", "SparseToDense"),
+)
+
+
+def problems_of_raising(graph, what):
+    """Texts of operations of a graph that end the run for some values of an example.
+
+    Args:
+        graph: `tf.Graph`.
+        what: Str, what the graph is.
+    """
+    names = [
+        f"{operation.name} ({operation.type})"
+        for operation in _all_operations(graph)
+        if operation.type.startswith(_RAISING)
+    ]
+    if names:
+        yield (
+            f"{what} runs operations that end the run for some values of one example, and so tell "
+            f"that it was drawn: {names}. Do this to the data set before training, or use an "
+            "operation that takes every value (`tf.linalg.pinv` for an inverse, a place for "
+            "unknown words in `StringLookup`)."
+        )
+
+
+def _all_operations(graph):
+    """The operations of a graph and of all functions that it calls."""
+    for operation in graph.get_operations():
+        yield operation
+        for _, body in tensorflow_internals.called(operation):
+            yield from _all_operations(body)
+
+
+def problems_of_metrics(model, data, y_pred, rows, absent):
+    """Texts of how `compute_metrics` changes state that is not the metrics' own.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        data: `(x, y, sample_weight)`, nests of tensors [rows, ...]; shapes and dtypes are read.
+        y_pred: The model's output, a nest of symbolic tensors [rows, ...].
+        rows: Int, or None for any number.
+        absent: Bool, whether some of them may be.
+    """
+    given, predictions = Rows(data), Outputs(y_pred)
+
+    def metrics(tensors, predicted, present=None):
+        x, y, sample_weight = given.pack(tensors)
+        y_pred = predictions.rebuild(predicted)
+        return metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+
+    specs = [
+        [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
+        for tensors in (given.tensors, predictions.tensors)
+    ]
+    flags = [tf.TensorSpec([rows], tf.bool)] if absent else []
+    graph = tf.function(metrics, autograph=False).get_concrete_function(*specs, *flags).graph
+    # Reading a metric adds it up over the hosts.
+    yield from Found(graph, model, _written_by_step(model), ("Collective",)).problems(
+        "`compute_metrics`"
+    )
+
+
+def _written_by_step(model):
+    """The variables that a step assigns without noise, a list."""
+    # A metric may have a weight as an attribute, which Keras then counts among its variables.
+    others = {id(v) for v in [*model.weights, *model.optimizer.variables]}
+    return [v for v in model.metrics_variables if id(v) not in others]
+
+
+def metrics_read(graph, model, operations=None):
+    """Paths of the metrics' variables that a graph reads, a list.
+
+    Args:
+        graph: `tf.Graph` of a function.
+        model: The compiled `keras.Model`.
+        operations: List of operations of `graph`; None for all.
+    """
+    paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
+    operations = graph.get_operations() if operations is None else operations
+    captured = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
+    read = set()
+    for tensor in (t for operation in operations for t in operation.inputs):
+        if tensor.dtype != tf.resource:
+            continue
+        source, place = tensor, graph
+        while id(source) not in paths and id(source) in captured:
+            source, place = captured[id(source)], place.outer_graph
+            captured = {**captured, **{id(i): o for o, i in getattr(place, "captures", ())}}
+        read.update([paths[id(source)]] if id(source) in paths else [])
+    return sorted(read)
+
+
+@contextlib.contextmanager
+def refusing_metrics(model, what):
+    """Raises UnfitForPrivacy if the operations made within it read a metric.
+
+    Args:
+        model: The compiled `keras.Model`.
+        what: Str, what makes the operations.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    check_metrics_unread(graph, model, what, graph.get_operations()[before:])
+
+
+def check_metrics_unread(graph, model, what, operations=None):
+    """Raises UnfitForPrivacy if a graph reads a metric.
+
+    Args:
+        graph: `tf.Graph` of a function.
+        model: The compiled `keras.Model`.
+        what: Str, what the graph is.
+        operations: List of operations of `graph`; None for all.
+    """
+    read = metrics_read(graph, model, operations)
+    if read:
+        raise UnfitForPrivacy(
+            f"{what} reads metrics: {read}. A metric adds up private examples without noise, so a "
+            "gradient that depends on one is not bounded by the clip. Use a number or a variable "
+            "that no training data changes."
+        )

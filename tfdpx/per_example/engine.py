@@ -1,0 +1,342 @@
+"""Per-example gradients: one function of one example, mapped over examples, and rules outside of it.
+
+The model's forward pass, the loss and the backward pass over activations are a function of the K
+rows of one example. No other example is in its reach, so no example can influence another's
+gradient, whatever the model and the loss do. Inputs and output gradients of the layers that have a
+rule come out of the map, stacked; the rules form norms and clipped sums. The gradients of all other
+variables are formed whole, inside the map.
+
+Where `rowwise` knows that a model treats each row alone, the same function runs on all rows at
+once, because that is traced in a third of the time.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdpx._keras import layer_internals, model_internals, step_context, tensorflow_internals
+from tfdpx.per_example import rowwise
+from tfdpx.per_example._update import Update
+from tfdpx.per_example.capture import ReadOutside, Recorder
+from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
+from tfdpx.per_example.layout import find_layout
+from tfdpx.per_example.loss import row_losses, sum_of_outputs
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.random_layers import seeds, started_from
+from tfdpx.per_example.rounding import add_up, squared_norms
+from tfdpx.per_example.rows import Rows, along, merge_views, split_views
+from tfdpx.per_example.rules.base import sum_each, zero_excluded
+from tfdpx.per_example.vectorize import vectorized_map
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOutput:
+    """The output of the engine for one microbatch of B examples with K views each.
+
+    Attributes:
+        losses: float32 [B * K], the loss of each row.
+        output_losses: List of float32 [B * K], one a tracked output.
+        y_pred: The model's output, a nest of tensors [B * K, ...].
+        squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
+            views and over all trainable variables.
+        clipped_sums: Function of factors, float32 [B], that gives the sum over examples of factor
+            times gradient, a list of float32 tensors in the order of `model.trainable_variables`.
+            An example of factor zero contributes exactly zero.
+    """
+
+    losses: tf.Tensor
+    output_losses: list
+    y_pred: Any
+    squared_norms: tf.Tensor
+    clipped_sums: Callable
+
+
+class Engine:
+    """Forms norms and clipped sums of per-example gradients.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        x: Nest of tensors [rows, ...] like those to come; only shapes and dtypes are read.
+        num_views: Int K, rows of the batch per example.
+
+    Attributes:
+        choices: The `LayerChoice` of each layer, from the last call.
+        work: The `Work` of one row.
+        loops: Whether one example is computed after the other, because TensorFlow cannot vectorize
+            the model.
+    """
+
+    def __init__(self, model, x, num_views):
+        self._model, self._num_views = model, num_views
+        self._layout, self.work = find_layout(model, x)
+        self._not_rowwise = rowwise.find_obstacle(model)
+        self.choices: list[LayerChoice] = []
+        self.loops = False
+
+    @property
+    def obstacle(self):
+        """Str, why examples are mapped; None where they are batched."""
+        return self._not_rowwise or self._layout.reason
+
+    @property
+    def mode(self):
+        """Str, "mapped" or "batched", and why."""
+        if self.obstacle is None:
+            return "batched: every layer treats each example by itself"
+        return f"mapped: each example is computed by itself, because {self.obstacle}"
+
+    @property
+    def suits_any_number(self):
+        """Whether no rule of a user's is taken: it may depend on the number of rows."""
+        calls = (call for call in self._layout.calls if call.is_captured)
+        return all(call.rule.__module__.split(".")[0] == "tfdpx" for call in calls)
+
+    def with_views(self, num_views):
+        """The same engine for another number of rows an example."""
+        other = copy.copy(self)
+        other._num_views = num_views
+        return other
+
+    def update(self):
+        """The `Update` that the passes of one update share."""
+        return Update((call.layer, call.rule) for call in self._layout.calls if call.is_captured)
+
+    def __call__(self, x, y, sample_weight, update=None, key=None, shares=None):
+        """An `EngineOutput` for rows [B * K, ...] of `x`, `y` and `sample_weight`.
+
+        With an `Update`, its `finished` is left to do to the sums, once for all passes. Random
+        layers draw by `key`, int64 [2], of no other pass. The gradient of an example is that of
+        its rows' losses times `shares`, float32 [B * K], added up; without them, their mean.
+        """
+        shared = update or self.update()
+        pass_ = self._differentiate((x, y, sample_weight), shared, key, shares)
+        groups = self._groups(pass_)
+        small, gradients = list(self._layout.whole), list(pass_.whole)
+        norms = [tf.zeros_like(pass_.losses[:: self._num_views])]
+        for group in groups:
+            # Not before the gradients are there: what follows from the layers' inputs alone would
+            # be computed on the way forward, and kept.
+            with tf.control_dependencies(group.output_gradients):
+                small += [v for v, _ in group.small_gradients]
+                gradients += [g for _, g in group.small_gradients]
+                norms += [group.squared_norms()] if group.large_variables else []
+        norms = add_up(norms + ([squared_norms(gradients)] if gradients else []))
+
+        def clipped(factors):
+            with tf.control_dependencies([factors]):
+                finite = tf.reduce_all(tf.math.is_finite(norms))
+                sums = dict(zip(map(id, small), sum_each(gradients, factors), strict=True))
+                summed = [group for group in groups if group.large_variables]
+                unmasked = [t for group in summed for t in group.inputs_to_mask]
+                masked = iter(zero_excluded(unmasked, factors, finite))
+                for group in summed:
+                    own = [next(masked) for _ in group.inputs_to_mask]
+                    sums_of_group = group.clipped_sum(factors, *([own] if own else []))
+                    sums.update(zip(map(id, group.large_variables), sums_of_group, strict=True))
+                    shared.add_post_sum_transforms(group.layer, group.post_sum_transforms)
+            sums = [
+                sums[id(v)] if id(v) in sums else tf.zeros(v.shape, "float32")
+                for v in self._layout.variables
+            ]
+            return sums if update else shared.finished(self._layout.variables, sums)
+
+        return EngineOutput(pass_.losses, pass_.output_losses, pass_.outputs, norms, clipped)
+
+    def explain(self, x):
+        """Sets `choices` for rows like `x`, in a graph that is not run."""
+        update = self.update()
+        pass_ = self._differentiate((x, None, None), update, None, None, has_loss=False)
+        self._groups(pass_)
+
+    def _groups(self, pass_):
+        """The rules of a pass, joined where they share a variable."""
+        rules = [
+            call.rule(call, output_gradients, self._num_views, self._layout.trained_by(call))
+            for call, output_gradients in zip(pass_.calls, pass_.output_gradients, strict=True)
+        ]
+        groups = _joined(rules)
+        choices = [choice for group in groups for choice in group.choices]
+        choices += self._layout.choices_of_whole(self._model, pass_.whole)
+        names = [call.layer.name for call in self._layout.calls]
+        order = {name: place for place, name in reversed(list(enumerate(names)))}
+        self.choices = sorted(choices, key=lambda choice: order.get(choice.layer, len(order)))
+        return groups
+
+    def _differentiate(self, data, update, key, shares, has_loss=True):
+        """The `_Pass` of `data`, `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
+        batch, num_views = Rows(data), self._num_views
+        rows = tf.shape(batch.tensors[0])[0]
+        is_batched = self.obstacle is None
+        examples = 1 if is_batched else rows // num_views
+        key = tf.zeros([2], tf.int64) if key is None else key
+        generators = len(layer_internals.seed_generators(self._model))
+        states = seeds(key, [examples + rows, generators])
+        if shares is None:
+            shares = tf.fill([rows], 1.0 / num_views)
+        of_rows = batch.tensors, shares, states[examples:]
+        while True:
+            try:
+                return self._map(batch, of_rows, states[:examples], update, has_loss)
+            except ReadOutside as error:
+                self._layout = self._layout.without(error.variables, error.reason)
+                if is_batched:  # Now each example needs states of its own.
+                    return self._differentiate(data, update, key, shares, has_loss)
+
+    def _map(self, batch, of_rows, states, update, has_loss):
+        """`_one`, mapped over examples or run on all rows at once."""
+        passes = []
+
+        def one(element):
+            (tensors, shares, of_loss), of_forward = element
+            pass_ = self._one(batch.pack(tensors), shares, of_forward, of_loss, update, has_loss)
+            passes.append(pass_)
+            return pass_.of_rows, pass_.whole
+
+        if self.obstacle is None:
+            tensors, whole = one((of_rows, states[0]))
+            return passes[-1].with_tensors(tensors, whole)
+        examples = tf.nest.map_structure(lambda t: split_views(t, self._num_views), of_rows)
+        tensors, whole = vectorized_map(
+            one,
+            (examples, states),
+            f"Model '{self._model.name}'",
+            tensorflow_internals.is_for_xla(self._model),
+            loop=self.loops or None,
+            shared=update.tensors,
+        )
+        return passes[-1].with_tensors(tf.nest.map_structure(merge_views, tensors), whole)
+
+    def _one(self, data, shares, of_forward, of_loss, update, has_loss):
+        """The `_Pass` of the rows of one example, or of all rows where they are batched."""
+        model, (x, y, sample_weight) = self._model, data
+        recorder = Recorder(self._layout, update, tensorflow_internals.is_for_xla(model))
+        with recorder.taping(), step_context.masking_invalid():
+            with step_context.recording(recorder), started_from(model, of_forward):
+                y_pred = model_internals.call_model(model, x)
+            if has_loss:
+                losses = row_losses(
+                    *(model, x, y, y_pred, sample_weight, of_loss),
+                    *(self._layout.whole, update.tensors),
+                )
+            else:
+                losses = sum_of_outputs(y_pred, self._layout.whole)
+        cotangents = [c * tf.cast(along(shares, c), c.dtype) for c in losses.cotangents]
+        at_outputs, whole = recorder.gradients(losses.predictions, cotangents)
+        whole = [
+            g + tf.tensordot(shares, direct, 1)
+            for g, direct in zip(whole, losses.direct, strict=True)
+        ]
+        y_pred = Outputs(y_pred)
+        return _Pass(
+            losses.losses, losses.output_losses, y_pred, recorder.calls, at_outputs, whole
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    """The results of the forward and the backward pass, of rows [n, ...].
+
+    Attributes:
+        losses: float32 [n].
+        output_losses: List of float32 [n].
+        outputs: `Outputs` of the model.
+        calls: List of `Call`.
+        output_gradients: List, for each call, of lists of tensors.
+        whole: List of float32 tensors [*variable.shape], or mapped [B, *variable.shape].
+    """
+
+    losses: tf.Tensor
+    output_losses: list
+    outputs: Any
+    calls: list
+    output_gradients: list
+    whole: list
+
+    @property
+    def of_rows(self):
+        """Nest of all tensors [n, ...]."""
+        inputs = [call.tensors for call in self.calls]
+        return self.losses, self.output_losses, self.outputs.tensors, inputs, self.output_gradients
+
+    def with_tensors(self, of_rows, whole):
+        """The same with others in place of `of_rows` and `whole`; `outputs` becomes a nest."""
+        losses, output_losses, outputs, inputs, output_gradients = of_rows
+        calls = [c.with_tensors(t) for c, t in zip(self.calls, inputs, strict=True)]
+        outputs = self.outputs.rebuild(outputs)
+        return _Pass(losses, output_losses, outputs, calls, output_gradients, whole)
+
+
+def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:
+    """How the private step would clip each layer of `model`, without running it.
+
+    Args:
+        model: A built, compiled `keras.Model`.
+        x: Nest of arrays or tensors [B * K, ...] like one pass; only shapes and dtypes matter.
+        views: Int, K, rows of the batch per example.
+
+    Returns:
+        List of `LayerChoice`, one for each call of a trainable layer with a rule, and one for each
+        layer whose whole gradient is formed, with the bytes that it takes.
+    """
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    engine = Engine(model, x, views)
+    traced = tf.function(engine.explain, autograph=False)
+    traced.get_concrete_function(x)
+    return engine.choices
+
+
+class _Joint:
+    """Several calls that share variables: their gradients are added before the norm is taken."""
+
+    layer, post_sum_transforms, small_gradients, inputs_to_mask = None, {}, (), ()
+
+    def __init__(self, rules):
+        self._rules = rules
+        self.large_variables = list({id(v): v for rule in rules for v in rule.variables}.values())
+        self.output_gradients = [g for rule in rules for g in rule.output_gradients]
+
+    @property
+    def choices(self):
+        """One a call: all are instantiated."""
+        only = {"instantiate": Cost(), "contract": Cost()}
+        return [choose(rule.layer.name, type(rule).__name__, only) for rule in self._rules]
+
+    @functools.cached_property
+    def _instances(self):
+        totals = {}
+        for rule in self._rules:
+            for variable, gradient in zip(
+                rule.variables, rule.per_example_gradients(), strict=True
+            ):
+                totals[id(variable)] = totals.get(id(variable), 0.0) + gradient
+        return [totals[id(v)] for v in self.large_variables]
+
+    def squared_norms(self):
+        return squared_norms(self._instances)
+
+    def clipped_sum(self, factors):
+        return sum_each(self._instances, factors)
+
+
+def _joined(rules):
+    """Rules as they are, or joined where they share a variable."""
+    groups = []
+    for rule in rules:
+        mine = {id(v) for v in rule.variables}
+        sharing = [g for g in groups if any(mine & {id(v) for v in r.variables} for r in g)]
+        groups = [g for g in groups if g not in sharing]
+        groups.append([r for g in sharing for r in g] + [rule])
+    return [group[0] if len(group) == 1 else _join(group) for group in groups]
+
+
+def _join(rules):
+    first = rules[0]
+    alike = all(type(r) is type(first) and r.layer is first.layer for r in rules)
+    return (first.joined(rules) if alike else None) or _Joint(rules)

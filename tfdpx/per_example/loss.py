@@ -1,0 +1,124 @@
+"""The loss of each row as Keras computes it on a batch of one, for the whole batch at once."""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfdpx._keras import layer_internals, model_internals, step_context
+from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.random_layers import check_assigned, seeds, state_mapping
+from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.vectorize import vectorized_map
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLosses:
+    """The losses of rows and their gradients.
+
+    Attributes:
+        losses: float32 [rows].
+        output_losses: List of float32 [rows], the unweighted loss of each output for the trackers
+            of `model_internals.output_loss_trackers(model)`.
+        predictions: List of the tensors [rows, ...] of the model's output that a loss can be
+            differentiated by; among them the logits that Keras' cross-entropies reach for.
+        cotangents: List of tensors, the gradient of the sum of `losses` at each of `predictions`.
+        direct: List of float32 tensors [rows, *variable.shape], the gradient of each loss at
+            variables that the loss itself reads.
+    """
+
+    losses: tf.Tensor
+    output_losses: list
+    predictions: list
+    cotangents: list
+    direct: list
+
+
+def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), shared=()):
+    """`model.compute_loss` vectorised over batches of one row.
+
+    Any loss, weighting and reduction so means what it means in Keras; the batch loss times the
+    batch size does not (it is wrong for `sum` and `mean_with_sample_weight`). Weight
+    regularisers read no data and are left out.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        x: Nest of tensors [rows, ...].
+        y: As `x`, or None.
+        y_pred: The model's output, a nest of tensors [rows, ...].
+        sample_weight: As `x`, or None.
+        states: int64 tensor [rows, generators, 2], from which the model's seed generators start
+            where a loss calls the model once more. None for states that are no secret.
+        variables: List of `keras.Variable`, of which `RowLosses.direct` is wanted.
+        shared: List of tensors that the loss may read besides.
+
+    Returns:
+        `RowLosses`.
+    """
+    predictions, targets = Outputs(y_pred), Rows((x, y, sample_weight))
+    values = [v.value for v in variables]
+    if states is None:
+        count = len(layer_internals.seed_generators(model))
+        states = seeds(tf.zeros([2], tf.int64), [targets.count, count])
+    zero = tf.UnconnectedGradients.ZERO
+
+    def with_gradients(row):
+        inputs, outputs, states = row
+        # The tape stands inside: differentiating across the function that `vectorized_map` makes
+        # under XLA would turn every input of the step into a compile-time constant.
+        wanted = predictions.select(outputs)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([wanted, values])
+            inputs = targets.pack([t[tf.newaxis] for t in inputs])
+            y_pred = predictions.rebuild([t[tf.newaxis] for t in outputs])
+            losses = _losses_of_one(model, *inputs, y_pred, states)
+        at_outputs, at_values = tape.gradient(
+            losses[0], (wanted, values), unconnected_gradients=zero
+        )
+        at_values = [tf.cast(tf.convert_to_tensor(g), "float32") for g in at_values]
+        return losses, at_outputs, at_values
+
+    rows = targets.tensors, predictions.tensors, states
+    if targets.tensors[0].shape[0] == 1:
+        row = tf.nest.map_structure(lambda t: t[0], rows)
+        results = tf.nest.map_structure(lambda t: t[tf.newaxis], with_gradients(row))
+    else:
+        results = vectorized_map(with_gradients, rows, "The loss", shared=shared)
+    (losses, *output_losses), cotangents, direct = results
+    wanted = predictions.select(predictions.tensors)
+    return RowLosses(losses, output_losses, wanted, cotangents, direct)
+
+
+def sum_of_outputs(y_pred, variables):
+    """The `RowLosses` of the sum of all outputs: shapes as of a loss, where none is needed.
+
+    Args:
+        y_pred: Nest of tensors [rows, ...].
+        variables: List of `keras.Variable`.
+    """
+    outputs = Outputs(y_pred)
+    predictions = outputs.select(outputs.tensors)
+    losses = tf.zeros(tf.shape(outputs.tensors[0])[:1])
+    direct = [tf.zeros([*losses.shape, *v.shape]) for v in variables]
+    return RowLosses(losses, [], predictions, [tf.ones_like(t) for t in predictions], direct)
+
+
+def _losses_of_one(model, x, y, sample_weight, y_pred, states):
+    """The loss of a batch of one row, and of each output: a list of float32 scalars."""
+    trackers = model_internals.output_loss_trackers(model)
+    # Keras' loss trackers are to count once, later: here their updates go into the scope.
+    fresh = [(v, tf.zeros(v.shape, v.dtype)) for tracker in trackers for v in tracker.variables]
+    generators = layer_internals.seed_generators(model)
+    with (
+        step_context.recording(None),
+        layer_internals.without_weight_regularizers(model.trainable_variables),
+        keras.StatelessScope(state_mapping=[*fresh, *state_mapping(generators, states)]) as scope,
+    ):
+        loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
+        totals = [scope.get_current_value(tracker.total) for tracker in trackers]
+    # They may have been made just now.
+    trackers = model_internals.output_loss_trackers(model)
+    own = [v for tracker in trackers for v in tracker.variables]
+    check_assigned(scope, [*own, *(g.state for g in generators)], "The loss", model)
+    # A loss with reduction="none" still means the sum of what it returns.
+    return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *totals)]
