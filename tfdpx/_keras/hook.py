@@ -87,6 +87,8 @@ def install(load=None):
     for module, name in layer_internals.DRAWS:
         _wrap(module, name, _drawing)
     _wrap(*layer_internals.DROPPING, _dropping)
+    for name, still in layer_internals.STILL.items():
+        _wrap(layer_internals.RANDOM, name, functools.partial(_still, still))
     _wrap(*layer_internals.TAKING, _taking)
 
 
@@ -347,6 +349,13 @@ def _dropping(original):
         return inputs if step_context.is_rng_frozen() else original(inputs, *args, **kwargs)
 
     return drop
+
+
+def _still(still, original):
+    def draw(*args, **kwargs):
+        return (still if step_context.is_rng_frozen() else original)(*args, **kwargs)
+
+    return draw
 
 
 def _labelled(original):

@@ -31,7 +31,9 @@ GROUP_NORMALIZATION_STEPS = ("_reshape_into_groups", "_apply_normalization")
 
 def call_operation(operation, args, kwargs):
     """What `keras.Operation.__call__` does by itself, unseen by a recorder."""
-    if step_context.is_rng_frozen() and getattr(operation, "_seed_generators", None):
+    # Keras's own layers draw by the functions of `DRAWS`, which hold still by themselves.
+    is_own = type(operation).__module__.startswith("keras.src.")
+    if step_context.is_rng_frozen() and getattr(operation, "_seed_generators", ()) and not is_own:
         kwargs = {**kwargs, "training": False} if "training" in kwargs else kwargs
     return _call(operation, *args, **kwargs)
 
@@ -169,7 +171,7 @@ def seed_states(layer):
 
 
 def draw(original, shape, args, kwargs):
-    """What a function of `DRAWS` gives by itself; within `freeze_rng` the same for each row.
+    """The result of a function of `DRAWS`; within `freeze_rng` the same for each row.
 
     Args:
         original: The function.
@@ -177,11 +179,38 @@ def draw(original, shape, args, kwargs):
         args: Its other arguments, a tuple.
         kwargs: Dict of the rest, with `seed`.
     """
-    if not step_context.is_rng_frozen() or len(shape) == 0:
+    if not step_context.is_rng_frozen():
         return original(shape, *args, **kwargs)
-    one = tf.concat([[1], tf.cast(tf.stack(shape)[1:], "int32")], axis=0)
-    drawn = original(one, *args, **{**kwargs, "seed": 0})
-    return tf.broadcast_to(drawn, tf.cast(tf.stack(shape), "int32"))
+    kwargs = {**kwargs, "seed": 0}
+    shape = tf.cast(tf.convert_to_tensor(shape), "int32")
+    if shape.shape[0] == 0:
+        return original(shape, *args, **kwargs)
+    one = tf.concat([[1], shape[1:]], axis=0)
+    return tf.broadcast_to(original(one, *args, **kwargs), shape)
+
+
+def _most_likely(logits, num_samples, dtype="int64", seed=None):
+    most = tf.argmax(logits, axis=-1, output_type="int64")
+    return tf.cast(tf.repeat(most[:, tf.newaxis], num_samples, axis=1), dtype)
+
+
+def _mean_of(function):
+    def mean(shape, *args, dtype=None, seed=None, **kwargs):
+        value = tf.cast(function(*args, **kwargs), dtype or keras.config.floatx())
+        return tf.broadcast_to(value, shape)
+
+    return mean
+
+
+# In place of Keras's functions within `freeze_rng`: each row depends on that row alone.
+STILL = {
+    "beta": _mean_of(lambda alpha, beta: alpha / (alpha + beta)),
+    "binomial": _mean_of(lambda counts, probabilities: counts * probabilities),
+    "categorical": _most_likely,
+    "gamma": _mean_of(lambda alpha: alpha),
+    "shuffle": lambda x, axis=0, seed=None: x,
+}
+RANDOM = keras_backend.random
 
 
 def has_statistics(layer):

@@ -75,6 +75,19 @@ def output_loss_trackers(model):
     return [] if model._compile_loss is None else list(model._compile_loss.metrics)
 
 
+def own_trackers(model):
+    """The means that a model keeps itself, which its `compute_loss` may update; a list."""
+    compiled = {id(metric) for metric in (model._loss_tracker, model._compile_metrics)}
+    compiled.update(map(id, output_loss_trackers(model)))
+    found = [m for m in model.metrics if type(m) is keras.metrics.Mean and id(m) not in compiled]
+    return found if has_own_loss(model) else []
+
+
+def count_tracked(model):
+    """How many numbers a loss adds to trackers: one for each output, two for each own mean."""
+    return len(output_loss_trackers(model)) + 2 * len(own_trackers(model))
+
+
 def update_loss_tracker(model, loss, count):
     """Adds a batch of `count` examples of mean `loss` to what Keras shows as `loss`."""
     model._loss_tracker.update_state(loss, sample_weight=count)
@@ -124,7 +137,7 @@ def build(model, data):
 
     data = tf.nest.map_structure(lambda t: None if t is None else symbolic(t), data)
     with step_context.recording(None), tf.init_scope():
-        if _knows_its_outputs(model, data[0]):
+        if _knows_its_outputs(model, data[0]) or has_own_loss(model):
             _build_compiled(model, *data)
         model._symbolic_build(data_batch=data)
 
@@ -139,14 +152,30 @@ def _knows_its_outputs(model, x):
 
 
 def _build_compiled(model, x, y, sample_weight):
-    """As `_symbolic_build`, but the model is not traced, which takes as long as in its step."""
-    y_pred = model.compute_output_spec(x)
+    """As `_symbolic_build`, but neither the model nor a loss of its own is traced.
+
+    Its tracing takes as long as in the step; and such a loss may need gradients, of which symbolic
+    tensors have none.
+    """
+    if _knows_its_outputs(model, x):
+        y_pred = model.compute_output_spec(x)
+    else:
+        y_pred = compute_output_spec(model, x, training=False)
     if model._compile_metrics is not None and not model._compile_metrics.built:
         compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
-    if model._compile_loss is not None and not model._compile_loss.built:
+    if model._compile_loss is None or model._compile_loss.built:
+        return
+    if has_own_loss(model):
+        model._compile_loss.build(y, y_pred)
+    else:
         compute_output_spec(
             model._compute_loss, x, y, y_pred, sample_weight=sample_weight, training=False
         )
+
+
+def has_own_loss(model):
+    """Whether the class of a model overrides `compute_loss`."""
+    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def call_model(model, x):

@@ -53,12 +53,6 @@ def declared_problems(model):
 
 def _problems_of_layer(layer):
     """Of layers known to couple examples, or to change weights without noise."""
-    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
-        yield (
-            f"Layer '{layer.name}' is a trainable BatchNormalization, which mixes the examples "
-            "of a batch. Train `tfdpx.layers.replace_batch_norm(model)`, a clone with "
-            "GroupNorm in its place, or freeze the layer with `trainable = False`."
-        )
     if isinstance(layer, keras.layers.SpectralNormalization):
         yield (
             f"Layer '{layer.name}' is a SpectralNormalization, which overwrites the kernel of "

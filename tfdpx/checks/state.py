@@ -143,7 +143,7 @@ def _start_of(operation):
 _RAISING = (
     *("Assert", "CheckNumerics", "CheckNumericsV2", "Decode", "MatrixInverse", "MatrixLogarithm"),
     *("MatrixSolve", "MatrixSquareRoot", "ParseExample", "ParseSequence", "ParseSingle"),
-    *("ParseTensor", "StringToNumber", "Lu", "SelfAdjointEig", "Eig", "SparseToDense"),
+    *("ParseTensor", "StringToNumber", "Lu", "SelfAdjointEig", "Eig"),
 )
 
 

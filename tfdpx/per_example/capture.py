@@ -194,6 +194,18 @@ class Recorder(UnitRecorder):
         with self.outside.ignoring():
             return call.forward(self._tape)
 
+    def check_shapes(self, data):
+        """Counts variables as read outside where the inputs of a call may differ in shape.
+
+        Args:
+            data: Nest of the tensors of one example.
+        """
+        if not all(t.shape.is_fully_defined() for t in Rows(data).tensors):
+            return  # All examples of a batch have the same unknown length.
+        for call in self.calls:
+            if not all(t.shape[1:].is_fully_defined() for t in call.tensors):
+                self.outside.add(call.layer.trainable_variables)
+
     def gradients(self, targets, cotangents):
         """Gradients at the outputs of each call, and at the variables left to the map.
 

@@ -42,7 +42,7 @@ class EngineOutput:
 
     Attributes:
         losses: float32 [B * K], the loss of each row.
-        output_losses: List of float32 [B * K], one a tracked output.
+        tracked: List of float32 [B * K], as of `RowLosses`.
         y_pred: The model's output, a nest of tensors [B * K, ...].
         squared_norms: float32 [B], the squared l2 norm of each example's mean gradient over its
             views and over all trainable variables.
@@ -52,7 +52,7 @@ class EngineOutput:
     """
 
     losses: tf.Tensor
-    output_losses: list
+    tracked: list
     y_pred: Any
     squared_norms: tf.Tensor
     clipped_sums: Callable
@@ -147,7 +147,7 @@ class Engine:
             ]
             return sums if update else shared.finished(self._layout.variables, sums)
 
-        return EngineOutput(pass_.losses, pass_.output_losses, pass_.outputs, norms, clipped)
+        return EngineOutput(pass_.losses, pass_.tracked, pass_.outputs, norms, clipped)
 
     def explain(self, x):
         """Sets `choices` for rows like `x`, in a graph that is not run."""
@@ -228,6 +228,7 @@ class Engine:
             else:
                 losses = sum_of_outputs(y_pred, self._layout.whole)
         cotangents = [c * tf.cast(along(shares, c), c.dtype) for c in losses.cotangents]
+        recorder.check_shapes(data)
         at_outputs, whole = recorder.gradients(losses.predictions, cotangents)
         whole = [
             g + tf.tensordot(shares, direct, 1)
@@ -235,7 +236,7 @@ class Engine:
         ]
         y_pred = Outputs(y_pred)
         return _Pass(
-            losses.losses, losses.output_losses, y_pred, recorder.calls, at_outputs, whole
+            losses.losses, losses.tracked, y_pred, recorder.calls, at_outputs, whole
         )
 
 
@@ -245,7 +246,7 @@ class _Pass:
 
     Attributes:
         losses: float32 [n].
-        output_losses: List of float32 [n].
+        tracked: List of float32 [n].
         outputs: `Outputs` of the model.
         calls: List of `Call`.
         output_gradients: List, for each call, of lists of tensors.
@@ -253,7 +254,7 @@ class _Pass:
     """
 
     losses: tf.Tensor
-    output_losses: list
+    tracked: list
     outputs: Any
     calls: list
     output_gradients: list
@@ -263,14 +264,14 @@ class _Pass:
     def of_rows(self):
         """Nest of all tensors [n, ...]."""
         inputs = [call.tensors for call in self.calls]
-        return self.losses, self.output_losses, self.outputs.tensors, inputs, self.output_gradients
+        return self.losses, self.tracked, self.outputs.tensors, inputs, self.output_gradients
 
     def with_tensors(self, of_rows, whole):
         """The same with others in place of `of_rows` and `whole`; `outputs` becomes a nest."""
-        losses, output_losses, outputs, inputs, output_gradients = of_rows
+        losses, tracked, outputs, inputs, output_gradients = of_rows
         calls = [c.with_tensors(t) for c, t in zip(self.calls, inputs, strict=True)]
         outputs = self.outputs.rebuild(outputs)
-        return _Pass(losses, output_losses, outputs, calls, output_gradients, whole)
+        return _Pass(losses, tracked, outputs, calls, output_gradients, whole)
 
 
 def explain(model: keras.Model, x: Any, views: int = 1) -> list[LayerChoice]:

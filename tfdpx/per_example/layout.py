@@ -141,6 +141,7 @@ class _Sighting(typing.NamedTuple):
     arguments: list  # of shapes, None for a value that is no tensor
     outputs: list
     draws: bool  # whether it drew random numbers
+    is_dense: bool  # whether its inputs are plain tensors
 
 
 def _record(model, x):
@@ -156,9 +157,10 @@ def _record(model, x):
         draws = any((a != b).any() for a, b in zip(before, after, strict=True))
         first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
         looks_up = first is not None and not first.dtype.is_floating
-        seen.append(
-            _Sighting(layer, rule, looks_up, _shapes((args, kwargs)), _shapes(result), draws)
-        )
+        given = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
+        is_dense = all(isinstance(tensor, tf.Tensor) for tensor in given)
+        shapes = _shapes((args, kwargs)), _shapes(result)
+        seen.append(_Sighting(layer, rule, looks_up, *shapes, draws, is_dense))
         return result
 
     recorder = UnitRecorder(model.trainable_variables, look)
@@ -174,7 +176,7 @@ def _compare(two, three):
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
     # random numbers gives others to whoever would run it again.
     is_captured = two.rule is not GenericRule and all(grows) and batched[:1] == (True,)
-    is_captured = is_captured and not (two.draws or three.draws)
+    is_captured = is_captured and two.is_dense and not (two.draws or three.draws)
     return CallLayout(two.layer, two.rule, batched, is_captured)
 
 

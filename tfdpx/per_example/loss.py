@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.random_layers import check_assigned, seeds, state_mapping
+from tfdpx.per_example.random_layers import UnmappedState, check_assigned, seeds, state_mapping
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import vectorized_map
 
@@ -18,8 +18,9 @@ class RowLosses:
 
     Attributes:
         losses: float32 [rows].
-        output_losses: List of float32 [rows], the unweighted loss of each output for the trackers
-            of `model_internals.output_loss_trackers(model)`.
+        tracked: List of float32 [rows]: the unweighted loss of each output for the trackers of
+            `model_internals.output_loss_trackers(model)`, then for each of `own_trackers(model)`
+            what `compute_loss` adds to its total and to its count.
         predictions: List of the tensors [rows, ...] of the model's output that a loss can be
             differentiated by; among them the logits that Keras' cross-entropies reach for.
         cotangents: List of tensors, the gradient of the sum of `losses` at each of `predictions`.
@@ -28,7 +29,7 @@ class RowLosses:
     """
 
     losses: tf.Tensor
-    output_losses: list
+    tracked: list
     predictions: list
     cotangents: list
     direct: list
@@ -84,9 +85,9 @@ def row_losses(model, x, y, y_pred, sample_weight, states=None, variables=(), sh
         results = tf.nest.map_structure(lambda t: t[tf.newaxis], with_gradients(row))
     else:
         results = vectorized_map(with_gradients, rows, "The loss", shared=shared)
-    (losses, *output_losses), cotangents, direct = results
+    (losses, *tracked), cotangents, direct = results
     wanted = predictions.select(predictions.tensors)
-    return RowLosses(losses, output_losses, wanted, cotangents, direct)
+    return RowLosses(losses, tracked, wanted, cotangents, direct)
 
 
 def sum_of_outputs(y_pred, variables):
@@ -104,10 +105,11 @@ def sum_of_outputs(y_pred, variables):
 
 
 def _losses_of_one(model, x, y, sample_weight, y_pred, states):
-    """The loss of a batch of one row, and of each output: a list of float32 scalars."""
-    trackers = model_internals.output_loss_trackers(model)
-    # Keras' loss trackers are to count once, later: here their updates go into the scope.
-    fresh = [(v, tf.zeros(v.shape, v.dtype)) for tracker in trackers for v in tracker.variables]
+    """The loss of a batch of one row, and what it adds to each tracker: float32 scalars, a list."""
+    trackers, own = model_internals.output_loss_trackers(model), model_internals.own_trackers(model)
+    # They are to count once, later: here their updates go into the scope.
+    counted = [v for tracker in (*trackers, *own) for v in tracker.variables]
+    fresh = [(v, tf.zeros(v.shape, v.dtype)) for v in counted]
     generators = layer_internals.seed_generators(model)
     with (
         step_context.recording(None),
@@ -115,10 +117,30 @@ def _losses_of_one(model, x, y, sample_weight, y_pred, states):
         keras.StatelessScope(state_mapping=[*fresh, *state_mapping(generators, states)]) as scope,
     ):
         loss = model_internals.compute_loss(model, x, y, y_pred, sample_weight)
-        totals = [scope.get_current_value(tracker.total) for tracker in trackers]
+        added = [tracker.total for tracker in trackers]
+        added += [v for tracker in own for v in (tracker.total, tracker.count)]
+        added = [scope.get_current_value(v) for v in added]
+    _check_unread([value for _, value in fresh], loss)
     # They may have been made just now.
     trackers = model_internals.output_loss_trackers(model)
-    own = [v for tracker in trackers for v in tracker.variables]
-    check_assigned(scope, [*own, *(g.state for g in generators)], "The loss", model)
+    allowed = [v for tracker in (*trackers, *own) for v in tracker.variables]
+    check_assigned(scope, [*allowed, *(g.state for g in generators)], "The loss", model)
     # A loss with reduction="none" still means the sum of what it returns.
-    return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *totals)]
+    return [tf.cast(tf.reduce_sum(value), "float32") for value in (loss, *added)]
+
+
+def _check_unread(totals, loss):
+    """Raises UnmappedState if a loss depends on what its trackers have counted."""
+    seen, waiting, totals = set(), [loss], {id(t.op) for t in totals if tf.is_symbolic_tensor(t)}
+    while waiting:
+        tensor = waiting.pop()
+        if not tf.is_symbolic_tensor(tensor) or id(tensor.op) in seen:
+            continue
+        seen.add(id(tensor.op))
+        waiting.extend(tensor.op.inputs)
+    if seen & totals:
+        raise UnmappedState(
+            "The loss reads a metric of the model, which adds up private examples without noise, "
+            "so no gradient would be bounded by the clip. A metric may be updated in `compute_loss`, "
+            "but not read."
+        )

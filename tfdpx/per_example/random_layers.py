@@ -126,7 +126,8 @@ def check_assigned(scope, allowed, what, layer=None):
     unmapped = [i for i in scope.state_mapping if i not in permitted]
     if not unmapped:
         return
-    paths = {id(v): v.path for v in ([] if layer is None else layer.variables)}
+    known = [] if layer is None else [*layer.variables, *getattr(layer, "metrics_variables", ())]
+    paths = {id(v): v.path for v in known}
     if not any(i in paths for i in unmapped):
         raise UnmappedState(
             f"{what} draws from Keras's global seed generator, or changes state: a variable that "

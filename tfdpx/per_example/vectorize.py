@@ -16,7 +16,8 @@ from tfdpx.per_example._converters import HELD
 _LOOPS = ("While", "StatelessWhile")
 # Of examples of one shape they make tensors of several, which no tensor holds together.
 _ANY_LENGTH = frozenset(
-    "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 NonMaxSuppressionV5 Unique "
+    "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 NonMaxSuppressionV5 "
+    "StringNGrams StringSplit StringSplitV2 UnicodeDecode UnicodeDecodeWithOffsets Unique "
     "UniqueV2 UniqueWithCounts UniqueWithCountsV2 Where".split()
 )
 

@@ -34,14 +34,14 @@ class Outcome(typing.NamedTuple):
 
     Attributes:
         losses: float32 [n * K].
-        output_losses: List of float32 [n * K], one a tracked output.
+        tracked: List of float32 [n * K], as of `RowLosses`.
         y_pred: The model's output, a nest of tensors [n * K, ...].
         squared_norms: float32 [n].
         sums: List of float32 tensors, one a trained variable: clipped gradients over B, added up.
     """
 
     losses: tf.Tensor
-    output_losses: list
+    tracked: list
     y_pred: object
     squared_norms: tf.Tensor
     sums: list
@@ -95,7 +95,7 @@ class Microbatch:
             found = self.found
             self._predictions = Outputs(found.y_pred)
             tensors = self._predictions.tensors
-            return found.losses, list(found.output_losses), tensors, found.squared_norms, sums
+            return found.losses, list(found.tracked), tensors, found.squared_norms, sums
 
         function = tf.function(traced, autograph=False)
         self._function = function.get_concrete_function(*_flat(specs))
@@ -122,8 +122,8 @@ class Microbatch:
 
     def __call__(self, inputs):
         """The `Outcome` for `Inputs` like those that were traced."""
-        losses, output_losses, tensors, norms, sums = self._function(*_flat(inputs))
-        return Outcome(losses, output_losses, self._predictions.rebuild(tensors), norms, sums)
+        losses, tracked, tensors, norms, sums = self._function(*_flat(inputs))
+        return Outcome(losses, tracked, self._predictions.rebuild(tensors), norms, sums)
 
 
 class Untraced:
@@ -141,7 +141,7 @@ class Untraced:
     def __call__(self, inputs):
         """The `Outcome` for `Inputs`."""
         found, sums = compute(self._optimizer, self._engine, self.update, inputs)
-        losses = found.losses, found.output_losses
+        losses = found.losses, found.tracked
         return Outcome(*losses, found.y_pred, found.squared_norms, sums)
 
 

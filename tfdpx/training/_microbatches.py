@@ -19,7 +19,7 @@ class BatchTotals(typing.NamedTuple):
 
     sums: list  # clipped sums over B, one float32 a variable
     loss: tf.Tensor  # of the present rows
-    output_losses: list
+    tracked: list
     examples: tf.Tensor  # float32 count of present examples
     nonfinite: tf.Tensor  # float32 count of present examples whose gradient is not finite
     measured: tf.Tensor | tuple = ()  # what the clip policy learns of norms

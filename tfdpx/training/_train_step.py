@@ -116,28 +116,30 @@ def _step(optimizer, model, data, ids):
         ]
         optimizer.apply(gradients, variables)
 
-    show_losses(model, totals.loss, totals.output_losses, totals.examples, penalty)
+    show_losses(model, totals.loss, totals.tracked, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
     check_log_names(logs, optimizer)
     return logs
 
 
-def show_losses(model, loss, output_losses, examples, penalty):
+def show_losses(model, loss, tracked, examples, penalty):
     """Adds the losses of a batch to what Keras shows.
 
     Args:
         model: A compiled, built `keras.Model`.
         loss: Float32 scalar, the sum over the examples that are present.
-        output_losses: List of float32 scalars, such sums for each tracked output.
+        tracked: List of float32 scalars, such sums of what `RowLosses.tracked` lists.
         examples: Float32 scalar, how many are present.
         penalty: Float32 scalar, of the weight regularisers.
     """
     count = tf.maximum(examples, 1.0)
     model_internals.update_loss_tracker(model, loss / count + penalty, examples)
-    for tracker, each in zip(
-        model_internals.output_loss_trackers(model), output_losses, strict=True
-    ):
-        tracker.update_state(each / count, sample_weight=examples)
+    outputs = model_internals.output_loss_trackers(model)
+    for tracker, total in zip(outputs, tracked, strict=False):
+        tracker.update_state(total / count, sample_weight=examples)
+    own = [v for t in model_internals.own_trackers(model) for v in (t.total, t.count)]
+    for variable, total in zip(own, tracked[len(outputs) :], strict=True):
+        variable.assign_add(tf.cast(total, variable.dtype))
 
 
 class _OneMicrobatch:
@@ -188,7 +190,7 @@ class _OneMicrobatch:
             BatchTotals(
                 sums=result.sums,
                 loss=total(result.losses),
-                output_losses=[total(losses) for losses in result.output_losses],
+                tracked=[total(losses) for losses in result.tracked],
                 examples=tf.reduce_sum(tf.cast(present, "float32")),
                 nonfinite=tf.reduce_sum(tf.cast(bad, "float32")),
                 measured=policy.measured(
@@ -213,7 +215,7 @@ class _OneMicrobatch:
         return BatchTotals(
             sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
             loss=tf.zeros([]),
-            output_losses=[tf.zeros([]) for _ in model_internals.output_loss_trackers(self._model)],
+            tracked=[tf.zeros([])] * model_internals.count_tracked(self._model),
             examples=tf.zeros([]),
             nonfinite=tf.zeros([]),
             measured=self._optimizer.clip_policy.nothing_measured(self._count),

@@ -287,6 +287,6 @@ class _Measuring:
             return tf.reduce_sum(tf.where(present, each, 0.0))
 
         penalty, _ = _train_step.regularization(model.trainable_variables)
-        each = [total(losses) for losses in rows.output_losses]
+        each = [total(losses) for losses in rows.tracked]
         _train_step.show_losses(model, total(rows.losses), each, count, penalty)
         metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
