@@ -14,7 +14,6 @@ import transcripts
 
 import tfdpx
 from tfdpx import noise
-from tfdpx.per_example import registry
 from tfdpx.train import presets
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets
@@ -54,16 +53,6 @@ def test_every_file_that_is_named_exists():
         bases = [ROOT / folder for folder in folders]
         lacking = [name for name in named if not any((base / name).exists() for base in bases)]
         assert not lacking, page
-
-
-@pytest.mark.slow
-def test_a_layer_rule(monkeypatch):
-    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
-    x, y = small.data()
-    model = small.model(layers=[run("A layer rule")["Twice"](name="twice"), layers.Dense(3)])
-    model.train_on_batch(x, y)
-    first, *_ = tfdpx.per_example.explain(model, x)
-    assert (first.layer, first.rule) == ("twice", "GenericRule")
 
 
 @pytest.mark.slow

@@ -11,13 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A room (a folder or a file of `tfdpx/`, or a folder of the root) may import those before it.
 ROOMS = [
     *("_warnings", "_arguments", "_files", "_resumable", "_keras", "noise", "accounting"),
-    *("per_example", "augment", "synthetic", "mechanism", "independence"),
+    *("per_example", "augment", "synthetic", "mechanism"),
     *("spending", "sampling", "checks", "training", "heads", "tables", "audit"),
     *("callbacks", "distributed", "layers", "models", "_import_hook", "__init__"),
     *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
-# Imported when they are called: `plan.batches` draws, `gradient_norms` proves a model.
+# Imported when they are called: `plan.batches` draws, `gradient_norms` prepares a model.
 ON_THE_CALL = {("accounting", "sampling"), ("per_example", "sampling"), ("per_example", "training")}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 

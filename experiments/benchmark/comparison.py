@@ -59,8 +59,8 @@ def summary(medians, peaks):
     return {
         "step_ratio": ratio(medians, "private"),
         "memory_ratio": ratio(needs, "private"),
-        "vmap_ratio": ratio(medians, "vmap"),
-        "vmap_memory_ratio": ratio(needs, "vmap"),
+        "mapped_ratio": ratio(medians, "mapped"),
+        "mapped_memory_ratio": ratio(needs, "mapped"),
         **record,
     }
 

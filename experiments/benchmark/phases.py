@@ -6,10 +6,10 @@ import statistics
 import tensorflow as tf
 
 from experiments.benchmark import steps
-from tfdpx._keras import model_internals, step_context
+from tfdpx._keras import model_internals
 from tfdpx.mechanism import clip_factors, privatize
-from tfdpx.per_example.layerwise import LayerwiseEngine
-from tfdpx.per_example.losses import row_losses
+from tfdpx.per_example.engine import Engine
+from tfdpx.per_example.loss import row_losses
 
 PHASES = ("forward", "activation backward", "norms", "clipped sums", "noise", "update")
 
@@ -55,21 +55,14 @@ def _prefixes(settings):
     """Functions of no arguments, by the last phase that each runs; `noise` runs that one alone."""
     model, views = steps.make_model("private", settings), settings.augmult
     optimizer, (x, y) = model.optimizer, steps.make_rows(settings)
-    engine = LayerwiseEngine(model, x, views)
-
-    def recorded(x, y):
-        recorder = engine.recorder()
-        with recorder.taping():
-            with step_context.recording(recorder):
-                y_pred = model_internals.call_model(model, x)
-            return recorder, row_losses(model, x, y, y_pred, None)
+    engine = Engine(model, x, views)
 
     def forward(x, y):
-        return recorded(x, y)[1].losses
+        return row_losses(model, x, y, model_internals.call_model(model, x), None).losses
 
     def backward(x, y):
-        recorder, rows = recorded(x, y)
-        gradients = recorder.gradients(rows.predictions, rows.cotangents)
+        differentiated = engine.differentiate((x, y, None), engine.update(), None, None)
+        gradients = differentiated.output_gradients, differentiated.whole
         # One number of each keeps all of it alive, at no cost in time or memory.
         return [tf.reshape(g, [-1])[0] for g in tf.nest.flatten(gradients)]
 

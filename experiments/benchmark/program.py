@@ -6,8 +6,7 @@ Three steps are timed in turn, in one process and in a random order each time:
 
     ordinary    keras.optimizers.SGD; with --augmult=K it sees the K * images rows
     private     tfdpx.DPSGD, noise_multiplier=1, on the same rows
-    vmap        the same with per_example_engine="vmap": the whole model differentiated one example
-                at a time, as other libraries do
+    mapped      the same with the model in a class of a user's, so that examples are mapped
 
 A step is a whole one: forward, backward, norms, clipped sums, noise and update, on a batch that is
 in memory already. Ratios are of medians, to the ordinary step. Peak memory is of a process of
@@ -17,7 +16,7 @@ These processes come first, so a step that is too large for the machine is kille
 timed here.
 
 The last line of the standard output is one JSON object: `step_ratio` (private / ordinary),
-`vmap_ratio` (vmap / ordinary), `memory_ratio`, medians in seconds, peaks in MiB, and every flag. A
+`mapped_ratio` (mapped / ordinary), `memory_ratio`, medians in seconds, peaks in MiB, and every flag. A
 value that could not be measured is null, and `failures` says why.
 """
 
@@ -109,7 +108,7 @@ def define_flags(values):
     flags.DEFINE_enum("norms", "auto", steps.NORMS, "How tfdpx forms per-example norms.", **common)
     flags.DEFINE_integer("repeats", 10, "Runs of each step; medians are over them.", **common)
     flags.DEFINE_bool("memory", True, "Measure peak memory.", **common)
-    flags.DEFINE_bool("vmap", True, "Measure the whole-model vmap engine too.", **common)
+    flags.DEFINE_bool("mapped", True, "Measure a subclassed model too.", **common)
     flags.DEFINE_bool(
         "explain", False, "Print which rule, norm and sum each layer uses, and why.", **common
     )
@@ -226,7 +225,7 @@ def benchmark(settings, values, plot):
         values: The parsed flags.
         plot: PNG file for the sweep.
     """
-    kinds = [kind for kind in steps.KINDS if values.vmap or kind != "vmap"]
+    kinds = [kind for kind in steps.KINDS if values.mapped or kind != "mapped"]
     failures, extras = {}, {}
 
     peaks = comparison.measure_memory(kinds, settings, failures) if values.memory else {}

@@ -19,7 +19,7 @@ from tfdpx.training import allocator, optimizers
 KINDS = {
     "ordinary": "ordinary Keras",
     "private": "private, tfdpx",
-    "vmap": "private, whole-model vmap",
+    "mapped": "private, subclassed",
 }
 
 NORMS = ("auto", "instantiate", "ghost")
@@ -77,6 +77,8 @@ def make_model(kind, settings, plan=None, individual=None):
     if settings.trainable != "all":
         with checking_flags():
             trainable(model, settings.trainable)
+    if kind == "mapped":
+        model = Subclassed(model)
     if kind == "ordinary":
         optimizer = keras.optimizers.SGD(LEARNING_RATE)
     else:
@@ -90,7 +92,6 @@ def make_model(kind, settings, plan=None, individual=None):
                 l2_norm_clip=1.0,
                 microbatch_size=settings.microbatch_size,
                 augmult=settings.augmult if settings.augmult > 1 else 0,
-                per_example_engine="vmap" if kind == "vmap" else "layerwise",
             )
     model.compile(
         optimizer=optimizer,
@@ -99,6 +100,17 @@ def make_model(kind, settings, plan=None, individual=None):
     )
     model_internals.build(model, (*make_rows(dataclasses.replace(settings, images=1)), None))
     return model
+
+
+class Subclassed(keras.Model):
+    """The same model in a class of a user's, of which nothing is known: its examples are mapped."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def call(self, inputs, training=None):
+        return self.model(inputs, training=training)
 
 
 def make_rows(settings):

@@ -179,7 +179,8 @@ def test_private_training_moves_what_trains_alone(what):
     model.fit(*data(), verbose=0)
     moved = {v.path for v in model.weights if (v.numpy() != before[v.path]).any()}
     assert moved == {v.path for v in model.trainable_variables}
-    assert {part.verdict for part in model.optimizer.independence} == {"proved"}
+    [way] = model.optimizer.independence
+    assert way.startswith(("batched", "mapped"))
 
 
 @pytest.mark.slow

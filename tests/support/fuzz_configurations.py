@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 
+import engines
 import keras
 import numpy as np
 import oracle
@@ -107,7 +108,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "weights": st.sampled_from([None, None, "random", "zeros", "some zeros", "extreme"]),
         "rows": st.sampled_from(["ordinary", "ordinary", "alike", *sorted(HOSTILE)]),
         "compile": st.sampled_from(["graph", "graph", "graph", "xla", "eager"]),
-        "engine": st.sampled_from(["layerwise", "layerwise", "layerwise", "vmap"]),
+        "engine": st.sampled_from(["chosen", "chosen", "chosen", "mapped"]),
         "seed": st.integers(0, 2**31),
     }
 )
@@ -168,7 +169,7 @@ def make(given, plan):
     model = keras.Model(inputs, L.Dense(CLASSES)(features))
     optimizer = OPTIMIZERS[given["optimizer"]](
         1.0, plan=plan, l2_norm_clip=given["l2_norm_clip"], augmult=given["augmult"],
-        microbatch_size=given["microbatch_size"], per_example_engine=given["engine"],
+        microbatch_size=given["microbatch_size"],
     )  # fmt: skip
     how = given["compile"]
     model.compile(
@@ -211,7 +212,8 @@ def check(given):
     count = given["examples"]
     x, y = rows_of(given, rng), targets_of(LOSSES[given["loss"]][1], count, rng)
     weights = weights_of(given["weights"], count, rng)
-    with warnings.catch_warnings(), policy(given["policy"]):
+    mapped = engines.mapping() if given["engine"] == "mapped" else contextlib.nullcontext()
+    with warnings.catch_warnings(), policy(given["policy"]), mapped:
         warnings.simplefilter("ignore")
         plan = tfdpx.PrivacyPlan(
             count, batch_size=min(given["batch_size"], count), steps=1, noise_multiplier=0.0,

@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 
+import engines
 import keras
 import numpy as np
 import replica_cases

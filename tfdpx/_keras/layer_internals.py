@@ -108,6 +108,19 @@ def without_weight_regularizers(variables):
             variable.regularizer = regularizer
 
 
+@contextlib.contextmanager
+def without_cudnn(model):
+    """Within it, recurrent layers of a model do without cuDNN, which no map can vectorize."""
+    kept = [(part, part.use_cudnn) for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
+    for part, _ in kept:
+        part.use_cudnn = False
+    try:
+        yield
+    finally:
+        for part, value in kept:
+            part.use_cudnn = value
+
+
 def adding_losses(model):
     """Names of the layers that called `add_loss`, within a `keras.StatelessScope` too; a list."""
     return [part.name for part in flatten_layers(model) if part._loss_ids or part._losses]

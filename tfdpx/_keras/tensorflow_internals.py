@@ -59,8 +59,7 @@ def vectorizing_by(held, multiply):
         return pfor.wrap(multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b), True)
 
     _install_converters()
-    own = {"BatchMatMulV2": products, "Einsum": _einsum, "Squeeze": _squeeze, "ZerosLike": _zeros_like}
-    own.update(_DRAWS)
+    own = {"BatchMatMulV2": products, **_OWN}
     before, _active.converters = getattr(_active, "converters", None), (held, own)
     try:
         yield
@@ -101,6 +100,17 @@ def _zeros_like(operation):
         zeros = tf.raw_ops.ZerosLike(x=pfor._untile_variant(tensor))
         return pfor.wrap(pfor._tile_variant(zeros, operation), True)
     return dict.get(pfor._pfor_converter_registry, "ZerosLike")(operation)
+
+
+def _segments(operation):
+    """A sum, a product or an extreme by segments that keeps to the segments of its own example."""
+    operation.stack_inputs([0, 1])
+    ids, count = operation.stacked_input(1), operation.unstacked_input(2)
+    # TensorFlow counts the segments of all examples in a row: an identifier beyond the last
+    # segment of its example would name one of the next.
+    is_inside = tf.cast(ids, tf.int64) < tf.cast(count, tf.int64)
+    operation.inputs[1] = pfor.wrap(tf.where(is_inside, ids, -tf.ones_like(ids)), True)
+    return dict.get(pfor._pfor_converter_registry, operation.op_type)(operation)
 
 
 _STATES = "states_of_one_example"
@@ -157,7 +167,13 @@ def _draw(operation):
     return [pfor.wrap(t, True) for t in made.outputs]
 
 
-_DRAWS = {
+_OWN = {
+    "Einsum": _einsum,
+    "Squeeze": _squeeze,
+    "ZerosLike": _zeros_like,
+    **dict.fromkeys(
+        [f"UnsortedSegment{kind}" for kind in ("Max", "Min", "Prod", "Sum")], _segments
+    ),
     "StatelessRandomGetKeyCounter": _of_first,
     **dict.fromkeys(
         (

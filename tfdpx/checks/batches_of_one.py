@@ -54,7 +54,10 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         # Its kernels run and leave Python to the batches of one.
         ran = thread.submit(run, few.map(lambda t: tf.gather(t, rows)))
-        gradients = _of_batches_of_one(model, few, views, trace)
+        try:
+            gradients = _of_batches_of_one(model, few, views, trace)
+        except tf.errors.UnimplementedError:  # A kernel that graphs do without.
+            gradients = _of_batches_of_one(model, few, views, trace=True)
         norms, sums = ran.result()
     factors, norms = np.array(factors_of(norms)), np.sqrt(norms)
     weights = [factors[places == place].sum() for place in range(compared)]
@@ -139,10 +142,12 @@ def _of_batches_of_one(model, few, views, trace):
 
 @contextlib.contextmanager
 def undisturbed(model):
-    """Within it graphs run as they are, for optimizing does not pay; state is given back."""
+    """Within it graphs run as they are, because optimizing does not pay; state is given back."""
     off = "disable_meta_optimizer"
     before = tf.config.optimizer.get_experimental_options().get(off, False)
-    tf.config.optimizer.set_experimental_options({off: True})
+    # Without it CPUs cannot run convolutions of channels first.
+    formats = {getattr(part, "data_format", None) for part in layer_internals.flatten_layers(model)}
+    tf.config.optimizer.set_experimental_options({off: "channels_first" not in formats})
     try:
         with restored([*model.non_trainable_variables, *model.metrics_variables]):
             yield

@@ -18,7 +18,7 @@ from tfdpx.per_example.rows import Rows
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
 _HARMLESS = frozenset(
-    "Assert DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 Print PrintV2 ReadVariableOp "
+    "Assert CheckNumerics CheckNumericsV2 DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 Print PrintV2 ReadVariableOp "
     "ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp VariableShape "
     # Their state is a mask of dropout, or a buffer that the backward pass reads.
     "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "

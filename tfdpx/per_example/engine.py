@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,7 @@ class Engine:
 
     Attributes:
         choices: The `LayerChoice` of each layer, from the last call.
-        work: The `Work` of one row.
+        work: The `Work` of one row. Whole gradients count among the elements.
         loops: Whether one example is computed after the other, because TensorFlow cannot vectorize
             the model.
     """
@@ -76,6 +77,10 @@ class Engine:
     def __init__(self, model, x, num_views):
         self._model, self._num_views = model, num_views
         self._layout, self.work = find_layout(model, x)
+        whole = sum(math.prod(v.shape) for v in self._layout.whole)
+        # Of each example, so of each of its rows a part.
+        elements = self.work.elements + whole / num_views
+        self.work = dataclasses.replace(self.work, elements=elements)
         self._not_rowwise = rowwise.find_obstacle(model)
         self.choices: list[LayerChoice] = []
         self.loops = False
@@ -116,7 +121,7 @@ class Engine:
         its rows' losses times `shares`, float32 [B * K], added up; without them, their mean.
         """
         shared = update or self.update()
-        pass_ = self._differentiate((x, y, sample_weight), shared, key, shares)
+        pass_ = self.differentiate((x, y, sample_weight), shared, key, shares)
         groups = self._groups(pass_)
         small, gradients = list(self._layout.whole), list(pass_.whole)
         norms = [tf.zeros_like(pass_.losses[:: self._num_views])]
@@ -152,7 +157,7 @@ class Engine:
     def explain(self, x):
         """Sets `choices` for rows like `x`, in a graph that is not run."""
         update = self.update()
-        pass_ = self._differentiate((x, None, None), update, None, None, has_loss=False)
+        pass_ = self.differentiate((x, None, None), update, None, None, has_loss=False)
         self._groups(pass_)
 
     def _groups(self, pass_):
@@ -169,7 +174,7 @@ class Engine:
         self.choices = sorted(choices, key=lambda choice: order.get(choice.layer, len(order)))
         return groups
 
-    def _differentiate(self, data, update, key, shares, has_loss=True):
+    def differentiate(self, data, update, key, shares, has_loss=True):
         """The `_Pass` of `data`, `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
         batch, num_views = Rows(data), self._num_views
         rows = tf.shape(batch.tensors[0])[0]
@@ -187,7 +192,7 @@ class Engine:
             except ReadOutside as error:
                 self._layout = self._layout.without(error.variables, error.reason)
                 if is_batched:  # Now each example needs states of its own.
-                    return self._differentiate(data, update, key, shares, has_loss)
+                    return self.differentiate(data, update, key, shares, has_loss)
 
     def _map(self, batch, of_rows, states, update, has_loss):
         """`_one`, mapped over examples or run on all rows at once."""
@@ -217,7 +222,8 @@ class Engine:
         """The `_Pass` of the rows of one example, or of all rows where they are batched."""
         model, (x, y, sample_weight) = self._model, data
         recorder = Recorder(self._layout, update, tensorflow_internals.is_for_xla(model))
-        with recorder.taping(), step_context.masking_invalid():
+        without_cudnn = layer_internals.without_cudnn(model)
+        with recorder.taping(), step_context.masking_invalid(), without_cudnn:
             with step_context.recording(recorder), started_from(model, of_forward):
                 y_pred = model_internals.call_model(model, x)
             if has_loss:
@@ -235,9 +241,7 @@ class Engine:
             for g, direct in zip(whole, losses.direct, strict=True)
         ]
         y_pred = Outputs(y_pred)
-        return _Pass(
-            losses.losses, losses.tracked, y_pred, recorder.calls, at_outputs, whole
-        )
+        return _Pass(losses.losses, losses.tracked, y_pred, recorder.calls, at_outputs, whole)
 
 
 @dataclasses.dataclass(frozen=True)

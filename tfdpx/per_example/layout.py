@@ -57,7 +57,6 @@ class Layout:
         whole = [v for v in self.variables if id(v) in left]
         return Layout(self.variables, calls, whole, self.reason or (reason if whole else None))
 
-
     def trained_by(self, call):
         """List of the trainable variables of the layer of a captured call."""
         own = {id(v) for v in call.layer.trainable_variables}
@@ -100,6 +99,9 @@ def find_layout(model, x):
     none = Layout(variables, [], [], None)
     try:
         (two, outside), (three, _) = step_context.eagerly(_two_runs, model, x)
+    except tf.errors.UnimplementedError:
+        # A kernel that graphs do without, such as convolutions of channels first on CPUs.
+        (two, outside), (three, _) = step_context.eagerly(_two_traces, model, x)
     except tf.errors.OpError as error:  # Not for made-up inputs.
         weights = model.count_params()
         work = Work(2.0 * weights, weights, weights, len(model.layers))
@@ -119,6 +121,15 @@ def find_layout(model, x):
 def _two_runs(model, x):
     with restored(model.non_trainable_variables):
         return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in (2, 3)]
+
+
+def _two_traces(model, x):
+    """As `_two_runs`, in graphs that are not run."""
+    results = []
+    for rows in (2, 3):
+        traced = tf.function(lambda x: results.append(_record(model, x)), autograph=False)
+        traced.get_concrete_function(probe_batch(model, x, rows))
+    return results
 
 
 @contextlib.contextmanager
@@ -150,11 +161,13 @@ def _record(model, x):
 
     def look(layer, rule, args, kwargs):
         generators = layer_internals.seed_generators(layer)
-        before = [g.state.numpy() for g in generators]
+        is_eager = tf.executing_eagerly()
+        before = [g.state.numpy() for g in generators] if is_eager else []
         with outside.ignoring():
             result = layer_internals.call_operation(layer, args, kwargs)
-        after = [g.state.numpy() for g in generators]
+        after = [g.state.numpy() for g in generators] if is_eager else []
         draws = any((a != b).any() for a, b in zip(before, after, strict=True))
+        draws |= bool(generators) and not is_eager
         first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
         looks_up = first is not None and not first.dtype.is_floating
         given = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
@@ -196,7 +209,8 @@ def _work(calls):
 
 
 def _shapes(nest):
-    return [tuple(t.shape) if tf.is_tensor(t) else None for t in tf.nest.flatten(nest)]
+    tensors = (t if tf.is_tensor(t) else None for t in tf.nest.flatten(nest))
+    return [None if t is None else tuple(size or 1 for size in t.shape) for t in tensors]
 
 
 def _grows(shape_of_two, shape_of_three):

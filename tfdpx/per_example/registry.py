@@ -14,8 +14,7 @@ def register(*layer_classes: type) -> Callable[[type], type]:
     """Class decorator: the rule that gives per-example gradients for `layer_classes`.
 
     Registering a class also makes its layers atomic: such a layer is captured as a whole, with its
-    sublayers. A layer that calls sublayers inside a loop, a `tf.function` or `vectorized_map` needs
-    that; `register(MyLayer)(tfdpx.per_example.GenericRule)` is enough for it.
+    sublayers. `register(MyLayer)(tfdpx.per_example.GenericRule)` forms its whole gradients.
 
     Args:
         *layer_classes: Subclasses of `keras.Layer`. A subclass of a registered class uses the same

@@ -14,7 +14,7 @@ from cases import slow
 
 import tfdpx
 from experiments.benchmark import growth, memory, phases, program, steps
-from tfdpx.per_example import engines
+from tfdpx.per_example.engine import Engine
 
 TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
 
@@ -48,7 +48,7 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_last_line_holds_ratios_of_medians_and_peaks(whole):
     folder, _, record = whole
-    for kind in ("ordinary", "private", "vmap"):
+    for kind in ("ordinary", "private", "mapped"):
         assert 0 < record[f"{kind}_seconds"] < 60
         baseline, traced, peak = (
             record[f"{kind}_{name}_mib"] for name in ("baseline", "traced", "peak")
@@ -56,7 +56,7 @@ def test_last_line_holds_ratios_of_medians_and_peaks(whole):
         assert 50 < baseline < traced <= peak
         assert record[f"{kind}_step_mib"] == pytest.approx(peak - baseline)
     assert record["step_ratio"] == record["private_seconds"] / record["ordinary_seconds"]
-    assert record["vmap_ratio"] == record["vmap_seconds"] / record["ordinary_seconds"]
+    assert record["mapped_ratio"] == record["mapped_seconds"] / record["ordinary_seconds"]
     assert record["memory_ratio"] == record["private_step_mib"] / record["ordinary_step_mib"]
     assert record["failures"] == {}
     assert record["tensorflow"] == tf.__version__ and record["cpus"] >= 1
@@ -99,9 +99,9 @@ def test_sweep_varies_one_thing_at_a_time_and_is_drawn(whole):
 
 
 def test_what_is_left_out_is_null_and_no_failure():
-    record = last_line(run(*TINY, "--nomemory", "--novmap", "--microbatch_size=2"))
+    record = last_line(run(*TINY, "--nomemory", "--nomapped", "--microbatch_size=2"))
     assert record["step_ratio"] > 0
-    for name in ("memory_ratio", "vmap_ratio", "vmap_seconds", "private_peak_mib"):
+    for name in ("memory_ratio", "mapped_ratio", "mapped_seconds", "private_peak_mib"):
         assert record[name] is None
     assert record["failures"] == {} and record["microbatch_size"] == 2
 
@@ -139,11 +139,11 @@ def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
     def broken(self, *arguments):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
 
-    monkeypatch.setattr(engines.ENGINES["vmap"], "__call__", broken)
+    monkeypatch.setattr(steps.Subclassed, "call", broken)
     output = run(*TINY, "--nomemory")
     record = last_line(output)
-    assert record["vmap_ratio"] is None and record["step_ratio"] > 0
-    assert record["failures"] == {"vmap": "ResourceExhaustedError: no memory left"}
+    assert record["mapped_ratio"] is None and record["step_ratio"] > 0
+    assert record["failures"] == {"mapped": "ResourceExhaustedError: no memory left"}
     assert "no memory left" in "".join(output.splitlines()[:-1])
 
 
@@ -152,7 +152,7 @@ def test_a_step_that_was_killed_alone_is_not_taken_here(monkeypatch):
     make_step = steps.make_step
 
     def measure(kind, settings):
-        if kind == "vmap":
+        if kind == "mapped":
             raise memory.StepFailed("killed by SIGKILL: most likely out of memory")
         return memory.Peak(100.0, 110.0, 120.0 if kind == "ordinary" else 150.0)
 
@@ -165,16 +165,16 @@ def test_a_step_that_was_killed_alone_is_not_taken_here(monkeypatch):
     record = last_line(run(*TINY))
     assert traced == ["ordinary", "private"]
     assert record["memory_ratio"] == 2.5
-    assert record["vmap_ratio"] is None and "SIGKILL" in record["failures"]["vmap"]
+    assert record["mapped_ratio"] is None and "SIGKILL" in record["failures"]["mapped"]
 
 
 def test_failure_of_the_private_step_is_a_failure_of_the_command(monkeypatch):
     def broken(self, x, y, sample_weight):
         raise ValueError("planted")
 
-    monkeypatch.setattr(engines.ENGINES["layerwise"], "__call__", broken)
+    monkeypatch.setattr(Engine, "__call__", broken)
     with pytest.raises(SystemExit) as error:
-        run(*TINY, "--nomemory", "--novmap")
+        run(*TINY, "--nomemory", "--nomapped")
     assert error.value.code == 1
 
 
@@ -195,7 +195,7 @@ def test_timing_interleaves_in_random_order_after_a_warm_up():
     assert seconds == {name: [cost] * 20 for name, cost in costs.items()}
 
 
-@pytest.mark.parametrize("kind", ["private", slow("vmap")])
+@pytest.mark.parametrize("kind", ["private", slow("mapped")])
 @pytest.mark.parametrize("augmult", [slow(1), 3])
 def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monkeypatch):
     # Without noise, and clipped at a norm that nothing reaches, the two updates are equal.

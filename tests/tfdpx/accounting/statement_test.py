@@ -150,7 +150,7 @@ def test_what_a_program_adds():
             also_spent=["The best of 8 runs: epsilon 6."],
             l2_norm_clip=0.02,
             initial="The features were trained on none of these images.",
-            independence="No image influences another's gradient: proved.",
+            independence="No image influences another's gradient.",
             not_covered=["the folder individual_PRIVATE"],
         )
     )
@@ -160,7 +160,7 @@ def test_what_a_program_adds():
         "clipped to an L2 norm of 0.02",
         "The best of 8 runs: epsilon 6.",
         "Assumes: The features were trained on none of these images.",
-        "Independence: No image influences another's gradient: proved.",
+        "Independence: No image influences another's gradient.",
         "the folder individual_PRIVATE;",
     ]:
         assert said in found, said

@@ -1,48 +1,23 @@
-"""Passes whose number of rows varies: taken only where a proof holds for every number."""
+"""Passes whose number of rows varies: which models take them, and that metrics are looked at."""
 
 import keras
-import mixers
 import numpy as np
 import pytest
 import seeds
 import small
 import tensorflow as tf
 from cases import slow
-from mixers import mean
 
 import tfdpx
 from tfdpx import checks
-from tfdpx.independence import Independence
+from tfdpx.per_example import rowwise
 from tfdpx.training import microbatch_size
 
 layers = keras.layers
 
 
-class Between(layers.Layer):
-    """A function of the rows and of how many of them Python is told of."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def call(self, x):
-        return self.function(x, x.shape[0])
-
-    def compute_output_shape(self, shape):
-        return shape
-
-
-def in_groups(x, rows):
-    """A slip: where the number is unknown, all rows are one group."""
-    groups = tf.reshape(x, [rows or 1, -1, x.shape[1]])
-    return tf.reshape(groups - tf.reduce_mean(groups, axis=1, keepdims=True), tf.shape(x))
-
-
-def model(function=None, **arguments):
-    def stack():
-        return [*([] if function is None else [Between(function)]), layers.Dense(3)]
-
-    return small.model(layers=stack, **arguments)
+def model(**arguments):
+    return small.model(layers=[layers.Dense(3)], **arguments)
 
 
 def fitted(made):
@@ -52,56 +27,20 @@ def fitted(made):
     return microbatch_size.chosen(made)
 
 
-def test_what_is_proved_for_every_number_varies():
-    made = model()
+@pytest.mark.parametrize("kind", [layers.ReLU, slow(layers.UnitNormalization)])
+def test_passes_take_the_rows_that_were_drawn_batched_or_mapped(kind):
+    made = small.model(layers=[layers.Dense(4), kind(), layers.Dense(3)])
     assert fitted(made) == [microbatch_size.MicrobatchSize(16, 1)]
-    assert str(made.optimizer.independence[0]) == "proved, for any number of rows"
+    [way] = made.optimizer.independence
+    assert way.startswith("batched" if kind is layers.ReLU else "mapped")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, rows: x - mean(x) if rows is None else x,
-        slow(lambda x, rows: in_groups(x, rows) if rows is None else x),
-        slow(lambda x, rows: tf.reshape(x, [rows, -1])),
-    ],
-    ids=["mixes", "groups", "needs the number"],
-)
-def test_what_is_not_proved_has_passes_of_one_size(function):
-    """It is checked for that size, and what it does for an unknown one never runs."""
-    made, plain = model(function), model()
-    made(small.data()[0])
-    [size] = fitted(made)
-    assert not size.varies
-    assert made.optimizer.independence[0].rows == size.examples
-    fitted(plain)
-    np.testing.assert_allclose(small.weights(made), small.weights(plain), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_mixing_in_passes_of_known_size_does_not_run_in_others():
-    """What a pass that varies would do is proved; a pass of all rows is another graph."""
-    made, plain = model(in_large_passes), model()
-    for each in (made, plain):
-        assert fitted(each)[0].varies
-    np.testing.assert_allclose(small.weights(made), small.weights(plain), rtol=1e-4, atol=1e-6)
-    with pytest.warns(UserWarning, match="computed alone"):
-        made.train_on_batch(*small.data())
-
-
-def in_large_passes(x, rows):
-    return x - mean(x) if rows and rows > 8 else x
-
-
-@pytest.mark.planted("a proof is taken for granted")
-def test_a_proof_that_is_wrong_shows_in_the_comparison(monkeypatch):
-    """A planted bug: the proof is taken for granted."""
-    monkeypatch.setattr(
-        "tfdpx.training.preparation.independence_of_microbatch", lambda *_: Independence()
-    )
+@pytest.mark.planted("a model that mixes is batched")
+def test_a_mixing_model_that_is_batched_shows_in_the_comparison(monkeypatch):
+    monkeypatch.setattr(rowwise, "find_obstacle", lambda model: None)
+    mixer = layers.Lambda(lambda x: x - tf.reduce_mean(x, axis=0, keepdims=True))
     with pytest.raises(checks.UnfitForPrivacy, match="batches of one"):
-        fitted(model(lambda x, rows: x - mean(x) if rows is None else x))
+        fitted(small.model(layers=[mixer, layers.Dense(3)]))
 
 
 class Writes(keras.Sequential):
@@ -222,7 +161,7 @@ def test_the_rules_of_others_are_told_the_number():
     class Mine(layers.Dense):
         pass
 
-    class Rule(tfdpx.per_example.GenericRule):
+    class Rule(tfdpx.per_example.Rule):
         def per_example_gradients(self):
             inputs, gradients = self.call.args[0], self.output_gradients[0]
             products = tf.einsum("bi,bo->bio", inputs, gradients)
@@ -231,34 +170,3 @@ def test_the_rules_of_others_are_told_the_number():
     tfdpx.per_example.register(Mine)(Rule)
     made = small.model(layers=[Mine(3, use_bias=False)])
     assert [size.varies for size in fitted(made)] == [False]
-
-
-@pytest.mark.slow
-def test_the_operation_and_the_cost_are_said_and_a_proof_can_be_required():
-    mixer = mixers.Between(lambda x: x - mean(x), name="culprit")
-    stack = [layers.Dense(4), mixer, layers.Dense(3)]
-    made = small.model(layers=stack, batch_size=6)
-    with pytest.warns(UserWarning, match="computed alone.*culprit.*twice the time"):
-        made.fit(*small.data(6), batch_size=6, verbose=0)
-    strict = small.model(layers=stack, batch_size=6, require_proof=True)
-    with pytest.raises(checks.UnfitForPrivacy, match="not proved.*culprit"):
-        strict.fit(*small.data(6), batch_size=6, verbose=0)
-    assert int(strict.optimizer.iterations) == 0
-    proved = small.model(layers=[layers.Dense(3)], batch_size=6, require_proof=True)
-    proved.fit(*small.data(6), batch_size=6, verbose=0)
-    assert proved.optimizer.independence[0].verdict == "proved"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("eager", [slow(False), True])
-def test_what_is_proved_for_one_number_trains_at_that_number(eager):
-    """A model that mixes from eight rows on: Python looks at the number."""
-    optimizer = tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0)
-    stack = [mixers.Between(mixers.only_in_large_batches), layers.Dense(3)]
-    made = small.model(optimizer, layers=stack, compile_arguments={"run_eagerly": eager})
-    x, y = small.data(16)
-    made.train_on_batch(x[:4], y[:4])
-    assert str(optimizer.independence[0]) == "proved, for microbatches of 4 rows"
-    made.train_on_batch(x, y)
-    assert optimizer.independence[1].verdict == "alone"

@@ -1,4 +1,4 @@
-"""State that a training pass changes is found in its graph, wherever it is kept."""
+"""State that a training pass changes, reads again, or may raise by, is found in its graph."""
 
 import keras
 import numpy as np
@@ -14,11 +14,12 @@ layers = keras.layers
 
 
 class Keeps(layers.Layer):
-    """Calls `update(x)` in the forward pass and returns `x`."""
+    """Calls `update(x)` in the forward pass and returns `x`; has a metric."""
 
-    def __init__(self, update):
+    def __init__(self, update=None):
         super().__init__(name="keeper")
-        self.update = update
+        self.seen = keras.metrics.Mean(name="seen")
+        self.update = update or self.seen.update_state
 
     def call(self, x):
         self.update(x)
@@ -50,7 +51,7 @@ def queue():
     return lambda x: kept.enqueue(tf.reduce_sum(x))
 
 
-def variable_in_a_loop():
+def in_a_loop():
     total = tf.Variable(0.0)
 
     def body(i):
@@ -60,38 +61,28 @@ def variable_in_a_loop():
     return lambda x: tf.while_loop(lambda i: i < tf.shape(x)[0], body, [tf.constant(0)])
 
 
-def variable_in_a_branch():
+def in_a_branch():
     total = tf.Variable(0.0)
-
-    def branch(x):
-        return tf.cond(
-            tf.reduce_max(x) > 1e20, lambda: total.assign(tf.reduce_max(x)), lambda: total.value()
-        )
-
-    return branch
+    return lambda x: tf.cond(tf.reduce_max(x) > 1e20, lambda: total.assign(1.0), total.value)
 
 
-def variable_in_a_function():
-    total = tf.Variable(0.0)
-    return tf.function(lambda x: total.assign_add(tf.reduce_sum(x)))
+def in_a_function():
+    return tf.function(tf_variable())
 
 
-def variable_scattered():
+def scattered():
     total = tf.Variable(tf.zeros([3]))
     return lambda x: total.scatter_nd_add([[1]], [tf.reduce_sum(x)])
 
 
+def metric_of_the_layer():
+    return None
+
+
 UPDATES = [
-    tf_variable,
-    untracked_variable,
-    metric,
-    table,
-    queue,
-    variable_in_a_loop,
-    variable_in_a_branch,
-    variable_in_a_function,
-    variable_scattered,
-]
+    tf_variable, untracked_variable, metric, metric_of_the_layer, table, queue, in_a_loop,
+    in_a_branch, in_a_function, scattered,
+]  # fmt: skip
 
 
 def refused(model, match):
@@ -105,39 +96,11 @@ def test_hidden_state_is_refused(make):
     refused(small.model(layers=[Keeps(make()), layers.Dense(3)]), "changes state")
 
 
-class HasAMetric(layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.seen = keras.metrics.Mean(name="seen")
-
-    def call(self, x):
-        self.seen.update_state(x)
-        return x
-
-
-@pytest.mark.slow
-def test_a_metric_in_a_layer_is_refused():
-    refused(small.model(layers=[HasAMetric(), layers.Dense(3)]), "changes state")
-
-
-@tf.custom_gradient
-def identity(x):
-    return tf.identity(x), lambda g: g
-
-
 @pytest.mark.slow
 def test_state_that_a_gradient_changes_is_refused():
-    total = tf.Variable(0.0)
-
-    @tf.custom_gradient
-    def keeps_the_gradient(x):
-        def backward(g):
-            total.assign_add(tf.reduce_sum(g))
-            return g
-
-        return tf.identity(x), backward
-
-    stack = [layers.Dense(4), layers.Lambda(keeps_the_gradient), layers.Dense(3)]
+    update = tf_variable()
+    keeps = tf.custom_gradient(lambda x: (tf.identity(x), lambda g: (update(g), g)[1]))
+    stack = [layers.Dense(4), layers.Lambda(keeps), layers.Dense(3)]
     refused(small.model(layers=stack), "changes state")
 
 
@@ -174,56 +137,174 @@ def test_python_keeps_nothing_between_eager_steps():
     assert not any(memory)
 
 
+def crossentropy(y, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+
+
 def test_a_loss_that_keeps_state_is_refused():
     largest = tf.Variable(1e-3)
 
     def loss(y, y_pred):
-        value = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
-        largest.assign(tf.maximum(largest, tf.reduce_max(value)))
-        return value / largest
+        largest.assign(tf.maximum(largest, tf.reduce_max(crossentropy(y, y_pred))))
+        return crossentropy(y, y_pred) / largest
 
     refused(small.model(loss=loss), "loss.*state|state.*loss")
 
 
-def test_metrics_that_write_weights_are_refused():
-    class Steals(keras.Sequential):
-        def compute_metrics(self, x, y, y_pred, sample_weight=None):
-            self.layers[0].bias.assign(tf.reduce_mean(y_pred, axis=0))
-            return super().compute_metrics(x, y, y_pred, sample_weight)
+class Measured(keras.Sequential):
+    """Has a metric `seen` of private examples."""
 
-    model = Steals([layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), loss, metrics=["accuracy"])
-    refused(model, "compute_metrics.*changes state|metrics.*bias")
+    def __init__(self, *arguments, name=None):
+        super().__init__(*arguments, name="measured")
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.seen.update_state(y_pred)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def factor(self, _=None):
+        """A number that depends on the metric."""
+        return 1.0 + self.seen.result()
+
+
+class WritesItsBias(Measured):
+    def write(self):
+        self.layers[0].bias.assign(self.factor() * tf.ones([3]))
+
+
+class WritesInMetrics(WritesItsBias):
+    def compute_metrics(self, *arguments, **keywords):
+        self.write()
+        return super().compute_metrics(*arguments, **keywords)
+
+
+class WritesInResults(WritesItsBias):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {}
+
+    def get_metrics_result(self):
+        self.write()
+        return {"seen": self.seen.result()}
+
+
+class LossByItsMean(Measured):
+    def compute_loss(self, *arguments, **keywords):
+        return super().compute_loss(*arguments, **keywords) / (1 + self._loss_tracker.result())
+
+
+class LossByTheFirstMetric(Measured):
+    def compute_loss(self, *arguments, **keywords):
+        return super().compute_loss(*arguments, **keywords) / (1 + self.metrics[0].result())
+
+
+class LossThatTracks(Measured):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return keras.Sequential.compute_metrics(self, x, y, y_pred, sample_weight)
+
+    def compute_loss(self, *arguments, **keywords):
+        loss = super().compute_loss(*arguments, **keywords)
+        self.seen.update_state(loss)
+        return loss
+
+
+class Scaled(layers.Layer):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x):
+        return x * self.factor()
+
+
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, step):
+        return self.factor()
+
+
+def measured(reads=None, kind=Measured, eager=False):
+    """A model in which one thing, `reads`, takes a number that depends on a metric."""
+    models = []
+
+    def factor(_=None):
+        return models[0].factor()
+
+    penalty, layer = {"regulariser": factor}.get(reads), [Scaled(factor)] * (reads == "layer")
+    constraint = (lambda w: w * factor()) if reads == "constraint" else None
+    models.append(
+        kind([*layer, layers.Dense(3, kernel_regularizer=penalty, kernel_constraint=constraint)])
+    )
+    optimizer = tfdpx.DPSGD(
+        Schedule(factor) if reads == "schedule" else 0.1,
+        batch_size=16,
+        noise_multiplier=1.0,
+        augment=Scaled(factor) if reads == "augment" else None,
+        augmult=int(reads == "augment"),
+    )
+    loss = (lambda y, p: crossentropy(y, p) * factor()) if reads == "loss" else crossentropy
+    models[0].compile(optimizer, loss, metrics=["accuracy"], run_eagerly=eager)
+    return models[0]
+
+
+READS = [(reads, Measured) for reads in ("loss", "regulariser", "layer", "constraint", "augment")]
+READS += [("schedule", Measured), (None, LossByItsMean), (None, LossByTheFirstMetric)]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("reads, kind", slow_but(READS, READS[0], READS[1], READS[4]))
+def test_metrics_that_gradients_depend_on_are_refused(reads, kind, eager):
+    refused(measured(reads, kind, eager), "reads metrics.*(seen|loss)")
+
+
+@pytest.mark.parametrize("kind", [WritesInMetrics, slow(WritesInResults)])
+def test_metrics_that_write_weights_are_refused(kind):
+    refused(measured(kind=kind), "changes state")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Measured, LossThatTracks])
+def test_a_model_with_metrics_that_are_not_read_trains(kind):
+    model, (x, y) = measured(kind=kind), small.data()
+    model.build(x.shape)
+    loss = float(tf.reduce_mean(crossentropy(y, model(x))))
+    logs = model.train_on_batch(x, y, return_dict=True)
+    assert int(model.optimizer.iterations) == 1 and logs["loss"] == pytest.approx(loss, rel=1e-5)
+    assert kind is Measured or logs["seen"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_table_that_is_only_read_is_no_state():
     x = np.array([["a"], ["b"]] * 8, dtype=object)
-    stack = [
-        layers.StringLookup(vocabulary=["a", "b"]),
-        layers.Embedding(4, 3),
-        layers.Flatten(),
-        layers.Dense(3),
-    ]
-    model = small.model(layers=stack)
+    stack = [layers.StringLookup(vocabulary=["a", "b"]), layers.Embedding(4, 3), layers.Flatten()]
+    model = small.model(layers=[*stack, layers.Dense(3)])
     model.fit(tf.constant(x.tolist()), np.arange(16) % 3, verbose=0)
     assert int(model.optimizer.iterations) == 1
 
 
-@pytest.mark.slow
-def test_a_model_with_metrics_of_its_own_trains():
-    class Counts(keras.Sequential):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.seen = keras.metrics.Mean(name="seen")
+def squares(function):
+    """A function of 2 x 2 matrices, of the first four numbers of each row."""
+    return lambda x: x[:, :4] * tf.reshape(function(tf.reshape(x[:, :4], [-1, 2, 2])), [-1, 4])
 
-        def compute_metrics(self, x, y, y_pred, sample_weight=None):
-            self.seen.update_state(y_pred)
-            return super().compute_metrics(x, y, y_pred, sample_weight)
 
-    model = Counts([layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), loss, metrics=["accuracy"])
-    model.fit(*small.data(), verbose=0)
-    assert int(model.optimizer.iterations) == 1
+def words(x):
+    return tf.strings.as_string(x[:, :4])
+
+
+RAISING = {
+    "Assert": lambda x: (tf.debugging.Assert(tf.reduce_all(x < 9.0), [x]), x)[1],
+    "CheckNumerics": lambda x: tf.debugging.check_numerics(x, "not finite"),
+    "StringToNumber": lambda x: tf.strings.to_number(words(x)),
+    "DecodeBase64": lambda x: x[:, :4] * tf.cast(tf.io.decode_base64(words(x)) == "", "float32"),
+    "MatrixInverse": squares(tf.linalg.inv),
+    "MatrixSolve": squares(lambda m: tf.linalg.solve(m, m)),
+    "MatrixSquareRoot": squares(tf.linalg.sqrtm),
+    "SelfAdjointEig": squares(lambda m: tf.linalg.eigh(m)[1]),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(RAISING, "Assert", "MatrixInverse"))
+def test_operations_that_end_a_run_for_some_values_are_refused(name):
+    function = layers.Lambda(RAISING[name])
+    refused(small.model(layers=[function, layers.Dense(3)]), f"end the run.*{name}")

@@ -460,6 +460,16 @@ def test_wrong_converters_are_found_and_others_not_used(monkeypatch):
     assert_held(cases[1:], np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("how", ["sum", "max", "min", "prod"])
+def test_segments_of_no_example_are_not_those_of_another(how):
+    ids = tf.constant([[0, 1, 5], [2, 2**31 - 1, 4], [-7, 3, 1]])
+    data = tf.random.uniform([3, 3], seed=2)
+    function = getattr(tf.math, f"unsorted_segment_{how}")
+    together = vectorized_map(lambda row: function(row[0], row[1], 4), (data, ids))
+    alone = [function(d, tf.where(i < 4, i, -1), 4) for d, i in zip(data, ids, strict=True)]
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
+
+
 def test_values_that_are_padded_with():
     """TensorFlow's own converter pads with zeros."""
     padded = vectorized_map(lambda x: tf.pad(x, [[1, 0]], constant_values=7.0), tf.zeros([5, 2]))

@@ -60,20 +60,3 @@ def test_the_rule_of_two_kernels(made, monkeypatch, ghost, frozen):
     assert (first.norm, first.sum) == (
         ("ghost", "ordinary") if ghost else ("instantiate", "contract")
     )
-
-
-def test_the_time_of_a_step_is_that_of_the_rule(made, monkeypatch):
-    x, y = data()
-    used = []
-
-    def make_model():
-        model = model_with(made["Scale"]())
-        model.compile(tfdpx.DPSGD(batch_size=6, noise_multiplier=1.0), "mse")
-        return model
-
-    class Noticed(made["ScaleRule"]):
-        def per_example_gradients(self):
-            used.append(type(self))
-            return super().per_example_gradients()
-
-    assert made["seconds"](Noticed, make_model, x, y) > 0 and used

@@ -213,8 +213,7 @@ def test_more_runs_than_rows_are_added_up(monkeypatch):
 def test_the_settings_that_the_account_counts_on_are_read_only():
     optimizer = make().optimizer
     for name in ("noise_multiplier", "batch_size", "l2_norm_clip", "augmult", "seed", "plan",
-                 "microbatch_size", "augment", "per_example_engine",
-                 "public_validation"):  # fmt: skip
+                 "microbatch_size", "augment", "public_validation"):  # fmt: skip
         with pytest.raises(AttributeError, match=f"`{name}` of a private optimizer is read-only"):
             setattr(optimizer, name, 5.0)
     assert optimizer.noise_multiplier == 2.0

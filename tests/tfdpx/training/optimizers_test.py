@@ -110,7 +110,6 @@ BAD = [
     ({"augmult": -1}, "augmult"),
     ({"augment": "flip"}, "augment"),
     ({"seed": 1.5}, "seed"),
-    ({"per_example_engine": "fast"}, "per_example_engine"),
     ({"clipnorm": 1.0}, "l2_norm_clip"),
     ({"clipvalue": 1.0}, "l2_norm_clip"),
     ({"global_clipnorm": 1.0}, "l2_norm_clip"),

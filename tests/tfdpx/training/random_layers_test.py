@@ -10,7 +10,7 @@ from scipy import stats
 
 import tfdpx
 from tfdpx.checks import UnfitForPrivacy
-from tfdpx.independence import Independence
+from tfdpx.per_example import rowwise
 from tfdpx.training.views import Views
 
 N, MICROBATCH = 12, 4
@@ -91,7 +91,6 @@ def distance(first, second):
     return np.linalg.norm(first - second)
 
 
-@pytest.mark.filterwarnings("ignore:Each example is computed alone")
 @pytest.mark.parametrize(
     "where, name",
     slow_but(CASES, ("inside", "Dropout")),
@@ -171,29 +170,20 @@ def is_independent(sums, rows):
     )
 
 
-@pytest.mark.filterwarnings("ignore:Each example is computed alone")
 @pytest.mark.slow
 def test_over_secrets_a_row_left_out_leaves_the_law_of_the_others():
     # Every row has a sign of its own, whichever rows there are: the others keep their law.
     for rows in (N, N - 1):
         assert is_independent(sums_of_signs(Signs(), rows, 150), rows)
-    # A draw for the whole microbatch is found, and every example computed alone.
+    # A draw for all rows of a microbatch is one for each example, which is mapped.
     for layer in (Signs(shared=True), Signs(of_the_seed=True)):
         assert is_independent(sums_of_signs(layer, N, 150), N)
 
 
 @pytest.mark.planted("a draw is shared by a microbatch")
 def test_the_law_of_signs_rejects_a_shared_draw(monkeypatch):
-    monkeypatch.setattr(
-        "tfdpx.training.preparation.independence_of_microbatch", lambda *_: Independence()
-    )
+    monkeypatch.setattr(rowwise, "find_obstacle", lambda model: None)
     assert not is_independent(sums_of_signs(Signs(shared=True), N, 150), N)
-
-
-@pytest.mark.slow
-def test_draws_for_all_examples_are_said_and_computed_alone():
-    with pytest.warns(UserWarning, match="computed alone.*'.*dropout.*draws once for all"):
-        Trained("inside", "one mask for all").update()
 
 
 def test_what_draws_by_python_is_refused_by_name(monkeypatch):

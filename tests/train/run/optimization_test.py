@@ -7,7 +7,6 @@ import seeds
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.independence import independence_of
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.run import auto_settings, optimization
 
@@ -93,7 +92,6 @@ def test_labels_are_smoothed_for_each_example_by_itself():
     plan = tfdpx.PrivacyPlan(6, batch_size=6, steps=1, noise_multiplier=1e-6, delta=1e-3)
     optimizer = tfdpx.DPSGD(1.0, plan=plan, l2_norm_clip=clip)
     model.compile(optimizer, optimization.crossentropy(smoothing))
-    assert independence_of(model, x, CLASSES).verdict == "proved"
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
     total, before = 0.0, model.get_weights()
     for row, label in zip(x, CLASSES, strict=True):

@@ -1,0 +1,264 @@
+"""No example influences what another adds, whatever the model does, mapped or batched."""
+
+import keras
+import numpy as np
+import oracle
+import pytest
+import small
+import tensorflow as tf
+from cases import slow_but
+from engines import make_engine
+
+import tfdpx.layers
+from tfdpx import checks
+from tfdpx._keras import model_internals
+from tfdpx.per_example import rowwise
+
+layers, own = keras.layers, tfdpx.layers
+CLIP, SIZES = 0.5, (5, 9)
+
+
+class Between(layers.Layer):
+    """Applies a function of the whole batch."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def mean(x):
+    return tf.reduce_mean(x, axis=0, keepdims=True)
+
+
+def gradient(function):
+    """The identity with another gradient."""
+    return tf.custom_gradient(lambda x: (tf.identity(x), function))
+
+
+def experts_with_capacity(x):
+    """Drops the rows that prefer an expert beyond its capacity."""
+    chosen = tf.one_hot(tf.argmax(x, axis=1), 4)
+    place = tf.reduce_sum(tf.cumsum(chosen, axis=0) * chosen, axis=1)
+    capacity = tf.math.ceil(tf.cast(tf.shape(x)[0], "float32") / 4)
+    return tf.where((place <= capacity)[:, tf.newaxis], x, 0.0)
+
+
+FUNCTIONS = {
+    "batch mean": lambda x: x - mean(x),
+    "cumulative sum": lambda x: tf.cumsum(x, axis=0),
+    "sorted": lambda x: tf.sort(x, axis=0),
+    "divided by the largest": lambda x: x / tf.maximum(1.0, tf.reduce_max(tf.abs(x))),
+    "neighbours": lambda x: x + tf.roll(x, 1, axis=0),
+    "attention over the batch": lambda x: tf.nn.softmax(x @ tf.transpose(x)) @ x,
+    "experts with capacity": experts_with_capacity,
+    "by position": lambda x: x * tf.cast(tf.range(tf.shape(x)[0]) + 1, x.dtype)[:, tf.newaxis],
+    "large batches": lambda x: x - mean(x) if x.shape[0] is None or x.shape[0] > 8 else x,
+    "branch": lambda x: tf.cond(tf.reduce_max(x) > 1.0, lambda: x - mean(x), lambda: x),
+    "loop over rows": lambda x: tf.while_loop(
+        lambda i, y: i < tf.shape(x)[0], lambda i, y: (i + 1, y + x[i]), (0, x)
+    )[1],
+    "gradient reversed": gradient(lambda g: g[::-1]),
+    "gradient clipped over the batch": gradient(lambda g: g / tf.maximum(1e-3, tf.norm(g))),
+}
+
+
+def variable():
+    total = tf.Variable(tf.zeros([4]))
+    return Between(lambda x: x + total.assign(mean(x)[0]))
+
+
+def queue():
+    means = tf.queue.FIFOQueue(10, [tf.float32], [[1, 4]])
+    return Between(lambda x: (means.enqueue(mean(x)), x + means.dequeue())[1])
+
+
+LOSSES = {
+    "contrastive": lambda y, p: -tf.linalg.diag_part(tf.nn.log_softmax(p @ tf.transpose(p))),
+    "ranks": lambda y, p: tf.reduce_sum(tf.nn.relu(p[:, None] - p[None])) + tf.reduce_sum(p**2),
+    "norm of all": lambda y, p: tf.norm(p),
+}
+MIXING = {
+    **{name: (lambda f=f: Between(f), None) for name, f in FUNCTIONS.items()},
+    **{f"loss: {name}": (layers.Identity, f) for name, f in LOSSES.items()},
+    "variable": (variable, None),
+    "queue": (queue, None),
+}
+FAST = ("batch mean", "large batches", "cumulative sum", "queue", "variable", "loss: ranks")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", slow_but(MIXING, *FAST))
+def test_an_example_adds_what_it_adds_alone_or_the_model_is_refused(name):
+    make, loss = MIXING[name]
+    stack = [keras.Input((6,)), layers.Dense(4), make(), layers.Dense(3)]
+    arguments = {"noise_multiplier": 0.0, "l2_norm_clip": CLIP, "batch_size": max(SIZES)}
+    model = small.model(layers=stack, loss=loss, **arguments)
+    for rows in SIZES:
+        before, (x, y) = model.get_weights(), small.data(rows)
+        try:
+            moved = -small.step(model, x, y) * max(SIZES)
+        except checks.UnfitForPrivacy:
+            assert int(model.optimizer.iterations) == 0
+            return
+        model.set_weights(before)
+        alone = oracle.batch_of_one_gradients(model, *map(tf.constant, (x, y)), None, 1)
+        wanted = sum(gradient / max(np.linalg.norm(gradient), CLIP) for gradient in alone)
+        np.testing.assert_allclose(moved, wanted, rtol=1e-3, atol=1e-4)
+
+
+def image(*arguments, **keywords):
+    return lambda kind, x: kind(*arguments, **keywords)(x)
+
+
+def sequence(*arguments, **keywords):
+    return lambda kind, x: kind(*arguments, **keywords)(layers.Reshape((36, 4))(x))
+
+
+def pair(kind, x):
+    return kind()([x, layers.Conv2D(4, 1)(x)])
+
+
+# For each entry of the list, a function of its class and of an image [6, 6, 4].
+KNOWN = {
+    **dict.fromkeys((layers.Add, layers.Average, layers.Multiply, layers.Subtract), pair),
+    **dict.fromkeys((layers.Flatten, layers.LeakyReLU, layers.ReLU), image()),
+    **dict.fromkeys((layers.Cropping2D, layers.ZeroPadding2D), image()),
+    **dict.fromkeys((layers.GlobalAveragePooling2D, layers.GlobalMaxPooling2D), image()),
+    **dict.fromkeys((layers.GlobalAveragePooling1D, layers.GlobalMaxPooling1D), sequence()),
+    **dict.fromkeys((layers.AveragePooling1D, layers.MaxPooling1D), sequence(2)),
+    **dict.fromkeys((layers.AveragePooling2D, layers.MaxPooling2D), image(2)),
+    **dict.fromkeys((layers.GroupNormalization, own.GroupNorm), image(2)),
+    **dict.fromkeys((layers.Conv2D, own.WSConv2D), image(2, 3, padding="same")),
+    **dict.fromkeys((own.SkipInit, own.UnitNormWithConstant, layers.LayerNormalization), image()),
+    **dict.fromkeys(model_internals.ARITHMETIC, lambda kind, x: kind()(2.0, kind()(x, x * x))),
+    layers.Activation: image("softmax"), layers.BatchNormalization: image(trainable=False),
+    layers.Concatenate: pair, layers.Conv1D: sequence(2, 3, trainable=False),
+    layers.Dense: image(4, "relu"), layers.DepthwiseConv2D: image(3), layers.Dropout: image(0.5),
+    layers.Embedding: image(7, 2), layers.InputLayer: lambda kind, x: x,
+    layers.Normalization: image(mean=[0.5] * 4, variance=[2.0] * 4),
+    layers.Permute: image((3, 1, 2)), layers.Rescaling: image([0.5] * 4, 1.0),
+    layers.Reshape: image((36, 4)), layers.Resizing: image(3, 3),
+}  # fmt: skip
+
+
+def test_layers_that_are_known_keep_rows_apart_to_the_bit():
+    assert set(KNOWN) == {*rowwise._known_layers(), *rowwise._known_operations()}
+    inputs = keras.Input((6, 6, 4))
+    features = [layers.Flatten()(apply(kind, inputs)) for kind, apply in KNOWN.items()]
+    model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(features)))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = np.random.default_rng(0).uniform(1, 6, (5, 6, 6, 4)).astype("float32"), tf.range(5) % 3
+    engine = make_engine(model, tf.constant(x))
+    assert engine.obstacle is None
+
+    @tf.function(autograph=False)
+    def others(x):
+        output = engine(x, y, None)
+        return [t[1:] for t in (output.y_pred, output.losses, output.squared_norms)]
+
+    wanted = others(x)
+    for factor in (1e4, np.nan):
+        x[0] *= factor
+        for changed, unchanged in zip(others(x), wanted, strict=True):
+            np.testing.assert_array_equal(changed, unchanged)
+            assert np.isfinite(unchanged).all()
+
+
+Registered = type("TransformerEncoder", (Between,), {})
+keras.saving.register_keras_serializable("keras_hub")(Registered)
+Mine = type("Mine", (keras.Model,), {"call": lambda self, x, **_: x - mean(x)})
+
+
+def with_call(part):
+    part.call = centre
+    return part
+
+
+def of_two_ranks(x):
+    """A layer built for another rank, which puts an axis in front of the batch."""
+    layer = layers.Normalization(mean=[0.0] * 4, variance=[1.0] * 4)
+    layer(layers.Reshape((1, 1, 4))(x))
+    return layer(x)
+
+
+def centred(x, longer):
+    """Subtracts the mean over the second axis of `longer`, which is the batch."""
+    return vector(x) - layers.GlobalAveragePooling1D("channels_last")(
+        layers.Reshape((-1, 4))(longer)
+    )
+
+
+def centre(x, **_):
+    return x - mean(x)
+
+
+def channels_first(x):
+    keras.config.set_image_data_format("channels_first")
+    return centred(x, layers.Rescaling([1.0])(vector(x)))
+
+
+vector = layers.Flatten(data_format="channels_last")
+# Functions of an input [1, 4] to features or a model.
+PLANTED = {
+    "operands of other ranks": lambda x: x + vector(x),
+    "layer of other ranks": lambda x: layers.Add()([x, vector(x)]),
+    "call of an instance": lambda x: with_call(layers.Dense(4))(x),
+    "call of a model": lambda x: with_call(keras.Sequential([x, layers.Dense(4)])),
+    "registered name": lambda x: Registered(centre)(x),
+    "subclass of a model": lambda x: Mine(x, layers.Dense(4)(x)),
+    "subclass of Dense": lambda x: type("Mine", (layers.Dense,), {})(4)(x),
+    "subclass of Activation": lambda x: type("Mine", (layers.Activation,), {})("relu")(x),
+    "activation": lambda x: layers.Dense(4, activation=centre)(x),
+    "lambda": lambda x: layers.Lambda(centre)(x),
+    "product": lambda x: layers.EinsumDense("abc,cd->bd", (1, 3))(x),
+    "dot": lambda x: layers.Dot(axes=(0, 0))([vector(x), vector(x)]),
+    "mask of a batch": lambda x: layers.Dropout(0.5, noise_shape=(1, 1, 4))(x),
+    "encoding": lambda x: keras.Model(x, layers.CategoryEncoding(4)(x[:, 0, 0])),
+    "scale by row": lambda x: layers.Rescaling([[1.0], [2.0], [3.0]])(vector(x)),
+    "constant by row": lambda x: vector(x) + np.ones((3, 1, 4), "float32"),
+    "softmax": lambda x: layers.Softmax(axis=0)(x),
+    "normalization": lambda x: layers.LayerNormalization([0, 2], center=False, scale=False)(x),
+    "concatenation": lambda x: layers.Concatenate(axis=0)([x, x]),
+    "batch normalization": lambda x: layers.BatchNormalization()(x),
+    "quantized": lambda x: (m := keras.Model(x, layers.Dense(3)(x)), m.quantize("int8"))[0],
+    "one image": lambda x: layers.Resizing(1, 1)(x),
+    "layer of two ranks": lambda x: centred(x, of_two_ranks(x)),
+    "threshold with axes": lambda x: centred(x, layers.ReLU(threshold=np.full([1] * 4, 0.1))(x)),
+    "mask of a model": lambda x: keras.Model(x, layers.GlobalAveragePooling1D()(x))(x, mask=x),
+    "channels first": channels_first,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PLANTED)
+def test_models_that_may_mix_are_not_batched(name, request):
+    request.addfinalizer(lambda: keras.config.set_image_data_format("channels_last"))
+    x = keras.Input((1, 4))
+    model = PLANTED[name](x)
+    if not isinstance(model, keras.Model):
+        model = keras.Model(x, layers.Dense(3)(model))
+    assert rowwise.find_obstacle(model) or make_engine(model, tf.ones((3, 1, 4))).obstacle
+
+
+CHANGES = {
+    "layer added": lambda model: model.add(layers.Lambda(centre)),
+    "call replaced": lambda model: with_call(model.layers[1]),
+    "activation set": lambda model: setattr(model.layers[0], "activation", centre),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_models_that_changed_since_the_last_step_are_not_batched(name):
+    stack = [keras.Input((6,)), layers.Dense(3), layers.ReLU()]
+    model, (x, y) = small.model(layers=stack), small.data()
+    model.train_on_batch(x[:8], y[:8])
+    CHANGES[name](model)
+    model.train_on_batch(x, y)
+    assert model.optimizer.independence[0].startswith("mapped")
