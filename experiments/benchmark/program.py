@@ -16,8 +16,8 @@ These processes come first, so a step that is too large for the machine is kille
 timed here.
 
 The last line of the standard output is one JSON object: `step_ratio` (private / ordinary),
-`mapped_ratio` (mapped / ordinary), `memory_ratio`, medians in seconds, peaks in MiB, and every flag. A
-value that could not be measured is null, and `failures` says why.
+`mapped_ratio` (mapped / ordinary), `memory_ratio`, medians in seconds, peaks in MiB, and every
+flag. A value that could not be measured is null, and `failures` says why.
 """
 
 import dataclasses

@@ -110,6 +110,7 @@ class Subclassed(keras.Model):
         self.model = model
 
     def call(self, inputs, training=None):
+        """The outputs of the model."""
         return self.model(inputs, training=training)
 
 

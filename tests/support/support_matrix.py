@@ -91,9 +91,10 @@ def _train(way, features, folder):
             callbacks.append(tfdpx.PrivacyBudget(plan, allow_approximate=True))
     strategy = replica_cases.strategies()[1] if "replicas" in way else None
     keras.config.set_dtype_policy(last("policy", "float32"))
+    stack = contextlib.ExitStack()
+    stack.enter_context(engines.mapping() if is_mapped else contextlib.nullcontext())
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(engines.mapping() if is_mapped else contextlib.nullcontext())
+        with strategy.scope() if strategy else contextlib.nullcontext():
             layers = [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
             model = keras.Sequential(layers)
             optimizer = last("make", tfdpx.DPSGD)(0.1, plan=plan, **arguments)
@@ -108,8 +109,10 @@ def _train(way, features, folder):
             tfdpx.distributed.fit(model, plan, *fitted, **how)
         else:
             model.fit(*fitted, **how)
+        assert not is_mapped or all(ran.startswith("mapped") for ran in optimizer.independence)
         return optimizer
     finally:
+        stack.close()
         keras.config.set_dtype_policy("float32")
 
 

@@ -54,10 +54,7 @@ def problems_of_microbatch(model, run, factors_of, specs, views, examples, trace
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread:
         # Its kernels run and leave Python to the batches of one.
         ran = thread.submit(run, few.map(lambda t: tf.gather(t, rows)))
-        try:
-            gradients = _of_batches_of_one(model, few, views, trace)
-        except tf.errors.UnimplementedError:  # A kernel that graphs do without.
-            gradients = _of_batches_of_one(model, few, views, trace=True)
+        gradients = _of_batches_of_one(model, few, views, trace)
         norms, sums = ran.result()
     factors, norms = np.array(factors_of(norms)), np.sqrt(norms)
     weights = [factors[places == place].sum() for place in range(compared)]
@@ -145,9 +142,7 @@ def undisturbed(model):
     """Within it graphs run as they are, because optimizing does not pay; state is given back."""
     off = "disable_meta_optimizer"
     before = tf.config.optimizer.get_experimental_options().get(off, False)
-    # Without it CPUs cannot run convolutions of channels first.
-    formats = {getattr(part, "data_format", None) for part in layer_internals.flatten_layers(model)}
-    tf.config.optimizer.set_experimental_options({off: "channels_first" not in formats})
+    tf.config.optimizer.set_experimental_options({off: True})
     try:
         with restored([*model.non_trainable_variables, *model.metrics_variables]):
             yield

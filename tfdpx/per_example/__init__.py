@@ -5,8 +5,8 @@ leaves a layer to the map. `gradient_norms` are norms to choose a clip by.
 """
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
-from tfdpx.per_example.gradient_norms import gradient_norms
 from tfdpx.per_example.engine import explain
+from tfdpx.per_example.gradient_norms import gradient_norms
 from tfdpx.per_example.registry import register
 from tfdpx.per_example.rules import GenericRule, Rule
 

@@ -1,4 +1,4 @@
-"""Per-example gradients: one function of one example, mapped over examples, and rules outside of it.
+"""Per-example gradients: one function of one example, mapped, and rules outside of the map.
 
 The model's forward pass, the loss and the backward pass over activations are a function of the K
 rows of one example. No other example is in its reach, so no example can influence another's
@@ -213,7 +213,7 @@ class Engine:
             (examples, states),
             f"Model '{self._model.name}'",
             tensorflow_internals.is_for_xla(self._model),
-            loop=self.loops or None,
+            loop=self.loops,
             shared=update.tensors,
         )
         return passes[-1].with_tensors(tf.nest.map_structure(merge_views, tensors), whole)

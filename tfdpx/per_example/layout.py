@@ -99,9 +99,6 @@ def find_layout(model, x):
     none = Layout(variables, [], [], None)
     try:
         (two, outside), (three, _) = step_context.eagerly(_two_runs, model, x)
-    except tf.errors.UnimplementedError:
-        # A kernel that graphs do without, such as convolutions of channels first on CPUs.
-        (two, outside), (three, _) = step_context.eagerly(_two_traces, model, x)
     except tf.errors.OpError as error:  # Not for made-up inputs.
         weights = model.count_params()
         work = Work(2.0 * weights, weights, weights, len(model.layers))
@@ -121,15 +118,6 @@ def find_layout(model, x):
 def _two_runs(model, x):
     with restored(model.non_trainable_variables):
         return [_record(model, probe_batch(model, x, rows, seed=rows)) for rows in (2, 3)]
-
-
-def _two_traces(model, x):
-    """As `_two_runs`, in graphs that are not run."""
-    results = []
-    for rows in (2, 3):
-        traced = tf.function(lambda x: results.append(_record(model, x)), autograph=False)
-        traced.get_concrete_function(probe_batch(model, x, rows))
-    return results
 
 
 @contextlib.contextmanager
@@ -161,13 +149,11 @@ def _record(model, x):
 
     def look(layer, rule, args, kwargs):
         generators = layer_internals.seed_generators(layer)
-        is_eager = tf.executing_eagerly()
-        before = [g.state.numpy() for g in generators] if is_eager else []
+        before = [g.state.numpy() for g in generators]
         with outside.ignoring():
             result = layer_internals.call_operation(layer, args, kwargs)
-        after = [g.state.numpy() for g in generators] if is_eager else []
+        after = [g.state.numpy() for g in generators]
         draws = any((a != b).any() for a, b in zip(before, after, strict=True))
-        draws |= bool(generators) and not is_eager
         first = next(filter(tf.is_tensor, tf.nest.flatten((args, kwargs))), None)
         looks_up = first is not None and not first.dtype.is_floating
         given = [leaf for leaf in tf.nest.flatten((args, kwargs)) if tf.is_tensor(leaf)]
@@ -209,8 +195,7 @@ def _work(calls):
 
 
 def _shapes(nest):
-    tensors = (t if tf.is_tensor(t) else None for t in tf.nest.flatten(nest))
-    return [None if t is None else tuple(size or 1 for size in t.shape) for t in tensors]
+    return [tuple(t.shape) if tf.is_tensor(t) else None for t in tf.nest.flatten(nest)]
 
 
 def _grows(shape_of_two, shape_of_three):

@@ -141,6 +141,6 @@ def _check_unread(totals, loss):
     if seen & totals:
         raise UnmappedState(
             "The loss reads a metric of the model, which adds up private examples without noise, "
-            "so no gradient would be bounded by the clip. A metric may be updated in `compute_loss`, "
-            "but not read."
+            "so no gradient would be bounded by the clip. A metric may be updated in "
+            "`compute_loss`, but not read."
         )

@@ -39,12 +39,8 @@ class TakesBatch(ValueError):
     """A function of one example reads what was computed from the batch."""
 
 
-class NotVectorized(ValueError):
-    """TensorFlow fails to vectorize a function."""
-
-
 def vectorized_map(
-    function, elements, what="The function", jit_compile=False, loop=None, shared=()
+    function, elements, what="The function", jit_compile=False, loop=False, shared=()
 ):
     """`tf.vectorized_map` for functions of one example, which read nothing else of the batch.
 
@@ -56,8 +52,8 @@ def vectorized_map(
         elements: Nest of tensors [n, ...].
         what: String for the error: whose function it is.
         jit_compile: Whether XLA is to compile it later, where it does not already.
-        loop: Whether to run the whole function for one example after the other; None where
-            TensorFlow fails to vectorize it.
+        loop: Whether to run the whole function for one example after the other. By default only
+            where TensorFlow fails to vectorize it.
         shared: List of tensors that `function` may read besides.
 
     Returns:
@@ -65,7 +61,6 @@ def vectorized_map(
 
     Raises:
         TakesBatch: If `function` reads a tensor that was computed from the batch.
-        NotVectorized: If TensorFlow fails to vectorize it and `loop` is False.
         ValueError: If `function` loops and XLA is to compile it.
     """
     under_xla = jit_compile or tensorflow_internals.is_under_xla()
@@ -107,11 +102,9 @@ def vectorized_map(
         each = each.get_concrete_function(*specs)
         if not taking:
             return each(*tensors)
-    except Exception as error:
+    except Exception:
         if not traced or loop:
             raise
-        if loop is False:
-            raise NotVectorized(f"{what} cannot be vectorized: {error}") from error
     if taking:
         raise TakesBatch(
             f"{what} reads '{taking[0]}', which was computed from other examples too, or was kept "

@@ -1,5 +1,7 @@
 """Statistics that `adapt` took of data stay in the model without noise: refused, or said public."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -15,35 +17,19 @@ NUMBERS = np.random.default_rng(3).normal(1.0, 2.0, [40, 6]).astype("float32")
 WHOLE = np.arange(240).reshape([40, 6]) % 7
 WORDS = np.array([["red green"], ["blue"], ["green"]])
 
+MEAN, PAIR = {"mean": 0.5, "variance": 2.0}, {"vocabulary": ["red", "blue"]}
+INVERTED = functools.partial(layers.Normalization, axis=None, invert=True)
+FREQUENCIES = functools.partial(layers.TextVectorization, output_mode="tf_idf")
+LENGTH = {"output_sequence_length": 2}
 # Kind -> a layer as users make it, data to adapt it to, and public values to give instead.
 KINDS = {
-    "Normalization": (layers.Normalization, {}, NUMBERS, {"mean": 0.5, "variance": 2.0}),
-    "inverted": (
-        lambda **given: layers.Normalization(axis=None, invert=True, **given),
-        {},
-        NUMBERS,
-        {"mean": 0.5, "variance": 2.0},
-    ),
-    "Discretization": (
-        layers.Discretization,
-        {"num_bins": 4},
-        NUMBERS,
-        {"bin_boundaries": [0.0, 1.0]},
-    ),
+    "Normalization": (layers.Normalization, {}, NUMBERS, MEAN),
+    "inverted": (INVERTED, {}, NUMBERS, MEAN),
+    "Discretization": (layers.Discretization, {"num_bins": 4}, NUMBERS, {"bin_boundaries": [0.5]}),
     "IntegerLookup": (layers.IntegerLookup, {}, WHOLE, {"vocabulary": [1, 2, 3]}),
-    "StringLookup": (layers.StringLookup, {}, WORDS, {"vocabulary": ["red", "blue"]}),
-    "TextVectorization": (
-        layers.TextVectorization,
-        {"output_sequence_length": 2},
-        WORDS,
-        {"vocabulary": ["red", "blue"], "output_sequence_length": 2},
-    ),
-    "frequencies": (
-        lambda **given: layers.TextVectorization(output_mode="tf_idf", **given),
-        {},
-        WORDS,
-        {"vocabulary": ["red", "blue"], "idf_weights": [0.3, 0.4]},
-    ),
+    "StringLookup": (layers.StringLookup, {}, WORDS, PAIR),
+    "TextVectorization": (layers.TextVectorization, LENGTH, WORDS, {**PAIR, **LENGTH}),
+    "frequencies": (FREQUENCIES, {}, WORDS, {**PAIR, "idf_weights": [0.3, 0.4]}),
 }
 
 

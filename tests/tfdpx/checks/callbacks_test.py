@@ -1,7 +1,6 @@
 """Callbacks that would act on the training data without noise are refused, and writers warn."""
 
 import types
-import warnings
 
 import keras
 import numpy as np
@@ -48,12 +47,9 @@ class Holds(keras_callbacks.Callback):
 
 
 MONITORING = [
-    lambda monitor: keras_callbacks.EarlyStopping(monitor),
-    lambda monitor: keras_callbacks.ReduceLROnPlateau(monitor),
+    keras_callbacks.EarlyStopping, keras_callbacks.ReduceLROnPlateau, Patient, Monitors,
     lambda monitor: checkpoint("m.weights.h5", monitor=monitor, save_best_only=True),
-    lambda monitor: Patient(monitor),
-    lambda monitor: Monitors(monitor),
-]
+]  # fmt: skip
 if hasattr(keras_callbacks, "OrbaxCheckpoint"):
     MONITORING.append(lambda monitor: orbax(monitor, save_best_only=True))
 
@@ -85,24 +81,19 @@ def test_what_acts_on_the_training_data_is_refused(wrap):
     with pytest.raises(ValueError, match="TerminateOnNaN.*nonfinite_examples"):
         check(wrap(keras_callbacks.TerminateOnNaN()))
     check(wrap(keras_callbacks.TerminateOnNaN()), noise_multiplier=0.0)
+    holder = Holds(None)
+    holder.inner = [holder]  # It ends.
+    check(wrap(holder))
 
 
 REFUSED_NAMES = [
-    "m-{loss}",
-    "m-{accuracy:.2f}",
-    "m-{epoch:02d}-{val_loss:.2f}-{loss!r}",
-    "m-{loss.real}",
-    "m-{history[loss]}",
-    "m-{epoch:{loss}}",  # A field within a format.
-    "{loss}/m",
-]
+    "m-{loss}", "m-{accuracy:.2f}", "m-{epoch:02d}-{val_loss:.2f}-{loss!r}", "m-{loss.real}",
+    "m-{history[loss]}", "m-{epoch:{loss}}", "{loss}/m",
+]  # fmt: skip
 ALLOWED_NAMES = [
-    "m",
-    "m-{epoch}-{batch}",
-    "m-{epoch:02d}-{val_loss:.2f}-{val_accuracy}",
+    "m", "m-{epoch}-{batch}", "m-{epoch:02d}-{val_loss:.2f}-{val_accuracy}", "m-{{loss}}",
     "m-{epsilon:.3f}-{epsilon_approximate}-{learning_rate}",
-    "m-{{loss}}",
-]
+]  # fmt: skip
 
 
 def test_a_training_metric_in_a_path_is_refused_and_no_other_field(tmp_path):
@@ -119,67 +110,39 @@ def test_a_training_metric_in_a_path_is_refused_and_no_other_field(tmp_path):
         check(checkpoint(f"{tmp_path}/{name}.weights.h5"))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda folder: keras_callbacks.CSVLogger(folder / "log.csv"),
-        lambda folder: keras_callbacks.RemoteMonitor(),
-        lambda folder: keras_callbacks.TensorBoard(folder),
-    ],
-)
-def test_what_writes_the_training_loss_warns(make, tmp_path):
-    with pytest.warns(UserWarning, match="writes the training loss .*not cover"):
-        check([make(tmp_path)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check([make(tmp_path)], noise_multiplier=0.0)
+@pytest.mark.filterwarnings("error")
+def test_callbacks_that_write_the_training_loss_warn_and_others_do_not(tmp_path):
+    for writes in (
+        keras_callbacks.CSVLogger(tmp_path / "log.csv"),
+        keras_callbacks.RemoteMonitor(),
+        keras_callbacks.TensorBoard(tmp_path),
+    ):
+        with pytest.warns(UserWarning, match="writes the training loss .*not cover"):
+            check([writes])
+        check([writes], noise_multiplier=0.0)
+    check(None)
+    check([
+        tfdpx.callbacks.PrivacyBudget(
+            PrivacyPlan(64, batch_size=8, steps=7, noise_multiplier=1.0, delta=1e-3)
+        ),
+        tfdpx.callbacks.TensorBoard(tmp_path),
+        keras_callbacks.LearningRateScheduler(lambda epoch, rate: rate),
+        keras_callbacks.SwapEMAWeights(),
+        keras_callbacks.BackupAndRestore(tmp_path),
+        keras_callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+        checkpoint(f"{tmp_path}/m.weights.h5", monitor="loss"),
+    ])  # fmt: skip
 
 
-def test_what_sees_no_training_data_passes_silently(tmp_path):
-    plan = PrivacyPlan(64, batch_size=8, steps=7, noise_multiplier=1.0, delta=1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check(None)
-        check(
-            [
-                tfdpx.callbacks.PrivacyBudget(plan),
-                tfdpx.callbacks.TensorBoard(tmp_path),
-                keras_callbacks.LearningRateScheduler(lambda epoch, rate: rate),
-                keras_callbacks.SwapEMAWeights(),
-                keras_callbacks.BackupAndRestore(tmp_path),
-                keras_callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
-                checkpoint(f"{tmp_path}/m.weights.h5", monitor="loss"),
-            ]
-        )
-
-
-def test_a_callback_that_holds_itself_ends():
-    holder = Holds(None)
-    holder.inner = [holder]
-    check(holder)
-
-
-@pytest.mark.parametrize("wrap", [WRAPS["list"], WRAPS["CallbackList in a list"]])
-def test_fit_refuses_before_the_first_step(wrap):
-    model = small.model()
-    model.build((None, 6))
-    before = small.weights(model)
-    for callback in (keras_callbacks.TerminateOnNaN(), keras_callbacks.EarlyStopping("loss")):
-        with pytest.raises(ValueError, match="training data without noise"):
-            model.fit(*small.data(), callbacks=wrap(callback), verbose=0)
-    np.testing.assert_array_equal(small.weights(model), before)
-
-
-def test_the_loop_of_our_own_refuses_before_the_first_step(tmp_path):
+def test_fit_refuses_before_the_first_step():
     x, y = small.data()
     plan = PrivacyPlan(num_examples=16, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)
     model = small.model(tfdpx.DPSGD(0.1, plan=plan))
-    for callback in (
-        keras_callbacks.TerminateOnNaN(),
-        keras_callbacks.EarlyStopping("loss"),
-        checkpoint(f"{tmp_path}/{{loss}}.weights.h5"),
-    ):
-        with pytest.raises(ValueError, match="does not cover"):
+    for callback in (keras_callbacks.TerminateOnNaN(), keras_callbacks.EarlyStopping("loss")):
+        for wrap in (WRAPS["list"], WRAPS["CallbackList in a list"]):
+            with pytest.raises(ValueError, match="training data without noise"):
+                model.fit(x, y, callbacks=wrap(callback), verbose=0)
+        with pytest.raises(ValueError, match="training data without noise"):
             tfdpx.distributed.fit(model, plan, x, y, callbacks=[callback])
     assert int(model.optimizer.iterations) == 0
 
@@ -188,11 +151,13 @@ def test_the_loop_of_our_own_refuses_before_the_first_step(tmp_path):
 def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x, y = small.data()
-    chosen = [make("val_loss") for make in MONITORING[:3]]
+    chosen = [make("val_loss") for make in (*MONITORING[:2], MONITORING[4])]
     small.model().fit(x, y, validation_data=(x + 1, y), callbacks=chosen, verbose=0)
     with pytest.warns(UserWarning, match="epsilon is infinite"):
         model = small.model(noise_multiplier=0.0)
-    chosen = [make("loss") for make in MONITORING[:3]] + [keras_callbacks.TerminateOnNaN()]
+    chosen = [make("loss") for make in (*MONITORING[:2], MONITORING[4])] + [
+        keras_callbacks.TerminateOnNaN()
+    ]
     model.fit(x, y, callbacks=chosen, verbose=0)
 
 

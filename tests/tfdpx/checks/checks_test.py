@@ -38,16 +38,14 @@ class Counts(layers.Layer):
         return x
 
 
-def with_batch_norm():
-    return [layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)]
-
-
 UNFIT = [
-    (with_batch_norm, "batch_normalization.*replace_batch_norm"),
+    (
+        lambda: [layers.BatchNormalization(), layers.Dense(3)],
+        "batch_normalization.*replace_batch_norm",
+    ),
     (lambda: [layers.Dense(3, activity_regularizer="l2")], "activity_regularizer"),
     (lambda: [AddsALoss(name="adds"), layers.Dense(3)], "add_loss.*adds"),
     (lambda: [Counts(), layers.Dense(3)], "changes state.*counts"),
-    (lambda: [layers.SpectralNormalization(layers.Dense(3))], "SpectralNormalization"),
     (lambda: [layers.Dense(3, trainable=False)], "no trainable variables"),
 ]
 
@@ -92,20 +90,6 @@ def test_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
-class MixesUp(keras.Sequential):
-    def train_step(self, data):
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        return super().train_step((0.5 * (x + tf.reverse(x, [0])), y, weight))
-
-
-def test_a_train_step_that_mixes_the_batch_first_is_refused():
-    model = MixesUp([layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), loss=loss)
-    with pytest.raises(checks.UnfitForPrivacy, match="train_step. of its own"):
-        model.fit(*small.data(), verbose=0)
-
-
 class MixedViews(tfdpx.augment.RandomCropFlip):
     def __init__(self):
         super().__init__(padding=1)
@@ -148,12 +132,11 @@ class WrongGradients(Rule):
         exact = [tf.einsum("bi,bo->bio", inputs, gradients), gradients]
         return [self.changed(gradient) for gradient in exact]
 
-    @staticmethod
-    def changed(gradients):
-        return 0.5 * gradients
+    changed = None
 
 
 WRONG_GRADIENTS = {
+    "halved": lambda g: 0.5 * g,
     "of the row before": lambda g: tf.roll(g, 1, 0),
     "of the third row before": lambda g: tf.roll(g, 3, 0),
     "from the fifth row on": lambda g: tf.concat([g[:4], 2.0 * g[4:]], 0),
@@ -169,13 +152,6 @@ def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
         model = small.model(layers=[Wrong(3)])
         with pytest.raises(checks.UnfitForPrivacy, match="disagree with those of batches of one"):
             model.train_on_batch(x, y, sample_weight=sample_weight)
-
-
-def test_a_wrong_rule_is_found_out():
-    # Gradients taken while a graph is traced can be silently zero on both sides of a comparison.
-    model = small.model(layers=[Wrong(3)])
-    with pytest.raises(checks.UnfitForPrivacy, match="disagree with those of batches of one"):
-        model.fit(*small.data(), verbose=0)
 
 
 def test_a_fit_model_trains():

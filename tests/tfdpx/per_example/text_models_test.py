@@ -17,16 +17,10 @@ hub = pytest.importorskip("keras_hub")
 CAUSAL = "gpt2", "gemma", "gemma3", "llama", "mistral", "qwen"
 # Layers of KerasHub's own that the generic rule serves: small, and where all weights train alone.
 GENERIC = {
-    **{name: 1 for name in ("bert", "roberta", "distil_bert", "gpt2", "vit")},
-    **{
-        "bert_masked": 2,
-        "deberta": 1,
-        "gemma": 3,
-        "gemma3": 5,
-        "llama": 3,
-        "mistral": 3,
-        "qwen": 3,
-    },
+    **dict.fromkeys(("bert", "roberta", "distil_bert", "gpt2"), 1),
+    **dict.fromkeys(("bert_masked", "deberta", "vit"), 2),
+    **dict.fromkeys(("gemma", "llama", "mistral", "qwen"), 3),
+    "gemma3": 5,
 }
 
 
