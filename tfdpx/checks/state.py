@@ -7,8 +7,6 @@ Metrics are written by every step, without noise. A gradient that depends on one
 examples of earlier updates, which no clipping bounds. So no graph that makes gradients reads one.
 """
 
-import contextlib
-
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, metric_internals, tensorflow_internals
@@ -18,8 +16,9 @@ from tfdpx.per_example.rows import Rows
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
 _HARMLESS = frozenset(
-    "Assert CheckNumerics CheckNumericsV2 DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 Print PrintV2 ReadVariableOp "
-    "ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp VariableShape "
+    "Assert CheckNumerics CheckNumericsV2 DebugIdentityV3 LookupTableFindV2 LookupTableSizeV2 "
+    "Print PrintV2 ReadVariableOp ResourceGather ResourceGatherNd VarHandleOp VarIsInitializedOp "
+    "VariableShape "
     # Their state is a mask of dropout, or a buffer that the backward pass reads.
     "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3 "
     "CudnnRNNParamsSize CudnnRNNCanonicalToParamsV2".split()
@@ -235,21 +234,35 @@ def metrics_read(graph, model, operations=None):
     return sorted(read)
 
 
-@contextlib.contextmanager
-def refusing_metrics(model, what):
-    """Raises UnfitForPrivacy if the operations made within it read a metric.
+def without_metrics(model, what, function, checked):
+    """`function()`, which must not read a metric.
+
+    In eager mode its graph is traced once, for this check alone.
 
     Args:
         model: The compiled `keras.Model`.
-        what: Str, what makes the operations.
+        what: Str, what the function does.
+        function: Python function without arguments.
+        checked: Set, to which `what` is added.
+
+    Raises:
+        UnfitForPrivacy: If its operations read a metric.
     """
     if tf.executing_eagerly():
-        yield
-        return
+        if what not in checked:
+
+            def unused():
+                function()
+
+            traced = tf.function(unused, autograph=False).get_concrete_function()
+            check_metrics_unread(traced.graph, model, what)
+            checked.add(what)
+        return function()
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
-    yield
+    result = function()
     check_metrics_unread(graph, model, what, graph.get_operations()[before:])
+    return result
 
 
 def check_metrics_unread(graph, model, what, operations=None):

@@ -65,10 +65,14 @@ def vectorized_map(
     """
     under_xla = jit_compile or tensorflow_internals.is_under_xla()
     tensors, traced, given, taking = tf.nest.flatten(elements), [], set(), []
-    allowed = list(shared)
+    allowed, failures = list(shared), []
 
     def one(element):
-        result = function(element)
+        try:
+            result = function(element)
+        except Exception as error:
+            failures.append(error)
+            raise
         graph = tf.compat.v1.get_default_graph()
         if under_xla and _loops(graph):
             raise ValueError(
@@ -103,6 +107,8 @@ def vectorized_map(
         if not taking:
             return each(*tensors)
     except Exception:
+        if failures:  # Under XLA, TensorFlow raises another error in its place.
+            raise failures[-1] from None
         if not traced or loop:
             raise
     if taking:

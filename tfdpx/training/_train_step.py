@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpx import mechanism, noise
 from tfdpx._keras import metric_internals, model_internals
 from tfdpx.checks.callbacks import check_log_names
-from tfdpx.checks.state import refusing_metrics
+from tfdpx.checks.state import without_metrics
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import inputs
 from tfdpx.training import _microbatches, replicas
@@ -109,12 +109,15 @@ def _step(optimizer, model, data, ids):
     gradients = clip.finish(noisy[: len(variables)])
     optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
     policy.learn(*(each.tensor for each in noisy[len(variables) :]), *exact)
-    with refusing_metrics(model, "The optimizer's update, with regularisers and schedules,"):
+
+    def apply():
         penalty, penalty_gradients = regularization(variables)
-        gradients = [
-            g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
-        ]
-        optimizer.apply(gradients, variables)
+        pairs = zip(gradients, penalty_gradients, strict=True)
+        optimizer.apply([g if p is None else g.plus(p) for g, p in pairs], variables)
+        return penalty
+
+    what = "The optimizer's update, with regularisers, schedule and constraints,"
+    penalty = without_metrics(model, what, apply, optimizer.prepared[model].checked)
 
     show_losses(model, totals.loss, totals.tracked, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
@@ -167,8 +170,8 @@ class _OneMicrobatch:
         choices, of_rows, given = choices
         policy = self._optimizer.clip_policy
         x, y, sample_weight = data
-        with refusing_metrics(model, "The augmentation"):
-            x = views.rows(x, choices)
+        checked = self._optimizer.prepared[model].checked
+        x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
         # Where every row is present, Keras counts as it always does.
         counted = present if given is None else given
         y, sample_weight, counted = views.repeat((y, sample_weight, counted))
