@@ -20,6 +20,8 @@ from tfdpx import noise
 from tfdpx.per_example import rounding
 
 _KEY = object()
+# The name of the operations that give private gradients, for checks of graphs.
+MARK = "private_gradient"
 
 
 class PrivateGradient:
@@ -143,4 +145,4 @@ def privatize(sums, noise_multiplier, batch_size, seed):
             seed = tf.identity(seed)
         drawn = tf.split(noise.normal([sum(sizes)], seed, deviation), sizes)
         sums = [s + tf.reshape(xi, s.shape) for s, xi in zip(sums, drawn, strict=True)]
-    return [PrivateGradient(s, deviation, _KEY) for s in sums]
+    return [PrivateGradient(tf.identity(s, name=MARK), deviation, _KEY) for s in sums]

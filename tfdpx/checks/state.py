@@ -7,8 +7,11 @@ Metrics are written by every step, without noise. A gradient that depends on one
 examples of earlier updates, which no clipping bounds. So no graph that makes gradients reads one.
 """
 
+import contextlib
+
 import tensorflow as tf
 
+from tfdpx import mechanism
 from tfdpx._keras import layer_internals, metric_internals, tensorflow_internals
 from tfdpx.checks.errors import UnfitForPrivacy
 from tfdpx.per_example.outputs import Outputs
@@ -211,60 +214,6 @@ def _written_by_step(model):
     return [v for v in model.metrics_variables if id(v) not in others]
 
 
-def metrics_read(graph, model, operations=None):
-    """Paths of the metrics' variables that a graph reads, a list.
-
-    Args:
-        graph: `tf.Graph` of a function.
-        model: The compiled `keras.Model`.
-        operations: List of operations of `graph`; None for all.
-    """
-    paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
-    operations = graph.get_operations() if operations is None else operations
-    captured = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
-    read = set()
-    for tensor in (t for operation in operations for t in operation.inputs):
-        if tensor.dtype != tf.resource:
-            continue
-        source, place = tensor, graph
-        while id(source) not in paths and id(source) in captured:
-            source, place = captured[id(source)], place.outer_graph
-            captured = {**captured, **{id(i): o for o, i in getattr(place, "captures", ())}}
-        read.update([paths[id(source)]] if id(source) in paths else [])
-    return sorted(read)
-
-
-def without_metrics(model, what, function, checked):
-    """`function()`, which must not read a metric.
-
-    In eager mode its graph is traced once, for this check alone.
-
-    Args:
-        model: The compiled `keras.Model`.
-        what: Str, what the function does.
-        function: Python function without arguments.
-        checked: Set, to which `what` is added.
-
-    Raises:
-        UnfitForPrivacy: If its operations read a metric.
-    """
-    if tf.executing_eagerly():
-        if what not in checked:
-
-            def unused():
-                function()
-
-            traced = tf.function(unused, autograph=False).get_concrete_function()
-            check_metrics_unread(traced.graph, model, what)
-            checked.add(what)
-        return function()
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    result = function()
-    check_metrics_unread(graph, model, what, graph.get_operations()[before:])
-    return result
-
-
 def check_metrics_unread(graph, model, what, operations=None):
     """Raises UnfitForPrivacy if a graph reads a metric.
 
@@ -274,10 +223,82 @@ def check_metrics_unread(graph, model, what, operations=None):
         what: Str, what the graph is.
         operations: List of operations of `graph`; None for all.
     """
-    read = metrics_read(graph, model, operations)
+    paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
+    operations = graph.get_operations() if operations is None else operations
+    inputs = (t for operation in operations for t in operation.inputs if t.dtype == tf.resource)
+    read = {paths.get(id(_outermost(tensor))) for tensor in inputs} - {None}
     if read:
-        raise UnfitForPrivacy(
-            f"{what} reads metrics: {read}. A metric adds up private examples without noise, so a "
-            "gradient that depends on one is not bounded by the clip. Use a number or a variable "
-            "that no training data changes."
-        )
+        raise UnfitForPrivacy(_reads(what, sorted(read)))
+
+
+@contextlib.contextmanager
+def refusing_metrics(model, what):
+    """Raises UnfitForPrivacy if the operations of a graph that are made within it read a metric.
+
+    Args:
+        model: The compiled `keras.Model`.
+        what: Str, what makes the operations.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    check_metrics_unread(graph, model, what, graph.get_operations()[before:])
+
+
+def check_update(graph, model):
+    """Raises UnfitForPrivacy if weights get another value than by private gradients.
+
+    What is assigned to weights, and to what the optimizer keeps, follows from private gradients, from
+    variables other than metrics and from constants alone. So no regulariser, constraint, schedule
+    or optimizer reads the batch, nor what a metric has kept of others.
+
+    Args:
+        graph: `tf.Graph` of a whole step.
+        model: The compiled `keras.Model`.
+    """
+    paths = {id(h): v.path for v in _written_by_step(model) for h in layer_internals.handles(v)}
+    kept = [*model.variables, *model.optimizer.variables]
+    handles = {id(h): v.path for v in kept for h in layer_internals.handles(v)}
+    waiting, seen = [], set()
+    for _, operation, resources in _stateful(graph):
+        if operation.type in _HARMLESS or not any(id(r) in handles for r in resources):
+            continue
+        if operation.graph is graph:
+            waiting += operation.inputs
+    while waiting:
+        tensor = _outermost(waiting.pop())
+        if not tf.is_symbolic_tensor(tensor) or id(tensor) in seen:
+            if id(tensor) in paths:
+                raise UnfitForPrivacy(_reads(_UPDATE, [paths[id(tensor)]]))
+            continue
+        seen.add(id(tensor))
+        operation = tensor.op
+        if operation.name.rpartition("/")[2].startswith(mechanism.MARK):
+            continue
+        if tensor.dtype != tf.resource and operation.type.startswith(_OF_DATA):
+            raise UnfitForPrivacy(_reads(_UPDATE, [tensor.name]))
+        waiting += operation.inputs
+
+
+_UPDATE = "The update of the weights, with regularisers, constraints and schedule,"
+# Types of operations that give examples.
+_OF_DATA = ("Iterator", "Optional", "Placeholder")
+
+
+def _outermost(tensor):
+    """What a function captured, where `tensor` stands for it inside."""
+    while tf.is_symbolic_tensor(tensor):
+        captures = getattr(tensor.graph, "captures", ())
+        outer = next((o for o, inner in captures if inner is tensor), None)
+        if outer is None:
+            return tensor
+        tensor = outer
+    return tensor
+
+
+def _reads(what, names):
+    return (
+        f"{what} reads values of examples that no noise was added to: {names}. Metrics add up "
+        "private examples, so what depends on one is not bounded by the clip. Use a number, or a "
+        "variable that no training data changes."
+    )

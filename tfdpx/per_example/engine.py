@@ -176,6 +176,8 @@ class Engine:
 
     def differentiate(self, data, update, key, shares, has_loss=True):
         """The `_Pass` of `data`, `(x, y, sample_weight)`, nests of tensors [B * K, ...]."""
+        # Somebody may have changed the model since.
+        self._not_rowwise = self._not_rowwise or rowwise.find_obstacle(self._model)
         batch, num_views = Rows(data), self._num_views
         rows = tf.shape(batch.tensors[0])[0]
         is_batched = self.obstacle is None

@@ -174,7 +174,7 @@ def _compare(two, three):
     grows = [_grows(a, b) for a, b in zip(two.outputs, three.outputs, strict=True)]
     # A rule reads the inputs and the gradients at the outputs, of each row; a layer that draws
     # random numbers gives others to whoever would run it again.
-    is_captured = two.rule is not GenericRule and all(grows) and batched[:1] == (True,)
+    is_captured = not issubclass(two.rule, GenericRule) and all(grows) and batched[:1] == (True,)
     is_captured = is_captured and two.is_dense and not (two.draws or three.draws)
     return CallLayout(two.layer, two.rule, batched, is_captured)
 

@@ -8,6 +8,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals
 
@@ -35,7 +36,7 @@ def find_obstacle(model):
     layers, operations = _known_layers(), _known_operations()
     for operation in graph.operations:
         if isinstance(operation, keras.Model):
-            problem = find_obstacle(operation)
+            problem = find_obstacle(operation) or _problem_of_arguments(operation)
         elif type(operation) in operations:
             problem = _problem_of_operands(operation)
         elif type(operation) in layers:
@@ -53,7 +54,7 @@ def _known_layers():
     known = dict.fromkeys(
         (
             layers.InputLayer, layers.Activation, layers.AveragePooling1D, layers.AveragePooling2D,
-            layers.Conv1D, layers.Conv2D, layers.Cropping2D, layers.Dense, layers.DepthwiseConv2D,
+            layers.Conv2D, layers.Cropping2D, layers.Dense, layers.DepthwiseConv2D,
             layers.Embedding, layers.Flatten, layers.GlobalAveragePooling1D,
             layers.GlobalAveragePooling2D, layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D,
             layers.LeakyReLU, layers.MaxPooling1D, layers.MaxPooling2D, layers.Permute, layers.ReLU,
@@ -62,7 +63,7 @@ def _known_layers():
     )  # fmt: skip
     known.update(dict.fromkeys((layers.Add, layers.Average, layers.Multiply, layers.Subtract)))
     along_axis = (layers.Concatenate, layers.GroupNormalization, layers.LayerNormalization)
-    known.update(dict.fromkeys((*along_axis, layers.Normalization), _over_rows))
+    known.update(dict.fromkeys(along_axis, _over_rows))
     known[layers.BatchNormalization] = _unfrozen
     known[layers.Dropout] = _shared_noise
     known[layers.Rescaling] = _scaled_by_row
@@ -92,7 +93,7 @@ def _shared_noise(layer, rank):
 
 
 def _scaled_by_row(layer, rank):
-    numbers = all(np.ndim(value) < 2 for value in (layer.scale, layer.offset))
+    numbers = all(np.ndim(value) == 0 for value in (layer.scale, layer.offset))
     return None if numbers else "may scale each row in another way"
 
 
@@ -112,15 +113,23 @@ def _problem_of_layer(layer, check):
         problem = "has a regulariser of its output"
     elif getattr(layer, "quantization_mode", None):
         problem = "is quantized"
+    elif any(np.ndim(value) for value in vars(layer).values() if _is_array(value)):
+        problem = "keeps an array"  # Which may have an axis for the batch.
     for args, kwargs in model_internals.symbolic_calls(layer):
         tensors = [t for t in keras.tree.flatten((args, kwargs)) if _is_tensor(t)]
-        own = keras.tree.flatten(args[:1])
-        others = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
-        if any(not _is_tensor(t) for t in own) or any(not isinstance(v, bool) for v in others):
-            problem = problem or "is called with more than its inputs"
         problem = problem or _problem_of_shapes(tensors)
         problem = problem or (tensors and check and check(layer, len(tensors[0].shape)))
-    return f"{_described(layer)} {problem}" if problem else None
+    return f"{_described(layer)} {problem}" if problem else _problem_of_arguments(layer)
+
+
+def _problem_of_arguments(layer):
+    """Str, a clause, or None."""
+    for args, kwargs in model_internals.symbolic_calls(layer):
+        inputs = keras.tree.flatten(args[:1])
+        others = [value for value in keras.tree.flatten((args[1:], kwargs)) if value is not None]
+        if any(not _is_tensor(t) for t in inputs) or any(not isinstance(v, bool) for v in others):
+            return f"{_described(layer)} is called with more than its inputs"
+    return None
 
 
 def _problem_of_operands(operation):
@@ -141,6 +150,10 @@ def _problem_of_shapes(tensors):
     if len(ranks) > 1 or len(rows) > 1:
         return "has operands of different ranks"
     return "has an input without axes behind the batch" if min(ranks, default=2) < 2 else None
+
+
+def _is_array(value):
+    return tf.is_tensor(value) or isinstance(value, np.ndarray)
 
 
 def _is_tensor(value):
