@@ -153,7 +153,7 @@ def _problem_of_shapes(tensors):
 
 
 def _is_array(value):
-    return tf.is_tensor(value) or isinstance(value, np.ndarray)
+    return isinstance(value, tf.Tensor | np.ndarray)
 
 
 def _is_tensor(value):

@@ -138,11 +138,10 @@ KNOWN = {
     **dict.fromkeys((own.SkipInit, own.UnitNormWithConstant, layers.LayerNormalization), image()),
     **dict.fromkeys(model_internals.ARITHMETIC, lambda kind, x: kind()(2.0, kind()(x, x * x))),
     layers.Activation: image("softmax"), layers.BatchNormalization: image(trainable=False),
-    layers.Concatenate: pair, layers.Conv1D: sequence(2, 3, trainable=False),
+    layers.Concatenate: pair,
     layers.Dense: image(4, "relu"), layers.DepthwiseConv2D: image(3), layers.Dropout: image(0.5),
     layers.Embedding: image(7, 2), layers.InputLayer: lambda kind, x: x,
-    layers.Normalization: image(mean=[0.5] * 4, variance=[2.0] * 4),
-    layers.Permute: image((3, 1, 2)), layers.Rescaling: image([0.5] * 4, 1.0),
+    layers.Permute: image((3, 1, 2)), layers.Rescaling: image(0.5, 1.0),
     layers.Reshape: image((36, 4)), layers.Resizing: image(3, 3),
 }  # fmt: skip
 
