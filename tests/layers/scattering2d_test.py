@@ -346,7 +346,7 @@ def classifier(*first):
 
 
 @pytest.mark.parametrize("mode", ["chosen", slow("whole")])
-def test_per_example_gradients_before_and_after_it(engine):
+def test_per_example_gradients_before_and_after_it(mode):
     model = keras.Sequential([keras.Input((8, 8, 1)), *classifier(keras.layers.Conv2D(2, 3))])
     # The convolution leaves 6x6 pixels.
     y = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")

@@ -248,9 +248,9 @@ def refusing_metrics(model, what):
 def check_update(graph, model):
     """Raises UnfitForPrivacy if weights get another value than by private gradients.
 
-    What is assigned to weights, and to what the optimizer keeps, follows from private gradients, from
-    variables other than metrics and from constants alone. So no regulariser, constraint, schedule
-    or optimizer reads the batch, nor what a metric has kept of others.
+    Values that are assigned to weights, and to variables of the optimizer, follow from private
+    gradients, from variables other than metrics and from constants alone. So no regulariser,
+    constraint, schedule or optimizer reads the batch, nor a metric of former batches.
 
     Args:
         graph: `tf.Graph` of a whole step.

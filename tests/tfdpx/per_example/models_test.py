@@ -72,7 +72,9 @@ def test_sequence_models(make, rng):
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_agree(mode, views, rng):
-    model = keras.Sequential([layers.Dense(3, "tanh"), layers.LayerNormalization(), layers.Dense(2)])
+    model = keras.Sequential(
+        [layers.Dense(3, "tanh"), layers.LayerNormalization(), layers.Dense(2)]
+    )
     assert_matches_batches_of_one(model, *vectors_and_targets(rng), views=views, mode=mode)
 
 

@@ -1,0 +1,139 @@
+"""Models that plain Keras trains, each unusual in another way: one private update of each."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cases import slow_but
+
+import tfdpx
+
+layers = keras.layers
+ROWS = 6
+RNG = np.random.default_rng(0)
+VECTORS = RNG.normal(size=(ROWS, 4)).astype("float32")
+IMAGES = RNG.normal(size=(ROWS, 6, 6, 3)).astype("float32")
+SERIES = RNG.normal(size=(ROWS, 5, 3)).astype("float32")
+WORDS = tf.constant([["a", "b"], ["b", "z"], ["c", "c"]] * 2)
+TEXTS = tf.constant([["a b c"], ["b"], ["c c c c"]] * 2)
+TOKENS = RNG.integers(0, 9, (ROWS, 5))
+
+
+def functional(shape, apply, dtype=None):
+    """A model of one input with a dense layer behind."""
+    inputs = keras.Input(shape, dtype=dtype)
+    return keras.Model(inputs, layers.Dense(2)(apply(inputs)))
+
+
+def stack(*parts):
+    return keras.Sequential([*parts, layers.Dense(2)])
+
+
+class FineTunes(keras.Model):
+    """Keras's own pattern: statistics are constants, scale and offset train."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = keras.Sequential([layers.Dense(3), layers.BatchNormalization()])
+        self.head = layers.Dense(2)
+
+    def call(self, x):
+        return self.head(self.base(x, training=False))
+
+
+class PenalizesGradients(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = self(x)
+        return tf.reduce_mean((y - y_pred) ** 2) + tf.reduce_mean(tape.gradient(outputs, x) ** 2)
+
+
+class Draws(layers.Layer):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.seed_generator = draw, keras.random.SeedGenerator()
+
+    def call(self, x):
+        return tf.cast(self.draw(x, self.seed_generator), x.dtype) + x
+
+
+class Block(layers.Layer):
+    """Weights of its own around layers that take a mask, and know when they train."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.drop = layers.LSTM(4, dropout=0.3), layers.Dropout(0.5)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(4,))
+        self.recurrent.build(shape)
+
+    def call(self, x):
+        return self.drop(self.recurrent(x)) * self.scale
+
+
+class Tied(keras.Model):
+    """A table of embeddings that gives the logits too, as in every GPT written by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix = layers.Embedding(9, 4), layers.Dense(4, "tanh")
+
+    def call(self, tokens):
+        logits = self.mix(self.table(tokens)) @ tf.transpose(self.table.embeddings)
+        return tf.reduce_mean(logits, axis=1)[:, :2]
+
+
+def quantized_lora(mode):
+    table = layers.Embedding(9, 4)
+    model = stack(keras.Input((5,), dtype="int32"), table, layers.Flatten())
+    if mode:
+        table.quantize(mode)
+    table.enable_lora(2)
+    return model
+
+
+def drawing(draw):
+    return lambda: stack(keras.Input((4,)), layers.Dense(4), Draws(draw))
+
+
+random = keras.random
+HONEST = {
+    "random crop": (IMAGES, lambda: stack(
+        keras.Input((6, 6, 3)), layers.Conv2D(3, 3, padding="same"), layers.RandomCrop(5, 5),
+        layers.Flatten())),
+    "fine-tuning": (VECTORS, FineTunes),
+    "penalty on gradients": (VECTORS, lambda: PenalizesGradients([layers.Dense(2, "tanh")])),
+    "activation with weights": (VECTORS, lambda: stack(layers.Dense(3, layers.PReLU()))),
+    "sparse look-up": (WORDS, lambda: functional((2,), layers.StringLookup(
+        vocabulary=["a", "b", "c"], output_mode="multi_hot", sparse=True), "string")),
+    "crossing": (WORDS, lambda: functional((2,), lambda x: layers.HashedCrossing(
+        8, output_mode="one_hot")([x[:, :1], x[:, 1:]]), "string")),
+    "words": (TEXTS, lambda: functional((1,), lambda x: layers.GlobalAveragePooling1D()(
+        layers.Embedding(9, 3)(layers.TextVectorization(vocabulary=["a", "b"])(x))), "string")),
+    "characters": (TEXTS, lambda: functional((1,), lambda x: layers.GlobalAveragePooling1D()(
+        layers.Embedding(9, 3)(layers.TextVectorization(
+            vocabulary=["a", "b"], split="character")(x))), "string")),
+    "categorical": (VECTORS, drawing(lambda x, s: random.categorical(x, 4, seed=s))),
+    "binomial": (VECTORS, drawing(lambda x, s: random.binomial(tf.shape(x), 3.0, 0.5, seed=s))),
+    "gamma": (VECTORS, drawing(lambda x, s: random.gamma(tf.shape(x), 2.0, seed=s))),
+    "shuffle": (VECTORS, drawing(lambda x, s: random.shuffle(x, axis=1, seed=s))),
+    "lora": (TOKENS, lambda: quantized_lora(None)),
+    "lora, int8": (TOKENS, lambda: quantized_lora("int8")),
+    "lora, int4": (TOKENS, lambda: quantized_lora("int4")),
+    "masked block": (SERIES, lambda: stack(layers.Masking(), Block())),
+    "tied weights": (TOKENS, Tied),
+    "encoded categories": (TOKENS, lambda: functional(
+        (5,), layers.CategoryEncoding(9, output_mode="count"), "int32")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_but(HONEST, "random crop", "penalty on gradients", "words"))
+def test_it_trains(name):
+    """The step itself compares the microbatch with batches of one, and refuses if they differ."""
+    x, make = HONEST[name]
+    model, y = make(), np.zeros((ROWS, 2), "float32") + 0.5
+    model.compile(tfdpx.DPSGD(0.1, batch_size=ROWS, noise_multiplier=1.0), "mse")
+    model.fit(x, y, batch_size=ROWS, verbose=0)
+    assert model.optimizer.ledger.steps == 1
