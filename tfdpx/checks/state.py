@@ -61,7 +61,7 @@ class Found:
         paths = {} if layer is None else _paths(layer)
         permitted = {id(handle) for v in allowed for handle in layer_internals.handles(v)}
         self.written, self.drawn, self.python = [], [], []
-        for name, operation, resources in _stateful(graph):
+        for name, operation, resources, _ in _stateful(graph):
             if operation.type in _HARMLESS or operation.type.startswith(harmless):
                 continue
             if operation.type == "Empty" and operation.get_attr("init"):
@@ -110,13 +110,17 @@ def _paths(model):
     }
 
 
-def _stateful(graph, outer=None, path=""):
-    """Triples (name, operation, its resource inputs) of a graph and all functions that it calls.
+def _stateful(graph, outer=None, path="", caller=None):
+    """Yields the stateful operations of a graph and of all functions that it calls.
+
+    Each comes with its name, its resource inputs, and the operation of the outermost graph that it
+    belongs to: `(name, operation, resources, outermost)`.
 
     Args:
         graph: A `tf.Graph` of a function.
-        outer: `{id of an input: resource}`; by default what the graph captured.
-        path: The operation that calls the function.
+        outer: `{id of an input: resource}`; by default the captures of the graph.
+        path: The names of the operations that call the function.
+        caller: The outermost of them.
     """
     if outer is None:
         outer = {id(inner): captured for captured, inner in graph.captures}
@@ -130,9 +134,9 @@ def _stateful(graph, outer=None, path=""):
             passed = [outer.get(id(t)) for t in operation.inputs[start:]]
             for body in functions:
                 inner = dict(zip(map(id, body.inputs), passed, strict=True))
-                yield from _stateful(body, inner, f"{name}/")
+                yield from _stateful(body, inner, f"{name}/", caller or operation)
         elif operation.op_def.is_stateful or resources or "PyFunc" in operation.type:
-            yield name, operation, resources
+            yield name, operation, resources, caller or operation
 
 
 def _start_of(operation):
@@ -179,7 +183,7 @@ def _all_operations(graph):
 
 
 def problems_of_metrics(model, data, y_pred, rows, absent):
-    """Texts of how `compute_metrics` changes state that is not the metrics' own.
+    """Texts of how metrics, computed and shown, change state that is not their own.
 
     Args:
         model: A compiled, built `keras.Model`.
@@ -193,7 +197,8 @@ def problems_of_metrics(model, data, y_pred, rows, absent):
     def metrics(tensors, predicted, present=None):
         x, y, sample_weight = given.pack(tensors)
         y_pred = predictions.rebuild(predicted)
-        return metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+        metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+        model.get_metrics_result()
 
     specs = [
         [tf.TensorSpec([rows, *t.shape[1:]], t.dtype) for t in tensors]
@@ -260,11 +265,9 @@ def check_update(graph, model):
     kept = [*model.variables, *model.optimizer.variables]
     handles = {id(h): v.path for v in kept for h in layer_internals.handles(v)}
     waiting, seen = [], set()
-    for _, operation, resources in _stateful(graph):
-        if operation.type in _HARMLESS or not any(id(r) in handles for r in resources):
-            continue
-        if operation.graph is graph:
-            waiting += operation.inputs
+    for _, operation, resources, outer in _stateful(graph):
+        if operation.type not in _HARMLESS and any(id(r) in handles for r in resources):
+            waiting += outer.inputs
     while waiting:
         tensor = _outermost(waiting.pop())
         if not tf.is_symbolic_tensor(tensor) or id(tensor) in seen:
