@@ -123,7 +123,7 @@ def _stateful(graph, outer=None, path="", caller=None):
         caller: The outermost of them.
     """
     if outer is None:
-        outer = {id(inner): captured for captured, inner in graph.captures}
+        outer = {id(inner): _outermost(captured) for captured, inner in graph.captures}
     for operation in graph.get_operations():
         resources = [outer.get(id(t)) for t in operation.inputs if t.dtype == tf.resource]
         functions = [body for _, body in tensorflow_internals.called(operation)]
