@@ -7,8 +7,6 @@ Metrics are written by every step, without noise. A gradient that depends on one
 examples of earlier updates, which no clipping bounds. So no graph that makes gradients reads one.
 """
 
-import contextlib
-
 import tensorflow as tf
 
 from tfdpx import mechanism
@@ -236,18 +234,33 @@ def check_metrics_unread(graph, model, what, operations=None):
         raise UnfitForPrivacy(_reads(what, sorted(read)))
 
 
-@contextlib.contextmanager
-def refusing_metrics(model, what):
-    """Raises UnfitForPrivacy if the operations of a graph that are made within it read a metric.
+def without_metrics(model, what, function, checked):
+    """`function()`, which must not read a metric; in eager mode it is traced once, to see that.
 
     Args:
         model: The compiled `keras.Model`.
-        what: Str, what makes the operations.
+        what: Str, what the function does.
+        function: Python function without arguments.
+        checked: Set, to which `what` is added.
+
+    Raises:
+        UnfitForPrivacy: If its operations read a metric.
     """
+    if tf.executing_eagerly():
+        if what not in checked:
+
+            def unused():
+                function()
+
+            traced = tf.function(unused, autograph=False).get_concrete_function()
+            check_metrics_unread(traced.graph, model, what)
+            checked.add(what)
+        return function()
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
-    yield
+    result = function()
     check_metrics_unread(graph, model, what, graph.get_operations()[before:])
+    return result
 
 
 def check_update(graph, model):

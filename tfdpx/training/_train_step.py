@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdpx import mechanism, noise
 from tfdpx._keras import metric_internals, model_internals
 from tfdpx.checks.callbacks import check_log_names
-from tfdpx.checks.state import check_update, refusing_metrics
+from tfdpx.checks.state import check_update, without_metrics
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import inputs
 from tfdpx.training import _microbatches, replicas
@@ -51,21 +51,7 @@ def private_train_step(optimizer, model, data):
     data = inputs.same_rows(data)
     # Batches may be keyed by `iterations`: it must not advance before the batch was read.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
-        if tf.executing_eagerly():
-            _check_graph(optimizer, model, data, ids)
         return _step(optimizer, model, data, ids)
-
-
-def _check_graph(optimizer, model, data, ids):
-    """Traces the step once, in eager mode, for the checks of its graph; it is not run."""
-    known = optimizer.prepared.get(model)
-    if known is None or not known.is_traced:
-        rows = Rows(data)
-        step = tf.function(
-            lambda *tensors: _step(optimizer, model, rows.pack(tensors), ids), autograph=False
-        )
-        step.get_concrete_function(*rows.tensors)
-        optimizer.prepared[model].is_traced = True
 
 
 def _step(optimizer, model, data, ids):
@@ -123,11 +109,17 @@ def _step(optimizer, model, data, ids):
     gradients = clip.finish(noisy[: len(variables)])
     optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
     policy.learn(*(each.tensor for each in noisy[len(variables) :]), *exact)
-    penalty, penalty_gradients = regularization(variables)
-    gradients = [
-        g if p is None else g.plus(p) for g, p in zip(gradients, penalty_gradients, strict=True)
-    ]
-    optimizer.apply(gradients, variables)
+
+    def apply():
+        penalty, penalty_gradients = regularization(variables)
+        pairs = zip(gradients, penalty_gradients, strict=True)
+        optimizer.apply([g if p is None else g.plus(p) for g, p in pairs], variables)
+        return penalty
+
+    if tf.executing_eagerly():
+        penalty = without_metrics(model, "The update", apply, optimizer.prepared[model].checked)
+    else:
+        penalty = apply()
 
     show_losses(model, totals.loss, totals.tracked, totals.examples, penalty)
     logs = {**(logs or {}), **model.get_metrics_result()}
@@ -182,8 +174,8 @@ class _OneMicrobatch:
         choices, of_rows, given = choices
         policy = self._optimizer.clip_policy
         x, y, sample_weight = data
-        with refusing_metrics(model, "The augmentation"):
-            x = views.rows(x, choices)
+        checked = self._optimizer.prepared[model].checked
+        x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
         # Where every row is present, Keras counts as it always does.
         counted = present if given is None else given
         y, sample_weight, counted = views.repeat((y, sample_weight, counted))

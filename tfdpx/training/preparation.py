@@ -65,7 +65,6 @@ class ModelCache:
         checked: Set of what was compared with batches of one.
         fitting: `microbatch_size.MicrobatchAutotuner`.
         eager: Pair of a `Microbatch` and its `MicrobatchSize` for each `_Kind`, in eager mode.
-        is_traced: Whether the graph of a whole step was checked, in eager mode.
     """
 
     key: tuple
@@ -74,7 +73,6 @@ class ModelCache:
     checked: set = dataclasses.field(default_factory=set)
     fitting: object = dataclasses.field(default_factory=microbatch_size.MicrobatchAutotuner)
     eager: dict = dataclasses.field(default_factory=dict)
-    is_traced: bool = False
 
 
 def prepare(optimizer, model, batch, fits):

@@ -148,5 +148,5 @@ def test_what_is_unfit_is_refused():
     with pytest.raises(ValueError, match="batch_size=0"):
         gradient_norms(compiled(dense, "sgd", [6]), x, y, batch_size=0)
     layers = [keras.layers.BatchNormalization(), keras.layers.Dense(3)]
-    with pytest.raises(ValueError, match="trainable BatchNormalization"):
+    with pytest.raises(ValueError, match="BatchNormalization"):
         gradient_norms(compiled(lambda: layers, "sgd", [6]), x, y)
