@@ -133,7 +133,7 @@ def test_noise_that_does_not_follow_a_public_clip_fails():
             return next(d for m, d in zip(self._made, self._drawn, strict=True) if m is gradient)
 
     optimizer = with_public(0.9, Fixed)
-    # The step itself would refuse such a model: its weights follow from more than private gradients.
+    # The step itself would refuse it: weights follow from more than private gradients.
     with mock.patch("tfdpx.training._train_step.check_update", lambda *_: None):
         report = audit.check_optimizer(built(optimizer), optimizer, trials=300)
     assert not report.passed and "noise on variable" in str(report)
