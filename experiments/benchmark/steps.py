@@ -103,7 +103,7 @@ def make_model(kind, settings, plan=None, individual=None):
 
 
 class Subclassed(keras.Model):
-    """The same model in a class of a user's, of which nothing is known: its examples are mapped."""
+    """A user-defined class around the model. Its examples are mapped, because it is not known."""
 
     def __init__(self, model):
         super().__init__()

@@ -92,33 +92,31 @@ def overwritten_with_gradients(layer):
 
 
 @contextlib.contextmanager
+def _replacing(objects, name, value):
+    """Gives an attribute of objects another value for a while."""
+    kept = [(each, getattr(each, name)) for each in objects]
+    for each, _ in kept:
+        setattr(each, name, value)
+    try:
+        yield
+    finally:
+        for each, former in kept:
+            setattr(each, name, former)
+
+
 def without_weight_regularizers(variables):
     """Takes the weight regularisers off `variables` for a while.
 
     They read no data: the private step adds their gradient after the noise, so the per-example loss
     must not hold them.
     """
-    kept = [(v, v.regularizer) for v in variables if v.regularizer is not None]
-    for variable, _ in kept:
-        variable.regularizer = None
-    try:
-        yield
-    finally:
-        for variable, regularizer in kept:
-            variable.regularizer = regularizer
+    return _replacing([v for v in variables if v.regularizer is not None], "regularizer", None)
 
 
-@contextlib.contextmanager
 def without_cudnn(model):
     """Within it, recurrent layers of a model do without cuDNN, which no map can vectorize."""
-    kept = [(part, part.use_cudnn) for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
-    for part, _ in kept:
-        part.use_cudnn = False
-    try:
-        yield
-    finally:
-        for part, value in kept:
-            part.use_cudnn = value
+    recurrent = [part for part in flatten_layers(model) if hasattr(part, "use_cudnn")]
+    return _replacing(recurrent, "use_cudnn", False)
 
 
 def adding_losses(model):
@@ -135,12 +133,6 @@ def made_by(tensor):
     """The operation that made a symbolic tensor, and the list of tensors that it was called on."""
     operation, node, _ = tensor._keras_history
     return operation, operation._inbound_nodes[node].input_tensors
-
-
-def known_inputs(model):
-    """The symbolic inputs that a Functional or Sequential model was built on, a nest; or None."""
-    graph = getattr(model, "_functional", None) or model
-    return getattr(graph, "_inputs_struct", None)
 
 
 def side_channels(tensor):
@@ -176,11 +168,6 @@ def seed_generators(layer):
     for part in flatten_layers(layer):
         generators.extend(part._seed_generators)
     return list({id(g): g for g in generators}.values())
-
-
-def seed_states(layer):
-    """The states of `seed_generators(layer)`, `keras.Variable`s."""
-    return [generator.state for generator in seed_generators(layer)]
 
 
 def draw(original, shape, args, kwargs):

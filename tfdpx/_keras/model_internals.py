@@ -154,8 +154,8 @@ def _knows_its_outputs(model, x):
 def _build_compiled(model, x, y, sample_weight):
     """As `_symbolic_build`, but neither the model nor a loss of its own is traced.
 
-    Its tracing takes as long as in the step; and such a loss may need gradients, of which symbolic
-    tensors have none.
+    Its tracing takes as long as in the step; and such a loss may need gradients, which symbolic
+    tensors do not have.
     """
     if _knows_its_outputs(model, x):
         y_pred = model.compute_output_spec(x)

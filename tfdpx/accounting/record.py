@@ -50,7 +50,7 @@ class Record:
         accountant: As of `Ledger.epsilon`.
         sampling: How batches were drawn: "poisson", "shuffle", or "full_batch".
         seen: Tuple of `Seen`: trainings behind the weights that the run started from.
-        independence: String, how examples are kept apart, or None.
+        independence: String, the way in which examples are kept apart, or None.
         searched: String, how arguments were searched on the same data, or None. Paid for if
             `spent` has a selection.
         inputs: Dict of what a saved model takes, or None.

@@ -302,7 +302,7 @@ _OF_DATA = ("Iterator", "Optional", "Placeholder")
 
 
 def _outermost(tensor):
-    """What a function captured, where `tensor` stands for it inside."""
+    """Follows a captured tensor to the graph in which it was captured first."""
     while tf.is_symbolic_tensor(tensor):
         captures = getattr(tensor.graph, "captures", ())
         outer = next((o for o, inner in captures if inner is tensor), None)

@@ -1,4 +1,4 @@
-"""Which calls of which layers a model makes, and what each of them saw.
+"""Records the calls of layers that a model makes, with their inputs.
 
 A *unit* is the outermost layer whose class has a rule, with its subtree. While a `Recorder` is
 active, each call of a unit is kept with its inputs, and its outputs are watched by the recorder's
