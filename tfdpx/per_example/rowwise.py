@@ -93,8 +93,10 @@ def _shared_noise(layer, rank):
 
 
 def _scaled_by_row(layer, rank):
-    numbers = all(np.ndim(value) == 0 for value in (layer.scale, layer.offset))
-    return None if numbers else "may scale each row in another way"
+    # Of channels first, Keras makes an array of three axes of a scale that has any.
+    padded = np.ndim(layer.scale) > 0 and keras.config.image_data_format() == "channels_first"
+    axes = max(np.ndim(layer.scale), np.ndim(layer.offset), 3 if padded else 0)
+    return None if axes < rank else "may scale each row in another way"
 
 
 def _not_images(layer, rank):

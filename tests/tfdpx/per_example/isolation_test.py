@@ -141,7 +141,7 @@ KNOWN = {
     layers.Concatenate: pair,
     layers.Dense: image(4, "relu"), layers.DepthwiseConv2D: image(3), layers.Dropout: image(0.5),
     layers.Embedding: image(7, 2), layers.InputLayer: lambda kind, x: x,
-    layers.Permute: image((3, 1, 2)), layers.Rescaling: image(0.5, 1.0),
+    layers.Permute: image((3, 1, 2)), layers.Rescaling: image([0.5, 1.0, 2.0, 3.0], 1.0),
     layers.Reshape: image((36, 4)), layers.Resizing: image(3, 3),
 }  # fmt: skip
 
@@ -220,6 +220,7 @@ PLANTED = {
     "mask of a batch": lambda x: layers.Dropout(0.5, noise_shape=(1, 1, 4))(x),
     "encoding": lambda x: keras.Model(x, layers.CategoryEncoding(4)(x[:, 0, 0])),
     "scale by row": lambda x: layers.Rescaling([[1.0], [2.0], [3.0]])(vector(x)),
+    "offset by row": lambda x: layers.Rescaling(1.0, [[1.0], [2.0], [3.0]])(vector(x)),
     "constant by row": lambda x: vector(x) + np.ones((3, 1, 4), "float32"),
     "softmax": lambda x: layers.Softmax(axis=0)(x),
     "normalization": lambda x: layers.LayerNormalization([0, 2], center=False, scale=False)(x),
