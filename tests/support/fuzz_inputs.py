@@ -93,7 +93,7 @@ def check_plan(given):
 SAVED_LEDGER = Ledger(
     (
         tfdpx.accounting.ledger.Entry(1.5, 0.25, 7, run=12345),
-        tfdpx.accounting.ledger.Entry(2.0, None, 3, exact=False, run=99),
+        tfdpx.accounting.ledger.Entry(2.0, None, 3, poisson_sampled=False, run=99),
     )
 ).to_json()
 

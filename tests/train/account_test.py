@@ -282,7 +282,7 @@ def test_the_trade_off_is_drawn(capsys, tmp_path):
 
 def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, name="record.json", **changes):
     """A folder with the record that a run leaves."""
-    entry = Entry(noise, 0.1, steps, exact=changes.get("sampling") != "shuffle", run=run)
+    entry = Entry(noise, 0.1, steps, poisson_sampled=changes.get("sampling") != "shuffle", run=run)
     given = dict(program="classify", data=data, spent=Spent(Ledger((entry,))), delta=1e-5)
     folder.mkdir(parents=True, exist_ok=True)
     Record(**{**given, **changes}).save(folder / name)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdpx import _files as files
 from tfdpx._arguments import check_choice, check_positive_integer
@@ -17,10 +17,10 @@ from tfdpx.accounting import accountants, statement
 if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
-_FORMAT = "tfdpx.Ledger/5"
-_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (4, 3, 2, 1)))
+_FORMAT = "tfdpx.Ledger/6"
+_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (5, 4, 3, 2, 1)))
 # Before version 4 nobody kept whether a ledger was complete.
-_WITHOUT_COMPLETENESS = _READABLE[2:]
+_WITHOUT_COMPLETENESS = _READABLE[3:]
 
 EXAMPLE, USER = "example", "user"
 UNITS = (EXAMPLE, USER)
@@ -34,8 +34,8 @@ class Entry:
         noise_multiplier: Float >= 0.
         sampling_probability: Float in (0, 1], or None where it is unknown.
         steps: Int >= 1.
-        exact: Bool. Whether the batches were drawn by Poisson sampling with that probability, as
-            the accountants assume.
+        poisson_sampled: Bool. Whether the batches were drawn by Poisson sampling with that
+            probability, as the accountants assume.
         run: Optional int that names the training run. Entries of one run at the same noise and
             sampling are the same steps, seen earlier and later.
         seeded: Bool. Whether somebody has given the seed of draws or noise. Epsilon holds only
@@ -50,7 +50,7 @@ class Entry:
     noise_multiplier: float
     sampling_probability: float | None
     steps: int
-    exact: bool = True
+    poisson_sampled: bool = True
     run: int | None = None
     seeded: bool = False
     unit: str = EXAMPLE
@@ -67,15 +67,21 @@ class Entry:
     @property
     def key(self) -> tuple:
         """What another entry must share to be of the same steps."""
-        sampling = self.sampling_probability, self.exact, self.unit
+        sampling = self.sampling_probability, self.poisson_sampled, self.unit
         return self.run, self.noise_multiplier, *sampling, self.seeded
+
+
+def entry_of(saved: dict[str, Any]) -> Entry:
+    """The `Entry` of a dict of its arguments, as this or an older version saved it."""
+    older = {"poisson_sampled": saved["exact"]} if "exact" in saved else {}
+    return Entry(**{name: value for name, value in saved.items() if name != "exact"} | older)
 
 
 _PLAIN = {
     "noise_multiplier": float,
     "sampling_probability": float,
     "steps": int,
-    "exact": bool,
+    "poisson_sampled": bool,
     "run": int,
     "seeded": bool,
 }
@@ -152,7 +158,7 @@ class Ledger:
     @property
     def is_approximate(self) -> bool:
         """Whether any step drew its examples otherwise than the accountants assume."""
-        return any(not entry.exact for entry in self.entries)
+        return any(not entry.poisson_sampled for entry in self.entries)
 
     @property
     def unit(self) -> str | None:
@@ -235,7 +241,7 @@ class Ledger:
             UserWarning: If the ledger `is_approximate`.
         """
         if self.is_approximate:
-            steps = sum(entry.steps for entry in self.entries if not entry.exact)
+            steps = sum(entry.steps for entry in self.entries if not entry.poisson_sampled)
             warn(
                 f"This epsilon is an approximation: the batches of {steps} of {self.steps} updates "
                 "were not drawn by a plan with Poisson sampling, as the accountant assumes. Train "
@@ -310,7 +316,7 @@ class Ledger:
             content = json.loads(text)
             if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-            entries = tuple(Entry(**entry) for entry in content["entries"])
+            entries = tuple(entry_of(entry) for entry in content["entries"])
             known = content["format"] not in _WITHOUT_COMPLETENESS
             return cls(entries, content["is_complete"] if known else True)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

@@ -339,7 +339,9 @@ class PrivacyPlan:
         if steps == 0:
             return self.spent
         run = self.noise_multiplier, self.sampling_probability, steps
-        return self.spent + Ledger((Entry(*run, exact=not self.is_approximate, unit=self.unit),))
+        return self.spent + Ledger(
+            (Entry(*run, poisson_sampled=not self.is_approximate, unit=self.unit),)
+        )
 
     def statement(
         self,

@@ -22,7 +22,7 @@ import numpy as np
 
 from tfdpx import _files as files
 from tfdpx.accounting import statement
-from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
+from tfdpx.accounting.ledger import EXAMPLE, Ledger, entry_of
 from tfdpx.accounting.samplings import Sampling
 from tfdpx.accounting.spent import Data, Seen, Selected, Spent
 
@@ -126,7 +126,9 @@ class Record:
         if not self.is_shuffled:
             return self.spent
         entries = self.spent.ledger.entries
-        entries = tuple(entry if entry.exact else _as_shuffled(entry) for entry in entries)
+        entries = tuple(
+            entry if entry.poisson_sampled else _as_shuffled(entry) for entry in entries
+        )
         drawn = dataclasses.replace(self.spent.ledger, entries=entries)
         return dataclasses.replace(self.spent, ledger=drawn)
 
@@ -337,7 +339,7 @@ def _spent(saved):
 
 
 def _ledger(saved):
-    return Ledger(**{**saved, "entries": tuple(Entry(**entry) for entry in saved["entries"])})
+    return Ledger(**{**saved, "entries": tuple(entry_of(entry) for entry in saved["entries"])})
 
 
 def _now():

@@ -95,7 +95,7 @@ def _left_of(delta, mean):
 
 def _check_exact(entries):
     for entry in entries:
-        fits = entry.exact and entry.sampling_probability is not None
+        fits = entry.poisson_sampled and entry.sampling_probability is not None
         require(fits, "entries", entry, "hold exact entries of a known sampling probability")
 
 

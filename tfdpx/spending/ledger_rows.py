@@ -31,7 +31,7 @@ def of(ledger):
     rows = {} if ledger.is_complete else of_unseen()
     for entry in ledger.entries:
         probability = entry.sampling_probability or 0.0
-        flags = sampling_of(entry.exact, entry.unit), float(entry.seeded)
+        flags = sampling_of(entry.poisson_sampled, entry.unit), float(entry.seeded)
         facts = LedgerKey(float(entry.run), entry.noise_multiplier, probability, *flags)
         rows[facts] = entry.steps
     return rows
@@ -44,7 +44,7 @@ def ledger(rows):
             noise_multiplier=facts.noise_multiplier,
             sampling_probability=facts.sampling_probability or None,
             steps=updates,
-            exact=is_exact(facts),
+            poisson_sampled=is_exact(facts),
             run=int(facts.run),
             seeded=bool(facts.seeded),
             unit=USER if int(facts.sampling) & _USERS else EXAMPLE,

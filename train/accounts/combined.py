@@ -89,7 +89,7 @@ class CombinedRuns:
     def is_approximate(self):
         """Bool: whether any batches were drawn in a way that no accountant here judges."""
         return any(
-            not entry.exact
+            not entry.poisson_sampled
             for run in self.runs
             if not run.record.is_shuffled
             for entry in run.record.spent.ledger.entries

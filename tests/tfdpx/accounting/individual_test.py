@@ -193,7 +193,7 @@ def test_updates_that_were_not_seen_count_in_full():
     again = np.concatenate([np.stack([third, mixed], 1), np.stack([full, full], 1)])
     expected = individual_epsilon(again, plan)
     bound = Ledger((Entry(3.2, 0.08, 20),)).epsilon(1e-5)
-    for entry in (Entry(3.2, 0.08, 10, run=2), Entry(3.2, None, 10, exact=False)):
+    for entry in (Entry(3.2, 0.08, 10, run=2), Entry(3.2, None, 10, poisson_sampled=False)):
         np.testing.assert_allclose(found(own, entry), np.minimum(expected, bound), rtol=1e-9)
     other = found(own, Entry(50.0, 1.0, 3))
     assert (other > found(own)).all() and (other < expected).all()

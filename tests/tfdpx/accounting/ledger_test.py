@@ -23,7 +23,7 @@ def test_steps_of_one_run_count_once():
 
 
 def test_unknown_sampling_has_no_epsilon_until_it_is_said():
-    ledger = Ledger((Entry(1.5, None, 7, exact=False),))
+    ledger = Ledger((Entry(1.5, None, 7, poisson_sampled=False),))
     assert ledger.is_approximate
     with pytest.raises(ValueError, match="7 steps whose sampling probability is unknown"):
         ledger.epsilon(1e-5)

@@ -142,7 +142,10 @@ def test_which_runs_may_be_released(changes, is_releasable):
 
 
 def test_shuffled_batches_are_not_amplified():
-    epochs, updates = Entry(4.0, 0.1, 60, exact=False, run=8), Ledger((Entry(4.0, 1.0, 6),))
+    epochs, updates = (
+        Entry(4.0, 0.1, 60, poisson_sampled=False, run=8),
+        Ledger((Entry(4.0, 1.0, 6),)),
+    )
     shuffled = record(spent=Spent(Ledger((epochs,))), sampling="shuffle")
     assert shuffled.is_approximate
     assert shuffled.spent_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)

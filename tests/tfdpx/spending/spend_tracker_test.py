@@ -56,7 +56,7 @@ def test_the_ledger_is_what_was_spent_and_nothing_that_is_assigned_lowers_it():
     train(model)
     [entry] = model.optimizer.ledger.entries
     assert (entry.noise_multiplier, entry.sampling_probability, entry.steps) == (2.0, 1 / 3, 4)
-    assert entry.exact
+    assert entry.poisson_sampled
     assert epsilon(model) == spent((PLAN, 4)) == PLAN.epsilon_at(4)
     steps = 4
     for lower in (assign_iterations, rebuild):

@@ -71,7 +71,7 @@ def approximate():
 def test_other_batches_are_approximate_on_an_explicit_word(approximate, how):
     model = approximate
     plan = model.optimizer.plan
-    taken = {entry.exact: entry.steps for entry in model.optimizer.ledger.entries}
+    taken = {entry.poisson_sampled: entry.steps for entry in model.optimizer.ledger.entries}
     budget = tfdpx.callbacks.PrivacyBudget(plan, allow_approximate=True)
     batches = CHANGED[how](plan.batches(X, Y))
     history = model.fit(batches, steps_per_epoch=4, callbacks=[budget], verbose=0).history
@@ -82,7 +82,7 @@ def test_other_batches_are_approximate_on_an_explicit_word(approximate, how):
     batches = plan.batches(X, Y)
     history = model.fit(batches, steps_per_epoch=2, callbacks=[budget], verbose=0).history
     assert history["epsilon_approximate"] == [plan.epsilon_at(steps + 2)]
-    assert {entry.exact: entry.steps for entry in model.optimizer.ledger.entries} == {
+    assert {entry.poisson_sampled: entry.steps for entry in model.optimizer.ledger.entries} == {
         True: taken[True] + 2,
         False: taken.get(False, 0) + 4,
     }
@@ -92,7 +92,9 @@ def test_a_loop_of_ones_own_is_approximate():
     model = make()
     for batch in PLAN.batches(X, Y).take(2):
         model.train_on_batch(*batch)
-    assert [(entry.steps, entry.exact) for entry in model.optimizer.ledger.entries] == [(2, False)]
+    assert [(entry.steps, entry.poisson_sampled) for entry in model.optimizer.ledger.entries] == [
+        (2, False)
+    ]
 
 
 def approximately(model, data):
@@ -216,7 +218,7 @@ def test_a_callback_that_trains_on_batches_of_its_own_is_seen(capsys):
 
     model = make()
     model.fit(PLAN.batches(X, Y), steps_per_epoch=2, epochs=2, callbacks=[Trains()], verbose=0)
-    found = {entry.exact: entry.steps for entry in model.optimizer.ledger.entries}
+    found = {entry.poisson_sampled: entry.steps for entry in model.optimizer.ledger.entries}
     assert found == {True: 4, False: 2}
     model.fit(PLAN.batches(X, Y), verbose=2)
     assert f"{STEPS - 6}/{STEPS - 6}" in capsys.readouterr().out  # Keras is told of the steps.
