@@ -7,6 +7,7 @@ import keras
 from tfdpx._arguments import check_positive_integer
 from tfdpx._keras import layer_internals
 from tfdpx.layers.group_norm import GroupNorm
+from tfdpx.training.account import copy_weights
 
 
 def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:
@@ -106,4 +107,4 @@ def _copy_weights(layer, clone):
             if getattr(layer, name) is not None:
                 getattr(clone, name).assign(getattr(layer, name))
     elif isinstance(layer, keras.layers.Layer):
-        clone.set_weights(layer.weights)
+        copy_weights(layer, clone)

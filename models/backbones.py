@@ -11,7 +11,7 @@ import keras
 
 from tfdpx._arguments import check_choice, check_image_shape, is_integer, require
 from tfdpx.models import transfer
-from tfdpx.spending import origins
+from tfdpx.training import account
 
 
 def backbone(
@@ -45,8 +45,8 @@ def backbone(
         weights: Only for a name: `"imagenet"`, which keras.applications downloads; the path to
             weights of the network without classifier, as `save_weights` writes them; None for
             random ones. ImageNet counts as public. A file without a ledger leaves
-            `optimizer.ledger.is_complete` False, until `tfdpx.checks.public(model)` says that no
-            private data are in it.
+            `optimizer.ledger.is_complete` False, until `tfdpx.checks.mark_public(model)` declares
+            that no private data are in it.
         batch_norm: What becomes of `keras.layers.BatchNormalization`: `"freeze"`, also in `model`
             itself; or `"replace"`, by `tfdpx.layers.replace_batch_norm`, which copies the weights
             and drops the moving statistics, so that the network has to be trained further.
@@ -119,7 +119,7 @@ def _application(name, shape, weights):
     public = weights if weights == "imagenet" else None
     network = known[name](include_top=False, weights=public, input_shape=shape)
     if public:
-        origins.vouch(network)
+        account.mark_known(network.variables)
     elif weights is not None:
         _load(network, weights, name)
     return keras.Model(network.inputs[0], network.outputs[0], name=name)

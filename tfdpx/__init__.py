@@ -33,6 +33,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.layers.make_private_model import make_private_model
     from tfdpx.sampling.random_access import RandomAccess
     from tfdpx.tables import private_adapt
+    from tfdpx.training.account import copy_weights
     from tfdpx.training.adaptive_clip import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
@@ -48,6 +49,7 @@ _HOMES = {
     "PrivacyBudget": "callbacks",
     "PrivacyPlan": "accounting",
     "RandomAccess": "sampling.random_access",
+    "copy_weights": "training.account",
     "make_private": "training.optimizers",
     "make_private_model": "layers.make_private_model",
     "private_adapt": "tables",
@@ -90,6 +92,7 @@ __all__ = [
     "augment",
     "callbacks",
     "checks",
+    "copy_weights",
     "distributed",
     "heads",
     "layers",

@@ -51,7 +51,6 @@ from absl import app, flags
 import tfdpx
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
-from tfdpx.spending import budget
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
@@ -76,6 +75,7 @@ from tfdpx.train.run import (
     side_by_side,
 )
 from tfdpx.train.tables import settings as table_settings
+from tfdpx.training import session
 
 _PRESET = flags.DEFINE_string(
     "preset",
@@ -233,7 +233,7 @@ def train(settings, workdir, strategy):
     if not is_chief:
         return None
     optimizer, trained = model.optimizer, model.trainable_variables
-    steps = budget.steps_taken(optimizer)
+    steps = session.steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     measured = evaluation.measure(model, inputs)
     raw_measured = evaluation.measure(devices.on_one_device(model, raw.values), inputs)

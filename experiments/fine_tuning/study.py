@@ -95,7 +95,7 @@ def accuracy(path, what, epsilon, rate, seed, train, test, steps):
     model = keras.Sequential([body, layers.Dense(10, kernel_initializer="zeros")])
     if what not in ("all", "scratch"):
         tfdpx.layers.trainable(model, what, RANK)
-    tfdpx.checks.public(model)
+    tfdpx.checks.mark_public(model)
     plan = tfdpx.PrivacyPlan(
         len(train[0]), batch_size=min(512, len(train[0])), steps=steps, epsilon=epsilon, delta=DELTA
     )

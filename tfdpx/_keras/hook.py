@@ -14,7 +14,7 @@ training needs doors that Keras does not have:
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.
 - The `fit` of KerasHub's models, wrapped when one is compiled with such an optimizer: it hands
   Keras a data set of preprocessed batches, where a plan draws from arrays.
-- Files, `get_weights`, `set_weights`, `quantize` of models and layers, and `fit` and
+- Files, `set_weights`, `quantize` of models and layers, and `fit` and
   `train_on_batch` with any other optimizer: what `watch_weights` was given learns where values
   come from. A file cannot be HDF5 where an optimizer defines `refuse_hdf5()`.
 - Names of classes in files: what is called "tfdpx>..." is imported when Keras first looks for it.
@@ -70,7 +70,6 @@ def install(load=None):
     # On the class that defines it: Keras takes a model with another `compile` for a custom one.
     _wrap(model_internals.compile_owner(), "compile", _compile)
     _wrap(keras.Operation, "__call__", _call)
-    _wrap(keras.Layer, "get_weights", _get_weights)
     _wrap(keras.Layer, "set_weights", _set_weights)
     _wrap(keras.Model, "set_state_tree", _set_state_tree)
     for quantized in (keras.Model, *layer_internals.QUANTIZED):
@@ -107,7 +106,7 @@ def is_installed():
     return bool(_installed)
 
 
-def watch_weights(loaded, changed, got, put, replaced):
+def watch_weights(loaded, changed, put, replaced):
     """Says whom to tell where the values of weights come from, of all models.
 
     Args:
@@ -115,12 +114,11 @@ def watch_weights(loaded, changed, got, put, replaced):
             of the optimizer's state in the file, whatever the model's optimizer; None without one.
         changed: Function of a model or layer, and a list of the `keras.Variable`s of it that have
             other values from elsewhere.
-        got: Function of a layer and the arrays that its `get_weights` gives.
         put: Function of a layer and the arrays that its `set_weights` took.
         replaced: Function of the lists of a model's or layer's `keras.Variable`s before and after
             some were replaced by others that follow from them.
     """
-    vars(_watch).update(loaded=loaded, changed=changed, got=got, put=put, replaced=replaced)
+    vars(_watch).update(loaded=loaded, changed=changed, put=put, replaced=replaced)
 
 
 def _watching():
@@ -160,8 +158,9 @@ def _fit(original):
         more = {name: kwargs.pop(name) for name in _method(self, "fit_arguments") if name in kwargs}
         given = inspect.signature(original).bind(self, x, *args, **kwargs)
         given.arguments.update(more)
-        with step_context.driving(self, "keras"), fitting(self, given.arguments):
-            return original(*given.args, **given.kwargs)
+        named = {name: value for name, value in given.arguments.items() if name != "self"}
+        with step_context.driving(self, "keras"), fitting(self, named) as arguments:
+            return original(self, **arguments)
 
     return fit
 
@@ -307,15 +306,6 @@ def _follow_quantize(layer):
     if not getattr(quantize, "is_followed", False):
         followed = _quantize(lambda self, *args, **kwargs: quantize(*args, **kwargs))
         layer.quantize = types.MethodType(followed, layer)
-
-
-def _get_weights(original):
-    def get_weights(self):
-        arrays = original(self)
-        _watching().got(self, arrays)
-        return arrays
-
-    return get_weights
 
 
 def _set_weights(original):

@@ -351,3 +351,6 @@ class Ledger:
             return cls.from_json(pathlib.Path(path).read_bytes().decode("utf-8"))
         except ValueError as error:
             raise ValueError(f"Damaged ledger file {os.fspath(path)!r}. {error}") from error
+
+
+EMPTY = Ledger()

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, lora, model_internals, step_context
 from tfdpx.per_example.rows import Rows
+from tfdpx.training.account import copy_weights
 from tfdpx.training.private_optimizer import PrivateOptimizer
 from tfdpx.training.public_clip import PublicClip
 
@@ -260,7 +261,7 @@ def _copy(model, specs):
             bare, twin = model, type(model).from_config(model.get_config())
             twin(specs)
         lora.enable_as(bare, twin)
-        twin.set_weights(bare.get_weights())
+        copy_weights(bare, twin)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             f"Model '{model.name}' (of type {type(model).__name__}) cannot be copied, and an audit "

@@ -5,8 +5,7 @@ give the texts of problems; only `errors.refusing` raises. No private example is
 """
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
-from tfdpx.checks._adapted import public
-from tfdpx.checks._adapted import spent_on as spent_on  # For `tfdpx.tables`.
+from tfdpx.checks.adapted import mark_public
 from tfdpx.checks.errors import UnfitForPrivacy
 
-__all__ = ["UnfitForPrivacy", "public"]
+__all__ = ["UnfitForPrivacy", "mark_public"]

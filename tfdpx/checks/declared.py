@@ -3,7 +3,7 @@
 import keras
 
 from tfdpx._keras import layer_internals, model_internals
-from tfdpx.checks._adapted import problems_of_adapted
+from tfdpx.checks.adapted import problems_of_adapted
 from tfdpx.checks.errors import refusing
 
 

@@ -23,7 +23,7 @@ from tfdpx.heads import _fields, releases
 from tfdpx.heads._feature_source import FeatureSource
 from tfdpx.heads._fields import argument, optional
 from tfdpx.heads._journal import Journal
-from tfdpx.spending import origins
+from tfdpx.training import account
 from tfdpx.training.checkpoint import Checkpoint
 
 ROWS = 8192
@@ -249,7 +249,7 @@ class Head(abc.ABC):
         layer.build((None, len(kernel)))
         layer.kernel.assign(kernel)
         layer.bias.assign(bias)
-        origins.attach(self.ledger, layer.variables)
+        account.attach(self.ledger, layer.variables)
         return layer
 
     def _fitted(self) -> tuple[np.ndarray, np.ndarray]:

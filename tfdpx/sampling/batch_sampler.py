@@ -6,6 +6,7 @@ session's secret, or from a seed that was given, and the step is the number of t
 """
 
 import functools
+import math
 import numbers
 import weakref
 
@@ -13,11 +14,12 @@ import keras
 import tensorflow as tf
 
 from tfdpx import noise
-from tfdpx._keras import tensorflow_internals
+from tfdpx._keras import model_internals, tensorflow_internals
 from tfdpx.sampling.inputs import FLAGS
 from tfdpx.sampling.users import Users
 
 _made = weakref.WeakKeyDictionary()
+_DP_OPTIMIZER_ATTRIBUTES = ("batch_size", "noise_multiplier", "l2_norm_clip", "ledger")
 # Nothing here needs autograph, which takes longer than tracing it.
 _plain = tf.autograph.experimental.do_not_convert
 
@@ -194,6 +196,43 @@ def is_seeded(data):
     found = _made.get(data)
     sources = tensorflow_internals.inputs_of(data)
     return found is not None and found.is_seeded or any(map(is_seeded, sources))
+
+
+def check_optimizer(optimizer, plan):
+    """The tfdpx optimizer inside of `optimizer`, if it spends what `plan` counts.
+
+    Args:
+        optimizer: The optimizer that a model is compiled with.
+        plan: A `PrivacyPlan`.
+
+    Raises:
+        TypeError: If `optimizer` is not a tfdpx optimizer.
+        ValueError: If its batch_size or noise_multiplier is not the plan's.
+    """
+    optimizer = model_internals.innermost(optimizer)
+    missing = [name for name in _DP_OPTIMIZER_ATTRIBUTES if not hasattr(optimizer, name)]
+    if missing:
+        raise TypeError(
+            "A PrivacyPlan needs a model compiled with a private optimizer. Received: "
+            f"optimizer of type {type(optimizer).__name__}, without {', '.join(missing)}. "
+            "Compile with optimizer=tfdpx.DPSGD(...)."
+        )
+    for name in ("batch_size", "noise_multiplier"):
+        planned, actual = getattr(plan, name), getattr(optimizer, name)
+        # Not ==, since a checkpoint or a config may have kept float32.
+        if not math.isclose(planned, actual, rel_tol=1e-6):
+            raise ValueError(
+                f"The plan and the optimizer disagree on `{name}`. Received: plan.{name}="
+                f"{planned}, optimizer.{name}={actual}. Pass `plan=plan` to the optimizer."
+            )
+    known = optimizer.plan
+    if known is not None and known.num_examples != plan.num_examples:
+        raise ValueError(
+            "The plan and the optimizer disagree on `num_examples`. Received: plan.num_examples="
+            f"{plan.num_examples}, optimizer.plan.num_examples={known.num_examples}. Pass "
+            "`plan=plan` to the optimizer."
+        )
+    return optimizer
 
 
 def _check_start(start, steps, shares):

@@ -20,11 +20,10 @@ from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx._keras import tensorflow_internals
 from tfdpx.accounting.accountants import check_probability
 from tfdpx.accounting.ledger import USER
-from tfdpx.sampling.batch_sampler import BatchSampler, finished, sampler_of
+from tfdpx.sampling.batch_sampler import BatchSampler, check_optimizer, finished, sampler_of
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.sampling.shares import Shares
 from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
-from tfdpx.spending import budget
 
 # Set the draws apart from whatever else is keyed by the same seed.
 _POISSON_KEY = int.from_bytes(b"poisson", "big")
@@ -104,8 +103,8 @@ def plan_batches(
         "input_context": input_context,
     }
     if optimizer is not None:
-        arguments["optimizer"] = optimizer = budget.check_optimizer(optimizer, plan)
-        arguments["steps"] = lambda: max(plan.steps - budget.steps_taken(optimizer, plan), 0)
+        arguments["optimizer"] = optimizer = check_optimizer(optimizer, plan)
+        arguments["steps"] = lambda: max(optimizer.updates_left(plan), 0)
     if plan.sampling == "shuffle":
         dataset = shuffled_batches(examples, batch_size=plan.batch_size, **arguments)
     else:

@@ -11,7 +11,7 @@ from tfdpx._arguments import is_number, require
 from tfdpx._keras import layer_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.checks import spent_on
+from tfdpx.checks.adapted import spent_on
 from tfdpx.heads.releases import Releases
 from tfdpx.tables import _statistics
 

@@ -70,8 +70,6 @@ def _step(optimizer, model, data, ids):
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
     dealt = replicas.is_dealt(model, optimizer.session)
     choices = replicas.own_rows(choices, count, context, dealt)
-    if present is None and not isinstance(count, int) and optimizer.noise_multiplier:
-        present = _of_declared_size(count, optimizer.batch_size)
     policy = optimizer.clip_policy
     choices = (choices, policy.of_rows(ids, count), given)
     # Microbatches are counted over all replicas: no two have the same masks.
@@ -101,9 +99,15 @@ def _step(optimizer, model, data, ids):
     totals, logs = all_passes(data, choices, present)
 
     sums = [*totals.sums, *policy.to_release(totals.measured, optimizer.batch_size)]
-    exact = [totals.nonfinite, *policy.to_share(ids, present, totals.measured, context)]
-    found = optimizer.state.until_end(replicas.sum_over_replicas([*sums, *exact], context))
-    sums, (nonfinite, *exact) = found[: len(sums)], found[len(sums) :]
+    exact = [
+        totals.nonfinite,
+        totals.examples,
+        *policy.to_share(ids, present, totals.measured, context),
+    ]
+    totals_of_all = replicas.sum_over_replicas([*sums, *exact], context)
+    examples = totals_of_all[len(sums) + 1]
+    masked = optimizer.state.mask_after_budget(totals_of_all, examples)
+    sums, (nonfinite, _, *exact) = masked[: len(sums)], masked[len(sums) :]
     sigma = policy.noise_of_gradients(optimizer.noise_multiplier)
     noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, noise.fold_in(seed, _NOISE))
     gradients = clip.finish(noisy[: len(variables)])
@@ -227,17 +231,6 @@ class _OneMicrobatch:
             nonfinite=tf.zeros([]),
             measured=self._optimizer.clip_policy.nothing_measured(self._count),
         )
-
-
-def _of_declared_size(count, batch_size):
-    """Flags, bool [count], that all are present; an error if there are more than declared.
-
-    XLA leaves assertions out: there, nothing of such a batch is taken.
-    """
-    fits = count <= batch_size
-    message = f"This batch is too large: the optimizer counts on batch_size={batch_size}."
-    with tf.control_dependencies([tf.debugging.Assert(fits, [message, count])]):
-        return tf.fill([count], fits)
 
 
 def regularization(variables):

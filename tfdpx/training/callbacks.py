@@ -12,20 +12,20 @@ import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx._keras import model_internals
+from tfdpx.accounting.ledger import EMPTY, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.accounting.spent import NOTHING
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.per_example.gradient_norms import GradientNorms
-from tfdpx.spending.budget import (
+from tfdpx.sampling.batch_sampler import check_optimizer
+from tfdpx.training.checkpoint import Checkpoint
+from tfdpx.training.session import (
     BudgetExceeded,
-    check_optimizer,
+    StopAtBudget,
+    after_save,
     epsilon_log,
     epsilon_spent,
-    steps_left,
     steps_taken,
 )
-from tfdpx.training.checkpoint import Checkpoint
-from tfdpx.training.session import after_save
 
 __all__ = [
     "BudgetExceeded",
@@ -78,13 +78,15 @@ class PrivacyBudget(keras.callbacks.Callback):
         """Checks optimizer and batches against the plan, and that there is budget left."""
         optimizer = model_internals.innermost(self.model.optimizer)
         check_optimizer(optimizer, self.plan)
-        session, rate = optimizer.session, optimizer.spend_tracker.sampling_probability
+        session = optimizer.session
         self._check_batches(None if session is None else session.draws)
         if session is None:  # A loop of one's own: the step itself ends with the optimizer's plan.
             return
-        session.keep_within(self.plan, lambda: steps_left(optimizer, self.plan, rate))
-        if (model_internals.initial_epoch(self.model) or 0) < self.params["epochs"]:
-            session.check_room(session.execution(self.model))
+        session.add_budget(self.plan)
+        stop = StopAtBudget()
+        stop.set_params(self.params)
+        stop.set_model(self.model)
+        stop.on_train_begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epsilon spent to the logs."""
@@ -134,7 +136,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             with names that start with "not_private/", in the sub-folder `not_private` of `log_dir`,
             to be deleted before the logs are given away. Where the plan draws the batches, a
             histogram "not_private/gradient_norms" an epoch: of 256 examples, before clipping.
-        before: `tfdpx.accounting.spent.Spent` on the same data before, which epsilon counts too.
+        before: `Ledger` of the same data before, which epsilon counts too.
         **kwargs: Arguments of `keras.callbacks.TensorBoard`.
     """
 
@@ -146,7 +148,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         plan: PrivacyPlan | None = None,
         log_private_metrics: bool = False,
         *,
-        before: Any = NOTHING,
+        before: Ledger = EMPTY,
         **kwargs: Any,
     ) -> None:
         super().__init__(log_dir=log_dir, **kwargs)

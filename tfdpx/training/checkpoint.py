@@ -18,18 +18,21 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdpx import _files as files
 from tfdpx._arguments import is_integer, require
 from tfdpx._keras import lora, model_internals, saving_internals
-from tfdpx.training import _callback_state
 
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS, _FACTORS = "callbacks.npz", "lora.npz"
 # What the fit of a head leaves: `tfdpx.heads._journal`.
 _FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
+# The state of callbacks of Keras: each begins anew in every `fit`.
+_NUMBERS = ("best", "best_epoch", "wait", "stopped_epoch", "cooldown_counter")
+_ARRAYS = "best_weights"
+# They change within `on_epoch_end`, and write nothing.
+_COUNTING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -143,7 +146,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch, self._states = record["epoch"], content.get(_CALLBACKS)
         model_internals.set_initial_epoch(model, self._epoch)
         # What is in memory of the run that wrote it is at least as late.
-        if optimizer.spend_tracker.made(record["run"]):
+        if optimizer.account.made(record["run"]):
             return
         with _unchanged_on_error(model):
             self._load(model, optimizer, content)
@@ -180,7 +183,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the callbacks: each has begun anew by then."""
         if self._states is not None:
-            _callback_state.restore(self._others, self._states, self.model)
+            restore_states(self._others, self._states)
             self._states = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -232,7 +235,7 @@ class Checkpoint(keras.callbacks.Callback):
         factors = [keras.ops.convert_to_numpy(v) for v in lora.factors_of(self.model)]
         if factors:
             content[_FACTORS] = _npz(*factors)
-        states = _callback_state.saved(self._others)
+        states = saved_states(self._others)
         if states is not None:
             content[_CALLBACKS] = states
         state = optimizer.clip_policy.state()
@@ -243,7 +246,7 @@ class Checkpoint(keras.callbacks.Callback):
             **self._facts,
             "epoch": self._epoch,
             "updates": optimizer.ledger.steps,
-            "run": optimizer.spend_tracker.run,
+            "run": optimizer.account.run,
             "digests": {name: files.digest_of(part) for name, part in content.items()},
         }
         made = io.BytesIO()
@@ -283,38 +286,36 @@ def _arrays(content):
 
 
 @contextlib.contextmanager
-def kept(model, arguments, session, num_examples, build):
-    """Around `fit`: the `Checkpoint` among its callbacks restores and saves, if there is one.
+def kept(model, callbacks, session, num_examples, build):
+    """Context manager in which the `Checkpoint` among the callbacks of `fit` restores and saves.
 
     Args:
         model: The compiled model.
-        arguments: Dict of the arguments of `fit`.
+        callbacks: List of the callbacks.
         session: The `tfdpx.training.session.Session` of the `fit`.
         num_examples: Int, that it trains on, or None where unknown.
-        build: Function of the first two that builds model and optimizer.
+        build: Function that builds model and optimizer.
 
     Raises:
         ValueError: If there are several.
     """
-    callbacks = arguments.get("callbacks")
-    others = tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
-    found = [callback for callback in others if isinstance(callback, Checkpoint)]
-    if len(found) > 1:
+    checkpoints = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    if len(checkpoints) > 1:
         raise ValueError(
-            f"`fit` takes one `tfdpx.callbacks.Checkpoint`. Received: {len(found)}. Two folders "
-            "would hold one run."
+            f"`fit` takes one `tfdpx.callbacks.Checkpoint`. Received: {len(checkpoints)}. Two "
+            "folders would hold one run."
         )
-    if not found:
+    if not checkpoints:
         yield
         return
-    if found[0].exists:
-        build(model, arguments)
-    with found[0].within(model, session, num_examples, others):
+    if checkpoints[0].exists:
+        build()
+    with checkpoints[0].within(model, session, num_examples, callbacks):
         yield
 
 
 def in_order(callbacks):
-    """The callbacks, with a `Checkpoint` where `callback_state.place_of_save` says.
+    """The callbacks, with a `Checkpoint` where `place_of_save` says.
 
     Args:
         callbacks: List of `keras.callbacks.Callback`.
@@ -323,7 +324,7 @@ def in_order(callbacks):
     if not saving:
         return callbacks
     others = [each for each in callbacks if each is not saving[0]]
-    least, last = _callback_state.place_of_save(others)
+    least, last = place_of_save(others)
     place = min(max(callbacks.index(saving[0]), least), last)
     return [*others[:place], saving[0], *others[place:]]
 
@@ -340,3 +341,67 @@ def _unchanged_on_error(model):
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
         raise
+
+
+def saved_states(callbacks):
+    """The bytes of a file with the states of callbacks of Keras; None if none has any.
+
+    Args:
+        callbacks: List of `keras.callbacks.Callback`.
+    """
+    content, arrays = io.BytesIO(), {}
+    for prefix, callback in _by_name(callbacks).items():
+        for name in _NUMBERS:
+            value = getattr(callback, name, None)
+            if value is not None:
+                arrays[f"{prefix}/{name}"] = np.asarray(value)
+        for place, array in enumerate(getattr(callback, _ARRAYS, None) or ()):
+            arrays[f"{prefix}/{_ARRAYS}/{place}"] = array
+    np.savez(content, **arrays)
+    return content.getvalue() if arrays else None
+
+
+def restore_states(callbacks, content):
+    """Gives callbacks the states that `saved_states` kept of those of their types, in their order.
+
+    Args:
+        callbacks: As for `saved_states`, after `on_train_begin`.
+        content: Bytes.
+    """
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = dict(file)
+    for prefix, callback in _by_name(callbacks).items():
+        mine = {
+            k.removeprefix(f"{prefix}/"): v for k, v in arrays.items() if k.startswith(f"{prefix}/")
+        }
+        for name in _NUMBERS:
+            if name in mine:
+                setattr(callback, name, mine[name].item())
+        count = sum(name.startswith(_ARRAYS) for name in mine)
+        if count:
+            callback.best_weights = [mine[f"{_ARRAYS}/{place}"] for place in range(count)]
+
+
+def place_of_save(callbacks):
+    """The least and the last place of a save among callbacks, two ints.
+
+    Behind those that count, whose epoch it then holds, and before those that put averages in place
+    of the weights.
+
+    Args:
+        callbacks: List of callbacks, without the one that saves.
+    """
+    swaps = [isinstance(each, keras.callbacks.SwapEMAWeights) for each in callbacks]
+    end = swaps.index(True) if any(swaps) else len(callbacks)
+    counting = [i for i, each in enumerate(callbacks[:end]) if isinstance(each, _COUNTING)]
+    return counting[-1] + 1 if counting else 0, end
+
+
+def _by_name(callbacks):
+    """Dict of those with a state, by their type and how many of the type come before."""
+    found = {}
+    for callback in callbacks:
+        if isinstance(callback, (*_COUNTING, keras.callbacks.ModelCheckpoint)):
+            name = type(callback).__name__
+            found[f"{name}-{sum(key.startswith(f'{name}-') for key in found)}"] = callback
+    return found

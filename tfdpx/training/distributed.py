@@ -37,12 +37,12 @@ from tfdpx.checks.validation import Validation
 from tfdpx.per_example.loss import row_losses
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches, shares
-from tfdpx.sampling.batch_sampler import sampler_of
+from tfdpx.sampling.batch_sampler import check_optimizer, sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
-from tfdpx.spending.budget import check_optimizer, plan_left
-from tfdpx.training import _fit_data, _train_step, agreement, refresh, views
-from tfdpx.training.session import Limit
+from tfdpx.training import _train_step, agreement, refresh, views
+from tfdpx.training.fit import Request, training
+from tfdpx.training.session import StopAtBudget
 
 
 def fit(
@@ -115,7 +115,7 @@ def fit(
     callbacks = keras.callbacks.CallbackList(
         callbacks, add_history=True, add_progbar=verbose != 0, model=model,
         verbose=1 if verbose == "auto" else verbose, epochs=epochs,
-        steps=steps_per_epoch or max(plan_left(optimizer, plan), 1),
+        steps=steps_per_epoch or max(optimizer.updates_left(plan), 1),
     )  # fmt: skip
     given = dict(
         class_weight=class_weight,
@@ -127,18 +127,17 @@ def fit(
     arrays = tf.nest.map_structure(_zeros, planned.element_spec)
     with strategy.scope():
         views.build(model, *arrays)
-    arguments = {"x": planned, "callbacks": callbacks}
-    arguments |= {"epochs": epochs, "initial_epoch": initial_epoch}
+    request = Request(planned, callbacks=callbacks, epochs=epochs, initial_epoch=initial_epoch)
     with (
         step_context.driving(model, "tfdpx"),
-        _fit_data.session_of(optimizer, model, arguments) as session,
+        training(optimizer, model, request) as (session, _),
     ):
         session.validation = validation
-        refresh.add_to(arguments, model, session)
-        limit = Limit()
-        limit.set_model(model)
-        limit.set_params(callbacks.params)
-        callbacks.callbacks.insert(0, limit)
+        ours = [*refresh.callbacks_of(model, session), StopAtBudget()]
+        for callback in ours:
+            callback.set_model(model)
+            callback.set_params(callbacks.params)
+        callbacks.callbacks[:0] = ours
         model.stop_training = False
         callbacks.on_train_begin()
         # After the callbacks, which may have restored a checkpoint.
@@ -202,7 +201,6 @@ def _epoch(model, execute, batches, session, steps, callbacks):
     for step in range(0, steps, model.steps_per_execution):
         count = min(model.steps_per_execution, steps - step)
         callbacks.on_train_batch_begin(step)
-        session.check_room()
         count = min(count, session.left)
         logs = execute(batches, tf.constant(count))
         callbacks.on_train_batch_end(step + count - 1, logs)

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfdpx import mechanism
 from tfdpx._keras.variables import value_of
 from tfdpx._keras.variables import variable as shared_variable
-from tfdpx.spending.origins import attach
 from tfdpx.training import replicas
+from tfdpx.training.account import attach
 from tfdpx.training.clip_policy import ClipPolicy, planned
 
 _ARRAYS = ("levels", "since", "counts", "steps", "refreshes")
@@ -27,16 +27,16 @@ class IndividualClip(ClipPolicy):
 
     Args:
         accountant: `tfdpx.accounting.IndividualAccountant`; reads its account here from now on.
-        tracker: The optimizer's `tfdpx.spending.spend_tracker.SpendTracker`.
+        account: The optimizer's `tfdpx.training.account.Account`.
         l2_norm_clip: Float, C, of which each clip is a fraction.
     """
 
-    def __init__(self, accountant, tracker, l2_norm_clip):
+    def __init__(self, accountant, account, l2_norm_clip):
         super().__init__(l2_norm_clip)
         self._accountant = accountant
         accountant.attach(self)
         self.refreshes_per_epoch = accountant.refreshes_per_epoch
-        self.plan, self._tracker = accountant.plan, tracker
+        self.plan, self._account = accountant.plan, account
         self._fractions = accountant.fractions
         # Not above what is accounted, so that the clip is not.
         exact = self._fractions.astype("float32")
@@ -191,11 +191,11 @@ class IndividualClip(ClipPolicy):
 
     def ledger(self):
         """All that was spent on the weights."""
-        return self._tracker.ledger()
+        return self._account.ledger()
 
     def spend(self, ledger):
         """Adds a ledger to the ledger of the weights."""
-        attach(ledger, self._tracker.variables())
+        attach(ledger, self._account.variables())
 
     def state(self):
         """All of it as a dict of arrays. Private."""

@@ -5,7 +5,6 @@ The update itself is `train_step`; the optimizers that users name are in `optimi
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import weakref
 from typing import Any
@@ -14,22 +13,16 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import model_internals
-from tfdpx._keras.variables import value_of
 from tfdpx._warnings import warn
 from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.checks.callbacks import check_callbacks
-from tfdpx.checks.validation import Validation
 from tfdpx.mechanism import check_private
-from tfdpx.spending import origins
-from tfdpx.spending.ledger_rows import FACTS, STEPS
-from tfdpx.spending.spend_tracker import SpendTracker
-from tfdpx.training import _first_update, _fit_data, _settings, refresh, replicas
-from tfdpx.training._state import StepState
+from tfdpx.sampling.batch_sampler import check_optimizer
+from tfdpx.training import account, arguments, fit
 from tfdpx.training._train_step import private_train_step
 from tfdpx.training.clip_policy import ClipPolicy
-from tfdpx.training.session import stand_by
+from tfdpx.training.session import StepState, reset_between_fits, updates_left
 
 
 def _read_only(name):
@@ -82,7 +75,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         public_validation: bool = False,
         **kwargs: Any,
     ) -> None:
-        _settings.refuse(kwargs)
+        arguments.refuse(kwargs)
         if per_example_engine is not None:
             warnings.warn(
                 "Argument `per_example_engine` means nothing any more: there is one engine. Leave "
@@ -92,10 +85,10 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             )
         if args and isinstance(args[0], int):
             args = (float(args[0]), *args[1:])
-        _settings.refuse_epsilon(type(self), kwargs)
+        arguments.refuse_epsilon(type(self), kwargs)
         super().__init__(*args, **kwargs)
-        _settings.refuse_epsilon(type(self), vars(self))
-        self._settings = _settings.checked(
+        arguments.refuse_epsilon(type(self), vars(self))
+        self._settings = arguments.checked(
             plan=plan,
             batch_size=batch_size,
             noise_multiplier=noise_multiplier,
@@ -113,55 +106,41 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         self.session = None  # The `tfdpx.training.session.Session` under way.
         self.per_user = None  # Examples of a person that the step was traced for.
         self.state = StepState()
-        self.spend_tracker = SpendTracker(
-            self.state, self.noise_multiplier, EXAMPLE if plan is None else plan.unit
-        )
-        # Attributes, so that `tf.train.Checkpoint` saves them; `save_own_variables` does for Keras.
-        self._ledger_facts, self._ledger_steps = self.spend_tracker.facts, self.spend_tracker.steps
-        self.spend_tracker.open(
-            plan and plan.sampling_probability, exact=False, seeded=seed is not None
-        )
-        stand_by(self)
-        self.clip_policy = _settings.clip_policy(self._settings, self.spend_tracker)
+        unit = EXAMPLE if plan is None else plan.unit
+        self.account = account.Account(self.state, self.noise_multiplier, unit)
+        # An attribute, so that `tf.train.Checkpoint` saves it; `save_own_variables` does for Keras.
+        self._saved_ledger = account.SavedLedger(self)
+        probability = plan and plan.sampling_probability
+        self.account.open(probability, poisson_sampled=False, seeded=seed is not None)
+        reset_between_fits(self)
+        self.clip_policy = arguments.clip_policy(self._settings, self.account)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
         self.clip_policy.build(self)
 
     def unplanned_step(self, model: keras.Model, rows: int | None, sample_weight: Any) -> Any:
-        """A context around `model.train_on_batch`; see `_fit_data.unplanned_step`."""
-        return _fit_data.unplanned_step(self, model, rows, sample_weight)
+        """A context around `model.train_on_batch`; see `fit.unplanned_step`."""
+        return fit.unplanned_step(self, model, rows, sample_weight)
 
     def compiled(self, model: keras.Model) -> None:
         """Called after `model.compile`: what was spent on the model's weights counts here."""
-        self.spend_tracker.follow(model.variables)
+        self.account.follow(model)
         if self.session is None:
-            stand_by(self)
+            reset_between_fits(self)
 
     def private_train_step(self, model: keras.Model, data: Any) -> dict[str, Any]:
         """One update of `model` on one batch, called in place of `model.train_step`'s own body."""
         return private_train_step(self, model, data)
 
-    @contextlib.contextmanager
     def fitting(self, model: keras.Model, arguments: dict[str, Any]) -> Any:
-        """Around `model.fit`: refuses what would go wrong, and accounts for the data.
+        """A context around `model.fit`; see `fit.fitting`."""
+        return fit.fitting(self, model, arguments)
 
-        Args:
-            model: The `keras.Model`.
-            arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
-        """
-        _fit_data.draw_by_plan(self, model, arguments)
-        names = ("x", "validation_data", "validation_split")
-        validation = Validation(self, *map(arguments.get, names))
-        check_callbacks(arguments.get("callbacks"), self, validation)
-        replicas.check_keras_fit(model, arguments.get("x"))
-        with _fit_data.session_of(self, model, arguments) as session:
-            session.validation = validation
-            _fit_data.add_limit(arguments)
-            replicas.deal(model, session, arguments)
-            refresh.add_to(arguments, model, session)
-            with _first_update.announced(model, arguments):
-                yield
+    fit_arguments = fit.ARGUMENTS
 
-    fit_arguments = _fit_data.ARGUMENTS
+    def updates_left(self, plan: PrivacyPlan) -> int:
+        """The number of updates that a plan still pays for; may be negative."""
+        check_optimizer(self, plan)
+        return updates_left(self, plan)
 
     @property
     def of_users(self) -> bool:
@@ -174,10 +153,10 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     def trains(self, model: keras.Model) -> None:
         """Called by the private step as it is traced: its updates are spent on these weights."""
-        self.spend_tracker.follow(model.variables)
+        self.account.follow(model)
         if self.plan is not None and self.plan.spent.entries:
-            origins.attach(self.plan.spent, model.variables)
-        self.spend_tracker.trains(model.trainable_variables)
+            account.attach(self.plan.spent, model.variables)
+        self.account.trains(model.trainable_variables)
 
     @property
     def privatized_gradient_norm(self) -> float:
@@ -197,7 +176,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         loaded from. Nothing that is assigned lowers it. Where values came from where no ledger
         could be seen, `ledger.is_complete` is False.
         """
-        return self.spend_tracker.ledger()
+        return self.account.ledger()
 
     @property
     def epsilon_is_approximate(self) -> bool:
@@ -216,35 +195,29 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def record(self, gradient_norm: Any, nonfinite: Any) -> None:
         """Counts an update and keeps what it measured; called by the private step."""
         self._gradient_norm.assign(gradient_norm)
-        self.spend_tracker.count_update()
         self.state.count(nonfinite)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
-        self.spend_tracker.synchronize()
         super().save_own_variables(store)
-        for name, variable in self._ledger_variables().items():
-            store[name] = value_of(variable)
+        store[account.SAVED] = account.written(self.ledger)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what Keras loads, joins the saved ledger, and continues as a run of its own."""
-        names = self._ledger_variables()
         saved = {name: store[name] for name in store.keys()}
-        if all(name in saved for name in names):
-            self.spend_tracker.join_saved(*(saved.pop(name) for name in names))
+        ledger = account.read(saved)
+        if ledger is not None:
+            self.account.join(ledger)
         elif saved:
             warn(
                 "The saved optimizer has no ledger: what was spent on its weights is unknown, and "
                 "not counted.",
             )
-        super().load_own_variables(saved)
+        super().load_own_variables(account.without_ledger(saved))
         if self.session is None:
-            stand_by(self)
+            reset_between_fits(self)
         else:
             self.session.renew()
-
-    def _ledger_variables(self):
-        return {FACTS: self._ledger_facts, STEPS: self._ledger_steps}
 
     def refuse_hdf5(self) -> None:
         """Raises ValueError: called where Keras would save or load a whole model as HDF5."""
@@ -301,7 +274,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         """Returns the configuration as a JSON-serialisable dict."""
         config = super().get_config()
         # Refused arguments are all None.
-        for argument in _settings.REFUSED:
+        for argument in arguments.REFUSED:
             config.pop(argument, None)
         plan, views = self.plan, self.augment
         # Without `seed`: a file must not tell it, and a copy must have noise of its own.

@@ -14,22 +14,15 @@ from tfdpx.training.views import Views
 _VIEWS = int.from_bytes(b"refresh", "big")
 
 
-def add_to(arguments, model, session):
-    """Has a `Refresh` run in a `fit` whose optimizer asks for it, before all other callbacks.
+def callbacks_of(model, session):
+    """List of a `Refresh` for a `fit` whose optimizer asks for it, before all other callbacks.
 
     Args:
-        arguments: Dict of the arguments of `fit`; `callbacks` may be replaced.
         model: The `keras.Model`.
         session: The `tfdpx.training.session.Session` of the `fit`.
     """
-    if not model_internals.innermost(model.optimizer).clip_policy.refreshes_per_epoch:
-        return
-    callback, given = Refresh(session.draws.examples), arguments.get("callbacks")
-    if isinstance(given, keras.callbacks.CallbackList):
-        callback.set_model(model)
-        given.callbacks.insert(0, callback)
-    else:
-        arguments["callbacks"] = [callback, *tf.nest.flatten(given or [])]
+    policy = model_internals.innermost(model.optimizer).clip_policy
+    return [Refresh(session.draws.examples)] if policy.refreshes_per_epoch else []
 
 
 class Refresh(keras.callbacks.Callback):

@@ -131,23 +131,24 @@ def compile_apart(model):
     return step_context.driver(model) == "tfdpx" and model.jit_compile and not is_tpu(strategy)
 
 
-def deal(model, session, arguments):
-    """Has Keras's `fit` give each replica as many examples of a draw, where it splits a plan's.
+def interleaved(model, session, batches):
+    """Reorders a plan's batches so that Keras's split gives every replica as many examples.
 
     Args:
         model: The `keras.Model`.
         session: The `tfdpx.training.session.Session` of the `fit`.
-        arguments: Dict of the arguments of `fit`; `x` may be replaced.
+        batches: The `x` of the `fit`.
     """
     count = model.distribute_strategy.num_replicas_in_sync
-    if count > 1 and is_dealt(model, session):
+    if count == 1 or not is_dealt(model, session):
+        return batches
 
-        def by_share(*batch):
-            return tf.nest.map_structure(
-                lambda t: None if t is None else shares.by_share(t, count), batch
-            )
+    def by_share(*batch):
+        return tf.nest.map_structure(
+            lambda t: None if t is None else shares.by_share(t, count), batch
+        )
 
-        arguments["x"] = arguments["x"].map(by_share)
+    return batches.map(by_share)
 
 
 def is_dealt(model, session):

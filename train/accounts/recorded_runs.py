@@ -15,8 +15,8 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
-from tfdpx.spending import ledger_rows
 from tfdpx.train.config.errors import UserError
+from tfdpx.training import account
 
 # Folders that a run and a tuning leave behind where they were cut off.
 _UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
@@ -150,10 +150,10 @@ def _ledger_in(path):
         weights = io.BytesIO(archive.read("model.weights.h5"))
     with h5py.File(weights) as file:
         saved = file.get("optimizer/vars", {})
-        if ledger_rows.FACTS not in saved:
+        ledger = account.read({name: np.array(saved[name]) for name in saved})
+        if ledger is None:
             raise ValueError(
                 "The file holds neither the record of a run nor a private optimizer, so nobody "
                 "knows what its weights have spent. Save the compiled model, with its optimizer."
             )
-        facts, steps = (np.array(saved[name]) for name in (ledger_rows.FACTS, ledger_rows.STEPS))
-    return ledger_rows.ledger(ledger_rows.read(facts, steps))
+    return ledger

@@ -12,6 +12,7 @@ from tfdpx._keras import lora
 from tfdpx.sampling.shares import check_divides
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.training import agreement
+from tfdpx.training.account import copy_weights
 
 KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")
 
@@ -189,5 +190,7 @@ def on_one_device(model, values=None):
     bare = keras.Model(model.inputs, model.outputs, name=model.name)
     copy = keras.models.clone_model(bare)
     lora.enable_as(bare, copy)
-    copy.set_weights(model.get_weights() if values is None else values)
+    copy_weights(bare, copy)
+    for variable, value in zip(copy.weights, values or (), strict=bool(values)):
+        variable.assign(value)
     return copy

@@ -10,11 +10,11 @@ import numpy as np
 from tfdpx._keras import layer_internals, lora
 from tfdpx.accounting import record as records
 from tfdpx.layers.trainable import last_layer, trainable
-from tfdpx.spending import origins
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import AUTO, OF_FILE
 from tfdpx.train.run import classifiers
 from tfdpx.train.run.keras_files import KerasFile
+from tfdpx.training import account
 
 
 def check(settings):
@@ -214,7 +214,7 @@ def read(path, flag="init_from"):
         model = keras.saving.load_model(path, compile=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"Cannot read --{flag}={path}: {error}") from error
-    origins.vouch(model)  # `provenance` accounts for what the file has seen.
+    account.mark_known(model.variables)  # `provenance` accounts for what the file has seen.
     return model
 
 
@@ -256,7 +256,7 @@ def _copy(source, model, path):
     for a, b in zip(old, new, strict=True):
         if id(b) not in last:
             b.assign(a)
-    origins.pass_on(old, new)
+    account.pass_on(old, new)
 
 
 def _load_weights(model, path):
@@ -267,4 +267,4 @@ def _load_weights(model, path):
             f"The weights of --init_from={path} do not fit --model={model.name} with "
             f"{model.output_shape[-1]} classes (a .keras file may have other classes): {error}"
         ) from error
-    origins.vouch(model)  # As in `_read`.
+    account.mark_known(model.variables)  # As in `_read`.

@@ -15,11 +15,10 @@ import scipy.special
 import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.spending import budget
 from tfdpx.train.report import individual_pictures as pictures
 from tfdpx.train.report.groups import group_report
 from tfdpx.train.run import evaluation
-from tfdpx.training.session import after_save
+from tfdpx.training.session import after_save, steps_taken
 
 FOLDER = "individual_PRIVATE"
 _NOTICE = """PRIVATE DATA, like the data set itself.
@@ -81,7 +80,7 @@ class History(keras.callbacks.Callback):
             np.savez(fresh, steps=self.steps, norms=self.norms, losses=self.losses)
 
     def _step(self):
-        return budget.steps_taken(self.model.optimizer)
+        return steps_taken(self.model.optimizer)
 
 
 def losses_and_labels(model, examples):

@@ -6,8 +6,8 @@ from tfdpx._keras import layer_internals
 from tfdpx.models import backbone, transfer
 from tfdpx.models.head import logits
 from tfdpx.models.linear_on_features import linear
-from tfdpx.spending import origins
 from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.training import account
 
 
 class KerasFile:
@@ -78,5 +78,5 @@ class KerasFile:
         images = keras.Input(shape, dtype="uint8", name="image")
         whole = body(keras.layers.Rescaling(1.0, name="normalise")(images))
         whole = keras.Model(images, whole, name=self._model.name)
-        origins.vouch(whole)  # `provenance` accounts for what the file has seen.
+        account.mark_known(whole.variables)  # `provenance` accounts for what the file has seen.
         return whole

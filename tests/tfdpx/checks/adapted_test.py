@@ -61,7 +61,7 @@ def holding(layer, data, **arguments):
     return model
 
 
-def refused(model, match="was adapted to data.*no ledger counts it.*checks.public"):
+def refused(model, match="was adapted to data.*no ledger counts it.*checks.mark_public"):
     with pytest.raises(checks.UnfitForPrivacy, match=match) as error:
         declared.check_declared(model)
     assert "There are" not in str(error.value)  # One problem, once.
@@ -77,7 +77,7 @@ def test_adapted_layers_are_refused_also_from_files_until_they_are_public(kind, 
         model.save(tmp_path / "m.keras")
         loaded = keras.saving.load_model(tmp_path / "m.keras")
         refused(loaded)
-    checks.public(layer)
+    checks.mark_public(layer)
     declared.check_declared(model)
     declared.check_declared(loaded)  # The same values.
     layer.adapt(np.repeat(data, 2, axis=0) if kind == "frequencies" else data[1:])
@@ -116,7 +116,7 @@ def test_fit_refuses_before_anything_is_trained_and_names_the_layer():
     ):
         model.fit(NUMBERS, np.zeros(40, int), batch_size=4, verbose=0)
     assert int(model.optimizer.iterations) == 0
-    checks.public(model)
+    checks.mark_public(model)
     model.fit(NUMBERS[:8], np.zeros(8, int), batch_size=4, verbose=0)
     assert int(model.optimizer.iterations) == 2
 
@@ -150,7 +150,7 @@ def test_layers_of_the_augmentation_are_found(mixed):
         augment = tfdpx.augment.MixViews(augment, mixed_views=1)
     model = holding(layers.Dense(3), NUMBERS, augment=augment, augmult=4)
     refused(model)
-    checks.public(norm)
+    checks.mark_public(norm)
     declared.check_declared(model)
 
 
@@ -165,7 +165,7 @@ def test_features_of_tables_are_found():
     model = keras.Model(space.get_inputs(), layers.Dense(1)(space.get_encoded_features()))
     model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss="mse")
     refused(model)
-    checks.public(space)
+    checks.mark_public(space)
     declared.check_declared(model)
 
 
@@ -184,7 +184,7 @@ def test_a_layer_of_ones_own_that_adapts_is_refused():
     model = holding(layer, NUMBERS)
     refused(model, "of type Centre.*Give it public values instead")
     layer.adapt(NUMBERS)
-    checks.public(layer)
+    checks.mark_public(layer)
     declared.check_declared(model)
     layer.adapt(NUMBERS[1:])
     refused(model)
@@ -192,7 +192,7 @@ def test_a_layer_of_ones_own_that_adapts_is_refused():
 
 def test_copies_of_a_public_layer_are_public():
     model = holding(adapted("Normalization"), NUMBERS)
-    checks.public(model)
+    checks.mark_public(model)
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
     clone.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=small.model().loss)

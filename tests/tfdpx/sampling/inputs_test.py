@@ -87,7 +87,7 @@ def test_strings_train_a_model_that_looks_them_up():
     _, y = small.data()
     lookup = keras.layers.TextVectorization(max_tokens=5, output_sequence_length=3)
     lookup.adapt(["a b c", "c d"])
-    tfdpx.checks.public(lookup)
+    tfdpx.checks.mark_public(lookup)
     layers = [
         keras.Input((), dtype="string"), lookup, keras.layers.Embedding(5, 2),
         keras.layers.Flatten(), keras.layers.Dense(3),

@@ -141,7 +141,7 @@ def test_weights_of_unseen_origin_leave_the_ledger_incomplete(way, tmp_path):
     way(model, tmp_path)
     assert not is_complete(model)
     assert model.optimizer.ledger.epsilon(1e-3) == 0.0  # What is known.
-    tfdpx.checks.public(model)
+    tfdpx.checks.mark_public(model)
     assert is_complete(model)
     way(model, tmp_path)
     if way is not ordinary_batch:
@@ -270,7 +270,7 @@ def test_what_is_unknown_goes_with_the_weights(way, tmp_path):
     file_of_arrays(model, tmp_path)
     found = way(model, tmp_path)
     assert not is_complete(found)
-    tfdpx.checks.public(found)
+    tfdpx.checks.mark_public(found)
     assert is_complete(found)
     assert is_complete(way(found, tmp_path))
 
@@ -358,25 +358,25 @@ def test_training_from_unknown_weights_warns_once_and_names_the_remedy(tmp_path)
     with pytest.warns(UserWarning, match="no ledger could be seen"):
         file_of_weights(model, tmp_path)
         model.train_on_batch(*small.data(B))
-    tfdpx.checks.public(model)
+    tfdpx.checks.mark_public(model)
     assert is_complete(model) and model.optimizer.ledger.steps == 3
 
 
 def test_what_came_together_is_declared_together(tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
-    tfdpx.checks.public(model.layers[0])  # Nobody has spoken of the other layer.
+    tfdpx.checks.mark_public(model.layers[0])  # Nobody has spoken of the other layer.
     assert not is_complete(model)
     backbone, head = keras.layers.Dense(5), keras.layers.Dense(3)
     model = compiled(keras.Sequential([keras.Input((6,)), backbone, head]))
     for layer in (backbone, head):
         layer.set_weights([np.ones(v.shape) for v in layer.weights])
-    tfdpx.checks.public(backbone)
+    tfdpx.checks.mark_public(backbone)
     assert not is_complete(model)
     train(model)  # Now the account is of both.
-    tfdpx.checks.public(backbone)
+    tfdpx.checks.mark_public(backbone)
     assert not is_complete(model)
-    tfdpx.checks.public(head)
+    tfdpx.checks.mark_public(head)
     assert is_complete(model)
 
 
@@ -385,7 +385,7 @@ def test_a_word_on_one_model_is_none_on_another(trained):
     first, second = compiled(bare()), compiled(bare())
     for model in (first, second):
         model.set_weights(arrays)
-    tfdpx.checks.public(first)
+    tfdpx.checks.mark_public(first)
     assert is_complete(first) and not is_complete(second)
 
 
@@ -393,7 +393,7 @@ def test_a_word_is_on_the_same_values_in_an_earlier_file_too(tmp_path):
     model = compiled(bare())
     file_of_arrays(model, tmp_path)
     model.save_weights(tmp_path / "m.weights.h5")
-    tfdpx.checks.public(model)
+    tfdpx.checks.mark_public(model)
     model.load_weights(tmp_path / "m.weights.h5")
     assert is_complete(model)
     other = compiled(bare())
@@ -403,15 +403,15 @@ def test_a_word_is_on_the_same_values_in_an_earlier_file_too(tmp_path):
 
 def test_a_word_lowers_nothing(trained, tmp_path):
     model = by_loading(trained, tmp_path)
-    tfdpx.checks.public(model)
+    tfdpx.checks.mark_public(model)
     assert model.optimizer.ledger == trained.optimizer.ledger
 
 
 def test_public_needs_a_layer_with_values():
     with pytest.raises(TypeError, match="keras.Layer"):
-        tfdpx.checks.public(np.ones(3))
+        tfdpx.checks.mark_public(np.ones(3))
     with pytest.raises(ValueError, match="no values yet"):
-        tfdpx.checks.public(keras.layers.Dense(3))
+        tfdpx.checks.mark_public(keras.layers.Dense(3))
 
 
 def test_more_unknown_origins_than_rows_stay_unknown(monkeypatch, tmp_path):
@@ -419,7 +419,7 @@ def test_more_unknown_origins_than_rows_stay_unknown(monkeypatch, tmp_path):
     model = compiled(bare())
     for _ in range(6):
         file_of_arrays(model, tmp_path)
-        tfdpx.checks.public(model)
+        tfdpx.checks.mark_public(model)
         assert is_complete(model)
     file_of_arrays(model, tmp_path)
     model.save(tmp_path / "m.keras")

@@ -1,14 +1,12 @@
-"""Layers that were adapted to data, and the word that values are public."""
+"""Layers that were adapted to data, and the declaration that values are public."""
 
-import hashlib
 import weakref
 
 import keras
-import numpy as np
 
 from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.spending import origins
+from tfdpx.training import account
 
 _ARGUMENTS = {
     keras.layers.Normalization: "as `mean` and `variance`",
@@ -18,29 +16,23 @@ _ARGUMENTS = {
     keras.layers.IntegerLookup: "as `vocabulary`",
 }
 
-# Digests. Of values and not of layers, so that copies of a layer need no second word.
-_public = set()
-# Digest -> the ledger of all releases that gave a layer these values: two columns may have alike.
-_private = {}
-# Layer -> its digest when adapted, and the ledger of that alone. A copy counts all of `_private`.
-_own = weakref.WeakKeyDictionary()
+# Layer -> the ledger of the releases that gave it its statistics; empty where these are public.
+_declared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def public(layer: keras.Layer) -> None:
-    """Declares that no private data are in the present values of a layer or model.
+def mark_public(layer: keras.Layer) -> None:
+    """Declares that the current weights and statistics of a layer or model hold no private data.
 
-    It is your word, and the guarantee counts on it:
+    tfdpx relies on this declaration:
 
-    - What `adapt` has computed for the layer, and for the layers in it, is public: they may be in a
-      model that is trained privately. It holds for these values, in copies of the layer too, and
-      until `adapt` computes others.
+    - The statistics that `adapt` computed for the layer, and for the layers in it, are public: they
+      may be in a model that is trained privately.
     - Weights that came from where no ledger could be seen (a file without one, `set_weights`,
       training with an ordinary optimizer) are public: `model.optimizer.ledger.is_complete` is True
-      again. What private training has spent stays in the ledger. Weights that came from one place,
-      or were trained by one optimizer, are declared together: call it with the whole model.
+      again. The updates of private training stay in the ledger.
 
-    Statistics of `adapt` are declared for this process, and not in a file: whoever loads the
-    model declares them again. What is said about weights is in the ledger, and is saved with it.
+    It holds for this layer in this process: a copy, or a model that is loaded from a file, is
+    declared again. That the weights are known is saved with the ledger.
 
     Args:
         layer: A `keras.Layer` or `keras.Model` that has its values already.
@@ -53,34 +45,31 @@ def public(layer: keras.Layer) -> None:
     >>> import keras, numpy as np
     >>> layer = keras.layers.Normalization()
     >>> layer.adapt(np.array([[1.0], [3.0]]))  # Of public data.
-    >>> public(layer)
+    >>> mark_public(layer)
     """
     if not isinstance(layer, keras.Layer):
         raise TypeError(
             "Argument `layer` must be a keras.Layer or keras.Model. Received: layer of type "
             f"{type(layer).__name__}."
         )
-    parts = layer_internals.flatten_layers(layer)
-    digests = [digest for part in parts if (digest := _digest(part))]
-    if not layer.weights and not digests:
+    adapted = [part for part in layer_internals.flatten_layers(layer) if _is_adapted(part)]
+    if not layer.weights and not adapted:
         raise ValueError(
             f"Layer '{layer.name}' has no values yet that could be declared public. Call `adapt` "
-            "or `build`, or load its weights, before `tfdpx.checks.public`."
+            "or `build`, or load its weights, before `tfdpx.checks.mark_public`."
         )
-    _public.update(digests)
-    origins.vouch(layer)
+    _declared.update(dict.fromkeys(adapted, Ledger()))
+    account.mark_known(layer.variables)
 
 
 def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
-    """Notes what the present statistics of a layer cost: models that hold it count it.
+    """Notes the cost of the statistics of a layer: models that hold it count it.
 
     Args:
-        layer: A `keras.Layer` that holds what was released.
+        layer: A `keras.Layer` that holds noisy statistics.
         ledger: `tfdpx.accounting.Ledger` of the releases.
     """
-    digest = _digest(layer)
-    _private[digest] = _private.get(digest, Ledger()) + ledger
-    _own[layer] = digest, ledger
+    _declared[layer] = ledger
 
 
 def problems_of_adapted(model):
@@ -92,20 +81,19 @@ def problems_of_adapted(model):
     optimizer = model_internals.innermost(model.optimizer)
     if not getattr(optimizer, "noise_multiplier", 0.0):  # Also of an optimizer of Keras.
         return
-    named = set()  # A TextVectorization has a StringLookup inside.
+    is_inside = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
-        digest = step_context.eagerly(_digest, layer)
-        if digest in _private:
-            known, own = _own.get(layer, (None, None))
-            origins.attach(own if known == digest else _private[digest], model.variables)
-        elif digest and digest not in _public | named:
-            named.add(digest)
+        if layer in _declared:
+            account.attach(_declared[layer], model.variables)
+            is_inside.update(map(id, layer_internals.flatten_layers(layer)))
+        elif id(layer) not in is_inside and step_context.eagerly(_is_adapted, layer):
+            is_inside.update(map(id, layer_internals.flatten_layers(layer)))
             kind = next((kind for kind in _ARGUMENTS if isinstance(layer, kind)), None)
             yield (
                 f"Layer '{layer.name}' (of type {type(layer).__name__}) was adapted to data: what "
                 "`adapt` computes is a function of the data without noise, and no ledger counts "
                 f"it. Give it public values {_ARGUMENTS.get(kind, 'instead')}, or adapt it to "
-                "public data and say `tfdpx.checks.public(layer)`, or adapt a new layer by "
+                "public data and say `tfdpx.checks.mark_public(layer)`, or adapt a new layer by "
                 "`tfdpx.private_adapt`."
             )
 
@@ -119,12 +107,5 @@ def _layers_in(augment):
     return [layer for part in inner for layer in _layers_in(part)]
 
 
-def _digest(layer):
-    """Digest of what `adapt` has computed for a layer, bytes; None where there is nothing."""
-    statistics = layer_internals.adapted_statistics(layer)
-    if statistics is None:
-        return None
-    digest = hashlib.blake2b()
-    for array in map(np.ascontiguousarray, statistics):
-        digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    return digest.digest()
+def _is_adapted(layer):
+    return layer_internals.adapted_statistics(layer) is not None

@@ -140,15 +140,15 @@ def checked(**arguments):
     )
 
 
-def clip_policy(settings, tracker):
+def clip_policy(settings, account):
     """The `ClipPolicy` of an optimizer.
 
     Args:
         settings: `Settings`.
-        tracker: The optimizer's `tfdpx.spending.spend_tracker.SpendTracker`.
+        account: The optimizer's `tfdpx.training.account.Account`.
     """
     if settings.individual is not None:
-        return IndividualClip(settings.individual, tracker, settings.l2_norm_clip)
+        return IndividualClip(settings.individual, account, settings.l2_norm_clip)
     if settings.clip_policy is not None:
         return copy.copy(settings.clip_policy)  # Of each optimizer its own.
     return settings.public_data or ClipPolicy(settings.l2_norm_clip)

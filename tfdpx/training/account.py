@@ -1,0 +1,422 @@
+"""The account: how much privacy was spent on a set of weights.
+
+It follows the weights, because these are published: it is kept when a model is compiled again,
+trained by another optimizer, saved, or copied by `copy_weights`. An account lists entries. Entries
+of one run are the same updates, seen earlier and later, so the larger count stays; other runs
+compose.
+
+A variable is of known or of unknown origin. It becomes unknown when values are loaded without a
+ledger, set by `set_weights`, or trained by an ordinary optimizer, and known again by
+`tfdpx.checks.mark_public`. `variable.assign` and training loops without `fit` cannot be seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx._keras import hook, layer_internals, model_internals
+from tfdpx._warnings import warn
+from tfdpx.accounting.ledger import EXAMPLE, USER, Entry, Ledger
+
+# Names of arrays that Keras saves with the optimizer: JSON as bytes, and the table of version 0.2.
+SAVED, _FACTS, _STEPS = "ledger", "ledger_facts", "ledger_steps"
+
+# By the id of a keras.Variable, which cannot be hashed, as long as it lives.
+_accounts: dict[int, set] = {}
+_unknown: set[int] = set()
+
+# Part of the number of every run of this process.
+_process = secrets.randbits(52)
+
+
+def _begin_process():
+    global _process
+    _process = secrets.randbits(52)
+
+
+os.register_at_fork(after_in_child=_begin_process)
+
+
+class _Spent:
+    """Entries that no live optimizer adds to."""
+
+    updates = 0
+
+    def __init__(self, ledger):
+        self._entries = {}
+        self._join(ledger)
+
+    def _join(self, ledger):
+        for entry in ledger.entries:
+            known = self._entries.get(entry.key)
+            if known is None or known.steps < entry.steps:
+                self._entries[entry.key] = entry
+
+    def entries(self):
+        """Tuple of `Entry`."""
+        return tuple(self._entries.values())
+
+
+class Account(_Spent):
+    """The entries of the weights that one optimizer trains.
+
+    Args:
+        state: The optimizer's `tfdpx.training.session.StepState`, which counts updates.
+        noise_multiplier: Float, the optimizer's.
+        unit: "example" or "user", whom updates clip.
+    """
+
+    def __init__(self, state, noise_multiplier, unit=EXAMPLE):
+        super().__init__(Ledger())
+        self._state, self._noise_multiplier, self._unit = state, float(noise_multiplier), unit
+        self._open = None  # The arguments of the entry that updates count in.
+        self._counted = state.updates
+        self._runs = set()
+        self._followed = {}  # Weak references by id: the weights must not outlive their model.
+        self._trained = {}
+        self._warned = False
+        self.renew()
+
+    @property
+    def run(self):
+        """Int below 2**52: names the run under way in ledgers. It is no secret."""
+        return (self._random ^ _process) | 1
+
+    @property
+    def updates(self):
+        """Int: the updates that this optimizer has made."""
+        return self._state.updates
+
+    @property
+    def sampling_probability(self):
+        """Float: of the updates to come; None where it is unknown."""
+        return self._open["sampling_probability"]
+
+    def renew(self, random=None):
+        """Starts another run.
+
+        Args:
+            random: Int that all hosts share, or None.
+        """
+        self._random = secrets.randbits(52) if random is None else random % 2**52 ^ _process
+        if self._open is not None:
+            self.open(**{name: self._open[name] for name in _OPENED})
+
+    def made(self, run):
+        """Whether this optimizer has made the updates of a run, named by its number."""
+        return run in self._runs
+
+    def open(self, sampling_probability, poisson_sampled, seeded):
+        """Counts the updates to come in an entry of such batches.
+
+        Args:
+            sampling_probability: Float in (0, 1], or None where it is unknown.
+            poisson_sampled: Bool, whether the batches are drawn as the accountant assumes.
+            seeded: Bool, whether a seed of draws or noise was given.
+
+        Returns:
+            Dict of the arguments of the last call; None at first.
+        """
+        self._settle()
+        last, self._open = (
+            self._open,
+            dict(
+                noise_multiplier=self._noise_multiplier,
+                sampling_probability=sampling_probability,
+                poisson_sampled=bool(poisson_sampled),
+                run=self.run,
+                seeded=bool(seeded),
+                unit=self._unit,
+            ),
+        )
+        self._runs.add(self.run)
+        return last and {name: last[name] for name in _OPENED}
+
+    def _settle(self):
+        """Counts the updates since the last call in the entry that is open."""
+        made = self._state.updates - self._counted
+        if made <= 0:
+            return
+        entry = Entry(**self._open, steps=made)
+        if (counted := self._entries.get(entry.key)) is not None:
+            entry = dataclasses.replace(entry, steps=counted.steps + made)
+        self._entries[entry.key] = entry
+        self._counted += made
+
+    def entries(self):
+        """Tuple of `Entry`, the updates under way among them."""
+        self._settle()
+        return super().entries()
+
+    def follow(self, model):
+        """Joins what was spent on the weights of a model, by any optimizer, now and later."""
+        for layer in layer_internals.flatten_layers(model):
+            # A SavedModel says nothing of what its weights have spent.
+            if type(layer) is keras.layers.TFSMLayer and layer not in _seen_layers:
+                _seen_layers.add(layer)
+                mark_unknown(layer.variables)
+        self._followed.update((id(v), weakref.ref(v)) for v in model.variables)
+
+    def variables(self):
+        """List of the `keras.Variable`s that are followed and alive."""
+        return [v for reference in self._followed.values() if (v := reference()) is not None]
+
+    def trains(self, variables):
+        """Tells other accounts that the updates of this one are spent on these weights.
+
+        Args:
+            variables: List of `keras.Variable`, those that updates change.
+        """
+        self._trained.update((id(v), weakref.ref(v)) for v in variables)
+        _add(self, variables)
+
+    def others(self):
+        """Int: the updates that other optimizers of these weights have made."""
+        return sum(account.updates for account in _accounts_of(self.variables()) - {self})
+
+    def join(self, ledger):
+        """Joins a saved ledger, of weights that this optimizer trains as another run.
+
+        Args:
+            ledger: `tfdpx.accounting.Ledger`.
+        """
+        self._settle()
+        self._join(ledger)
+        if not ledger.is_complete:
+            mark_unknown(self.variables())
+            self._warned = False
+        self.renew()
+
+    def ledger(self):
+        """All that was spent on the weights, a `tfdpx.accounting.Ledger`."""
+        self._settle()
+        variables = self.variables()
+        for account in _accounts_of(variables) - {self}:
+            self._join(Ledger(account.entries()))
+        is_complete = not any(id(v) in _unknown for v in variables)
+        if not is_complete and self.updates:  # These weights follow from the others.
+            mark_unknown(
+                v for reference in self._trained.values() if (v := reference()) is not None
+            )
+        return Ledger(self.entries(), is_complete)
+
+    def warn_of_unknown(self):
+        """Warns, once, where weights came from where no ledger could be seen."""
+        if self.ledger().is_complete:
+            self._warned = False
+        elif self._noise_multiplier and not self._warned:
+            self._warned = True
+            warn(
+                "Weights of this model came from where no ledger could be seen: a file without "
+                "one, `set_weights`, or training with an ordinary optimizer. So epsilon is a lower "
+                "bound, and `ledger.is_complete` is False. If no private data are in these "
+                "weights, say `tfdpx.checks.mark_public(model)`; if they were trained privately, "
+                "load the `.keras` file of that model, or copy them by `tfdpx.copy_weights`."
+            )
+
+
+_OPENED = ("sampling_probability", "poisson_sampled", "seeded")
+_seen_layers: weakref.WeakSet = weakref.WeakSet()
+
+
+class SavedLedger(tf.train.experimental.PythonState):
+    """The ledger of an optimizer in files of `tf.train.Checkpoint`.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+    """
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self._optimizer = weakref.ref(optimizer)
+
+    def serialize(self):
+        """The ledger as JSON."""
+        return self._optimizer().account.ledger().to_json()
+
+    def deserialize(self, string_value):
+        """Joins a saved ledger."""
+        self._optimizer().account.join(Ledger.from_json(tf.compat.as_str(string_value)))
+
+
+def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.Layer) -> None:
+    """Copies weights together with their account, so that epsilon stays known.
+
+    `target.set_weights(source.get_weights())` copies arrays, of which nothing says what was spent
+    on them: the ledger of `target` is then incomplete.
+
+    Args:
+        source: A built model or layer.
+        target: A built model or layer whose weights have the same shapes, in the same order.
+
+    Raises:
+        ValueError: If the shapes of the weights differ.
+
+    Example:
+    >>> import keras
+    >>> source, target = keras.layers.Dense(2), keras.layers.Dense(2)
+    >>> source.build([None, 3]); target.build([None, 3])
+    >>> copy_weights(source, target)
+    """
+    shapes = [[tuple(v.shape) for v in layer.weights] for layer in (source, target)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            "Arguments `source` and `target` must have weights of the same shapes. Received: "
+            f"{shapes[0]} and {shapes[1]}. Build both for the same inputs."
+        )
+    for variable, other in zip(source.weights, target.weights, strict=True):
+        other.assign(variable)
+    pass_on(source.weights, target.weights)
+
+
+def attach(ledger, variables):
+    """Adds a ledger to the accounts of weights.
+
+    Args:
+        ledger: `tfdpx.accounting.Ledger` whose entries name their runs.
+        variables: List of `keras.Variable`.
+    """
+    spent = _Spent(ledger)
+    for variable in variables:
+        accounts = _accounts.get(id(variable), set())
+        for other in [account for account in accounts if type(account) is _Spent]:
+            if (ledger + Ledger(other.entries())).entries == ledger.entries:
+                accounts.discard(other)
+    if ledger.entries:
+        _add(spent, variables)
+    if not ledger.is_complete:
+        mark_unknown(variables)
+
+
+def pass_on(source, target):
+    """Gives weights the accounts and the origin of others, because they get their values.
+
+    Args:
+        source: List of `keras.Variable`.
+        target: List of `keras.Variable`.
+    """
+    for account in _accounts_of(source):
+        _add(account, target)
+    if any(id(v) in _unknown for v in source):
+        mark_unknown(target)
+
+
+def ledger_of(variables):
+    """All that was spent on weights, with or without an optimizer.
+
+    Args:
+        variables: List of `keras.Variable`.
+
+    Returns:
+        `tfdpx.accounting.Ledger`.
+    """
+    entries = [Ledger(account.entries()) for account in _accounts_of(variables)]
+    return sum(entries, Ledger((), not any(id(v) in _unknown for v in variables)))
+
+
+def mark_unknown(variables):
+    """Says that nothing is known of what the values of weights have spent."""
+    for variable in variables:
+        if id(variable) not in _unknown:
+            weakref.finalize(variable, _unknown.discard, id(variable))
+            _unknown.add(id(variable))
+
+
+def mark_known(variables):
+    """Says that the values of weights hold no private data but what their accounts list."""
+    _unknown.difference_update(map(id, variables))
+
+
+def read(arrays):
+    """The ledger among the arrays of a saved optimizer.
+
+    Args:
+        arrays: Dict of arrays by name, or None.
+
+    Returns:
+        `tfdpx.accounting.Ledger`; None if there is none.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    if arrays is not None and SAVED in arrays:
+        return Ledger.from_json(np.array(arrays[SAVED], "uint8").tobytes().decode("utf-8"))
+    if arrays is not None and {_FACTS, _STEPS} <= set(arrays):
+        return _of_table(np.array(arrays[_FACTS]), np.array(arrays[_STEPS]))
+    return None
+
+
+def without_ledger(arrays):
+    """Dict of the other arrays of a saved optimizer."""
+    return {k: v for k, v in arrays.items() if k not in (SAVED, _FACTS, _STEPS)}
+
+
+def _of_table(facts, steps):
+    """The ledger of version 0.2: a row of a table for each entry, with flags in bits."""
+    entries, unseen, vouched = [], set(), set()
+    for (run, noise, probability, sampling, *seeded), updates in zip(facts, steps, strict=True):
+        if updates and noise < 0:
+            (unseen if noise == -1 else vouched).add(run)
+        elif updates:
+            entry = Entry(
+                *(float(noise), float(probability) or None, int(updates)),
+                poisson_sampled=bool(int(sampling) & 1),
+                run=int(run),
+                seeded=bool(seeded and seeded[0]),
+                unit=USER if int(sampling) & 2 else EXAMPLE,
+            )
+            entries.append(entry)
+    return Ledger(tuple(entries), is_complete=unseen <= vouched)
+
+
+def written(ledger):
+    """uint8 array: a ledger as Keras saves it with the optimizer."""
+    return np.frombuffer(ledger.to_json().encode(), "uint8")
+
+
+def _accounts_of(variables):
+    return set().union(*(_accounts.get(id(variable), ()) for variable in variables))
+
+
+def _add(account, variables):
+    for variable in variables:
+        if id(variable) not in _accounts:
+            weakref.finalize(variable, _accounts.pop, id(variable), None)
+            _accounts[id(variable)] = set()
+        _accounts[id(variable)].add(account)
+
+
+def _loaded(model, arrays):
+    ledger = read(arrays)
+    if ledger is None:
+        mark_unknown(model.weights)
+    else:
+        # All: a file does not say which trained; some may be frozen since, or hold merged LoRA.
+        attach(ledger, model.variables)
+
+
+def _changed(layer, variables):
+    mark_unknown(variables)
+
+
+def _set(layer, values):
+    optimizer = model_internals.innermost(getattr(layer, "optimizer", None))
+    session = getattr(optimizer, "session", None)
+    best = () if session is None else session.best_weights()
+    if not any(values is weights for weights in best):
+        mark_unknown(layer.weights)
+
+
+def _replaced(old, new):
+    known = {id(variable) for variable in old}
+    pass_on(old, [variable for variable in new if id(variable) not in known])
+
+
+hook.watch_weights(loaded=_loaded, changed=_changed, put=_set, replaced=_replaced)

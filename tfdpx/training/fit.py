@@ -1,0 +1,509 @@
+"""What happens around `model.fit`, in order.
+
+1. `read`      the arguments, as a frozen `Request`;
+2. `drawn`     arrays become the batches that the optimizer's plan draws;
+3. `checked`   refuse callbacks, data and batches that the account does not count on;
+4. `Session`   begin one training;
+5. `kept`      restore and save, by a `Checkpoint`;
+6. `laid_out`  share the updates that are left to epochs, and build the model;
+7. `followed`  add the callbacks that end, show and measure the training.
+
+Epsilon is exact for arrays and for the very data set that `plan.batches` made, each draw used once.
+Other data are refused where a plan counts on Poisson sampling, unless the user says that an
+approximation will do, and are labelled approximate everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import numbers
+import threading
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdpx._keras import lora, model_internals
+from tfdpx.accounting.ledger import USER
+from tfdpx.checks.callbacks import check_callbacks
+from tfdpx.checks.validation import Validation
+from tfdpx.sampling.batch_sampler import is_seeded
+from tfdpx.sampling.inputs import check_batch, without_flags
+from tfdpx.sampling.random_access import RandomAccess
+from tfdpx.training import checkpoint, refresh, replicas, views
+from tfdpx.training.clip_policy import planned
+from tfdpx.training.session import (
+    BUSY,
+    BudgetProgressBar,
+    Session,
+    StopAtBudget,
+    reset_between_fits,
+    start_unmanaged_step,
+    used_up,
+)
+
+_KERAS_BATCH_SIZE = 32
+# The arguments of a private `fit` beyond those of Keras.
+ARGUMENTS = ("user_ids", "examples_per_user")
+# They make batches, and change none that are made.
+_OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")
+# Seconds of silence.
+_PATIENCE = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The arguments of one `fit`; `others` are those that nothing here reads."""
+
+    x: Any = None
+    y: Any = None
+    sample_weight: Any = None
+    class_weight: Any = None
+    user_ids: Any = None
+    examples_per_user: int | None = None
+    batch_size: int | None = None
+    epochs: int = 1
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    shuffle: bool = True
+    callbacks: Any = None
+    verbose: Any = "auto"
+    validation_data: Any = None
+    validation_split: float | None = 0.0
+    validation_batch_size: int | None = None
+    others: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def with_(self, **changes):
+        """The request with other arguments."""
+        return dataclasses.replace(self, **changes)
+
+    def for_keras(self):
+        """Dict of arguments of `keras.Model.fit`."""
+        names = {field.name for field in dataclasses.fields(self)} - {"others", *ARGUMENTS}
+        return {**self.others, **{name: getattr(self, name) for name in names}}
+
+    def list_of_callbacks(self):
+        """List of the callbacks, whatever holds them."""
+        callbacks = getattr(self.callbacks, "callbacks", self.callbacks)
+        return [callback for callback in tf.nest.flatten(callbacks) if callback is not None]
+
+
+def read(arguments):
+    """The `Request` of a dict of arguments of `fit`."""
+    names = {field.name for field in dataclasses.fields(Request)} - {"others"}
+    others = {name: value for name, value in arguments.items() if name not in names}
+    return Request(**{k: v for k, v in arguments.items() if k in names}, others=others)
+
+
+@contextlib.contextmanager
+def fitting(optimizer, model, arguments):
+    """Context manager around `model.fit` that gives the arguments for Keras.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        arguments: Dict of the arguments of `fit`.
+
+    Raises:
+        ValueError: If an argument does not fit the plan, or would void the guarantee.
+        BudgetExceeded: If nothing is left of the plan.
+    """
+    request = drawn(optimizer, model, read(arguments))
+    validation = Validation(optimizer, request.x, request.validation_data, request.validation_split)
+    check_callbacks(request.callbacks, optimizer, validation)
+    replicas.check_keras_fit(model, request.x)
+    with training(optimizer, model, request) as (session, request):
+        session.validation = validation
+        request = request.with_(x=replicas.interleaved(model, session, request.x))
+        with followed(model, session, request) as request:
+            yield request.for_keras()
+
+
+@contextlib.contextmanager
+def training(optimizer, model, request):
+    """Context manager of the `Session` of a `fit`; gives it, and the request laid out in epochs.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        request: `Request`.
+
+    Raises:
+        ValueError: If the batches are another plan's, another optimizer's or of another size.
+        BudgetExceeded: If all steps of their plan were taken.
+    """
+    optimizer.account.follow(model)
+    replicas.check_layout()
+    lora.wake(model)
+    optimizer.clip_policy.check_data(request.x)
+    draws = planned(request.x)
+    count, probability = checked(optimizer, request, draws)
+    callbacks = request.list_of_callbacks()
+    with (
+        Session(optimizer, draws, probability, is_seeded(request.x), callbacks) as session,
+        model_internals.keeping_first_epoch(model),
+        checkpoint.kept(model, callbacks, session, count, lambda: build(model, request)),
+    ):
+        if draws is not None:
+            request = laid_out(optimizer, model, session, request)
+        optimizer.account.warn_of_unknown()
+        yield session, request
+
+
+@contextlib.contextmanager
+def unplanned_step(optimizer, model, rows, sample_weight):
+    """Context manager around `train_on_batch`, also inside of a `fit`: no plan drew such a batch.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        model: The `keras.Model`.
+        rows: Int, examples of the batch, or None where unknown.
+        sample_weight: The argument of `train_on_batch`, or None.
+    """
+    _refuse_unknown_people(optimizer)
+    if sample_weight is None and optimizer.noise_multiplier:
+        _check_size(optimizer, rows, exactly=False)
+    optimizer.clip_policy.split(None, None)
+    account = optimizer.account
+    with optimizer.state.lock:
+        session = optimizer.session
+        if session is not None and session.thread != threading.get_ident():
+            raise RuntimeError(BUSY)
+        account.follow(model)
+        account.warn_of_unknown()
+        if session is None:
+            reset_between_fits(optimizer)
+        else:
+            start_unmanaged_step(optimizer)
+        if optimizer.state.updates >= optimizer.state.end:
+            raise used_up(optimizer, (session or optimizer).plan)
+        probability, seeded = _guess_probability(optimizer, None), optimizer.seed is not None
+        usual = account.open(probability, poisson_sampled=False, seeded=seeded)
+        try:
+            yield
+        finally:
+            account.open(**usual)
+            if session is not None:
+                session.begin()
+
+
+def drawn(optimizer, model, request):
+    """The request with batches that the optimizer's plan draws of arrays or a `RandomAccess`.
+
+    An epoch has as many updates as Keras would make on the same arrays.
+
+    Raises:
+        ValueError: If they are not the plan's examples, `batch_size` is not the plan's, or ids of
+            people come without a plan that draws them.
+    """
+    plan, data = optimizer.plan, request.x
+    is_held = isinstance(data, RandomAccess | list | tuple | dict) or hasattr(data, "shape")
+    if not is_held or plan is None:
+        _refuse_data_beside(request, ARGUMENTS)
+    if plan is None and isinstance(data, RandomAccess):
+        raise ValueError(
+            "A `tfdpx.RandomAccess` is drawn from by the optimizer's plan. Received: an optimizer "
+            "with plan=None. Make it with `plan=`, or pass `x=plan.batches(...)`."
+        )
+    if plan is None or not is_held:
+        return request
+    if request.batch_size not in (None, plan.batch_size):
+        raise ValueError(
+            f"Argument `batch_size` must be the plan's, {plan.batch_size}, on which epsilon "
+            f"depends. Received: batch_size={request.batch_size}. Leave it out, or make the plan "
+            f"with `batch_size={request.batch_size}`."
+        )
+    batches = plan.batches(
+        data,
+        request.y,
+        request.sample_weight,
+        class_weight=request.class_weight,
+        user_ids=request.user_ids,
+        examples_per_user=request.examples_per_user,
+        validation_split=request.validation_split or 0.0,
+        optimizer=optimizer,
+        pad_to_multiple_of=model.distribute_strategy.num_replicas_in_sync,
+    )
+    steps = request.steps_per_epoch
+    return request.with_(
+        **dict.fromkeys(("y", "sample_weight", "class_weight", "batch_size", *ARGUMENTS)),
+        x=batches,
+        validation_split=0.0,
+        validation_batch_size=request.validation_batch_size or request.batch_size,
+        steps_per_epoch=math.ceil(plan.num_examples / plan.batch_size) if steps is None else steps,
+    )
+
+
+def checked(optimizer, request, draws):
+    """Refuses batches that the optimizer does not count on.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        request: `Request`.
+        draws: The `BatchSampler` of a plan's batches, or None.
+
+    Returns:
+        The number of examples, and the probability that one is in a batch; each None if unknown.
+
+    Raises:
+        ValueError: Names the argument, and the remedy.
+    """
+    if draws is None:
+        count = _examples_of(request)
+        check_unplanned(optimizer, request)
+        return count, _guess_probability(optimizer, count)
+    check_draws(optimizer, draws)
+    _refuse_data_beside(request, _OF_BATCHES)
+    return draws.plan.num_examples, draws.plan.sampling_probability
+
+
+def laid_out(optimizer, model, session, request):
+    """The request with the updates that the plan has left, shared to the epochs of the `fit`."""
+    draws = session.draws
+    restored = model_internals.initial_epoch(model)
+    first = restored or request.initial_epoch
+    if restored and not session.left:
+        request = request.with_(epochs=restored)  # The run was finished.
+    elif first < request.epochs:
+        if not session.left:
+            raise used_up(optimizer, session.plan)
+        # Keras would make one pass an epoch, and no draw may be used twice: the first epoch would
+        # have all of them.
+        if request.steps_per_epoch is None:
+            # A resumed run has epochs as long as they were.
+            whole = math.ceil(draws.plan.steps / request.epochs) if restored is not None else 0
+            steps = max(whole, math.ceil(session.left / (request.epochs - first)))
+            request = request.with_(steps_per_epoch=steps)
+    # Keras itself would take flags for weights, and ids for a part of the batch.
+    build(model, request.with_(x=draws.fitted))
+    per_user = getattr(draws.examples, "per_user", None)
+    if per_user != optimizer.per_user:  # TensorFlow would trace a step for any number.
+        optimizer.per_user, model.train_function = per_user, None
+    held_out = request.validation_data is None and draws.held_out is not None
+    return request.with_(
+        x=optimizer.clip_policy.dataset(draws),
+        shuffle=False,  # Keras would warn that it does not shuffle a data set.
+        validation_data=draws.held_out if held_out else request.validation_data,
+    )
+
+
+@contextlib.contextmanager
+def followed(model, session, request):
+    """Context manager that gives the request with the callbacks of a private training."""
+    callbacks = checkpoint.in_order(request.list_of_callbacks())
+    if isinstance(request.callbacks, keras.callbacks.CallbackList):
+        # It has its model and its bar already.
+        for callback in refresh.callbacks_of(model, session):
+            callback.set_model(model)
+            request.callbacks.callbacks.insert(0, callback)
+        yield request
+        return
+    has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
+    bar = [] if has_bar or request.verbose == 0 else [BudgetProgressBar()]
+    first = [FirstUpdate()] if model.train_function is None else []
+    ours = [*first, *refresh.callbacks_of(model, session), StopAtBudget()]
+    try:
+        yield request.with_(callbacks=[*ours, *callbacks, *bar])
+    finally:
+        for callback in first:
+            callback.end()
+
+
+def build(model, request):
+    """Builds a compiled model and its optimizer for the data of a `fit`, without reading them.
+
+    Args:
+        model: A model compiled with a tfdpx optimizer.
+        request: `Request`.
+    """
+    optimizer = model_internals.innermost(model.optimizer)
+    data = request.x, request.y, request.sample_weight
+    if isinstance(data[0], tf.data.Dataset):
+        data = data[0].element_spec
+    elif isinstance(data[0], keras.utils.PyDataset):
+        data = data[0][0]
+    elif _length(data[0]) is None:
+        if not model.built:
+            raise ValueError(
+                "A model that is not built cannot be restored for data whose shapes are not known "
+                f"before they are read. Received: x of type {type(data[0]).__name__}. Call "
+                "`model.build(input_shape)` before `fit`."
+            )
+        optimizer.build(model.trainable_variables)
+        return
+
+    def example(leaf):
+        has_shape = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        return tf.zeros([1, *(n or 1 for n in leaf.shape[1:])], leaf.dtype) if has_shape else None
+
+    data = tf.nest.map_structure(example, data)
+    check_batch(model, data)
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    with model.distribute_strategy.scope():
+        views.build(model, x, y, without_flags(weights))
+        optimizer.build(model.trainable_variables)
+
+
+def check_draws(optimizer, draws):
+    """Raises ValueError unless batches of `draws` are what `optimizer` accounts for.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        draws: `BatchSampler` with a plan.
+    """
+    plan = optimizer.plan or draws.plan
+    if draws.plan.unit == USER and optimizer.plan is None:
+        raise ValueError(
+            "Batches of people need an optimizer that was given their plan, `plan=`. Received: an "
+            "optimizer with plan=None."
+        )
+    for name in ("num_examples", "batch_size", "noise_multiplier", "sampling", "unit"):
+        theirs = getattr(draws.plan, name)
+        of_optimizer = name in ("batch_size", "noise_multiplier")
+        ours = getattr(optimizer if of_optimizer else plan, name)
+        # A checkpoint or a config may have kept float32.
+        if theirs != ours and not (
+            isinstance(ours, float) and math.isclose(theirs, ours, rel_tol=1e-6)
+        ):
+            raise ValueError(
+                f"These batches are of a plan with {name}={theirs}, and the optimizer counts on "
+                f"{name}={ours}: its epsilon would not be theirs. Train on `plan.batches(...)` of "
+                "the plan that the optimizer was given."
+            )
+    if draws.optimizer is not None and draws.optimizer is not optimizer:
+        raise ValueError(
+            "These batches were made for another optimizer. Make them by "
+            "`plan.batches(x, y, optimizer=model.optimizer)` after the model was compiled."
+        )
+
+
+def check_unplanned(optimizer, request):
+    """Refuses batches that no plan draws where the optimizer does not count on them.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        request: `Request`.
+    """
+    _refuse_unknown_people(optimizer)
+    if not optimizer.noise_multiplier:
+        return
+    data, rows = request.x, None
+    if isinstance(data, tf.data.Dataset):
+        leaves = tf.nest.flatten(data.element_spec)
+        weighted = isinstance(data.element_spec, tuple) and len(data.element_spec) > 2
+        rows = None if weighted or not leaves[0].shape.rank else leaves[0].shape[0]
+    elif count := _examples_of(request):
+        rows = min(request.batch_size or _KERAS_BATCH_SIZE, count)
+    _check_size(optimizer, rows)
+    agreed = any(getattr(c, "allow_approximate", False) for c in request.list_of_callbacks())
+    if optimizer.plan is not None and not optimizer.plan.is_approximate and not agreed:
+        raise ValueError(
+            "The plan counts on Poisson sampling, and `fit` was given batches that the plan did "
+            f"not draw, or that were changed (by `take`, `cache`, `map`, ...). Received: x of type "
+            f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
+            "`plan.batches(...)` as it is; or say that an approximation will do: "
+            "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
+        )
+
+
+class FirstUpdate(keras.callbacks.Callback):
+    """Says that the private step is being built, if that takes longer than some seconds."""
+
+    def __init__(self):
+        super().__init__()
+        self._start = self._timer = None
+        self._is_announced = False
+
+    def on_train_begin(self, logs=None):
+        """Starts to wait, unless `fit` is silent."""
+        if self.params.get("verbose"):
+            self._start = time.monotonic()
+            self._timer = threading.Timer(_PATIENCE, self._announce)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Says how long the first update took."""
+        if self._timer is not None:
+            self.end()
+            if self._is_announced:
+                seconds = time.monotonic() - self._start
+                print(f"The first update took {seconds:.0f} s.", flush=True)
+
+    def end(self):
+        """Stops the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _announce(self):
+        self._is_announced = True
+        print(
+            f"\nThe private step of model '{self.model.name}' is being built for its first update: "
+            "traced, proved and compared with batches of one example. Layers that loop (LSTM, "
+            "GRU) take longest.",
+            flush=True,
+        )
+
+
+def _refuse_data_beside(request, names):
+    """Raises ValueError if `fit` was given arguments that belong to `plan.batches`."""
+    for name in names:
+        value = getattr(request, name)
+        if value is not None and not (name == "validation_split" and value == 0):
+            there = "x, y" if name == "y" else f"x, y, {name}={name}"
+            raise ValueError(
+                f"Argument `{name}` of `fit` cannot change batches that are drawn by a plan. Give "
+                f"it where they are made: `plan.batches({there})`. Received: {name} of type "
+                f"{type(value).__name__}."
+            )
+
+
+def _refuse_unknown_people(optimizer):
+    if optimizer.of_users:
+        raise ValueError(
+            'A plan with unit="user" draws people, and whose these examples are is unknown. Train '
+            "with `fit(x, y, user_ids=ids)`, or on `plan.batches(x, y, user_ids=ids)` as it is."
+        )
+
+
+def _check_size(optimizer, rows, exactly=True):
+    if rows is None:
+        return
+    other = rows != optimizer.batch_size and exactly and optimizer.plan is not None
+    if other or rows > optimizer.batch_size:
+        raise ValueError(
+            f"These batches have {rows} examples, and the optimizer counts on "
+            f"batch_size={optimizer.batch_size}: epsilon would not hold for these batches. Train "
+            "on `plan.batches(x, y)`, or give both the same batch size."
+        )
+
+
+def _guess_probability(optimizer, count):
+    """The probability that an example is in a batch; None if the number of examples is unknown.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        count: Int, the examples that are trained on, or None.
+    """
+    of_plan = optimizer.plan and optimizer.plan.sampling_probability
+    of_data = min(1.0, optimizer.batch_size / count) if count else None
+    return max((p for p in (of_plan, of_data) if p is not None), default=None)
+
+
+def _examples_of(request):
+    """Int: the examples that `fit` would train on, if its arguments are arrays; else None."""
+    count = _length(request.x)
+    return count and math.floor(count * (1 - (request.validation_split or 0)))
+
+
+def _length(data):
+    """The number of examples of arrays; None for anything else."""
+    leaves = [t for t in tf.nest.flatten(data) if t is not None]
+    if not leaves or not all(hasattr(t, "shape") and len(t.shape) for t in leaves):
+        return None
+    count = leaves[0].shape[0]
+    return int(count) if isinstance(count, numbers.Integral) else None
