@@ -149,6 +149,10 @@ class Account(_Spent):
             entry = dataclasses.replace(entry, steps=counted.steps + made)
         self._entries[entry.key] = entry
         self._counted += made
+        if any(id(v) in _unknown for v in self.variables()):
+            # The trained weights follow from those of unknown origin.
+            trained = [reference() for reference in self._trained.values()]
+            mark_unknown([variable for variable in trained if variable is not None])
 
     def entries(self):
         """Tuple of `Entry`, the updates under way among them."""
@@ -191,7 +195,6 @@ class Account(_Spent):
         self._join(ledger)
         if not ledger.is_complete:
             mark_unknown(self.variables())
-            self._warned = False
         self.renew()
 
     def ledger(self):
@@ -201,17 +204,12 @@ class Account(_Spent):
         for account in _accounts_of(variables) - {self}:
             self._join(Ledger(account.entries()))
         is_complete = not any(id(v) in _unknown for v in variables)
-        if not is_complete and self.updates:  # These weights follow from the others.
-            mark_unknown(
-                v for reference in self._trained.values() if (v := reference()) is not None
-            )
+        self._warned = self._warned and not is_complete
         return Ledger(self.entries(), is_complete)
 
     def warn_of_unknown(self):
         """Warns, once, where weights came from where no ledger could be seen."""
-        if self.ledger().is_complete:
-            self._warned = False
-        elif self._noise_multiplier and not self._warned:
+        if not self.ledger().is_complete and self._noise_multiplier and not self._warned:
             self._warned = True
             warn(
                 "Weights of this model came from where no ledger could be seen: a file without "
