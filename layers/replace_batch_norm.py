@@ -6,8 +6,8 @@ import keras
 
 from tfdpx._arguments import check_positive_integer
 from tfdpx._keras import layer_internals
+from tfdpx.account import copy_weights
 from tfdpx.layers.group_norm import GroupNorm
-from tfdpx.training.account import copy_weights
 
 
 def replace_batch_norm(model: keras.Model, groups: int = 16) -> keras.Model:

@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
+from tfdpx import account
 from tfdpx._arguments import check_choice, check_image_shape, is_integer, require
 from tfdpx.models import transfer
-from tfdpx.training import account
 
 
 def backbone(

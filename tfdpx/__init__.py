@@ -27,13 +27,13 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
         per_example,
         synthetic,
     )
+    from tfdpx.account import copy_weights
     from tfdpx.accounting import PrivacyPlan
     from tfdpx.callbacks import PrivacyBudget
     from tfdpx.heads import AdaMix
     from tfdpx.layers.make_private_model import make_private_model
     from tfdpx.sampling.random_access import RandomAccess
     from tfdpx.tables import private_adapt
-    from tfdpx.training.account import copy_weights
     from tfdpx.training.adaptive_clip import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
@@ -49,7 +49,7 @@ _HOMES = {
     "PrivacyBudget": "callbacks",
     "PrivacyPlan": "accounting",
     "RandomAccess": "sampling.random_access",
-    "copy_weights": "training.account",
+    "copy_weights": "account",
     "make_private": "training.optimizers",
     "make_private_model": "layers.make_private_model",
     "private_adapt": "tables",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import hashlib
 import math
 from typing import Any
 
@@ -111,7 +112,7 @@ class PrivacyPlan:
     ) -> None:
         values = (num_examples, batch_size, steps, noise_multiplier, epsilon, delta)
         names = [field.name for field in dataclasses.fields(self)]
-        others = (sampling, accountant, unit, Ledger() if spent is None else spent)
+        others = (sampling, accountant, unit, Ledger() if spent is None else _named(spent))
         given: dict[str, Any] = dict(zip(names, (*values, *others), strict=True))
         if epochs is not None:
             if steps is not None or batch_size is None:
@@ -408,6 +409,18 @@ class PrivacyPlan:
             object.__setattr__(plan, field.name, value)
         plan._check()
         return plan
+
+
+def _named(ledger):
+    """The ledger with a number for every entry without a run, so that each counts once."""
+    if not isinstance(ledger, Ledger) or all(entry.run for entry in ledger.entries):
+        return ledger
+    # Of the content, because every host must find the same.
+    digest = hashlib.sha256(ledger.to_json().encode()).hexdigest()
+    first = int(digest[:12], 16)
+    entries = enumerate(ledger.entries)
+    named = (e if e.run else dataclasses.replace(e, run=first + i + 1) for i, e in entries)
+    return dataclasses.replace(ledger, entries=tuple(named))
 
 
 def plan_warnings(

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, lora, model_internals, step_context
+from tfdpx.account import copy_weights
 from tfdpx.per_example.rows import Rows
-from tfdpx.training.account import copy_weights
 from tfdpx.training.private_optimizer import PrivateOptimizer
 from tfdpx.training.public_clip import PublicClip
 

@@ -1,12 +1,10 @@
 """Layers that were adapted to data, and the declaration that values are public."""
 
-import weakref
-
 import keras
 
+from tfdpx import account
 from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.training import account
 
 _ARGUMENTS = {
     keras.layers.Normalization: "as `mean` and `variance`",
@@ -15,9 +13,6 @@ _ARGUMENTS = {
     keras.layers.StringLookup: "as `vocabulary`",
     keras.layers.IntegerLookup: "as `vocabulary`",
 }
-
-# Layer -> the ledger of the releases that gave it its statistics; empty where these are public.
-_declared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def mark_public(layer: keras.Layer) -> None:
@@ -58,7 +53,7 @@ def mark_public(layer: keras.Layer) -> None:
             f"Layer '{layer.name}' has no values yet that could be declared public. Call `adapt` "
             "or `build`, or load its weights, before `tfdpx.checks.mark_public`."
         )
-    _declared.update(dict.fromkeys(adapted, Ledger()))
+    account.statistics.update(dict.fromkeys(adapted, Ledger()))
     account.mark_known(layer.variables)
 
 
@@ -69,7 +64,7 @@ def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
         layer: A `keras.Layer` that holds noisy statistics.
         ledger: `tfdpx.accounting.Ledger` of the releases.
     """
-    _declared[layer] = ledger
+    account.statistics[layer] = ledger
 
 
 def problems_of_adapted(model):
@@ -83,8 +78,8 @@ def problems_of_adapted(model):
         return
     is_inside = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
-        if layer in _declared:
-            account.attach(_declared[layer], model.variables)
+        if layer in account.statistics:
+            optimizer.account.holds(layer, model.variables)
             is_inside.update(map(id, layer_internals.flatten_layers(layer)))
         elif id(layer) not in is_inside and step_context.eagerly(_is_adapted, layer):
             is_inside.update(map(id, layer_internals.flatten_layers(layer)))

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from tfdpx import noise
+from tfdpx import account, noise
 from tfdpx._arguments import exactly_one_missing, require
 from tfdpx.accounting import accountants, calibration
 from tfdpx.accounting.ledger import Ledger
@@ -23,7 +23,6 @@ from tfdpx.heads import _fields, releases
 from tfdpx.heads._feature_source import FeatureSource
 from tfdpx.heads._fields import argument, optional
 from tfdpx.heads._journal import Journal
-from tfdpx.training import account
 from tfdpx.training.checkpoint import Checkpoint
 
 ROWS = 8192

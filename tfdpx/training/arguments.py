@@ -145,7 +145,7 @@ def clip_policy(settings, account):
 
     Args:
         settings: `Settings`.
-        account: The optimizer's `tfdpx.training.account.Account`.
+        account: The optimizer's `tfdpx.account.Account`.
     """
     if settings.individual is not None:
         return IndividualClip(settings.individual, account, settings.l2_norm_clip)

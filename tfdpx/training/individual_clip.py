@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfdpx import mechanism
 from tfdpx._keras.variables import value_of
 from tfdpx._keras.variables import variable as shared_variable
+from tfdpx.account import attach
 from tfdpx.training import replicas
-from tfdpx.training.account import attach
 from tfdpx.training.clip_policy import ClipPolicy, planned
 
 _ARRAYS = ("levels", "since", "counts", "steps", "refreshes")
@@ -27,7 +27,7 @@ class IndividualClip(ClipPolicy):
 
     Args:
         accountant: `tfdpx.accounting.IndividualAccountant`; reads its account here from now on.
-        account: The optimizer's `tfdpx.training.account.Account`.
+        account: The optimizer's `tfdpx.account.Account`.
         l2_norm_clip: Float, C, of which each clip is a fraction.
     """
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdpx import account
 from tfdpx._keras import model_internals
 from tfdpx._warnings import warn
 from tfdpx.accounting.individual import IndividualAccountant
@@ -19,7 +20,7 @@ from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.mechanism import check_private
 from tfdpx.sampling.batch_sampler import check_optimizer
-from tfdpx.training import account, arguments, fit
+from tfdpx.training import arguments, fit
 from tfdpx.training._train_step import private_train_step
 from tfdpx.training.clip_policy import ClipPolicy
 from tfdpx.training.session import StepState, reset_between_fits, updates_left
@@ -200,7 +201,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     def save_own_variables(self, store: Any) -> None:
         """Saves what Keras saves, and the ledger. No seed of noise or draws is in it."""
         super().save_own_variables(store)
-        store[account.SAVED] = account.written(self.ledger)
+        for name, array in self.account.arrays().items():
+            store[name] = array
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what Keras loads, joins the saved ledger, and continues as a run of its own."""

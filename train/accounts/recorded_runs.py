@@ -11,12 +11,12 @@ import zlib
 import h5py
 import numpy as np
 
+from tfdpx import account
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.spent import Spent
 from tfdpx.train.config.errors import UserError
-from tfdpx.training import account
 
 # Folders that a run and a tuning leave behind where they were cut off.
 _UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"

@@ -9,10 +9,10 @@ import tensorflow as tf
 from absl import flags
 
 from tfdpx._keras import lora
+from tfdpx.account import copy_weights
 from tfdpx.sampling.shares import check_divides
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.training import agreement
-from tfdpx.training.account import copy_weights
 
 KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")
 

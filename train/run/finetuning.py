@@ -7,6 +7,7 @@ import zipfile
 import keras
 import numpy as np
 
+from tfdpx import account
 from tfdpx._keras import layer_internals, lora
 from tfdpx.accounting import record as records
 from tfdpx.layers.trainable import last_layer, trainable
@@ -14,7 +15,6 @@ from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import AUTO, OF_FILE
 from tfdpx.train.run import classifiers
 from tfdpx.train.run.keras_files import KerasFile
-from tfdpx.training import account
 
 
 def check(settings):

@@ -2,12 +2,12 @@
 
 import keras
 
+from tfdpx import account
 from tfdpx._keras import layer_internals
 from tfdpx.models import backbone, transfer
 from tfdpx.models.head import logits
 from tfdpx.models.linear_on_features import linear
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.training import account
 
 
 class KerasFile:

@@ -12,9 +12,9 @@ import small
 import tensorflow as tf
 
 import tfdpx
+from tfdpx import account
 from tfdpx._keras import hook
 from tfdpx.accounting.ledger import Entry
-from tfdpx.training import account
 
 N, B, STEPS = 60, 20, 12
 PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=2.0, delta=1e-3)

@@ -424,5 +424,3 @@ def test_hdf5_of_private_models_that_was_saved_before_is_refused(trained, tmp_pa
     found = compiled(bare())
     found.load_weights(tmp_path / "m.h5")
     assert not is_complete(found)
-
-

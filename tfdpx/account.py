@@ -13,6 +13,7 @@ ledger, set by `set_weights`, or trained by an ordinary optimizer, and known aga
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import secrets
 import weakref
@@ -26,11 +27,14 @@ from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import EXAMPLE, USER, Entry, Ledger
 
 # Names of arrays that Keras saves with the optimizer: JSON as bytes, and the table of version 0.2.
-SAVED, _FACTS, _STEPS = "ledger", "ledger_facts", "ledger_steps"
+_LEDGER, _ADAPTED, _FACTS, _STEPS = "ledger", "adapted", "ledger_facts", "ledger_steps"
 
 # By the id of a keras.Variable, which cannot be hashed, as long as it lives.
 _accounts: dict[int, set] = {}
 _unknown: set[int] = set()
+
+# Layer -> the ledger of the releases that gave it its statistics; empty where these are public.
+statistics: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 # Part of the number of every run of this process.
 _process = secrets.randbits(52)
@@ -82,6 +86,7 @@ class Account(_Spent):
         self._followed = {}  # Weak references by id: the weights must not outlive their model.
         self._trained = {}
         self._warned = False
+        self._adapted = set()  # Names of layers with noisy statistics.
         self.renew()
 
     @property
@@ -180,6 +185,23 @@ class Account(_Spent):
         """
         self._trained.update((id(v), weakref.ref(v)) for v in variables)
         _add(self, variables)
+
+    def holds(self, layer, variables):
+        """Counts the noisy statistics of a layer among what was spent on weights.
+
+        Args:
+            layer: A `keras.Layer` of `statistics`.
+            variables: List of `keras.Variable`.
+        """
+        attach(statistics[layer], variables)
+        if statistics[layer].entries:
+            self._adapted.add(layer.name)
+
+    def arrays(self):
+        """Dict of the uint8 arrays that Keras saves with the optimizer."""
+        names = json.dumps(sorted(self._adapted))
+        saved = {_LEDGER: self.ledger().to_json(), _ADAPTED: names}
+        return {name: np.frombuffer(text.encode(), "uint8") for name, text in saved.items()}
 
     def others(self):
         """Int: the updates that other optimizers of these weights have made."""
@@ -344,8 +366,8 @@ def read(arrays):
     Raises:
         ValueError: If it is damaged.
     """
-    if arrays is not None and SAVED in arrays:
-        return Ledger.from_json(np.array(arrays[SAVED], "uint8").tobytes().decode("utf-8"))
+    if arrays is not None and _LEDGER in arrays:
+        return Ledger.from_json(_text(arrays[_LEDGER]))
     if arrays is not None and {_FACTS, _STEPS} <= set(arrays):
         return _of_table(np.array(arrays[_FACTS]), np.array(arrays[_STEPS]))
     return None
@@ -353,7 +375,7 @@ def read(arrays):
 
 def without_ledger(arrays):
     """Dict of the other arrays of a saved optimizer."""
-    return {k: v for k, v in arrays.items() if k not in (SAVED, _FACTS, _STEPS)}
+    return {k: v for k, v in arrays.items() if k not in (_LEDGER, _ADAPTED, _FACTS, _STEPS)}
 
 
 def _of_table(facts, steps):
@@ -374,9 +396,8 @@ def _of_table(facts, steps):
     return Ledger(tuple(entries), is_complete=unseen <= vouched)
 
 
-def written(ledger):
-    """uint8 array: a ledger as Keras saves it with the optimizer."""
-    return np.frombuffer(ledger.to_json().encode(), "uint8")
+def _text(array):
+    return np.array(array, "uint8").tobytes().decode("utf-8")
 
 
 def _accounts_of(variables):
@@ -398,6 +419,10 @@ def _loaded(model, arrays):
     else:
         # All: a file does not say which trained; some may be frozen since, or hold merged LoRA.
         attach(ledger, model.variables)
+        names = set(json.loads(_text(arrays[_ADAPTED]))) if _ADAPTED in arrays else ()
+        for layer in layer_internals.flatten_layers(model):
+            if layer.name in names:  # The ledger has its releases.
+                statistics[layer] = ledger
 
 
 def _changed(layer, variables):
