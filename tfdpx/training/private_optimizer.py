@@ -19,8 +19,7 @@ from tfdpx._warnings import warn
 from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.checks.callbacks import check_callbacks
-from tfdpx.checks.validation import Validation
+from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.mechanism import check_private
 from tfdpx.spending import origins
 from tfdpx.spending.ledger_rows import FACTS, STEPS
@@ -148,13 +147,11 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             model: The `keras.Model`.
             arguments: Dict of the arguments of `fit` by name; `x` may be replaced.
         """
+        check_validation_data(arguments.get("validation_data"), arguments.get("x"), self)
         _fit_data.draw_by_plan(self, model, arguments)
-        names = ("x", "validation_data", "validation_split")
-        validation = Validation(self, *map(arguments.get, names))
-        check_callbacks(arguments.get("callbacks"), self, validation)
+        check_callbacks(arguments.get("callbacks"), self)
         replicas.check_keras_fit(model, arguments.get("x"))
         with _fit_data.session_of(self, model, arguments) as session:
-            session.validation = validation
             _fit_data.add_limit(arguments)
             replicas.deal(model, session, arguments)
             refresh.add_to(arguments, model, session)

@@ -35,7 +35,6 @@ class Session:
         draws: As given.
         plan: The `PrivacyPlan` that ends the training, or None.
         thread: Int, the thread that it was made in.
-        validation: The `tfdpx.checks.validation.Validation` of a `fit`, or None.
 
     Raises:
         RuntimeError: On entering, if the optimizer or the data set is in a session already.
@@ -43,7 +42,6 @@ class Session:
 
     def __init__(self, optimizer, draws, sampling_probability, is_seeded=False):
         self.draws, self.plan, self._is_seeded = draws, None, is_seeded
-        self.validation = None
         self._optimizer, self._state = optimizer, optimizer.state
         self.thread = threading.get_ident()
         self._seed, self._probability = optimizer.seed, sampling_probability
