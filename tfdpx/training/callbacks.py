@@ -201,7 +201,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if not covered:
             warn(
                 f"{type(self).__name__} leaves the validation metrics out, which the privacy "
-                f"guarantee does not cover. {IF_PUBLIC}"
+                f"guarantee does not cover. {IF_PUBLIC} In `tfdpx classify` this is --public_test."
             )
 
         def write():
