@@ -236,6 +236,8 @@ PROGRAMS = {
 # Those that run with the ordinary optimizer first: one with class weights, and one that saves its
 # model and loads it.
 WITHOUT_PRIVACY = (tabular, image_classification)
+# Their callbacks act on validation metrics.
+WITH_PUBLIC_VALIDATION = (timeseries_transformer, segmentation)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,10 @@ def test_another_optimizer_and_a_plan_are_all_that_it_takes(program, tmp_path):
     )
     if program in WITHOUT_PRIVACY:
         program(optimizer(learning_rate=0.01), tmp_path)
-    model = program(tfdpx.make_private(optimizer)(learning_rate=0.01, plan=plan), tmp_path)
+    private = tfdpx.make_private(optimizer)(
+        learning_rate=0.01, plan=plan, public_validation=program in WITH_PUBLIC_VALIDATION
+    )
+    model = program(private, tmp_path)
     ledger = model.optimizer.ledger
     assert ledger.steps == plan.steps and not ledger.is_approximate and ledger.is_complete
     assert ledger.epsilon(plan.delta) == plan.epsilon

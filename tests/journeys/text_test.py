@@ -74,7 +74,8 @@ def test_fit_takes_texts_and_tokens():
     for count, x in enumerate([texts, np.array(texts), tokens], start=1):
         if x is tokens:
             model.preprocessor = None
-        history = model.fit(x, np.array([1, 0] * 4), validation_data=(x, np.ones(8)), verbose=0)
+        other = {k: np.copy(v) for k, v in x.items()} if x is tokens else list(x)
+        history = model.fit(x, np.array([1, 0] * 4), validation_data=(other, np.ones(8)), verbose=0)
         assert {"loss", "val_loss", "epsilon"} <= set(history.history)
         assert model.optimizer.ledger.steps == 2 * count
 

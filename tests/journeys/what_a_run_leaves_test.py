@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 from finished_runs import SEED
+from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx.accounting import record as records
@@ -99,9 +100,17 @@ def test_the_page_is_made_of_the_folder_and_shows_no_private_image(left, tmp_pat
     made = (workdir / "report.html").read_bytes()
     page.write_page(workdir)
     assert (workdir / "report.html").read_bytes() == made
-    assert made.count(b"data:image/png") == 2 and b"Wrong predictions" not in made
+    assert made.count(b"data:image/png") == 1 and b"Wrong predictions" not in made
     assert not (workdir / "wrong_predictions.png").exists()
     assert b"<b>Not releasable</b>: the run had a seed" in made
+
+
+def test_accuracy_while_training_is_nowhere_without_public_test(left):
+    rows = [json.loads(line) for line in (left.workdir / "curve.jsonl").read_text().splitlines()]
+    assert rows and all(set(row) == {"step", "epsilon"} for row in rows)
+    assert not (left.workdir / "learning_curve.png").exists()
+    events = event_accumulator.EventAccumulator(str(left.workdir / "tensorboard" / "validation"))
+    assert not events.Reload().Tags()["tensors"]
 
 
 def test_account_says_that_it_is_not_to_be_released(left, capsys):

@@ -67,7 +67,7 @@ def train(strategy, optimizer, plan, seed=3, x=None, callbacks=(), **compile_arg
     own_x, y = data()
     history = tfdpx.distributed.fit(
         model, plan, own_x if x is None else x, y, seed=seed, epochs=2, steps_per_epoch=2,
-        validation_data=(own_x[:50], y[:50]), validation_batch_size=16, verbose=0,
+        validation_data=(own_x[:50].copy(), y[:50]), validation_batch_size=16, verbose=0,
         callbacks=[tfdpx.callbacks.PrivacyBudget(plan), *callbacks],
     )  # fmt: skip
     return model, history.history

@@ -2,17 +2,19 @@
 
 The training loss and metrics are functions of the private data that no noise was added to. A
 callback that lets them choose weights, a learning rate, the number of steps or the name of a file
-reveals more of the examples than epsilon says: it is refused. So it is with validation metrics
-unless their examples are seen, or said, to be others than the private ones
-(`tfdpx.checks.validation`). A callback that only writes for the user to read gets a warning. What a
-callback of one's own does with its logs cannot be seen.
+reveals more of the examples than epsilon says: it is refused. Validation metrics are trusted only
+if the user declares that their examples are public, with `public_validation=True` of the optimizer.
+A callback that only writes for the user to read gets a warning. Custom code that reads the logs,
+and callbacks inside of other callbacks, cannot be checked.
 """
 
+import numbers
 import os
 import re
 import string
 
 import keras
+import numpy as np
 
 from tfdpx._warnings import warn
 from tfdpx.checks.errors import refusing
@@ -28,37 +30,52 @@ _MONITORS = ("monitor", "_monitor", "objective")
 # Where callbacks keep the paths that they write to, and the fields that those may have.
 _PATHS = ("filepath", "filename", "directory", "backup_dir", "log_dir")
 _COUNTERS = ("epoch", "batch")
-
-
 _COVERED = ("epsilon", "epsilon_approximate", "learning_rate", "l2_norm_clip")
-_IF_PUBLIC = (
-    "Validate on public examples alone; or, if these are public, make the optimizer with "
-    "`public_validation=True`."
+IF_PUBLIC = (
+    "If the validation examples are public, make the optimizer with `public_validation=True`."
 )
 
 
-def is_covered(name, validation=None):
-    """Whether the guarantee covers a number of the logs, or it is not of the private data.
+def is_covered(name, optimizer):
+    """Returns True if the guarantee covers a number of the logs, or it is of public data.
 
     Args:
         name: String.
-        validation: Optional `tfdpx.checks.validation.Validation` of the `fit`.
+        optimizer: The innermost optimizer of the model, private or not.
     """
     if name.startswith("val_"):
-        return validation is None or not validation.is_private
+        return not getattr(optimizer, "noise_multiplier", 0) or optimizer.public_validation
     return name in _COVERED
 
 
-def check_callbacks(callbacks, optimizer, validation):
+def check_validation_data(data, x, optimizer):
+    """Raises if the examples to validate on are in the memory of the examples to train on.
+
+    Args:
+        data: The `validation_data` of `fit`, or None.
+        x: The `x` of `fit`: arrays, or an object such as a `tf.data.Dataset`.
+        optimizer: The tfdpx optimizer; without noise there is no guarantee to void.
+
+    Raises:
+        ValueError: If inputs of `data` are inputs of `x`, or arrays that share memory with them.
+    """
+    if not optimizer.noise_multiplier or data is None:
+        return
+    inputs = _objects_in(keras.utils.unpack_x_y_sample_weight(data)[0])
+    if any(_share(a, b) for a in inputs for b in _objects_in(x)):
+        raise ValueError(
+            "Argument `validation_data` must hold other examples than `x`. Received: the same "
+            "object, or arrays that share memory with `x`. Validate on examples that are not "
+            "trained on."
+        )
+
+
+def check_callbacks(callbacks, optimizer):
     """Raises if a callback would let metrics of private examples act on what is released.
 
     Args:
-        callbacks: What `fit` was given: a callback, a nest of them, a `CallbackList` or None.
-            Callbacks that a callback holds in its attributes are checked too.
-        optimizer: Gives `noise_multiplier`; without noise there is no guarantee to void.
-        validation: The `tfdpx.checks.validation.Validation` of the `fit`. Its examples are compared
-            with what is trained on if a callback acts on validation metrics, or is a writer of
-            what is covered alone.
+        callbacks: The argument of `fit`: a callback, a nest of them, a `CallbackList` or None.
+        optimizer: The tfdpx optimizer; without noise there is no guarantee to void.
 
     Raises:
         ValueError: Names each such callback, and what it monitors or the path that it writes to.
@@ -66,15 +83,10 @@ def check_callbacks(callbacks, optimizer, validation):
     if not optimizer.noise_multiplier:
         return
     with refusing(ValueError) as problems:
-        for callback in _callbacks_in(callbacks, set()):
-            problems += _problems_of_acting(callback, validation)
-            problems += _problems_of_paths(callback, validation)
+        for callback in _flatten(callbacks):
+            problems += _problems_of_acting(callback, optimizer)
+            problems += _problems_of_paths(callback, optimizer)
             covered = getattr(callback, "writes_only_covered", False)
-            if covered and validation.is_private:
-                warn(
-                    f"{type(callback).__name__} leaves the validation metrics out of what the "
-                    f"privacy guarantee covers: {validation.objection}. {_IF_PUBLIC}",
-                )
             if isinstance(callback, _WRITING) and not covered:
                 warn(
                     f"{type(callback).__name__} writes the training loss and metrics, which the "
@@ -98,7 +110,7 @@ def check_log_names(logs, optimizer):
     """
     with refusing(ValueError) as problems:
         for name in logs if optimizer.noise_multiplier else ():
-            if is_covered(name):
+            if name.startswith("val_") or name in _COVERED:
                 problems.append(
                     "A training metric must not have a name that stands for validation or for the "
                     f"privacy spent, since callbacks would trust it. Received: '{name}'. Rename "
@@ -106,23 +118,27 @@ def check_log_names(logs, optimizer):
                 )
 
 
-def _callbacks_in(value, seen):
-    """Every callback in a nest, and those that callbacks hold in their attributes."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, keras.callbacks.Callback):
-        yield value
-        value = vars(value)
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple, set)):
-        return
-    for inner in value:
-        yield from _callbacks_in(inner, seen)
+def _objects_in(data):
+    """The arrays and data sets in a nest, without plain values."""
+    plain = str | bytes | numbers.Number | None
+    return [leaf for leaf in keras.tree.flatten(data) if not isinstance(leaf, plain)]
 
 
-def _problems_of_acting(callback, validation):
+def _share(a, b):
+    arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    return a is b or (arrays and np.shares_memory(a, b))
+
+
+def _flatten(callbacks):
+    """Every callback in a nest, also those in a `CallbackList`."""
+    for callback in keras.tree.flatten(callbacks):
+        if isinstance(callback, keras.callbacks.CallbackList):
+            yield from _flatten(callback.callbacks)
+        else:
+            yield callback
+
+
+def _problems_of_acting(callback, optimizer):
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         yield (
             "TerminateOnNaN would act on the training data without noise, which the privacy "
@@ -134,7 +150,7 @@ def _problems_of_acting(callback, validation):
     for attribute in _MONITORS if getattr(callback, "save_best_only", True) else ():
         monitor = getattr(callback, attribute, None)
         monitor = getattr(monitor, "name", monitor)
-        if not isinstance(monitor, str) or monitor in _COVERED:
+        if not isinstance(monitor, str) or is_covered(monitor, optimizer):
             continue
         received = f"Received: {attribute}={monitor!r}."
         if not monitor.startswith("val_"):
@@ -143,21 +159,21 @@ def _problems_of_acting(callback, validation):
                 f"the privacy guarantee does not cover. {received} Monitor a metric of data that "
                 'need no privacy, such as "val_loss", or leave the callback out.'
             )
-        elif validation.objection is not None:
+        else:
             yield (
-                f"{type(callback).__name__} would act on validation metrics that the privacy "
-                f"guarantee does not cover: {validation.objection}. {received} {_IF_PUBLIC}"
+                f"{type(callback).__name__} would act on validation metrics, which the privacy "
+                f"guarantee does not cover. {received} {IF_PUBLIC}"
             )
 
 
-def _problems_of_paths(callback, validation):
+def _problems_of_paths(callback, optimizer):
     for attribute in _PATHS:
         path = getattr(callback, attribute, None)
         if not isinstance(path, (str, os.PathLike)):
             continue
         received = f"Received: {attribute}={str(path)!r}."
         for field in _fields(os.fspath(path)):
-            if field in _COUNTERS or field in _COVERED:
+            if field in _COUNTERS or is_covered(field, optimizer):
                 continue
             if not field.startswith("val_"):
                 yield (
@@ -165,11 +181,10 @@ def _problems_of_paths(callback, validation):
                     f"path, which the privacy guarantee does not cover. {received} Name files by "
                     "{epoch} or a metric of public validation data, such as {val_loss}."
                 )
-            elif validation.objection is not None:
+            else:
                 yield (
                     f"{type(callback).__name__} would write the validation metric '{field}' into "
-                    "a path, which the privacy guarantee does not cover: "
-                    f"{validation.objection}. {received} {_IF_PUBLIC}"
+                    f"a path, which the privacy guarantee does not cover. {received} {IF_PUBLIC}"
                 )
 
 

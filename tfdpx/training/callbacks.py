@@ -12,9 +12,10 @@ import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
 
 from tfdpx._keras import model_internals
+from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import EMPTY, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.checks.callbacks import is_covered
+from tfdpx.checks.callbacks import IF_PUBLIC, is_covered
 from tfdpx.per_example.gradient_norms import GradientNorms
 from tfdpx.sampling.batch_sampler import check_optimizer
 from tfdpx.training.checkpoint import Checkpoint
@@ -121,12 +122,12 @@ class TensorBoard(keras.callbacks.TensorBoard):
     sees them learns more than epsilon says. This writes what the guarantee covers: epsilon, the
     noise multiplier, the learning rate, the norm of the privatized gradient
     (`optimizer.privatized_gradient_norm`) and weight histograms. Validation metrics are written
-    too; they are functions of other data, for which no guarantee is given. Those of a
-    `validation_split`, and of examples of which some are trained on, count as training metrics,
-    unless the optimizer was made with `public_validation=True`. The x-axis has model
-    updates, not epochs. The hyperparameters stand under "HParams", and under "Text" the plan and
-    what was spent of it. `epsilon` has a second line, of the run "budget": the plan's epsilon.
-    With a `tfdpx.callbacks.Checkpoint` numbers of an update are written once a save holds it.
+    if the optimizer was made with `public_validation=True`, by which you declare that their
+    examples are public. The x-axis has model updates, not epochs. The hyperparameters stand under
+    "HParams", and under "Text" the plan and what was spent of it. `epsilon` has a second line, of
+    the run "budget": the plan's epsilon.
+    With a `tfdpx.callbacks.Checkpoint` numbers
+    of an update are written once a save holds it.
 
     Args:
         log_dir: String. Folder for the event files.
@@ -199,6 +200,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
         super().on_test_end({})
         logs, step = dict(logs or {}), _scalar(self.model.optimizer.iterations, int)
         covered = self._is_covered("val_loss")
+        if not covered:
+            warn(
+                f"{type(self).__name__} leaves the validation metrics out, which the privacy "
+                f"guarantee does not cover. {IF_PUBLIC} In `tfdpx classify` this is --public_test."
+            )
 
         def write():
             if not covered:
@@ -251,8 +257,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
                 writer.close()
 
     def _is_covered(self, name):
-        session = getattr(model_internals.innermost(self.model.optimizer), "session", None)
-        return is_covered(name, session and session.validation)
+        return is_covered(name, model_internals.innermost(self.model.optimizer))
 
     def _describe(self, text, optimizer):
         tf.summary.text("privacy_statement", text, step=_updates(optimizer))

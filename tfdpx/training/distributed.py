@@ -32,8 +32,7 @@ import tensorflow as tf
 
 from tfdpx._keras import metric_internals, model_internals, step_context
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.checks.callbacks import check_callbacks
-from tfdpx.checks.validation import Validation
+from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.per_example.loss import row_losses
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import sampled_batches, shares
@@ -91,8 +90,8 @@ def fit(
         steps_per_epoch: Int, updates an epoch; None for all that the plan has left.
         initial_epoch: Int, the number of the first epoch.
         validation_data: Optional `(x, y)` or `(x, y, sample_weight)` of arrays, or `(x,)` of a
-            `tfdpx.RandomAccess`, to measure on after each epoch. Callbacks may act on that if none
-            of them is trained on, or the optimizer has `public_validation=True`.
+            `tfdpx.RandomAccess`, to measure on after each epoch. Callbacks may act on it only if
+            the optimizer has `public_validation=True`. It must not share memory with `x`.
         validation_batch_size: Int. Examples a step of measuring, over all replicas.
         callbacks: List of `keras.callbacks.Callback`.
         verbose: As for `keras.Model.fit`.
@@ -107,8 +106,8 @@ def fit(
     optimizer, strategy = model.optimizer, model.distribute_strategy
     check_optimizer(optimizer, plan)
     examples = as_examples(x, y, sample_weight, class_weight=class_weight)
-    validation = Validation(optimizer, examples, validation_data)
-    check_callbacks(callbacks, optimizer, validation)
+    check_validation_data(validation_data, x, optimizer)
+    check_callbacks(callbacks, optimizer)
     shares.check_divides(strategy.num_replicas_in_sync, plan.batch_size, "examples of `batch_size`")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise ValueError("Argument `callbacks` must be a list. Received: a CallbackList.")
@@ -132,7 +131,6 @@ def fit(
         step_context.driving(model, "tfdpx"),
         training(optimizer, model, request) as (session, _),
     ):
-        session.validation = validation
         ours = [*refresh.callbacks_of(model, session), StopAtBudget()]
         for callback in ours:
             callback.set_model(model)

@@ -28,8 +28,7 @@ import tensorflow as tf
 
 from tfdpx._keras import lora, model_internals
 from tfdpx.accounting.ledger import USER
-from tfdpx.checks.callbacks import check_callbacks
-from tfdpx.checks.validation import Validation
+from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
@@ -111,12 +110,12 @@ def fitting(optimizer, model, arguments):
         ValueError: If an argument does not fit the plan, or would void the guarantee.
         BudgetExceeded: If nothing is left of the plan.
     """
-    request = drawn(optimizer, model, read(arguments))
-    validation = Validation(optimizer, request.x, request.validation_data, request.validation_split)
-    check_callbacks(request.callbacks, optimizer, validation)
+    request = read(arguments)
+    check_validation_data(request.validation_data, request.x, optimizer)
+    check_callbacks(request.callbacks, optimizer)
+    request = drawn(optimizer, model, request)
     replicas.check_keras_fit(model, request.x)
     with training(optimizer, model, request) as (session, request):
-        session.validation = validation
         request = request.with_(x=replicas.interleaved(model, session, request.x))
         with followed(model, session, request) as request:
             yield request.for_keras()

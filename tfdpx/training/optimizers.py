@@ -68,9 +68,9 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
             is clipped at its most recently measured norm, and its own epsilon is known. Needs
             `fit(x, y)` or `fit(plan.batches(...))`.
-        public_validation: Bool. Your word that what `fit` validates on is public. Without it,
-            callbacks that act on `val_` metrics are refused for a `validation_split`, for examples
-            of which some are trained on, and for data that cannot be compared with these.
+        public_validation: Bool. Declares that the examples that `fit` validates on are public.
+            Without it, callbacks that act on `val_` metrics are refused, and
+            `tfdpx.callbacks.TensorBoard` leaves these metrics out.
         **kwargs: Keyword arguments of `keras.optimizers.SGD`. With `use_ema=True` the average
             warms up, decay = min(ema_momentum, (1+t)/(10+t)), as in appendix C.3 of De et al.
 

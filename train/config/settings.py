@@ -87,8 +87,9 @@ class RunSettings:
         default=None,
     )
     public_test: bool = setting(
-        "Your word that the test images are public: the page of the run shows some that are taken "
-        "for another class. Known data sets need no word.",
+        "Declares that the test images are public: the learning curve and TensorBoard show the "
+        "accuracy on them, and the page of the run some that are taken for another class. Known "
+        "data sets need no such flag.",
         default=False,
     )
     model: str = setting(f"One of: {classifiers.NAMES}.")

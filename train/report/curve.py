@@ -6,14 +6,16 @@ import pathlib
 import keras
 
 from tfdpx import _files as files
+from tfdpx._keras import model_internals
 from tfdpx.accounting.spent import NOTHING
+from tfdpx.checks.callbacks import is_covered
 from tfdpx.train.report.record import to_json
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
 from tfdpx.training.session import after_save
 
 
 class Curve(keras.callbacks.Callback):
-    """Writes accuracy and epsilon after every Keras epoch, one JSON object a line.
+    """Writes epsilon and, on public examples, accuracy after every Keras epoch as a line of JSON.
 
     A row is written once a `Checkpoint` of the same `fit`, if there is one, holds its update.
 
@@ -24,8 +26,9 @@ class Curve(keras.callbacks.Callback):
         before: `Spent` on the same data before the run.
 
     Attributes:
-        rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and `accuracy`
-            (on the validation data given to `fit`).
+        rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and, if the
+            optimizer has `public_validation=True` or no noise, `accuracy` (on the validation data
+            given to `fit`).
     """
 
     def __init__(self, path, plan, steps, before=NOTHING):
@@ -39,14 +42,14 @@ class Curve(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Appends a row; `logs` must hold `val_accuracy`."""
         del epoch
-        steps = steps_taken(self.model.optimizer)
-        self.rows.append(
-            {
-                "step": steps,
-                "epsilon": epsilon_spent(self.model.optimizer, self._plan, self._before),
-                "accuracy": float(logs["val_accuracy"]),
-            }
-        )
+        optimizer = self.model.optimizer
+        row = {
+            "step": steps_taken(optimizer),
+            "epsilon": epsilon_spent(optimizer, self._plan, self._before),
+        }
+        if is_covered("val_accuracy", model_internals.innermost(optimizer)):
+            row["accuracy"] = float(logs["val_accuracy"])
+        self.rows.append(row)
         after_save(self.model, self._write)
 
     def _write(self):

@@ -8,6 +8,7 @@ import numpy as np
 from tfdpx.heads.releases import Releases
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
+from tfdpx.train.data import datasets
 from tfdpx.training.callbacks import steps_taken
 
 BATCH_SIZE = 500
@@ -29,6 +30,20 @@ class Measured:
     predictions: np.ndarray
     accuracy: float
     top5_accuracy: float | None
+
+
+def is_public(data, public_test):
+    """Returns True if the examples to measure on are public test images.
+
+    Images that were held out of the training images are as private as these.
+
+    Args:
+        data: `loading.ImageData`. The test images of the data sets in `datasets.ENTRIES` are
+            public.
+        public_test: Bool, the flag `--public_test`: the user declares that they are public.
+    """
+    is_known = datasets.Name.parse(data.name).entry in datasets.ENTRIES
+    return data.eval_split == "test" and (is_known or public_test)
 
 
 def batches(data):

@@ -95,7 +95,11 @@ class Trainer:
         with strategy.scope():
             model.compile(
                 optimizer=optimization.private_optimizer(
-                    settings, plan, settings.seed, individual.accountant(settings, plan)
+                    settings,
+                    plan,
+                    settings.seed,
+                    individual.accountant(settings, plan),
+                    evaluation.is_public(data, settings.public_test),
                 ),
                 loss=optimization.crossentropy(settings.label_smoothing),
                 weighted_metrics=["accuracy"],

@@ -30,7 +30,7 @@ def views(settings):
     return tfdpx.augment.MixViews(alone, settings.augment_mix, alpha)
 
 
-def private_optimizer(settings, plan, seed, individual=None):
+def private_optimizer(settings, plan, seed, individual=None, public_validation=False):
     """The private optimizer that the settings name, or the same step without privacy.
 
     Args:
@@ -38,10 +38,12 @@ def private_optimizer(settings, plan, seed, individual=None):
         plan: The `tfdpx.PrivacyPlan` of the run.
         seed: Int, of the noise and the views.
         individual: `tfdpx.accounting.IndividualAccountant` of the run, or None.
+        public_validation: Bool, see `evaluation.is_public`.
     """
     common = dict(
         plan=plan,
         individual=individual,
+        public_validation=public_validation,
         l2_norm_clip=settings.l2_norm_clip,
         microbatch_size=settings.microbatch_size,
         augment=views(settings) if settings.augmult else None,

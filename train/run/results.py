@@ -5,9 +5,9 @@ import numpy as np
 from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.data import datasets
 from tfdpx.train.report import page, pictures
 from tfdpx.train.report.record import print_table
+from tfdpx.train.run import evaluation
 
 _MOST_WRONG = 12
 
@@ -21,18 +21,21 @@ def write(record, model, data, measured, rows, workdir, public_test=False):
             optimizer, whatever `include_optimizer` says.
         data: `loading.ImageData`.
         measured: `evaluation.Measured`.
-        rows: Those of `curve.Curve`.
+        rows: The rows of `curve.Curve`. Without accuracy in them there is no learning curve.
         workdir: `pathlib.Path`.
-        public_test: As of `draw_measured`.
+        public_test: Bool, see `draw_measured`.
     """
     save_model(model, record, workdir)
     write_record(record, workdir)
-    pictures.learning_curve(rows, workdir / page.CURVE, data.eval_split)
+    drawn = [workdir / page.CURVE, workdir / page.CONFUSION]
+    rows = [row for row in rows if "accuracy" in row]
+    if rows:
+        pictures.learning_curve(rows, drawn[0], data.eval_split)
+    else:
+        drawn.pop(0).unlink(missing_ok=True)
     draw_measured(data, measured.labels, measured.predictions, workdir, public_test)
     pictures.write_to_tensorboard(
-        [workdir / name for name in (page.CURVE, page.CONFUSION)],
-        workdir / "tensorboard" / "pictures",
-        record.results["steps"],
+        drawn, workdir / "tensorboard" / "pictures", record.results["steps"]
     )
     page.write_page(workdir)
 
@@ -45,14 +48,11 @@ def draw_measured(data, labels, predictions, workdir, public_test=False):
         labels: Integer labels of its examples to measure on.
         predictions: Predicted labels of these.
         workdir: `pathlib.Path`.
-        public_test: Bool, the user's word that the test images are public. Those of a data set that
-            everybody has are.
+        public_test: Bool, see `evaluation.is_public`.
     """
     pictures.confusion_matrix(labels, predictions, data.class_names, workdir / page.CONFUSION)
-    is_known = datasets.Name.parse(data.name).entry in datasets.ENTRIES
     wrong = np.flatnonzero(np.not_equal(labels, predictions))
-    # Images that were held out are private, as those trained on.
-    if data.eval_split != "test" or not (is_known or public_test) or not len(wrong):
+    if not evaluation.is_public(data, public_test) or not len(wrong):
         (workdir / page.WRONG).unlink(missing_ok=True)
         return
     rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]

@@ -1,5 +1,7 @@
 """Callbacks that would act on the training data without noise are refused, and writers warn."""
 
+import collections
+import json
 import types
 
 import keras
@@ -38,12 +40,12 @@ class Monitors(keras_callbacks.Callback):
         self.monitor = monitor
 
 
-class Holds(keras_callbacks.Callback):
-    """Passes the events on to a callback inside it, where a list of callbacks shows only itself."""
+class Acts(keras_callbacks.Callback):
+    """With the attributes of Optuna's pruning callback, KerasTuner's `SaveBestEpoch` and others."""
 
-    def __init__(self, inner):
+    def __init__(self, **attributes):
         super().__init__()
-        self.inner = inner
+        vars(self).update(attributes)
 
 
 MONITORING = [
@@ -59,15 +61,22 @@ WRAPS = {
     "nested list": lambda c: [[keras_callbacks.History(), [c]]],
     "CallbackList": lambda c: keras_callbacks.CallbackList([c]),
     "CallbackList in a list": lambda c: [keras_callbacks.CallbackList([c])],
-    "attribute": lambda c: [Holds(c)],
-    "dict attribute": lambda c: [Holds({"stop": [Holds(c)]})],
 }
 
 
-def check(callbacks, noise_multiplier=1.0):
-    optimizer = types.SimpleNamespace(noise_multiplier=noise_multiplier)
-    public = types.SimpleNamespace(is_private=False, objection=None)
-    check_callbacks(callbacks, optimizer, public)
+Objective = collections.namedtuple("Objective", "name direction")
+PLAN = PrivacyPlan(num_examples=16, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)
+
+
+def check(callbacks, noise_multiplier=1.0, public_validation=True):
+    optimizer = types.SimpleNamespace(
+        noise_multiplier=noise_multiplier, public_validation=public_validation
+    )
+    check_callbacks(callbacks, optimizer)
+
+
+def make(**arguments):
+    return small.model(tfdpx.DPSGD(0.1, plan=PLAN, **arguments))
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
@@ -81,9 +90,117 @@ def test_what_acts_on_the_training_data_is_refused(wrap):
     with pytest.raises(ValueError, match="TerminateOnNaN.*nonfinite_examples"):
         check(wrap(keras_callbacks.TerminateOnNaN()))
     check(wrap(keras_callbacks.TerminateOnNaN()), noise_multiplier=0.0)
-    holder = Holds(None)
-    holder.inner = [holder]  # It ends.
-    check(wrap(holder))
+
+
+ACTING = {
+    "EarlyStopping": lambda folder: keras_callbacks.EarlyStopping("val_loss"),
+    "ReduceLROnPlateau": lambda folder: keras_callbacks.ReduceLROnPlateau("val_loss"),
+    "ModelCheckpoint": lambda folder: checkpoint(
+        folder / "m.weights.h5", monitor="val_loss", save_best_only=True
+    ),
+    "in a name": lambda folder: checkpoint(folder / "m-{val_loss:.2f}.weights.h5"),
+    "Optuna": lambda folder: Acts(_monitor="val_loss", _trial=None),
+    "KerasTuner": lambda folder: Acts(objective=Objective("val_loss", "min")),
+}
+
+
+@pytest.mark.parametrize("how", ACTING)
+def test_acting_on_validation_metrics_needs_the_declaration(how, tmp_path):
+    callback = ACTING[how](tmp_path)
+    with pytest.raises(ValueError, match="validation .* does not cover.*`public_validation=True`"):
+        check(callback, public_validation=False)
+    check(callback)
+    check(callback, noise_multiplier=0.0, public_validation=False)
+
+
+def data_set(x, y):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+
+
+OF_OTHERS = {
+    "arrays": lambda x, y: {"validation_data": (x + 1, y)},
+    "a data set": lambda x, y: {"validation_data": data_set(x + 1, y)},
+    "a generator": lambda x, y: {
+        "validation_data": (pair for pair in [(x + 1, y)] * 9), "validation_steps": 1
+    },
+    "a copy": lambda x, y: {"validation_data": (x.copy(), y)},
+    "a split": lambda x, y: {"validation_split": 0.5},
+    "the split of a plan": lambda x, y: {"x": PLAN.batches(x, y, validation_split=0.5), "y": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", OF_OTHERS)
+def test_fit_takes_the_declaration_whatever_the_examples(how):
+    x, y = small.data(32)
+    count = 32 if "split" in how else 16
+    x, y = x[:count], y[:count]
+    arguments = {"x": x, "y": y, "verbose": 0, **OF_OTHERS[how](x, y)}
+    stop = keras_callbacks.EarlyStopping("val_loss", patience=9)
+    model = make()
+    with pytest.raises(ValueError, match="EarlyStopping would act on validation metrics, which"):
+        model.fit(callbacks=[stop], **arguments)
+    assert model.optimizer.ledger.steps == 0
+    make(public_validation=True).fit(callbacks=[stop], **arguments)
+    assert np.isfinite(stop.best)
+
+
+SHARED = {
+    "the arrays": lambda x, y: (x, y),
+    "a list": lambda x, y: [x, y],
+    "x alone": lambda x, y: (x,),
+    "a slice": lambda x, y: (x[5:9], y[5:9]),
+    "every second": lambda x, y: (x[::2], y[::2]),
+    "a view": lambda x, y: (x.reshape(16, 6, 1)[..., 0], y, np.ones(16)),
+}
+
+
+@pytest.mark.parametrize("how", SHARED)
+def test_validation_data_in_the_memory_of_x_are_refused(how):
+    x, y = small.data(16)
+    data = SHARED[how](x, y)
+    for declared in (False, True):
+        model = make(public_validation=declared)
+        with pytest.raises(ValueError, match="`validation_data` must hold other examples"):
+            model.fit(x, y, validation_data=data, verbose=0)
+        with pytest.raises(ValueError, match="`validation_data` must hold other examples"):
+            tfdpx.distributed.fit(model, PLAN, x, y, validation_data=data, verbose=0)
+        assert model.optimizer.ledger.steps == 0
+
+
+def test_validation_data_that_are_the_object_x_are_refused():
+    x, y = small.data(16)
+    tensor, batches = tf.constant(x), PLAN.batches(x, y)
+    for private, data in (
+        ({"x": tensor, "y": y}, (tensor, y)),
+        ({"x": batches}, batches),
+        ({"x": {"a": x[:, :3], "b": x[:, 3:]}, "y": y}, ({"a": x[:, :3] + 1, "b": x[:4, 3:]}, y)),
+    ):
+        with pytest.raises(ValueError, match="`validation_data` must hold other examples"):
+            make().fit(**private, validation_data=data, verbose=0)
+    source = tfdpx.RandomAccess(list(zip(x, y, strict=True)))
+    with pytest.raises(ValueError, match="`validation_data` must hold other examples"):
+        tfdpx.distributed.fit(make(), PLAN, source, validation_data=(source,), verbose=0)
+
+
+def test_parts_of_one_array_that_do_not_overlap_are_others():
+    x, y = small.data(32)
+    for part in (slice(16, None), slice(1, None, 2)):
+        rest = slice(None, 16) if part.step is None else slice(None, None, 2)
+        make().fit(x[rest], y[rest], validation_data=(x[part], y[part]), verbose=0)
+
+
+def test_the_declaration_is_the_optimizers_and_in_its_files(tmp_path):
+    x, y = small.data(16)
+    model = make(public_validation=True)
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "m.keras")
+    assert keras.saving.load_model(tmp_path / "m.keras").optimizer.public_validation is True
+    config = tfdpx.DPAdam(0.1, plan=PLAN).get_config()
+    assert json.loads(json.dumps(config))["public_validation"] is False
+    with pytest.raises(ValueError, match="`public_validation` must be True or False"):
+        tfdpx.DPSGD(0.1, plan=PLAN, public_validation=1)
+    with pytest.raises(AttributeError, match="read-only"):
+        model.optimizer.public_validation = False
 
 
 REFUSED_NAMES = [
@@ -136,14 +253,13 @@ def test_callbacks_that_write_the_training_loss_warn_and_others_do_not(tmp_path)
 
 def test_fit_refuses_before_the_first_step():
     x, y = small.data()
-    plan = PrivacyPlan(num_examples=16, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)
-    model = small.model(tfdpx.DPSGD(0.1, plan=plan))
+    model = make()
     for callback in (keras_callbacks.TerminateOnNaN(), keras_callbacks.EarlyStopping("loss")):
         for wrap in (WRAPS["list"], WRAPS["CallbackList in a list"]):
             with pytest.raises(ValueError, match="training data without noise"):
                 model.fit(x, y, callbacks=wrap(callback), verbose=0)
         with pytest.raises(ValueError, match="training data without noise"):
-            tfdpx.distributed.fit(model, plan, x, y, callbacks=[callback])
+            tfdpx.distributed.fit(model, PLAN, x, y, callbacks=[callback])
     assert int(model.optimizer.iterations) == 0
 
 
@@ -152,7 +268,8 @@ def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     x, y = small.data()
     chosen = [make("val_loss") for make in (*MONITORING[:2], MONITORING[4])]
-    small.model().fit(x, y, validation_data=(x + 1, y), callbacks=chosen, verbose=0)
+    model = make(public_validation=True)
+    model.fit(x, y, validation_data=(x + 1, y), callbacks=chosen, verbose=0)
     with pytest.warns(UserWarning, match="epsilon is infinite"):
         model = small.model(noise_multiplier=0.0)
     chosen = [make("loss") for make in (*MONITORING[:2], MONITORING[4])] + [
@@ -178,7 +295,8 @@ def test_a_training_metric_may_not_pass_for_something_else():
     x, y = small.data()
     for name in ("val_loss", "val_x", "epsilon", "learning_rate"):
         metric = keras.metrics.SparseCategoricalAccuracy(name=name)
-        model = small.model(compile_arguments={"metrics": [metric]})
+        compile_arguments = {"metrics": [metric]}
+        model = small.model(public_validation=True, compile_arguments=compile_arguments)
         stop = keras_callbacks.EarlyStopping(name)
         with pytest.raises(ValueError, match=f"training metric.*'{name}'"):
             model.fit(x, y, callbacks=[stop], verbose=0)

@@ -163,7 +163,9 @@ def run(tmp_path_factory):
     """The noise multiplier of the optimizer is the plan's in float32."""
     folder, output = tmp_path_factory.mktemp("run"), io.StringIO()
     plan = make_plan(7, noise_multiplier=1.1)
-    model, norms = make_model(noise_multiplier=float(np.float32(1.1))), RecordNorms()
+    noise = float(np.float32(1.1))
+    optimizer = tfdpx.DPSGD(0.25, batch_size=8, noise_multiplier=noise, public_validation=True)
+    model, norms = make_model(optimizer), RecordNorms()
     x, y = make_data(16)
     with contextlib.redirect_stdout(output):
         history = fit(

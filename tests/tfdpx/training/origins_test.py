@@ -284,7 +284,8 @@ def test_callbacks_of_one_training_leave_it_complete(tmp_path):
         def on_train_end(self, logs=None):
             self.complete = is_complete(self.model)
 
-    model = compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN, use_ema=True))
+    optimizer = tfdpx.DPSGD(0.1, plan=PLAN, use_ema=True, public_validation=True)
+    model = compiled(bare(), optimizer)
     best = keras.callbacks.EarlyStopping(
         "val_loss", patience=0, min_delta=9.0, start_from_epoch=0, restore_best_weights=True
     )

@@ -204,7 +204,8 @@ board = tfdpx.callbacks.TensorBoard(folder + "/board", plan=t.PLAN, update_freq=
 curve = Curve(folder + "/curve.jsonl", t.PLAN, 0)
 model.fit(
     t.PLAN.batches(t.X, t.Y), epochs=3, steps_per_epoch=2, verbose=0,
-    validation_data=(t.X, t.Y), callbacks=[board, curve, Kill(), tfdpx.callbacks.Checkpoint(folder)]
+    validation_data=(t.X + 1, t.Y),
+    callbacks=[board, curve, Kill(), tfdpx.callbacks.Checkpoint(folder)],
 )
 """
 

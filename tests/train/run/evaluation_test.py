@@ -68,7 +68,7 @@ def test_raw_weights_are_those_before_the_average():
         epochs=2,
         steps_per_epoch=2,
         verbose=0,
-        validation_data=(x, y),
+        validation_data=(x + 1, y),
         callbacks=[keras.callbacks.SwapEMAWeights(), keep, raw],
     )
     for a, b, averaged in zip(raw.values, after[-1], model.get_weights(), strict=True):
