@@ -58,7 +58,7 @@ class BatchSampler:
     """
 
     def __init__(self, purpose, steps, shares, seed=None, start=0, optimizer=None):
-        self.plan = self.examples = self.held_out = self._batches = None
+        self.plan = self.examples = self.held_out = None
         self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
         self.ends_at = None
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
@@ -100,15 +100,26 @@ class BatchSampler:
             named = tf.data.Dataset.from_generator(one_pass, output_signature=signature)
             named.sampler = self  # Lives as long as a data set that draws from it.
 
-        def batches(made):
-            def take(key, step, replica):
-                return made(examples, size, draw(key, step, replica), noise.fold_in(key, step))
+        def take(key, step, replica):
+            rows = draw(key, step, replica)
+            # A draw of people chooses some examples of each, by another key.
+            more = (noise.fold_in(key, step),) if isinstance(examples, Users) else ()
+            ids = tf.pad(tf.cast(rows, tf.int32), [[0, size - tf.shape(rows)[0]]])
+            return *examples.batch(rows, size, *more), tf.ensure_shape(ids, [size])
 
-            taken = named.map(_plain(take))
-            return finished(self._shares.endless(taken) if self._shares.is_split else taken)
+        # Traced once: each kind of batches has a part of it.
+        taken = named.map(_plain(take))
 
-        self._batches = batches
-        dataset = batches(_batch)
+        def batches(part):
+            parts = taken.map(_plain(part))
+            return finished(self._shares.endless(parts) if self._shares.is_split else parts)
+
+        def flagged(x, y, weights, ids):
+            return x, y, weights if examples.is_weighted else tf.cast(weights != 0, FLAGS)
+
+        self._fitted = functools.partial(batches, flagged)
+        self._with_ids = functools.partial(batches, lambda *batch: (*flagged(*batch), batch[3]))
+        dataset = batches(lambda x, y, weights, ids: (x, y, weights))
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shares.is_split:
             count = self._steps - int(self._start)
@@ -119,12 +130,12 @@ class BatchSampler:
     @functools.cached_property
     def fitted(self):
         """What `fit` trains on in place of the data set; see the class."""
-        return self._batches(_flagged)
+        return self._fitted()
 
     @functools.cached_property
     def with_ids(self):
         """`fitted` with the numbers of the examples; see the class."""
-        return self._batches(_with_ids)
+        return self._with_ids()
 
     def _one_pass(self):
         """Yields (key, step, replica), as the data set is iterated over."""
@@ -153,23 +164,6 @@ class BatchSampler:
         if seed is None:
             seed = noise.make_seed() if self.session is None else self.session.draw_seed()
         return noise.fold_in(tf.constant(seed, tf.int64), self._purpose)
-
-
-def _batch(examples, capacity, rows, key):
-    """The examples that an update draws; of people, `key` chooses some of each."""
-    if isinstance(examples, Users):
-        return examples.batch(rows, capacity, key)
-    return examples.batch(rows, capacity)
-
-
-def _flagged(examples, capacity, rows, key):
-    x, y, weights = _batch(examples, capacity, rows, key)
-    return x, y, weights if examples.is_weighted else tf.cast(weights != 0, FLAGS)
-
-
-def _with_ids(examples, capacity, rows, key):
-    ids = tf.pad(tf.cast(rows, tf.int32), [[0, capacity - tf.shape(rows)[0]]])
-    return (*_flagged(examples, capacity, rows, key), tf.ensure_shape(ids, [capacity]))
 
 
 def finished(dataset):

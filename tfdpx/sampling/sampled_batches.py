@@ -10,6 +10,7 @@ absent: tfdpx's optimizers let it contribute exactly zero. What they draw from i
 `tfdpx.sampling.examples`.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -209,8 +210,19 @@ def poisson_batches(
     shares = Shares(capacity, input_context)
     draws = BatchSampler(_POISSON_KEY, steps, shares, seed, start, optimizer)
 
-    def draw(key, step, replica):
-        rows = poisson_rows(key, step, examples.count, sampling_probability)
+    drawn = _poisson_draw(examples.count, sampling_probability, capacity)
+    return draws.dataset(
+        lambda key, step, replica: shares.cut(drawn(key, step), replica), examples
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _poisson_draw(count, sampling_probability, capacity):
+    """`poisson_rows` of at most `capacity` rows; traced once for all data sets of such numbers."""
+
+    @tf.function(autograph=False)
+    def draw(key, step):
+        rows = poisson_rows(key, step, count, sampling_probability)
         fits = tf.debugging.assert_less_equal(
             tf.shape(rows)[0],
             capacity,
@@ -218,9 +230,9 @@ def poisson_batches(
             "not be left out: raise the capacity.",
         )
         with tf.control_dependencies([fits]):
-            return shares.cut(tf.identity(rows), replica)
+            return tf.identity(rows)
 
-    return draws.dataset(draw, examples)
+    return draw
 
 
 def shuffled_batches(
