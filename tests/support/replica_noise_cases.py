@@ -3,12 +3,14 @@
 import contextlib
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from replica_cases import NUM_EXAMPLES, data, make_model, make_plan, strategies, weights
 from scipy import stats
 
 import tfdpx
 from tfdpx import mechanism, noise
+from tfdpx.checks import UnfitForPrivacy
 from tfdpx.training import replicas
 
 
@@ -83,5 +85,5 @@ def planted_bugs_in_the_noise_are_found():
         replaced(mechanism, "privatize", no_other_noise),
     ):
         assert any("variance" in problem for problem in noise_problems(two))
-    with replaced(mechanism, "privatize", summed):
-        assert any("variance" in problem for problem in noise_problems(two))
+    with replaced(mechanism, "privatize", summed), pytest.raises(UnfitForPrivacy, match="no noise"):
+        noise_problems(two)
