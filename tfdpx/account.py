@@ -35,6 +35,8 @@ _unknown: set[int] = set()
 
 # Layer -> the ledger of the releases that gave it its statistics; empty where these are public.
 statistics: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# Those of `private_adapt` that neither a model nor a plan has counted yet.
+uncounted: weakref.WeakSet = weakref.WeakSet()
 
 # Part of the number of every run of this process.
 _process = secrets.randbits(52)
@@ -167,6 +169,7 @@ class Account(_Spent):
     def follow(self, model):
         """Joins what was spent on the weights of a model, by any optimizer, now and later."""
         for layer in layer_internals.flatten_layers(model):
+            uncounted.discard(layer)
             # A SavedModel says nothing of what its weights have spent.
             if type(layer) is keras.layers.TFSMLayer and layer not in _seen_layers:
                 _seen_layers.add(layer)
@@ -229,8 +232,21 @@ class Account(_Spent):
         self._warned = self._warned and not is_complete
         return Ledger(self.entries(), is_complete)
 
-    def warn_of_unknown(self):
-        """Warns, once, where weights came from where no ledger could be seen."""
+    def warn_of_unknown(self, spent=()):
+        """Warns, once, where something may have been spent that the ledger does not list.
+
+        Args:
+            spent: Tuple of the `Entry`s that the plan counts as spent before.
+        """
+        runs = {entry.run for entry in (*spent, *self.entries())}
+        for layer in list(uncounted):
+            uncounted.discard(layer)
+            if not runs.issuperset(entry.run for entry in statistics[layer].entries):
+                warn(
+                    f"Layer '{layer.name}' was adapted by `tfdpx.private_adapt`, and neither the "
+                    "model nor the plan counts it. If the data went through it, give the plan its "
+                    "ledger: `PrivacyPlan(..., spent=ledger)`."
+                )
         if not self.ledger().is_complete and self._noise_multiplier and not self._warned:
             self._warned = True
             warn(

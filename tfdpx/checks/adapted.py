@@ -65,6 +65,7 @@ def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
         ledger: `tfdpx.accounting.Ledger` of the releases.
     """
     account.statistics[layer] = ledger
+    account.uncounted.add(layer)
 
 
 def problems_of_adapted(model):

@@ -211,9 +211,7 @@ def poisson_batches(
     draws = BatchSampler(_POISSON_KEY, steps, shares, seed, start, optimizer)
 
     drawn = _poisson_draw(examples.count, sampling_probability, capacity)
-    return draws.dataset(
-        lambda key, step, replica: shares.cut(drawn(key, step), replica), examples
-    )
+    return draws.dataset(lambda key, step, replica: shares.cut(drawn(key, step), replica), examples)
 
 
 @functools.lru_cache(maxsize=64)

@@ -148,7 +148,8 @@ def training(optimizer, model, request):
     ):
         if draws is not None:
             request = laid_out(optimizer, model, session, request)
-        optimizer.account.warn_of_unknown()
+        plan = optimizer.plan
+        optimizer.account.warn_of_unknown(() if plan is None else plan.spent.entries)
         yield session, request
 
 

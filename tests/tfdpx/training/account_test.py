@@ -336,3 +336,108 @@ def test_models_that_share_frozen_weights_alone_share_no_account():
         model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
         train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
         assert model.optimizer.ledger.steps == 4
+
+
+# Attacks on the account that once held.
+
+
+def test_batches_of_a_plan_of_other_noise_are_refused():
+    model = small.model(tfdpx.DPSGD(0.1, batch_size=B, noise_multiplier=0.6))
+    with pytest.raises(ValueError, match=r"noise_multiplier=2.0, and the optimizer.*=0.6"):
+        model.fit(PLAN.batches(*small.data(N)), verbose=0)
+
+
+@pytest.mark.parametrize("way", ["fit", "train_on_batch", "compiled by XLA"])
+def test_sample_weights_do_not_hide_the_size_of_a_batch(way):
+    x, y = small.data(N)
+    plan = tfdpx.PrivacyPlan(N, batch_size=2, steps=9, noise_multiplier=2.0, delta=1e-3)
+    model = small.model(tfdpx.DPSGD(0.1, plan=plan))
+    few = np.zeros(N, "float32")
+    few[:2] = 1.0
+    model.train_on_batch(x, y, few)
+    before = [v.numpy() for v in model.weights]
+    allowing = tfdpx.PrivacyBudget(plan, allow_approximate=True)
+    ones = np.ones(N, "float32")
+    data = tf.data.Dataset.from_tensors((x, y, ones))
+    if way == "compiled by XLA":  # Which knows no errors: an update of noise alone.
+        model.compile(tfdpx.DPSGD(0.1, plan=plan), model.loss, jit_compile=True)
+        tfdpx_noise = 0.1 * plan.noise_multiplier / plan.batch_size
+        model.train_on_batch(x, y, ones)
+        moved = np.concatenate(
+            [(v.numpy() - old).ravel() for v, old in zip(model.weights, before, strict=True)]
+        )
+        assert np.std(moved) == pytest.approx(tfdpx_noise, rel=0.5)
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError, match="batch is too large"):
+        if way == "fit":
+            model.fit(data, verbose=0, callbacks=[allowing])
+        else:
+            model.train_on_batch(x, y, ones)
+    for variable, old in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(variable, old)
+
+
+@pytest.mark.slow
+def test_a_second_plan_counts_what_the_weights_have_spent():
+    first = tfdpx.PrivacyPlan(N, batch_size=B, epochs=4, epsilon=2.0, delta=1e-3)
+    model = make(first)
+    model.fit(*small.data(N), epochs=4, verbose=0)
+    second = tfdpx.PrivacyPlan(N, batch_size=10, epochs=4, epsilon=3.0, delta=1e-3)
+    model.compile(tfdpx.DPSGD(0.1, plan=second), model.loss)
+    model.fit(*small.data(N), epochs=4, verbose=0)
+    assert epsilon(model) <= 3.0
+    assert 0 < model.optimizer.ledger.of(second).steps < second.steps
+    third = tfdpx.PrivacyPlan(
+        N, B, 5, noise_multiplier=9.0, delta=1e-3, spent=model.optimizer.ledger
+    )
+    model.compile(tfdpx.DPSGD(0.1, plan=third), model.loss)
+    model.fit(*small.data(N), epochs=2, verbose=0)
+    assert epsilon(model) == pytest.approx(third.epsilon)
+    same = tfdpx.PrivacyPlan(N, batch_size=B, epochs=4, epsilon=2.0, delta=1e-3)
+    model.compile(tfdpx.DPSGD(0.1, plan=same), model.loss)
+    with pytest.raises(tfdpx.callbacks.BudgetExceeded, match="no person is in two.*spent="):
+        model.fit(*small.data(N), verbose=0)
+
+
+@pytest.mark.slow
+def test_a_saved_model_inside_another_is_of_unknown_origin(trained, tmp_path):
+    trained.export(tmp_path / "exported", verbose=False)
+    layer = keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")
+    inputs = keras.Input([6])
+    model = keras.Model(inputs, keras.layers.Dense(3)(layer(inputs)))
+    model.compile(tfdpx.DPSGD(0.1, plan=PLAN), trained.loss)
+    assert not model.optimizer.ledger.is_complete
+    tfdpx.checks.mark_public(model)
+    assert model.optimizer.ledger.is_complete
+
+
+def adapted(noise=20.0):
+    layer = keras.layers.Normalization()
+    ledger = tfdpx.private_adapt(layer, small.data(N)[0], noise_multiplier=noise, lower=-3, upper=3)
+    return layer, ledger
+
+
+@pytest.mark.slow
+def test_noisy_statistics_are_counted_in_the_next_process_too(tmp_path):
+    layer, ledger = adapted()
+    model = keras.Sequential([keras.Input([6]), layer, keras.layers.Dense(3)])
+    plan = tfdpx.PrivacyPlan(N, B, 6, noise_multiplier=2.0, delta=1e-3, spent=ledger)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), make().loss)
+    train(model, plan)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    train(loaded, plan, steps=2)
+    assert loaded.optimizer.ledger.steps == 6 + ledger.steps
+    assert epsilon(loaded) == pytest.approx(plan.epsilon)
+
+
+@pytest.mark.slow
+def test_noisy_statistics_that_nothing_counts_are_named():
+    layer, ledger = adapted()
+    plan = tfdpx.PrivacyPlan(N, B, 6, noise_multiplier=2.0, delta=1e-3, spent=ledger)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(make(plan), plan)
+    layer, _ = adapted()
+    with pytest.warns(UserWarning, match=f"'{layer.name}' was adapted.*spent=ledger"):
+        train(make())
