@@ -6,6 +6,7 @@ give the texts of problems; only `errors.refusing` raises. No private example is
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.checks.adapted import mark_public
+from tfdpx.checks.adapted import mark_public as public
 from tfdpx.checks.errors import UnfitForPrivacy
 
-__all__ = ["UnfitForPrivacy", "mark_public"]
+__all__ = ["UnfitForPrivacy", "mark_public", "public"]
