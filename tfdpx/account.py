@@ -33,8 +33,8 @@ _LEDGER, _ADAPTED, _FACTS, _STEPS = "ledger", "adapted", "ledger_facts", "ledger
 _accounts: dict[int, set] = {}
 _unknown: set[int] = set()
 
-# Layer -> the ledger of the releases that gave it its statistics; empty where these are public.
-statistics: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# Layer -> the ledger of its statistics, empty where they are public, and their values.
+_statistics: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # Those of `private_adapt` that neither a model nor a plan has counted yet.
 uncounted: weakref.WeakSet = weakref.WeakSet()
 
@@ -53,10 +53,9 @@ os.register_at_fork(after_in_child=_begin_process)
 class _Spent:
     """Entries that no live optimizer adds to."""
 
-    updates = 0
-
     def __init__(self, ledger):
         self._entries = {}
+        self.on_spent = lambda: None  # Called when others have spent on the same weights.
         self._join(ledger)
 
     def _join(self, ledger):
@@ -95,11 +94,6 @@ class Account(_Spent):
     def run(self):
         """Int below 2**52: names the run under way in ledgers. It is no secret."""
         return (self._random ^ _process) | 1
-
-    @property
-    def updates(self):
-        """Int: the updates that this optimizer has made."""
-        return self._state.updates
 
     @property
     def sampling_probability(self):
@@ -156,10 +150,12 @@ class Account(_Spent):
             entry = dataclasses.replace(entry, steps=counted.steps + made)
         self._entries[entry.key] = entry
         self._counted += made
+        references = [reference() for reference in self._trained.values()]
+        trained = [variable for variable in references if variable is not None]
         if any(id(v) in _unknown for v in self.variables()):
-            # The trained weights follow from those of unknown origin.
-            trained = [reference() for reference in self._trained.values()]
-            mark_unknown([variable for variable in trained if variable is not None])
+            mark_unknown(trained)  # They follow from those of unknown origin.
+        for other in _accounts_of(trained) - {self}:
+            other.on_spent()
 
     def entries(self):
         """Tuple of `Entry`, the updates under way among them."""
@@ -189,15 +185,16 @@ class Account(_Spent):
         self._trained.update((id(v), weakref.ref(v)) for v in variables)
         _add(self, variables)
 
-    def holds(self, layer, variables):
+    def holds(self, layer, ledger, variables):
         """Counts the noisy statistics of a layer among what was spent on weights.
 
         Args:
-            layer: A `keras.Layer` of `statistics`.
+            layer: A `keras.Layer`.
+            ledger: `Ledger` of the releases that gave it its statistics.
             variables: List of `keras.Variable`.
         """
-        attach(statistics[layer], variables)
-        if statistics[layer].entries:
+        attach(ledger, variables)
+        if ledger.entries:
             self._adapted.add(layer.name)
 
     def arrays(self):
@@ -205,10 +202,6 @@ class Account(_Spent):
         names = json.dumps(sorted(self._adapted))
         saved = {_LEDGER: self.ledger().to_json(), _ADAPTED: names}
         return {name: np.frombuffer(text.encode(), "uint8") for name, text in saved.items()}
-
-    def others(self):
-        """Int: the updates that other optimizers of these weights have made."""
-        return sum(account.updates for account in _accounts_of(self.variables()) - {self})
 
     def join(self, ledger):
         """Joins a saved ledger, of weights that this optimizer trains as another run.
@@ -241,7 +234,7 @@ class Account(_Spent):
         runs = {entry.run for entry in (*spent, *self.entries())}
         for layer in list(uncounted):
             uncounted.discard(layer)
-            if not runs.issuperset(entry.run for entry in statistics[layer].entries):
+            if not runs.issuperset(entry.run for entry in _statistics[layer][0].entries):
                 warn(
                     f"Layer '{layer.name}' was adapted by `tfdpx.private_adapt`, and neither the "
                     "model nor the plan counts it. If the data went through it, give the plan its "
@@ -357,6 +350,29 @@ def ledger_of(variables):
     return sum(entries, Ledger((), not any(id(v) in _unknown for v in variables)))
 
 
+def declare_statistics(layer, ledger):
+    """Says what the present statistics of a layer have spent.
+
+    Args:
+        layer: A `keras.Layer` with an `adapt`.
+        ledger: `tfdpx.accounting.Ledger`; empty where they are public.
+    """
+    _statistics[layer] = ledger, layer_internals.adapted_statistics(layer)
+
+
+def ledger_of_statistics(layer):
+    """The declared `Ledger` of a layer's statistics; None if there is none, or they have changed.
+
+    Args:
+        layer: A `keras.Layer`.
+    """
+    ledger, values = _statistics.get(layer, (None, None))
+    present = layer_internals.adapted_statistics(layer)
+    same = values is not None and present is not None
+    same = same and all(np.array_equal(a, b) for a, b in zip(values, present, strict=True))
+    return ledger if same else None
+
+
 def mark_unknown(variables):
     """Says that nothing is known of what the values of weights have spent."""
     for variable in variables:
@@ -438,7 +454,7 @@ def _loaded(model, arrays):
         names = set(json.loads(_text(arrays[_ADAPTED]))) if _ADAPTED in arrays else ()
         for layer in layer_internals.flatten_layers(model):
             if layer.name in names:  # The ledger has its releases.
-                statistics[layer] = ledger
+                declare_statistics(layer, ledger)
 
 
 def _changed(layer, variables):

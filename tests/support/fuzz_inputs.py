@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting import Ledger
-from tfdpx.callbacks import Checkpoint
-from tfdpx.spending.budget import BudgetExceeded
+from tfdpx.callbacks import BudgetExceeded, Checkpoint
 
 ROOT = pathlib.Path(tfdpx.__file__).resolve().parents[1]
 CHECKPOINT = "tfdpx-checkpoint.zip"

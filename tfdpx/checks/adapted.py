@@ -53,7 +53,8 @@ def mark_public(layer: keras.Layer) -> None:
             f"Layer '{layer.name}' has no values yet that could be declared public. Call `adapt` "
             "or `build`, or load its weights, before `tfdpx.checks.mark_public`."
         )
-    account.statistics.update(dict.fromkeys(adapted, Ledger()))
+    for part in adapted:
+        account.declare_statistics(part, Ledger())
     account.mark_known(layer.variables)
 
 
@@ -64,7 +65,7 @@ def spent_on(layer: keras.Layer, ledger: Ledger) -> None:
         layer: A `keras.Layer` that holds noisy statistics.
         ledger: `tfdpx.accounting.Ledger` of the releases.
     """
-    account.statistics[layer] = ledger
+    account.declare_statistics(layer, ledger)
     account.uncounted.add(layer)
 
 
@@ -79,8 +80,9 @@ def problems_of_adapted(model):
         return
     is_inside = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
-        if layer in account.statistics:
-            optimizer.account.holds(layer, model.variables)
+        ledger = step_context.eagerly(account.ledger_of_statistics, layer)
+        if ledger is not None:
+            optimizer.account.holds(layer, ledger, model.variables)
             is_inside.update(map(id, layer_internals.flatten_layers(layer)))
         elif id(layer) not in is_inside and step_context.eagerly(_is_adapted, layer):
             is_inside.update(map(id, layer_internals.flatten_layers(layer)))

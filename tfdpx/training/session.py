@@ -174,13 +174,13 @@ class Session:
             seeded = self._seed is not None or self._is_seeded
             self._usual = optimizer.account.open(self._probability, is_exact, seeded)
             self.renew()
-            optimizer.session = self
+            optimizer.session, optimizer.account.on_spent = self, self.find_end
             if draws is not None:
                 draws.session = self
         return self
 
     def __exit__(self, *error):
-        self._optimizer.session = None
+        self._optimizer.session, self._optimizer.account.on_spent = None, lambda: None
         if self.draws is not None:
             self.draws.session = None
         self._optimizer.account.open(**self._usual)
@@ -247,7 +247,6 @@ class Session:
 
     def find_end(self):
         """Finds the end anew, by all that is known to be spent."""
-        self._others = self._optimizer.account.others()
         rate = self._probability
         counts = [updates_left(self._optimizer, plan, rate) for plan in self._plans]
         least = min(counts, default=None)
@@ -255,9 +254,7 @@ class Session:
         self._state.end_after(least)
 
     def has_room(self, updates):
-        """Whether the budget pays for so many updates, by whatever others have spent since."""
-        if self._optimizer.account.others() != self._others:
-            self.find_end()
+        """Whether the budget pays for so many updates."""
         return self.left is None or self.left >= updates
 
     def after_save(self, write):
@@ -298,7 +295,10 @@ def start_unmanaged_step(optimizer):
 
 def most_examples(optimizer):
     """Int: the examples that an update on data that no plan draws may have; None for any number."""
-    return optimizer.batch_size if optimizer.noise_multiplier else None
+    if not optimizer.noise_multiplier:
+        return None
+    # Data that were made of a plan's batches hold up to the plan's capacity.
+    return optimizer.batch_size if optimizer.plan is None else optimizer.plan.capacity
 
 
 def after_save(model, write):

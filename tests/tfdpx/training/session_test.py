@@ -132,7 +132,7 @@ def test_no_training_shares_noise_with_another(name):
 
 def test_a_forked_process_is_a_run_of_its_own():
     """Both count on: their ledgers compose, though they began as one."""
-    account = make().optimizer.spend_tracker
+    account = make().optimizer.account
     reading, writing = os.pipe()
     if not os.fork():
         os.write(writing, str(account.run).encode())
