@@ -92,14 +92,8 @@ class Entry:
         return self.kind != UPDATE and self.sampling_probability == 1
 
 
-_PLAIN = {
-    "noise_multiplier": float,
-    "sampling_probability": float,
-    "steps": int,
-    "poisson_sampled": bool,
-    "run": int,
-    "seeded": bool,
-}
+_PLAIN = dict(noise_multiplier=float, sampling_probability=float, steps=int, run=int)
+_PLAIN |= dict(poisson_sampled=bool, seeded=bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +211,11 @@ class Ledger:
         return units.pop() if len(units) == 1 else None
 
     @property
+    def has_noise(self) -> bool:
+        """Whether all entries have noise, and a common `unit`: epsilon is infinite without."""
+        return self.unit is not None and all(entry.noise_multiplier for entry in self.entries)
+
+    @property
     def is_seeded(self) -> bool:
         """Whether any step had a seed that somebody gave: such weights are not to be released."""
         return any(entry.seeded for entry in self.entries)
@@ -307,7 +306,7 @@ class Ledger:
             delta: As for `epsilon`.
             accountant: As for `epsilon`.
         """
-        if self.unit is None or not all(entry.noise_multiplier for entry in self.entries):
+        if not self.has_noise:
             return math.inf
         spent = math.fsum(
             selection.selection_epsilon(run, run[0].delta, run[0].mean_runs)

@@ -98,7 +98,7 @@ def text(facts: Facts) -> str:
         f"same sampling probability and expected batch size. {caution or who.caution}",
         "Epsilon, delta": f"epsilon = {rounded_up(epsilon, 6)}, delta = {facts.total_delta}.",
         "Mechanism": _mechanism(facts, who),
-        facts.steps.capitalize(): _steps(ledger),
+        facts.steps.capitalize(): steps(ledger),
         "Accountant": f"{facts.accountant.upper()} of {_named('dp-accounting')}, "
         f"{_named('tfdpx')}.",
         "Sampling": _sampling(facts, who),
@@ -246,8 +246,12 @@ def _mechanism(facts, who):
     return " ".join([updates] * (False in kinds) + [_RELEASES] * (True in kinds))
 
 
-def _steps(ledger):
-    """Sentences on all updates, releases and paid searches."""
+def steps(ledger: Ledger) -> str:
+    """Sentences on all updates, releases and paid searches.
+
+    Args:
+        ledger: `Ledger`.
+    """
     sentences = [f"{_entry(entry)}." for entry in ledger.entries if entry.mean_runs is None]
     for run in ledger.selections:
         search = dataclasses.replace(ledger, entries=run)
@@ -263,7 +267,7 @@ def _entry(entry):
     sampling = (
         "full batches"
         if entry.sampling_probability == 1
-        else f"sampling_probability = {entry.sampling_probability:.8g}"
+        else f"sampling_probability = {entry.sampling_probability or math.nan:.8g}"
     )
     return f"{entry.steps:,} at noise_multiplier = {entry.noise_multiplier:.8g}, {sampling}"
 

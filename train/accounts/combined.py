@@ -6,6 +6,7 @@ import re
 import textwrap
 
 from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
+from tfdpx.accounting.record import Record
 from tfdpx.accounting.samplings import Sampling
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.train.config.errors import UserError
@@ -51,9 +52,8 @@ class CombinedRuns:
 
     @property
     def _needs_delta(self):
-        entries = self.ledger.entries
-        has_noise = all(entry.noise_multiplier for entry in entries)
-        return has_noise and any(entry.kind != SELECTION for entry in entries)
+        ledger = self.ledger
+        return ledger.has_noise and any(e.kind != SELECTION for e in ledger.entries)
 
     @property
     def ledger(self):
@@ -87,16 +87,6 @@ class CombinedRuns:
         return any(run.record.is_shuffled for run in self.runs)
 
     @property
-    def is_approximate(self):
-        """Bool: whether any batches were drawn in a way that no accountant here judges."""
-        return any(
-            not entry.poisson_sampled
-            for run in self.runs
-            if not run.record.is_shuffled
-            for entry in run.record.ledger.entries
-        )
-
-    @property
     def epsilon(self):
         """Float, of all at the total delta.
 
@@ -107,16 +97,10 @@ class CombinedRuns:
 
     @property
     def _problems(self):
-        """Why nothing of it is to be released, sentences."""
-        ledger = self.ledger
-        if ledger.is_seeded:
-            yield "A run had a seed that somebody chose, and who knows it can remove the noise."
-        if any(run.record.rests_on_unaccounted for run in self.runs):
-            yield "A run spent nothing itself, on weights that saw other data without an account."
-        if not ledger.is_complete:
-            yield "Weights came from where no ledger could be seen: what they had spent is unknown."
-        if not all(run.record.is_search_paid for run in self.runs):
-            yield "Arguments were searched on the same data, which no epsilon covers."
+        """Reasons not to release anything, each once."""
+        together = Record("account", None, self.ledger, self.delta)
+        records = [*(run.record for run in self.runs), together]
+        return list(dict.fromkeys(problem for each in records for problem in each.problems))
 
     def record(self):
         """Dict of JSON values."""
@@ -136,8 +120,8 @@ class CombinedRuns:
             "epsilon_pld": spent,
             "epsilon_rdp": by_rdp,
             "neighbours": self.neighbours,
-            "epsilon_is_approximate": self.is_approximate,
-            "releasable": spent < math.inf and not list(self._problems),
+            "epsilon_is_approximate": self.ledger.is_approximate,
+            "releasable": spent < math.inf and not self._problems,
         }
 
     def statement(self):
@@ -150,9 +134,9 @@ class CombinedRuns:
                 [*lines, "", "Without noise there is no privacy: epsilon is infinite."]
             )
         if not self.ledger.steps:
-            problems = [f"Not releasable: {problem}" for problem in self._problems]
+            problems = [f"Not releasable: {problem}." for problem in self._problems]
             return "\n".join([*lines, "", "No record has an update on these data.", *problems])
-        about = "about " if self.is_approximate else ""
+        about = "about " if self.ledger.is_approximate else ""
         lines += [
             "",
             f"All together are {about}({rounded_up(spent)}, "
@@ -163,7 +147,7 @@ class CombinedRuns:
         ]
         if self._is_shuffled:
             lines.append(f"For shuffled batches this is {Sampling('shuffle').about}.")
-        if self.is_approximate:
+        if self.ledger.is_approximate:
             lines.append(
                 "Some batches were not drawn by a plan, so nobody knows their sampling: they count "
                 "as if they were Poisson samples, which no theorem covers."
@@ -172,7 +156,7 @@ class CombinedRuns:
             lines.append("The best of several runs adds its own epsilon and delta (RDP).")
         if any(run.record.data is None for run in self.runs):
             lines.append("A file names no data: its updates count as if on the same data.")
-        lines += [f"Not releasable: {problem}" for problem in self._problems]
+        lines += [f"Not releasable: {problem}." for problem in self._problems]
         return "\n".join(
             textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False)
             for line in lines

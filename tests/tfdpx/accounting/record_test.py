@@ -139,23 +139,18 @@ def test_what_two_files_tell_of_counts_once():
     assert len((once + other).selections) == 2
 
 
-@pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize(
-    "change",
+    ("change", "seal"),
     [
-        lambda told: told["ledger"]["entries"][0].update(steps=30),
-        lambda told: told["ledger"]["entries"][0].update(noise_multiplier=8.0),
-        lambda told: told["ledger"]["entries"].pop(),
-        lambda told: told["ledger"]["entries"][1].update(mean_runs=2.0),
-        lambda told: told["derived"].update(epsilon=1.0),
-        lambda told: told["derived"].clear(),
-        lambda told: told["ledger"]["entries"][0].update(noise_multiplier=10**400),
-        lambda told: told["derived"].update(releasable=False),
-        lambda told: told["results"].update(steps=1200),
-        lambda told: told.pop("ledger"),
-        lambda told: told["seen"].append("mnist"),
-        lambda told: told["seen"][0]["data"].update(path="/data"),
-        lambda told: told.update(format="tfdpx.Record/0"),
+        (lambda told: told["ledger"]["entries"][0].update(steps=30), False),
+        (lambda told: told["ledger"]["entries"].pop(), False),
+        (lambda told: told["derived"].update(epsilon=1.0), False),
+        (lambda told: told["ledger"]["entries"][0].update(noise_multiplier=10**400), True),
+        (lambda told: told["ledger"]["entries"][1].pop("mean_runs"), True),
+        (lambda told: told.pop("ledger"), True),
+        (lambda told: told["seen"].append("mnist"), True),
+        (lambda told: told["seen"][0]["data"].update(path="/data"), True),
+        (lambda told: told.update(format="tfdpx.Record/0"), True),
     ],
 )
 def test_an_edited_record_is_refused(change, seal, tmp_path):
