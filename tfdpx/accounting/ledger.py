@@ -61,7 +61,7 @@ class Entry:
     run: int | None = None
     seeded: bool = False
     unit: str = EXAMPLE
-    # Not compared: weights keep the steps that were spent on them, without the kind.
+    # Not compared, because files of older versions do not tell it.
     kind: str = dataclasses.field(default=UPDATE, compare=False)
     mean_runs: float | None = None
     delta: float | None = None
@@ -386,12 +386,21 @@ class Ledger:
             if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
             is_known = content.pop("format") not in _WITHOUT_COMPLETENESS
-            return ledger_of(content | {"is_complete": not is_known or content["is_complete"]})
+            return cls.from_dict(content | {"is_complete": not is_known or content["is_complete"]})
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"Argument `text` is not a whole ledger: {error}. Received: {text[:80]!r}. The "
                 "steps it recorded count against the budget: restore it from a copy."
             ) from error
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Ledger:
+        """The ledger of a dict of its arguments, as this or an older version saved it."""
+        entries = [dict(entry) for entry in saved["entries"]]
+        for entry in entries:
+            if "exact" in entry:
+                entry["poisson_sampled"] = entry.pop("exact")
+        return cls(**saved | {"entries": tuple(Entry(**entry) for entry in entries)})
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the ledger to a file, which holds the old or the new ledger at any time.
@@ -422,12 +431,3 @@ class Ledger:
 
 
 EMPTY = Ledger()
-
-
-def ledger_of(saved: dict[str, Any]) -> Ledger:
-    """The `Ledger` of a dict of its arguments, as this or an older version saved it."""
-    entries = [dict(entry) for entry in saved["entries"]]
-    for entry in entries:
-        if "exact" in entry:
-            entry["poisson_sampled"] = entry.pop("exact")
-    return Ledger(**saved | {"entries": tuple(Entry(**entry) for entry in entries)})

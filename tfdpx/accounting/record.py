@@ -25,7 +25,7 @@ import numpy as np
 
 from tfdpx import _files as files
 from tfdpx.accounting import statement
-from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger, ledger_of
+from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
 from tfdpx.accounting.samplings import Sampling
 
 FILE = "record.json"
@@ -350,13 +350,13 @@ def _as_shuffled(entry):
 def _ledger(saved):
     """The `Ledger` of a record or of its `seen`, taken out of a dict of their arguments."""
     if "spent" not in saved:
-        return ledger_of(saved.pop("ledger"))
+        return Ledger.from_dict(saved.pop("ledger"))
     spent = saved.pop("spent")  # Of `_OLD_FORMAT`, where paid searches stood beside the ledger.
     entries = list(spent["ledger"]["entries"])
     for search in spent["selected"]:
         more = {name: search[name] for name in ("run", "mean_runs", "delta")} | {"kind": SELECTION}
         entries += [entry | more for entry in search["ledger"]["entries"]]
-    return ledger_of(spent["ledger"] | {"entries": entries})
+    return Ledger.from_dict(spent["ledger"] | {"entries": entries})
 
 
 def _weights_digest(archive):
