@@ -179,7 +179,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         could be seen, `ledger.is_complete` is False.
         """
         ledger, plan = self.account.ledger(), self.plan
-        about = {"delta": plan.delta, "num_examples": plan.num_examples} if plan else {}
+        about = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
         return dataclasses.replace(ledger, **about)
 
     @property
