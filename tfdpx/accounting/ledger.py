@@ -108,8 +108,8 @@ class Ledger:
         is_complete: Bool. False where weights came from where no ledger could be seen: a file
             without one, arrays, training with an ordinary optimizer. The entries are then a part of
             what was spent, and `epsilon` is a lower bound.
-        delta: Optional float, which `statement` takes where it is not given another.
-        num_examples: Optional int, likewise.
+        delta: Optional float, the default of `statement`.
+        num_examples: Optional int, the default of `statement`.
 
     Example:
     >>> first = Ledger((Entry(noise_multiplier=4.0, sampling_probability=0.1, steps=100),))
@@ -174,7 +174,7 @@ class Ledger:
 
     @classmethod
     def selected(cls, entries: Sequence[Entry], mean_runs: float, delta: float) -> Ledger:
-        """The ledger of a paid search, of which the best run is kept.
+        """The ledger of a paid search: only the best of its runs is kept.
 
         Args:
             entries: `Entry` objects of one run: what it releases, its noisy score included.
@@ -319,10 +319,10 @@ class Ledger:
         return accountants.composed_epsilon(runs, delta, accountant) + spent
 
     def total_delta(self, delta: float | None) -> float | None:
-        """The delta of `epsilon(delta)`, a float: paid searches add their own.
+        """The delta of `epsilon(delta)`, a float, to which paid searches add their own.
 
         Args:
-            delta: As for `epsilon`. Where nothing has a delta, neither has the result.
+            delta: As for `epsilon`. The result is None if it is None and there is no search.
         """
         deltas = [run[0].delta for run in self.selections]
         if delta is not None and not (deltas and all(e.kind == SELECTION for e in self.entries)):

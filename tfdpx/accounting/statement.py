@@ -67,7 +67,7 @@ class Facts:
 
     @property
     def steps(self) -> str:
-        """The name of what was made of the data: "updates", or "releases" where all are these."""
+        """The word for all entries: "releases" if all are releases, otherwise "updates"."""
         return "releases" if all(e.is_release for e in self.ledger.entries) else "updates"
 
 
