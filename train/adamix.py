@@ -23,7 +23,6 @@ import tfdpx
 from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Spent
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train import features
 from tfdpx.train.config import run_flags
@@ -98,7 +97,7 @@ def run(values):
     record = Record(
         program="adamix",
         data=identity.of(values.dataset, len(private[1])),
-        spent=before + Spent(head.ledger),
+        ledger=before + head.ledger,
         delta=values.delta,
         accountant="pld" if before.steps else head.accountant,
         sampling="full_batch",

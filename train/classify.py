@@ -50,7 +50,6 @@ from absl import app, flags
 
 import tfdpx
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
@@ -263,16 +262,16 @@ def train(settings, workdir, strategy):
         "trained_parameters": sum(math.prod(v.shape) for v in trained),
         "replicas": strategy.num_replicas_in_sync,
     }
-    spent = before + Spent(optimizer.ledger.assuming(plan.sampling_probability))
-    worst = spent.epsilon(plan.delta, plan.accountant)
+    ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
+    worst = ledger.composed_epsilon(plan.delta, plan.accountant)
     if settings.individual:
-        found, ledger = individual.release(optimizer.individual, settings.individual_release)
+        found, released = individual.release(optimizer.individual, settings.individual_release)
         results_found.update(found)
-        spent += Spent(ledger)
+        ledger += released
     record = Record(
         program="classify",
         data=trained_on,
-        spent=spent,
+        ledger=ledger,
         delta=plan.delta if settings.private else None,
         accountant=plan.accountant,
         sampling=plan.sampling,

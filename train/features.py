@@ -30,7 +30,6 @@ from absl import app, flags
 from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Spent
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
@@ -106,8 +105,8 @@ def run(values):
             values.method, folder.num_classes, values.epsilon, values.delta, seed=values.seed
         )
         head.fit(*train)
-    spent = Spent(head.ledger) if values.epsilon < math.inf else provenance.not_private()
-    return save(folder, head, spent, len(train[1]), test, {"method": values.method})
+    ledger = head.ledger if values.epsilon < math.inf else provenance.not_private()
+    return save(folder, head, ledger, len(train[1]), test, {"method": values.method})
 
 
 def opened(path, pixels=None):
@@ -136,14 +135,14 @@ def _about(folder, test):
     return found
 
 
-def save(folder, head, spent, num_examples, test, chosen, searched=None):
+def save(folder, head, ledger, num_examples, test, chosen, searched=None):
     """Measures a head, writes it with its record into a new folder, and returns the report.
 
     Args:
         folder: `FeatureFolder`.
         head: The fitted head.
-        spent: `Spent` by the head and by all that was fitted to choose it.
-        num_examples: Int, examples that `spent` is of.
+        ledger: `Ledger` of the head and of all that was fitted to choose it.
+        num_examples: Int, examples that `ledger` is of.
         test: Pair of features and labels.
         chosen: Dict, the method and what else the report says of the choice of arguments.
         searched: Optional string, how arguments were chosen on these examples.
@@ -152,7 +151,7 @@ def save(folder, head, spent, num_examples, test, chosen, searched=None):
     record = Record(
         program="features",
         data=dataclasses.replace(folder.record.data, num_examples=num_examples),
-        spent=folder.before + spent,
+        ledger=folder.before + ledger,
         delta=head.delta,
         accountant="pld" if folder.before.steps else head.accountant,
         sampling="full_batch",
@@ -253,7 +252,7 @@ def _extraction(path, dataset, data, seen, pixels, image_size, init_data):
     return Record(
         program="features",
         data=mine,
-        spent=provenance.not_private(),
+        ledger=provenance.not_private(),
         delta=None,
         seen=seen,
         inputs=image_input.of(data),

@@ -9,7 +9,7 @@ import numpy as np
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
-from tfdpx.accounting.spent import NOTHING
+from tfdpx.accounting.ledger import Ledger
 from tfdpx.train.config.errors import UserError, checking_flags
 
 _ABOUT, _KEY = "features.json", "split.key"
@@ -62,9 +62,9 @@ class FeatureFolder:
 
     @property
     def before(self):
-        """`Spent` on the same data by the training of the backbone."""
-        same = (each.spent for each in self.record.seen if each.data == self.record.data)
-        return sum(same, NOTHING)
+        """`Ledger` of the backbone's training on the same data."""
+        same = (each.ledger for each in self.record.seen if each.data == self.record.data)
+        return sum(same, Ledger())
 
     def shard(self, split, index):
         """The path of a shard."""

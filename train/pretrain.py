@@ -27,8 +27,8 @@ from absl import app, flags
 
 from tfdpx import noise
 from tfdpx.accounting import record as records
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import NOTHING, Data
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.record import Data, Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
@@ -146,7 +146,7 @@ def train(settings, workdir):
         data=Data(data.name, data.num_train)
         if settings.generator
         else identity.of(settings.dataset, data.num_train),
-        spent=NOTHING if settings.generator else provenance.not_private(steps),
+        ledger=Ledger() if settings.generator else provenance.not_private(steps),
         delta=None,
         seen=seen,
         inputs=None if settings.generator else image_input.of(data),

@@ -24,7 +24,6 @@ import numpy as np
 from experiments.features import head_presets
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.spent import Selected, Spent
 from tfdpx.train import features
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
@@ -103,8 +102,7 @@ def search(values):
     budget |= _fixed(preset)
     with checking_flags():
         if mean:
-            head, chosen, score, selected = privately(method, *parts, budget, mean, searched)
-            spent = Spent(selected=(selected,))
+            head, chosen, score, ledger = privately(method, *parts, budget, mean, searched)
             how = f"a random number of runs, {mean:g} on average, each with arguments at random"
             sizes = (len(labels) for _, labels in parts)
             found = dict(zip(("num_fitted", "num_held_out"), sizes, strict=True))
@@ -113,11 +111,11 @@ def search(values):
             chosen, best = by_optuna(method, *parts, budget, trials, searched)
             head = head_methods.build(method, **budget, **chosen, seed=values.seed)
             head.fit(*train[:2])
-            spent = Spent(head.ledger) if values.epsilon < math.inf else provenance.not_private()
+            ledger = head.ledger if values.epsilon < math.inf else provenance.not_private()
             how = f"{trials} trials of Optuna, on a part of these examples, without noise"
             found = {"validation_accuracy": best}
     chosen = {"method": method, **chosen, **found}
-    return features.save(folder, head, spent, len(train[1]), test, chosen, how)
+    return features.save(folder, head, ledger, len(train[1]), test, chosen, how)
 
 
 def _fixed(preset):
@@ -201,7 +199,7 @@ def privately(method, train, held_out, budget, mean, searched, rng=None):
         rng: Optional `numpy.random.Generator` for the arguments.
 
     Returns:
-        The head, the arguments, the noisy accuracy, and the `Selected` of all runs.
+        The head, the arguments, the noisy accuracy, and the `Ledger` of all runs.
     """
     rng = rng or np.random.default_rng()
     epsilon, delta = budget["epsilon"], budget["delta"]
@@ -218,7 +216,7 @@ def privately(method, train, held_out, budget, mean, searched, rng=None):
         score = evaluation.noisy_count(right, sigma / math.sqrt(releases)) / count
         if best is None or score > best[2]:
             best = head, chosen, score
-    return *best, Selected(Ledger((Entry(sigma, 1.0, releases),)), mean, delta)
+    return *best, Ledger.selected([Entry(sigma, 1.0, releases)], mean, delta)
 
 
 if __name__ == "__main__":

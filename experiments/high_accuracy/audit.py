@@ -90,7 +90,7 @@ def run(values):
         program="audit",
         data=identity.of(values.dataset, values.num_examples),
         # Scores of an attack that knows the examples are not private.
-        spent=provenance.not_private(),
+        ledger=provenance.not_private(),
         delta=None,
         settings={name: described[name] for name in names[1:]},
         results={"passed": passed, "audited_delta": 1 / values.num_examples, "rows": rows},

@@ -4,7 +4,9 @@ import contextlib
 import csv
 import io
 import json
+import zipfile
 
+import h5py
 import numpy as np
 import own_images
 import pytest
@@ -12,6 +14,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 from tfdpx.train import classify, predict
+from tfdpx.train.accounts import recorded_runs
+from tfdpx.train.config.errors import UserError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,6 +123,25 @@ def test_one_file_and_all_its_probabilities(photos, trained, tmp_path):
     assert sum(shares) == pytest.approx(1, abs=1e-5)
     assert row["class"] == str(int(np.argmax(shares)))
     assert float(row["probability"]) == pytest.approx(max(shares))
+
+
+def test_weights_of_another_run_in_the_file_are_refused(photos, trained, tmp_path):
+    trained, _ = trained
+    path, names = tmp_path / "mixed.keras", []
+    with zipfile.ZipFile(trained / "model.keras") as old, zipfile.ZipFile(path, "w") as new:
+        weights = io.BytesIO(old.read("model.weights.h5"))
+        with h5py.File(weights, "r+") as file:
+            file.visit(names.append)
+            arrays = [file[name] for name in names if isinstance(file[name], h5py.Dataset)]
+            arrays[-1][...] = arrays[-1][...] + 1
+        for name in old.namelist():
+            is_changed = name == "model.weights.h5"
+            new.writestr(name, weights.getvalue() if is_changed else old.read(name))
+    message = "mixed.keras. Its weights are not those that its record speaks of"
+    with pytest.raises(SystemExit, match=message):
+        predict_with(model=path, images=photos, csv=tmp_path / "found.csv")
+    with pytest.raises(UserError, match=message):
+        recorded_runs.read(path)
 
 
 def test_what_was_never_a_run_is_refused(photos, trained, tmp_path):

@@ -67,7 +67,7 @@ def test_a_folder_of_runs_and_a_model_of_ones_own_give_one_statement(private, ca
     own.fit(plan.batches(np.zeros([100, 8, 8, 1]), np.zeros([100, 3])), verbose=0)
     own.save(tmp_path / "own.keras")
     found = ask(capsys, private.parent, tmp_path / "own.keras")
-    spent = records.read(private / "record.json").spent.ledger + own.optimizer.ledger
+    spent = records.read(private / "record.json").ledger + own.optimizer.ledger
     assert found["epsilon"] == pytest.approx(spent.epsilon(1e-5), rel=1e-6)
     assert (found["runs"], found["steps"], found["releasable"]) == (2, 8, True)
     again = ask(capsys, private.parent, private, private / "model.keras", tmp_path / "own.keras")
@@ -89,10 +89,8 @@ def test_a_head_on_a_private_backbone_pays_for_both(private, finished_runs, caps
     found = json.loads(finished.output.splitlines()[-1])
     shutil.copytree(finished.workdir, tmp_path / "heads")
     head = records.read(tmp_path / "heads/head-001/record.json")
-    backbone = records.read(private / "record.json").spent.ledger
-    assert {entry.run for entry in backbone.entries} < {
-        entry.run for entry in head.spent.ledger.entries
-    }
+    backbone = records.read(private / "record.json").ledger
+    assert {entry.run for entry in backbone.entries} < {entry.run for entry in head.ledger.entries}
     assert 2.0 < found["epsilon"] < 3.0
     assert ask(capsys, private, tmp_path / "heads")["epsilon"] == pytest.approx(found["epsilon"])
     text = (tmp_path / "heads/head-001/privacy_statement.txt").read_text()
@@ -120,13 +118,13 @@ def test_a_backbone_that_saw_the_images_without_privacy_is_refused(
 def test_weights_that_were_trained_on_privately_are_recorded_together(private, capsys, tmp_path):
     run(classify, tmp_path / "on", **TINY, init_from=str(private / "model.keras"))
     first, both = (records.read(path / "record.json") for path in (private, tmp_path / "on"))
-    assert both.spent.ledger.steps == 6 and both.epsilon > 1.1 * first.epsilon
+    assert both.ledger.steps == 6 and both.epsilon > 1.1 * first.epsilon
     assert ask(capsys, private, tmp_path)["epsilon"] == pytest.approx(both.epsilon, rel=1e-6)
     # And on from that: each of the runs counts once, and what was shuffled stays shuffled.
     given = dict(TINY, init_from=str(tmp_path / "on" / "model.keras"))
     run(classify, tmp_path / "third", **given, sampling="shuffle")
     third = records.read(tmp_path / "third" / "record.json")
-    assert third.spent.ledger.steps == 9 and third.epsilon > both.epsilon
+    assert third.ledger.steps == 9 and third.epsilon > both.epsilon
     assert ask(capsys, tmp_path / "third")["neighbours"] == "zero_out"
     given = dict(TINY, init_from=str(tmp_path / "third" / "model.keras"))
     run(classify, tmp_path / "fourth", **given)

@@ -70,7 +70,7 @@ def test_the_record_holds_everything(left, photos):
         settings
     )
     assert settings["learning_rate"] == report["learning_rate"] > 0
-    [entry] = described["spent"]["ledger"]["entries"]
+    [entry] = described["ledger"]["entries"]
     assert (entry["steps"], entry["poisson_sampled"]) == (4, True)
     assert entry["noise_multiplier"] == report["noise_multiplier"]
     assert {"python", "tensorflow", "keras", "dp-accounting"} <= set(described["versions"])

@@ -18,8 +18,7 @@ from PIL import Image
 import tfdpx
 from tfdpx.accounting import Ledger, group_epsilon
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Data, Selected, Spent
+from tfdpx.accounting.record import Data, Record
 from tfdpx.train import account
 from tfdpx.train.accounts import tf_privacy_note
 
@@ -283,7 +282,7 @@ def test_the_trade_off_is_drawn(capsys, tmp_path):
 def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, name="record.json", **changes):
     """A folder with the record that a run leaves."""
     entry = Entry(noise, 0.1, steps, poisson_sampled=changes.get("sampling") != "shuffle", run=run)
-    given = dict(program="classify", data=data, spent=Spent(Ledger((entry,))), delta=1e-5)
+    given = dict(program="classify", data=data, ledger=Ledger((entry,)), delta=1e-5)
     folder.mkdir(parents=True, exist_ok=True)
     Record(**{**given, **changes}).save(folder / name)
     return folder
@@ -331,11 +330,13 @@ def test_a_shuffled_run_makes_all_neighbours_those_of_shuffling(capsys, tmp_path
 
 
 def test_the_best_of_several_runs_adds_up(capsys, tmp_path):
-    tuned = Selected(Ledger((Entry(10.0, 0.1, 60), Entry(40.0, 1.0, 1))), 5.0, 1e-5)
+    tuned = Ledger.selected([Entry(10.0, 0.1, 60), Entry(40.0, 1.0, 1)], 5.0, 1e-5)
     leave(tmp_path / "a")
-    leave(tmp_path / "b", spent=Spent(selected=(tuned,)), searched="5 runs")
+    leave(tmp_path / "b", ledger=tuned, searched="5 runs")
     found, text = ask(capsys, workdir=tmp_path)
-    assert found["epsilon_pld"] == pytest.approx(composed((4.0, 60)) + tuned.epsilon, rel=2e-3)
+    assert found["epsilon_pld"] == pytest.approx(
+        composed((4.0, 60)) + tuned.epsilon(None), rel=2e-3
+    )
     assert found["delta"] == pytest.approx(2e-5) and "adds its own epsilon" in flat(text)
     assert found["releasable"] is True
 
@@ -381,9 +382,9 @@ def test_an_empty_folder_says_nothing(capsys, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"spent": Spent(Ledger((Entry(4.0, 0.1, 60, seeded=True),)))}, "had a seed"),
+        ({"ledger": Ledger((Entry(4.0, 0.1, 60, seeded=True),))}, "had a seed"),
         ({"searched": "a grid"}, "searched on the same data"),
-        ({"spent": Spent(Ledger((Entry(4.0, 0.1, 60),), is_complete=False))}, "is unknown"),
+        ({"ledger": Ledger((Entry(4.0, 0.1, 60),), is_complete=False)}, "is unknown"),
     ],
 )
 def test_what_is_not_releasable(capsys, tmp_path, changes, message):

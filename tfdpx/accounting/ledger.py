@@ -7,28 +7,31 @@ import json
 import math
 import os
 import pathlib
+import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdpx import _files as files
 from tfdpx._arguments import check_choice, check_positive_integer
 from tfdpx._warnings import warn
-from tfdpx.accounting import accountants, statement
+from tfdpx.accounting import accountants, selection, statement
 
 if TYPE_CHECKING:
     from tfdpx.accounting.plan import PrivacyPlan
 
-_FORMAT = "tfdpx.Ledger/6"
-_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (5, 4, 3, 2, 1)))
+_FORMAT = "tfdpx.Ledger/7"
+_READABLE = (_FORMAT, *(f"tfdpx.Ledger/{version}" for version in (6, 5, 4, 3, 2, 1)))
 # Before version 4 nobody kept whether a ledger was complete.
-_WITHOUT_COMPLETENESS = _READABLE[3:]
+_WITHOUT_COMPLETENESS = _READABLE[4:]
 
 EXAMPLE, USER = "example", "user"
 UNITS = (EXAMPLE, USER)
+UPDATE, RELEASE, SELECTION = "update", "release", "selection"
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A number of alike steps of DP-SGD.
+    """A number of alike steps of DP-SGD, or of alike releases.
 
     Args:
         noise_multiplier: Float >= 0.
@@ -42,6 +45,10 @@ class Entry:
             where nobody knows it: such weights are for experiments.
         unit: "example", or "user" where an update draws people and clips the mean gradient of the
             examples of each: neighbours then differ in all examples of one person.
+        kind: "update"; "release", a sum over all examples; or "selection", where these steps are a
+            part of each run of a paid search (`selected`). Entries of one search share its `run`.
+        mean_runs: Float > 1, of a selection: the mean number of runs.
+        delta: Float in (0, 1), of a selection: its epsilon is at this delta.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -54,9 +61,18 @@ class Entry:
     run: int | None = None
     seeded: bool = False
     unit: str = EXAMPLE
+    # Not compared, because files of older versions do not tell it.
+    kind: str = dataclasses.field(default=UPDATE, compare=False)
+    mean_runs: float | None = None
+    delta: float | None = None
 
     def __post_init__(self):
         check_choice("unit", self.unit, UNITS)
+        check_choice("kind", self.kind, (UPDATE, RELEASE, SELECTION))
+        if self.kind == SELECTION:
+            selection.check_mean(self.mean_runs)
+            accountants.check_delta(self.delta)
+            check_positive_integer("run", self.run)
         probability = 1.0 if self.sampling_probability is None else self.sampling_probability
         accountants.check_run(self.noise_multiplier, probability, self.steps)
         check_positive_integer("steps", self.steps)
@@ -67,38 +83,33 @@ class Entry:
     @property
     def key(self) -> tuple:
         """What another entry must share to be of the same steps."""
-        sampling = self.sampling_probability, self.poisson_sampled, self.unit
-        return self.run, self.noise_multiplier, *sampling, self.seeded
+        sampling = self.sampling_probability, self.poisson_sampled, self.unit, self.seeded
+        return self.run, self.noise_multiplier, *sampling, self.mean_runs, self.delta
+
+    @property
+    def is_release(self) -> bool:
+        """Whether it is about sums over all examples, not about updates of DP-SGD."""
+        return self.kind != UPDATE and self.sampling_probability == 1
 
 
-def entry_of(saved: dict[str, Any]) -> Entry:
-    """The `Entry` of a dict of its arguments, as this or an older version saved it."""
-    older = {"poisson_sampled": saved["exact"]} if "exact" in saved else {}
-    return Entry(**{name: value for name, value in saved.items() if name != "exact"} | older)
-
-
-_PLAIN = {
-    "noise_multiplier": float,
-    "sampling_probability": float,
-    "steps": int,
-    "poisson_sampled": bool,
-    "run": int,
-    "seeded": bool,
-}
+_PLAIN = dict(noise_multiplier=float, sampling_probability=float, steps=int, run=int)
+_PLAIN |= dict(poisson_sampled=bool, seeded=bool)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The runs of DP-SGD that a data set has seen. Immutable.
+    """The updates, releases and paid searches that a data set has seen. Immutable.
 
-    It says what happened; the accountant says what that costs, as if all steps had drawn their
-    examples by Poisson sampling. `is_approximate` says where they did not.
+    The accountant says what they cost, as if all steps had drawn their examples by Poisson
+    sampling. `is_approximate` says where they did not.
 
     Args:
         entries: Tuple of `Entry`, in order of time.
         is_complete: Bool. False where weights came from where no ledger could be seen: a file
             without one, arrays, training with an ordinary optimizer. The entries are then a part of
             what was spent, and `epsilon` is a lower bound.
+        delta: Optional float, the default of `statement`.
+        num_examples: Optional int, the default of `statement`.
 
     Example:
     >>> first = Ledger((Entry(noise_multiplier=4.0, sampling_probability=0.1, steps=100),))
@@ -109,6 +120,8 @@ class Ledger:
 
     entries: tuple[Entry, ...] = ()
     is_complete: bool = True
+    delta: float | None = dataclasses.field(default=None, compare=False)
+    num_examples: int | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self):
         object.__setattr__(self, "entries", tuple(self.entries))
@@ -136,12 +149,13 @@ class Ledger:
             else entry
             for entry in self.entries
         )
-        return Ledger(tuple(entries), self.is_complete)
+        return dataclasses.replace(self, entries=tuple(entries))
 
     def __add__(self, other: Ledger) -> Ledger:
         """The ledger of both, on the same data: their losses compose.
 
-        Steps of one run that both have count once. It is complete if both are.
+        Steps of one run that both have count once. It is complete if both are, and keeps `delta`
+        and `num_examples` where both agree or one has none.
         """
         if not isinstance(other, Ledger):
             return NotImplemented
@@ -153,7 +167,33 @@ class Ledger:
                 entries.append(entry)
             elif entries[place].steps < entry.steps:
                 entries[place] = entry
-        return Ledger(tuple(entries), self.is_complete and other.is_complete)
+        pairs = (self.delta, other.delta), (self.num_examples, other.num_examples)
+        agreed = ({*pair} - {None} for pair in pairs)
+        kept = (values.pop() if len(values) == 1 else None for values in agreed)
+        return Ledger(tuple(entries), self.is_complete and other.is_complete, *kept)
+
+    @classmethod
+    def selected(cls, entries: Sequence[Entry], mean_runs: float, delta: float) -> Ledger:
+        """The ledger of a paid search: only the best of its runs is kept.
+
+        Args:
+            entries: `Entry` objects of one run: what it releases, its noisy score included.
+            mean_runs: Float > 1, as given to `draw_runs`.
+            delta: Float in (0, 1). The search adds it, and its epsilon at it, to all others.
+        """
+        search: dict[str, Any] = {"kind": SELECTION, "mean_runs": mean_runs, "delta": delta}
+        search["run"] = secrets.randbits(52) | 1
+        return cls(tuple(dataclasses.replace(entry, **search) for entry in entries))
+
+    @property
+    def selections(self) -> tuple[tuple[Entry, ...], ...]:
+        """The entries of one run of each paid search."""
+        searches: dict[tuple, list[Entry]] = {}
+        for entry in self.entries:
+            if entry.kind == SELECTION:
+                key = entry.run, entry.mean_runs, entry.delta
+                searches.setdefault(key, []).append(entry)
+        return tuple(map(tuple, searches.values()))
 
     @property
     def is_approximate(self) -> bool:
@@ -169,6 +209,11 @@ class Ledger:
         """
         units = {entry.unit for entry in self.entries} or {EXAMPLE}
         return units.pop() if len(units) == 1 else None
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether all entries have noise, and a common `unit`: epsilon is infinite without."""
+        return self.unit is not None and all(entry.noise_multiplier for entry in self.entries)
 
     @property
     def is_seeded(self) -> bool:
@@ -187,24 +232,25 @@ class Ledger:
 
         def is_known(entry: Entry) -> bool:
             probability = entry.sampling_probability
-            if entry.unit != plan.unit:
+            if entry.unit != plan.unit or entry.kind == SELECTION:
                 return False
             if probability is None or not math.isclose(probability, plan.sampling_probability):
                 return False
             return math.isclose(entry.noise_multiplier, plan.noise_multiplier, rel_tol=1e-6)
 
-        return Ledger(tuple(filter(is_known, self.entries)), self.is_complete)
+        return dataclasses.replace(self, entries=tuple(filter(is_known, self.entries)))
 
     @property
     def steps(self) -> int:
-        """Number of updates, over all entries."""
+        """Number of updates and releases; of a paid search, those of one run."""
         return sum(entry.steps for entry in self.entries)
 
     @property
     def runs(self) -> tuple[accountants.Run, ...]:
         """Tuples `(noise_multiplier, sampling_probability, steps)`, alike steps joined.
 
-        Where entries have no common `unit`, they protect nobody: as if there were no noise.
+        Where entries have no common `unit`, they protect nobody: as if there were no noise. So are
+        those of a paid search, because their losses do not compose with others.
 
         Raises:
             ValueError: If a sampling probability is unknown.
@@ -218,17 +264,21 @@ class Ledger:
                     "Give the optimizer its `plan`, or say what to count them with: "
                     "`ledger.assuming(batch_size / num_examples)`."
                 )
-            noise_multiplier = entry.noise_multiplier if self.unit else 0.0
+            is_composable = self.unit and entry.kind != SELECTION
+            noise_multiplier = entry.noise_multiplier if is_composable else 0.0
             key = (noise_multiplier, entry.sampling_probability)
             alike[key] = alike.get(key, 0) + entry.steps
         return tuple((*key, steps) for key, steps in sorted(alike.items()))
 
-    def epsilon(self, delta: float, accountant: str = "pld") -> float:
+    def epsilon(self, delta: float | None, accountant: str = "pld") -> float:
         """The epsilon of all entries together, under adding or removing one example, or user.
 
+        Paid searches add theirs to that of all updates and releases: it holds at `total_delta`.
+
         Args:
-            delta: Float in (0, 1).
-            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
+            delta: Float in (0, 1), for updates and releases; None where there are none, or no
+                noise.
+            accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp". Searches have "rdp".
 
         Returns:
             Float; 0.0 for an empty ledger, infinity if any step had no noise or entries have no
@@ -249,18 +299,39 @@ class Ledger:
             )
         return self.composed_epsilon(delta, accountant)
 
-    def composed_epsilon(self, delta: float, accountant: str = "pld") -> float:
+    def composed_epsilon(self, delta: float | None, accountant: str = "pld") -> float:
         """`epsilon`, without the warning where it is an approximation.
 
         Args:
             delta: As for `epsilon`.
             accountant: As for `epsilon`.
         """
-        return accountants.composed_epsilon(self.runs, delta, accountant)
+        if not self.has_noise:
+            return math.inf
+        spent = math.fsum(
+            selection.selection_epsilon(run, run[0].delta, run[0].mean_runs)
+            for run in self.selections
+        )
+        entries = tuple(entry for entry in self.entries if entry.kind != SELECTION)
+        if delta is None and not entries:
+            return spent
+        runs = dataclasses.replace(self, entries=entries).runs
+        return accountants.composed_epsilon(runs, delta, accountant) + spent
+
+    def total_delta(self, delta: float | None) -> float | None:
+        """The delta of `epsilon(delta)`, a float, to which paid searches add their own.
+
+        Args:
+            delta: As for `epsilon`. The result is None if it is None and there is no search.
+        """
+        deltas = [run[0].delta for run in self.selections]
+        if delta is not None and not (deltas and all(e.kind == SELECTION for e in self.entries)):
+            deltas.append(delta)
+        return sum(deltas) if deltas else None
 
     def statement(
         self,
-        delta: float,
+        delta: float | None = None,
         *,
         num_examples: int | None = None,
         accountant: str = "pld",
@@ -270,11 +341,12 @@ class Ledger:
         """A text to cite: what is guaranteed, to whom, how, and under which assumptions.
 
         It rests on the ledger alone, and is no signature: only the owner of the data can vouch for
-        it. `tfdpx.accounting.statement.text` takes more that a program knows.
+        it.
 
         Args:
-            delta: Float in (0, 1).
-            num_examples: Optional int, of the private data set; public.
+            delta: Float in (0, 1). The ledger's if left out: that of an optimizer with a plan has
+                the plan's.
+            num_examples: Optional int, of the private data set; public. The ledger's if left out.
             accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
             dataset: String, the name of the data.
             rows_per_user: Optional int, the most examples that a person has, whose epsilon for all
@@ -287,20 +359,17 @@ class Ledger:
         Raises:
             ValueError: If an argument is out of its range, or a sampling probability is unknown.
         """
-        return statement.text(
-            self,
-            delta,
-            num_examples=num_examples,
-            accountant=accountant,
-            dataset=dataset,
-            rows_per_user=rows_per_user,
-        )
+        delta = self.delta if delta is None else delta
+        accountants.check_delta(delta)
+        num_examples = self.num_examples if num_examples is None else num_examples
+        if num_examples is not None:
+            check_positive_integer("num_examples", num_examples)
+        about = statement.Facts(self, delta, accountant, num_examples, dataset)
+        return statement.text(dataclasses.replace(about, rows_per_user=rows_per_user))
 
     def to_json(self) -> str:
         """The ledger as a JSON string."""
-        entries = [dataclasses.asdict(entry) for entry in self.entries]
-        content = {"format": _FORMAT, "entries": entries, "is_complete": self.is_complete}
-        return json.dumps(content, indent=1)
+        return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:
@@ -316,14 +385,22 @@ class Ledger:
             content = json.loads(text)
             if content["format"] not in _READABLE:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-            entries = tuple(entry_of(entry) for entry in content["entries"])
-            known = content["format"] not in _WITHOUT_COMPLETENESS
-            return cls(entries, content["is_complete"] if known else True)
+            is_known = content.pop("format") not in _WITHOUT_COMPLETENESS
+            return cls.from_dict(content | {"is_complete": not is_known or content["is_complete"]})
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"Argument `text` is not a whole ledger: {error}. Received: {text[:80]!r}. The "
                 "steps it recorded count against the budget: restore it from a copy."
             ) from error
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Ledger:
+        """The ledger of a dict of its arguments, as this or an older version saved it."""
+        entries = [dict(entry) for entry in saved["entries"]]
+        for entry in entries:
+            if "exact" in entry:
+                entry["poisson_sampled"] = entry.pop("exact")
+        return cls(**saved | {"entries": tuple(Entry(**entry) for entry in entries)})
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the ledger to a file, which holds the old or the new ledger at any time.

@@ -353,7 +353,7 @@ class PrivacyPlan:
     ) -> str:
         """A text to cite: what a training by this plan guarantees, to whom, how, and if what.
 
-        Of a training that was made, `model.optimizer.ledger.statement(plan.delta)` says more.
+        Of a training that was made, `model.optimizer.ledger.statement()` says more.
 
         Args:
             steps: Optional int >= 0, of the updates that are made; the plan's if left out.
@@ -366,15 +366,10 @@ class PrivacyPlan:
         Raises:
             ValueError: If `steps` is negative or no integer.
         """
-        return statement.text(
-            self.ledger_at(self.steps if steps is None else steps),
-            self.delta,
-            accountant=self.accountant,
-            num_examples=self.num_examples,
-            dataset=dataset,
-            rows_per_user=rows_per_user,
-            is_planned=True,
-        )
+        ledger = self.ledger_at(self.steps if steps is None else steps)
+        about = (self.delta, self.accountant, self.num_examples, dataset)
+        facts = statement.Facts(ledger, *about, rows_per_user=rows_per_user, is_planned=True)
+        return statement.text(facts)
 
     def summary(self) -> str:
         """The plan in a line of prose."""

@@ -1,13 +1,15 @@
-"""What a run leaves: what was spent on which data, what the weights had seen, and what was found.
+"""The record of a run: the data, the privacy spent on them, earlier trainings, and results.
 
 One file for every reader. `model.keras` carries the same record inside, as an entry of the archive
-that Keras does not read; a file that Keras has saved again has it no more.
+that Keras does not read, with a digest of the weights. A file that Keras has saved again has
+neither.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 import importlib.metadata
 import io
 import math
@@ -18,52 +20,82 @@ import zipfile
 import zlib
 from typing import Any
 
+import h5py
 import numpy as np
 
 from tfdpx import _files as files
 from tfdpx.accounting import statement
-from tfdpx.accounting.ledger import EXAMPLE, Ledger, entry_of
+from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
 from tfdpx.accounting.samplings import Sampling
-from tfdpx.accounting.spent import Data, Seen, Selected, Spent
 
 FILE = "record.json"
-_ENTRY = "tfdpx_record.json"
-_FORMAT = "tfdpx.Record/1"
+_ENTRY, _WEIGHTS = "tfdpx_record.json", "model.weights.h5"
+_FORMAT, _OLD_FORMAT = "tfdpx.Record/2", "tfdpx.Record/1"
 _PACKAGES = ("tfdpx", "tensorflow", "keras", "numpy", "dp-accounting", "pillow")
-_FULL_BATCH = (
-    "Gaussian releases of sums over all examples, each of which is clipped, with noise of "
-    "noise_multiplier times the clip; all else follows from these."
-)
-# An epsilon of another version of dp_accounting may differ by so much: DESIGN's errata have 3%.
-_SAME_VERSION, _OTHER_VERSION = 2e-3, 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The data set that was trained on; nothing that follows from what its examples hold.
+
+    Args:
+        name: String, for people; no path.
+        num_examples: Optional int.
+        identifier: Random string that is kept with the data, or None: a public name says it all.
+    """
+
+    name: str
+    num_examples: int | None = None
+    identifier: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A training behind weights or features that a run started from.
+
+    Args:
+        data: `Data` that it was on.
+        ledger: `Ledger` on these; an entry without noise where nothing was private.
+        delta: Float in (0, 1) that its own record names, or None.
+    """
+
+    data: Data
+    ledger: Ledger
+    delta: float | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Float, at `delta`."""
+        return self.ledger.composed_epsilon(self.delta)
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a run was, what it spent on its data, and what it found.
+    """The program and settings of a run, the privacy that it spent on its data, and its results.
 
     Args:
-        program: String, what wrote it, such as "classify".
+        program: String, the program that wrote it, such as "classify".
         data: `Data` that were trained on, or None where nobody knows.
-        spent: `Spent` on these data, by this run and by all behind its weights.
+        ledger: `Ledger` of these data, by this run and by all behind its weights.
         delta: Float in (0, 1) for the ledger, or None.
-        accountant: As of `Ledger.epsilon`.
+        accountant: As for `Ledger.epsilon`.
         sampling: How batches were drawn: "poisson", "shuffle", or "full_batch".
         seen: Tuple of `Seen`: trainings behind the weights that the run started from.
         independence: String, the way in which examples are kept apart, or None.
         searched: String, how arguments were searched on the same data, or None. Paid for if
-            `spent` has a selection.
+            `ledger` has a selection.
         inputs: Dict of what a saved model takes, or None.
         unit: String, what an example is.
         settings: Dict of JSON values: neither seeds nor paths.
         results: Dict of JSON values.
         date: String, ISO 8601.
         versions: Dict from packages to strings.
+        weights: String, a digest of the model's weights; None outside of a `.keras` file.
     """
 
     program: str
     data: Data | None
-    spent: Spent
+    ledger: Ledger
     delta: float | None
     accountant: str = "pld"
     sampling: str = "poisson"
@@ -76,61 +108,65 @@ class Record:
     results: dict[str, Any] = dataclasses.field(default_factory=dict)
     date: str = dataclasses.field(default_factory=lambda: _now())
     versions: dict[str, str] = dataclasses.field(default_factory=lambda: _versions())
+    weights: str | None = dataclasses.field(default=None, compare=False)
 
     @property
     def epsilon(self) -> float:
         """Float, at `total_delta`. Shuffled batches count as Poisson samples."""
-        return self.spent.epsilon(self.delta, self.accountant)
+        return self.ledger.composed_epsilon(self.delta, self.accountant)
 
     @property
     def total_delta(self) -> float | None:
         """Float, or None where nothing has a delta."""
-        return self.spent.total_delta(self.delta)
+        return self.ledger.total_delta(self.delta)
 
     @property
     def neighbours(self) -> str:
         """Which data sets are neighbours."""
-        return "add_or_remove_one" if self.spent.ledger.unit == EXAMPLE else "add_or_remove_user"
+        return "add_or_remove_one" if self.ledger.unit == EXAMPLE else "add_or_remove_user"
 
     @property
     def is_approximate(self) -> bool:
         """Whether batches were drawn otherwise than the accountants assume."""
-        return self.sampling == "shuffle" or self.spent.ledger.is_approximate
+        return self.sampling == "shuffle" or self.ledger.is_approximate
 
     @property
     def is_releasable(self) -> bool:
         """Whether epsilon is finite, known, of no chosen seed and of no search that nobody paid."""
-        known = self.spent.is_complete and not self.spent.is_seeded
-        known = known and not self.rests_on_unaccounted
-        return self.epsilon < math.inf and known and self.is_search_paid
+        return self.epsilon < math.inf and not self.problems
 
     @property
-    def rests_on_unaccounted(self) -> bool:
-        """Whether it spent nothing, on weights that saw other data without an account."""
-        seen = (each.epsilon == math.inf or not each.spent.is_complete for each in self.seen)
-        return not self.spent.steps and any(seen)
+    def problems(self) -> list[str]:
+        """Reasons not to release the weights, parts of sentences."""
+        seen = (each.epsilon == math.inf or not each.ledger.is_complete for each in self.seen)
+        problems = {
+            "its weights saw other data without an account": not self.ledger.steps and any(seen),
+            "epsilon is infinite": not self.ledger.has_noise,
+            "a part of what its weights have spent is unknown": not self.ledger.is_complete,
+            "the run had a seed, by which the noise can be taken away": self.ledger.is_seeded,
+            "arguments were searched on the same data, which nobody paid": not self.is_search_paid,
+        }
+        return [problem for problem, holds in problems.items() if holds]
 
     @property
     def is_search_paid(self) -> bool:
         """Whether epsilon covers how arguments were searched, by more than weights came with."""
-        brought = {selected for each in self.seen for selected in each.spent.selected}
-        return self.searched is None or not brought.issuperset(self.spent.selected)
+        earlier = {run for each in self.seen for run in each.ledger.selections}
+        return self.searched is None or not earlier.issuperset(self.ledger.selections)
 
     @property
     def is_shuffled(self) -> bool:
         """Whether any batches on its data were shuffled: programs draw no others inexactly."""
         return self.data is not None and self.is_approximate
 
-    def spent_as_drawn(self) -> Spent:
-        """`spent` for an accountant of Poisson samples: shuffled batches without amplification."""
+    def ledger_as_drawn(self) -> Ledger:
+        """The ledger for an accountant of Poisson samples: shuffled batches are not amplified."""
         if not self.is_shuffled:
-            return self.spent
-        entries = self.spent.ledger.entries
+            return self.ledger
         entries = tuple(
-            entry if entry.poisson_sampled else _as_shuffled(entry) for entry in entries
+            entry if entry.poisson_sampled else _as_shuffled(entry) for entry in self.ledger.entries
         )
-        drawn = dataclasses.replace(self.spent.ledger, entries=entries)
-        return dataclasses.replace(self.spent, ledger=drawn)
+        return dataclasses.replace(self.ledger, entries=entries)
 
     def statement(self) -> str:
         """The guarantee in words that can be cited (`tfdpx.accounting.statement`)."""
@@ -139,31 +175,28 @@ class Record:
             not_covered.append(f"how the arguments were searched: {self.searched}")
         if self.results.get("individual_mean") is not None:
             not_covered.append("the folder individual_PRIVATE")
-        ledgers = [self.spent.ledger, *(each.ledger for each in self.spent.selected)]
-        return statement.text(
-            sum(ledgers, Ledger()),
-            self.total_delta or 0.5,  # Without a delta epsilon is infinite, and no text names it.
-            accountant=self.accountant,
-            num_examples=self.data.num_examples if self.data else None,
-            dataset=self.data.name if self.data else "data that no record names",
-            unit=self.unit,
-            epsilon=self.epsilon,
-            also_spent=[each.about for each in self.spent.selected],
+        facts = statement.Facts(
+            self.ledger,
+            self.delta or 0.5,  # Without a delta epsilon is infinite, and no text names it.
+            self.accountant,
+            self.data.num_examples if self.data else None,
+            self.data.name if self.data else "data that no record names",
+            self.unit,
             l2_norm_clip=self.results.get("l2_norm_clip"),
-            mechanism=_FULL_BATCH if self.sampling == "full_batch" else None,
             initial=self._initial(),
             independence=self.independence
             and f"no example influences another's gradient. Examples are {self.independence}.",
             not_covered=not_covered,
         )
+        return statement.text(facts)
 
     def counts(self, seen: Seen) -> bool:
-        """Whether `spent` has what was spent behind the weights.
+        """Whether `ledger` has all that was spent behind the weights.
 
         Args:
             seen: One of `self.seen`.
         """
-        return bool(seen.spent.steps) and self.spent + seen.spent == self.spent
+        return bool(seen.ledger.steps) and self.ledger + seen.ledger == self.ledger
 
     def _initial(self):
         """Sentences on what the weights had seen, and on how the run was chosen."""
@@ -201,12 +234,12 @@ class Record:
             "accountant": self.accountant,
             "sampling": self.sampling,
             "neighbours": self.neighbours,
-            "steps": self.spent.steps,
+            "steps": self.ledger.steps,
             "epsilon_is_approximate": self.is_approximate,
             "independence": self.independence,
             "searched": self.searched,
             "seen": [f"{each.data.name} at epsilon {each.epsilon:.4g}" for each in self.seen],
-            "seeded": self.spent.is_seeded,
+            "seeded": self.ledger.is_seeded,
             "releasable": self.is_releasable,
         }
 
@@ -223,48 +256,22 @@ class Record:
             content: Bytes.
 
         Raises:
-            ValueError: If it is no whole record, or does not agree with itself.
+            ValueError: If it is no whole record, or was edited.
         """
         try:
-            found = files.opened(content, _FORMAT)
-            derived = found.pop("derived")
-            del found["format"]
-            record = cls(
-                **found
-                | {
-                    "data": found["data"] and Data(**found["data"]),
-                    "spent": _spent(found["spent"]),
-                    "seen": tuple(
-                        Seen(Data(**each["data"]), _spent(each["spent"]), each["delta"])
-                        for each in found["seen"]
-                    ),
-                }
+            is_old = f'"{_OLD_FORMAT}"'.encode() in content[:100]
+            saved = files.opened(content, _OLD_FORMAT if is_old else _FORMAT)
+            del saved["format"], saved["derived"]  # The latter is for people.
+            saved["seen"] = tuple(
+                Seen(Data(**each.pop("data")), _ledger(each), **each) for each in saved["seen"]
             )
-            record._check(derived)
+            saved["data"] = saved["data"] and Data(**saved["data"])
+            return cls(ledger=_ledger(saved), **saved)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(
                 f"It is no whole record of a run, or was edited: {error}. What it recorded counts "
                 "against the budget: restore it from a copy."
             ) from error
-        return record
-
-    def _check(self, derived):
-        same = self.versions.get("dp-accounting") == _version("dp-accounting")
-        now = plain(self._derived())
-        if derived.keys() != now.keys():
-            raise ValueError(f"what follows from it is not {', '.join(now)}")
-        for name, value in derived.items():
-            fits = value == now.get(name)
-            if name == "epsilon":
-                saved, found = float(value), float(now[name])
-                tolerance = _SAME_VERSION if same else _OTHER_VERSION
-                fits = saved == found or math.isclose(saved, found, rel_tol=tolerance)
-            if not fits:
-                raise ValueError(f"it says {name}={value}, and its ledger {now.get(name)}")
-        if self.spent.ledger.entries and self.results.get("steps", 0) > self.spent.steps:
-            raise ValueError(
-                f"it says steps={self.results['steps']}, and its ledger {self.spent.steps}"
-            )
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the record, whole or not at all: to a JSON file, or into a `.keras` archive.
@@ -281,7 +288,8 @@ class Record:
             for entry in old.infolist():
                 if entry.filename != _ENTRY:
                     new.writestr(entry, old.read(entry))
-            new.writestr(_ENTRY, self.to_json())
+            record = dataclasses.replace(self, weights=_weights_digest(old))
+            new.writestr(_ENTRY, record.to_json())
         files.write(path, content.getvalue(), mode=0o644)
 
 
@@ -293,7 +301,8 @@ def read(path: str | os.PathLike) -> Record | None:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is damaged, naming the file.
+        ValueError: If it is damaged, or the archive holds other weights than when the record was
+            put in, naming the file. That finds accidents and no forger.
     """
     path = os.fspath(path)
     try:
@@ -301,7 +310,14 @@ def read(path: str | os.PathLike) -> Record | None:
             with zipfile.ZipFile(path) as archive:
                 if _ENTRY not in archive.namelist():
                     return None
-                return Record.from_json(archive.read(_ENTRY))
+                record = Record.from_json(archive.read(_ENTRY))
+                if record.weights not in (None, _weights_digest(archive)):
+                    raise ValueError(
+                        "Its weights are not those that its record speaks of, so nobody knows what "
+                        "was spent on them: restore it from a copy. (This finds accidents, and no "
+                        "forger.)"
+                    )
+                return record
         with open(path, "rb") as file:
             return Record.from_json(file.read())
     except (ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
@@ -328,18 +344,37 @@ def plain(value: Any) -> Any:
 def _as_shuffled(entry):
     names = ("noise_multiplier", "sampling_probability", "steps")
     run = Sampling("shuffle").run(*(getattr(entry, name) for name in names))
-    return dataclasses.replace(entry, **dict(zip(names, run, strict=True)))
-
-
-def _spent(saved):
-    selected = (
-        Selected(**{**each, "ledger": _ledger(each["ledger"])}) for each in saved["selected"]
-    )
-    return Spent(_ledger(saved["ledger"]), tuple(selected))
+    return dataclasses.replace(entry, poisson_sampled=True, **dict(zip(names, run, strict=True)))
 
 
 def _ledger(saved):
-    return Ledger(**{**saved, "entries": tuple(entry_of(entry) for entry in saved["entries"])})
+    """The `Ledger` of a record or of its `seen`, taken out of a dict of their arguments."""
+    if "spent" not in saved:
+        return Ledger.from_dict(saved.pop("ledger"))
+    spent = saved.pop("spent")  # Of `_OLD_FORMAT`, where paid searches stood beside the ledger.
+    entries = list(spent["ledger"]["entries"])
+    for search in spent["selected"]:
+        more = {name: search[name] for name in ("run", "mean_runs", "delta")} | {"kind": SELECTION}
+        entries += [entry | more for entry in search["ledger"]["entries"]]
+    return Ledger.from_dict(spent["ledger"] | {"entries": entries})
+
+
+def _weights_digest(archive):
+    """Digest of a `.keras` archive's weights without the optimizer's; None if it has none."""
+    if _WEIGHTS not in archive.namelist():
+        return None
+    digest, names = hashlib.sha256(), []
+    try:
+        with h5py.File(io.BytesIO(archive.read(_WEIGHTS))) as file:
+            file.visit(names.append)
+            for name in sorted(names):
+                if isinstance(file[name], h5py.Dataset) and not name.startswith("optimizer/"):
+                    array = np.asarray(file[name])
+                    digest.update(repr((name, array.dtype.str, array.shape)).encode())
+                    digest.update(array.tobytes())
+    except (OSError, KeyError) as error:
+        raise ValueError(f"Its weights cannot be read: {error}") from error
+    return digest.hexdigest()
 
 
 def _now():

@@ -1,20 +1,25 @@
-"""What it costs to train a random number of times and release the best alone.
+"""The cost of training a random number of times and releasing the best run alone.
 
 Papernot and Steinke 2021 (arXiv:2110.03620), "Hyperparameter Tuning with Renyi Differential
-Privacy"; the mathematics is dp_accounting's. It holds when the number of runs is drawn as said
-here, independently of the data; each run draws its hyperparameters from one distribution, whatever
-the others found; and each run, its score included, has the privacy of the same Gaussians.
+Privacy"; the mathematics is dp_accounting's. It holds when the number of runs is drawn by
+`draw_runs`; each run draws its hyperparameters from one distribution, independently of the other
+runs; and each run, its score included, has the privacy of the same Gaussians.
 """
+
+from __future__ import annotations
 
 import math
 import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 
 from tfdpx._arguments import is_number, require
 from tfdpx.accounting import accountants
-from tfdpx.accounting.ledger import Entry
+
+if TYPE_CHECKING:
+    from tfdpx.accounting.ledger import Entry
 
 _MOST_NOISE, _MOST_RUNS = 1e6, 1000
 
@@ -40,19 +45,19 @@ def selection_epsilon(entries: Sequence[Entry], delta: float, mean: float) -> fl
     at shape 1), as the head of this file says.
 
     Args:
-        entries: Sequence of `tfdpx.accounting.ledger.Entry`: what a run releases, with its score.
+        entries: `tfdpx.accounting.ledger.Entry` objects of all releases of a run, its score among
+            them.
         delta: Float in (0, 1).
         mean: Float > 1 and <= 1000, mean number of runs.
 
     Raises:
         ValueError: If an argument does not fit, or an entry is not exactly sampled.
     """
-    check_mean(mean)
     accountants.check_delta(delta)
-    _check_exact(entries)
+    event = _event(entries, mean)
     if not all(entry.noise_multiplier for entry in entries):
         return math.inf
-    accountant = accountants.rdp_accountant().compose(_event(entries, 1.0, mean))
+    accountant = accountants.rdp_accountant().compose(event(1.0))
     return float(accountant.get_epsilon(_left_of(delta, mean)))
 
 
@@ -60,7 +65,7 @@ def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean:
     """The least factor of all noise multipliers that keeps `selection_epsilon` within `target`.
 
     Args:
-        entries: As of `selection_epsilon`.
+        entries: As for `selection_epsilon`.
         target: Float > 0.
         delta: Float in (0, 1).
         mean: Float > 1 and <= 1000, mean number of runs.
@@ -68,12 +73,10 @@ def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean:
     Raises:
         ValueError: If an argument does not fit, or an entry is not exactly sampled.
     """
-    check_mean(mean)
-    _check_exact(entries)
     least = min(entry.noise_multiplier for entry in entries)
     return dp_accounting.calibrate_dp_mechanism(
         accountants.rdp_accountant,
-        lambda scale: _event(entries, scale, mean),
+        _event(entries, mean),
         target,
         _left_of(delta, mean),
         dp_accounting.ExplicitBracketInterval(0.1 / least, _MOST_NOISE / least),
@@ -81,11 +84,11 @@ def selection_scale(entries: Sequence[Entry], target: float, delta: float, mean:
     )
 
 
-def check_mean(mean: float) -> None:
+def check_mean(mean: Any) -> None:
     """Raises ValueError unless `mean`, the mean number of runs, is above 1 and at most 1,000."""
-    fits = is_number(mean) and 1 < mean <= _MOST_RUNS
+    is_valid = is_number(mean) and 1 < mean <= _MOST_RUNS
     must = f"be a number above 1, up to {_MOST_RUNS}"
-    require(fits, "mean", mean, must, " It is the mean number of runs.")
+    require(is_valid, "mean", mean, must, " It is the mean number of runs.")
 
 
 def _left_of(delta, mean):
@@ -93,18 +96,19 @@ def _left_of(delta, mean):
     return delta * (1 - mean * accountants.RESERVED_SHARE)
 
 
-def _check_exact(entries):
+def _event(entries, mean):
+    """A function from a factor of all noise to the event of dp_accounting."""
+    check_mean(mean)
     for entry in entries:
-        fits = entry.poisson_sampled and entry.sampling_probability is not None
-        require(fits, "entries", entry, "hold exact entries of a known sampling probability")
+        is_valid = entry.poisson_sampled and entry.sampling_probability is not None
+        require(is_valid, "entries", entry, "hold exact entries of a known sampling probability")
 
+    def event(scale):
+        events = [
+            accountants.event_of(scale * e.noise_multiplier, e.sampling_probability, e.steps)
+            for e in entries
+        ]
+        composed = dp_accounting.ComposedDpEvent(events)
+        return dp_accounting.dp_event.RepeatAndSelectDpEvent(composed, mean=mean, shape=1)
 
-def _event(entries, scale, mean):
-    events = [
-        accountants.event_of(
-            scale * entry.noise_multiplier, entry.sampling_probability, entry.steps
-        )
-        for entry in entries
-    ]
-    composed = dp_accounting.ComposedDpEvent(events)
-    return dp_accounting.dp_event.RepeatAndSelectDpEvent(composed, mean=mean, shape=1)
+    return event

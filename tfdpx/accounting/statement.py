@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import importlib.metadata
 import math
@@ -9,114 +10,124 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx._arguments import is_number, require
 
 if TYPE_CHECKING:
     from tfdpx.accounting.ledger import Ledger
 
 _WIDTH = 88
+_RELEASES = (
+    "Gaussian releases of sums over all examples, each of which is clipped, with noise of "
+    "noise_multiplier times the clip; all else follows from these."
+)
 
 
-def text(
-    ledger: Ledger,
-    delta: float,
-    *,
-    accountant: str = "pld",
-    num_examples: int | None = None,
-    dataset: str = "the training data",
-    unit: str = "example",
-    rows_per_user: int | None = None,
-    epsilon: float | None = None,
-    also_spent: Sequence[str] = (),
-    l2_norm_clip: float | str | None = None,
-    mechanism: str | None = None,
-    initial: str | None = None,
-    independence: str | None = None,
-    not_covered: Sequence[str] = (),
-    is_planned: bool = False,
-) -> str:
-    """Says what is guaranteed, to whom, how, and under which assumptions.
-
-    Epsilon is rounded up: no text promises more than the ledger.
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """The facts that a statement is made of.
 
     Args:
         ledger: A `tfdpx.accounting.Ledger`.
-        delta: Float in (0, 1): the one that goes with `epsilon`.
+        delta: Float in (0, 1), for `ledger.epsilon`.
         accountant: "pld" or "rdp"; for full batches also "gdp" or "zcdp".
         num_examples: Optional int, of the private data set, or of its people; public.
         dataset: String, the name of the data.
         unit: String, what an example is, such as "image". An s makes its plural.
         rows_per_user: Optional int, the most examples that a person has: what protects all of them
-            together is said too. Not with `epsilon`, or where updates draw people.
-        epsilon: Optional float: the total, where more than the ledger was spent on these data, such
-            as by a search. None: the ledger's.
-        also_spent: Strings, a line for each thing that `epsilon` counts besides the ledger.
+            together is said too. Not where updates draw people.
         l2_norm_clip: Optional float, or "automatic".
-        mechanism: Optional string, whole sentences: what an update is. None: one of DP-SGD.
         initial: Optional string, whole sentences: what the initial weights or features had seen.
         independence: Optional string, a whole sentence: whether examples can influence each other.
         not_covered: Strings: what else the guarantee does not cover, such as the files of a run.
         is_planned: Bool. Whether the updates are still to be made: nobody knows of seeds yet.
+    """
+
+    ledger: Ledger
+    delta: float
+    accountant: str = "pld"
+    num_examples: int | None = None
+    dataset: str = "the training data"
+    unit: str = "example"
+    rows_per_user: int | None = None
+    l2_norm_clip: float | str | None = None
+    initial: str | None = None
+    independence: str | None = None
+    not_covered: Sequence[str] = ()
+    is_planned: bool = False
+
+    @property
+    def epsilon(self) -> float:
+        """Float, at `total_delta`."""
+        return self.ledger.composed_epsilon(self.delta, self.accountant)
+
+    @property
+    def total_delta(self) -> str:
+        """The delta of `epsilon`, rounded up."""
+        return f"{float(_ceiling(self.ledger.total_delta(self.delta), 6)):g}"
+
+    @property
+    def steps(self) -> str:
+        """The word for all entries: "releases" if all are releases, otherwise "updates"."""
+        return "releases" if all(e.is_release for e in self.ledger.entries) else "updates"
+
+
+def text(facts: Facts) -> str:
+    """Says what is guaranteed, to whom, how, and under which assumptions.
+
+    Epsilon is rounded up: no text promises more than the ledger.
+
+    Args:
+        facts: `Facts`.
 
     Returns:
         String of lines of at most 88 characters, the last of which ends with a line break.
 
     Raises:
-        ValueError: If an argument is out of its range, `epsilon` is less than the ledger's, or the
-            sampling probability of an entry is unknown.
+        ValueError: If an argument is out of its range, or the sampling probability of an entry is
+            unknown.
     """
-    if num_examples is not None:
-        check_positive_integer("num_examples", num_examples)
-    known = ledger.composed_epsilon(delta, accountant)
-    epsilon = known if epsilon is None else epsilon
-    if not epsilon >= known * (1 - 1e-6):
-        raise ValueError(
-            "Argument `epsilon` must not be less than the ledger's. Received: "
-            f"epsilon={epsilon}, the ledger's at delta={delta}: {known}. Leave `epsilon` out."
-        )
-    caution = _of_group(ledger, delta, accountant, rows_per_user, unit)
-    none = _why_there_is_none(ledger, epsilon, delta, dataset)
-    if none:
-        return _filled(none) + "\n"
-    release, is_releasable = _release(ledger, is_planned)
+    ledger, unit = facts.ledger, facts.unit
+    epsilon, caution = facts.epsilon, _of_group(facts)
+    if reason := _why_there_is_none(facts):
+        return _filled(reason) + "\n"
     who = _Protected(ledger, unit)
+    count = f", N = {facts.num_examples:,} {who.many}" if facts.num_examples else ""
     parts = {
-        "Data": f"{dataset}{f', N = {num_examples:,} {who.many}' if num_examples else ''}. The "
-        f"number of {who.many} is public.",
+        "Data": f"{facts.dataset}{count}. The number of {who.many} is public.",
         "Neighbours": f"two data sets that differ in {who.difference}, added or removed, at the "
         f"same sampling probability and expected batch size. {caution or who.caution}",
-        "Epsilon, delta": f"epsilon = {rounded_up(epsilon, 6)}, delta = {_delta(delta)}.",
-        "Mechanism": mechanism or _dp_sgd(who, l2_norm_clip),
-        "Updates": " ".join([*map(_entry, ledger.entries), *also_spent]),
-        "Accountant": f"{accountant.upper()} of {_named('dp-accounting')}, {_named('tfdpx')}.",
-        "Sampling": _sampling(ledger, who),
+        "Epsilon, delta": f"epsilon = {rounded_up(epsilon, 6)}, delta = {facts.total_delta}.",
+        "Mechanism": _mechanism(facts, who),
+        facts.steps.capitalize(): steps(ledger),
+        "Accountant": f"{facts.accountant.upper()} of {_named('dp-accounting')}, "
+        f"{_named('tfdpx')}.",
+        "Sampling": _sampling(facts, who),
         "Covers": "the weights after every update, their averages, and whatever is computed from "
         f"these without the training {unit}s, such as predictions on other {unit}s.",
         "Does not cover": "; ".join(
             [
                 f"loss and metrics on the training {unit}s, which `fit` shows",
                 f"validation and test {unit}s",
-                *not_covered,
+                *facts.not_covered,
                 "epsilons and gradient norms of single examples",
                 "floating-point attacks on the noise",
                 "how long the training took.",
             ]
         ),
-        "Assumes": f"{initial or f'The initial weights know nothing of these {unit}s.'} Model, "
-        f"settings and preprocessing were not chosen by looking at these {unit}s, unless epsilon "
-        "counts the search. Classes, shapes and constants of preprocessing are public. Other "
-        f"trainings on the same {unit}s add up.",
-        **({"Independence": independence} if independence else {}),
-        "Release": release,
+        "Assumes": f"{facts.initial or f'The initial weights know nothing of these {unit}s.'} "
+        f"Model, settings and preprocessing were not chosen by looking at these {unit}s, unless "
+        "epsilon counts the search. Classes, shapes and constants of preprocessing are public. "
+        f"Other trainings on the same {unit}s add up.",
+        **({"Independence": facts.independence} if facts.independence else {}),
+        "Release": _release(facts),
         "Signature": "none. Anybody can write such a text: only the owner of the data can vouch "
         "for it.",
     }
     heading = "Statement of differential privacy"
-    if not is_releasable:
+    if ledger.is_seeded:
         heading += " (not releasable: see Release)"
-    claim = _claim(ledger, epsilon, delta, accountant, num_examples, dataset, who, is_planned)
     lines = [_filled(f"{name}: {part}", "  ") for name, part in parts.items()]
-    return "\n".join([heading, "", _filled(claim), "", *lines]) + "\n"
+    return "\n".join([heading, "", _filled(_claim(facts, who)), "", *lines]) + "\n"
 
 
 class _Protected:
@@ -158,18 +169,15 @@ def rounded_up(number: float, digits: int = 4) -> str:
     return f"{_ceiling(number, digits):f}"
 
 
-def _delta(delta):
-    return f"{float(_ceiling(delta, 6)):g}"
-
-
 def _ceiling(number, digits):
     context = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return context.create_decimal(repr(float(number)))
 
 
-def _why_there_is_none(ledger, epsilon, delta, dataset):
+def _why_there_is_none(facts):
     """Why nothing is guaranteed, or nothing was spent; None where there is a guarantee to state."""
-    if epsilon == math.inf:
+    ledger, dataset = facts.ledger, facts.dataset
+    if facts.epsilon == math.inf:
         unprotected = sum(entry.steps for entry in ledger.entries if not entry.noise_multiplier)
         plural = "s" * (unprotected != 1)
         why = f" {unprotected:,} update{plural} had no noise." if unprotected else ""
@@ -180,22 +188,25 @@ def _why_there_is_none(ledger, epsilon, delta, dataset):
         return (
             f"What was spent on {dataset} is unknown, so no differential privacy can be stated: "
             "the weights came at some time from where no ledger could be seen. The updates that "
-            f"are known spend epsilon = {rounded_up(epsilon)} at delta = {_delta(delta)}."
+            f"are known spend epsilon = {rounded_up(facts.epsilon)} at delta = "
+            f"{facts.total_delta}."
         )
-    if not ledger.entries and epsilon == 0:
+    if not ledger.entries:
         return f"Nothing was spent on {dataset}: no noisy update is in the ledger."
     return None
 
 
-def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, who, is_planned):
-    counted = f" (N = {num_examples:,} {who.many})" if num_examples else ""
+def _claim(facts, who):
+    counted = f" (N = {facts.num_examples:,} {who.many})" if facts.num_examples else ""
     claim = (
-        f"The weights trained on {dataset}{counted} {'will have' if is_planned else 'have'} "
-        f"({rounded_up(epsilon)}, {_delta(delta)})-differential privacy after {ledger.steps:,} "
-        f"noisy updates, for data sets that differ in {who.difference}, added or removed "
-        f"({accountant.upper()} accountant of {_named('dp-accounting')}; {_named('tfdpx')})."
+        f"The weights trained on {facts.dataset}{counted} "
+        f"{'will have' if facts.is_planned else 'have'} ({rounded_up(facts.epsilon)}, "
+        f"{facts.total_delta})-differential privacy after {facts.ledger.steps:,} noisy "
+        f"{facts.steps}, for data sets that differ in {who.difference}, added or removed "
+        f"({facts.accountant.upper()} accountant of {_named('dp-accounting')}; "
+        f"{_named('tfdpx')})."
     )
-    if ledger.is_approximate:
+    if facts.ledger.is_approximate:
         claim += (
             " This epsilon is an approximation: the batches were not drawn as the accountant "
             "assumes."
@@ -203,66 +214,89 @@ def _claim(ledger, epsilon, delta, accountant, num_examples, dataset, who, is_pl
     return claim
 
 
-def _of_group(ledger, delta, accountant, rows_per_user, unit):
+def _of_group(facts):
     """A sentence on people with so many examples; None where nobody asks."""
-    if rows_per_user is None:
+    rows, unit = facts.rows_per_user, facts.unit
+    if rows is None:
         return None
     hint = " They are one person's already."
-    require(ledger.unit == "example", "rows_per_user", rows_per_user, "be None for people", hint)
+    require(facts.ledger.unit == "example", "rows_per_user", rows, "be None for people", hint)
     from tfdpx.accounting.group_privacy import group_epsilon  # It takes ledgers.
 
-    together = group_epsilon(ledger, rows_per_user, delta=delta, accountant=accountant)
+    together = group_epsilon(facts.ledger, rows, delta=facts.delta, accountant=facts.accountant)
     if together == math.inf:
-        return f"For a person with {rows_per_user} {unit}s no epsilon is known."
+        return f"For a person with {rows} {unit}s no epsilon is known."
     return (
-        f"For data sets that differ in up to {rows_per_user} {unit}s, such as all of one person, "
+        f"For data sets that differ in up to {rows} {unit}s, such as all of one person, "
         f"epsilon = {rounded_up(together, 6)} at the same delta."
     )
 
 
-def _dp_sgd(who, l2_norm_clip):
-    clip = f"clipped to an L2 norm of {l2_norm_clip:g}" if is_number(l2_norm_clip) else "clipped"
-    if l2_norm_clip == "automatic":
-        clip = "divided by its L2 norm plus a constant"
-    return (
-        f"DP-SGD: in each update {who.gradient} is {clip}, and Gaussian noise is added to their "
+def _mechanism(facts, who):
+    """Sentences on updates, on releases, or on both."""
+    clip = facts.l2_norm_clip
+    clipped = f"clipped to an L2 norm of {clip:g}" if is_number(clip) else "clipped"
+    if clip == "automatic":
+        clipped = "divided by its L2 norm plus a constant"
+    updates = (
+        f"DP-SGD: in each update {who.gradient} is {clipped}, and Gaussian noise is added to their "
         "sum, of noise_multiplier times what one of them can change."
     )
+    kinds = {entry.is_release for entry in facts.ledger.entries}
+    return " ".join([updates] * (False in kinds) + [_RELEASES] * (True in kinds))
+
+
+def steps(ledger: Ledger) -> str:
+    """Sentences on all updates, releases and paid searches.
+
+    Args:
+        ledger: `Ledger`.
+    """
+    sentences = [f"{_entry(entry)}." for entry in ledger.entries if entry.mean_runs is None]
+    for run in ledger.selections:
+        search = dataclasses.replace(ledger, entries=run)
+        sentences.append(
+            f"The best of a random number of runs, {run[0].mean_runs:g} on average, each of "
+            f"{' and '.join(map(_entry, run))}: epsilon {search.composed_epsilon(None):.6g} at "
+            f"delta {run[0].delta:g} for all of them."
+        )
+    return " ".join(sentences)
 
 
 def _entry(entry):
     sampling = (
         "full batches"
         if entry.sampling_probability == 1
-        else f"sampling_probability = {entry.sampling_probability:.8g}"
+        else f"sampling_probability = {entry.sampling_probability or math.nan:.8g}"
     )
-    return f"{entry.steps:,} at noise_multiplier = {entry.noise_multiplier:.8g}, {sampling}."
+    return f"{entry.steps:,} at noise_multiplier = {entry.noise_multiplier:.8g}, {sampling}"
 
 
-def _sampling(ledger, who):
+def _sampling(facts, who):
+    ledger = facts.ledger
     if ledger.is_approximate:
         return (
             "batches that are not Poisson samples, such as parts of a permutation. Epsilon is that "
             "of Poisson sampling."
         )
     if all(entry.sampling_probability == 1 for entry in ledger.entries):
-        return f"full batches: every update takes all {who.many}."
+        return f"full batches: every {facts.steps[:-1]} takes all {who.many}."
     return (
         f"Poisson sampling: every update draws each {who.one} with the sampling probability, "
         "independently of all others."
     )
 
 
-def _release(ledger, is_planned):
-    """What makes the weights fit for release, or not; and whether they are."""
-    if ledger.is_seeded:
+def _release(facts):
+    """Whether the weights are fit for release, and the reason."""
+    if facts.ledger.is_seeded:
         return (
             "NOT RELEASABLE. Somebody gave the seed of draws or noise, and who knows it can take "
             "the noise away. Train without a seed before a release."
-        ), False
-    if is_planned:
-        return "only if draws and noise get no seed.", True
-    return "noise and draws came from the operating system's random numbers, not kept.", True
+        )
+    if facts.is_planned:
+        return "only if draws and noise get no seed."
+    return "noise and draws came from the operating system's random numbers, not kept."
 
 
 def _named(package):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx.accounting import accountants
-from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.ledger import RELEASE, Entry, Ledger
 from tfdpx.accounting.noise_tail import added_delta
 from tfdpx.heads._journal import Journal
 
@@ -128,7 +128,7 @@ class Releases:
             (*made, self._planned[name][0]) for (name, _), made in self._runs.items()
         )
         entries = (
-            Entry(sigma, 1.0, n, run=run, seeded=seeded)
+            Entry(sigma, 1.0, n, run=run, seeded=seeded, kind=RELEASE)
             for (run, seeded, sigma), n in steps.items()
         )
         return Ledger(tuple(entries))

@@ -5,6 +5,7 @@ The update itself is `train_step`; the optimizers that users name are in `optimi
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
 from typing import Any
@@ -177,7 +178,9 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         loaded from. Nothing that is assigned lowers it. Where values came from where no ledger
         could be seen, `ledger.is_complete` is False.
         """
-        return self.account.ledger()
+        ledger, plan = self.account.ledger(), self.plan
+        about = {"delta": float(plan.delta), "num_examples": plan.num_examples} if plan else {}
+        return dataclasses.replace(ledger, **about)
 
     @property
     def epsilon_is_approximate(self) -> bool:

@@ -5,9 +5,9 @@ import math
 import re
 import textwrap
 
-from tfdpx.accounting.ledger import EXAMPLE
+from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
+from tfdpx.accounting.record import Record
 from tfdpx.accounting.samplings import Sampling
-from tfdpx.accounting.spent import NOTHING
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.train.config.errors import UserError
 
@@ -37,7 +37,7 @@ class CombinedRuns:
     def __post_init__(self):
         deltas = {run.record.delta for run in self.runs} - {None}
         if self.delta is None:
-            if len(deltas) > 1 or (not deltas and self.spent.ledger.entries and self._has_noise):
+            if len(deltas) > 1 or (not deltas and self._needs_delta):
                 found = ", ".join(f"{delta:g}" for delta in sorted(deltas)) or "none"
                 raise UserError(f"Give --delta: the runs have no one delta. Found: {found}.")
             object.__setattr__(self, "delta", next(iter(deltas), None))
@@ -51,21 +51,22 @@ class CombinedRuns:
             )
 
     @property
-    def _has_noise(self):
-        return all(entry.noise_multiplier for entry in self.spent.ledger.entries)
+    def _needs_delta(self):
+        ledger = self.ledger
+        return ledger.has_noise and any(e.kind != SELECTION for e in ledger.entries)
 
     @property
-    def spent(self):
-        """`Spent` of all, shuffled batches as they were drawn, and behind their weights."""
+    def ledger(self):
+        """`Ledger` of all, shuffled batches as they were drawn, and behind their weights."""
         found = [run.record for run in self.runs]
         data = [record.data for record in found if record.data]
         behind = [
-            seen.spent
+            seen.ledger
             for record in found
             for seen in record.seen
             if not record.counts(seen) and any(_share(seen.data, each) for each in data)
         ]
-        return sum([*(record.spent_as_drawn() for record in found), *behind], NOTHING)
+        return sum([*(record.ledger_as_drawn() for record in found), *behind], Ledger())
 
     @property
     def num_examples(self):
@@ -78,22 +79,12 @@ class CombinedRuns:
         """Which data sets are neighbours."""
         if self._is_shuffled:
             return "zero_out"
-        of_users = self.spent.ledger.unit != EXAMPLE
+        of_users = self.ledger.unit != EXAMPLE
         return "add_or_remove_user" if of_users else "add_or_remove_one"
 
     @property
     def _is_shuffled(self):
         return any(run.record.is_shuffled for run in self.runs)
-
-    @property
-    def is_approximate(self):
-        """Bool: whether any batches were drawn in a way that no accountant here judges."""
-        return any(
-            not entry.poisson_sampled
-            for run in self.runs
-            if not run.record.is_shuffled
-            for entry in run.record.spent.ledger.entries
-        )
 
     @property
     def epsilon(self):
@@ -102,26 +93,20 @@ class CombinedRuns:
         Raises:
             ValueError: If a sampling probability is unknown.
         """
-        return self.spent.epsilon(self.delta)
+        return self.ledger.composed_epsilon(self.delta)
 
     @property
     def _problems(self):
-        """Why nothing of it is to be released, sentences."""
-        spent = self.spent
-        if spent.is_seeded:
-            yield "A run had a seed that somebody chose, and who knows it can remove the noise."
-        if any(run.record.rests_on_unaccounted for run in self.runs):
-            yield "A run spent nothing itself, on weights that saw other data without an account."
-        if not spent.is_complete:
-            yield "Weights came from where no ledger could be seen: what they had spent is unknown."
-        if not all(run.record.is_search_paid for run in self.runs):
-            yield "Arguments were searched on the same data, which no epsilon covers."
+        """Reasons not to release anything, each once."""
+        together = Record("account", None, self.ledger, self.delta)
+        records = [*(run.record for run in self.runs), together]
+        return list(dict.fromkeys(problem for each in records for problem in each.problems))
 
     def record(self):
         """Dict of JSON values."""
         spent = self.epsilon
         try:
-            by_rdp = self.spent.epsilon(self.delta, "rdp")
+            by_rdp = self.ledger.composed_epsilon(self.delta, "rdp")
         except ValueError:  # It cannot resolve so small a loss.
             by_rdp = None
         return {
@@ -129,14 +114,14 @@ class CombinedRuns:
             "runs": len(self.runs),
             "dataset": next((run.record.data.name for run in self.runs if run.record.data), None),
             "num_examples": self.num_examples,
-            "steps": self.spent.steps,
-            "delta": self.spent.total_delta(self.delta),
+            "steps": self.ledger.steps,
+            "delta": self.ledger.total_delta(self.delta),
             "epsilon": spent,
             "epsilon_pld": spent,
             "epsilon_rdp": by_rdp,
             "neighbours": self.neighbours,
-            "epsilon_is_approximate": self.is_approximate,
-            "releasable": spent < math.inf and not list(self._problems),
+            "epsilon_is_approximate": self.ledger.is_approximate,
+            "releasable": spent < math.inf and not self._problems,
         }
 
     def statement(self):
@@ -148,30 +133,30 @@ class CombinedRuns:
             return "\n".join(
                 [*lines, "", "Without noise there is no privacy: epsilon is infinite."]
             )
-        if not self.spent.steps:
-            problems = [f"Not releasable: {problem}" for problem in self._problems]
+        if not self.ledger.steps:
+            problems = [f"Not releasable: {problem}." for problem in self._problems]
             return "\n".join([*lines, "", "No record has an update on these data.", *problems])
-        about = "about " if self.is_approximate else ""
+        about = "about " if self.ledger.is_approximate else ""
         lines += [
             "",
             f"All together are {about}({rounded_up(spent)}, "
-            f"{self.spent.total_delta(self.delta):.6g})-differentially private under "
+            f"{self.ledger.total_delta(self.delta):.6g})-differentially private under "
             f"{_NEIGHBOURS[self.neighbours]}: by privacy loss distributions of dp_accounting. The "
             "number of examples is public. What several of these files tell of counts once. Their "
             "digests find accidents and are no signature.",
         ]
         if self._is_shuffled:
             lines.append(f"For shuffled batches this is {Sampling('shuffle').about}.")
-        if self.is_approximate:
+        if self.ledger.is_approximate:
             lines.append(
                 "Some batches were not drawn by a plan, so nobody knows their sampling: they count "
                 "as if they were Poisson samples, which no theorem covers."
             )
-        if self.spent.selected:
+        if self.ledger.selections:
             lines.append("The best of several runs adds its own epsilon and delta (RDP).")
         if any(run.record.data is None for run in self.runs):
             lines.append("A file names no data: its updates count as if on the same data.")
-        lines += [f"Not releasable: {problem}" for problem in self._problems]
+        lines += [f"Not releasable: {problem}." for problem in self._problems]
         return "\n".join(
             textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False)
             for line in lines

@@ -72,11 +72,11 @@ def _results(record, delta):
         {
             "accuracy": results.get(f"{measured_on}_accuracy"),
             "measured_on": measured_on,
-            "epsilon": record.spent.epsilon(delta, record.accountant),
-            "delta": record.spent.total_delta(delta),
+            "epsilon": record.ledger.composed_epsilon(delta, record.accountant),
+            "delta": record.ledger.total_delta(delta),
             "accountant": record.accountant,
             "noise_multiplier": results.get("noise_multiplier"),
-            "steps": record.spent.steps,
+            "steps": record.ledger.steps,
             "epsilon_is_approximate": record.is_approximate,
             "releasable": record.is_releasable,
         }

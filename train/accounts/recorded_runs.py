@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import math
 import os
 import pathlib
 import zipfile
@@ -15,7 +14,7 @@ from tfdpx import account
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Spent
+from tfdpx.accounting.statement import steps
 from tfdpx.train.config.errors import UserError
 
 # Folders that a run and a tuning leave behind where they were cut off.
@@ -40,17 +39,7 @@ class RecordedRun:
         record = self.record
         data = record.data.name if record.data else "data that the file does not name"
         what = record.results.get("model") or record.results.get("method") or "weights"
-        entries = [(entry, "") for entry in record.spent.ledger.entries]
-        entries += [
-            (entry, f", the best of {each.mean_runs:g} runs on average")
-            for each in record.spent.selected
-            for entry in each.ledger.entries
-        ]
-        spent = "; ".join(
-            f"{entry.steps} updates or releases at noise multiplier {entry.noise_multiplier:.4g} "
-            f"and sampling probability {entry.sampling_probability or math.nan:.4g}{more}"
-            for entry, more in entries
-        )
+        spent = steps(record.ledger).rstrip(".")
         searched = ""
         if not record.is_search_paid:
             searched = f"; searched by {record.searched}, which no epsilon covers"
@@ -141,7 +130,7 @@ def _of_file(path):
         return records.read(path)
     else:
         ledger = Ledger.load(path)
-    return Record("a file of a ledger", None, Spent(ledger), None)
+    return Record("a file of a ledger", None, ledger, None)
 
 
 def _ledger_in(path):

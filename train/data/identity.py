@@ -14,7 +14,7 @@ import re
 import secrets
 
 from tfdpx import _files as files
-from tfdpx.accounting.spent import Data
+from tfdpx.accounting.record import Data
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import datasets, image_files
 

@@ -7,7 +7,7 @@ import keras
 
 from tfdpx import _files as files
 from tfdpx._keras import model_internals
-from tfdpx.accounting.spent import NOTHING
+from tfdpx.accounting.ledger import EMPTY
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.train.report.record import to_json
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -23,7 +23,7 @@ class Curve(keras.callbacks.Callback):
         path: File to write.
         plan: `tfdpx.PrivacyPlan` that says how much of the budget is spent.
         steps: Updates that the restored model has taken; later rows of the file are dropped.
-        before: `Spent` on the same data before the run.
+        before: `Ledger` of the same data before the run.
 
     Attributes:
         rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and, if the
@@ -31,7 +31,7 @@ class Curve(keras.callbacks.Callback):
             given to `fit`).
     """
 
-    def __init__(self, path, plan, steps, before=NOTHING):
+    def __init__(self, path, plan, steps, before=EMPTY):
         super().__init__()
         self._path = pathlib.Path(path)
         self._plan, self._before = plan, before

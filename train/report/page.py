@@ -104,7 +104,7 @@ def headline(record, view):
             whose = f"the {unit}s of {data.num_examples:,} people in {data.name}"
     if view["epsilon"] == math.inf:
         promised = f"trained without privacy on {whose}"
-    elif not record.spent.steps:
+    elif not record.ledger.steps:
         promised = f"nothing was spent on {whose}"
     else:
         about = "about " * view["epsilon_is_approximate"]
@@ -133,18 +133,7 @@ def _verdict(record, view):
     if view["releasable"]:
         text = "epsilon is finite and known, no seed was chosen, and no search is left unpaid."
         return f'<p class="verdict yes"><b>Releasable</b>: {text}</p>'
-    why = [
-        text
-        for holds, text in (
-            (record.rests_on_unaccounted, "its weights saw other data without an account"),
-            (view["epsilon"] == math.inf, "epsilon is infinite"),
-            (not record.spent.is_complete, "what its weights have spent is not all known"),
-            (view["seeded"], "the run had a seed, and whoever knows it can take the noise away"),
-            (not record.is_search_paid, "arguments were searched on the data, which nobody paid"),
-        )
-        if holds
-    ]
-    return f'<p class="verdict no"><b>Not releasable</b>: {"; ".join(why)}.</p>'
+    return f'<p class="verdict no"><b>Not releasable</b>: {"; ".join(record.problems)}.</p>'
 
 
 def _statement(text):

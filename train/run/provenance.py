@@ -10,15 +10,15 @@ import pathlib
 
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.spent import NOTHING, Seen, Spent
+from tfdpx.accounting.record import Seen
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import identity
 from tfdpx.train.run import side_by_side
 
 
 def not_private(steps=1):
-    """The `Spent` of so many updates without noise."""
-    return Spent(Ledger((Entry(0.0, 1.0, steps),)))
+    """The `Ledger` of so many updates without noise."""
+    return Ledger((Entry(0.0, 1.0, steps),))
 
 
 def seen_by(paths, init_data=None):
@@ -48,16 +48,16 @@ def on_same_data(seen, dataset, allow_unaccounted=False):
         allow_unaccounted: Bool: what had no account makes epsilon infinite, in place of an error.
 
     Returns:
-        `Spent`.
+        `Ledger`.
 
     Raises:
         UserError: If one of them had the examples without an account.
     """
-    before = NOTHING
+    before = Ledger()
     for each in seen:
-        if not (each.spent.steps and identity.overlap(each.data, dataset)):
+        if not (each.ledger.steps and identity.overlap(each.data, dataset)):
             continue
-        known = each.epsilon < float("inf") and each.spent.is_complete
+        known = each.epsilon < float("inf") and each.ledger.is_complete
         if not known and not allow_unaccounted:
             raise UserError(
                 f"The weights to start from were trained on {each.data.name} already, without an "
@@ -66,7 +66,7 @@ def on_same_data(seen, dataset, allow_unaccounted=False):
                 "To train the last layer first and then all, give one run of classify "
                 "--head_steps. With --allow_seen_data classify reports an infinite epsilon."
             )
-        before += each.spent if known else not_private()
+        before += each.ledger if known else not_private()
     return before
 
 
@@ -74,12 +74,13 @@ def about(before, plan):
     """A line on what the weights have spent on the data of a plan before it.
 
     Args:
-        before: `Spent`.
+        before: `Ledger`.
         plan: `tfdpx.PrivacyPlan`.
     """
+    epsilon = before.composed_epsilon(plan.delta, plan.accountant)
     return (
-        f"The weights to start from have seen these data at epsilon "
-        f"{before.epsilon(plan.delta, plan.accountant):.4g}; this run is recorded together with it."
+        f"The weights to start from have seen these data at epsilon {epsilon:.4g}; this run is "
+        "recorded together with it."
     )
 
 
@@ -132,4 +133,4 @@ def _seen_by(path, init_data):
                 "of the private data, name its data with --init_data."
             )
         return (Seen(identity.of(init_data), not_private()),)
-    return (*record.seen, Seen(record.data, record.spent, record.delta))
+    return (*record.seen, Seen(record.data, record.ledger, record.delta))

@@ -18,7 +18,6 @@ import numpy as np
 from tfdpx.accounting import calibration, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.spent import NOTHING, Selected, Spent
 from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
@@ -77,7 +76,7 @@ def tune(preset, given, swept, mean, workdir, extra):
     seen = {
         provenance.seen_by(provenance.files(settings), settings.init_data) for _, settings in points
     }
-    before = sum((provenance.on_same_data(each, shared.dataset) for each in seen), NOTHING)
+    before = sum((provenance.on_same_data(each, shared.dataset) for each in seen), Ledger())
     sigma = entries[0].noise_multiplier
     workdir.mkdir(parents=True, exist_ok=True)
     top = None
@@ -98,8 +97,8 @@ def tune(preset, given, swept, mean, workdir, extra):
             else:
                 shutil.rmtree(there)
         right, point, found = top
-        selected = Selected(Ledger(tuple(entries)), mean, shared.delta)
-        record = _record(found, point, before, selected, right / data.num_train)
+        ledger = before + Ledger.selected(entries, mean, shared.delta)
+        record = _record(found, point, ledger, mean, right / data.num_train)
         found.rename(best)
     return {**record.view(), "workdir": str(best)}
 
@@ -182,7 +181,7 @@ def _right(folder, data):
     return np.sum(np.asarray(measured.predictions) == np.asarray(measured.labels))
 
 
-def _record(folder, point, before, selected, noisy_accuracy):
+def _record(folder, point, ledger, mean, noisy_accuracy):
     """Puts the cost of all runs in place of one's, in every file; deletes what no account covers.
 
     Curves and events name the epsilon of a run alone, and Keras prints the training loss.
@@ -194,14 +193,14 @@ def _record(folder, point, before, selected, noisy_accuracy):
     record = dataclasses.replace(
         ran,
         program="sweep",
-        spent=before + Spent(selected=(selected,)),
+        ledger=ledger,
         accountant="rdp",
-        searched=f"a random number of runs, {selected.mean_runs:g} on average, each at a point "
+        searched=f"a random number of runs, {mean:g} on average, each at a point "
         "drawn at random, of which the best by a noisy score is kept",
         results={
             **ran.results,
             "best": point,
-            "mean_runs": selected.mean_runs,
+            "mean_runs": mean,
             "noisy_train_accuracy": noisy_accuracy,
         },
     )

@@ -9,7 +9,6 @@ import numpy as np
 
 import tfdpx
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Spent
 from tfdpx.train.config import run_flags
 from tfdpx.train.config.errors import checking_flags
 from tfdpx.train.data import identity
@@ -114,7 +113,7 @@ def train(settings, workdir):
     record = Record(
         program="classify",
         data=data,
-        spent=Spent(optimizer.ledger),
+        ledger=optimizer.ledger,
         delta=plan.delta,
         accountant=plan.accountant,
         sampling=plan.sampling,

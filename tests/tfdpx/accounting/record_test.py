@@ -4,6 +4,7 @@ import json
 import math
 import zipfile
 
+import keras
 import numpy as np
 import pytest
 
@@ -11,20 +12,20 @@ from tfdpx import _files as files
 from tfdpx.accounting import Ledger, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Data, Seen, Selected, Spent
+from tfdpx.accounting.record import Data, Record, Seen
 
 UPDATES = Ledger((Entry(4.0, 0.1, 60, run=7),))
-TUNED = Selected(Ledger((Entry(10.0, 0.1, 60), Entry(30.0, 1.0, 1))), 5.0, 1e-5)
+RUN = [Entry(10.0, 0.1, 60), Entry(30.0, 1.0, 1)]
+TUNED = Ledger.selected(RUN, 5.0, 1e-5)
 
 
 def record(**changes):
     given = dict(
         program="classify",
         data=Data("folder:photos", 500, "1f"),
-        spent=Spent(UPDATES, (TUNED,)),
+        ledger=UPDATES + TUNED,
         delta=1e-5,
-        seen=(Seen(Data("digits"), Spent(Ledger((Entry(0.0, 1.0, 3),)))),),
+        seen=(Seen(Data("digits"), Ledger((Entry(0.0, 1.0, 3),))),),
         results={"steps": 60, "accuracy": np.float32(0.5), "lost": math.nan, "most": math.inf},
     )
     return Record(**{**given, **changes})
@@ -43,7 +44,12 @@ def edited(content, change, seal):
 def test_a_file_gives_back_what_was_saved(tmp_path):
     record().save(tmp_path / "record.json")
     found = records.read(tmp_path / "record.json")
-    assert (found.spent, found.data, found.seen) == (record().spent, record().data, record().seen)
+    assert (found.ledger, found.data, found.seen) == (
+        record().ledger,
+        record().data,
+        record().seen,
+    )
+    assert [entry.kind for entry in found.ledger.entries] == ["update", "selection", "selection"]
     assert found.view() == records.plain(record().view())
     assert found.results == {"steps": 60, "accuracy": 0.5, "lost": None, "most": "inf"}
     assert json.loads((tmp_path / "record.json").read_text(), parse_constant=pytest.fail)
@@ -62,41 +68,89 @@ def test_a_model_file_holds_it_and_nothing_else_changes(tmp_path):
         assert archive.namelist() == ["config.json", "tfdpx_record.json"]
 
 
+def with_weights(path, model, weights):
+    """A `.keras` file with a record, and in it the weights that another file holds."""
+    with zipfile.ZipFile(model) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, weights if name == "model.weights.h5" else old.read(name))
+    return path
+
+
+def weights_in(path):
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("model.weights.h5")
+
+
+def test_weights_of_another_run_are_found(tmp_path):
+    one, other, mixed = (tmp_path / f"{name}.keras" for name in ("one", "other", "mixed"))
+    for path in (one, other):
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(8)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        model.save(path)
+        record().save(path)
+    assert records.read(with_weights(mixed, one, weights_in(one))) == records.read(one)
+    changed = bytearray(weights_in(other))
+    changed[changed.index(model.layers[-1].kernel.numpy().tobytes())] ^= 1
+    for path, wrong in [(one, weights_in(other)), (other, bytes(changed)), (one, b"no weights")]:
+        with pytest.raises(ValueError, match=r"Cannot read .*mixed\.keras\. Its weights"):
+            records.read(with_weights(mixed, path, wrong))
+    # The state of the optimizer is no part of a model.
+    model.optimizer.iterations.assign(7)
+    model.save(tmp_path / "later.keras")
+    later = weights_in(tmp_path / "later.keras")
+    assert later != weights_in(other)
+    assert records.read(with_weights(mixed, other, later)) == records.read(other)
+
+
+def test_a_record_of_version_1_is_read():
+    told = json.loads(record().to_json())
+    del told["digest"], told["weights"]
+    for each in (told, *told["seen"]):
+        parts = {False: [], True: []}
+        for entry in each.pop("ledger")["entries"]:
+            search = {name: entry.pop(name) for name in ("mean_runs", "delta")}
+            search["run"] = entry["run"]
+            entry["exact"] = entry.pop("poisson_sampled")
+            parts[entry.pop("kind") == "selection"].append(entry)
+        updates, run = ({"entries": part, "is_complete": True} for part in parts.values())
+        selected = [{"ledger": run, **search}] if run["entries"] else []
+        each["spent"] = {"ledger": updates, "selected": selected}
+    found = Record.from_json(files.sealed(told | {"format": "tfdpx.Record/1"}))
+    assert (found.ledger, found.seen) == (record().ledger, record().seen)
+    assert len(found.ledger.selections) == 1
+
+
 def test_what_was_spent_adds_up_by_the_accountants():
-    tuned = selection.selection_epsilon(TUNED.ledger.entries, 1e-5, 5.0)
+    tuned = selection.selection_epsilon(RUN, 1e-5, 5.0)
     assert record().epsilon == UPDATES.epsilon(1e-5) + tuned
     assert record().total_delta == 2e-5
-    only = Spent(selected=(TUNED,))
-    assert (only.epsilon(1e-6), only.total_delta(1e-6)) == (tuned, 1e-5)
-    assert Spent().epsilon(None) == 0 and Spent().total_delta(None) is None
-    assert Spent(Ledger((Entry(0.0, 1.0, 1),))).epsilon(None) == math.inf
+    assert (TUNED.epsilon(1e-6), TUNED.total_delta(1e-6)) == (tuned, 1e-5)
+    assert Ledger().epsilon(None) == 0 and Ledger().total_delta(None) is None
+    assert Ledger((Entry(0.0, 1.0, 1),)).epsilon(None) == math.inf
 
 
 def test_what_two_files_tell_of_counts_once():
-    once = record().spent
-    later = Spent(Ledger((Entry(4.0, 0.1, 90, run=7),)))
+    once = record().ledger
+    later = Ledger((Entry(4.0, 0.1, 90, run=7),))
     assert once + once == once
-    assert (once + later).ledger.steps == 90
-    other = Spent(Ledger((Entry(4.0, 0.1, 60, run=8),)), (Selected(TUNED.ledger, 5.0, 1e-5),))
-    assert (once + other).ledger.steps == 120 and len((once + other).selected) == 2
+    assert (once + later).steps == 90 + TUNED.steps
+    other = Ledger((Entry(4.0, 0.1, 60, run=8),)) + Ledger.selected(RUN, 5.0, 1e-5)
+    assert (once + other).steps == 120 + 2 * TUNED.steps
+    assert len((once + other).selections) == 2
 
 
-@pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize(
-    "change",
+    ("change", "seal"),
     [
-        lambda told: told["spent"]["ledger"]["entries"][0].update(steps=30),
-        lambda told: told["spent"]["ledger"]["entries"][0].update(noise_multiplier=8.0),
-        lambda told: told["spent"]["selected"].clear(),
-        lambda told: told["derived"].update(epsilon=1.0),
-        lambda told: told["derived"].clear(),
-        lambda told: told["spent"]["ledger"]["entries"][0].update(noise_multiplier=10**400),
-        lambda told: told["derived"].update(releasable=False),
-        lambda told: told["results"].update(steps=1200),
-        lambda told: told.pop("spent"),
-        lambda told: told["seen"].append("mnist"),
-        lambda told: told["seen"][0]["data"].update(path="/data"),
-        lambda told: told.update(format="tfdpx.Record/0"),
+        (lambda told: told["ledger"]["entries"][0].update(steps=30), False),
+        (lambda told: told["ledger"]["entries"].pop(), False),
+        (lambda told: told["derived"].update(epsilon=1.0), False),
+        (lambda told: told["ledger"]["entries"][0].update(noise_multiplier=10**400), True),
+        (lambda told: told["ledger"]["entries"][1].pop("mean_runs"), True),
+        (lambda told: told.pop("ledger"), True),
+        (lambda told: told["seen"].append("mnist"), True),
+        (lambda told: told["seen"][0]["data"].update(path="/data"), True),
+        (lambda told: told.update(format="tfdpx.Record/0"), True),
     ],
 )
 def test_an_edited_record_is_refused(change, seal, tmp_path):
@@ -129,12 +183,12 @@ def test_what_is_no_record_is_refused(content, tmp_path):
     ("changes", "is_releasable"),
     [
         ({}, True),
-        ({"spent": Spent(Ledger((Entry(4.0, 0.1, 60, seeded=True),)))}, False),
-        ({"spent": Spent(Ledger((Entry(0.0, 0.1, 60),)))}, False),
+        ({"ledger": Ledger((Entry(4.0, 0.1, 60, seeded=True),))}, False),
+        ({"ledger": Ledger((Entry(0.0, 0.1, 60),))}, False),
         ({"searched": "a grid"}, True),  # It was paid for.
-        ({"spent": Spent(UPDATES), "searched": "a grid"}, False),
-        ({"spent": Spent()}, False),  # Drawings, on weights that saw the digits without noise.
-        ({"spent": Spent(), "seen": (Seen(Data("digits"), Spent(UPDATES), 1e-5),)}, True),
+        ({"ledger": UPDATES, "searched": "a grid"}, False),
+        ({"ledger": Ledger()}, False),  # Drawings, on weights that saw the digits without noise.
+        ({"ledger": Ledger(), "seen": (Seen(Data("digits"), UPDATES, 1e-5),)}, True),
     ],
 )
 def test_which_runs_may_be_released(changes, is_releasable):
@@ -146,18 +200,18 @@ def test_shuffled_batches_are_not_amplified():
         Entry(4.0, 0.1, 60, poisson_sampled=False, run=8),
         Ledger((Entry(4.0, 1.0, 6),)),
     )
-    shuffled = record(spent=Spent(Ledger((epochs,))), sampling="shuffle")
+    shuffled = record(ledger=Ledger((epochs,)), sampling="shuffle")
     assert shuffled.is_approximate
-    assert shuffled.spent_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
+    assert shuffled.ledger_as_drawn().epsilon(1e-5) == updates.epsilon(1e-5)
     # What was before on the same data is judged as it was drawn, whatever this run is.
     for sampling in ("poisson", "shuffle"):
-        both = record(spent=Spent(UPDATES + Ledger((epochs,))), sampling=sampling)
-        drawn = both.spent_as_drawn().epsilon(1e-5)
+        both = record(ledger=UPDATES + Ledger((epochs,)), sampling=sampling)
+        drawn = both.ledger_as_drawn().epsilon(1e-5)
         assert drawn == pytest.approx((UPDATES + updates).epsilon(1e-5), rel=1e-3)
 
 
 def test_a_search_is_not_paid_for_by_another_behind_the_weights():
-    seen = (Seen(Data("digits"), Spent(selected=(TUNED,))),)
+    seen = (Seen(Data("digits"), TUNED),)
     paid = record(searched="a grid", seen=())
     assert paid.is_releasable and "among a grid: epsilon covers" in _text(paid)
     unpaid = record(searched="a grid", seen=seen)

@@ -1,7 +1,6 @@
 """The text to cite, of ledgers that training left."""
 
 import importlib.metadata
-import math
 import re
 
 import keras
@@ -40,10 +39,10 @@ def trained(plan, **arguments):
 def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
     plan = plan_of()
     model = trained(plan)
-    found = model.optimizer.ledger.statement(delta=1e-5, num_examples=60, dataset="our photos")
+    found = model.optimizer.ledger.statement(dataset="our photos")
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
-    again = loaded.optimizer.ledger.statement(delta=1e-5, num_examples=60, dataset="our photos")
+    again = loaded.optimizer.ledger.statement(dataset="our photos")
     assert again == found
     assert max(map(len, found.splitlines())) <= 88 and found.endswith("\n")
     epsilon, delta = claimed(found)
@@ -140,40 +139,55 @@ def test_epsilon_is_never_rounded_down():
 
 
 def test_what_a_program_adds():
-    ledger = Ledger((Entry(3.0, 0.1, 9),))
-    found = flat(
-        statement.text(
-            ledger,
-            1e-5,
-            unit="image",
-            epsilon=7.00001,
-            also_spent=["The best of 8 runs: epsilon 6."],
-            l2_norm_clip=0.02,
-            initial="The features were trained on none of these images.",
-            independence="No image influences another's gradient.",
-            not_covered=["the folder individual_PRIVATE"],
-        )
+    facts = statement.Facts(
+        Ledger((Entry(3.0, 0.1, 9),)) + Ledger.selected([Entry(30.0, 1.0, 2)], 8.0, 1e-5),
+        1e-5,
+        unit="image",
+        l2_norm_clip=0.02,
+        initial="The features were trained on none of these images.",
+        independence="No image influences another's gradient.",
+        not_covered=["the folder individual_PRIVATE"],
     )
+    found = flat(statement.text(facts))
     for said in [
-        "(7.001, 1e-05)-differential",
+        "2e-05)-differential",
         "one image, added or removed",
         "clipped to an L2 norm of 0.02",
-        "The best of 8 runs: epsilon 6.",
+        "The best of a random number of runs, 8 on average, each of 2 at noise_multiplier = 30, "
+        "full batches: epsilon",
+        "at delta 1e-05 for all of them.",
         "Assumes: The features were trained on none of these images.",
         "Independence: No image influences another's gradient.",
         "the folder individual_PRIVATE;",
     ]:
         assert said in found, said
-    assert "Mechanism: Sums are noisy." in statement.text(ledger, 1e-5, mechanism="Sums are noisy.")
-    none = flat(statement.text(ledger, 1e-5, epsilon=math.inf))
-    assert none.startswith("There is no differential privacy") and "updates had no" not in none
+    assert claimed(found)[0] >= facts.ledger.epsilon(1e-5)
+
+
+def test_releases_are_called_so():
+    releases = Ledger((Entry(5.0, 1.0, 3, kind="release"),))
+    found = flat(releases.statement(1e-5))
+    assert "after 3 noisy releases" in found and "Releases: 3 at noise_multiplier = 5" in found
+    assert "every release takes all examples" in found and "DP-SGD" not in found
+    both = flat((releases + Ledger((Entry(3.0, 0.1, 9),))).statement(1e-5))
+    assert "after 12 noisy updates" in both
+    assert "Mechanism: DP-SGD" in both and "Gaussian releases of sums" in both
+
+
+def test_a_ledger_may_know_delta_and_number():
+    ledger = Ledger((Entry(3.0, 0.1, 9),))
+    about = Ledger(delta=1e-5, num_examples=60)
+    for known in (ledger + about, about + ledger, (about + ledger) + about):
+        assert known == ledger  # For statements alone.
+        assert known.statement() == ledger.statement(1e-5, num_examples=60)
+        assert Ledger.from_json(known.to_json()).statement() == known.statement()
+    assert claimed((ledger + about).statement(1e-6))[1] == 1e-6
+    with pytest.raises(ValueError, match="Argument `delta`"):
+        (ledger + about + Ledger(delta=1e-6)).statement()
 
 
 def test_unfit_arguments_are_refused():
     ledger = Ledger((Entry(3.0, 0.1, 9),))
-    for epsilon in (ledger.epsilon(1e-5) / 2, math.nan, -1.0):
-        with pytest.raises(ValueError, match="Argument `epsilon` must not be less"):
-            statement.text(ledger, 1e-5, epsilon=epsilon)
     for delta in (0.0, 1.0, None):
         with pytest.raises(ValueError, match="Argument `delta`"):
             ledger.statement(delta)

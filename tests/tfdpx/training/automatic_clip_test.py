@@ -176,5 +176,6 @@ def test_the_statement_names_what_is_done():
     ledger = tfdpx.PrivacyPlan(
         60, batch_size=10, steps=3, noise_multiplier=2.0, delta=1e-3
     ).ledger_at(3)
-    text = " ".join(statement.text(ledger, 1e-3, l2_norm_clip="automatic").split())
+    facts = statement.Facts(ledger, 1e-3, l2_norm_clip="automatic")
+    text = " ".join(statement.text(facts).split())
     assert "gradient of each example is divided by its L2 norm plus a constant" in text

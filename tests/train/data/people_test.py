@@ -122,5 +122,5 @@ def test_classify_protects_people(tmp_path, capsys, model):
     assert found["num_examples"] < PEOPLE
     text = " ".join((run / "privacy_statement.txt").read_text().split())
     assert "all images of one person" in text and "people" in text
-    [entry] = json.loads((run / "record.json").read_text())["spent"]["ledger"]["entries"]
+    [entry] = json.loads((run / "record.json").read_text())["ledger"]["entries"]
     assert entry["unit"] == "user" and np.isfinite(found["test_accuracy"])

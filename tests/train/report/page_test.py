@@ -10,8 +10,7 @@ from absl import flags
 
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Data, Spent
+from tfdpx.accounting.record import Data, Record
 from tfdpx.train.config import preset_lookup, pretraining
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.setting_flags import define
@@ -46,7 +45,7 @@ def record(name="photos", **changed):
     given = dict(
         program="adamix",
         data=Data(f"folder:{name}", 400, "0" * 32),
-        spent=Spent(ledger),
+        ledger=ledger,
         delta=1e-5,
         settings={"dataset": f"folder:{name}", "epsilon": 1.0},
         results={"test_accuracy": 0.75, "num_measured": 100, "model": name},
@@ -105,14 +104,14 @@ HEADLINES = [
     ({}, "75.0% test accuracy, at ("),
     ({}, "for 400 images of folder:photos."),
     ({}, "Releasable: epsilon"),
-    (dict(spent=Spent(Ledger((Entry(5.0, 0.1, 20, seeded=True),)))), "Not releasable: the"),
-    (dict(spent=provenance.not_private(3)), "test accuracy, trained without privacy on 400"),
-    (dict(spent=provenance.not_private(3)), "Not releasable: epsilon is infinite."),
+    (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Not releasable: the"),
+    (dict(ledger=provenance.not_private(3)), "test accuracy, trained without privacy on 400"),
+    (dict(ledger=provenance.not_private(3)), "Not releasable: epsilon is infinite."),
     (dict(searched="30 trials"), "Not releasable: arguments were searched"),
     (dict(results={}), "Not measured, at ("),
-    (dict(results={"steps": 9}, spent=Spent(), delta=None), "nothing was spent on 400 images"),
+    (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "nothing was spent on 400 images"),
     (dict(results={"test_r2": 0.5}, unit="row"), "R² 0.500 on test rows, at"),
-    (dict(spent=Spent(Ledger((Entry(5.0, 0.1, 20, unit="user"),)))), "of 400 people in"),
+    (dict(ledger=Ledger((Entry(5.0, 0.1, 20, unit="user"),))), "of 400 people in"),
 ]
 
 

@@ -10,23 +10,22 @@ import pytest
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Spent
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import identity
 from tfdpx.train.run import provenance
 
-PRIVATE = Spent(Ledger((Entry(4.0, 0.1, 60, run=7),)))
+PRIVATE = Ledger((Entry(4.0, 0.1, 60, run=7),))
 
 
 @pytest.fixture
 def file(tmp_path):
     """A function that makes a file whose weights were trained on the given data sets."""
 
-    def make(*names, spent=PRIVATE):
+    def make(*names, ledger=PRIVATE):
         path, seen = tmp_path / f"{len(list(tmp_path.iterdir()))}.keras", ()
         for name in names:
             keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]).save(path)
-            Record("classify", identity.of(name), spent, 1e-5, seen=seen).save(path)
+            Record("classify", identity.of(name), ledger, 1e-5, seen=seen).save(path)
             seen = provenance.seen_by([path])
         return path
 
@@ -56,15 +55,15 @@ def before(path, dataset, **given):
 )
 def test_what_was_spent_on_the_same_data_is_found(file, seen, dataset, overlaps):
     for names in ((seen,), (seen, "places365_small"), ("places365_small", seen)):
-        assert before(file(*names), dataset) == (PRIVATE if overlaps else Spent())
-        unaccounted = file(*names, spent=provenance.not_private())
+        assert before(file(*names), dataset) == (PRIVATE if overlaps else Ledger())
+        unaccounted = file(*names, ledger=provenance.not_private())
         if overlaps:
             with pytest.raises(UserError, match="already, without an account.*--head_steps"):
                 before(unaccounted, dataset)
             spent = before(unaccounted, dataset, allow_unaccounted=True)
             assert spent.epsilon(1e-5) == math.inf
         else:
-            assert before(unaccounted, dataset) == Spent()
+            assert before(unaccounted, dataset) == Ledger()
 
 
 def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
@@ -76,8 +75,8 @@ def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     for same in ("images", "link", "images/../link", "images/train", "."):
         assert before(path, f"folder:{tmp_path}/{same}") == PRIVATE
-    assert before(path, f"folder:{tmp_path}/others") == Spent()
-    assert before(path, "digits") == Spent()
+    assert before(path, f"folder:{tmp_path}/others") == Ledger()
+    assert before(path, "digits") == Ledger()
     # It moves with the images.
     os.rename(tmp_path / "images", tmp_path / "moved")
     assert before(path, f"folder:{tmp_path}/moved") == PRIVATE
@@ -132,7 +131,7 @@ def test_any_name_of_a_folder_can_be_written_into_files(tmp_path):
 
 
 def test_what_cost_nothing_is_no_reason(file):
-    assert before(file("sklearn_digits", spent=Spent()), "digits") == Spent()
+    assert before(file("sklearn_digits", ledger=Ledger()), "digits") == Ledger()
 
 
 def test_what_files_share_counts_once(file):
@@ -148,7 +147,7 @@ def test_a_file_that_does_not_say(file, tmp_path, name):
     (model.save if name.endswith(".keras") else model.save_weights)(path)
     with pytest.raises(UserError, match="does not say.*name its data with --init_data"):
         provenance.seen_by([path])
-    assert before(path, "digits", init_data="imagenet32") == Spent()
+    assert before(path, "digits", init_data="imagenet32") == Ledger()
     with pytest.raises(UserError, match="trained on sklearn_digits already, without"):
         before(path, "digits", init_data="digits")
     # What a file says goes before what the user says.

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Data, Spent
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.record import Data, Record
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
@@ -34,7 +34,7 @@ def settings(features, **given):
 def run_folder(tmp_path):
     classifier = classifiers.build("small_cnn", SHAPE, 4, 100.0, 50.0)
     classifier.save(tmp_path / "model.keras")
-    Record("pretrain", Data("synthetic:strokes"), Spent(), None).save(tmp_path / "model.keras")
+    Record("pretrain", Data("synthetic:strokes"), Ledger(), None).save(tmp_path / "model.keras")
     return tmp_path
 
 

@@ -10,8 +10,7 @@ from absl.testing import flagsaver
 from tfdpx.accounting import record as records
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Data, Spent
+from tfdpx.accounting.record import Data, Record
 from tfdpx.train import classify, sweep
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.sweeps import private_tuning
@@ -48,7 +47,7 @@ def made_up(monkeypatch):
             Record(
                 "classify",
                 Data("sklearn_digits", 1437),
-                Spent(Ledger((Entry(noise, 64 / 1437, 3, run=len(seen["flags"])),))),
+                Ledger((Entry(noise, 64 / 1437, 3, run=len(seen["flags"])),)),
                 1e-5,
                 results={"run": len(seen["flags"]), "model": "small_cnn", "steps": 3},
             ).save(there / name)

@@ -6,8 +6,8 @@ import pytest
 from absl import flags
 
 from tfdpx import _resumable as resumable
-from tfdpx.accounting.record import Record
-from tfdpx.accounting.spent import Data, Spent
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.record import Data, Record
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.sweeps import table
 from tfdpx.train.sweeps.grid import parse, runs
@@ -35,7 +35,7 @@ def parsed_flags():
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
     found = {"test_accuracy": None, "validation_accuracy": 0.5}
-    Record("classify", Data("digits"), Spent(), None, results=found).save(tmp_path / "record.json")
+    Record("classify", Data("digits"), Ledger(), None, results=found).save(tmp_path / "record.json")
     fake = tmp_path / "python"
     fake.write_text(FAKE)
     fake.chmod(0o755)

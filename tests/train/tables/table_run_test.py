@@ -85,7 +85,7 @@ def test_a_run_learns_and_accounts_for_its_preprocessing(finished):
     assert record == records.read(finished / "run" / "model.keras")
     assert record.results["test_accuracy"] > 0.85
     assert record.results["releases"] == 4  # Ranges and moments; moments by bounds; city.
-    assert record.spent.steps == record.results["steps"] + 4
+    assert record.ledger.steps == record.results["steps"] + 4
     assert record.epsilon == pytest.approx(8.0, rel=1e-3) and record.epsilon <= 8.0
     assert record.is_releasable and record.unit == "row"
     statement = (finished / "run" / "privacy_statement.txt").read_text()
