@@ -49,9 +49,10 @@ import tensorflow as tf
 from absl import app, flags
 
 import tfdpx
+from tfdpx import account
 from tfdpx.accounting.record import Record
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
-from tfdpx.train.config.errors import UserError, in_one_line
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report import curve
@@ -74,7 +75,7 @@ from tfdpx.train.run import (
     side_by_side,
 )
 from tfdpx.train.tables import settings as table_settings
-from tfdpx.training import session
+from tfdpx.training.session import steps_taken
 
 _PRESET = flags.DEFINE_string(
     "preset",
@@ -198,6 +199,8 @@ def train(settings, workdir, strategy):
         inputs = data
         if strategy.num_replicas_in_sync == 1:
             model, inputs = fitting.head_and_features(settings, whole, data)
+    with checking_flags():
+        plan = _counting(plan, account.ledger_of(whole.variables))
     trainer = fitting.Trainer(settings, strategy, plan, inputs, folder, write=is_chief)
     start = trainer.steps_saved
     if is_chief:
@@ -232,7 +235,7 @@ def train(settings, workdir, strategy):
     if not is_chief:
         return None
     optimizer, trained = model.optimizer, model.trainable_variables
-    steps = session.steps_taken(optimizer)
+    steps = steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
     measured = evaluation.measure(model, inputs)
     raw_measured = evaluation.measure(devices.on_one_device(model, raw.values), inputs)
@@ -288,6 +291,18 @@ def train(settings, workdir, strategy):
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()
     return {**record.view(), "workdir": str(workdir)}
+
+
+def _counting(plan, ledger):
+    """The plan with what the weights to start from have spent, on whatever data."""
+    if not ledger.entries or not plan.noise_multiplier:
+        return plan
+    names = ("sampling", "accountant", "unit", "delta", "noise_multiplier")
+    return tfdpx.PrivacyPlan(
+        *(plan.num_examples, plan.batch_size, plan.steps),
+        **{name: getattr(plan, name) for name in names},
+        spent=ledger.assuming(plan.sampling_probability),
+    )
 
 
 def _describe(settings, plan):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx.audit.lower_bound import gdp_mu_lower_bound
-from tfdpx.checks import adapted
+from tfdpx.checks.adapted import spent_on
 from tfdpx.heads.releases import Releases
 from tfdpx.tables import _statistics, private_adapt
 
@@ -243,7 +243,7 @@ def test_two_columns_of_the_same_categories_both_count():
     spent = [private_adapt(layer, x[:, i], noise_multiplier=2.0) for i, layer in enumerate(answers)]
     for layer in answers:
         layer.set_vocabulary(["no", "yes"])  # Whatever noise made of ties.
-        adapted.spent_on(layer, spent[answers.index(layer)])
+        spent_on(layer, spent[answers.index(layer)])
     inputs = [keras.Input((1,), dtype="string") for _ in answers]
     both = layers.concatenate([layer(each) for layer, each in zip(answers, inputs, strict=True)])
     model = keras.Model(inputs, layers.Dense(2)(both))
