@@ -24,10 +24,8 @@ import tensorflow as tf
 
 from tfdpx._keras import hook, layer_internals, model_internals
 from tfdpx._warnings import warn
-from tfdpx.accounting.ledger import EXAMPLE, USER, Entry, Ledger
-
-# Names of arrays that Keras saves with the optimizer: JSON as bytes, and the table of version 0.2.
-_LEDGER, _ADAPTED, _FACTS, _STEPS = "ledger", "adapted", "ledger_facts", "ledger_steps"
+from tfdpx.accounting import saved
+from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
 
 # By the id of a keras.Variable, which cannot be hashed, as long as it lives.
 _accounts: dict[int, set] = {}
@@ -166,6 +164,10 @@ class Account(_Spent):
         """Joins what was spent on the weights of a model, by any optimizer, now and later."""
         for layer in layer_internals.flatten_layers(model):
             uncounted.discard(layer)
+            ledger = ledger_of_statistics(layer) if layer in _statistics else None
+            if ledger is not None and ledger.entries:
+                attach(ledger, model.variables)
+                self._adapted.add(layer.name)
             # A SavedModel says nothing of what its weights have spent.
             if type(layer) is keras.layers.TFSMLayer and layer not in _seen_layers:
                 _seen_layers.add(layer)
@@ -185,23 +187,11 @@ class Account(_Spent):
         self._trained.update((id(v), weakref.ref(v)) for v in variables)
         _add(self, variables)
 
-    def holds(self, layer, ledger, variables):
-        """Counts the noisy statistics of a layer among what was spent on weights.
-
-        Args:
-            layer: A `keras.Layer`.
-            ledger: `Ledger` of the releases that gave it its statistics.
-            variables: List of `keras.Variable`.
-        """
-        attach(ledger, variables)
-        if ledger.entries:
-            self._adapted.add(layer.name)
-
     def arrays(self):
         """Dict of the uint8 arrays that Keras saves with the optimizer."""
         names = json.dumps(sorted(self._adapted))
-        saved = {_LEDGER: self.ledger().to_json(), _ADAPTED: names}
-        return {name: np.frombuffer(text.encode(), "uint8") for name, text in saved.items()}
+        texts = {saved.LEDGER: self.ledger().to_json(), saved.ADAPTED: names}
+        return {name: np.frombuffer(text.encode(), "uint8") for name, text in texts.items()}
 
     def join(self, ledger):
         """Joins a saved ledger, of weights that this optimizer trains as another run.
@@ -386,52 +376,6 @@ def mark_known(variables):
     _unknown.difference_update(map(id, variables))
 
 
-def read(arrays):
-    """The ledger among the arrays of a saved optimizer.
-
-    Args:
-        arrays: Dict of arrays by name, or None.
-
-    Returns:
-        `tfdpx.accounting.Ledger`; None if there is none.
-
-    Raises:
-        ValueError: If it is damaged.
-    """
-    if arrays is not None and _LEDGER in arrays:
-        return Ledger.from_json(_text(arrays[_LEDGER]))
-    if arrays is not None and {_FACTS, _STEPS} <= set(arrays):
-        return _of_table(np.array(arrays[_FACTS]), np.array(arrays[_STEPS]))
-    return None
-
-
-def without_ledger(arrays):
-    """Dict of the other arrays of a saved optimizer."""
-    return {k: v for k, v in arrays.items() if k not in (_LEDGER, _ADAPTED, _FACTS, _STEPS)}
-
-
-def _of_table(facts, steps):
-    """The ledger of version 0.2: a row of a table for each entry, with flags in bits."""
-    entries, unseen, vouched = [], set(), set()
-    for (run, noise, probability, sampling, *seeded), updates in zip(facts, steps, strict=True):
-        if updates and noise < 0:
-            (unseen if noise == -1 else vouched).add(run)
-        elif updates:
-            entry = Entry(
-                *(float(noise), float(probability) or None, int(updates)),
-                poisson_sampled=bool(int(sampling) & 1),
-                run=int(run),
-                seeded=bool(seeded and seeded[0]),
-                unit=USER if int(sampling) & 2 else EXAMPLE,
-            )
-            entries.append(entry)
-    return Ledger(tuple(entries), is_complete=unseen <= vouched)
-
-
-def _text(array):
-    return np.array(array, "uint8").tobytes().decode("utf-8")
-
-
 def _accounts_of(variables):
     return set().union(*(_accounts.get(id(variable), ()) for variable in variables))
 
@@ -445,13 +389,13 @@ def _add(account, variables):
 
 
 def _loaded(model, arrays):
-    ledger = read(arrays)
+    ledger = saved.read(arrays)
     if ledger is None:
         mark_unknown(model.weights)
     else:
         # All: a file does not say which trained; some may be frozen since, or hold merged LoRA.
         attach(ledger, model.variables)
-        names = set(json.loads(_text(arrays[_ADAPTED]))) if _ADAPTED in arrays else ()
+        names = saved.adapted(arrays)
         for layer in layer_internals.flatten_layers(model):
             if layer.name in names:  # The ledger has its releases.
                 declare_statistics(layer, ledger)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdpx import account
 from tfdpx._keras import model_internals
 from tfdpx._warnings import warn
+from tfdpx.accounting import saved
 from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import EXAMPLE, USER, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
@@ -209,16 +210,16 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what Keras loads, joins the saved ledger, and continues as a run of its own."""
-        saved = {name: store[name] for name in store.keys()}
-        ledger = account.read(saved)
+        arrays = {name: store[name] for name in store.keys()}
+        ledger = saved.read(arrays)
         if ledger is not None:
             self.account.join(ledger)
-        elif saved:
+        elif arrays:
             warn(
                 "The saved optimizer has no ledger: what was spent on its weights is unknown, and "
                 "not counted.",
             )
-        super().load_own_variables(account.without_ledger(saved))
+        super().load_own_variables(saved.without_ledger(arrays))
         if self.session is None:
             reset_between_fits(self)
         else:

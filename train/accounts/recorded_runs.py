@@ -10,8 +10,8 @@ import zlib
 import h5py
 import numpy as np
 
-from tfdpx import account
 from tfdpx.accounting import record as records
+from tfdpx.accounting import saved as saved_ledgers
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import steps
@@ -139,7 +139,7 @@ def _ledger_in(path):
         weights = io.BytesIO(archive.read("model.weights.h5"))
     with h5py.File(weights) as file:
         saved = file.get("optimizer/vars", {})
-        ledger = account.read({name: np.array(saved[name]) for name in saved})
+        ledger = saved_ledgers.read({name: np.array(saved[name]) for name in saved})
         if ledger is None:
             raise ValueError(
                 "The file holds neither the record of a run nor a private optimizer, so nobody "

@@ -47,7 +47,9 @@ def test_noise_sampling_and_clip_that_change_between_runs():
     model, taken = small.model(), []
     for sigma, batch_size, steps, clip in given:
         plan = tfdpx.PrivacyPlan(
-            60, batch_size=batch_size, steps=steps, noise_multiplier=sigma, delta=DELTA
+            *(60, batch_size, steps, sigma),
+            delta=DELTA,
+            spent=model.optimizer.ledger if taken else None,
         )
         model.compile(tfdpx.DPSGD(0.1, plan=plan, l2_norm_clip=clip), loss=model.loss)
         model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)

@@ -113,8 +113,13 @@ def test_the_layer_brings_its_account_into_private_training():
     np.testing.assert_allclose(layer(x), head.predict(x), rtol=1e-5, atol=1e-6)
     model = keras.Sequential([keras.Input((WIDTH,)), layer])
     plan = tfdpx.PrivacyPlan(30, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-5)
-    model.compile(tfdpx.DPSGD(0.1, plan=plan), keras.losses.SparseCategoricalCrossentropy(True))
-    model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
+    loss = keras.losses.SparseCategoricalCrossentropy(True)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), loss)
+    before = model.optimizer.ledger
+    assert before.steps == 3
+    both = tfdpx.PrivacyPlan(30, 10, 2, noise_multiplier=2.0, delta=1e-5, spent=before)
+    model.compile(tfdpx.DPSGD(0.1, plan=both), loss)
+    model.fit(both.batches(x, y, optimizer=model.optimizer), verbose=0)
     ledger = model.optimizer.ledger
     assert ledger.steps == 3 + 2
     assert ledger.epsilon(1e-5) > max(head.epsilon_spent(), plan.epsilon)

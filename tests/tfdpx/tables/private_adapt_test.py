@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdpx
+from tfdpx.accounting import Ledger
 from tfdpx.audit.lower_bound import gdp_mu_lower_bound
 from tfdpx.checks.adapted import spent_on
 from tfdpx.heads.releases import Releases
@@ -247,7 +248,9 @@ def test_two_columns_of_the_same_categories_both_count():
     inputs = [keras.Input((1,), dtype="string") for _ in answers]
     both = layers.concatenate([layer(each) for layer, each in zip(answers, inputs, strict=True)])
     model = keras.Model(inputs, layers.Dense(2)(both))
-    plan = tfdpx.PrivacyPlan(400, 400, steps=2, noise_multiplier=3.0, delta=1e-4)
+    plan = tfdpx.PrivacyPlan(
+        400, 400, steps=2, noise_multiplier=3.0, delta=1e-4, spent=sum(spent, Ledger())
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(tfdpx.DPSGD(0.1, plan=plan), loss)
     model.fit([x[:, :1], x[:, 1:]], np.zeros(400), epochs=2, verbose=0)

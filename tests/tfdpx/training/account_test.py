@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfdpx
 from tfdpx import account
 from tfdpx._keras import hook
+from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import Entry
 
 N, B, STEPS = 60, 20, 12
@@ -192,11 +193,11 @@ def test_a_ledger_is_read_even_where_the_rest_of_the_optimizer_does_not_fit(trai
 
 
 def test_a_damaged_ledger_is_refused(trained):
-    saved = {}
-    trained.optimizer.save_own_variables(saved)
-    saved["ledger"] = saved["ledger"][:-9]
+    arrays = {}
+    trained.optimizer.save_own_variables(arrays)
+    arrays["ledger"] = arrays["ledger"][:-9]
     with pytest.raises(ValueError, match="not a whole ledger"):
-        make().optimizer.load_own_variables(saved)
+        make().optimizer.load_own_variables(arrays)
 
 
 @pytest.mark.slow
@@ -216,7 +217,7 @@ def test_a_ledger_of_version_0_2_is_read():
     facts, steps = np.zeros([64, 5]), np.zeros([64], "int64")
     facts[:3] = [[7, 2.0, 0.1, 3, 0], [9, 3.0, 0.0, 0, 1], [11, -1.0, 0, 0, 0]]
     steps[:3] = [5, 4, 1]
-    ledger = account.read({"ledger_facts": facts, "ledger_steps": steps})
+    ledger = saved.read({"ledger_facts": facts, "ledger_steps": steps})
     assert not ledger.is_complete and ledger.entries == (
         Entry(2.0, 0.1, 5, run=7, unit="user"),
         Entry(3.0, None, 4, poisson_sampled=False, run=9, seeded=True),

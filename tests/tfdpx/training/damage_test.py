@@ -142,7 +142,7 @@ def test_it_holds_nothing_but_the_state_of_the_run(whole):
     with h5py.File(io.BytesIO(members["model.weights.h5"])) as file:
         file.visititems(lambda name, item: found.update({name: getattr(item, "shape", None)}))
     arrays = {name: shape for name, shape in found.items() if shape is not None}
-    ledger = {n for n in arrays if n.endswith(("ledger_facts", "ledger_steps"))}
+    ledger = {n for n in arrays if n.endswith(("vars/ledger", "vars/adapted"))}
     kept = sorted(arrays[name] for name in arrays.keys() - ledger)
     assert len(ledger) == 2
     assert kept == sorted(tuple(v.shape) for v in (*model.weights, *model.optimizer.variables))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tfdpx
+from tfdpx import account
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers, finetuning
@@ -78,9 +79,8 @@ def test_unknown_scaling_of_pixels_is_asked_for(name):
 
 
 def private_fit(classifier, noise_multiplier=1.0):
-    plan = tfdpx.PrivacyPlan(
-        4, batch_size=4, steps=2, noise_multiplier=noise_multiplier, delta=1e-5
-    )
+    spent = account.ledger_of(classifier.variables)
+    plan = tfdpx.PrivacyPlan(4, 4, 2, noise_multiplier, delta=1e-5, spent=spent)
     classifier.compile(
         tfdpx.DPSGD(1.0, plan=plan, seed=0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
