@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdpx._keras import hook, layer_internals, model_internals
+from tfdpx._keras import hook, layer_internals, model_internals, step_context
 from tfdpx._warnings import warn
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
@@ -357,7 +357,7 @@ def ledger_of_statistics(layer):
         layer: A `keras.Layer`.
     """
     ledger, values = _statistics.get(layer, (None, None))
-    present = layer_internals.adapted_statistics(layer)
+    present = step_context.eagerly(layer_internals.adapted_statistics, layer)
     same = values is not None and present is not None
     same = same and all(np.array_equal(a, b) for a, b in zip(values, present, strict=True))
     return ledger if same else None

@@ -80,7 +80,7 @@ def problems_of_adapted(model):
         return
     is_inside = set()  # A TextVectorization has a StringLookup inside.
     for layer in [*layer_internals.flatten_layers(model), *_layers_in(optimizer.augment)]:
-        if step_context.eagerly(account.ledger_of_statistics, layer) is not None:
+        if account.ledger_of_statistics(layer) is not None:
             is_inside.update(map(id, layer_internals.flatten_layers(layer)))
         elif id(layer) not in is_inside and step_context.eagerly(_is_adapted, layer):
             is_inside.update(map(id, layer_internals.flatten_layers(layer)))
