@@ -338,35 +338,30 @@ def updates_left(optimizer, plan, sampling_probability=None):
     """
     rest = _not_before(optimizer, plan)
     rate = max(sampling_probability or 0.0, plan.sampling_probability)
-    planned = rest.of(plan)
-    others = Ledger(tuple(entry for entry in rest.entries if entry not in planned.entries))
-    left = plan.steps - planned.steps
-    if left <= 0 or not others.entries and math.isclose(rate, plan.sampling_probability):
+    left = plan.steps - rest.of(plan).steps
+    others = rest.steps - rest.of(plan).steps
+    if left <= 0 or not others and math.isclose(rate, plan.sampling_probability):
         return left
-    return _affordable(plan, others, planned.steps, rate)
+    spent = plan.spent + optimizer.ledger.assuming(plan.sampling_probability)
+    return _affordable(plan, Ledger(spent.entries), others, left, rate)
 
 
 @functools.lru_cache(maxsize=64)
-def _affordable(plan, others, planned, rate):
-    """Int: the updates at `rate` that keep the epsilon of all within the plan's."""
-    spent = plan.spent + others + _alike(plan, plan.sampling_probability, planned)
-    if others.entries:
+def _affordable(plan, spent, others, left, rate):
+    """Int: how many of `left` updates at `rate` keep the epsilon of all within the plan's."""
+    if others:
         warn(
-            f"{others.steps} updates of the model's weights are not this plan's. They count: "
+            f"{others} updates of the model's weights are not this plan's. They count: "
             f"epsilon is {spent.composed_epsilon(plan.delta, plan.accountant):.4g} now, and "
             "composes with the plan's steps."
         )
 
     def exceeds(steps):
-        total = spent + _alike(plan, rate, steps)
+        total = spent + Ledger((Entry(plan.noise_multiplier, rate, steps, unit=plan.unit),))
         return total.composed_epsilon(plan.delta, plan.accountant) > plan.epsilon
 
     # How many of 1, 2, ..., left steps do not exceed.
-    return bisect.bisect_left(range(1, plan.steps - planned + 1), True, key=exceeds)
-
-
-def _alike(plan, rate, steps):
-    return Ledger((Entry(plan.noise_multiplier, rate, steps, unit=plan.unit),) if steps else ())
+    return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
 
 
 def _not_before(optimizer, plan):

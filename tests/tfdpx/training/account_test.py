@@ -401,6 +401,19 @@ def test_a_second_plan_counts_what_the_weights_have_spent():
 
 
 @pytest.mark.slow
+def test_updates_that_a_spent_run_makes_later_count_too():
+    first = tfdpx.PrivacyPlan(N, batch_size=B, steps=8, noise_multiplier=1.0, delta=1e-3)
+    model = make(first)
+    train(model, first, steps=2)
+    before, old = model.optimizer.ledger, model.optimizer
+    train(model, first, steps=3)
+    plan = tfdpx.PrivacyPlan(N, B, 60, noise_multiplier=2.0, delta=1e-3, spent=before)
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), model.loss)
+    train(model, plan, steps=60)
+    assert epsilon(model) <= plan.epsilon and 5 < old.ledger.steps < 5 + 60
+
+
+@pytest.mark.slow
 def test_a_saved_model_inside_another_is_of_unknown_origin(trained, tmp_path):
     trained.export(tmp_path / "exported", verbose=False)
     layer = keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")
