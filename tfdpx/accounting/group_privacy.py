@@ -1,23 +1,21 @@
 """The epsilon of a person who has several rows of the data."""
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
-import dp_accounting
 import numpy as np
 import scipy.stats
-from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from tfdpx._arguments import is_integer, require
-from tfdpx._warnings import warn
 from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 
-# From dp_accounting 0.5 on.
-_MIXTURE: Any = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
 _COARSEST_GRID = 1e-2
+# Standard deviations of the noise: beyond lies a probability of 1e-23, which counts as lost.
+_TAIL = 10.0
 # Over the squared noise multiplier.
 _MOST_ROWS = 10
 
@@ -42,14 +40,14 @@ def group_epsilon(
     Gaussians Mechanisms"). How it is computed:
 
     - full batches: exact, the Gaussian mechanism with a sensitivity of `k`;
-    - "pld" and dp_accounting 0.5 or later: the mixture, exact as "pld" is for one row;
-    - else (dp_accounting 0.4.3, or "rdp") an upper bound, the lesser of two. Noise of variance s^2
-      is a sum of `k` of variance s^2 / k, one for each row: so `k` rows spend at most what one
-      spends in `k` times the steps at noise s / sqrt(k). And an (e, d) of one row is
-      (k e, d (exp(k e) - 1) / (exp(e) - 1)) of `k` (Vadhan 2017, "The Complexity of Differential
-      Privacy", Lemma 2.2), for every e. At noise multiplier 1, delta 1e-6 and 782 updates that draw
-      each of 10,000 rows with probability 0.0064, 3 rows have 3.94, and the bound is 4.48. It is
-      loose where noise_multiplier is well below sqrt(k): 10 rows have 15.5, the bound is 145.
+    - "pld": the privacy loss distribution of the mixture, exact as "pld" is for one row;
+    - "rdp": an upper bound, the lesser of two. Noise of variance s^2 is a sum of `k` of variance
+      s^2 / k, one for each row: so `k` rows spend at most what one spends in `k` times the steps at
+      noise s / sqrt(k). And an (e, d) of one row is (k e, d (exp(k e) - 1) / (exp(e) - 1)) of `k`
+      (Vadhan 2017, "The Complexity of Differential Privacy", Lemma 2.2), for every e. It is loose
+      where noise_multiplier is well below sqrt(k): at noise multiplier 1, delta 1e-6 and 782
+      updates that draw each of 10,000 rows with probability 0.0064, 10 rows have 15.5, and the
+      bound is 145.
 
     `RESERVED_SHARE` of delta is kept back, as for one row. For `k > 1` it does not cover all that
     no accountant sees. That an update draws more than its batch has rows for has a probability of
@@ -74,9 +72,6 @@ def group_epsilon(
     Raises:
         TypeError: If `spent` is neither a plan nor a ledger.
         ValueError: If an argument is out of its range, or a sampling probability is unknown.
-
-    Warns:
-        UserWarning: If "pld" gives an upper bound because dp_accounting is older than 0.5.
 
     Example:
     >>> plan = PrivacyPlan(1000, batch_size=1000, steps=1, noise_multiplier=1.0, delta=1e-5)
@@ -105,38 +100,70 @@ def group_epsilon(
     if all(probability == 1 for _, probability, _ in spent.runs):
         return _split(spent.runs, k, at, accountant)
     target = at * (1 - accountants.RESERVED_SHARE)
-    if accountant == "pld" and _MIXTURE:
-        return float(mixture_accountant(spent.runs, k).get_epsilon(target))
     if accountant == "pld":
-        warn(
-            f"The epsilon of k={k} rows is an upper bound, since dp_accounting is older than 0.5. "
-            "Python 3.13 or later has one that computes it exactly."
-        )
+        return float(_losses(spent.runs, k).get_epsilon_for_delta(target))
     return _bound(spent.runs, k, at, accountant)
 
 
-def mixture_accountant(
-    runs: Sequence[accountants.Run], k: int
-) -> pld_privacy_accountant.PLDAccountant:
-    """The PLD accountant that has seen these runs, as `k` rows together.
+def _losses(runs, k):
+    """The privacy loss distribution of these runs, for `k` rows together.
 
-    Needs dp_accounting 0.5 or later. Its grid is a twentieth of the loss of a typical step, at
-    which epsilon is less than 0.1% too high.
-
-    Args:
-        runs: Tuples `(noise_multiplier, sampling_probability, steps)`, all with noise and steps.
-        k: Int >= 1.
+    Its grid is a twentieth of the loss of a typical step, at which epsilon is less than 0.1% too
+    high.
     """
-    losses = [(steps, k * accountants.typical_loss(*run)) for *run, steps in runs]
-    accountant = pld_privacy_accountant.PLDAccountant(
-        value_discretization_interval=accountants.grid_of(losses, 0.05, _COARSEST_GRID)
-    )
-    for noise_multiplier, probability, steps in runs:
-        drawn = np.arange(k + 1)
-        weights = scipy.stats.binom.pmf(drawn, k, probability)
-        event = _MIXTURE(noise_multiplier, drawn.astype(float).tolist(), weights.tolist())
-        accountant.compose(event, steps)
-    return accountant
+    typical = [(steps, k * accountants.typical_loss(*run)) for *run, steps in runs]
+    grid = accountants.grid_of(typical, 0.05, _COARSEST_GRID)
+    losses = [
+        _losses_of_step(noise, probability, k, grid).self_compose(steps)
+        for noise, probability, steps in runs
+    ]
+    return functools.reduce(lambda a, b: a.compose(b), losses)
+
+
+def _losses_of_step(noise, probability, k, grid):
+    """The privacy loss distribution of one step, by its divergences at the points of a grid.
+
+    With the rows an outcome x is of sum_j binomial(k, probability)(j) N(j, noise^2), and without
+    them of N(0, noise^2). The loss grows with x, so a divergence is of the outcomes beyond one.
+    """
+    with np.errstate(divide="ignore"):
+        weights = scipy.stats.binom.logpmf(np.arange(k + 1), k, probability)
+    rows = [(j, weight) for j, weight in enumerate(weights) if weight > -np.inf]
+
+    def loss(x):
+        parts = (weight + j * (2 * x - j) / (2 * noise**2) for j, weight in rows)
+        return functools.reduce(np.logaddexp, parts)
+
+    least, most = np.array(-_TAIL * noise), np.array(k + _TAIL * noise)
+
+    def outcomes(losses):
+        """Those of such losses, by bisection; `least` where no outcome has so small a loss."""
+        low, high = np.full(losses.shape, least), np.full(losses.shape, most)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_below = loss(middle) < losses
+            low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+        return low
+
+    def removed(epsilon):
+        x = outcomes(epsilon)
+        with_rows = sum(np.exp(w) * scipy.stats.norm.sf(x, j, noise) for j, w in rows)
+        return with_rows - np.exp(epsilon + scipy.stats.norm.logsf(x, scale=noise))
+
+    def added(epsilon):
+        x = outcomes(-epsilon)
+        with_rows = sum(np.exp(epsilon + w + scipy.stats.norm.logcdf(x, j, noise)) for j, w in rows)
+        return scipy.stats.norm.cdf(x, scale=noise) - with_rows
+
+    masses = []
+    for divergence, ends in ((removed, (least, most)), (added, (most, least))):
+        sign = 1 if divergence is removed else -1
+        first, last = (sign * float(loss(x)) for x in ends)
+        lower, upper = math.floor(first / grid), math.ceil(last / grid)
+        deltas = np.clip(divergence(np.arange(lower, upper + 1) * grid), 0.0, 1.0)
+        make = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
+        masses.append(make(grid, lower, upper, deltas))
+    return privacy_loss_distribution.PrivacyLossDistribution(*masses)
 
 
 def _bound(runs, k, delta, accountant):

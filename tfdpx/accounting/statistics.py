@@ -108,7 +108,12 @@ def release_statistics(
         at = _quantiles(share_below, shares, bound, steps)
         found = dict(zip(shares.tolist(), at.tolist(), strict=True))
     releases = _OF_THE_MEAN + (steps if len(shares) else 0)
-    entry = Entry(noise_multiplier, 1.0, releases, run=secrets.randbits(52) | 1)
+    entry = Entry(
+        *(noise_multiplier, 1.0, releases),
+        run=secrets.randbits(52) | 1,
+        seeded=seed is not None,
+        kind="release",
+    )
     ledger = Ledger((entry,))
     return Statistics(
         mean=min(max(mean, 0.0), bound),
