@@ -18,7 +18,6 @@ MODULES = [
     slow("tfdpx.accounting.plan"),
     "tfdpx.audit.lower_bound",
     "tfdpx.audit.membership",
-    slow("tfdpx.audit.neighbours"),
     slow("tfdpx.audit.one_run"),
     "tfdpx.audit._one_run_bounds",
     "tfdpx.audit.sampling_check",

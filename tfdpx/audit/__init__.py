@@ -3,7 +3,6 @@
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.audit.lower_bound import epsilon_lower_bound, gdp_epsilon_lower_bound
 from tfdpx.audit.membership import example_losses, membership_report
-from tfdpx.audit.neighbours import check_run
 from tfdpx.audit.one_run import OneRunAudit
 from tfdpx.audit.sampling_check import check_sampling
 from tfdpx.audit.white_box import check_optimizer
@@ -11,7 +10,6 @@ from tfdpx.audit.white_box import check_optimizer
 __all__ = [
     "OneRunAudit",
     "check_optimizer",
-    "check_run",
     "check_sampling",
     "epsilon_lower_bound",
     "example_losses",

@@ -102,8 +102,8 @@ def check_optimizer(
 
     Guarantee: an optimizer that does what it says fails with probability at most
     `1 - confidence`. That it passes proves no privacy. How batches are sampled, what the loss and
-    the layers do to examples, and what else a run shows are not looked at: `check_sampling`,
-    `tfdpx.checks` and `check_run` do. With `individual=`, canaries are examples that the whole
+    the layers do to examples, and what else a run shows are not looked at. `check_sampling` looks
+    at the first, `tfdpx.checks` at the second. With `individual=`, canaries are examples that the whole
     clip is accounted for; smaller clips are not looked at. Of an `AdaptiveClip` the gradients and
     their noise are looked at, and not what the count of examples reveals. With `public_data=`, two
     made-up public examples take the place of the real ones, and set the clip. Weight decay, weight

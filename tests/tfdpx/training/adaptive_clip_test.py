@@ -241,33 +241,6 @@ def test_a_resume_continues_from_the_noisy_clip(tmp_path, unbroken):
     assert resumed.optimizer.ledger.steps == 8
 
 
-def checked_run(x):
-    def train(data):
-        plan = tfdpx.PrivacyPlan(16, batch_size=8, steps=4, noise_multiplier=1.0, delta=1e-3)
-        built = small.model(tfdpx.DPSGD(0.1, plan=plan, l2_norm_clip=tfdpx.AdaptiveClip()))
-        history = built.fit(data, Y, verbose=0, epochs=2).history
-        return {"clip": history["l2_norm_clip"]}
-
-    return audit.check_run(train, X, x)
-
-
-@pytest.mark.slow
-def test_what_a_run_shows_follows_from_noisy_values():
-    assert checked_run(1e3 * X).passed
-
-
-@pytest.mark.planted("the clip follows the exact count")
-def test_a_clip_that_is_learned_from_the_exact_count_is_noticed(monkeypatch):
-    to_release = tfdpx.AdaptiveClip.to_release
-    monkeypatch.setattr(tfdpx.AdaptiveClip, "to_release", lambda *args: [])
-    monkeypatch.setattr(
-        tfdpx.AdaptiveClip,
-        "to_share",
-        lambda self, ids, present, measured, context: to_release(self, measured, 8),
-    )
-    assert not checked_run(1e3 * X).passed
-
-
 def test_what_is_out_of_range_is_refused():
     for arguments, error in (
         ({"quantile": 0.0}, "`quantile` must lie strictly between 0 and 1"),
