@@ -29,7 +29,6 @@ from experiments.high_accuracy.audits.batched_models import BatchedModels
 from experiments.high_accuracy.audits.store import Store
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
-from tfdpx.audit import membership
 from tfdpx.audit.scores import advantage_upper_bound
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
@@ -130,7 +129,7 @@ def _audited(values, store, data, grid, epsilon):
             def made(seed, present=present):
                 rates = attack.learning_rate, attack.l2_norm_clip
                 logits = many.train(seed, examples, present, *rates).numpy()
-                return membership.true_class_logits(logits, np.full([size], target_y[0]))
+                return phases.true_class_logits(logits, target_y[0])
 
             name = f"{phase}/eps{epsilon:g}-{attack}-{kind}"
             pair.append(store.scores(name, models, size, made)[:models])

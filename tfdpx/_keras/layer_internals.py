@@ -1,6 +1,7 @@
 """Private names of Keras's layers: their variables, random numbers, added losses and call graph."""
 
 import contextlib
+import random
 
 import keras
 import numpy as np
@@ -149,17 +150,18 @@ def set_side_channels(tensor, mask, logits):
 
 
 @contextlib.contextmanager
-def fresh_names():
-    """Within it, Keras counts the names that it gives to layers and models from one.
+def undisturbed():
+    """Afterwards Keras's names of layers and Python's random numbers continue as if unused.
 
-    Afterwards names continue as if none had been given.
+    Within it, Keras counts these names from one.
     """
-    kept = global_state.get_global_attribute(_NAMES)
+    kept, state = global_state.get_global_attribute(_NAMES), random.getstate()
     global_state.set_global_attribute(_NAMES, None)
     try:
         yield
     finally:
         global_state.set_global_attribute(_NAMES, kept)
+        random.setstate(state)
 
 
 def seed_generators(layer):

@@ -21,13 +21,8 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from tfdpx._arguments import is_integer, require
-from tfdpx.accounting.accountants import check_delta
-from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu
-
 # Where the search for a bound ends; no number of guesses that anybody makes proves as much.
-_MOST_EPSILON = 60.0
-_MOST_MU = 40.0
+_MOST = 60.0
 
 
 def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.95):
@@ -48,15 +43,10 @@ def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.
     Returns:
         Float >= 0.
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
     >>> round(one_run_epsilon_lower_bound(95, 100, 1000, delta=1e-5), 2)
     2.17
     """
-    _check(correct, guesses, canaries, confidence)
-    check_delta(delta)
     error = 1 - confidence
 
     def refuted(epsilon):
@@ -65,7 +55,7 @@ def one_run_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.
         needed = _approximate_needed(epsilon, delta)
         return _least_mass(needed, correct, guesses, canaries, error) > 1
 
-    return _largest(refuted, _MOST_EPSILON)
+    return _largest(refuted)
 
 
 def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
@@ -83,41 +73,13 @@ def one_run_mu_lower_bound(correct, guesses, canaries, confidence=0.95):
 
     Returns:
         Float >= 0.
-
-    Raises:
-        ValueError: If an argument is out of its range.
     """
-    _check(correct, guesses, canaries, confidence)
 
     def refuted(mu):
         needed = _gaussian_needed(mu)
         return _least_mass(needed, correct, guesses, canaries, 1 - confidence) > 1
 
-    return _largest(refuted, _MOST_MU)
-
-
-def one_run_gdp_epsilon_lower_bound(correct, guesses, canaries, delta, confidence=0.95):
-    """The epsilon at `delta` of `one_run_mu_lower_bound`; tighter, and for GDP alone.
-
-    Args:
-        correct: Int, right guesses.
-        guesses: Int in [1, canaries].
-        canaries: Int >= 1.
-        delta: Float in (0, 1).
-        confidence: Float in (0, 1).
-
-    Returns:
-        Float >= 0.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-    >>> round(one_run_gdp_epsilon_lower_bound(95, 100, 1000, delta=1e-5), 2)
-    3.32
-    """
-    check_delta(delta)
-    return epsilon_of_mu(one_run_mu_lower_bound(correct, guesses, canaries, confidence), delta)
+    return _largest(refuted)
 
 
 def _steinke(correct, guesses, canaries, epsilon, delta):
@@ -180,21 +142,12 @@ def _approximate_needed(epsilon, delta):
     return needed
 
 
-def _largest(refuted, most):
-    """The largest value from 0 to `most` that is refuted, as are all below; 0.0 if none is."""
+def _largest(refuted):
+    """The largest value from 0 to `_MOST` that is refuted, as are all below; 0.0 if none is."""
     if not refuted(0.0):
         return 0.0
-    low, high = 0.0, most
+    low, high = 0.0, _MOST
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
-
-
-def _check(correct, guesses, canaries, confidence):
-    require(is_integer(canaries, 1), "canaries", canaries, "be an int >= 1")
-    fits = is_integer(guesses, 1) and guesses <= canaries
-    require(fits, "guesses", guesses, f"be an int from 1 to the {canaries} canaries")
-    fits = is_integer(correct, 0) and correct <= guesses
-    require(fits, "correct", correct, f"be an int from 0 to the {guesses} guesses")
-    check_confidence(confidence)

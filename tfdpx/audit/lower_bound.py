@@ -143,10 +143,8 @@ def gdp_epsilon_lower_bound(
     8.05
     """
     check_delta(delta)
-    return epsilon_of_mu(
-        gdp_mu_lower_bound(false_positives, negatives, false_negatives, positives, confidence),
-        delta,
-    )
+    counts = false_positives, negatives, false_negatives, positives
+    return epsilon_of_mu(gdp_mu_lower_bound(*counts, confidence), delta)
 
 
 def epsilon_of_mu(mu, delta):

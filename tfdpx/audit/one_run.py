@@ -18,8 +18,8 @@ from tfdpx._arguments import is_integer, require
 from tfdpx._keras import model_internals
 from tfdpx.accounting.accountants import check_delta
 from tfdpx.accounting.ledger import EXAMPLE
-from tfdpx.audit import _one_run_bounds
-from tfdpx.audit.lower_bound import check_confidence
+from tfdpx.audit._one_run_bounds import one_run_epsilon_lower_bound, one_run_mu_lower_bound
+from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
 
@@ -120,25 +120,12 @@ def one_run_report(scores, included, delta, epsilon=math.inf, confidence=0.95, g
         high = included[order[: count // 2]]
         low = included[order[m - (count - count // 2) :]]
         correct = int(high.sum() + (~low).sum())
-        bound = _one_run_bounds.one_run_epsilon_lower_bound(
-            correct, count, m, delta, confidence_of_each
-        )
-        gdp = _one_run_bounds.one_run_gdp_epsilon_lower_bound(
-            correct, count, m, delta, confidence_of_each
-        )
-        bounds.append((bound, gdp, correct, count))
+        bound = one_run_epsilon_lower_bound(correct, count, m, delta, confidence_of_each)
+        mu = one_run_mu_lower_bound(correct, count, m, confidence_of_each)
+        bounds.append((bound, mu, correct, count))
     bound, _, correct, count = max(bounds)
-    return OneRunReport(
-        canaries=m,
-        guesses=count,
-        correct=correct,
-        epsilon=epsilon,
-        epsilon_lower_bound=bound,
-        gdp_epsilon_lower_bound=max(gdp for _, gdp, *_ in bounds),
-        delta=delta,
-        confidence=confidence,
-        membership=membership,
-    )
+    epsilons = epsilon, bound, epsilon_of_mu(max(mu for _, mu, *_ in bounds), delta)
+    return OneRunReport(m, count, correct, *epsilons, delta, confidence, membership)
 
 
 class OneRunAudit(keras.callbacks.Callback):
@@ -286,19 +273,16 @@ class OneRunAudit(keras.callbacks.Callback):
                 f"A one-run audit inserts single examples, and the plan is of people. Received: "
                 f"plan.unit={draws.plan.unit!r}. Audit with a plan of examples."
             )
-        examples, start = draws.examples, self._rows
-        holds_canaries = examples.count == start + self._count
-        if holds_canaries:
-            rows = tf.range(start, examples.count, dtype=tf.int64)
-            x, _, weights = examples.batch(rows, self._count)
-            pairs = zip(tf.nest.flatten(x), tf.nest.flatten(self._x), strict=True)
-            alike = [np.array_equal(a, np.asarray(b, a.dtype.as_numpy_dtype)) for a, b in pairs]
-            holds_canaries = all(alike) and np.array_equal(weights > 0, self._coins)
-        if not holds_canaries:
+        examples, count = draws.examples, self._rows + self._count
+        same = examples.count == count
+        if same:  # The coins are the canaries' mark: no other data has these weights.
+            rows = tf.range(self._rows, count, dtype=tf.int64)
+            same = np.array_equal(examples.batch(rows, self._count)[2] > 0, self._coins)
+        if not same:
             raise ValueError(
                 "The data do not end with the canaries of this audit. Make the batches of what "
                 "`insert` returned: `plan.batches(x, y, sample_weight)`, with "
-                f"num_examples={start + self._count}. Received: batches of {examples.count} "
+                f"num_examples={count}. Received: batches of {examples.count} "
                 "examples."
             )
 

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from tfdpx._arguments import check_positive_integer
+from tfdpx._arguments import check_positive_integer, require
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.audit.lower_bound import check_confidence
 
@@ -91,8 +91,7 @@ def check_sampling(
         )
     n, q = plan.num_examples, plan.sampling_probability
     drawn = [_ids(batch, n) for _, batch in zip(range(steps), batches, strict=False)]
-    if not drawn:
-        raise ValueError("Argument `batches` must hold at least one batch. Received none.")
+    require(drawn, "batches", drawn, "hold at least one batch")
     problems = []
     twice = sum(len(ids) - len(np.unique(ids)) for ids in drawn)
     if twice:
@@ -103,10 +102,8 @@ def check_sampling(
     total, trials = int(sizes.sum()), n * len(drawn)
     if scipy.stats.binomtest(total, trials, q).pvalue < level:
         problems.append(f"An example is drawn with probability {total / trials:.4g}, not {q:.4g}.")
-    for name, counts, coins in (
-        ("batch size", sizes, n),
-        ("draws of an example", often, len(drawn)),
-    ):
+    spreads = {"batch size": (sizes, n), "draws of an example": (often, len(drawn))}
+    for name, (counts, coins) in spreads.items():
         ratio, chance = _spread(counts, coins, q)
         if chance < level:
             problems.append(
@@ -123,12 +120,10 @@ def _ids(batch, count):
     if len(parts) > 2 and parts[2] is not None:
         ids = ids[np.asarray(parts[2]) != 0]
     whole = ids.ndim == 1 and ids.dtype.kind in "iu"
-    if not whole or (ids.size and not (0 <= ids.min() and ids.max() < count)):
-        raise ValueError(
-            f"Argument `batches` must hold numbers of examples, ints [rows] from 0 to {count - 1}. "
-            f"Received: {ids.dtype} of shape {ids.shape}. Make the batches of "
-            "`ids = np.arange(plan.num_examples)`."
-        )
+    fits = whole and np.all((0 <= ids) & (ids < count))
+    require(fits, "batches", f"{ids.dtype} of shape {ids.shape}",
+            f"hold numbers of examples, ints [rows] from 0 to {count - 1}",
+            " Make the batches of `ids = np.arange(plan.num_examples)`.")  # fmt: skip
     return ids.astype("int64")
 
 

@@ -29,23 +29,23 @@ def auc(members, others):
     return float(scipy.stats.mannwhitneyu(members, others).statistic / (len(members) * len(others)))
 
 
-def advantage(members, others, threshold=None):
-    """The rate of true positives minus the rate of false ones, `1 - beta - alpha`.
+def advantage(members, others):
+    """The rate of true positives minus the rate of false ones, of the best threshold.
+
+    On few scores it is too high: the threshold was chosen on them.
 
     Args:
         members: Array of floats [M].
         others: Array of floats [N].
-        threshold: Optional float; members are taken to score above it. None takes the largest
-            advantage of any threshold, which is too high on few scores: it was chosen on them.
 
     Returns:
-        Float in [-1, 1].
+        Float in [0, 1].
 
     Raises:
         ValueError: If an array is empty, or holds a NaN.
     """
     members, others = checked(members, others)
-    thresholds = np.union1d(members, others) if threshold is None else np.array([threshold])
+    thresholds = np.union1d(members, others)
     return float(np.max(_rates_above(members, thresholds) - _rates_above(others, thresholds)))
 
 
@@ -102,55 +102,14 @@ def tpr_at_fpr(members, others, fpr):
     return float(_rates_above(members, threshold))
 
 
-def best_threshold(members, others):
-    """The threshold of the largest advantage, a float; scores above it are taken for members.
-
-    Choose it on some runs and count errors on others.
-
-    Args:
-        members: Array of floats [M].
-        others: Array of floats [N].
-
-    Raises:
-        ValueError: If an array is empty, or holds a NaN.
-    """
-    members, others = checked(members, others)
-    thresholds = np.union1d(members, others)
-    gains = _rates_above(members, thresholds) - _rates_above(others, thresholds)
-    best = int(np.argmax(gains))
-    # Between two scores: new ones fall on both sides.
-    return float(np.mean(thresholds[best : best + 2]))
-
-
-def errors(members, others, threshold):
-    """What the lower bounds take: false positives, negatives, false negatives, positives.
-
-    Args:
-        members: Array of floats [M].
-        others: Array of floats [N].
-        threshold: Float; scores above it are taken for members.
-
-    Returns:
-        Tuple of four ints.
-
-    Raises:
-        ValueError: If an array is empty, or holds a NaN.
-    """
-    members, others = checked(members, others)
-    missed = int(np.sum(members <= threshold))
-    return int(np.sum(others > threshold)), len(others), missed, len(members)
-
-
 def checked(members, others):
     """Both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
     arrays = []
     for name, values in (("members", members), ("others", others)):
         array = np.asarray(values, "float64").ravel()
-        if not array.size or np.isnan(array).any():
-            raise ValueError(
-                f"Argument `{name}` must hold at least one score, and no NaN. Received: "
-                f"{array.size} scores, {int(np.isnan(array).sum())} of them NaN."
-            )
+        missing = np.isnan(array).sum()
+        sizes = f"{array.size} scores, {missing} of them NaN"
+        require(array.size and not missing, name, sizes, "hold at least one score, and no NaN")
         arrays.append(array)
     return arrays
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from typing import Any
 
 import keras
@@ -18,12 +19,14 @@ import scipy.stats
 import tensorflow as tf
 
 from tfdpx._arguments import check_positive_integer, is_number, require
-from tfdpx._keras import layer_internals, model_internals
+from tfdpx._keras import layer_internals, lora, model_internals, step_context
+from tfdpx.account import copy_weights
 from tfdpx.accounting.accountants import check_delta
-from tfdpx.audit.canaries import Canaries
 from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu, gdp_mu_lower_bound
+from tfdpx.per_example.rows import Rows
 from tfdpx.training import replicas
 from tfdpx.training.private_optimizer import PrivateOptimizer
+from tfdpx.training.public_clip import PublicClip
 
 # Standard deviations of the noise that the canaries pull: few errors, and yet some.
 _PULL = 3.5
@@ -33,11 +36,15 @@ _FEWEST_TRIALS = 20
 _SLACK = 0.01
 # Of what equal canaries add, whatever half precision and its allowance take away.
 _LEAST_SHARE = 0.75
+# How much longer than the clip a canary's gradient is: what is not clipped must show.
+_EXCESS = 1000.0
+# With public data, about the norm of their gradients over `l2_norm_clip`.
+_PUBLIC_NORM = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerReport:
-    """What `check_optimizer` found.
+    """The result of `check_optimizer`.
 
     Attributes:
         epsilon: Float, of one update on a batch that the canary is in for sure, by the account.
@@ -48,7 +55,7 @@ class OptimizerReport:
         noise_multiplier_upper_bound: Float; the effective one is at most that.
         trials: Int, updates with the canaries, and as many without.
         canaries: Int, in each update.
-        problems: Tuple of strings, what else is not as the optimizer says.
+        problems: Tuple of strings: other differences from the optimizer's description.
     """
 
     epsilon: float
@@ -63,20 +70,20 @@ class OptimizerReport:
 
     @property
     def passed(self):
-        """Bool: nothing found contradicts the optimizer's account."""
+        """Bool: nothing in the updates contradicts the optimizer's account."""
         hidden = self.noise_multiplier_upper_bound >= self.noise_multiplier
         return hidden and not self.problems
 
     def __str__(self):
-        lines = [
+        return "\n- ".join([
             f"{'PASSED' if self.passed else 'FAILED'}: one update has epsilon {self.epsilon:.4g} "
             f"by the account (noise_multiplier={self.noise_multiplier:.4g}, "
             f"delta={self.delta:.3g}); the attack shows at least {self.epsilon_lower_bound:.4g}, "
-            f"with {self.confidence:.4%} confidence.",
+            f"with {self.confidence:.4%} confidence.\n"
             f"The effective noise multiplier is at most {self.noise_multiplier_upper_bound:.4g} "
             f"({self.trials} updates with {self.canaries} canaries, {self.trials} without).",
-        ]
-        return "\n".join([*lines, *(f"- {problem}" for problem in self.problems)])
+            *self.problems,
+        ])  # fmt: skip
 
 
 def check_optimizer(
@@ -103,11 +110,11 @@ def check_optimizer(
     Guarantee: an optimizer that does what it says fails with probability at most
     `1 - confidence`. That it passes proves no privacy. How batches are sampled, what the loss and
     the layers do to examples, and what else a run shows are not looked at. `check_sampling` looks
-    at the first, `tfdpx.checks` at the second. With `individual=`, canaries are examples that the whole
-    clip is accounted for; smaller clips are not looked at. Of an `AdaptiveClip` the gradients and
-    their noise are looked at, and not what the count of examples reveals. With `public_data=`, two
-    made-up public examples take the place of the real ones, and set the clip. Weight decay, weight
-    regularisers, constraints and averages of weights read no data, and are left out.
+    at the first, `tfdpx.checks` at the second. With `individual=`, canaries are examples that the
+    whole clip is accounted for; smaller clips are not looked at. Of an `AdaptiveClip` the gradients
+    and their noise are looked at, and not what the count of examples reveals. With `public_data=`,
+    two made-up public examples take the place of the real ones, and set the clip. Weight decay,
+    weight regularisers, constraints and averages of weights read no data, and are left out.
 
     Args:
         model: A built `keras.Model`, compiled or not; under a strategy of one host.
@@ -138,34 +145,30 @@ def check_optimizer(
     optimizer = model_internals.innermost(optimizer)
     delta = _checked(model, optimizer, delta, confidence, trials, seconds)
     sigma = optimizer.noise_multiplier
-    wanted = min(max(1, math.ceil(_PULL * sigma)), _MOST_CANARIES)
-    canaries = Canaries(model, optimizer, wanted, x)
+    canaries = Canaries(model, optimizer, min(math.ceil(_PULL * sigma), _MOST_CANARIES), x)
     # Augmentations and dropout make canaries unlike.
     alike = optimizer.augment is None and not layer_internals.seed_generators(model)
     pull, problems = _pull(canaries, alike)
-    # Half of what may go wrong by chance is for the bound, half for the noise's scale.
-    confidence_of_each = 1 - (1 - confidence) / 2
-    counts = _trials(canaries, sigma, pull, trials, seconds)
-    count, half = len(counts.present), float(tf.linalg.global_norm(pull)) / 2
-    false_positives = int(np.sum(counts.absent > half))
-    false_negatives = int(np.sum(counts.present <= half))
-    mu = (
-        gdp_mu_lower_bound(false_positives, count, false_negatives, count, confidence_of_each)
-        / canaries.count
-    )
-    of_gradients = optimizer.clip_policy.noise_of_gradients(sigma)
-    problems += _noise_problems(canaries, of_gradients, counts, 1 - confidence_of_each)
-    return OptimizerReport(
-        epsilon=epsilon_of_mu(1 / sigma, delta),
-        epsilon_lower_bound=epsilon_of_mu(mu, delta),
-        delta=delta,
-        confidence=confidence,
-        noise_multiplier=sigma,
-        noise_multiplier_upper_bound=1 / mu if mu else math.inf,
-        trials=count,
-        canaries=canaries.count,
-        problems=tuple(problems),
-    )
+    # Half of the chance of a false alarm is for the bound, half for the noise's scale.
+    error = (1 - confidence) / 2
+    present, absent, squares, spread = _trials(canaries, sigma, pull, trials, seconds)
+    count, half = len(present), float(tf.linalg.global_norm(pull)) / 2
+    errors = int(np.sum(absent > half)), count, int(np.sum(present <= half)), count
+    mu = gdp_mu_lower_bound(*errors, 1 - error) / canaries.count
+    if spread > 0:
+        problems.append(
+            f"Replicas hold different weights after an update, by up to {spread:.3g}: noise must "
+            "be drawn once for all."
+        )
+    # One float32 repeats by chance in 1 of 70 audits of 1,000 updates; not all of them at once.
+    if len(np.unique(np.column_stack([absent, squares]), axis=0)) < count:
+        problems.append("Noise repeats: two updates drew the same, and their difference has none.")
+    scale = optimizer.clip_policy.noise_of_gradients(sigma)
+    problems += _scale_problems(canaries.variables, scale, squares, error)
+    epsilons = epsilon_of_mu(1 / sigma, delta), epsilon_of_mu(mu, delta)
+    sigmas = sigma, 1 / mu if mu else math.inf
+    sizes = count, canaries.count
+    return OptimizerReport(*epsilons, delta, confidence, *sigmas, *sizes, tuple(problems))
 
 
 def _checked(model, optimizer, delta, confidence, trials, seconds):
@@ -175,16 +178,11 @@ def _checked(model, optimizer, delta, confidence, trials, seconds):
             "Argument `optimizer` must be a tfdpx optimizer such as tfdpx.DPSGD. Received: "
             f"optimizer={optimizer!r}"
         )
-    if not optimizer.noise_multiplier:
-        raise ValueError(
-            "This optimizer has noise_multiplier=0: its epsilon is infinite, and there is nothing "
-            "to audit."
-        )
-    if replicas.hosts(model.distribute_strategy) > 1:
-        raise ValueError(
-            "`check_optimizer` runs on one host. Received a model under a strategy of "
-            f"{replicas.hosts(model.distribute_strategy)}. Build the model without it."
-        )
+    sigma = optimizer.noise_multiplier
+    text = f"noise_multiplier={sigma:g}"
+    require(sigma > 0, "optimizer", text, "add noise: epsilon is infinite without")
+    hosts = replicas.hosts(model.distribute_strategy)
+    require(hosts == 1, "model", f"a model of {hosts} hosts", "be under a strategy of one host")
     if delta is None:
         delta = optimizer.plan.delta if optimizer.plan is not None else 1e-5
     check_delta(delta)
@@ -195,18 +193,17 @@ def _checked(model, optimizer, delta, confidence, trials, seconds):
 
 
 def _pull(canaries, alike):
-    """What the canaries add to the sum, a list of tensors, and what is wrong with it.
+    """The list of tensors that the canaries add to the sum, and texts of its problems.
 
     Args:
         canaries: `Canaries`.
         alike: Bool, whether each has the same gradient.
     """
     update = canaries.updates(noise_multiplier=0.0)
-    nothing = [tf.zeros(v) for v in canaries.shapes()]
-    pull, *_ = update(True, nothing)
-    empty, *_ = update(False, nothing)
-    problems, count = [], canaries.count
+    nothing = [tf.zeros(v.shape) for v in canaries.variables]
+    (pull, *_), (empty, *_) = update(True, nothing), update(False, nothing)
     norm, rest = (float(tf.linalg.global_norm(each)) for each in (pull, empty))
+    problems, count = [], canaries.count
     if rest > _SLACK:
         problems.append(
             f"Padding counts: examples of sample weight zero add {rest:.4g} times the clip to the "
@@ -226,21 +223,13 @@ def _pull(canaries, alike):
     return pull, problems
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    """Of all trials: sums along the pull [n], with canaries and without.
-
-    And, without them, the squared norms [n, variables]; the largest difference between replicas.
-    """
-
-    present: np.ndarray
-    absent: np.ndarray
-    squares: np.ndarray
-    spread: float
-
-
 def _trials(canaries, sigma, pull, trials, seconds):
-    """`_Found` in as many trials as `seconds` allow."""
+    """As many trials as `seconds` allow.
+
+    Returns:
+        Arrays of sums along the pull [n], with canaries and without; without them also the squared
+        norms [n, variables]; and the largest difference between replicas, a float.
+    """
     norm = tf.linalg.global_norm(pull)
     direction = [each / tf.maximum(norm, 1e-12) for each in pull]
     update = canaries.updates(sigma)
@@ -254,32 +243,236 @@ def _trials(canaries, sigma, pull, trials, seconds):
         _, along, square, _ = update(False, direction)
         absent.append(float(along))
         squares.append(square.numpy())
-    return _Found(np.array(present), np.array(absent), np.array(squares), spread)
+    return np.array(present), np.array(absent), np.array(squares), spread
 
 
-def _noise_problems(canaries, sigma, found, error):
-    """Texts of how the noise differs from N(0, sigma^2), with probability `error` by chance."""
-    problems = []
-    if found.spread > 0:
-        problems.append(
-            f"Replicas hold different weights after an update, by up to {found.spread:.3g}: noise "
-            "must be drawn once for all."
-        )
-    # One float32 repeats by chance in 1 of 70 audits of 1,000 updates; not all of them at once.
-    drawn = np.column_stack([found.absent, found.squares])
-    if len(np.unique(drawn, axis=0)) < len(drawn):
-        problems.append("Noise repeats: two updates drew the same, and their difference has none.")
-    level = error / (2 * len(canaries.names()))
-    for name, size, square in zip(
-        canaries.names(), canaries.sizes(), found.squares.sum(0, "float64"), strict=True
-    ):
-        degrees = size * len(found.squares)
+def _scale_problems(variables, sigma, squares, error):
+    """Texts of how the noise's scale differs from `sigma`, with probability `error` by chance."""
+    problems, level = [], error / (2 * len(variables))
+    for variable, square in zip(variables, squares.sum(0, "float64"), strict=True):
+        degrees = math.prod(variable.shape) * len(squares)
         ratio = square / (degrees * sigma**2)
         least = scipy.stats.chi2.ppf(level, degrees) / degrees * (1 - _SLACK) ** 2
         most = scipy.stats.chi2.isf(level, degrees) / degrees * (1 + _SLACK) ** 2
         if not least <= ratio <= most:
             problems.append(
-                f"The noise on variable '{name}' has a standard deviation of "
+                f"The noise on variable '{variable.path}' has a standard deviation of "
                 f"{sigma * math.sqrt(ratio):.4g} times the clip, not {sigma:.4g}."
             )
     return problems
+
+
+class Canaries:
+    """Takes updates of a copy of a model on equal canaries alone; the model is only read.
+
+    Each update starts at the same weights, and its result is all that an adversary sees.
+
+    Args:
+        model: A built `keras.Model`.
+        optimizer: The tfdpx optimizer to audit.
+        count: Int, canaries wanted; `self.count` is the least multiple of the replicas above.
+        x: Optional nest of arrays or tensors [rows, ...]; only shapes and dtypes are read.
+
+    Raises:
+        ValueError: If the model cannot be copied, or the canaries have no gradient.
+    """
+
+    def __init__(self, model, optimizer, count, x=None):
+        self._optimizer, self._strategy = optimizer, model.distribute_strategy
+        replicas_in_sync = self._strategy.num_replicas_in_sync
+        rows = self._each = -(-count // replicas_in_sync)
+        self.count = rows * replicas_in_sync
+        specs = _specs(model, x)
+        with layer_internals.undisturbed(), self._strategy.scope():
+            self._model = _copy(model, specs)
+        self.variables = self._model.trainable_variables
+        for variable in self.variables:
+            variable.regularizer = variable.constraint = None
+        self._jit_compile = model.jit_compile and replicas_in_sync == 1
+        self._rows = self._x = Rows(specs).map(lambda t: _values(t, rows, optimizer.augment))
+        self._y = self._targets()
+        views = optimizer.augmult
+        if optimizer.augment is None and views:
+            self._x = Rows(self._x).map(lambda t: tf.repeat(t[:, tf.newaxis], views, axis=1))
+        self._start = [tf.constant(v.numpy()) for v in self.variables]
+
+    def updates(self, noise_multiplier):
+        """A function that takes an update, with noise of its own.
+
+        Args:
+            noise_multiplier: Float.
+
+        Returns:
+            Function of a bool, whether the canaries are present, and a list of tensors, a
+            direction. It returns the list of tensors that were added to the sums of each variable,
+            in units of the clip; its product with the direction; the squared norm of each; and the
+            largest difference between replicas.
+        """
+        config = self._optimizer.get_config()
+        config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
+        # An example that was never drawn is clipped at the whole clip, which no other exceeds.
+        # Public data of files are known by a digest alone, and have targets for another loss.
+        for name in ("individual", "public_data", "public_quantile", "bias_correction"):
+            config.pop(name, None)
+        config.update({"microbatch_size": None} if config["microbatch_size"] == "auto" else {})
+        config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
+        with layer_internals.undisturbed(), self._strategy.scope(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`noise_multiplier=0`")
+            policy = self._public()
+            optimizer = _observed(type(self._optimizer), policy).from_config(config)
+            if policy is not None:
+                optimizer.clip_policy = policy
+            # Each update starts at the same clip too.
+            optimizer.clip_policy.learn = lambda *learned: None
+            loss = tf.nest.map_structure(lambda _: _linear, self._y)
+            self._model.compile(optimizer, loss, jit_compile=self._jit_compile)
+        model, strategy, variables = self._model, self._strategy, self.variables
+
+        @tf.function(jit_compile=self._jit_compile, autograph=False)
+        def update(present, direction):
+            weight = tf.fill([self._each], tf.cast(present, "float32"))
+            strategy.run(model.train_step, args=((self._x, self._y, weight),))
+            copies = [strategy.experimental_local_results(v.value) for v in variables]
+            spread = [tf.reduce_max(tf.abs(c - values[0])) for values in copies for c in values]
+            # Subtracted from the weights, as a gradient is.
+            added = [start - values[0] for start, values in zip(self._start, copies, strict=True)]
+            for variable, start in zip(variables, self._start, strict=True):
+                variable.assign(start)
+            along = [tf.reduce_sum(a * d) for a, d in zip(added, direction, strict=True)]
+            squares = [tf.reduce_sum(tf.square(a)) for a in added]
+            return added, tf.add_n(along), tf.stack(squares), tf.reduce_max(tf.stack(spread))
+
+        def run(present, direction):
+            # With several replicas, a step runs only for a driver that has split the batch.
+            several = strategy.num_replicas_in_sync > 1
+            with step_context.driving(model, "tfdpx" if several else step_context.driver(model)):
+                return update(tf.constant(present), direction)
+
+        return run
+
+    def _public(self):
+        """The clip policy of made-up public data in place of the optimizer's, if it has any.
+
+        Two examples whose gradients cancel: they set the clip, and leave nothing in the sum.
+        """
+        audited = self._optimizer
+        if audited.public_data is None:
+            return None
+        x = tf.nest.map_structure(lambda t: tf.repeat(t[:1], 2, axis=0), self._rows)
+        pair = tf.constant([1.0, -1.0]) * _PUBLIC_NORM / _EXCESS
+        y = tf.nest.map_structure(
+            lambda t: t[:1] * tf.reshape(pair, [2, *[1] * (t.shape.rank - 1)]), self._y
+        )
+        x = tuple(x) if isinstance(x, list) else x
+        examples, clip = audited.plan.num_examples, audited.l2_norm_clip
+        return _Public(x, y, audited.public_quantile, examples, clip)
+
+    def _targets(self):
+        """Nest like the model's outputs: the loss is their product, whose gradient is long."""
+        generator = np.random.default_rng(1)
+        one = Rows(self._x).map(lambda t: t[:1])
+        with tf.GradientTape() as tape:
+            y_pred = model_internals.call_model(self._model, one)
+            y = tf.nest.map_structure(
+                lambda t: tf.constant(generator.normal(size=t.shape), "float32"), y_pred
+            )
+            pairs = zip(tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=True)
+            loss = tf.add_n([tf.reduce_sum(t * tf.cast(p, "float32")) for t, p in pairs])
+        gradients = tape.gradient(loss, [v.value for v in self.variables])
+        norm = float(tf.linalg.global_norm([g for g in gradients if g is not None]))
+        if not (np.isfinite(norm) and norm > 0):
+            raise ValueError(
+                f"The canary's gradient has norm {norm} on model '{self._model.name}': nothing can "
+                "be learned from it. Give another model, or other weights."
+            )
+        scale = _EXCESS * self._optimizer.l2_norm_clip / norm
+        y = tf.nest.map_structure(lambda t: tf.repeat(t * scale, self._each, axis=0), y)
+        return tuple(y) if isinstance(y, list) else y
+
+
+class _Public(PublicClip):
+    """Keeps the clip of an update, over `l2_norm_clip`, for the same update."""
+
+    scale = 1.0
+
+    def begin(self, *args):
+        decided = super().begin(*args)
+        self.scale = sum(decided.tensors) / self.l2_norm_clip if decided.tensors else 1.0
+        return decided
+
+
+def _observed(private, policy):
+    """A subclass of a private optimizer class whose updates add gradients to the weights as is.
+
+    Its methods, and those of its subclasses, run as they do; only the step of Keras's own optimizer
+    is left out, and gradients are added in units of the clip.
+
+    Args:
+        private: The class.
+        policy: `_Public`, or None.
+    """
+    optimizers = (c for c in private.__mro__ if issubclass(c, keras.optimizers.Optimizer))
+    base = next(c for c in optimizers if not issubclass(c, PrivateOptimizer))
+
+    def update_step(self, gradient, variable, learning_rate):
+        unit = 1.0 if policy is None else policy.scale
+        self.assign_sub(variable, tf.cast(gradient * (self.batch_size / unit), variable.dtype))
+
+    # Between the private classes and Keras's, by the method resolution order.
+    last = type(f"Last{base.__name__}", (base,), {"update_step": update_step})
+    return type(f"Observed{private.__name__}", (private, last), {})
+
+
+def _linear(y_true, y_pred):
+    return tf.reduce_sum(y_true * tf.cast(y_pred, y_true.dtype), list(range(1, y_pred.shape.rank)))
+
+
+def _specs(model, x):
+    """Tensors with the shapes and dtypes of the model's inputs: one, or a list."""
+    if x is not None:
+        specs = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(x)]
+    else:
+        # An axis of any size has 32.
+        inputs = getattr(model, "inputs", [])
+        specs = [tf.zeros([1, *(size or 32 for size in t.shape[1:])], t.dtype) for t in inputs]
+    if not specs or not model.built:
+        raise ValueError(
+            f"The shapes of the inputs of model '{model.name}' are not known. Build the model, and "
+            "give `x`, a batch like those that it trains on; only its shapes and dtypes are read."
+        )
+    return _one_or_list(specs)
+
+
+def _one_or_list(values):
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _values(tensor, rows, blank):
+    """Equal examples like those of `tensor`; `blank` ones look the same in all views."""
+    shape, dtype = [1, *tensor.shape[1:]], tensor.dtype
+    if dtype.is_floating and not blank:
+        example = tf.constant(np.random.default_rng(0).normal(size=shape), dtype)
+    else:
+        example = tf.fill(shape, "a") if dtype == tf.string else tf.cast(tf.ones(shape), dtype)
+    return tf.repeat(example, rows, axis=0)
+
+
+def _copy(model, specs):
+    """A model like `model`, with weights of its own and the same values."""
+    try:
+        if getattr(model, "inputs", None):
+            # Without what it was compiled with, which Keras would copy too.
+            bare = keras.Model(_one_or_list(model.inputs), _one_or_list(model.outputs))
+            twin = keras.models.clone_model(bare)
+        else:
+            bare, twin = model, type(model).from_config(model.get_config())
+            twin(specs)
+        lora.enable_as(bare, twin)
+        copy_weights(bare, twin)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Model '{model.name}' (of type {type(model).__name__}) cannot be copied, and an audit "
+            "must not touch its weights. Build it, and give it (and its layers) a `get_config` "
+            f"from which the class can make it again. Keras said: {error}"
+        ) from error
+    return twin

@@ -1,18 +1,17 @@
 """The two phases of appendix A.2 of De et al. 2022: look for a good attack, then count its errors.
 
-Each model gives one score: the logit of the target's own class,
-`tfdpx.audit.membership.true_class_logits`. It falls as the loss rises, and is nearer to normal over
-models.
+Each model gives one score: the logit of the target's own class. It falls as the loss rises, and is
+nearer to normal over models.
 """
 
 import dataclasses
 import itertools
 
 import numpy as np
+import scipy.special
 import scipy.stats
 
 from tfdpx import audit
-from tfdpx.audit import scores
 
 # Part of phase II's models that choose the thresholds, and thresholds that are tested.
 _RESERVED = 0.2
@@ -40,6 +39,23 @@ class Attack:
 def attacks(targets, learning_rates, l2_norm_clips):
     """The grid of phase I, a list of `Attack`."""
     return [Attack(*each) for each in itertools.product(targets, learning_rates, l2_norm_clips)]
+
+
+def true_class_logits(logits, label):
+    """`log(p / (1 - p))` of the probability p of class `label`, precise where p is near 1.
+
+    Near to normal over models that were trained alike, as losses are not (Carlini et al. 2022,
+    arXiv:2112.03570, section IV.C).
+
+    Args:
+        logits: Array of floats [models, classes].
+        label: Int.
+
+    Returns:
+        float64 [models].
+    """
+    logits = np.asarray(logits, "float64")
+    return logits[:, label] - scipy.special.logsumexp(np.delete(logits, label, 1), axis=1)
 
 
 def total_variation(first, second):
@@ -80,17 +96,26 @@ def measured(with_it, without, delta, confidence, full_batch):
     }
     for name, bound in bounds.items():
         threshold = _threshold(reserved, len(counted[0]), bound, delta, confidence)
-        row[name] = bound(*scores.errors(*counted, threshold), delta, confidence)
+        missed, false = np.sum(counted[0] <= threshold), np.sum(counted[1] > threshold)
+        row[name] = bound(false, len(counted[1]), missed, len(counted[0]), delta, confidence)
         row[name.replace("epsilon_lower_bound", "threshold")] = threshold
     report = audit.membership_report(*counted)
-    chosen = scores.best_threshold(*reserved)
+    chosen = best_threshold(*reserved)
     return {
         **row,
         "gdp_is_exact": full_batch,
         "auc": report.auc,
-        "advantage": scores.advantage(*counted, threshold=chosen),
+        "advantage": float(np.mean(counted[0] > chosen) - np.mean(counted[1] > chosen)),
         "tpr_at_1%_fpr": report.tpr_at_fpr.get(0.01),
     }
+
+
+def best_threshold(with_it, without):
+    """The threshold that tells two arrays of scores apart best, a float half way to the next."""
+    thresholds = np.union1d(with_it, without)
+    gains = [np.mean(with_it > each) - np.mean(without > each) for each in thresholds]
+    best = int(np.argmax(gains))
+    return float(np.mean(thresholds[best : best + 2]))
 
 
 def passed(row):

@@ -295,18 +295,10 @@ class Simulated:
     """Canaries of a mechanism that is simulated: one variable of 30 values."""
 
     factor = 1.0
+    variables = (keras.Variable(np.zeros(30), name="v"),)
 
     def __init__(self, model, optimizer, count, x=None):
         self.count, self._generator = count, np.random.default_rng(self.seed)
-
-    def names(self):
-        return ["v"]
-
-    def sizes(self):
-        return [30]
-
-    def shapes(self):
-        return [[30]]
 
     def updates(self, noise_multiplier):
         def update(present, direction):
