@@ -29,7 +29,6 @@ from experiments.high_accuracy.audits.batched_models import BatchedModels
 from experiments.high_accuracy.audits.store import Store
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
-from tfdpx.audit.scores import advantage_upper_bound
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
 from tfdpx.train.report.record import to_json
@@ -147,7 +146,7 @@ def _audited(values, store, data, grid, epsilon):
         "l2_norm_clip": best.l2_norm_clip,
         "total_variation": max(distances),
         **measured,
-        "advantage_upper_bound": advantage_upper_bound(epsilon, plan.delta),
+        "advantage_upper_bound": phases.advantage_upper_bound(epsilon, plan.delta),
     }
     return row, pair
 

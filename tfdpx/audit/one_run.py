@@ -249,15 +249,12 @@ class OneRunAudit(keras.callbacks.Callback):
         if self._after is None:
             raise RuntimeError("There is nothing to report before `fit` has ended with this audit.")
         optimizer, delta = model_internals.innermost(self.model.optimizer), self._delta
-        private = isinstance(optimizer, PrivateOptimizer)
-        plan = optimizer.plan if private else None
+        plan, epsilon = getattr(optimizer, "plan", None), math.inf
         if delta is None:
             delta = 1e-5 if plan is None else plan.delta
-        epsilon = math.inf
-        if private:
-            epsilon = optimizer.ledger.composed_epsilon(
-                delta, *([] if plan is None else [plan.accountant])
-            )
+        if isinstance(optimizer, PrivateOptimizer):
+            accountants = [] if plan is None else [plan.accountant]
+            epsilon = optimizer.ledger.composed_epsilon(delta, *accountants)
         return one_run_report(
             self.scores, self._coins, delta, epsilon, self._confidence, self._guesses
         )
@@ -268,11 +265,8 @@ class OneRunAudit(keras.callbacks.Callback):
         draws = getattr(getattr(optimizer, "session", None), "draws", None)
         if draws is None or draws.examples is None:
             return
-        if draws.plan is not None and draws.plan.unit != EXAMPLE:
-            raise ValueError(
-                f"A one-run audit inserts single examples, and the plan is of people. Received: "
-                f"plan.unit={draws.plan.unit!r}. Audit with a plan of examples."
-            )
+        unit = EXAMPLE if draws.plan is None else draws.plan.unit
+        require(unit == EXAMPLE, "plan.unit", unit, "be of examples, as canaries are")
         examples, count = draws.examples, self._rows + self._count
         same = examples.count == count
         if same:  # The coins are the canaries' mark: no other data has these weights.

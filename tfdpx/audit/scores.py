@@ -9,7 +9,6 @@ import numpy as np
 import scipy.stats
 
 from tfdpx._arguments import is_number, require
-from tfdpx.accounting.accountants import check_delta
 
 
 def auc(members, others):
@@ -47,34 +46,6 @@ def advantage(members, others):
     members, others = checked(members, others)
     thresholds = np.union1d(members, others)
     return float(np.max(_rates_above(members, thresholds) - _rates_above(others, thresholds)))
-
-
-def advantage_upper_bound(epsilon, delta):
-    """The most that `advantage` can be, in expectation, for an (epsilon, delta)-private mechanism.
-
-    It is `(exp(epsilon) - 1 + 2 delta) / (exp(epsilon) + 1)` (Humphries et al. 2020,
-    arXiv:2010.12112), the last column of Table 8 of De et al. 2022.
-
-    Args:
-        epsilon: Float >= 0.
-        delta: Float in (0, 1).
-
-    Returns:
-        Float in [0, 1].
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-    >>> [round(advantage_upper_bound(epsilon, delta=0.01), 2) for epsilon in (1, 2, 4, 8)]
-    [0.47, 0.76, 0.96, 1.0]
-    """
-    check_delta(delta)
-    fits = is_number(epsilon) and epsilon >= 0
-    require(fits, "epsilon", epsilon, "be a number >= 0")
-    # Divided by exp(epsilon), which overflows.
-    small = math.exp(-epsilon)
-    return min(1.0, (1 - small + 2 * delta * small) / (1 + small))
 
 
 def tpr_at_fpr(members, others, fpr):

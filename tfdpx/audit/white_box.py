@@ -71,8 +71,7 @@ class OptimizerReport:
     @property
     def passed(self):
         """Bool: nothing in the updates contradicts the optimizer's account."""
-        hidden = self.noise_multiplier_upper_bound >= self.noise_multiplier
-        return hidden and not self.problems
+        return not self.problems and self.noise_multiplier_upper_bound >= self.noise_multiplier
 
     def __str__(self):
         return "\n- ".join([
@@ -166,9 +165,8 @@ def check_optimizer(
     scale = optimizer.clip_policy.noise_of_gradients(sigma)
     problems += _scale_problems(canaries.variables, scale, squares, error)
     epsilons = epsilon_of_mu(1 / sigma, delta), epsilon_of_mu(mu, delta)
-    sigmas = sigma, 1 / mu if mu else math.inf
-    sizes = count, canaries.count
-    return OptimizerReport(*epsilons, delta, confidence, *sigmas, *sizes, tuple(problems))
+    rest = 1 / mu if mu else math.inf, count, canaries.count, tuple(problems)
+    return OptimizerReport(*epsilons, delta, confidence, sigma, *rest)
 
 
 def _checked(model, optimizer, delta, confidence, trials, seconds):
@@ -320,8 +318,7 @@ class Canaries:
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
             policy = self._public()
             optimizer = _observed(type(self._optimizer), policy).from_config(config)
-            if policy is not None:
-                optimizer.clip_policy = policy
+            optimizer.clip_policy = policy or optimizer.clip_policy
             # Each update starts at the same clip too.
             optimizer.clip_policy.learn = lambda *learned: None
             loss = tf.nest.map_structure(lambda _: _linear, self._y)

@@ -6,6 +6,7 @@ nearer to normal over models.
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import scipy.special
@@ -56,6 +57,24 @@ def true_class_logits(logits, label):
     """
     logits = np.asarray(logits, "float64")
     return logits[:, label] - scipy.special.logsumexp(np.delete(logits, label, 1), axis=1)
+
+
+def advantage_upper_bound(epsilon, delta):
+    """The most that the advantage can be on average, for an (epsilon, delta)-private mechanism.
+
+    It is `(exp(epsilon) - 1 + 2 delta) / (exp(epsilon) + 1)` (Humphries et al. 2020,
+    arXiv:2010.12112), the last column of Table 8 of De et al. 2022.
+
+    Args:
+        epsilon: Float >= 0.
+        delta: Float in (0, 1).
+
+    Returns:
+        Float in [0, 1].
+    """
+    # Divided by exp(epsilon), which overflows.
+    small = math.exp(-epsilon)
+    return min(1.0, (1 - small + 2 * delta * small) / (1 + small))
 
 
 def total_variation(first, second):

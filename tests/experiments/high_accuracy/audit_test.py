@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.high_accuracy import audit
+from experiments.high_accuracy.audits import phases
 from tfdpx import mechanism
 
 SMALL = {
@@ -65,3 +67,19 @@ def test_flags_out_of_range_are_one_line(tmp_path, capsys, given, message):
     with pytest.raises(SystemExit, match=message) as error:
         run(tmp_path, capsys, **given)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [100, 60_000])
+def test_the_bounds_of_table_8(size):
+    printed = {100: [0.47, 0.76, 0.96, 1.0], 60_000: [0.46, 0.76, 0.96, 1.0]}[size]
+    found = [phases.advantage_upper_bound(epsilon, 1 / size) for epsilon in (1, 2, 4, 8)]
+    assert [round(bound, 2) for bound in found] == printed
+
+
+def test_the_advantage_bound_is_reached_and_never_passed():
+    epsilon, delta = 1.2, 0.05
+    # Tells with probability delta; else the answer is randomized.
+    rate = (1 - delta) / (1 + np.exp(epsilon))
+    assert phases.advantage_upper_bound(epsilon, delta) == pytest.approx(1 - 2 * rate)
+    assert phases.advantage_upper_bound(5000.0, 0.5) == 1.0
+    assert phases.advantage_upper_bound(0, 1e-5) == pytest.approx(1e-5)

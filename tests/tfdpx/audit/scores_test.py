@@ -32,22 +32,6 @@ def test_normal_scores_give_their_closed_forms():
     assert scores.tpr_at_fpr(members, others, 0.001) == pytest.approx(few, abs=0.01)
 
 
-@pytest.mark.parametrize("size", [100, 60_000])
-def test_the_bounds_of_table_8(size):
-    printed = {100: [0.47, 0.76, 0.96, 1.0], 60_000: [0.46, 0.76, 0.96, 1.0]}[size]
-    found = [scores.advantage_upper_bound(epsilon, 1 / size) for epsilon in (1, 2, 4, 8)]
-    assert [round(bound, 2) for bound in found] == printed
-
-
-def test_the_advantage_bound_is_reached_and_never_passed():
-    epsilon, delta = 1.2, 0.05
-    # Tells with probability delta; else the answer is randomized.
-    rate = (1 - delta) / (1 + np.exp(epsilon))
-    assert scores.advantage_upper_bound(epsilon, delta) == pytest.approx(1 - 2 * rate)
-    assert scores.advantage_upper_bound(5000.0, 0.5) == 1.0
-    assert scores.advantage_upper_bound(0, 1e-5) == pytest.approx(1e-5)
-
-
 @pytest.mark.parametrize("members", [[], [1.0, float("nan")]])
 def test_no_scores_and_nan_are_refused(members):
     for function in (scores.auc, scores.advantage):
