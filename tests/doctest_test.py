@@ -21,7 +21,6 @@ MODULES = [
     slow("tfdpx.audit.one_run"),
     "tfdpx.audit._one_run_bounds",
     "tfdpx.audit.sampling_check",
-    "tfdpx.audit.scores",
     slow("tfdpx.audit.white_box"),
     "tfdpx.augment.crops",
     "tfdpx.augment.mix_views",

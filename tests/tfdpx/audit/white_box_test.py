@@ -239,9 +239,10 @@ def broken(name):
             owner, attribute, planted = where
             original = getattr(owner, attribute)
             bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
-            # Which would find it as the step is traced.
+            # Both would find it as the step is traced.
             check = mock.patch.object(preparation, "problems_of_microbatch", lambda *_: [])
-            with bug, check:
+            refusal = mock.patch("tfdpx.training._train_step.check_update", lambda *_: None)
+            with bug, check, refusal:
                 return step(model, data)
 
     return Broken
