@@ -156,8 +156,9 @@ class OneRunAudit(keras.callbacks.Callback):
         seed: Optional int, of the coins. None takes them from the operating system.
 
     Raises:
-        ValueError: If an argument is out of its range. By `fit`, if the canaries are not in what it
-            trains on (where that can be seen: in `plan.batches` of arrays).
+        ValueError: If an argument is out of its range. By `fit`, if the data that it trains on do
+            not end with the canaries' sample weights (where they can be seen: in `plan.batches` of
+            arrays).
 
     Example:
     >>> audit = OneRunAudit(9 * np.eye(40, dtype="float32"), np.arange(40) % 2, seed=1)
@@ -276,8 +277,7 @@ class OneRunAudit(keras.callbacks.Callback):
             raise ValueError(
                 "The data do not end with the canaries of this audit. Make the batches of what "
                 "`insert` returned: `plan.batches(x, y, sample_weight)`, with "
-                f"num_examples={count}. Received: batches of {examples.count} "
-                "examples."
+                f"num_examples={count}. Received: batches of {examples.count} examples."
             )
 
 

@@ -165,8 +165,8 @@ def check_optimizer(
     scale = optimizer.clip_policy.noise_of_gradients(sigma)
     problems += _scale_problems(canaries.variables, scale, squares, error)
     epsilons = epsilon_of_mu(1 / sigma, delta), epsilon_of_mu(mu, delta)
-    rest = 1 / mu if mu else math.inf, count, canaries.count, tuple(problems)
-    return OptimizerReport(*epsilons, delta, confidence, sigma, *rest)
+    most, sizes = 1 / mu if mu else math.inf, (count, canaries.count)
+    return OptimizerReport(*epsilons, delta, confidence, sigma, most, *sizes, tuple(problems))
 
 
 def _checked(model, optimizer, delta, confidence, trials, seconds):
