@@ -179,7 +179,7 @@ def test_the_way_back_through_pretraining_is_remembered(head_first, tmp_path):
     run(pretrain, None, tmp_path / "on", init_from=init_from, **SHORT)
     seen = provenance.seen_by([tmp_path / "on" / "model.keras"])
     spent = provenance.on_same_data(seen, "digits")
-    assert spent.ledger.steps == 6
+    assert spent.steps == 6
     assert spent.epsilon(1e-5, "rdp") == pytest.approx(head_first[1]["epsilon"])
 
 

@@ -297,8 +297,10 @@ def most_examples(optimizer):
     """Int: the examples that an update on data that no plan draws may have; None for any number."""
     if not optimizer.noise_multiplier:
         return None
-    # Data that were made of a plan's batches hold up to the plan's capacity.
-    return optimizer.batch_size if optimizer.plan is None else optimizer.plan.capacity
+    # A Poisson sample varies around its size: up to a plan's capacity, or six deviations.
+    if optimizer.plan is not None:
+        return optimizer.plan.capacity
+    return optimizer.batch_size + 6 * math.isqrt(optimizer.batch_size) + 6
 
 
 def after_save(model, write):
