@@ -28,6 +28,8 @@ SAMPLINGS = ("poisson", "shuffle")
 _OVERFLOW_SHARE = accountants.RESERVED_SHARE / 2
 # Below it noise hides whatever the data say.
 _LEAST_USEFUL_EPSILON = 0.01
+# Above it the guarantee is void in practice.
+_MOST_USEFUL_EPSILON = 100.0
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -76,7 +78,7 @@ class PrivacyPlan:
             or if nothing meets the target.
 
     Warns:
-        UserWarning: If delta exceeds 1/num_examples, or epsilon is below 0.01.
+        UserWarning: If delta exceeds 1/num_examples, or epsilon is below 0.01 or above 100.
 
     Example:
     >>> plan = PrivacyPlan(50_000, batch_size=4096, steps=2468, epsilon=8.0, delta=1e-5)
@@ -435,6 +437,11 @@ def plan_warnings(
             f"delta={delta:g} exceeds 1/num_examples={1 / num_examples:.3g}: publishing one "
             "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
             f"well below, such as {0.1 / num_examples:.1g}."
+        )
+    if _MOST_USEFUL_EPSILON < epsilon < math.inf:
+        found.append(
+            f"epsilon={epsilon:.4g} bounds an attacker hardly at all: the guarantee protects "
+            "nobody. Give more noise; epsilons from 1 to 10 are common."
         )
     if epsilon < _LEAST_USEFUL_EPSILON:
         found.append(

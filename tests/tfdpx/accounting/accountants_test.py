@@ -178,3 +178,19 @@ def test_the_loss_of_a_step_is_that_of_dp_accounting(sigma, probability, grid):
         )
     found, exact = (d.self_compose(50).get_epsilon_for_delta(1e-5) for d in (step, wanted))
     assert found == pytest.approx(exact, rel=1e-8)
+
+
+def test_at_tiny_deltas_pld_gives_way_to_rdp():
+    """The FFT rounds: PLD says 5.84 at 1e-12, and infinity below 1e-15."""
+    for delta, wanted in ((1e-11, 3.037), (1e-12, 3.229), (1e-16, 3.997)):
+        assert epsilon(1.0, 0.001, 100_000, delta) == pytest.approx(wanted, rel=1e-3)
+    assert epsilon(1.0, 0.001, 100_000, 1e-8) == pytest.approx(2.2525, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_grid_for_large_epsilons_is_as_good():
+    for run in ((0.3334, 0.01, 1000), (0.3, 1e-3, 5000)):
+        fine = accountants._PldAccountant(1e-4)
+        fine.compose(accountants.event_of(*run))
+        exact = fine.get_epsilon(1e-5 * (1 - accountants.RESERVED_SHARE))
+        assert exact <= epsilon(*run, 1e-5) == pytest.approx(exact, rel=1e-3)
