@@ -7,8 +7,8 @@ training needs doors that Keras does not have:
   step, any other trains as before. A model's own `train_step` still wins by the method resolution
   order; the optimizer then refuses its gradients.
 - `keras.Model.fit`: an optimizer that defines `fitting(model, arguments)`, a context manager, may
-  refuse first, takes the arguments that its `fit_arguments` names, and learns what data are trained
-  on; the step can tell that Keras has split the batch over replicas.
+  refuse first, takes the arguments that its `fit_arguments` names, learns what data are trained on,
+  and gives the arguments for Keras; the step can tell that Keras has split the batch over replicas.
 - `keras.Model.train_on_batch`: an optimizer that defines `unplanned_step(model, rows, weights)`, a
   context manager, accounts for such batches apart.
 - `keras.Model.compile`: an optimizer that defines `compiled(model)` learns the weights.

@@ -297,10 +297,10 @@ def most_examples(optimizer):
     """Int: the examples that an update on data that no plan draws may have; None for any number."""
     if not optimizer.noise_multiplier:
         return None
-    # A Poisson sample varies around its size: up to a plan's capacity, or six deviations.
+    # A Poisson sample varies around its size: up to a plan's capacity, or six deviations and a few.
     if optimizer.plan is not None:
         return optimizer.plan.capacity
-    return optimizer.batch_size + 6 * math.isqrt(optimizer.batch_size) + 6
+    return optimizer.batch_size + 6 * math.isqrt(optimizer.batch_size) + 16
 
 
 def after_save(model, write):
