@@ -13,6 +13,7 @@ ledger, set by `set_weights`, or trained by an ordinary optimizer, and known aga
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import secrets
@@ -23,6 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import hook, layer_internals, model_internals, step_context
+from tfdpx._keras.variables import value_of
+from tfdpx._keras.variables import variable as shared_variable
 from tfdpx._warnings import warn
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
@@ -85,7 +88,12 @@ class Account(_Spent):
         self._followed = {}  # Weak references by id: the weights must not outlive their model.
         self._trained = {}
         self._warned = False
-        self._adapted = set()  # Names of layers with noisy statistics.
+        self._adapted = weakref.WeakSet()  # Layers with noisy statistics.
+        # The table that version 0.2 kept in files of tf.train.Checkpoint.
+        self.old_table = (
+            shared_variable(np.zeros([64, 5]), "float64"),
+            shared_variable([0] * 64, "int64"),
+        )
         self.renew()
 
     @property
@@ -167,9 +175,9 @@ class Account(_Spent):
             ledger = ledger_of_statistics(layer) if layer in _statistics else None
             if ledger is not None and ledger.entries:
                 attach(ledger, model.variables)
-                self._adapted.add(layer.name)
+                self._adapted.add(layer)
             # A SavedModel says nothing of what its weights have spent.
-            if type(layer) is keras.layers.TFSMLayer and layer not in _seen_layers:
+            if isinstance(layer, keras.layers.TFSMLayer) and layer not in _seen_layers:
                 _seen_layers.add(layer)
                 mark_unknown(layer.variables)
         self._followed.update((id(v), weakref.ref(v)) for v in model.variables)
@@ -189,8 +197,8 @@ class Account(_Spent):
 
     def arrays(self):
         """Dict of the uint8 arrays that Keras saves with the optimizer."""
-        names = json.dumps(sorted(self._adapted))
-        texts = {saved.LEDGER: self.ledger().to_json(), saved.ADAPTED: names}
+        adapted = {layer.name: _digest(layer) for layer in self._adapted if _is_declared(layer)}
+        texts = {saved.LEDGER: self.ledger().to_json(), saved.ADAPTED: json.dumps(adapted)}
         return {name: np.frombuffer(text.encode(), "uint8") for name, text in texts.items()}
 
     def join(self, ledger):
@@ -208,6 +216,11 @@ class Account(_Spent):
     def ledger(self):
         """All that was spent on the weights, a `tfdpx.accounting.Ledger`."""
         self._settle()
+        facts, steps = map(value_of, self.old_table)
+        if steps.any():
+            for part in self.old_table:
+                part.assign(np.zeros_like(value_of(part)))
+            self.join(saved.of_table(facts, steps))
         variables = self.variables()
         for account in _accounts_of(variables) - {self}:
             self._join(Ledger(account.entries()))
@@ -363,6 +376,17 @@ def ledger_of_statistics(layer):
     return ledger if same else None
 
 
+def _is_declared(layer):
+    return ledger_of_statistics(layer) is not None
+
+
+def _digest(layer):
+    """Str, of the present statistics of a layer with an `adapt`."""
+    arrays = step_context.eagerly(layer_internals.adapted_statistics, layer) or ()
+    text = "".join(f"{array.dtype}{array.shape}{array.tolist()}" for array in arrays)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def mark_unknown(variables):
     """Says that nothing is known of what the values of weights have spent."""
     for variable in variables:
@@ -395,10 +419,11 @@ def _loaded(model, arrays):
     else:
         # All: a file does not say which trained; some may be frozen since, or hold merged LoRA.
         attach(ledger, model.variables)
-        names = saved.adapted(arrays)
+        adapted = saved.adapted(arrays)
         for layer in layer_internals.flatten_layers(model):
-            if layer.name in names:  # The ledger has its releases.
-                declare_statistics(layer, ledger)
+            # The same name alone may be of a layer that was adapted without noise.
+            if layer.name in adapted and adapted[layer.name] == _digest(layer):
+                declare_statistics(layer, ledger)  # It has the releases.
 
 
 def _changed(layer, variables):

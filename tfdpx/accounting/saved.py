@@ -28,7 +28,7 @@ def read(arrays: Mapping[str, np.ndarray] | None) -> Ledger | None:
     if arrays is not None and LEDGER in arrays:
         return Ledger.from_json(_text(arrays[LEDGER]))
     if arrays is not None and {_FACTS, _STEPS} <= set(arrays):
-        return _of_table(np.array(arrays[_FACTS]), np.array(arrays[_STEPS]))
+        return of_table(np.array(arrays[_FACTS]), np.array(arrays[_STEPS]))
     return None
 
 
@@ -37,12 +37,12 @@ def without_ledger(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {k: v for k, v in arrays.items() if k not in (LEDGER, ADAPTED, _FACTS, _STEPS)}
 
 
-def adapted(arrays: Mapping[str, np.ndarray]) -> set[str]:
-    """Names of the layers of the model with noisy statistics, which the ledger has."""
-    return set(json.loads(_text(arrays[ADAPTED]))) if ADAPTED in arrays else set()
+def adapted(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Digests, by name, of layers of the model with noisy statistics, which the ledger has."""
+    return json.loads(_text(arrays[ADAPTED])) if ADAPTED in arrays else {}
 
 
-def _of_table(facts, steps):
+def of_table(facts: np.ndarray, steps: np.ndarray) -> Ledger:
     """The ledger of version 0.2: a row of a table for each entry, with flags in bits."""
     entries, unseen, vouched = [], set(), set()
     for (run, noise, probability, sampling, *seeded), updates in zip(facts, steps, strict=True):

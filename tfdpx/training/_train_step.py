@@ -106,7 +106,9 @@ def _step(optimizer, model, data, ids):
     ]
     totals_of_all = replicas.sum_over_replicas([*sums, *exact], context)
     examples = totals_of_all[len(sums) + 1]
-    masked = optimizer.state.mask_after_budget(totals_of_all, examples)
+    # Without weights every row is an example, and the number of them is what was declared.
+    most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
+    masked = optimizer.state.mask_after_budget(totals_of_all, examples, most)
     sums, (nonfinite, _, *exact) = masked[: len(sums)], masked[len(sums) :]
     sigma = policy.noise_of_gradients(optimizer.noise_multiplier)
     noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, noise.fold_in(seed, _NOISE))

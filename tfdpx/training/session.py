@@ -93,7 +93,7 @@ class StepState:
         """int64 tensor [2]: the key of the next update's noise, views and masks, of no other's."""
         return noise.fold_in(self._secret, self._before + self._updates)
 
-    def mask_after_budget(self, sums, examples):
+    def mask_after_budget(self, sums, examples, most=None):
         """Lets the data change nothing in an update that the account does not count on.
 
         That is one after the end of the plan, or of more examples than declared. It is an error; or
@@ -102,12 +102,13 @@ class StepState:
         Args:
             sums: List of tensors, computed from the data.
             examples: Scalar tensor, the examples of the update.
+            most: Int, how many it may have; None for the number of the session.
 
         Returns:
             List of tensors.
         """
         is_paid = self._updates < self._end
-        fits = tf.cast(examples, "int64") <= self._most
+        fits = tf.cast(examples, "int64") <= (self._most if most is None else most)
         checks = [
             tf.debugging.Assert(
                 is_paid, ["The privacy budget of the optimizer's plan is used up."]

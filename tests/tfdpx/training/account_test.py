@@ -213,10 +213,16 @@ def test_any_number_of_runs_and_files_count_each_update_once(tmp_path):
     assert len(model.optimizer.ledger.entries) == 67
 
 
-def test_a_ledger_of_version_0_2_is_read():
+def table():
+    """The arrays of a ledger of version 0.2, of 9 updates and an unknown origin."""
     facts, steps = np.zeros([64, 5]), np.zeros([64], "int64")
     facts[:3] = [[7, 2.0, 0.1, 3, 0], [9, 3.0, 0.0, 0, 1], [11, -1.0, 0, 0, 0]]
     steps[:3] = [5, 4, 1]
+    return facts, steps
+
+
+def test_a_ledger_of_version_0_2_is_read():
+    facts, steps = table()
     ledger = saved.read({"ledger_facts": facts, "ledger_steps": steps})
     assert not ledger.is_complete and ledger.entries == (
         Entry(2.0, 0.1, 5, run=7, unit="user"),
@@ -413,10 +419,21 @@ def test_updates_that_a_spent_run_makes_later_count_too():
     assert epsilon(model) <= plan.epsilon and 5 < old.ledger.steps < 5 + 60
 
 
+def test_without_weights_a_batch_has_as_many_examples_as_declared():
+    """Of a size that is known only as it is read, and below the capacity of the plan."""
+    model, data = make(), tf.data.Dataset.from_tensor_slices(small.data(N)).batch(B + 5)
+    assert PLAN.capacity > B + 5
+    allowing = tfdpx.PrivacyBudget(PLAN, allow_approximate=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="batch is too large"):
+        model.fit(data, verbose=0, callbacks=[allowing])
+
+
 @pytest.mark.slow
-def test_a_saved_model_inside_another_is_of_unknown_origin(trained, tmp_path):
+@pytest.mark.parametrize("bases", [(), (keras.layers.TFSMLayer,)])
+def test_a_saved_model_inside_another_is_of_unknown_origin(trained, tmp_path, bases):
     trained.export(tmp_path / "exported", verbose=False)
-    layer = keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")
+    kind = type("Mine", bases, {}) if bases else keras.layers.TFSMLayer
+    layer = kind(tmp_path / "exported", call_endpoint="serve")
     inputs = keras.Input([6])
     model = keras.Model(inputs, keras.layers.Dense(3)(layer(inputs)))
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN), trained.loss)
@@ -443,6 +460,36 @@ def test_noisy_statistics_are_counted_in_the_next_process_too(tmp_path):
     train(loaded, plan, steps=2)
     assert loaded.optimizer.ledger.steps == 6 + ledger.steps
     assert epsilon(loaded) == pytest.approx(plan.epsilon)
+
+
+@pytest.mark.slow
+def test_other_statistics_do_not_pass_for_noisy_ones_through_a_file(tmp_path):
+    layer, ledger = adapted()
+    plan = tfdpx.PrivacyPlan(N, B, 9, noise_multiplier=2.0, delta=1e-3, spent=ledger)
+
+    def holding(layer):
+        model = keras.Sequential([keras.Input([6]), layer, keras.layers.Dense(3)])
+        model.compile(tfdpx.DPSGD(0.1, plan=plan), make().loss)
+        return model
+
+    model = holding(layer)
+    train(model, plan, steps=1)
+    layer.adapt(small.data(N)[0])  # Without noise.
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(tfdpx.checks.UnfitForPrivacy, match="was adapted to data"):
+        train(keras.saving.load_model(tmp_path / "m.keras"), plan)
+
+
+def test_a_checkpoint_of_version_0_2_brings_its_ledger(tmp_path):
+    model = make()
+    for part, value in zip(model.optimizer.account.old_table, table(), strict=True):
+        part.assign(value)
+    path = tf.train.Checkpoint(optimizer=model.optimizer).save(str(tmp_path / "c"))
+    other = make()
+    tf.train.Checkpoint(optimizer=other.optimizer).restore(path)
+    for optimizer in (model.optimizer, other.optimizer):
+        assert optimizer.ledger.steps == 9
+        assert not optimizer.account.old_table[1].numpy().any()
 
 
 @pytest.mark.slow
