@@ -101,11 +101,6 @@ class Account(_Spent):
         """Int below 2**52: names the run under way in ledgers. It is no secret."""
         return (self._random ^ _process) | 1
 
-    @property
-    def sampling_probability(self):
-        """Float: of the updates to come; None where it is unknown."""
-        return self._open["sampling_probability"]
-
     def renew(self, random=None):
         """Starts another run.
 
@@ -281,8 +276,8 @@ class SavedLedger(tf.train.experimental.PythonState):
 def copy_weights(source: keras.Model | keras.Layer, target: keras.Model | keras.Layer) -> None:
     """Copies weights together with their account, so that epsilon stays known.
 
-    `target.set_weights(source.get_weights())` copies arrays, of which nothing says what was spent
-    on them: the ledger of `target` is then incomplete.
+    `target.set_weights(source.get_weights())` copies arrays without it, and leaves the ledger of
+    `target` incomplete.
 
     Args:
         source: A built model or layer.

@@ -75,7 +75,7 @@ from tfdpx.train.run import (
     side_by_side,
 )
 from tfdpx.train.tables import settings as table_settings
-from tfdpx.training.session import steps_taken
+from tfdpx.training.budget import steps_taken
 
 _PRESET = flags.DEFINE_string(
     "preset",

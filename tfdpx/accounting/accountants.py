@@ -17,6 +17,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx._arguments import check_choice, is_integer, is_number, require
 from tfdpx.accounting.full_batch import FullBatchAccountant, exact_epsilon, zcdp_epsilon
+from tfdpx.accounting.noise_tail import LARGEST_RADIUS, added_delta
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _Adjacency = privacy_loss_mechanism.AdjacencyType
@@ -29,6 +30,8 @@ _FINEST_GRID, _COARSEST_GRID = 1e-8, 1e-4
 # Below it the rounding of "pld" counts: it was up to 3.4% too low at 1e-12, after 1e6 updates.
 _LEAST_PLD_DELTA = 1e-9
 _LEAST_RDP_LOSS = 1e-5
+# Of a model, for what the noise's largest value adds to delta.
+_MOST_PARAMETERS = 10**9
 
 # Noise multiplier, sampling probability and steps.
 Run = tuple[float, float, int]
@@ -53,7 +56,8 @@ def epsilon(
 
     The share `RESERVED_SHARE` of delta is left to what the accountants do not see: a step that
     draws more examples than its batch has rows for, and the largest value of the noise
-    (`tfdpx.accounting.noise_tail`).
+    (`tfdpx.accounting.noise_tail`). At noise multipliers below some 0.45, or deltas below 1e-10,
+    that value may add more: then it is taken off delta, for models of up to a billion weights.
 
     The mathematics is `dp_accounting`'s. "pld" composes privacy loss distributions (Doroshenko et
     al. 2022, "Connect the Dots") and is the tighter but at deltas below 1e-9, where its rounding
@@ -71,7 +75,8 @@ def epsilon(
         accountant: "pld", "rdp", "gdp" or "zcdp".
 
     Returns:
-        Float. 0.0 when `steps` is 0, else infinity when `noise_multiplier` is 0.
+        Float. 0.0 when `steps` is 0, else infinity when `noise_multiplier` is 0, or so small that
+        nothing is left of delta.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -110,8 +115,11 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
         and min(losses, default=0) > _LEAST_RDP_LOSS
     ):
         accountant = "rdp"
+    target = delta * (1 - RESERVED_SHARE) - _beyond_share(runs, delta)
+    if target <= 0:
+        return math.inf
     try:
-        return float(composed(runs, accountant).get_epsilon(delta * (1 - RESERVED_SHARE)))
+        return float(composed(runs, accountant).get_epsilon(target))
     except MemoryError:
         least = min(noise_multiplier for noise_multiplier, _, _ in runs)
         raise ValueError(
@@ -119,6 +127,18 @@ def composed_epsilon(runs: tuple[Run, ...], delta: float, accountant: str = "pld
             f"into memory. Received: noise_multiplier={least}. Give more noise, or "
             "accountant='rdp'."
         ) from None
+
+
+def _beyond_share(runs, delta):
+    """The delta of the noise's largest value that its half of `RESERVED_SHARE` does not cover.
+
+    Next to nothing, but where there is little noise or delta is tiny.
+    """
+    added = sum(
+        added_delta(noise, probability, _MOST_PARAMETERS, steps, LARGEST_RADIUS)
+        for noise, probability, steps in runs
+    )
+    return max(0.0, added - RESERVED_SHARE / 2 * delta)
 
 
 def composed(runs: Sequence[Run], accountant: str) -> dp_accounting.PrivacyAccountant:

@@ -249,7 +249,7 @@ class Ledger:
     def runs(self) -> tuple[accountants.Run, ...]:
         """Tuples `(noise_multiplier, sampling_probability, steps)`, alike steps joined.
 
-        Where entries have no common `unit`, they protect nobody: as if there were no noise. So are
+        Entries without a common `unit` count as without noise, because they protect no one. So do
         those of a paid search, because their losses do not compose with others.
 
         Raises:

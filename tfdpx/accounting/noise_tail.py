@@ -4,6 +4,9 @@ import math
 
 import scipy.special
 
+# Standard deviations: a radius has 64 bits, and the smallest is half of 2**-64.
+LARGEST_RADIUS = math.sqrt(2.0 * 65 * math.log(2.0))
+
 
 def added_delta(
     noise_multiplier: float,
@@ -42,7 +45,7 @@ def added_delta(
         sampling_probability: Float in (0, 1].
         num_parameters: Int >= 1. Number of values that get noise at each step.
         steps: Int >= 0. Number of updates.
-        largest_radius: Float > 0, R, such as `tfdpx.noise.LARGEST_RADIUS`.
+        largest_radius: Float > 0, R, such as `LARGEST_RADIUS`.
 
     Returns:
         Float in [0, 1].

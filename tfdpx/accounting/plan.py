@@ -438,10 +438,10 @@ def plan_warnings(
             "example in full, chosen at random, would satisfy such a guarantee. Choose a delta "
             f"well below, such as {0.1 / num_examples:.1g}."
         )
-    if _MOST_USEFUL_EPSILON < epsilon < math.inf:
+    if epsilon > _MOST_USEFUL_EPSILON and noise_multiplier:
         found.append(
-            f"epsilon={epsilon:.4g} bounds an attacker hardly at all: the guarantee protects "
-            "nobody. Give more noise; epsilons from 1 to 10 are common."
+            f"epsilon={epsilon:.4g} is too large to protect anyone in practice. Give more "
+            "noise; epsilons from 1 to 10 are common."
         )
     if epsilon < _LEAST_USEFUL_EPSILON:
         found.append(

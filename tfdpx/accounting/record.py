@@ -81,7 +81,7 @@ class Record:
         accountant: As for `Ledger.epsilon`.
         sampling: How batches were drawn: "poisson", "shuffle", or "full_batch".
         seen: Tuple of `Seen`: trainings behind the weights that the run started from.
-        independence: String, the way in which examples are kept apart, or None.
+        independence: String, how examples are kept apart, or None.
         searched: String, how arguments were searched on the same data, or None. Paid for if
             `ledger` has a selection.
         inputs: Dict of what a saved model takes, or None.

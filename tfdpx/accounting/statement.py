@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 88
 _RELEASES = (
-    "Gaussian releases of sums over all examples, each of which is clipped, with noise of "
+    "Gaussian releases of sums over all examples, after clipping each, with noise of "
     "noise_multiplier times the clip; all else follows from these."
 )
 

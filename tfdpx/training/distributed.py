@@ -40,8 +40,8 @@ from tfdpx.sampling.batch_sampler import check_optimizer, sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
 from tfdpx.training import _train_step, agreement, refresh, views
+from tfdpx.training.budget import StopAtBudget
 from tfdpx.training.fit import Request, training
-from tfdpx.training.session import StopAtBudget
 
 
 def fit(

@@ -20,7 +20,6 @@ import dataclasses
 import math
 import numbers
 import threading
-import time
 from typing import Any
 
 import keras
@@ -33,24 +32,16 @@ from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
 from tfdpx.training import checkpoint, refresh, replicas, views
+from tfdpx.training.budget import BudgetProgressBar, StopAtBudget, used_up
+from tfdpx.training.callbacks import FirstUpdate
 from tfdpx.training.clip_policy import planned
-from tfdpx.training.session import (
-    BUSY,
-    BudgetProgressBar,
-    Session,
-    StopAtBudget,
-    reset_between_fits,
-    start_unmanaged_step,
-    used_up,
-)
+from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
 
 _KERAS_BATCH_SIZE = 32
 # The arguments of a private `fit` beyond those of Keras.
 ARGUMENTS = ("user_ids", "examples_per_user")
 # They make batches, and change none that are made.
 _OF_BATCHES = ("y", "sample_weight", "class_weight", "validation_split")
-# Seconds of silence.
-_PATIENCE = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,46 +397,6 @@ def check_unplanned(optimizer, request):
             f"{type(data).__name__}. Give `fit` arrays, a `tfdpx.RandomAccess`, or "
             "`plan.batches(...)` as it is; or say that an approximation will do: "
             "`callbacks=[tfdpx.PrivacyBudget(plan, allow_approximate=True)]`."
-        )
-
-
-class FirstUpdate(keras.callbacks.Callback):
-    """Says that the private step is being built, if that takes longer than some seconds."""
-
-    def __init__(self):
-        super().__init__()
-        self._start = self._timer = None
-        self._is_announced = False
-
-    def on_train_begin(self, logs=None):
-        """Starts to wait, unless `fit` is silent."""
-        if self.params.get("verbose"):
-            self._start = time.monotonic()
-            self._timer = threading.Timer(_PATIENCE, self._announce)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Says how long the first update took."""
-        if self._timer is not None:
-            self.end()
-            if self._is_announced:
-                seconds = time.monotonic() - self._start
-                print(f"The first update took {seconds:.0f} s.", flush=True)
-
-    def end(self):
-        """Stops the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _announce(self):
-        self._is_announced = True
-        print(
-            f"\nThe private step of model '{self.model.name}' is being built for its first update: "
-            "traced, and compared with batches of one example. Layers that loop (LSTM, GRU) "
-            "take longest.",
-            flush=True,
         )
 
 

@@ -24,8 +24,9 @@ from tfdpx.mechanism import check_private
 from tfdpx.sampling.batch_sampler import check_optimizer
 from tfdpx.training import arguments, fit
 from tfdpx.training._train_step import private_train_step
+from tfdpx.training.budget import updates_left
 from tfdpx.training.clip_policy import ClipPolicy
-from tfdpx.training.session import StepState, reset_between_fits, updates_left
+from tfdpx.training.session import StepState, reset_between_fits
 
 
 def _read_only(name):

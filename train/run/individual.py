@@ -18,7 +18,8 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.train.report import individual_pictures as pictures
 from tfdpx.train.report.groups import group_report
 from tfdpx.train.run import evaluation
-from tfdpx.training.session import after_save, steps_taken
+from tfdpx.training.budget import steps_taken
+from tfdpx.training.session import after_save
 
 FOLDER = "individual_PRIVATE"
 _NOTICE = """PRIVATE DATA, like the data set itself.

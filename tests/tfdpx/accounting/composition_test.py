@@ -8,7 +8,7 @@ from dp_accounting import pld
 import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
-from tfdpx.training import session
+from tfdpx.training import budget
 
 DELTA = 1e-5
 RUNS = [(1.0, 0.05, 300), (4.0, 0.3, 100), (2.0, 1.0, 3), (0.7, 0.01, 50)]
@@ -54,6 +54,6 @@ def test_noise_sampling_and_clip_that_change_between_runs():
         model.compile(tfdpx.DPSGD(0.1, plan=plan, l2_norm_clip=clip), loss=model.loss)
         model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
         taken.append((sigma, batch_size / 60, steps))
-        found = session.epsilon_spent(model.optimizer, plan)
+        found = budget.epsilon_spent(model.optimizer, plan)
         assert found == pytest.approx(composed(taken, pld.PLDAccountant()), rel=3e-3)
     assert model.optimizer.ledger.steps == 9

@@ -192,9 +192,7 @@ def test_target_out_of_reach(changes, message, accountant):
         PrivacyPlan(**arguments)
 
 
-def test_target_that_any_noise_or_number_of_steps_meets():
-    with pytest.raises(ValueError, match="does not bound `noise_multiplier`: already .*=0.1 "):
-        PrivacyPlan(**GIVEN, epsilon=1e9, accountant="rdp")
+def test_target_that_any_number_of_steps_meets():
     with pytest.raises(ValueError, match="does not bound `steps`: already steps=1.09951e\\+12"):
         PrivacyPlan(1000, 900, noise_multiplier=8e4, epsilon=1e6, delta=1e-5, accountant="rdp")
 

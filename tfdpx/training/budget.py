@@ -1,0 +1,210 @@
+"""The end of a privacy plan: the updates that it still pays for, and the callback that stops `fit`.
+
+All that was spent on the weights counts, whatever the data were.
+"""
+
+import bisect
+import dataclasses
+import functools
+import math
+
+import keras
+
+from tfdpx._keras import model_internals
+from tfdpx._warnings import warn
+from tfdpx.accounting.ledger import EMPTY, Entry, Ledger
+
+
+class BudgetExceeded(RuntimeError):
+    """The privacy budget does not pay for the next step."""
+
+
+def updates_left(optimizer, plan, sampling_probability=None):
+    """The number of updates that a plan still pays for, an int; may be negative.
+
+    All that was spent on the weights counts, but what the plan names as `spent` already: updates of
+    the plan's noise and sampling as its steps, all others by their epsilon.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`.
+        sampling_probability: Optional float, of the updates to come if it is above the plan's.
+    """
+    rest = _not_before(optimizer, plan)
+    rate = max(sampling_probability or 0.0, plan.sampling_probability)
+    left = plan.steps - rest.of(plan).steps
+    others = rest.steps - rest.of(plan).steps
+    if left <= 0 or not others and math.isclose(rate, plan.sampling_probability):
+        return left
+    spent = plan.spent + optimizer.ledger.assuming(plan.sampling_probability)
+    return _affordable(plan, Ledger(spent.entries), others, left, rate)
+
+
+@functools.lru_cache(maxsize=64)
+def _affordable(plan, spent, others, left, rate):
+    """Int: how many of `left` updates at `rate` keep the epsilon of all within the plan's."""
+    if others:
+        warn(
+            f"{others} updates of the model's weights are not this plan's. They count: "
+            f"epsilon is {spent.composed_epsilon(plan.delta, plan.accountant):.4g} now, and "
+            "composes with the plan's steps."
+        )
+
+    def exceeds(steps):
+        total = spent + Ledger((Entry(plan.noise_multiplier, rate, steps, unit=plan.unit),))
+        return total.composed_epsilon(plan.delta, plan.accountant) > plan.epsilon
+
+    # How many of 1, 2, ..., left steps do not exceed.
+    return bisect.bisect_left(range(1, left + 1), True, key=exceeds)
+
+
+def _not_before(optimizer, plan):
+    """The `Ledger` of the weights without what the plan counts as spent before it."""
+    before = {entry.key: entry.steps for entry in plan.spent.entries}
+    ledger = optimizer.ledger.assuming(plan.sampling_probability)
+    steps = [entry.steps - before.get(entry.key, 0) for entry in ledger.entries]
+    rest = zip(ledger.entries, steps, strict=True)
+    return Ledger(tuple(dataclasses.replace(e, steps=n) for e, n in rest if n > 0))
+
+
+def steps_taken(optimizer, plan=None):
+    """The number of updates behind the weights that a tfdpx optimizer trains, an int.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: Optional `PrivacyPlan`: only its own updates, by their noise and sampling.
+    """
+    return optimizer.ledger.steps if plan is None else _not_before(optimizer, plan).of(plan).steps
+
+
+def used_up(optimizer, plan):
+    """The `BudgetExceeded` that says how much of a plan was spent.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`.
+    """
+    taken = steps_taken(optimizer, plan)
+    return BudgetExceeded(
+        f"The privacy budget is used up: {taken} of {plan.steps} steps were taken, at "
+        f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}; the plan's is "
+        f"{plan.epsilon:.4g}. Updates on all data sets add up in one ledger, an upper bound where "
+        "no person is in two. To train on, compile with an optimizer of a plan that has room for "
+        f"them: a longer one, `tfdpx.PrivacyPlan(..., steps={taken + 1})` or more, or of other "
+        "data or noise, `tfdpx.PrivacyPlan(..., spent=model.optimizer.ledger)`."
+    )
+
+
+def epsilon_log(plan, optimizer, before=EMPTY):
+    """The epsilon that was spent on the optimizer's weights, by its name in the logs."""
+    approximate = plan.is_approximate or optimizer.epsilon_is_approximate
+    name = "epsilon_approximate" if approximate else "epsilon"
+    return {name: epsilon_spent(optimizer, plan, before)}
+
+
+def epsilon_spent(optimizer, plan, before=EMPTY):
+    """Float: the epsilon of all updates behind the weights that an optimizer trains.
+
+    Args:
+        optimizer: A tfdpx optimizer.
+        plan: A `PrivacyPlan`: gives delta, the accountant, and a sampling probability for updates
+            where none is known.
+        before: `Ledger` of the same data that the optimizer's does not hold.
+    """
+    ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
+    return ledger.composed_epsilon(plan.delta, plan.accountant)
+
+
+class StopAtBudget(keras.callbacks.Callback):
+    """Stops `fit` at the end of the session's plan, and logs epsilon and what a policy released.
+
+    The first of all callbacks, so that all others find it in the logs.
+    """
+
+    def on_train_begin(self, logs=None):
+        """Raises BudgetExceeded if there is no room for an execution."""
+        self._is_spent = False
+        first = model_internals.initial_epoch(self.model) or 0
+        if first < self.params["epochs"]:  # Resumed after its last epoch, no step follows.
+            self.check()
+
+    def check(self):
+        """Raises BudgetExceeded unless the next execution fits into the budget."""
+        session, execution = self._session, self._execution()
+        if session.has_room(execution):
+            return
+        if not session.left:
+            raise used_up(self._optimizer, session.plan)
+        taken = steps_taken(self._optimizer, session.plan)
+        raise BudgetExceeded(
+            f"An execution of {execution} steps does not fit into the budget: {taken} of "
+            f"{session.plan.steps} steps were taken. Compile with a smaller `steps_per_execution`."
+        )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Finds the end anew: a callback may have restored weights."""
+        self._session.find_end()
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Stops the training when the next execution might exceed the budget."""
+        if not self._session.has_room(self._execution()):
+            # The first to stop it says so.
+            self._is_spent = not self.model.stop_training
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds the epsilon spent to the logs."""
+        optimizer = self._optimizer
+        if logs is not None and optimizer.plan is not None:
+            logs.update(epsilon_log(optimizer.plan, optimizer))
+        if logs is not None:
+            logs.update(optimizer.clip_policy.released())
+
+    def on_train_end(self, logs=None):
+        """Says that the budget is used up, unless `fit` is silent."""
+        if not self._is_spent or not self.params.get("verbose"):
+            return
+        session, optimizer = self._session, self._optimizer
+        [(name, epsilon)] = epsilon_log(session.plan, optimizer).items()
+        taken, left = steps_taken(optimizer), session.left
+        text = f"Privacy budget used up after {taken} updates"
+        if left:
+            execution = self.model.steps_per_execution
+            text = (
+                f"Training ended after {taken} updates, {left} before the end of the plan, since "
+                f"`steps_per_execution={execution}` of them do not fit"
+            )
+        print(f"{text}: {name}={epsilon:.4g} at delta={session.plan.delta:g}.")
+
+    def _execution(self):
+        """Int: the updates that must fit into the budget to continue."""
+        execution, session = self.model.steps_per_execution, self._session
+        if session.draws is None:
+            return execution
+        # Batches that a plan draws end where it ended as `fit` began, and the last execution there.
+        return max(1, min(execution, (session.draws.ends_at or 0) - session.number))
+
+    @property
+    def _optimizer(self):
+        return model_internals.innermost(self.model.optimizer)
+
+    @property
+    def _session(self):
+        return self._optimizer.session
+
+
+class BudgetProgressBar(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar, whose target is the number of steps that the budget leaves an epoch."""
+
+    def set_params(self, params):
+        """Keeps the number of steps that `fit` was asked for."""
+        super().set_params(params)
+        self._steps = params["steps"]
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Begins a bar of the steps that follow."""
+        left = model_internals.innermost(self.model.optimizer).session.left
+        if self._steps is not None and left is not None:
+            execution = self.model.steps_per_execution
+            self.target = min(self._steps, left // execution * execution)
+        super().on_epoch_begin(epoch, logs)
