@@ -85,13 +85,20 @@ def used_up(optimizer, plan):
         plan: A `PrivacyPlan`.
     """
     taken = steps_taken(optimizer, plan)
+    longer = (
+        ""
+        if not taken
+        else (
+            f"a longer one, `tfdpx.PrivacyPlan(..., steps={taken + 1})` or more, or of other data or "
+            "noise, "
+        )
+    )
     return BudgetExceeded(
         f"The privacy budget is used up: {taken} of {plan.steps} steps were taken, at "
         f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}; the plan's is "
         f"{plan.epsilon:.4g}. Updates on all data sets add up in one ledger, an upper bound where "
         "no person is in two. To train on, compile with an optimizer of a plan that has room for "
-        f"them: a longer one, `tfdpx.PrivacyPlan(..., steps={taken + 1})` or more, or of other "
-        "data or noise, `tfdpx.PrivacyPlan(..., spent=model.optimizer.ledger)`."
+        f"them: {longer}`tfdpx.PrivacyPlan(..., spent=model.optimizer.ledger)`."
     )
 
 
