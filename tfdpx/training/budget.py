@@ -85,14 +85,8 @@ def used_up(optimizer, plan):
         plan: A `PrivacyPlan`.
     """
     taken = steps_taken(optimizer, plan)
-    longer = (
-        ""
-        if not taken
-        else (
-            f"a longer one, `tfdpx.PrivacyPlan(..., steps={taken + 1})` or more, or of other data or "
-            "noise, "
-        )
-    )
+    longer = f"a longer one, `tfdpx.PrivacyPlan(..., steps={taken + 1})` or more, or of other "
+    longer = f"{longer}data or noise, " if taken else ""
     return BudgetExceeded(
         f"The privacy budget is used up: {taken} of {plan.steps} steps were taken, at "
         f"epsilon={epsilon_spent(optimizer, plan):.4g}, delta={plan.delta}; the plan's is "
