@@ -86,7 +86,6 @@ class Canaries:
         # Those of files are known by a digest alone, and have targets for another loss.
         config.pop("public_data", None)
         config.pop("public_quantile", None)
-        config.update({"microbatch_size": None} if config["microbatch_size"] == "auto" else {})
         config.update({"bias_correction": None} if "bias_correction" in config else {})
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with _undisturbed(), self._strategy.scope(), warnings.catch_warnings():
