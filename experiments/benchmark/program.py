@@ -102,7 +102,6 @@ def define_flags(values):
         "microbatch_size",
         None,
         "Examples a pass of the private steps. Default: what is predicted to take least time.",
-        lower_bound=1,
         **common,
     )
     flags.DEFINE_bool("jit", False, "Compile the steps with XLA.", **common)
