@@ -86,7 +86,6 @@ setuptools.setup(
         "scikit-learn>=1.3",
         "matplotlib>=3.8",
         "pillow>=10",
-        "psutil>=5.9",
         "rich>=13",
     ],
     extras_require={

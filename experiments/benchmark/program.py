@@ -98,7 +98,7 @@ def define_flags(values):
     flags.DEFINE_integer(
         "num_examples", 50_000, "Examples of --end_to_end and --individual.", **common
     )
-    flags.DEFINE_string(
+    flags.DEFINE_integer(
         "microbatch_size",
         None,
         "Examples a pass of the private steps. Default: what is predicted to take least time.",
@@ -146,13 +146,6 @@ def main(argv, values=flags.FLAGS):
 def read_settings(values):
     """The `steps.Settings` of the flags, checked as far as it goes without measuring."""
     size = values.microbatch_size
-    if size is not None and size != "auto":
-        if not size.isdecimal() or int(size) < 1:
-            raise UserError(
-                "Flag --microbatch_size must be an integer of at least 1, or auto. Received: "
-                f"--microbatch_size={size}."
-            )
-        size = int(size)
     if values.repeats < 1:
         raise UserError(f"Flag --repeats must be at least 1. Received: --repeats={values.repeats}.")
     if values.profile and size is not None:
@@ -172,7 +165,7 @@ def read_settings(values):
     given = {name: getattr(values, name) for name in names}
     if values.end_to_end:
         given["images"] = values.batch_size
-    settings = steps.Settings(**{**given, "microbatch_size": size})
+    settings = steps.Settings(**given)
     steps.make_model("private", settings)  # Model and optimizer check their arguments.
     return settings
 
@@ -185,10 +178,10 @@ def _check_end_to_end(values):
             f"--batch_size={values.batch_size} --num_examples={values.num_examples}."
         )
     wrong = [n for n in ("sweep", "profile", "explain", "individual") if getattr(values, n)]
-    if wrong or values.augmult != 1 or values.microbatch_size == "auto":
+    if wrong or values.augmult != 1:
         raise UserError(
-            "Flag --end_to_end goes without --augmult, --sweep, --profile, --explain, --individual "
-            "and --microbatch_size=auto."
+            "Flag --end_to_end goes without --augmult, --sweep, --profile, --explain and "
+            "--individual."
         )
 
 
@@ -275,7 +268,6 @@ def _given(settings, values):
     define_flags(own_flags)
     return {
         **{name: getattr(values, name) for name in own_flags},
-        "microbatch_size": settings.microbatch_size,  # As a number.
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "tfdpx": tfdpx.__version__,

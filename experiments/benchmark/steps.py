@@ -41,7 +41,7 @@ class Settings:
     augmult: int = 1
     users: int | None = None
     image_size: int | None = None
-    microbatch_size: int | str | None = None
+    microbatch_size: int | None = None
     jit: bool = False
     norms: str = "auto"
     trainable: str = "all"

@@ -312,7 +312,6 @@ class Canaries:
         # Public data of files are known by a digest alone, and have targets for another loss.
         for name in ("individual", "public_data", "public_quantile", "bias_correction"):
             config.pop(name, None)
-        config.update({"microbatch_size": None} if config["microbatch_size"] == "auto" else {})
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with layer_internals.undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")

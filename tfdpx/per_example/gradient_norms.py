@@ -145,5 +145,5 @@ class GradientNorms:
             augmult=augmult,
         )
         batch = Batch(self._views, (x, *others), may_be_absent=False)
-        microbatch, _ = prepare(stand_in, self._model, batch, None)
+        microbatch, _ = prepare(stand_in, self._model, batch)
         return microbatch.engine

@@ -126,25 +126,6 @@ class Microbatch:
         return Outcome(losses, tracked, self._predictions.rebuild(tensors), norms, sums)
 
 
-class Untraced:
-    """As `Microbatch`, computed in place: for who looks at the memory of its graph.
-
-    Args:
-        optimizer: The tfdpx optimizer.
-        engine: The per-example engine.
-    """
-
-    def __init__(self, optimizer, engine):
-        self.update = engine.update()
-        self._optimizer, self._engine = optimizer, engine
-
-    def __call__(self, inputs):
-        """The `Outcome` for `Inputs`."""
-        found, sums = compute(self._optimizer, self._engine, self.update, inputs)
-        losses = found.losses, found.tracked
-        return Outcome(*losses, found.y_pred, found.squared_norms, sums)
-
-
 def _flat(inputs):
     return [t for t in tf.nest.flatten(inputs) if t is not None]
 

@@ -8,8 +8,6 @@ is added once (`mechanism`, `noise`), keyed and counted (`run`); and the Keras o
 result.
 """
 
-import copy
-
 import keras
 import tensorflow as tf
 
@@ -20,7 +18,7 @@ from tfdpx.checks.state import check_update, without_metrics
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import inputs
 from tfdpx.training import _microbatches, replicas
-from tfdpx.training._microbatch import Inputs, Untraced
+from tfdpx.training._microbatch import Inputs
 from tfdpx.training._microbatches import BatchTotals
 from tfdpx.training.clip_policy import UpdateClip
 from tfdpx.training.preparation import Batch, prepare
@@ -75,13 +73,8 @@ def _step(optimizer, model, data, ids):
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
     one_microbatch = _OneMicrobatch(optimizer, model, views, count, masks)
-
-    def fits(engine, fitting):
-        batch = data, choices, present
-        return fitting(one_microbatch.of(engine), batch, optimizer.batch_size, variables)
-
     batch = Batch(views, data, present is not None)
-    one_microbatch.microbatch, size = prepare(optimizer, model, batch, fits)
+    one_microbatch.microbatch, size = prepare(optimizer, model, batch)
     key, engine = noise.fold_in(seed, _PUBLIC), one_microbatch.microbatch.engine
     clip = policy.begin(model, engine, views.example_rows(x), y, context, key)
     one_microbatch.clip = clip
@@ -212,16 +205,6 @@ class _OneMicrobatch:
             ),
             logs,
         )
-
-    def of(self, engine):
-        """A function of `data`, `choices` and `present` to `BatchTotals`, all in one graph."""
-        twin = copy.copy(self)
-
-        def totals(*part):
-            twin.microbatch = Untraced(self._optimizer, engine)
-            return twin(*part, 0)[0]
-
-        return totals
 
     def zero(self):
         """The `BatchTotals` of no microbatch at all."""

@@ -13,7 +13,7 @@ from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import USER
 from tfdpx.augment.layer_views import get as as_views
 from tfdpx.per_example.rounding import SMALLEST_CLIP
-from tfdpx.training import microbatch_size, public_clip
+from tfdpx.training import public_clip
 from tfdpx.training.automatic_clip import AUTOMATIC, AutomaticClip
 from tfdpx.training.clip_policy import ClipPolicy
 from tfdpx.training.individual_clip import IndividualClip
@@ -87,8 +87,8 @@ def checked(**arguments):
     noise_multiplier = agreed("noise_multiplier", given.noise_multiplier, given.plan)
     check_noise_multiplier(noise_multiplier)
     clip, rows, views = given.l2_norm_clip, given.microbatch_size, given.augmult
-    fits = rows in (None, microbatch_size.AUTO) or is_integer(rows, 1)
-    require(fits, "microbatch_size", rows, f'be an int >= 1, None or "{microbatch_size.AUTO}"')
+    fits = rows is None or is_integer(rows, 1)
+    require(fits, "microbatch_size", rows, "be an int >= 1 or None")
     must = f'be a float > 0, "{AUTOMATIC}" or a clip policy'
     require(is_number(clip) and clip > 0, "l2_norm_clip", clip, must)
     if clip == math.inf and noise_multiplier:
@@ -133,7 +133,7 @@ def checked(**arguments):
         batch_size=int(batch_size),
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=float(clip),
-        microbatch_size=int(rows) if is_integer(rows, 1) else rows,
+        microbatch_size=None if rows is None else int(rows),
         augment=as_views(given.augment),
         augmult=int(views),
         public_data=public,

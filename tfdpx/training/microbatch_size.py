@@ -1,41 +1,20 @@
-"""How many examples a microbatch of the private step takes, where `microbatch_size` is no number.
+"""How many examples a microbatch of the private step takes: of least time where no number is given.
 
-None: those of least expected time. `"auto"`: the most that fit in memory; it is traced, not run,
-for two small numbers of examples. Its peak grows linearly in examples, so two predictions give all
-others. Which size is taken changes the memory and time of an update and nothing else: neither its
-examples nor their clipping, so not its sensitivity.
+Which size is taken changes the memory and time of an update and nothing else: neither its examples
+nor their clipping, so not its sensitivity.
 """
 
 import math
 import typing
 
-import keras
 import numpy as np
 import scipy.stats
 import tensorflow as tf
-from absl import logging
 
-from tfdpx._keras import model_internals, step_context
-from tfdpx._warnings import warn
+from tfdpx._keras import model_internals
 from tfdpx.per_example.cost_model import Cost, device_kind
-from tfdpx.per_example.rows import Rows
-from tfdpx.training import _free_memory, _graph_peak
 
-AUTO = "auto"
 FLOAT = 4  # Bytes.
-
-# Examples of the two trial traces.
-_TRIALS = (4, 8)
-
-# Share of the free memory that the prediction may fill. Peaks measured on CPUs are 1.0 to 1.4 times
-# the prediction, and 2.3 in eager mode, where Python keeps what a graph would free.
-_SHARE, _EAGER_SHARE = 0.5, 0.3
-
-# What an update holds besides a microbatch, in sizes of the trained weights: sums, noise, its
-# random bits, the gradient. And in sizes of the batch: what is read ahead, and the copy with
-# padding.
-_WEIGHTS_HELD, _BATCHES_HELD = 4, 3
-
 
 # Work of a row against its forward microbatch, and bytes moved for each number in outputs and
 # weights: fitted to steps on two CPU cores. Launches a layer: on a GPU it is what the graph has,
@@ -99,7 +78,7 @@ def choose(optimizer, work, num_views, count, weighted, varies=False):
         varies: Bool, whether the last microbatch may take fewer examples than the others.
 
     Returns:
-        `MicrobatchSize`. For `"auto"`, of the expected examples of a batch.
+        `MicrobatchSize`.
     """
     return of_examples(_examples(optimizer, work, num_views, count, weighted, varies), varies)
 
@@ -110,8 +89,6 @@ def _examples(optimizer, work, num_views, count, weighted, varies):
     if count is None:
         count = mean
     size = optimizer.microbatch_size
-    if size == AUTO:
-        return count
     if size is not None:
         return min(count, size)
     deviation = 0.0
@@ -169,95 +146,3 @@ def _seconds(work, num_views):
     row = Cost(_BACKWARD * work.flops, FLOAT * _TRAFFIC * work.elements)
     every = Cost(bytes=FLOAT * _WEIGHT_TRAFFIC * work.weights, calls=_CALLS[device] * work.calls)
     return num_views * row.seconds(device), every.seconds(device)
-
-
-class MicrobatchAutotuner:
-    """Finds out, on the first call, how large a microbatch fits."""
-
-    def __init__(self):
-        self._largest = None
-
-    def __call__(self, one_microbatch, batch, batch_size, variables):
-        """The examples of a microbatch that fits in free memory, an int >= 1.
-
-        Args:
-            one_microbatch: Function of a nest like `batch`; it is only traced, the first time.
-            batch: Nest of tensors [B, ...], this device's part of an update; only shapes and
-                dtypes are read.
-            batch_size: Int, expected examples of an update on all devices, for where B is unknown.
-            variables: The trained `keras.Variable`s; the first is on the device.
-
-        Raises:
-            ValueError: If `batch` has an axis behind the first that has no static length, or
-                TensorFlow does not know the device's memory.
-        """
-        count = Rows(batch).count
-        if not isinstance(count, int):
-            count = -(-batch_size // tf.distribute.get_strategy().num_replicas_in_sync)
-        if self._largest is None:
-            self._largest = _largest_fitting(one_microbatch, batch, count, variables)
-        return divide(count, self._largest)
-
-
-def divide(batch_size, largest):
-    """The size up to `largest` that cuts a batch into as few equal microbatches with least padding.
-
-    Args:
-        batch_size: Int >= 1.
-        largest: Int >= 1.
-    """
-    microbatches = -(-batch_size // largest)
-    return -(-batch_size // microbatches)
-
-
-def _largest_fitting(one_microbatch, batch, batch_size, variables):
-    """The largest power of two of examples whose microbatch fits; says, or warns, what it finds."""
-    rows = Rows(batch)
-    if not all(t.shape[1:].is_fully_defined() for t in rows.tensors):
-        raise ValueError(
-            'Argument `microbatch_size="auto"` needs inputs whose axes behind the first have fixed '
-            f"lengths. Received: shapes {[tuple(t.shape) for t in rows.tensors]}. Pad to one "
-            "length, or give an int."
-        )
-    few, many = step_context.eagerly(_peaks, one_microbatch, rows)
-    each = (many - few) / (_TRIALS[1] - _TRIALS[0])
-    weights = sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
-    inputs = sum(t.shape[1:].num_elements() * t.dtype.size for t in rows.tensors)
-    held = _WEIGHTS_HELD * weights + _BATCHES_HELD * inputs * batch_size + few - _TRIALS[0] * each
-    free = _free_memory.free_bytes(variables[0].value.device)
-    share = _EAGER_SHARE if tf.executing_eagerly() else _SHARE
-    # Replicas on one host share its memory; more hosts only have more.
-    room = share * free / tf.distribute.get_strategy().num_replicas_in_sync - held
-    largest = 2 ** (max(int(room / each), 1).bit_length() - 1)
-    size = divide(batch_size, largest)
-    message = (
-        f'microbatch_size="auto": microbatches of {size} examples for batches of {batch_size}. An '
-        f"update is predicted to hold {_text(held + size * each)} of {_text(free)} that are free."
-    )
-    if room < each:
-        warn(f"{message} It may run out of memory.")
-    else:
-        _say(message)
-    return largest
-
-
-def _peaks(one_microbatch, rows):
-    return [_peak(one_microbatch, rows, examples) for examples in _TRIALS]
-
-
-def _peak(one_microbatch, rows, examples):
-    specs = [tf.TensorSpec([examples, *t.shape[1:]], t.dtype) for t in rows.tensors]
-    traced = tf.function(lambda *tensors: one_microbatch(*rows.pack(tensors)), autograph=False)
-    return _graph_peak.peak_bytes(traced.get_concrete_function(*specs))
-
-
-def _text(count):
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _say(message):
-    """Tells the user as Keras does: on the standard output, or to absl's log."""
-    if keras.config.is_interactive_logging_enabled():
-        print(message, flush=True)
-    else:
-        logging.info(message)

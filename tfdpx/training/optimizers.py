@@ -45,13 +45,10 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
             Or `"automatic"`: each gradient is divided by its norm plus 0.01, and C is 1, so that
             only the learning rate is tuned (`docs/choosing.md`). Or a `tfdpx.AdaptiveClip`, which
             follows the norms.
-        microbatch_size: Optional int, or `"auto"`. Examples per pass; a memory knob that changes
-            neither the update (but for rounding) nor its sensitivity. `None` takes the size that
-            is predicted to cost least time, from shapes and the plan alone, and half of the batch
-            at most where activations are large; `"auto"` the largest pass that is predicted to fit
-            in the memory that is free at the first step, and prints which. That may differ from
-            run to run, so give another where a resumed run must equal an uninterrupted one to the
-            last bit.
+        microbatch_size: Optional int. Examples per pass; a memory knob that changes neither the
+            update (but for rounding) nor its sensitivity. `None` takes the size that is predicted
+            to cost least time, from shapes and the plan alone, and half of the batch at most where
+            activations are large.
         augment: A `tfdpx.augment` object or a Keras augmentation layer, run on the device.
         augmult: Int K, views of each example. 0 means no augmentation. With `augment=None`, K > 0
             expects inputs of shape [batch, K, ...].

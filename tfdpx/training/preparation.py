@@ -63,7 +63,6 @@ class ModelCache:
         engine: The per-example engine.
         sizes: The `MicrobatchSize` for each `_Kind` of batch.
         checked: Set of what was compared with batches of one.
-        fitting: `microbatch_size.MicrobatchAutotuner`.
         eager: Pair of a `Microbatch` and its `MicrobatchSize` for each `_Kind`, in eager mode.
     """
 
@@ -71,11 +70,10 @@ class ModelCache:
     engine: Engine
     sizes: dict = dataclasses.field(default_factory=dict)
     checked: set = dataclasses.field(default_factory=set)
-    fitting: object = dataclasses.field(default_factory=microbatch_size.MicrobatchAutotuner)
     eager: dict = dataclasses.field(default_factory=dict)
 
 
-def prepare(optimizer, model, batch, fits):
+def prepare(optimizer, model, batch):
     """The `Microbatch` of this step, and the `MicrobatchSize` that it was traced for.
 
     It is traced anew for each trace of the step; the rest is looked at once for a model and the
@@ -85,13 +83,12 @@ def prepare(optimizer, model, batch, fits):
         optimizer: The tfdpx optimizer that `model` is compiled with.
         model: A compiled, built `keras.Model`.
         batch: `Batch`.
-        fits: Function of an engine and a `MicrobatchAutotuner` to the examples that fit in memory.
 
     Raises:
         UnfitForPrivacy: If the model, the loss or the augmentation is unfit for private training.
     """
     try:
-        preparation = _Preparation(optimizer, model, batch, fits)
+        preparation = _Preparation(optimizer, model, batch)
         if tf.executing_eagerly() and (kept := preparation.kept()):
             return kept
         microbatch, size = preparation.traced()
@@ -117,8 +114,8 @@ def prepare(optimizer, model, batch, fits):
 
 
 class _Preparation:
-    def __init__(self, optimizer, model, batch, fits):
-        self._optimizer, self._model, self._batch, self._fits = optimizer, model, batch, fits
+    def __init__(self, optimizer, model, batch):
+        self._optimizer, self._model, self._batch = optimizer, model, batch
         self._known = _known(optimizer, model, batch)
         x, _, sample_weight = batch.data
         count = Rows(x).count
@@ -247,10 +244,6 @@ class _Preparation:
         # gained.
         may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.way != "compiled"
         for varies in [True, False] if may_vary and known.engine.suits_any_number else [False]:
-            if optimizer.microbatch_size == microbatch_size.AUTO:
-                examples = self._fits(known.engine, known.fitting)
-                yield microbatch_size.of_examples(examples, varies)
-                continue
             views, weighted = self._batch.views.count, bool(kind.weights)
             yield microbatch_size.choose(
                 optimizer, known.engine.work, views, kind.num_rows, weighted, varies

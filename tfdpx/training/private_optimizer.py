@@ -306,6 +306,8 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         config = dict(config)
         for former in ("per_example_engine", "require_proof"):
             config.pop(former, None)
+        if config.get("microbatch_size") == "auto":  # Of tfdpx 0.2.
+            config["microbatch_size"] = None
         for name in ("plan", "augment", "individual", "l2_norm_clip"):
             if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(

@@ -28,7 +28,6 @@ from tfdpx.checks import UnfitForPrivacy
 from tfdpx.sampling import overlap
 from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.examples import Examples, as_examples
-from tfdpx.training import microbatch_size
 from tfdpx.training.clip_policy import ClipPolicy, UpdateClip
 
 # Public norms may fall to zero; a clip may not.
@@ -59,11 +58,6 @@ def checked(given):
     if given.l2_norm_clip == float("inf"):
         raise ValueError(
             "Argument `l2_norm_clip` must be finite with `public_data`. Received: l2_norm_clip=inf."
-        )
-    if given.microbatch_size == microbatch_size.AUTO:
-        raise ValueError(
-            "Argument `microbatch_size` must be an int or None with `public_data`. Received: "
-            f'microbatch_size="{microbatch_size.AUTO}".'
         )
     if isinstance(data, dict) and set(data) == {"digest", "count"}:
         return AbsentPublicClip(data, quantile, float(given.l2_norm_clip))

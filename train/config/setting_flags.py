@@ -10,24 +10,17 @@ from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import Training
 
 
-class NumberOrWord(flags.ArgumentParser):
-    """Parser of a flag that is a number or one word.
+class NumberOrAutomatic(flags.ArgumentParser):
+    """Parser of a flag that is a number or `automatic`."""
 
-    Args:
-        number: `int` or `float`.
-        word: String.
-    """
-
-    def __init__(self, number, word):
-        self._number, self._word = number, word
-        self.syntactic_help = f"{'an integer' if number is int else 'a number'} or {word}"
+    syntactic_help = "a number or automatic"
 
     def parse(self, argument):
         """Returns the number, or the word."""
-        if argument == self._word:
+        if argument == "automatic":
             return argument
         try:
-            return self._number(argument)
+            return float(argument)
         except ValueError:
             raise ValueError(f"give {self.syntactic_help}") from None
 
@@ -43,8 +36,7 @@ _DEFINE = {
     (float,): flags.DEFINE_float,
     (bool,): flags.DEFINE_bool,
     (list,): flags.DEFINE_list,
-    (int, str): lambda *args: flags.DEFINE(NumberOrWord(int, "auto"), *args),
-    (float, str): lambda *args: flags.DEFINE(NumberOrWord(float, "automatic"), *args),
+    (float, str): lambda *args: flags.DEFINE(NumberOrAutomatic(), *args),
 }
 
 

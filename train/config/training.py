@@ -60,9 +60,9 @@ class Training(RunSettings):
         Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"),
         default=1.0,
     )
-    microbatch_size: int | str | None = setting(
-        "Examples of a microbatch, or auto for what fits in memory; changes no result.",
-        Check(lambda v: v == "auto" or v >= 1, "be auto or at least 1"),
+    microbatch_size: int | None = setting(
+        "Examples of a microbatch; bounds memory and changes no result.",
+        Check(lambda v: v >= 1, "be at least 1"),
         default=None,
     )
     features: str | None = setting(

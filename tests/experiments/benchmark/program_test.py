@@ -274,7 +274,7 @@ def test_line_finds_fixed_and_proportional_cost():
         (["--model=dense_head", "--image_size=32"], "--image_size=32.*Leave it out"),
         (["--images=0"], "--images must be at least 1.*--images=0"),
         (["--repeats=0"], "--repeats must be at least 1.*--repeats=0"),
-        (["--microbatch_size=none"], "--microbatch_size must be.*--microbatch_size=none"),
+        (["--microbatch_size=0"], "`microbatch_size` must be an int >= 1"),
         (["--profile", "--microbatch_size=4"], "--profile.*Leave --microbatch_size out"),
         (["--plot=a.png"], "--plot belongs to --sweep.*--plot=a.png"),
         (["--end_to_end"], "needs --batch_size between 1 and --num_examples"),

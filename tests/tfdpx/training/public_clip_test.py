@@ -151,7 +151,6 @@ NAN[1, 1] = np.nan
 def test_arguments_that_are_refused():
     for arguments, message in (
         ({"plan": None, "batch_size": 4, "noise_multiplier": 1.0}, "needs a `plan`"),
-        ({"microbatch_size": "auto"}, "`microbatch_size` must be an int or None"),
         ({"public_quantile": 0.0}, "`public_quantile` must lie in"),
         ({"public_quantile": 90}, "`public_quantile` must lie in"),
         ({"public_data": x}, "must be a pair"),

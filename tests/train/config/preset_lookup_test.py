@@ -210,18 +210,8 @@ def test_a_folder_has_a_preset_of_its_own():
         assert preset_lookup.resolve(preset, {"dataset": dataset}).model == "auto"
 
 
-def test_a_microbatch_size_is_a_number_or_auto():
-    parser = setting_flags.NumberOrWord(int, "auto")
-    assert parser.parse("32") == 32
-    assert parser.parse("auto") == "auto"
-    for wrong in ("Auto", "1.5", ""):
-        with pytest.raises(ValueError, match="integer or auto"):
-            parser.parse(wrong)
-    assert preset_lookup.resolve("digits", {"microbatch_size": "auto"}).microbatch_size == "auto"
-
-
 def test_a_clip_is_a_number_or_automatic():
-    parser = setting_flags.NumberOrWord(float, "automatic")
+    parser = setting_flags.NumberOrAutomatic()
     assert parser.parse("0.5") == 0.5 and parser.parse("automatic") == "automatic"
     settings = preset_lookup.resolve("digits", {"l2_norm_clip": "automatic"})
     assert settings.l2_norm_clip == "automatic"

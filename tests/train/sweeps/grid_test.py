@@ -30,11 +30,11 @@ def test_a_grid_is_what_its_text_says(grid):
 
 
 def test_values_have_the_types_of_their_flags():
-    grid = parse(" learning_rate = 1, 2.5 ;group_norm=false,true;microbatch_size=auto,8")
+    grid = parse(" learning_rate = 1, 2.5 ;group_norm=false,true;microbatch_size=4,8")
     assert grid == {
         "learning_rate": (1.0, 2.5),
         "group_norm": (False, True),
-        "microbatch_size": ("auto", 8),
+        "microbatch_size": (4, 8),
     }
     assert isinstance(grid["learning_rate"][0], float)
 
