@@ -226,7 +226,6 @@ def test_what_cannot_be_answered_is_refused_by_name(capsys):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"noise_multiplier": None, "epsilon": 1e9}, "does not bound `noise_multiplier`"),
         ({"steps": None, "epsilon": 0.01}, "No `steps` keeps within the target"),
         ({"batch_size": None, "epsilon": 1e-5}, "No `batch_size` keeps within"),
     ],
