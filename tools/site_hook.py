@@ -23,12 +23,6 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 class AsMeant(griffe.Extension):
     """Shows what griffe reads of the source as a reader of the docstrings would understand it."""
 
-    def on_attribute_instance(self, *, attr, **_):
-        """Of a head's field, `argument(1.0, check)`, the default is 1.0."""
-        called = attr.value
-        if isinstance(called, griffe.ExprCall) and str(called.function) == "argument":
-            attr.value = called.arguments[0]
-
     def on_instance(self, *, obj, **_):
         """An example of Keras's docstrings is code: griffe wants "Examples", and it indented."""
         head, found, code = (obj.docstring.value if obj.docstring else "").partition("Example:\n")

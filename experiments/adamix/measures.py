@@ -29,7 +29,7 @@ class Step:
     """One release of a run, as the public knows it.
 
     Attributes:
-        kernel: float32 `[d, m]`, the weights at which gradients were taken.
+        kernel: float64 `[d, m]`, the weights at which gradients were taken.
         l2_norm_clip: Float, C_t.
         subspace: float64 `[d, p]`, or None where nothing was projected.
     """

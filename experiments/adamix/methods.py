@@ -7,7 +7,7 @@ import numpy as np
 from experiments.adamix import measures
 from tfdpx import AdaMix
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.heads.public_set import LEAST_CLIP, PublicSet
+from tfdpx.heads.adamix import LEAST_CLIP, PublicSet
 from tfdpx.train.data import public_split
 
 # Learning rates to choose from: those of an adaptive clip are for smaller gradients. They are for
@@ -26,7 +26,7 @@ class Recording(AdaMix):
 
     def _clip_and_subspace(self, kernel):
         found = super()._clip_and_subspace(kernel)
-        self.kept.append(measures.Step(kernel.astype("float32"), *found))
+        self.kept.append(measures.Step(kernel, *found))
         return found
 
 

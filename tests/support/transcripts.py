@@ -29,7 +29,6 @@ class _Recorder:
 
         def wrapped(method):
             def release(releases, name, value, *args, **kwargs):
-                value = value() if callable(value) else value
                 noisy = method(releases, name, value, *args, **kwargs)
                 key = current[0]
                 self.values[key] = np.array(value)

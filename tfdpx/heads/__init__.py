@@ -19,9 +19,7 @@ of many small batches ("Differentially Private Image Classification from Feature
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.heads.adamix import AdaMix
-from tfdpx.heads.feature_covariance import FeatureCovariance
-from tfdpx.heads.first_order import FirstOrder
-from tfdpx.heads.least_squares import LeastSquares
-from tfdpx.heads.newton import Newton
+from tfdpx.heads.gradients import FirstOrder
+from tfdpx.heads.moments import FeatureCovariance, LeastSquares, Newton
 
 __all__ = ["AdaMix", "FeatureCovariance", "FirstOrder", "LeastSquares", "Newton"]

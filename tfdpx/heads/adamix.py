@@ -7,33 +7,40 @@ the paper compares it with is in `experiments/adamix/`.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import ClassVar
 
 import keras
 import numpy as np
+import scipy.optimize
 import tensorflow as tf
 from numpy.typing import ArrayLike
+from scipy.special import logsumexp, softmax
 
 from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx.accounting import calibration
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.heads._feature_source import FeatureSource
-from tfdpx.heads._fields import argument, norm_bound, optional, positive
-from tfdpx.heads._gradients import SoftmaxGradients
-from tfdpx.heads.head import ROWS, Head
-from tfdpx.heads.public_set import PublicSet
+from tfdpx.heads.features import FeatureSet
+from tfdpx.heads.gradients import gradient_sum
+from tfdpx.heads.head import Head, norm_bound, optional, positive
 from tfdpx.sampling import overlap
-from tfdpx.training.checkpoint import Checkpoint
+
+# Public norms may fall to zero; a clip may not.
+LEAST_CLIP = 1e-6
+# A product of float64 rows with the subspace must not lengthen them.
+_ROUNDING = 1e-9
+_MOST_ITERATIONS = 500
 
 
 def _check_quantile(name, value):
-    fits = is_number(value) and 0 < value <= 1
-    require(fits, name, value, "lie in (0, 1]", " The paper takes 0.9.")
+    is_valid = is_number(value) and 0 < value <= 1
+    require(is_valid, name, value, "lie in (0, 1]", " The paper takes 0.9.")
 
 
 def _check_weights(name, value):
     weights = np.asarray(value, "float64")
-    fits = weights.ndim == 2 and np.isfinite(weights).all()
-    require(fits, name, weights.shape, "be finite numbers of shape [d, num_classes]")
+    is_valid = weights.ndim == 2 and np.isfinite(weights).all()
+    require(is_valid, name, weights.shape, "be finite numbers of shape [d, num_classes]")
 
 
 @keras.saving.register_keras_serializable(package="tfdpx")
@@ -84,17 +91,28 @@ class AdaMix(Head):
         ValueError: If an argument does not fit.
     """
 
-    epsilon: float | None = argument(None, optional(positive))
-    noise_multiplier: float = argument(20.0, positive)
+    epsilon: float | None = None
+    noise_multiplier: float = 20.0
     _: dataclasses.KW_ONLY
-    l2_norm_clip: float | None = argument(None, optional(norm_bound))
-    steps: int | None = argument(None, optional(check_positive_integer))
-    learning_rate: float = argument(32.0, positive)
-    l2_regularization: float = argument(0.1, positive)
-    quantile: float = argument(0.9, _check_quantile)
-    projection: int | None = argument(None, optional(check_positive_integer))
-    initial_weights: ArrayLike | None = argument(None, optional(_check_weights), repr=False)
+    l2_norm_clip: float | None = None
+    steps: int | None = None
+    learning_rate: float = 32.0
+    l2_regularization: float = 0.1
+    quantile: float = 0.9
+    projection: int | None = None
+    initial_weights: ArrayLike | None = dataclasses.field(default=None, repr=False)
 
+    _checks: ClassVar = {
+        **Head._checks,
+        "epsilon": optional(positive),
+        "noise_multiplier": positive,
+        "l2_norm_clip": optional(norm_bound),
+        "steps": optional(check_positive_integer),
+        "l2_regularization": positive,
+        "quantile": _check_quantile,
+        "projection": optional(check_positive_integer),
+        "initial_weights": optional(_check_weights),
+    }
     _solved = "steps"
 
     def __post_init__(self):
@@ -121,7 +139,6 @@ class AdaMix(Head):
         labels: ArrayLike | None = None,
         *,
         public_data: tuple[ArrayLike, ArrayLike] | tf.data.Dataset | None = None,
-        checkpoint: Checkpoint | None = None,
     ) -> AdaMix:
         """Fits the kernel to private and public examples, and counts what that spends.
 
@@ -130,22 +147,20 @@ class AdaMix(Head):
 
         Args:
             features: Private array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)`
-                that ends and gives every example once, in any order. It is read once a step.
+                that ends and gives every example once, in any order. It is read once and held in
+                memory.
             labels: Integers `[n]`, or zeros and a single one a row, `[n, num_classes]`. None with a
                 dataset.
             public_data: Pair of arrays `(features, labels)`, or such a dataset; held in memory.
                 None needs an `l2_norm_clip` and no `projection`.
-            checkpoint: As of the other heads, such as `tfdpx.heads.FirstOrder.fit`. A fit continues
-                with the same public examples only.
 
         Returns:
             The head.
 
         Raises:
-            TypeError: If `checkpoint` is not a `Checkpoint`.
             ValueError: If shapes or labels do not fit, public features are not finite, examples are
-                both private and public, public examples are needed and missing, or the checkpoint
-                is damaged or of another head or public set.
+                both private and public, public examples are needed and missing, or within the scope
+                of a `tf.distribute` strategy with several replicas.
         """
         if public_data is None and (self.l2_norm_clip is None or self.projection):
             raise ValueError(
@@ -153,36 +168,29 @@ class AdaMix(Head):
                 f"with l2_norm_clip={self.l2_norm_clip}, projection={self.projection}. Give a pair "
                 "(features, labels), or an `l2_norm_clip` and no `projection`."
             )
-        examples = FeatureSource(features, labels, self.num_classes)
+        examples = FeatureSet(features, labels, self.num_classes)
         shape = [examples.dimension, self.num_classes]
-        given = self.initial_weights
-        self._first = np.zeros(shape) if given is None else np.asarray(given)
-        fits = list(self._first.shape) == shape
-        require(fits, "initial_weights", self._first.shape, f"have the shape {shape}")
+        weights = self.initial_weights
+        self._first = np.zeros(shape) if weights is None else np.asarray(weights)
+        is_valid = list(self._first.shape) == shape
+        require(is_valid, "initial_weights", self._first.shape, f"have the shape {shape}")
         if public_data is None:
             self._public = PublicSet(np.zeros([0, shape[0]]), np.zeros([0, shape[1]]))
         else:
             self._public = PublicSet.of(public_data, self.num_classes)
             _check_single_labels("public_data", self._public.y)
         _check_private(examples, self._public)
-        return self._fit_to(examples, checkpoint)
-
-    def _public_facts(self):
-        return {"public data (a hash)": self._public.digest}
+        return self._fit_to(examples)
 
     def _fit(self, examples, released):
-        gradients = SoftmaxGradients(examples, self.num_classes)
         start = kernel = self._start()
-        count = examples.count + len(self._public)
+        count, link = examples.count + len(self._public), functools.partial(softmax, axis=1)
         for step in range(1, self.steps + 1):
-            kernel = kernel.astype("float32").astype("float64")  # What the passes see.
             clip, subspace = self._clip_and_subspace(kernel)
-
-            def private_sum(kernel=kernel, clip=clip, subspace=subspace):
-                total = gradients.sum(kernel, clip)
-                return total if subspace is None else subspace.T @ total
-
-            slope = released.gaussian("gradient", private_sum, clip)
+            slope, _ = gradient_sum(examples, kernel, np.zeros(self.num_classes), clip, link=link)
+            if subspace is not None:
+                slope = subspace.T @ slope
+            slope = released.gaussian("gradient", slope, clip)
             if subspace is not None:
                 slope = subspace @ slope
             slope += self._public.gradient(kernel)
@@ -193,7 +201,7 @@ class AdaMix(Head):
         return self._public.minimum(self.l2_regularization, self._first)
 
     def _clip_and_subspace(self, kernel):
-        """What public examples alone say at released weights: a float, and an array or None."""
+        """The clip and the subspace, or None: functions of public examples and released weights."""
         if self.projection is None:
             return self._clip(kernel), None
         return self._clip(kernel), self._public.subspace(kernel, self.projection)
@@ -209,7 +217,7 @@ class AdaMix(Head):
         return kernel - self.learning_rate / count * slope
 
     def statement(self, num_examples: int, num_public: int = 0) -> str:
-        """What is guaranteed to whom, in a paragraph.
+        """Returns a paragraph that tells who has which guarantee.
 
         Args:
             num_examples: Int, number of private examples.
@@ -221,34 +229,153 @@ class AdaMix(Head):
         Raises:
             ValueError: If `num_examples` is not a positive integer.
         """
-        said = (
+        text = (
             f"The weights are ({rounded_up(self.plan(num_examples).epsilon)}, {self.delta:g})-"
             f"differentially private for the {num_examples} private examples, under adding or "
             f"removing one: {self.steps} Gaussian releases of all of them at noise multiplier "
             f"{self.noise_multiplier:g}, accountant {self.accountant}."
         )
         if num_public:
-            said += (
+            text += (
                 f" The {num_public} public examples get no guarantee: the weights may tell all of "
                 "them."
             )
         if self.seed is not None:
-            said += " This holds for whoever does not know the seed; do not release the weights."
-        return said
+            text += " This holds for whoever does not know the seed; do not release the weights."
+        return text
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PublicSet:
+    """Public features and labels, held in memory.
+
+    Args:
+        x: float64 `[n, d]`; n may be 0.
+        y: float64 `[n, num_classes]`, zeros and a single one a row.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+    @classmethod
+    def of(cls, data, num_classes: int) -> PublicSet:
+        """Returns the set of `public_data`.
+
+        Args:
+            data: Pair `(features, labels)` of arrays as `Head.fit` takes them, or a
+                `tf.data.Dataset`.
+            num_classes: Int.
+
+        Raises:
+            ValueError: If there is no example, shapes or labels do not fit, or a feature is not
+                finite.
+        """
+        x, *labels = data if isinstance(data, (tuple, list)) else (data, None)
+        if len(labels) != 1:
+            raise ValueError(
+                "Argument `public_data` must be a pair (features, labels) or a dataset. "
+                f"Received: {len(data)} parts."
+            )
+        examples = FeatureSet(x, labels[0], num_classes)
+        x, y = (np.vstack(arrays) for arrays in zip(*examples.chunks(), strict=True))
+        infinite = int(np.sum(~np.isfinite(x).all(axis=1)))
+        if infinite:
+            raise ValueError(
+                "Argument `public_data` must hold finite features: clip and subspace follow them. "
+                f"Received: {infinite} rows that are not finite. Leave them out."
+            )
+        return cls(x, y)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def minimum(self, l2_regularization: float, reference: np.ndarray) -> np.ndarray:
+        """Returns float64 `[d, m]`, the minimum of the loss near `reference`.
+
+        It minimizes the loss + `l2_regularization` / 2 |kernel - `reference`|^2 by L-BFGS in
+        float64, to a gradient of 1e-6 in every entry or 500 iterations. There are as many unknowns
+        a class as rows, because the minimum less `reference` is a combination of the rows.
+
+        Args:
+            l2_regularization: Float > 0, without which separable data have no minimum.
+            reference: float64 `[d, m]`, where the search starts too.
+        """
+        if not len(self):
+            return reference
+        basis, offset = np.linalg.qr(self.x.T)[0], self.x @ reference
+        rows = self.x @ basis
+        shape = rows.shape[1], self.y.shape[1]
+
+        def objective(flat):
+            moved = flat.reshape(shape)
+            logits = rows @ moved + offset
+            loss = np.sum(logsumexp(logits, axis=1) - np.sum(logits * self.y, axis=1))
+            loss += l2_regularization / 2 * np.sum(moved**2)
+            slope = rows.T @ (softmax(logits, axis=1) - self.y) + l2_regularization * moved
+            return loss, slope.ravel()
+
+        result = scipy.optimize.minimize(
+            objective,
+            np.zeros(shape).ravel(),
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": _MOST_ITERATIONS, "maxfun": 2 * _MOST_ITERATIONS, "gtol": 1e-6},
+        )
+        return reference + basis @ result.x.reshape(shape)
+
+    def residuals(self, kernel: np.ndarray) -> np.ndarray:
+        """Returns float64 `[n, m]`, the gradient of each example's loss at its logits.
+
+        Args:
+            kernel: float64 `[d, m]`.
+        """
+        return softmax(self.x @ kernel, axis=1) - self.y
+
+    def gradient(self, kernel: np.ndarray) -> np.ndarray:
+        """Returns float64 `[d, m]`, the sum of the gradients of all public examples.
+
+        Args:
+            kernel: float64 `[d, m]`.
+        """
+        return self.x.T @ self.residuals(kernel)
+
+    def quantile_clip(self, kernel: np.ndarray, quantile: float) -> float:
+        """Returns the clip, a quantile of the norms of public gradients ("Adaptive threshold").
+
+        Args:
+            kernel: float64 `[d, m]`.
+            quantile: Float in (0, 1].
+        """
+        lengths = np.linalg.norm(self.x, axis=1)
+        norms = lengths * np.linalg.norm(self.residuals(kernel), axis=1)
+        return max(LEAST_CLIP, float(np.quantile(norms, quantile)))
+
+    def subspace(self, kernel: np.ndarray, dimension: int) -> np.ndarray:
+        """Returns float64 `[d, p]`, p = min(dimension, d, m), the subspace to release in.
+
+        The left singular vectors of the total public gradient with the largest singular values
+        ("Adaptive subspace projection"), shortened by what rounding could lengthen.
+
+        Args:
+            kernel: float64 `[d, m]`.
+            dimension: Int.
+        """
+        left, _, _ = np.linalg.svd(self.gradient(kernel), full_matrices=False)
+        return left[:, :dimension] / (1 + _ROUNDING)
 
 
 def _check_private(examples, public):
-    """One pass over private examples: widths, labels, and that none of them is public."""
+    """Checks the width and labels of private examples, and that none of them is public."""
     if public.x.shape[1] != examples.dimension:
         raise ValueError(
             "Arguments `features` and `public_data` must have one width. Received: "
             f"{examples.dimension} and {public.x.shape[1]}."
         )
-    known, found = overlap.Fingerprints(public.x) if len(public) else None, 0
-    for x, y in examples.chunks(ROWS):
+    fingerprints, count = overlap.Fingerprints(public.x) if len(public) else None, 0
+    for x, y in examples.chunks():
         _check_single_labels("labels", y)
-        found += 0 if known is None else known.count_in(x)
-    overlap.refuse(found, examples.count)
+        count += 0 if fingerprints is None else fingerprints.count_in(x)
+    overlap.refuse(count, examples.count)
 
 
 def _check_single_labels(name, targets):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import keras
 import numpy as np
@@ -15,18 +14,57 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from tfdpx import account, noise
-from tfdpx._arguments import exactly_one_missing, require
+from tfdpx._arguments import (
+    check_positive_integer,
+    exactly_one_missing,
+    is_integer,
+    is_number,
+    require,
+)
 from tfdpx.accounting import accountants, calibration
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.heads import _fields, releases
-from tfdpx.heads._feature_source import FeatureSource
-from tfdpx.heads._fields import argument, optional
-from tfdpx.heads._journal import Journal
-from tfdpx.training.checkpoint import Checkpoint
+from tfdpx.heads import releases
+from tfdpx.heads.features import FeatureSet
+from tfdpx.per_example import rounding
 
-ROWS = 8192
 _Head = TypeVar("_Head", bound="Head")
+
+
+def optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
+    """Returns the check that a value is None or passes `check`."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def positive(name: str, value: Any) -> None:
+    """Checks that a value is a number above 0."""
+    is_valid = is_number(value) and 0 < value < math.inf
+    require(is_valid, name, value, "be a positive, finite number")
+
+
+def norm_bound(name: str, value: Any) -> None:
+    """Checks a bound of l2 norms."""
+    is_valid = is_number(value) and value >= rounding.SMALLEST_CLIP
+    require(is_valid, name, value, f"be a number >= {rounding.SMALLEST_CLIP}", " Use 1.0.")
+
+
+def _budget(name, value):
+    hint = " Values from 0.1 to 8 are common; math.inf is without privacy."
+    require(is_number(value) and value > 0, name, value, "be a positive number", hint)
+
+
+def _classes(name, value):
+    hint = " Two classes are a binary problem too." if value == 1 else ""
+    require(is_integer(value, 2), name, value, "be an integer >= 2", hint)
+
+
+def _finite(name, value):
+    require(is_number(value) and math.isfinite(value), name, value, "be a finite number")
+
+
+def _not_negative(name, value):
+    is_valid = is_number(value) and 0 <= value < math.inf
+    require(is_valid, name, value, "be a finite number >= 0")
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,7 +72,8 @@ class Head(abc.ABC):
     """A private linear classifier on fixed features; each kind is a subclass.
 
     All are compositions of Gaussian mechanisms on the full data. A subclass is a dataclass whose
-    fields are its arguments, and says what it releases (`_releases`, `_sizes`) and how (`_fit`).
+    fields are its arguments, checked by their names in `_checks`. It says what it releases
+    (`_releases`, `_sizes`) and how (`_fit`).
 
     Args:
         num_classes: Int.
@@ -55,22 +94,38 @@ class Head(abc.ABC):
         ValueError: If an argument does not fit.
     """
 
-    num_classes: int = dataclasses.field(metadata={"check": _fields.classes})
-    epsilon: float | None = argument(None, optional(_fields.budget))
-    delta: float = argument(1e-5, lambda name, value: accountants.check_delta(value))
+    num_classes: int
+    epsilon: float | None = None
+    delta: float = 1e-5
     _: dataclasses.KW_ONLY
-    noise_multiplier: float | None = argument(
-        None, optional(lambda name, value: accountants.check_noise_multiplier(value))
-    )
-    l2_norm_clip: float | None = argument(1.0, _fields.norm_bound)
-    accountant: str = argument("gdp", lambda name, value: accountants.check_accountant(value))
-    seed: int | None = argument(None, lambda name, value: noise.make_seed(value), repr=False)
+    noise_multiplier: float | None = None
+    l2_norm_clip: float | None = 1.0
+    accountant: str = "gdp"
+    seed: int | None = dataclasses.field(default=None, repr=False)
 
+    # Functions of the name and value of an argument, also of arguments that several heads have.
+    _checks: ClassVar[dict[str, Callable[[str, Any], None]]] = {
+        "num_classes": _classes,
+        "epsilon": optional(_budget),
+        "delta": lambda name, value: accountants.check_delta(value),
+        "noise_multiplier": optional(lambda name, value: accountants.check_noise_multiplier(value)),
+        "l2_norm_clip": norm_bound,
+        "accountant": lambda name, value: accountants.check_accountant(value),
+        "seed": lambda name, value: noise.make_seed(value),
+        "steps": check_positive_integer,
+        "learning_rate": positive,
+        "l2_regularization": optional(_not_negative),
+        "alpha": positive,
+        "initial_bias": _finite,
+    }
     # The argument that epsilon gives; one of the two is left out.
-    _solved = "noise_multiplier"
+    _solved: ClassVar[str] = "noise_multiplier"
 
     def __post_init__(self) -> None:
-        self._config = _fields.checked(self)
+        self._config = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        for name, value in self._config.items():
+            if name in self._checks:
+                self._checks[name](name, value)
         vars(self).update(self._config)
         del self._config["seed"]  # Secret.
         given = getattr(self, self._solved)
@@ -107,22 +162,16 @@ class Head(abc.ABC):
 
     @abc.abstractmethod
     def _fit(self, examples, released):
-        """Kernel `[d, m]` and bias `[m]`, from a `FeatureSource` through `Releases` alone."""
+        """Kernel `[d, m]` and bias `[m]`, from a `FeatureSet` through `Releases` alone."""
 
     def _planned(self):
         """Dict from the name of a release to `(noise_multiplier, times)`."""
         return {name: (self.noise_multiplier, times) for name, times in self._releases().items()}
 
-    def _public_facts(self) -> Mapping[str, Any]:
-        """Dict of JSON values: what else a fit must share to continue from another's releases."""
-        return {}
-
     def fit(
         self: _Head,
         features: ArrayLike | tf.data.Dataset,
         labels: ArrayLike | None = None,
-        *,
-        checkpoint: Checkpoint | None = None,
     ) -> _Head:
         """Fits kernel and bias to private examples, once, and counts what that spends.
 
@@ -133,37 +182,28 @@ class Head(abc.ABC):
 
         Args:
             features: Array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)` that
-                ends and gives every example once, in any order. It is read once a pass, and never
-                held in memory.
+                ends and gives every example once, in any order. A dataset is read once and held
+                in memory. For features that do not fit into it, give a `np.memmap`.
             labels: Integers `[n]`, or zeros and ones `[n, num_classes]`. None with a dataset.
-            checkpoint: Optional `tfdpx.callbacks.Checkpoint`. What is released is written to its
-                folder; an interrupted fit, called again with the same, continues from there at the
-                same epsilon. The folder holds only noisy values, which the guarantee covers. Of
-                the data, number and width alone are compared.
 
         Returns:
             The head.
 
         Raises:
-            TypeError: If `checkpoint` is not a `Checkpoint`.
-            ValueError: If shapes or labels do not fit, or the checkpoint is damaged or of another
-                head.
+            ValueError: If shapes or labels do not fit, or within the scope of a `tf.distribute`
+                strategy with several replicas.
         """
-        return self._fit_to(FeatureSource(features, labels, self.num_classes), checkpoint)
+        return self._fit_to(FeatureSet(features, labels, self.num_classes))
 
-    def _fit_to(self, examples, checkpoint):
-        planned, journal = self._planned(), None
+    def _fit_to(self, examples):
+        _check_one_device()
+        planned = self._planned()
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
-        with contextlib.ExitStack() as stack:
-            if checkpoint is not None:
-                head = {"class": type(self).__name__, "width": examples.dimension}
-                head |= {**self.get_config(), **self._public_facts()}
-                journal = stack.enter_context(Journal(checkpoint, head, examples))
-            released = releases.Releases(planned, self.seed, journal)
-            try:
-                kernel, bias = self._fit(examples, released)
-            finally:
-                self.ledger += released.ledger()
+        released = releases.Releases(planned, self.seed)
+        try:
+            kernel, bias = self._fit(examples, released)
+        finally:  # An interrupted fit has spent its releases.
+            self.ledger += released.ledger()
         self.kernel, self.bias = np.asarray(kernel, "float32"), np.asarray(bias, "float32")
         return self
 
@@ -225,11 +265,11 @@ class Head(abc.ABC):
 
     def _scored(self, features, labels, labelled):
         kernel, bias = self._fitted()
-        examples = FeatureSource(features, labels, self.num_classes, labelled)
+        examples = FeatureSet(features, labels, self.num_classes, labelled)
         width, must = examples.dimension, f"have a width of {len(kernel)}, as those of `fit`"
         require(width == len(kernel), "features", width, must)
-        for x, targets in examples.chunks(ROWS):
-            yield tf.matmul(x, kernel).numpy() + bias, targets
+        for x, targets in examples.chunks():
+            yield (x @ kernel + bias).astype("float32"), targets
 
     def to_layer(self, name: str | None = None) -> keras.layers.Dense:
         """A `keras.layers.Dense` with the fitted weights, to put on the backbone.
@@ -238,7 +278,7 @@ class Head(abc.ABC):
         ledger.
 
         Args:
-            name: Optional string, as of any layer.
+            name: Optional string, as for any layer.
 
         Raises:
             ValueError: If the head is not fitted.
@@ -271,3 +311,18 @@ class Head(abc.ABC):
             ValueError: If an argument does not fit.
         """
         return cls(**config)
+
+
+def _plain(value):
+    """The argument of a head, NumPy's numbers as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_one_device():
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "A head is fitted on one device. Received: a scope of "
+            f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas. Call `fit` "
+            "outside of the scope: a head takes seconds."
+        )

@@ -10,7 +10,7 @@ import collections
 import functools
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,6 @@ from tfdpx import noise
 from tfdpx.accounting import accountants
 from tfdpx.accounting.ledger import RELEASE, Entry, Ledger
 from tfdpx.accounting.noise_tail import added_delta
-from tfdpx.heads._journal import Journal
 
 
 class Releases:
@@ -32,88 +31,57 @@ class Releases:
     Args:
         planned: Dict from a name to `(noise_multiplier, times)`.
         seed: Optional int for repeatable experiments; None asks the operating system.
-        journal: Optional `tfdpx.heads._journal.Journal`: what it has was released before, and is
-            neither computed nor spent again.
     """
 
-    def __init__(
-        self,
-        planned: Mapping[str, tuple[float, int]],
-        seed: int | None = None,
-        journal: Journal | None = None,
-    ):
-        self._planned, self._journal = planned, journal
+    def __init__(self, planned: Mapping[str, tuple[float, int]], seed: int | None = None):
+        self._planned = planned
         self._seed, self._seeded = noise.make_seed(seed), seed is not None
-        self._done: dict[tuple[str, int], int] = {}  # (name, part) -> times
-        self._drawn = 0
         self._run = secrets.randbits(52) | 1
-        # (name, time) -> the run that released its last part, and whether its seed was given.
-        self._runs: dict[tuple[str, int], tuple[int, bool]] = {}
+        self._done: collections.Counter[tuple[str, int]] = collections.Counter()  # Name, part.
+        self._drawn = 0
 
     def gaussian(
-        self,
-        name: str,
-        value: np.ndarray | Callable[[], np.ndarray],
-        sensitivity: float,
-        part: int = 0,
+        self, name: str, value: np.ndarray, sensitivity: float, part: int = 0
     ) -> np.ndarray:
-        """`value` with independent noise N(0, (noise_multiplier sensitivity)^2) on every entry.
+        """Returns `value` with noise N(0, (noise_multiplier sensitivity)^2) on every entry.
 
         Args:
             name: One of the planned names.
-            value: float64 array, or a function to it that reads the data.
+            value: float64 array.
             sensitivity: Float, l2 bound on what one example changes, over all parts together.
             part: Int: parts of one release, such as one a class, may come one by one.
-
-        Returns:
-            float64 array.
 
         Raises:
             RuntimeError: If this part was released as often as planned already.
         """
-        return self._released(name, value, sensitivity, part, lambda noise: noise)
+        noise_multiplier = self._count(name, part)
+        if not noise_multiplier:
+            return value
+        return value + self._noise(value.shape, noise_multiplier * sensitivity)
 
     def symmetric(
-        self,
-        name: str,
-        value: np.ndarray | Callable[[], np.ndarray],
-        sensitivity: float,
-        part: int = 0,
+        self, name: str, value: np.ndarray, sensitivity: float, part: int = 0
     ) -> np.ndarray:
-        """A symmetric matrix with symmetric noise; arguments as of `gaussian`.
+        """Returns a symmetric matrix with symmetric noise; arguments as for `gaussian`.
 
         The noise is (N + N^T) / 2 with N as in `gaussian`: of standard deviation s on the diagonal
         and s / sqrt(2) off it, half of the paper's variance. That is as private: for a symmetric
         V the released matrix is the symmetric part of V + N, the paper's release, and taking that
         part reads no data. (So the sensitivity is the Frobenius norm, of all d^2 entries.)
         """
-        return self._released(name, value, sensitivity, part, lambda noise: (noise + noise.T) / 2)
-
-    def _released(self, name, value, sensitivity, part, shaped):
-        sigma = self._count(name, part)
-        known = None if self._journal is None else self._journal.recall(name, part)
-        if known is not None:
-            self._runs[name, self._done[name, part]], value = known
-            return value
-        value = value() if callable(value) else value
-        if self._journal is not None:
-            self._journal.check_examples()
-        self._runs[name, self._done[name, part]] = made = self._run, self._seeded
-        if sigma:
-            value = value + shaped(self._noise(value.shape, sigma * sensitivity))
-        if self._journal is not None:
-            self._journal.keep(name, part, made, value)
-        return value
+        noisy = self.gaussian(name, value, sensitivity, part)
+        return (noisy + noisy.T) / 2
 
     def _count(self, name, part):
+        """Counts a release, and returns its noise multiplier."""
         noise_multiplier, times = self._planned[name]
-        done = self._done.get((name, part), 0)
+        done = self._done[name, part]
         if done >= times:
             raise RuntimeError(
                 f"The statistic {name!r} was released {done} times, which is all that the budget "
                 "of this head pays for. Plan it as often as it is released."
             )
-        self._done[name, part] = done + 1
+        self._done[name, part] += 1
         self._drawn += 1
         return noise_multiplier
 
@@ -122,16 +90,20 @@ class Releases:
         return deviation * np.asarray(_drawing(tuple(shape))(seed, index), "float64")
 
     def ledger(self) -> Ledger:
-        """What was released, a `tfdpx.accounting.Ledger`: steps on the full batch."""
+        """Returns the `tfdpx.accounting.Ledger` of the releases: steps on the full batch."""
+        times: dict[str, int] = {}
+        for (name, _), done in self._done.items():
+            times[name] = max(times.get(name, 0), done)
         # By noise: entries of one run at the same noise are taken for the same steps.
-        steps = collections.Counter(
-            (*made, self._planned[name][0]) for (name, _), made in self._runs.items()
+        steps: collections.Counter[float] = collections.Counter()
+        for name, done in times.items():
+            steps[self._planned[name][0]] += done
+        return Ledger(
+            tuple(
+                Entry(sigma, 1.0, n, run=self._run, seeded=self._seeded, kind=RELEASE)
+                for sigma, n in steps.items()
+            )
         )
-        entries = (
-            Entry(sigma, 1.0, n, run=run, seeded=seeded, kind=RELEASE)
-            for (run, seeded, sigma), n in steps.items()
-        )
-        return Ledger(tuple(entries))
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,7 +122,7 @@ def check_tail(
     """Raises ValueError unless delta's reserve pays for the finite tail of the noise.
 
     Args:
-        planned: As of `Releases`.
+        planned: As for `Releases`.
         values: Dict from a name to how many numbers a release has, over all parts.
         delta: Float.
     """

@@ -111,7 +111,7 @@ def private_adapt(
 
     def released(exact, sensitivity):
         """The noisy array, and the standard deviation of its noise."""
-        value = releases.gaussian("statistics", exact, sensitivity)
+        value = releases.gaussian("statistics", exact(), sensitivity)
         return value, noise_multiplier * sensitivity
 
     if isinstance(layer, _LOOKUPS):

@@ -26,8 +26,6 @@ from tfdpx._keras import lora, model_internals, saving_internals
 _FORMAT = "tfdpx.Checkpoint/3"
 _RECORD, _WEIGHTS, _NORMS = "record.json", "model.weights.h5", "norms.npz"
 _CALLBACKS, _FACTORS = "callbacks.npz", "lora.npz"
-# What the fit of a head leaves: `tfdpx.heads._journal`.
-_FILES_OF_HEADS = ("fit.json", "tfdpx-*.release")
 # The state of callbacks of Keras: each begins anew in every `fit`.
 _NUMBERS = ("best", "best_epoch", "wait", "stopped_epoch", "cooldown_counter")
 _ARRAYS = "best_weights"
@@ -42,8 +40,7 @@ class Checkpoint(keras.callbacks.Callback):
     callback and the same plan, `fit` restores what the folder holds before its first step, prints
     at which update, and makes the updates that are left. Draws and noise are fresh from there on,
     so epsilon is the same as without the interruption. With an optimizer's `seed` a resumed run
-    equals the unbroken one to the last bit, on the same machine. Heads take one too, as
-    `head.fit(..., checkpoint=Checkpoint(...))`: see there what theirs holds.
+    equals the unbroken one to the last bit, on the same machine.
 
     The folder holds one file: weights, the optimizer's state and its ledger, and what Keras's
     `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` remember. With individual
@@ -198,8 +195,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def remove(self) -> None:
         """Deletes what was saved, and the folder if there is nothing else in it."""
-        of_heads = [path for name in _FILES_OF_HEADS for path in self.directory.glob(name)]
-        for path in [self._path, *files.leftovers(self.directory), *of_heads]:
+        for path in [self._path, *files.leftovers(self.directory)]:
             path.unlink(missing_ok=True)
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()

@@ -1,0 +1,212 @@
+"""Features with labels in memory, rows of them in float64, and their clipping.
+
+A `tf.data.Dataset` is read once, so all passes of a head meet the same examples.
+
+Sums over the examples are in float64. With b rows a product and n in all, a sum of n float64 terms
+of size at most C, in any order, errs by at most (b + n / b) 2^-53 n C (Higham 2002, ch. 4). Rows
+and gradients are clipped to C / (1 + a), with a = 1e-4. So one example more or less changes a
+computed sum by at most C / (1 + a) + 2 (b + n / b) 2^-53 n C, and that is below C for n up to
+`MOST_EXAMPLES`, with 9e-5 C to spare for the rounding of norms and of projected sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import ArrayLike
+
+from tfdpx._keras import tensorflow_internals
+
+MOST_EXAMPLES = 4_000_000
+# Rows of one product.
+ROWS = 8192
+_OF_THE_SUM = 1e-4
+
+
+class FeatureSet:
+    """Features of examples and, unless they are only to be predicted, labels.
+
+    Args:
+        features: Array `[n, d]`, which may be a `np.memmap`, or a `tf.data.Dataset` of batches
+            `(features, labels)` that ends and gives every example once.
+        labels: Array of class numbers `[n]` or of zeros and ones `[n, num_classes]`; None with a
+            dataset, or for features alone.
+        num_classes: Int.
+        labelled: Bool, whether there must be labels.
+
+    Attributes:
+        x: Array `[n, d]`.
+        count: Int, n.
+        dimension: Int, d.
+
+    Raises:
+        ValueError: If shapes, types or labels do not fit.
+    """
+
+    def __init__(
+        self,
+        features: ArrayLike | tf.data.Dataset,
+        labels: ArrayLike | None,
+        num_classes: int,
+        labelled: bool = True,
+    ):
+        if isinstance(features, tf.data.Dataset):
+            if labels is not None:
+                raise ValueError(
+                    "Argument `labels` must be left out with a dataset, which holds them. "
+                    f"Received: labels of type {type(labels).__name__}."
+                )
+            features, labels = _arrays_of(features, labelled)
+        elif labels is None and labelled:
+            raise ValueError(
+                "Argument `labels` must be given with an array of features. Received: None."
+            )
+        self.x = np.asanyarray(features)
+        _check_rank(self.x.shape)
+        self.count, self.dimension = self.x.shape
+        _check_count(self.count)
+        if not self.dimension:
+            raise ValueError(
+                f"Argument `features` must have a positive width. Received: shape {self.x.shape}."
+            )
+        self._num_classes = num_classes
+        self._labels = None if labels is None else self._checked(np.asarray(labels))
+
+    def _checked(self, labels):
+        classes = self._num_classes
+        if len(np.atleast_1d(labels)) != self.count:
+            raise ValueError(
+                "Arguments `features` and `labels` must hold as many examples. Received: "
+                f"{self.count} features, labels of shape {labels.shape}."
+            )
+        if labels.ndim == 2 and labels.shape[1] == classes:
+            if not np.isin(labels, (0, 1)).all():
+                raise ValueError(
+                    f"Argument `labels` of shape [n, {classes}] must hold zeros and ones alone."
+                )
+            return labels
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(
+                f"Argument `labels` must hold integers [n], or zeros and ones [n, {classes}]. "
+                f"Received: shape {labels.shape}, dtype {labels.dtype}. Convert whole numbers of "
+                "another type by `labels.astype(int)`."
+            )
+        if not (0 <= labels.min() and labels.max() < classes):
+            raise ValueError(
+                f"Argument `labels` must lie in [0, {classes}), by num_classes={classes}. "
+                f"Received: labels from {labels.min()} to {labels.max()}."
+            )
+        return labels
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Yields float64 features `[<= ROWS, d]` and float64 targets, in order.
+
+        Targets `[<= ROWS, num_classes]` are zeros and ones; None without labels.
+        """
+        for start in range(0, self.count, ROWS):
+            part = slice(start, start + ROWS)
+            x = np.asarray(self.x[part], "float64")
+            yield x, None if self._labels is None else self._targets(self._labels[part])
+
+    def targets(self) -> np.ndarray:
+        """Zeros and ones of all examples, bool `[n, num_classes]`."""
+        return np.concatenate([targets.astype(bool) for _, targets in self.chunks()])
+
+    def _targets(self, labels):
+        if labels.ndim == 2:
+            return labels.astype("float64")
+        targets = np.zeros([len(labels), self._num_classes])
+        targets[np.arange(len(labels)), labels] = 1.0
+        return targets
+
+
+def finite_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `x` with zeros for rows that are not finite, and the l2 norms of its rows.
+
+    Args:
+        x: float64 `[n, d]`. A row whose square overflows is not finite either.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.sqrt(np.einsum("ij,ij->i", x, x))
+    finite = np.isfinite(norms)
+    if not finite.all():
+        x, norms = np.where(finite[:, np.newaxis], x, 0.0), np.where(finite, norms, 0.0)
+    return x, norms
+
+
+def clip_factors(norms: np.ndarray, l2_norm_clip: float) -> np.ndarray:
+    """Returns `[n]`, the factors that clip to `l2_norm_clip` less what sums may round.
+
+    Args:
+        norms: float64 `[n]`.
+        l2_norm_clip: Float; infinity does not clip.
+    """
+    limit = l2_norm_clip / (1 + _OF_THE_SUM)
+    return np.ones_like(norms) if limit == math.inf else limit / np.maximum(norms, limit)
+
+
+def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
+    """Returns the rows of `x`, finite and clipped by `clip_factors`.
+
+    Args:
+        x: float64 `[n, d]`.
+        l2_norm_clip: Float, or infinity.
+    """
+    x, norms = finite_rows(x)
+    return x * clip_factors(norms, l2_norm_clip)[:, np.newaxis]
+
+
+def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
+    """Returns `targets` `[n, m]` of zeros and ones with the first `most` ones of each row alone."""
+    return targets * (np.cumsum(targets, axis=1) <= most)
+
+
+def _arrays_of(dataset, labelled):
+    """Features and labels of a dataset, read once; None in place of labels that it has not."""
+    # An example that is repeated counts twice.
+    repeats = "RepeatDataset" in tensorflow_internals.sources_of(dataset)
+    if repeats or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "Argument `features` must be a dataset that ends and gives every example once: an "
+            "example that comes twice needs twice the noise. Received: an infinite dataset, or "
+            "one with `repeat`. Leave out `repeat`; a head makes its own passes."
+        )
+    spec = dataset.element_spec
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    dense = all(isinstance(part, tf.TensorSpec) for part in parts)
+    if not dense or len(parts) > 2 or (labelled and len(parts) < 2):
+        raise ValueError(
+            "Argument `features` must be a dataset of batches (features, labels) of dense tensors. "
+            f"Received: elements of {spec}. A head takes no sample weights."
+        )
+    _check_rank(parts[0].shape)
+    batches, count = [], 0
+    for batch in dataset.as_numpy_iterator():
+        batches.append(batch if isinstance(batch, tuple) else (batch,))
+        count += len(batches[-1][0])
+        if count > MOST_EXAMPLES:
+            break
+    _check_count(count)
+    features, *labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    return features, labels[0] if labels else None
+
+
+def _check_rank(shape):
+    if tf.TensorShape(shape).rank != 2:
+        raise ValueError(
+            f"Argument `features` must have the shape [n, d]. Received: shape {shape}. "
+            "Flatten the output of the backbone for each example."
+        )
+
+
+def _check_count(count):
+    if not 0 < count <= MOST_EXAMPLES:
+        raise ValueError(
+            f"A head takes 1 to {MOST_EXAMPLES} examples: beyond, rounding may exceed what the "
+            f"clip allows for. Received: {count}, or more."
+        )
