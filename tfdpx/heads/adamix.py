@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import keras
 import numpy as np
@@ -102,7 +101,7 @@ class AdaMix(Head):
     projection: int | None = None
     initial_weights: ArrayLike | None = dataclasses.field(default=None, repr=False)
 
-    _checks: ClassVar = {
+    _checks = {
         **Head._checks,
         "epsilon": optional(positive),
         "noise_multiplier": positive,

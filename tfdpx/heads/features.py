@@ -113,10 +113,6 @@ class FeatureSet:
             x = np.asarray(self.x[part], "float64")
             yield x, None if self._labels is None else self._targets(self._labels[part])
 
-    def targets(self) -> np.ndarray:
-        """Zeros and ones of all examples, bool `[n, num_classes]`."""
-        return np.concatenate([targets.astype(bool) for _, targets in self.chunks()])
-
     def _targets(self, labels):
         if labels.ndim == 2:
             return labels.astype("float64")

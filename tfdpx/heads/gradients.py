@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 import keras
 import numpy as np
@@ -114,7 +113,7 @@ class FirstOrder(Head):
     initial_bias: float = -10.0
     average: bool = False
 
-    _checks: ClassVar = {
+    _checks = {
         **Head._checks,
         "optimizer": lambda name, value: check_choice(name, value, tuple(_OPTIMIZERS)),
         "average": lambda name, value: require(

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import keras
 import numpy as np
@@ -78,7 +77,7 @@ class LeastSquares(Head):
     l2_regularization: float | None = None
     max_positives: int = 1
 
-    _checks: ClassVar = {**Head._checks, "max_positives": check_positive_integer}
+    _checks = {**Head._checks, "max_positives": check_positive_integer}
 
     def __post_init__(self):
         super().__post_init__()
@@ -170,7 +169,7 @@ class FeatureCovariance(Head):
     initial_bias: float = -10.0
     feature_norm_clip: float | None = None
 
-    _checks: ClassVar = {
+    _checks = {
         **Head._checks,
         "covariance_share": _check_share,
         "start": lambda name, value: check_choice(name, value, ("zeros", "least_squares")),
@@ -372,15 +371,27 @@ def solve_classes(
         ridge_of: Function from a released matrix to its ridge.
     """
     root = math.sqrt(max_positives)
-    positives = first_positives(examples.targets(), max_positives)
     kernel = np.zeros([examples.dimension, num_classes])
-    for j in range(num_classes):
-        moment, total = _class_sums(examples.x, np.flatnonzero(positives[:, j]), l2_norm_clip)
+    for j, places in enumerate(_places_by_class(examples, num_classes, max_positives)):
+        moment, total = _class_sums(examples.x, places, l2_norm_clip)
         moment = released.symmetric(_CLASS_NAMES[0], moment, root * l2_norm_clip**2, part=j)
         total = released.gaussian(_CLASS_NAMES[1], total, root * l2_norm_clip, part=j)
         matrix = moment + shared
         kernel[:, j] = positive_solver(matrix, ridge_of(matrix))(total)
     return kernel
+
+
+def _places_by_class(examples, num_classes, max_positives):
+    """A list of int arrays, the places of the examples of each class among all examples."""
+    places, classes = [], []
+    for chunk, (_, targets) in enumerate(examples.chunks()):
+        row, j = np.nonzero(first_positives(targets, max_positives))
+        places.append(row + chunk * ROWS)
+        classes.append(j)
+    places, classes = np.concatenate(places), np.concatenate(classes)
+    order = np.argsort(classes, kind="stable")
+    ends = np.searchsorted(classes[order], range(1, num_classes))
+    return np.split(places[order], ends)
 
 
 def _class_sums(x, places, l2_norm_clip):

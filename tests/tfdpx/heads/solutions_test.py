@@ -121,6 +121,7 @@ def test_rows_that_are_not_finite_count_as_zero():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_replicas_are_refused():
     processes.run_alone("head_cases.on_replicas")
 
