@@ -5,9 +5,9 @@ leaves a layer to the map. `gradient_norms` are norms to choose a clip by.
 """
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx.per_example import rules as rules  # Registers them.
 from tfdpx.per_example.engine import explain
 from tfdpx.per_example.gradient_norms import gradient_norms
-from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules import GenericRule, Rule
+from tfdpx.per_example.rule import GenericRule, Rule, register
 
 __all__ = ["GenericRule", "Rule", "explain", "gradient_norms", "register"]
