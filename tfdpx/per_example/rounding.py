@@ -26,7 +26,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.per_example.vectorize import call_cached_trace
+from tfdpx._keras.tensorflow_internals import call_cached_trace
 
 UNIT = 2.0**-24
 # What a sum has besides its terms: products, factors, roots.

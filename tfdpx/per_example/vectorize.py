@@ -13,8 +13,6 @@ single batch axis first.
 XLA cannot compile a loop that was vectorized: that is found while tracing, before any step.
 """
 
-import functools
-
 import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
@@ -250,25 +248,3 @@ SAFE_TO_VECTORIZE = frozenset(
     # What gives no tensor cannot run in a loop of its own.
     "Assert Print PrintV2".split()
 )
-
-
-def call_cached_trace(function, kind, *tensors):
-    """`function(*kind, *tensors)`, as a call of a graph that is traced once for all that are alike.
-
-    Args:
-        function: Python function of what follows, that reads no tensor or variable of its own.
-        kind: Tuple of hashable values.
-        *tensors: Tensors; alike are those of the same static shapes and dtypes.
-
-    Returns:
-        What `function` returns, a nest of tensors.
-    """
-    specs = (tf.TensorSpec(t.shape, t.dtype) for t in tensors)
-    return _traced(function, kind, *specs)(*tensors)
-
-
-@functools.lru_cache(maxsize=512)
-def _traced(function, kind, *specs):
-    with tf.init_scope():  # Not for the graph that is being made alone.
-        traced = tf.function(lambda *tensors: function(*kind, *tensors), autograph=False)
-        return traced.get_concrete_function(*specs)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdpx._keras import tensorflow_internals
 from tfdpx.sampling import _dataset_arrays
 from tfdpx.sampling.inputs import check_dense
 from tfdpx.sampling.random_access import RandomAccess
@@ -84,15 +85,9 @@ class Examples:
         Returns:
             Tuple `(x, y, sample_weight)` of tensors of static shapes `[capacity, ...]`.
         """
-
-        def take(array):
-            if array is None:
-                return None
-            padding = tf.zeros([capacity - tf.shape(rows)[0], *array.shape[1:]], array.dtype)
-            batch = tf.concat([tf.gather(array, rows), padding], axis=0)
-            return tf.ensure_shape(batch, [capacity, *array.shape[1:]])
-
-        return tf.nest.map_structure(take, self._arrays)
+        held = [array for array in tf.nest.flatten(self._arrays) if array is not None]
+        taken = iter(tensorflow_internals.call_cached_trace(_take, (capacity,), rows, *held))
+        return tf.nest.map_structure(lambda a: None if a is None else next(taken), self._arrays)
 
     def split(self, count, weighted):
         """The first `count` examples, and the others as arrays to measure on.
@@ -199,3 +194,14 @@ def _class_weights(y, class_weight):
         )
     values, places = np.unique(classes, return_inverse=True)
     return np.array([class_weight.get(int(value), 1.0) for value in values])[places]
+
+
+def _take(capacity, rows, *arrays):
+    """List of the rows of each array, padded with zeros to `capacity`."""
+
+    def take(array):
+        padding = tf.zeros([capacity - tf.shape(rows)[0], *array.shape[1:]], array.dtype)
+        batch = tf.concat([tf.gather(array, rows), padding], axis=0)
+        return tf.ensure_shape(batch, [capacity, *array.shape[1:]])
+
+    return [take(array) for array in arrays]

@@ -31,6 +31,7 @@ from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.sampling.batch_sampler import is_seeded
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
+from tfdpx.sampling.sampled_batches import plan_sampler
 from tfdpx.training import checkpoint, refresh, replicas, views
 from tfdpx.training.budget import BudgetProgressBar, StopAtBudget, used_up
 from tfdpx.training.callbacks import FirstUpdate
@@ -207,7 +208,8 @@ def drawn(optimizer, model, request):
             f"depends. Received: batch_size={request.batch_size}. Leave it out, or make the plan "
             f"with `batch_size={request.batch_size}`."
         )
-    batches = plan.batches(
+    batches = plan_sampler(
+        plan,
         data,
         request.y,
         request.sample_weight,
@@ -216,6 +218,9 @@ def drawn(optimizer, model, request):
         examples_per_user=request.examples_per_user,
         validation_split=request.validation_split or 0.0,
         optimizer=optimizer,
+        seed=None,
+        start=0,
+        input_context=None,
         pad_to_multiple_of=model.distribute_strategy.num_replicas_in_sync,
     )
     steps = request.steps_per_epoch

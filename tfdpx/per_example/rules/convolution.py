@@ -7,6 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdpx._keras.tensorflow_internals import call_cached_trace
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, cheapest
 from tfdpx.per_example.rows import (
@@ -20,7 +21,6 @@ from tfdpx.per_example.rows import (
 from tfdpx.per_example.rule import BeforeActivation, register
 from tfdpx.per_example.rules.contraction import FLOAT, gram, length
 from tfdpx.per_example.rules.window import Window, split_channels
-from tfdpx.per_example.vectorize import call_cached_trace
 
 
 @register(keras.layers.Conv2D)

@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, tensorflow_internals
+from tfdpx._keras.tensorflow_internals import call_cached_trace
 from tfdpx.per_example.rows import sum_rows
 from tfdpx.per_example.rule import Rule, register
-from tfdpx.per_example.vectorize import call_cached_trace
 
 
 class ScaleAndOffsetRule(Rule):
