@@ -12,7 +12,7 @@ import tfdpx
 from tfdpx.sampling.examples import as_examples
 
 MODULES = [
-    "tfdpx.accounting.group_privacy",
+    "tfdpx.accounting.groups",
     "tfdpx.accounting.individual",
     "tfdpx.accounting.ledger",
     slow("tfdpx.accounting.plan"),

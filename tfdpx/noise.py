@@ -69,7 +69,7 @@ def normal(shape, seed, stddev=1.0):
 
     Values come in pairs of a radius and an angle. The tail: a radius takes 64 bits, so that none
     exceeds `LARGEST_RADIUS`, 9.49 `stddev`; a true normal pair does with probability
-    2**-65. What this adds to delta: `tfdpx.accounting.noise_tail`. The body: both are rounded to
+    2**-65. What this adds to delta: `tfdpx.accounting.gaussian`. The body: both are rounded to
     float32, so values form a discrete set whose steps are some 1e-7 of the radius, near zero and
     in the tail too. Privacy against an adversary who reads the last bits of a float32 is not
     covered (Mironov 2012, "On Significance of the Least Significant Bits for Differential

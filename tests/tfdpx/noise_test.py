@@ -8,7 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdpx import noise
-from tfdpx.accounting import noise_tail
+from tfdpx.accounting import gaussian
 
 
 def draw(shape, seed, jit_compile=False):
@@ -80,7 +80,7 @@ def test_the_largest_radius_is_that_of_the_least_word(monkeypatch):
     monkeypatch.setattr(noise, "_words", lambda count, seed, dtype: tf.zeros([count], dtype))
     largest = noise.normal([2], tf.constant([1, 2], "int64"), 3.0).numpy()
     np.testing.assert_allclose(largest, [3.0 * noise.LARGEST_RADIUS, 0.0], rtol=1e-6)
-    assert noise.LARGEST_RADIUS == noise_tail.LARGEST_RADIUS == pytest.approx(9.49, abs=0.01)
+    assert noise.LARGEST_RADIUS == gaussian.LARGEST_RADIUS == pytest.approx(9.49, abs=0.01)
 
 
 def test_radii_and_angles_of_all_chunks_come_from_seeds_of_their_own():

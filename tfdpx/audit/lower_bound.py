@@ -14,7 +14,7 @@ import scipy.stats
 
 from tfdpx._arguments import is_integer, is_number, require
 from tfdpx.accounting.accountants import check_delta
-from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.accounting.gaussian import exact_epsilon
 
 
 def clopper_pearson_upper_bound(errors, trials, confidence):

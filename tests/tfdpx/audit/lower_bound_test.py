@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from tfdpx import audit
-from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.audit import lower_bound
 
 CONFIDENCE, RUNS = 0.9, 60

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.audit import _one_run_bounds
 
 CONFIDENCE = 0.9
