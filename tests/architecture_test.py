@@ -17,8 +17,8 @@ ROOMS = [
     *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
-# Imported when they are called: `plan.batches` draws, `gradient_norms` prepares a model.
-ON_THE_CALL = {("accounting", "sampling"), ("per_example", "sampling"), ("per_example", "training")}
+# Imported when it is called: `plan.batches` draws.
+ON_THE_CALL = {("accounting", "sampling")}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 
 NAMED_TUPLE = {"_asdict", "_fields", "_replace"}

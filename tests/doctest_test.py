@@ -31,7 +31,7 @@ MODULES = [
     "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
     "tfdpx.training.optimizers",
-    "tfdpx.per_example.gradient_norms",
+    "tfdpx.training.gradient_norms",
     "tfdpx.sampling.sampled_batches",
     "tfdpx.synthetic.dead_leaves",
     "tfdpx.synthetic.shapes",

@@ -33,8 +33,7 @@ from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
 from tfdpx.sampling.sampled_batches import plan_sampler
 from tfdpx.training import checkpoint, refresh, replicas, views
-from tfdpx.training.budget import BudgetProgressBar, StopAtBudget, used_up
-from tfdpx.training.callbacks import FirstUpdate
+from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, used_up
 from tfdpx.training.clip_policy import planned
 from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
 
