@@ -29,8 +29,8 @@ from tfdpx._keras import lora, model_internals
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.sampling.batch_sampler import is_seeded
+from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
-from tfdpx.sampling.random_access import RandomAccess
 from tfdpx.sampling.sampled_batches import plan_sampler
 from tfdpx.training import checkpoint, refresh, replicas, views
 from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, used_up

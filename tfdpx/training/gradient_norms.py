@@ -12,8 +12,7 @@ import tensorflow as tf
 from tfdpx._arguments import check_positive_integer
 from tfdpx._keras import model_internals
 from tfdpx.per_example.rows import Rows
-from tfdpx.sampling.examples import Examples, as_examples
-from tfdpx.sampling.random_access import RandomAccess
+from tfdpx.sampling.examples import Examples, RandomAccess, as_examples
 from tfdpx.training.optimizers import DPSGD
 from tfdpx.training.preparation import Batch, prepare
 from tfdpx.training.views import Views
