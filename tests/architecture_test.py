@@ -175,7 +175,7 @@ def test_a_wrong_arrow_is_seen(path, source):
 
 def test_a_file_with_an_underscore_serves_its_room_alone():
     assert foreign_uses(sources()) == []
-    planted = {"tfdpx/training/made_up.py": "from tfdpx.audit import _one_run_bounds"}
+    planted = {"tfdpx/training/made_up.py": "from tfdpx.augment import _draws"}
     assert len(foreign_uses(planted)) == 1
 
 
