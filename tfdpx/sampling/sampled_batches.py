@@ -319,7 +319,7 @@ def poisson_rows(key, step, num_examples, sampling_probability):
     """
     if sampling_probability == 1:
         return tf.range(num_examples, dtype=tf.int64)
-    bits = _bits(noise.fold_in(key, step), num_examples, tf.uint32)
+    bits = noise.words([num_examples], noise.fold_in(key, step), tf.uint32)
     threshold = tf.constant(math.floor(sampling_probability * 2**32), tf.uint32)
     return tf.where(bits < threshold)[:, 0]
 
@@ -340,11 +340,5 @@ class _Shuffle:
 
 def _permutation(key, epoch, num_examples):
     # 64 bits: ties, which the sort would resolve by position, practically never occur.
-    bits = _bits(noise.fold_in(key, epoch), num_examples, tf.uint64)
+    bits = noise.words([num_examples], noise.fold_in(key, epoch), tf.uint64)
     return np.argsort(bits.numpy(), kind="stable")
-
-
-def _bits(key, count, dtype):
-    return tf.random.stateless_uniform(
-        [count], key, minval=None, maxval=None, dtype=dtype, alg="philox"
-    )
