@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfdpx._keras import layer_internals
 from tfdpx.layers.ws_conv2d import WSConv2D
 from tfdpx.per_example import register, rounding
-from tfdpx.per_example.rules import Conv2DRule
-from tfdpx.per_example.rules.convolution_gradients import channels_last
+from tfdpx.per_example.rules.convolution import Conv2DRule, channels_last
 
 # Axes of one filter in a kernel: the window's are summed over at once.
 _BY_AXIS = [[-4, -3], -2]
@@ -115,7 +114,7 @@ class WSConv2DRule(Conv2DRule):
 
     @property
     def unit(self):
-        """See `ConvolutionGradients.unit`."""
+        """See `Conv2DRule.unit`."""
         return self.standardized.unit if self._by_kernels else None
 
     def measured(self, found):

@@ -17,8 +17,8 @@ ROOMS = [
     *("train", "experiments"),
 ]
 FOLDERS = ("tfdpx", "layers", "models", "train", "experiments")
-# Imported when they are called: `plan.batches` draws, `gradient_norms` prepares a model.
-ON_THE_CALL = {("accounting", "sampling"), ("per_example", "sampling"), ("per_example", "training")}
+# Imported when it is called: `plan.batches` draws.
+ON_THE_CALL = {("accounting", "sampling")}
 NOT_IN_ACCOUNTING = {"keras", "tensorflow"}
 
 NAMED_TUPLE = {"_asdict", "_fields", "_replace"}
@@ -175,7 +175,7 @@ def test_a_wrong_arrow_is_seen(path, source):
 
 def test_a_file_with_an_underscore_serves_its_room_alone():
     assert foreign_uses(sources()) == []
-    planted = {"tfdpx/training/made_up.py": "from tfdpx.sampling import _dataset_arrays"}
+    planted = {"tfdpx/training/made_up.py": "from tfdpx.augment import _draws"}
     assert len(foreign_uses(planted)) == 1
 
 

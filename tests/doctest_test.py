@@ -12,14 +12,13 @@ import tfdpx
 from tfdpx.sampling.examples import as_examples
 
 MODULES = [
-    "tfdpx.accounting.group_privacy",
+    "tfdpx.accounting.groups",
     "tfdpx.accounting.individual",
     "tfdpx.accounting.ledger",
     slow("tfdpx.accounting.plan"),
-    "tfdpx.audit.lower_bound",
+    "tfdpx.audit.bounds",
     "tfdpx.audit.membership",
     slow("tfdpx.audit.one_run"),
-    "tfdpx.audit._one_run_bounds",
     "tfdpx.audit.sampling_check",
     slow("tfdpx.audit.white_box"),
     "tfdpx.augment.crops",
@@ -31,7 +30,7 @@ MODULES = [
     "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
     "tfdpx.training.optimizers",
-    "tfdpx.per_example.gradient_norms",
+    "tfdpx.training.gradient_norms",
     "tfdpx.sampling.sampled_batches",
     "tfdpx.synthetic.dead_leaves",
     "tfdpx.synthetic.shapes",

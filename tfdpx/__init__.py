@@ -32,7 +32,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.callbacks import PrivacyBudget
     from tfdpx.heads import AdaMix
     from tfdpx.layers.make_private_model import make_private_model
-    from tfdpx.sampling.random_access import RandomAccess
+    from tfdpx.sampling.examples import RandomAccess
     from tfdpx.tables import private_adapt
     from tfdpx.training.adaptive_clip import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
@@ -48,7 +48,7 @@ _HOMES = {
     "DPSGD": "training.optimizers",
     "PrivacyBudget": "callbacks",
     "PrivacyPlan": "accounting",
-    "RandomAccess": "sampling.random_access",
+    "RandomAccess": "sampling.examples",
     "copy_weights": "account",
     "make_private": "training.optimizers",
     "make_private_model": "layers.make_private_model",

@@ -42,6 +42,8 @@ def make_seed(seed=None):
 # Values drawn at a time: bounds the memory of the steps in between.
 _CHUNK = 2**20
 _UNLIKELY = 0x5DEECE66D
+# Of `tf.raw_ops`: the algorithm, and the key by which TensorFlow scrambles a seed.
+_PHILOX, _SCRAMBLING = 1, 0x02461E293EC8F720
 # Sets the seeds of radii and angles apart from all others.
 _KEY = int.from_bytes(b"normal", "big")
 
@@ -58,10 +60,30 @@ def fold_in(seed, *numbers):
     for number in numbers:
         number = tf.cast(number, "int64")
         mixed = tf.bitwise.bitwise_xor(seed, tf.stack([tf.zeros_like(number), number]))
-        seed = tf.random.stateless_uniform(
-            [2], mixed, minval=None, maxval=None, dtype=tf.int64, alg="philox"
-        )
+        seed = words([2], mixed, tf.int64)
     return seed
+
+
+def words(shape, seed, dtype):
+    """Integers of all values alike, a pure function of the arguments, on every device and by XLA.
+
+    The bits of `tf.random.stateless_uniform(..., alg="philox")`, in a third of its operations.
+
+    Args:
+        shape: Sequence of ints, or int32 tensor.
+        seed: int64 tensor of shape [2].
+        dtype: tf.int32, tf.int64, tf.uint32 or tf.uint64.
+    """
+
+    def philox(shape, key, counter, dtype):
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=shape, key=key, counter=counter, dtype=dtype, alg=_PHILOX
+        )
+
+    # TensorFlow scrambles a seed into the key and the upper half of the counter.
+    scrambling = tf.constant([_SCRAMBLING], tf.uint64)
+    key, counter = tf.split(philox([2], scrambling, tf.bitcast(seed, tf.uint64), tf.uint64), 2)
+    return philox(shape, key, tf.concat([tf.zeros([1], tf.uint64), counter], 0), dtype)
 
 
 def normal(shape, seed, stddev=1.0):
@@ -69,7 +91,7 @@ def normal(shape, seed, stddev=1.0):
 
     Values come in pairs of a radius and an angle. The tail: a radius takes 64 bits, so that none
     exceeds `LARGEST_RADIUS`, 9.49 `stddev`; a true normal pair does with probability
-    2**-65. What this adds to delta: `tfdpx.accounting.noise_tail`. The body: both are rounded to
+    2**-65. What this adds to delta: `tfdpx.accounting.gaussian`. The body: both are rounded to
     float32, so values form a discrete set whose steps are some 1e-7 of the radius, near zero and
     in the tail too. Privacy against an adversary who reads the last bits of a float32 is not
     covered (Mironov 2012, "On Significance of the Least Significant Bits for Differential
@@ -86,15 +108,18 @@ def normal(shape, seed, stddev=1.0):
     size = math.prod(shape)
     count = max(-(-size // _CHUNK), 1)
     seeds = _seeds(seed, count)
+    under_xla = tensorflow_internals.is_under_xla()
+    if count == 1 and not under_xla:
+        return tf.reshape(_box_muller(size, *tf.unstack(seeds[0]), stddev), shape)
     # One loop is less to trace; loops apart run side by side where XLA compiles for a CPU.
-    groups = tf.split(seeds, count) if tensorflow_internals.is_under_xla() else [seeds]
+    groups = tf.split(seeds, count) if under_xla else [seeds]
     drawn = tf.concat([_in_a_loop(-(-size // count), each, stddev) for each in groups], axis=0)
     return tf.reshape(tf.reshape(drawn, [-1])[:size], shape)
 
 
 def _seeds(seed, count):
     """int64 [count, 2, 2]: for each chunk a seed of the radii and one of the angles."""
-    return tf.reshape(_words(4 * count, fold_in(seed, _KEY), tf.int64), [count, 2, 2])
+    return tf.reshape(words([4 * count], fold_in(seed, _KEY), tf.int64), [count, 2, 2])
 
 
 def _in_a_loop(size, seeds, stddev):
@@ -121,9 +146,9 @@ def _in_a_loop(size, seeds, stddev):
 
 def _box_muller(size, radius_seed, angle_seed, stddev):
     pairs = (size + 1) // 2
-    log = _log_uniform(_words(pairs, radius_seed, tf.int64))
+    log = _log_uniform(words([pairs], radius_seed, tf.int64))
     radius = tf.sqrt((-2.0 * stddev**2) * log)
-    word = _words(pairs, angle_seed, tf.int32)
+    word = words([pairs], angle_seed, tf.int32)
     angle = (2.0 * math.pi * 2.0**-32) * tf.cast(word, "float32")
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:size]
 
@@ -136,9 +161,3 @@ def _log_uniform(word):
     # Half a step up: neither end of the interval can occur.
     to_nearer_end = tf.abs(tf.cast(word, "float32") + 0.5) * 2.0**-_RADIUS_BITS
     return tf.where(word >= 0, tf.math.log(to_nearer_end), tf.math.log1p(-to_nearer_end))
-
-
-def _words(count, seed, dtype):
-    return tf.random.stateless_uniform(
-        [count], seed, minval=None, maxval=None, dtype=dtype, alg="philox"
-    )

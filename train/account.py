@@ -26,7 +26,7 @@ import sys
 
 from absl import app, flags
 
-from tfdpx.accounting import samplings
+from tfdpx.accounting import groups
 from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
 from tfdpx.train.accounts.people import people_of
 from tfdpx.train.accounts.question import NAMES, answer
@@ -48,12 +48,12 @@ def define_flags(values):
     flags.DEFINE_float("delta", None, "Delta; well below 1/num_examples.", **common)
     flags.DEFINE_float("epsilon", None, "Privacy budget.", **common)
     flags.DEFINE_enum(
-        "sampling", "poisson", list(samplings.SAMPLINGS), "How batches are drawn.", **common
+        "sampling", "poisson", list(groups.SAMPLINGS), "How batches are drawn.", **common
     )
     flags.DEFINE_enum(
         "neighbours",
         None,
-        list(samplings.NEIGHBOURS),
+        list(groups.NEIGHBOURS),
         "Which data sets are neighbours. Default: what fits --sampling.",
         **common,
     )
@@ -107,7 +107,7 @@ def _of_runs(values):
 def _of_question(values):
     """Prints the answer to what the flags ask, and returns the record."""
     with checking_flags():
-        sampling = samplings.Sampling(values.sampling, values.neighbours)
+        sampling = groups.Sampling(values.sampling, values.neighbours)
     given = {name: values[name].value for name in NAMES}
     found = answer(given, sampling, values.accountant)
     record = found.record()

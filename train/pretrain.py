@@ -188,14 +188,14 @@ def _batches(settings, objective, data, seed, start):
         return (x, *(tf.repeat(part, objective.num_views, axis=0) for part in batch[1:]))
 
     with checking_flags():
-        dataset = sampled_batches.shuffled_batches(
+        dataset = sampled_batches.shuffled_sampler(
             as_examples(data.train_x, data.train_y),
             batch_size=settings.batch_size,
             capacity=settings.batch_size,
             steps=settings.steps,
             seed=seed,
             start=start,
-        )
+        ).dataset()
         return dataset if augment is None else dataset.enumerate(start).map(views).prefetch(1)
 
 

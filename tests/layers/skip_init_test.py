@@ -6,7 +6,7 @@ import pytest
 from oracle import assert_matches_batches_of_one
 
 from tfdpx.layers import SkipInit
-from tfdpx.per_example import registry
+from tfdpx.per_example.rule import find_rules
 
 
 def test_scales_by_a_constant_and_a_trainable_scalar():
@@ -27,7 +27,7 @@ def test_rule_matches_batches_of_one(shape, views):
     model = keras.Model(inputs, keras.layers.Flatten()(x))
     rows = 3 * views
     y = rng.normal(size=(rows, model.output_shape[-1])).astype("float32")
-    assert registry.find(model.layers[2])[0][0].__name__ == "SkipInitRule"
+    assert find_rules(model.layers[2])[0][0].__name__ == "SkipInitRule"
     assert_matches_batches_of_one(
         model, rng.normal(size=(rows, *shape)).astype("float32"), y, views=views
     )

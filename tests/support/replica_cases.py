@@ -257,10 +257,10 @@ def a_draw_is_shared():
     strategy = strategies()[1]
 
     def batches():
-        return sampled_batches.poisson_batches(
+        return sampled_batches.poisson_sampler(
             Examples(np.arange(20.0), np.ones(20)),
             sampling_probability=0.5, capacity=20, steps=9, seed=0,
-        )  # fmt: skip
+        ).dataset()  # fmt: skip
 
     with strategy.scope():
         model = keras.Sequential([keras.layers.Reshape([1]), keras.layers.Dense(1)])

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.heads.releases import Releases
 
 

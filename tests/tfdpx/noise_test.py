@@ -8,7 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdpx import noise
-from tfdpx.accounting import noise_tail
+from tfdpx.accounting import gaussian
 
 
 def draw(shape, seed, jit_compile=False):
@@ -77,10 +77,10 @@ def test_a_short_tail_and_zero_radii_are_rejected(planted):
 
 
 def test_the_largest_radius_is_that_of_the_least_word(monkeypatch):
-    monkeypatch.setattr(noise, "_words", lambda count, seed, dtype: tf.zeros([count], dtype))
+    monkeypatch.setattr(noise, "words", lambda shape, seed, dtype: tf.zeros(shape, dtype))
     largest = noise.normal([2], tf.constant([1, 2], "int64"), 3.0).numpy()
     np.testing.assert_allclose(largest, [3.0 * noise.LARGEST_RADIUS, 0.0], rtol=1e-6)
-    assert noise.LARGEST_RADIUS == noise_tail.LARGEST_RADIUS == pytest.approx(9.49, abs=0.01)
+    assert noise.LARGEST_RADIUS == gaussian.LARGEST_RADIUS == pytest.approx(9.49, abs=0.01)
 
 
 def test_radii_and_angles_of_all_chunks_come_from_seeds_of_their_own():
@@ -88,7 +88,7 @@ def test_radii_and_angles_of_all_chunks_come_from_seeds_of_their_own():
     seeds = [seed, *tf.reshape(noise._seeds(seed, 3), [6, 2])]
     assert len(np.unique(seeds)) == 14
     # The words of `seed` itself are what `fold_in(seed, 0)` gives: other draws must not show them.
-    words = [noise._words(2, each, tf.int64).numpy().tolist() for each in seeds]
+    words = [noise.words([2], each, tf.int64).numpy().tolist() for each in seeds]
     assert words[0] == noise.fold_in(seed, 0).numpy().tolist() not in words[1:]
 
 

@@ -15,7 +15,7 @@ from tfdpx import mechanism
 from tfdpx._keras import lora
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.per_example import rounding
-from tfdpx.per_example.rules import products
+from tfdpx.per_example.rules import contraction
 
 layers = keras.layers
 BOUND = 1.0 + 1e-5
@@ -173,7 +173,7 @@ def truncate(tensor):
 def test_matrix_products_in_tf32(monkeypatch, norm):
     multiply = tf.matmul
     monkeypatch.setattr(
-        products.tf, "matmul", lambda a, b, **kw: multiply(truncate(a), truncate(b), **kw)
+        contraction.tf, "matmul", lambda a, b, **kw: multiply(truncate(a), truncate(b), **kw)
     )
     if norm == "ghost":
         assert largest("dense", norm, False) > BOUND
@@ -341,7 +341,7 @@ def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
     outputs = rng.normal(size=(4, 1, positions, 64)).astype("float32")
     gradients = np.einsum("bgti,bgto->bgio", inputs.astype("float64"), outputs)
     exact = np.sqrt(np.square(gradients).sum((1, 2, 3)))
-    measured = products.ghost_product_norms(tf.constant(inputs), tf.constant(outputs))
+    measured = contraction.ghost_product_norms(tf.constant(inputs), tf.constant(outputs))
     found = np.sqrt(rounding.add_up([measured]))
     assert (found >= exact * (1 - 1e-6)).all()
     np.testing.assert_allclose(found, exact, rtol=tolerance)

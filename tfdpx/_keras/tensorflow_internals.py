@@ -341,3 +341,25 @@ def sources_of(dataset):
 def inputs_of(dataset):
     """List of the data sets that a `tf.data.Dataset` reads."""
     return dataset._inputs()
+
+
+def call_cached_trace(function, kind, *tensors):
+    """`function(*kind, *tensors)`, as a call of a graph that is traced once for all that are alike.
+
+    Args:
+        function: Python function of what follows, that reads no tensor or variable of its own.
+        kind: Tuple of hashable values.
+        *tensors: Tensors; alike are those of the same static shapes and dtypes.
+
+    Returns:
+        What `function` returns, a nest of tensors.
+    """
+    specs = (tf.TensorSpec(t.shape, t.dtype) for t in tensors)
+    return _traced(function, kind, *specs)(*tensors)
+
+
+@functools.lru_cache(maxsize=512)
+def _traced(function, kind, *specs):
+    with tf.init_scope():  # Not for the graph that is being made alone.
+        traced = tf.function(lambda *tensors: function(*kind, *tensors), autograph=False)
+        return traced.get_concrete_function(*specs)

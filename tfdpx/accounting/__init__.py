@@ -1,7 +1,7 @@
 """Privacy accounting: what training spends, and what a budget buys."""
 
 from tfdpx.accounting.accountants import epsilon
-from tfdpx.accounting.group_privacy import group_epsilon
+from tfdpx.accounting.groups import group_epsilon
 from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.plan import PrivacyPlan

@@ -16,8 +16,13 @@ from dp_accounting.pld import (
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx._arguments import check_choice, is_integer, is_number, require
-from tfdpx.accounting.full_batch import FullBatchAccountant, exact_epsilon, zcdp_epsilon
-from tfdpx.accounting.noise_tail import LARGEST_RADIUS, added_delta
+from tfdpx.accounting.gaussian import (
+    LARGEST_RADIUS,
+    FullBatchAccountant,
+    added_delta,
+    exact_epsilon,
+    zcdp_epsilon,
+)
 
 _ADD_OR_REMOVE_ONE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _Adjacency = privacy_loss_mechanism.AdjacencyType
@@ -56,7 +61,7 @@ def epsilon(
 
     The share `RESERVED_SHARE` of delta is left to what the accountants do not see: a step that
     draws more examples than its batch has rows for, and the largest value of the noise
-    (`tfdpx.accounting.noise_tail`). At noise multipliers below some 0.45, or deltas below 1e-10,
+    (`tfdpx.accounting.gaussian`). At noise multipliers below some 0.45, or deltas below 1e-10,
     that value may add more: then it is taken off delta, for models of up to a billion weights.
 
     The mathematics is `dp_accounting`'s. "pld" composes privacy loss distributions (Doroshenko et

@@ -291,7 +291,7 @@ class PrivacyPlan:
                 evenly: a multiple of the number of replicas.
             input_context: Optional `tf.distribute.InputContext` of a host of several, for
                 `tfdpx.distributed.fit`: the shares of this host's replicas, see
-                `tfdpx.sampling.sampled_batches.poisson_batches`.
+                `tfdpx.sampling.sampled_batches.poisson_sampler`.
 
         Returns:
             A `tf.data.Dataset` of `(x, y, sample_weight)` of fixed shapes `[rows, ...]` that ends
@@ -314,7 +314,7 @@ class PrivacyPlan:
         """
         from tfdpx.sampling import sampled_batches  # On the call: accounting needs no TensorFlow.
 
-        return sampled_batches.plan_batches(
+        sampler = sampled_batches.plan_sampler(
             self,
             x,
             y,
@@ -329,6 +329,7 @@ class PrivacyPlan:
             pad_to_multiple_of=pad_to_multiple_of,
             input_context=input_context,
         )
+        return sampler.dataset()
 
     def ledger_at(self, steps: int) -> Ledger:
         """The `tfdpx.accounting.Ledger` that so many updates of this plan leave.

@@ -25,8 +25,8 @@ import numpy as np
 
 from tfdpx import _files as files
 from tfdpx.accounting import statement
+from tfdpx.accounting.groups import Sampling
 from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
-from tfdpx.accounting.samplings import Sampling
 
 FILE = "record.json"
 _ENTRY, _WEIGHTS = "tfdpx_record.json", "model.weights.h5"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfdpx._arguments import is_number, require
+from tfdpx.accounting.groups import group_epsilon
 
 if TYPE_CHECKING:
     from tfdpx.accounting.ledger import Ledger
@@ -221,8 +222,6 @@ def _of_group(facts):
         return None
     hint = " They are one person's already."
     require(facts.ledger.unit == "example", "rows_per_user", rows, "be None for people", hint)
-    from tfdpx.accounting.group_privacy import group_epsilon  # It takes ledgers.
-
     together = group_epsilon(facts.ledger, rows, delta=facts.delta, accountant=facts.accountant)
     if together == math.inf:
         return f"For a person with {rows} {unit}s no epsilon is known."

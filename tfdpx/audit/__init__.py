@@ -1,7 +1,7 @@
 """Attacks on what was trained, and what they prove about epsilon."""
 
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
-from tfdpx.audit.lower_bound import epsilon_lower_bound, gdp_epsilon_lower_bound
+from tfdpx.audit.bounds import epsilon_lower_bound, gdp_epsilon_lower_bound
 from tfdpx.audit.membership import example_losses, membership_report
 from tfdpx.audit.one_run import OneRunAudit
 from tfdpx.audit.sampling_check import check_sampling

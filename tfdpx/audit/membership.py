@@ -1,20 +1,23 @@
-"""Membership inference: from a trained model's losses, who was in its training set?
+"""Membership inference: finds out from a trained model's losses who was in its training set.
 
-An attack gives each example a score, high for members; `tfdpx.audit.scores` and the lower bounds
-say what the scores are worth. A bound on epsilon needs independent runs: many models, with and
-without one example. Scores of many examples of one model show what it leaks on average.
+An attack gives each example, or each run, a score that is high for members. AUC, advantage and true
+positives at few false ones measure the scores. A bound on epsilon needs independent runs: many
+models, with and without one example. Scores of many examples of one model show what it leaks on
+average.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import keras
 import numpy as np
+import scipy.stats
 import tensorflow as tf
 
-from tfdpx.audit.scores import advantage, auc, checked, tpr_at_fpr
+from tfdpx._arguments import is_number, require
 from tfdpx.per_example.loss import row_losses
 
 _RATES = (0.001, 0.01, 0.1)
@@ -89,3 +92,81 @@ def example_losses(model: keras.Model, x: Any, y: Any, batch_size: int = 256) ->
         outputs = model(inputs, training=False)
         losses.append(row_losses(model, inputs, targets, outputs, None).losses)
     return np.concatenate(losses).astype("float64")
+
+
+def auc(members, others):
+    """The probability that a member's score is above another's, ties counted half.
+
+    Args:
+        members: Array of floats [M].
+        others: Array of floats [N].
+
+    Returns:
+        Float in [0, 1]; 0.5 for a guess.
+
+    Raises:
+        ValueError: If an array is empty, or holds a NaN.
+    """
+    members, others = checked(members, others)
+    return float(scipy.stats.mannwhitneyu(members, others).statistic / (len(members) * len(others)))
+
+
+def advantage(members, others):
+    """The rate of true positives minus the rate of false ones, of the best threshold.
+
+    On few scores it is too high: the threshold was chosen on them.
+
+    Args:
+        members: Array of floats [M].
+        others: Array of floats [N].
+
+    Returns:
+        Float in [0, 1].
+
+    Raises:
+        ValueError: If an array is empty, or holds a NaN.
+    """
+    members, others = checked(members, others)
+    thresholds = np.union1d(members, others)
+    return float(np.max(_rates_above(members, thresholds) - _rates_above(others, thresholds)))
+
+
+def tpr_at_fpr(members, others, fpr):
+    """The rate of true positives of the best threshold with at most this rate of false ones.
+
+    An attack that is sure of a few members harms them, whatever its AUC (Carlini et al. 2022,
+    arXiv:2112.03570, section III).
+
+    Args:
+        members: Array of floats [M].
+        others: Array of floats [N]; `fpr * N` of them at least should be a few.
+        fpr: Float in [0, 1).
+
+    Returns:
+        Float in [0, 1].
+
+    Raises:
+        ValueError: If an array is empty, or holds a NaN, or `fpr` is out of its range.
+    """
+    members, others = checked(members, others)
+    require(is_number(fpr) and 0 <= fpr < 1, "fpr", fpr, "lie in [0, 1)")
+    # Scores above the threshold are taken for members: at most `allowed` of the others.
+    allowed = math.floor(fpr * len(others) * (1 + 1e-12))
+    threshold = np.sort(others)[len(others) - 1 - allowed]
+    return float(_rates_above(members, threshold))
+
+
+def checked(members, others):
+    """Both as float64 arrays; raises ValueError for an empty one, or one with a NaN."""
+    arrays = []
+    for name, values in (("members", members), ("others", others)):
+        array = np.asarray(values, "float64").ravel()
+        missing = np.isnan(array).sum()
+        sizes = f"{array.size} scores, {missing} of them NaN"
+        require(array.size and not missing, name, sizes, "hold at least one score, and no NaN")
+        arrays.append(array)
+    return arrays
+
+
+def _rates_above(scores, thresholds):
+    return 1 - np.searchsorted(np.sort(scores), thresholds, side="right") / len(scores)

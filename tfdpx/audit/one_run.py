@@ -18,8 +18,12 @@ from tfdpx._arguments import is_integer, require
 from tfdpx._keras import model_internals
 from tfdpx.accounting.accountants import check_delta
 from tfdpx.accounting.ledger import EXAMPLE
-from tfdpx.audit._one_run_bounds import one_run_epsilon_lower_bound, one_run_mu_lower_bound
-from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu
+from tfdpx.audit.bounds import (
+    check_confidence,
+    epsilon_of_mu,
+    one_run_epsilon_lower_bound,
+    one_run_mu_lower_bound,
+)
 from tfdpx.audit.membership import MembershipReport, example_losses, membership_report
 from tfdpx.training.private_optimizer import PrivateOptimizer
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdpx._arguments import check_positive_integer, require
 from tfdpx.accounting.plan import PrivacyPlan
-from tfdpx.audit.lower_bound import check_confidence
+from tfdpx.audit.bounds import check_confidence
 
 
 @dataclasses.dataclass(frozen=True)

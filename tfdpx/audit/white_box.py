@@ -22,7 +22,7 @@ from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx._keras import layer_internals, lora, model_internals, step_context
 from tfdpx.account import copy_weights
 from tfdpx.accounting.accountants import check_delta
-from tfdpx.audit.lower_bound import check_confidence, epsilon_of_mu, gdp_mu_lower_bound
+from tfdpx.audit.bounds import check_confidence, epsilon_of_mu, gdp_mu_lower_bound
 from tfdpx.per_example.rows import Rows
 from tfdpx.training import replicas
 from tfdpx.training.private_optimizer import PrivateOptimizer

@@ -65,8 +65,7 @@ def keys(shape, seed):
         shape: Sequence of ints and scalar int tensors.
         seed: int64 tensor [2].
     """
-    shape = tf.stack([*shape, 2])
-    return tf.random.stateless_uniform(shape, seed, None, None, tf.int64, alg="philox")
+    return noise.words(tf.stack([*shape, 2]), seed, tf.int64)
 
 
 class CustomViews:

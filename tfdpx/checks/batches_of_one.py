@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals, step_context
 from tfdpx._warnings import warn
-from tfdpx.per_example.layout import restored
-from tfdpx.per_example.probe_batches import probe_batch, probe_targets
+from tfdpx.per_example.layout import probe_batch, probe_targets, restored
 from tfdpx.per_example.rows import Rows
 
 # The rows in all, for products were wrong from five rows on; and the examples in them that differ:

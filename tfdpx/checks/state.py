@@ -12,8 +12,7 @@ import tensorflow as tf
 from tfdpx import mechanism
 from tfdpx._keras import layer_internals, metric_internals, tensorflow_internals
 from tfdpx.checks.errors import UnfitForPrivacy
-from tfdpx.per_example.outputs import Outputs
-from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rows import Outputs, Rows
 
 # Stateful operations that neither keep anything of a batch nor draw random numbers.
 _HARMLESS = frozenset(

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfdpx import noise
 from tfdpx.accounting import accountants
+from tfdpx.accounting.gaussian import added_delta
 from tfdpx.accounting.ledger import RELEASE, Entry, Ledger
-from tfdpx.accounting.noise_tail import added_delta
 
 
 class Releases:

@@ -4,10 +4,18 @@
 leaves a layer to the map. `gradient_norms` are norms to choose a clip by.
 """
 
+import importlib as _importlib
+
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx.per_example import rules as rules  # Registers them.
 from tfdpx.per_example.engine import explain
-from tfdpx.per_example.gradient_norms import gradient_norms
-from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules import GenericRule, Rule
+from tfdpx.per_example.rule import GenericRule, Rule, register
 
 __all__ = ["GenericRule", "Rule", "explain", "gradient_norms", "register"]
+
+
+def __getattr__(name):
+    if name != "gradient_norms":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # It prepares a model as training does, which imports this package.
+    return _importlib.import_module("tfdpx.training.gradient_norms").gradient_norms

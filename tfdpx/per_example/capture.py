@@ -9,19 +9,14 @@ Variables that are read outside of captured calls get their whole gradient from 
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 import inspect
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, tensorflow_internals
-from tfdpx.per_example import registry
-from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.rows import Rows
-from tfdpx.per_example.rules.generic import GenericRule
+from tfdpx.per_example.rule import Call, GenericRule, find_rules
 
 
 class ReadOutside(Exception):
@@ -35,77 +30,6 @@ class ReadOutside(Exception):
     def __init__(self, variables, reason):
         super().__init__(reason)
         self.variables, self.reason = variables, reason
-
-
-@dataclasses.dataclass(frozen=True)
-class CallLayout:
-    """The parts of a unit's call that do not depend on the batch size.
-
-    Attributes:
-        layer: The `keras.Layer`.
-        rule: The `Rule` class that serves it.
-        batched: A flag for each leaf of the call's (args, kwargs): does it have a batch axis?
-        is_captured: Whether the rule forms the gradients. Otherwise the map does.
-    """
-
-    layer: keras.Layer
-    rule: type
-    batched: tuple
-    is_captured: bool
-
-
-class Call:
-    """One captured call of one unit.
-
-    Attributes:
-        layer: The `keras.Layer`.
-        rule: The `Rule` class that serves it.
-        args, kwargs: The arguments of the call. Tensors without a batch axis are None after the
-            forward pass, because they belong to one example.
-        kept: Dict in which a rule's `forward` may save tensors [B * K, ...].
-        shared: The result of `Rule.shared`.
-        jit_compile: Whether the step is compiled by XLA.
-        outputs: List of the watched tensors.
-    """
-
-    def __init__(self, layout, args, kwargs, shared, jit_compile=False):
-        self.layer, self.rule = layout.layer, layout.rule
-        self.args, self.kwargs = args, kwargs
-        self.kept: dict[str, Any] = {}
-        self.shared, self.jit_compile = shared, jit_compile
-        self.outputs: list[tf.Tensor] = []
-        self._batched = layout.batched
-
-    def forward(self, tape):
-        """Makes the call and watches its outputs; returns them as the layer would."""
-
-        def watch(nest):
-            outputs = Outputs(nest)
-            # An identity separates the effect of the loss on a tensor from the layer's own.
-            tensors = [tf.identity(t) for t in outputs.tensors]
-            watched = outputs.select(tensors)
-            for tensor in watched:
-                tape.watch(tensor)
-            self.outputs.extend(watched)
-            return outputs.rebuild(tensors)
-
-        return self.rule.forward(self, watch)
-
-    @property
-    def tensors(self):
-        """List of the tensors with a batch axis that the rule may read."""
-        return [*self._rows.tensors, *Rows(self.kept).tensors]
-
-    def with_tensors(self, tensors):
-        """The same call with others in place of `tensors`."""
-        twin, tensors = copy.copy(self), iter(tensors)
-        twin.args, twin.kwargs = self._rows.pack(tensors, keep_others=False)
-        twin.kept = Rows(self.kept).map(lambda _: next(tensors))
-        return twin
-
-    @property
-    def _rows(self):
-        return Rows((self.args, self.kwargs), self._batched)
 
 
 class UnitRecorder:
@@ -143,7 +67,7 @@ class UnitRecorder:
             return None
         if not any(id(v) in self._trainable for v in operation.trainable_variables):
             return None
-        rules, registered_class = registry.find(operation)
+        rules, registered_class = find_rules(operation)
         matching = (rule for rule in rules if rule.handles(operation, registered_class))
         return next(matching, GenericRule) if rules else None
 
@@ -153,7 +77,7 @@ class Recorder(UnitRecorder):
 
     Args:
         layout: `tfdpx.per_example.layout.Layout`, the expected calls.
-        update: The `tfdpx.per_example._update.Update`.
+        update: The `tfdpx.per_example.engine.Update`.
         jit_compile: Whether the step is compiled by XLA.
 
     Attributes:

@@ -1,4 +1,7 @@
-"""Runs a model on two and on three made-up rows to find out which tensors have a batch axis."""
+"""Runs a model on two and on three made-up rows to find out which tensors have a batch axis.
+
+No data are read: `probe_batch` and `probe_targets` make rows in the ranges that a model's own have.
+"""
 
 import contextlib
 import dataclasses
@@ -6,13 +9,14 @@ import math
 import typing
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals, step_context
-from tfdpx.per_example.capture import CallLayout, OutsideReads, UnitRecorder
+from tfdpx.per_example.capture import OutsideReads, UnitRecorder
 from tfdpx.per_example.cost_model import Cost, Work, choose
-from tfdpx.per_example.probe_batches import probe_batch
-from tfdpx.per_example.rules.generic import GenericRule
+from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rule import CallLayout, GenericRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,3 +204,56 @@ def _shapes(nest):
 
 def _grows(shape_of_two, shape_of_three):
     return bool(shape_of_two) and (shape_of_two[0], shape_of_three[0]) == (2, 3)
+
+
+def probe_batch(model, specs, rows, seed=0):
+    """Inputs of a model, a nest of tensors [rows, ...], in the ranges that its own will have.
+
+    Floats are uniform in [0, 1]. Integers are pixels, 0 to 255, where a layer rescales or they have
+    the axes of an image, else tokens 0 and 1. Where a layer looks tokens or texts up, they are of
+    its vocabulary; other texts are "0" and "1". Axes of unknown length get 32.
+
+    Args:
+        model: A built `keras.Model`; None to know nothing of it.
+        specs: Nest of which shapes and dtypes are read.
+        rows: Int.
+        seed: Int.
+    """
+    generator = np.random.default_rng(seed)
+    layers = [] if model is None else layer_internals.flatten_layers(model)
+    rescales = any(isinstance(layer, keras.layers.Rescaling) for layer in layers)
+    words = _known(layers, keras.layers.StringLookup)
+    tokens = _known(layers, keras.layers.IntegerLookup)
+
+    def make(leaf):
+        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
+        if leaf.dtype == tf.string:
+            return tf.constant(generator.choice(words or ["0", "1"], shape))
+        if leaf.dtype.is_floating:
+            return tf.constant(generator.uniform(size=shape), leaf.dtype)
+        if tokens:
+            return tf.cast(tf.constant(generator.choice(tokens, shape)), leaf.dtype)
+        pixels = leaf.dtype in (tf.uint8, tf.int32, tf.int64) and (rescales or len(shape) == 4)
+        highest = 256 if pixels or leaf.dtype == tf.uint8 and len(shape) > 2 else 2
+        return tf.cast(tf.constant(generator.integers(0, highest, shape)), leaf.dtype)
+
+    return Rows(specs).map(make)
+
+
+def probe_targets(specs, rows):
+    """As `probe_batch`, of targets and weights: valid classes, 0 and 1, and numbers in [0, 1]."""
+    generator = np.random.default_rng(1)
+
+    def make(leaf):
+        shape = [rows, *(32 if size is None else size for size in leaf.shape[1:])]
+        if leaf.dtype.is_floating:
+            return tf.constant(generator.uniform(0.1, 1.0, size=shape), leaf.dtype)
+        return tf.cast(tf.constant(generator.integers(0, 2, shape)), leaf.dtype)
+
+    return Rows(specs).map(make)
+
+
+def _known(layers, kind):
+    """The vocabulary of the first of `layers` that is of a class, a list; empty if none is."""
+    matching = [layer for layer in layers if isinstance(layer, kind)]
+    return list(matching[0].get_vocabulary(include_special_tokens=False)) if matching else []

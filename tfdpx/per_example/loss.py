@@ -6,9 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdpx._keras import layer_internals, model_internals, step_context
-from tfdpx.per_example.outputs import Outputs
 from tfdpx.per_example.random_layers import UnmappedState, check_assigned, seeds, state_mapping
-from tfdpx.per_example.rows import Rows
+from tfdpx.per_example.rows import Outputs, Rows
 from tfdpx.per_example.vectorize import vectorized_map
 
 

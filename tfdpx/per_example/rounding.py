@@ -26,7 +26,7 @@ import typing
 import numpy as np
 import tensorflow as tf
 
-from tfdpx.per_example._traced import alike
+from tfdpx._keras.tensorflow_internals import call_cached_trace
 
 UNIT = 2.0**-24
 # What a sum has besides its terms: products, factors, roots.
@@ -271,7 +271,7 @@ def squared_norms_of_products(inputs, output_gradients, fan_in, fan_out):
     # Five products underflow for each pair.
     of_products = (2 * count + EXTRA) * UNIT, 5 * count**2 * _TINY
     numbers = [n for fan in (fan_in, fan_out) for n in (fan * _SMALL, dot_error(fan))]
-    return alike(
+    return call_cached_trace(
         _norms_of_products, (), inputs, output_gradients, tf.stack([*numbers, *of_products])
     )
 

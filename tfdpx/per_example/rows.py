@@ -1,6 +1,11 @@
-"""Rows, of which an example has one for each of its K views: split, merged, in nests."""
+"""Rows: each example has one for each of its K views. They are split, merged and summed here."""
+
+import math
 
 import tensorflow as tf
+
+from tfdpx._keras import layer_internals
+from tfdpx.per_example import rounding
 
 
 class Rows:
@@ -82,3 +87,111 @@ def along(values, tensor):
 def merge_views(tensor):
     """[B, K, ...] as [B * K, ...]."""
     return tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], axis=0))
+
+
+class Outputs:
+    """Takes a nest of outputs apart into plain tensors and rebuilds it around others.
+
+    Keras' cross-entropies read `_keras_logits` off a prediction and so bypass its last activation:
+    whoever wants all gradients of a loss must watch that tensor too.
+
+    Attributes:
+        tensors: Every tensor of the nest, each followed by its mask and its logits, if any.
+        differentiable: A flag for each of `tensors`: floating point, and no mask.
+    """
+
+    def __init__(self, nest):
+        self._nest = nest
+        self.tensors, self.differentiable, self._attached = [], [], []
+        for leaf in tf.nest.flatten(nest):
+            mask, logits = layer_internals.side_channels(leaf)
+            self._attached.append((tf.is_tensor(leaf), mask is not None, logits is not None))
+            for tensor, is_mask in ((leaf, False), (mask, True), (logits, False)):
+                if tf.is_tensor(tensor):
+                    self.tensors.append(tensor)
+                    self.differentiable.append(tensor.dtype.is_floating and not is_mask)
+
+    def rebuild(self, tensors):
+        """The nest around `tensors`, which stand for `self.tensors` in order."""
+        new, leaves = iter(tensors), []
+        for leaf, (is_tensor, has_mask, has_logits) in zip(
+            tf.nest.flatten(self._nest), self._attached, strict=True
+        ):
+            # A fresh tensor each time: attributes must not leak onto the original.
+            leaf = tf.identity(next(new)) if is_tensor else leaf
+            mask = next(new) if has_mask else None
+            logits = next(new) if has_logits else None
+            layer_internals.set_side_channels(leaf, mask, logits)
+            leaves.append(leaf)
+        return tf.nest.pack_sequence_as(self._nest, leaves)
+
+    def select(self, tensors):
+        """Those of `tensors` (ordered as `self.tensors`) that a gradient can reach."""
+        return [t for t, wanted in zip(tensors, self.differentiable, strict=True) if wanted]
+
+
+def positions(tensor, num_views, groups=False):
+    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in line.
+
+    Args:
+        tensor: Tensor [B * K, ..., d].
+        num_views: Int, K.
+        groups: Whether to give [B, 1, T, d], with an axis for one group.
+    """
+    tensor = tf.cast(tensor, "float32")
+    rows, *middle, last = tensor.shape
+    count = None if None in middle else num_views * math.prod(middle)
+    examples = None if rows is None else rows // num_views
+    if examples is None and count is None:
+        examples = tf.shape(tensor)[0] // num_views
+    shape = (examples, *([1] if groups else []), count, last)
+    return tf.reshape(tensor, [-1 if size is None else size for size in shape])
+
+
+def sum_examples(tensor, factors):
+    """`tensor` [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
+    return tf.reduce_sum(scale_examples(tensor, factors), axis=0)
+
+
+def sum_each(tensors, factors):
+    """`sum_examples` of each of a list of tensors: a list."""
+    small, vectors, others = rounding.in_line(tensors)
+    sums = iter([sum_examples(tensor, factors) for tensor in others])
+    if vectors is None:
+        return list(sums)
+    shapes = [t.shape[1:] for t, flag in zip(tensors, small, strict=True) if flag]
+    parts = tf.split(sum_examples(vectors, factors), [math.prod(shape) for shape in shapes])
+    parts = iter([p if s.rank else tf.squeeze(p) for p, s in zip(parts, shapes, strict=True)])
+    return [next(parts if flag else sums) for flag in small]
+
+
+def scale_examples(tensor, factors):
+    """`tensor` [B, ...] times `factors` [B], exactly zero where the factor is."""
+    factors = tf.reshape(factors, [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.math.multiply_no_nan(tensor, factors)
+
+
+def zero_excluded(tensors, factors, finite=None):
+    """A list of tensors [B * n, ...] with zeros for the examples of factor zero.
+
+    Args:
+        tensors: List of float32 tensors; the n rows of an example stand one after the other.
+        factors: float32 [B].
+        finite: Scalar bool tensor: whether everything is finite, so that nothing need be done. None
+            where that is not known, which only costs time.
+    """
+
+    def zeroed():
+        flags = tf.cast(factors > 0, "float32")[:, tf.newaxis]
+        flat = tf.stack([tf.shape(factors)[0], -1])
+        return [
+            tf.reshape(tf.math.multiply_no_nan(tf.reshape(t, flat), flags), tf.shape(t))
+            for t in tensors
+        ]
+
+    if finite is None or not tensors:
+        return zeroed()
+    kept = tf.cond(finite, lambda: list(tensors), zeroed)
+    for tensor, same in zip(tensors, kept, strict=True):
+        same.set_shape(tensor.shape)
+    return kept

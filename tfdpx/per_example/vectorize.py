@@ -1,4 +1,9 @@
-"""`tf.vectorized_map`, kept off a fault of TensorFlow's matrix products on CPUs.
+"""`tf.vectorized_map`, restricted to converters that the tests hold right.
+
+TensorFlow has a converter for each type of operation, and some are wrong: the one of `PadV2` pads
+with zeros whatever the value is. `SAFE_TO_VECTORIZE` lists the types that
+`tests/tfdpx/per_example/converters_test.py` compares, with their gradients, with the operation on
+each example alone. Any other type runs as it is, in a loop over the examples.
 
 With oneDNN, which is on by default, TensorFlow 2.16 to 2.21 multiply `[n, 1, a, b]` with one matrix
 `[1, 1, b, c]` for all wrongly from n = 5 on, and write beyond their memory. That is what
@@ -11,7 +16,6 @@ XLA cannot compile a loop that was vectorized: that is found while tracing, befo
 import tensorflow as tf
 
 from tfdpx._keras import tensorflow_internals
-from tfdpx.per_example._converters import HELD
 
 _LOOPS = ("While", "StatelessWhile")
 # Of examples of one shape they make tensors of several, which no tensor holds together.
@@ -44,8 +48,8 @@ def vectorized_map(
 ):
     """`tf.vectorized_map` for functions of one example, which read nothing else of the batch.
 
-    Operations of the types of `converters.HELD` are vectorized. Any other runs as it is, in a loop
-    over the examples; so can the whole function.
+    Operations of the types in `SAFE_TO_VECTORIZE` are vectorized. Any other runs as it is, in a
+    loop over the examples; so can the whole function.
 
     Args:
         function: As there. Besides its argument it reads variables and constants alone.
@@ -96,7 +100,10 @@ def vectorized_map(
         given.update(map(id, tensors))
         elements_here = tf.nest.pack_sequence_as(elements, tensors)
         # In a scope, because TensorFlow mixes up the names of one map inside another.
-        with tensorflow_internals.vectorizing_by(HELD, _multiply), tf.name_scope("map"):
+        with (
+            tensorflow_internals.vectorizing_by(SAFE_TO_VECTORIZE, _multiply),
+            tf.name_scope("map"),
+        ):
             return tf.vectorized_map(one, elements_here, warn=False)
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
@@ -202,3 +209,42 @@ def _multiply(x, y, x_stacked, y_stacked, adjoint_a, adjoint_b):
     x, y = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[-2:]], 0)) for t in (x, y))
     products = tf.matmul(x, y, **adjoint)
     return tf.reshape(products, tf.concat([batch, tf.shape(products)[-2:]], 0))
+
+
+SAFE_TO_VECTORIZE = frozenset(
+    # Entry by entry.
+    "Abs Acos Add AddN AddV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh BitwiseAnd "
+    "BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj "
+    "Cos Cosh Digamma Div DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Erfinv Exp Expm1 Floor "
+    "FloorDiv FloorMod Greater GreaterEqual Identity IdentityN Igamma IgammaGradA Igammac Imag Inv "
+    "Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p "
+    "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NotEqual OnesLike "
+    "Pow Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Rint "
+    "Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh "
+    "Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference "
+    "StopGradient Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike "
+    # Places and shapes.
+    "BatchToSpaceND BroadcastTo ConcatV2 ConjugateTranspose DepthToSpace ExpandDims Fill Gather "
+    "GatherNd GatherV2 LowerBound MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 "
+    "OneHot Pack Pad Rank Reshape ReverseV2 Roll Shape ShapeN Size Slice SpaceToBatchND "
+    "SpaceToDepth Split SplitV Squeeze StridedSlice StridedSliceGrad TensorScatterUpdate Tile "
+    "Transpose Unpack UpperBound "
+    # Along axes.
+    "All Any ArgMax ArgMin Cumprod Cumsum LogSoftmax Max Mean Min Prod Softmax "
+    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Sum TopKV2 "
+    "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum "
+    # Products.
+    "BatchMatMul BatchMatMulV2 BiasAdd BiasAddGrad Cholesky Cross Einsum FFT FFT2D IFFT IFFT2D "
+    "IRFFT IRFFT2D LogMatrixDeterminant MatMul MatrixInverse MatrixSolve MatrixTriangularSolve "
+    "RFFT RFFT2D "
+    # Images.
+    "AdjustContrastv2 AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad Conv2D Conv2DBackpropFilter "
+    "Conv2DBackpropInput DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter "
+    "DepthwiseConv2dNativeBackpropInput MaxPool MaxPool3D MaxPool3DGrad MaxPoolGrad "
+    # Calls, branches, loops and their lists.
+    "If PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile TensorListElementShape "
+    "TensorListFromTensor TensorListGetItem TensorListLength TensorListPopBack TensorListPushBack "
+    "TensorListReserve TensorListSetItem TensorListStack While "
+    # What gives no tensor cannot run in a loop of its own.
+    "Assert Print PrintV2".split()
+)

@@ -11,6 +11,7 @@ import numbers
 import weakref
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdpx import noise
@@ -32,6 +33,9 @@ class BatchSampler:
 
     Args:
         purpose: Int, sets the keys apart from whatever else is keyed by the same seed.
+        draw: Function of a key, int64 tensor [2], a step and a replica, scalar int64 tensors, to
+            the rows that these take, int64 [n].
+        examples: `Examples`, `RandomAccess` or `Users`, to draw from.
         steps: Int, the number of steps of the whole training, or a function that gives how many are
             left, called when a pass begins.
         shares: `tfdpx.sampling.shares.Shares`.
@@ -41,7 +45,7 @@ class BatchSampler:
 
     Attributes:
         plan: The `PrivacyPlan` that made the data set, or None.
-        examples: What it draws from, or None.
+        examples: As given.
         held_out: Tuple of arrays to validate on, or None.
         fitted: What `fit` trains on in place of the data set: of no asserted length, since the
             updates that were made before make it shorter. Where examples have no weights, the third
@@ -57,8 +61,9 @@ class BatchSampler:
         ValueError: If an argument is out of its range, or two contradict each other.
     """
 
-    def __init__(self, purpose, steps, shares, seed=None, start=0, optimizer=None):
-        self.plan = self.examples = self.held_out = None
+    def __init__(self, purpose, draw, examples, steps, shares, seed=None, start=0, optimizer=None):
+        self.plan = self.held_out = None
+        self.examples, self._draw = examples, draw
         self.optimizer, self.session, self.is_seeded = optimizer, None, isinstance(seed, int)
         self.ends_at = None
         self._purpose, self._steps, self._shares, self._start = purpose, steps, shares, start
@@ -77,49 +82,9 @@ class BatchSampler:
         is_secret = shares.is_split and isinstance(seed, tuple)
         self._seed = seed if seed is None or is_secret else noise.make_seed(seed)
 
-    def dataset(self, draw, examples):
-        """The data set of the draws, ready to be trained on.
-
-        Args:
-            draw: Function of a key, int64 tensor [2], a step and a replica, scalar int64 tensors,
-                to the rows that these take, int64 [n].
-            examples: `Examples`, `RandomAccess` or `Users`.
-
-        Returns:
-            A `tf.data.Dataset` that `sampler_of` recognises.
-        """
-        size = self._shares.rows
-        if self._shares.is_split:
-            key = self._key()
-            steps = self._shares.steps(*self._range())
-            named = steps.map(_plain(lambda step, replica: (key, step, replica)))
-        else:
-            scalar = tf.TensorSpec([], tf.int64)
-            signature = (tf.TensorSpec([2], tf.int64), scalar, scalar)
-            one_pass = tensorflow_internals.weakly(self._one_pass)
-            named = tf.data.Dataset.from_generator(one_pass, output_signature=signature)
-            named.sampler = self  # Lives as long as a data set that draws from it.
-
-        def take(key, step, replica):
-            rows = draw(key, step, replica)
-            # A draw of people chooses some examples of each, by another key.
-            more = (noise.fold_in(key, step),) if isinstance(examples, Users) else ()
-            ids = tf.pad(tf.cast(rows, tf.int32), [[0, size - tf.shape(rows)[0]]])
-            return *examples.batch(rows, size, *more), tf.ensure_shape(ids, [size])
-
-        # Traced once: each kind of batches has a part of it.
-        taken = named.map(_plain(take))
-
-        def batches(part):
-            parts = taken.map(_plain(part))
-            return finished(self._shares.endless(parts) if self._shares.is_split else parts)
-
-        def flagged(x, y, weights, ids):
-            return x, y, weights if examples.is_weighted else tf.cast(weights != 0, FLAGS)
-
-        self._fitted = functools.partial(batches, flagged)
-        self._with_ids = functools.partial(batches, lambda *batch: (*flagged(*batch), batch[3]))
-        dataset = batches(lambda x, y, weights, ids: (x, y, weights))
+    def dataset(self):
+        """A `tf.data.Dataset` of the draws that `sampler_of` recognises."""
+        dataset = self._pipeline(lambda rows, *batch: batch)
         fixed = isinstance(self._start, numbers.Integral) and not callable(self._steps)
         if fixed and not self._shares.is_split:
             count = self._steps - int(self._start)
@@ -129,19 +94,54 @@ class BatchSampler:
 
     @functools.cached_property
     def fitted(self):
-        """What `fit` trains on in place of the data set; see the class."""
-        return self._fitted()
+        """The data set that `fit` trains on in place of `dataset`; see the class."""
+        return self._pipeline(self._flagged)
 
     @functools.cached_property
     def with_ids(self):
         """`fitted` with the numbers of the examples; see the class."""
-        return self._with_ids()
 
-    def _one_pass(self):
-        """Yields (key, step, replica), as the data set is iterated over."""
-        key = self._key().numpy()
-        for step in range(*self._range()):
-            yield key, step, 0
+        def with_ids(rows, *batch):
+            size = self._shares.rows
+            ids = tf.pad(tf.cast(rows, tf.int32), [[0, size - tf.shape(rows)[0]]])
+            return *self._flagged(rows, *batch), tf.ensure_shape(ids, [size])
+
+        return self._pipeline(with_ids)
+
+    def _flagged(self, rows, x, y, weights):
+        return x, y, weights if self.examples.is_weighted else tf.cast(weights != 0, FLAGS)
+
+    def _batch(self, key, step, replica):
+        """The rows that a step draws, and the examples there."""
+        rows = self._draw(key, step, replica)
+        # A draw of people chooses some examples of each, by another key.
+        more = (noise.fold_in(key, step),) if isinstance(self.examples, Users) else ()
+        return rows, *self.examples.batch(rows, self._shares.rows, *more)
+
+    def _pipeline(self, part):
+        """A data set of the draws, with a part of the tensors of each batch."""
+        if self._shares.is_split:
+            key = self._key()
+            steps = self._shares.steps(*self._range())
+            parts = steps.map(_plain(lambda step, replica: part(*self._batch(key, step, replica))))
+            return finished(self._shares.endless(parts))
+        begin = tensorflow_internals.weakly(self._begin)
+
+        def steps_of_pass(_):
+            key, *ends = tf.numpy_function(begin, [], [tf.int64] * 3)
+            key = tf.data.Dataset.from_tensors(tf.ensure_shape(key, [2])).repeat()
+            steps = tf.data.Dataset.range(*(tf.ensure_shape(end, []) for end in ends))
+            return tf.data.Dataset.zip((key, steps))
+
+        passes = tf.data.Dataset.from_tensors(0)
+        passes.sampler = self  # Lives as long as a data set that draws from it.
+        named = passes.flat_map(_plain(steps_of_pass))
+        return finished(named.map(_plain(lambda key, step: part(*self._batch(key, step, 0)))))
+
+    def _begin(self):
+        """The key, the first step and the one after the last, when a pass begins: NumPy int64."""
+        first, last = self._range()
+        return self._key().numpy(), np.int64(first), np.int64(last)
 
     def _range(self):
         first = self._start
@@ -169,7 +169,9 @@ class BatchSampler:
 def finished(dataset):
     """What every data set of steps ends with: one batch read ahead, and no mixing of steps."""
     options = tf.data.Options()
-    options.autotune.enabled = False  # It reads ahead.
+    # A pipeline so short is made in less time than its optimizations take.
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
     # Sharding by elements would mix the draws of several steps. By file, it is an error here.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     return dataset.prefetch(1).with_options(options)
@@ -178,18 +180,21 @@ def finished(dataset):
 def sampler_of(data):
     """The `BatchSampler` of a data set exactly as it was made, or None for anything else.
 
-    A data set that was transformed (`take`, `cache`, `map`, `prefetch`, ...) is something else.
+    A data set that was transformed (`take`, `cache`, `map`, `prefetch`, ...) is something else. A
+    `BatchSampler` is its own.
     """
+    if isinstance(data, BatchSampler):
+        return data
     return _made.get(data) if isinstance(data, tf.data.Dataset) else None
 
 
 def is_seeded(data):
     """Whether a data set, or one that it was made of, has draws of a seed that somebody gave."""
-    if not isinstance(data, tf.data.Dataset):
-        return False
-    found = _made.get(data)
-    sources = tensorflow_internals.inputs_of(data)
-    return found is not None and found.is_seeded or any(map(is_seeded, sources))
+    sampler = sampler_of(data)
+    if sampler is not None and sampler.is_seeded:
+        return True
+    sources = tensorflow_internals.inputs_of(data) if isinstance(data, tf.data.Dataset) else []
+    return any(map(is_seeded, sources))
 
 
 def check_optimizer(optimizer, plan):

@@ -21,7 +21,7 @@ from tfdpx._arguments import check_positive_integer, is_number, require
 from tfdpx._keras import tensorflow_internals
 from tfdpx.accounting.accountants import check_probability
 from tfdpx.accounting.ledger import USER
-from tfdpx.sampling.batch_sampler import BatchSampler, check_optimizer, finished, sampler_of
+from tfdpx.sampling.batch_sampler import BatchSampler, check_optimizer, finished
 from tfdpx.sampling.examples import Examples, as_examples
 from tfdpx.sampling.shares import Shares
 from tfdpx.sampling.users import DEFAULT_PER_USER, Users, check_order
@@ -56,7 +56,7 @@ def in_order(examples, batch_size):
     return dataset.prefetch(1)
 
 
-def plan_batches(
+def plan_sampler(
     plan,
     x,
     y,
@@ -72,7 +72,7 @@ def plan_batches(
     pad_to_multiple_of,
     input_context,
 ):
-    """What `PrivacyPlan.batches` gives; its docstring has all arguments but `plan`."""
+    """The `BatchSampler` of `PrivacyPlan.batches`; its docstring has all arguments but `plan`."""
     check_positive_integer("pad_to_multiple_of", pad_to_multiple_of)
     _check_unit(plan, user_ids, examples_per_user, validation_split)
     if user_ids is not None:
@@ -107,13 +107,12 @@ def plan_batches(
         arguments["optimizer"] = optimizer = check_optimizer(optimizer, plan)
         arguments["steps"] = lambda: max(optimizer.updates_left(plan), 0)
     if plan.sampling == "shuffle":
-        dataset = shuffled_batches(examples, batch_size=plan.batch_size, **arguments)
+        sampler = shuffled_sampler(examples, batch_size=plan.batch_size, **arguments)
     else:
         probability = plan.sampling_probability
-        dataset = poisson_batches(examples, sampling_probability=probability, **arguments)
-    draws = sampler_of(dataset)
-    draws.plan, draws.examples, draws.held_out = plan, examples, held_out
-    return dataset
+        sampler = poisson_sampler(examples, sampling_probability=probability, **arguments)
+    sampler.plan, sampler.held_out = plan, held_out
+    return sampler
 
 
 def _check_unit(plan, user_ids, examples_per_user, validation_split):
@@ -156,7 +155,7 @@ def _without_held_out(examples, share, weighted):
     return examples.split(kept, weighted)
 
 
-def poisson_batches(
+def poisson_sampler(
     examples,
     *,
     sampling_probability,
@@ -191,9 +190,10 @@ def poisson_batches(
             examples, `seed` and `start`, an int.
 
     Returns:
-        A `tf.data.Dataset` of `(x, y, sample_weight)` of static shapes `[capacity, ...]`, or
-        `[capacity / replicas, ...]` with an `input_context`; padding is zero and has sample_weight
-        0. Iterating raises `tf.errors.InvalidArgumentError` when a step exceeds `capacity`.
+        A `BatchSampler`. Its data set has `(x, y, sample_weight)` of static shapes `[capacity,
+        ...]`, or `[capacity / replicas, ...]` with an `input_context`; padding is zero and has
+        sample_weight 0. Iterating raises `tf.errors.InvalidArgumentError` when a step exceeds
+        `capacity`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -201,17 +201,19 @@ def poisson_batches(
     Example:
     >>> examples = as_examples(np.arange(100.0))
     >>> arguments = {"sampling_probability": 0.1, "capacity": 40, "seed": 7}
-    >>> whole = list(poisson_batches(examples, steps=3, **arguments))
-    >>> [last] = poisson_batches(examples, steps=3, start=2, **arguments)
+    >>> whole = list(poisson_sampler(examples, steps=3, **arguments).dataset())
+    >>> [last] = poisson_sampler(examples, steps=3, start=2, **arguments).dataset()
     >>> bool(np.array_equal(whole[2][0], last[0]))  # A step needs none before it.
     True
     """
     check_probability(sampling_probability)
     shares = Shares(capacity, input_context)
-    draws = BatchSampler(_POISSON_KEY, steps, shares, seed, start, optimizer)
-
     drawn = _poisson_draw(examples.count, sampling_probability, capacity)
-    return draws.dataset(lambda key, step, replica: shares.cut(drawn(key, step), replica), examples)
+
+    def draw(key, step, replica):
+        return shares.cut(drawn(key, step), replica)
+
+    return BatchSampler(_POISSON_KEY, draw, examples, steps, shares, seed, start, optimizer)
 
 
 @functools.lru_cache(maxsize=64)
@@ -233,7 +235,7 @@ def _poisson_draw(count, sampling_probability, capacity):
     return draw
 
 
-def shuffled_batches(
+def shuffled_sampler(
     examples,
     *,
     batch_size,
@@ -254,14 +256,14 @@ def shuffled_batches(
         examples: `Examples` or `RandomAccess`.
         batch_size: Int in [1, number of examples].
         capacity: Int >= batch_size. Number of rows of every batch.
-        steps: As in `poisson_batches`.
-        seed: As in `poisson_batches`.
-        start: As in `poisson_batches`.
-        optimizer: As in `poisson_batches`.
-        input_context: As in `poisson_batches`.
+        steps: As in `poisson_sampler`.
+        seed: As in `poisson_sampler`.
+        start: As in `poisson_sampler`.
+        optimizer: As in `poisson_sampler`.
+        input_context: As in `poisson_sampler`.
 
     Returns:
-        A `tf.data.Dataset` like the one of `poisson_batches`.
+        A `BatchSampler` like the one of `poisson_sampler`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -272,7 +274,6 @@ def shuffled_batches(
             f"Received: batch_size={batch_size}, for {examples.count} examples."
         )
     shares = Shares(capacity, input_context)
-    draws = BatchSampler(_SHUFFLE_KEY, steps, shares, seed, start, optimizer)
     shuffle = _Shuffle(examples.count, batch_size)
 
     def draw(key, step, replica):
@@ -280,7 +281,7 @@ def shuffled_batches(
         rows = tf.numpy_function(rows_of_step, [key, step], tf.int64)
         return shares.cut(tf.ensure_shape(rows, [batch_size]), replica)
 
-    return draws.dataset(draw, examples)
+    return BatchSampler(_SHUFFLE_KEY, draw, examples, steps, shares, seed, start, optimizer)
 
 
 def batches_in_order(examples, *, capacity, input_context):
@@ -289,10 +290,10 @@ def batches_in_order(examples, *, capacity, input_context):
     Args:
         examples: `Examples` or `RandomAccess`.
         capacity: Int, rows of a global batch.
-        input_context: As in `poisson_batches`.
+        input_context: As in `poisson_sampler`.
 
     Returns:
-        A `tf.data.Dataset` like the one of `poisson_batches`.
+        A `tf.data.Dataset` like the one of `BatchSampler.dataset`.
     """
     shares = Shares(capacity, input_context)
 
@@ -318,7 +319,7 @@ def poisson_rows(key, step, num_examples, sampling_probability):
     """
     if sampling_probability == 1:
         return tf.range(num_examples, dtype=tf.int64)
-    bits = _bits(noise.fold_in(key, step), num_examples, tf.uint32)
+    bits = noise.words([num_examples], noise.fold_in(key, step), tf.uint32)
     threshold = tf.constant(math.floor(sampling_probability * 2**32), tf.uint32)
     return tf.where(bits < threshold)[:, 0]
 
@@ -339,11 +340,5 @@ class _Shuffle:
 
 def _permutation(key, epoch, num_examples):
     # 64 bits: ties, which the sort would resolve by position, practically never occur.
-    bits = _bits(noise.fold_in(key, epoch), num_examples, tf.uint64)
+    bits = noise.words([num_examples], noise.fold_in(key, epoch), tf.uint64)
     return np.argsort(bits.numpy(), kind="stable")
-
-
-def _bits(key, count, dtype):
-    return tf.random.stateless_uniform(
-        [count], key, minval=None, maxval=None, dtype=dtype, alg="philox"
-    )

@@ -96,10 +96,7 @@ class Users:
         """int64 [n, k] of examples and bool [n, k] of which are there, by Floyd's algorithm."""
         k, counts = self.per_user, tf.gather(self._counts, rows)[:, tf.newaxis]
         # For everybody, so that what a person gets does not depend on who else was drawn.
-        bits = tf.random.stateless_uniform(
-            [self.count, k], noise.fold_in(key, _CHOICE_KEY),
-            minval=None, maxval=None, dtype=tf.uint32, alg="philox",
-        )  # fmt: skip
+        bits = noise.words([self.count, k], noise.fold_in(key, _CHOICE_KEY), tf.uint32)
         bits = tf.cast(tf.gather(bits, rows), tf.uint64)
         chosen, shift = tf.zeros([tf.shape(rows)[0], 0], tf.int64), tf.constant(32, tf.uint64)
         for number in range(k):

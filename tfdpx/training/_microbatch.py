@@ -6,7 +6,7 @@ import typing
 import tensorflow as tf
 
 from tfdpx import mechanism
-from tfdpx.per_example.outputs import Outputs
+from tfdpx.per_example.rows import Outputs
 
 
 class Inputs(typing.NamedTuple):
@@ -17,7 +17,7 @@ class Inputs(typing.NamedTuple):
         present: bool [n], which examples count; None where all do.
         key: int64 [2], from which random layers draw; no other microbatch has it.
         clips: Tuple of the tensors of `tfdpx.training.clip_policy.ClipPolicy.clips`.
-        shared: List of the tensors of a `tfdpx.per_example._update.Update`.
+        shared: List of the tensors of a `tfdpx.per_example.engine.Update`.
         shares: float32 [n * K], what each row weighs in its example's gradient; None: 1 / K.
     """
 

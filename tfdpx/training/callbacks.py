@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-import time
 from typing import Any
 
 import keras
@@ -18,7 +16,6 @@ from tfdpx._warnings import warn
 from tfdpx.accounting.ledger import EMPTY, Ledger
 from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.checks.callbacks import IF_PUBLIC, is_covered
-from tfdpx.per_example.gradient_norms import GradientNorms
 from tfdpx.sampling.batch_sampler import check_optimizer
 from tfdpx.training.budget import (
     BudgetExceeded,
@@ -28,6 +25,7 @@ from tfdpx.training.budget import (
     steps_taken,
 )
 from tfdpx.training.checkpoint import Checkpoint
+from tfdpx.training.gradient_norms import GradientNorms
 from tfdpx.training.session import after_save
 
 __all__ = [
@@ -40,8 +38,6 @@ __all__ = [
     "steps_taken",
 ]
 
-# Seconds of silence.
-_PATIENCE = 5.0
 # Examples whose gradient norms are looked at once an epoch.
 _NORMS = 256
 
@@ -319,46 +315,6 @@ class TensorBoard(keras.callbacks.TensorBoard):
         with self._private_writer.as_default():
             for name, value in (logs or {}).items():
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
-
-
-class FirstUpdate(keras.callbacks.Callback):
-    """Says that the private step is being built, if that takes longer than some seconds."""
-
-    def __init__(self):
-        super().__init__()
-        self._start = self._timer = None
-        self._is_announced = False
-
-    def on_train_begin(self, logs=None):
-        """Starts to wait, unless `fit` is silent."""
-        if self.params.get("verbose"):
-            self._start = time.monotonic()
-            self._timer = threading.Timer(_PATIENCE, self._announce)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Says how long the first update took."""
-        if self._timer is not None:
-            self.end()
-            if self._is_announced:
-                seconds = time.monotonic() - self._start
-                print(f"The first update took {seconds:.0f} s.", flush=True)
-
-    def end(self):
-        """Stops the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _announce(self):
-        self._is_announced = True
-        print(
-            f"\nThe private step of model '{self.model.name}' is being built for its first update: "
-            "traced, and compared with batches of one example. Layers that loop (LSTM, GRU) "
-            "take longest.",
-            flush=True,
-        )
 
 
 def _updates(optimizer):

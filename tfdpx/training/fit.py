@@ -29,11 +29,11 @@ from tfdpx._keras import lora, model_internals
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.sampling.batch_sampler import is_seeded
+from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
-from tfdpx.sampling.random_access import RandomAccess
+from tfdpx.sampling.sampled_batches import plan_sampler
 from tfdpx.training import checkpoint, refresh, replicas, views
-from tfdpx.training.budget import BudgetProgressBar, StopAtBudget, used_up
-from tfdpx.training.callbacks import FirstUpdate
+from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, used_up
 from tfdpx.training.clip_policy import planned
 from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
 
@@ -207,7 +207,8 @@ def drawn(optimizer, model, request):
             f"depends. Received: batch_size={request.batch_size}. Leave it out, or make the plan "
             f"with `batch_size={request.batch_size}`."
         )
-    batches = plan.batches(
+    batches = plan_sampler(
+        plan,
         data,
         request.y,
         request.sample_weight,
@@ -216,6 +217,9 @@ def drawn(optimizer, model, request):
         examples_per_user=request.examples_per_user,
         validation_split=request.validation_split or 0.0,
         optimizer=optimizer,
+        seed=None,
+        start=0,
+        input_context=None,
         pad_to_multiple_of=model.distribute_strategy.num_replicas_in_sync,
     )
     steps = request.steps_per_epoch

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdpx._keras import model_internals, step_context
 from tfdpx.augment.each_alone import CustomViews, is_built_in
-from tfdpx.per_example.probe_batches import probe_batch
+from tfdpx.per_example.layout import probe_batch
 from tfdpx.per_example.rows import Rows, merge_views, split_views
 
 

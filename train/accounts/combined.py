@@ -5,9 +5,9 @@ import math
 import re
 import textwrap
 
+from tfdpx.accounting.groups import Sampling
 from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
 from tfdpx.accounting.record import Record
-from tfdpx.accounting.samplings import Sampling
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.train.config.errors import UserError
 

@@ -5,7 +5,7 @@ import math
 import textwrap
 
 from tfdpx.accounting import accountants, calibration
-from tfdpx.accounting.group_privacy import group_epsilon
+from tfdpx.accounting.groups import group_epsilon
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.train.config.errors import UserError

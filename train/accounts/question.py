@@ -6,9 +6,9 @@ from typing import Any
 
 from tfdpx._arguments import exactly_one_missing
 from tfdpx.accounting import calibration
-from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.accounting.gaussian import exact_epsilon
+from tfdpx.accounting.groups import Sampling
 from tfdpx.accounting.plan import plan_warnings
-from tfdpx.accounting.samplings import Sampling
 from tfdpx.train.config.errors import UserError, checking_flags
 
 # All that determine each other. The rate and the length can each be said in two ways.

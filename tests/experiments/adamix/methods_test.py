@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 import tfdpx
 from experiments.adamix import measures
 from experiments.adamix.methods import METHODS, PPGD, Recording, Theorem3, ZeroStart
-from tfdpx.accounting.full_batch import exact_epsilon
+from tfdpx.accounting.gaussian import exact_epsilon
 
 CLASSES, WIDTH, DELTA = 4, 6, 1e-5
 

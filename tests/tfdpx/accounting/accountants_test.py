@@ -9,7 +9,7 @@ import scipy.optimize
 import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
 
-from tfdpx.accounting import accountants, epsilon, noise_tail
+from tfdpx.accounting import accountants, epsilon, gaussian
 
 GOLDENS = pathlib.Path(__file__).parent / "accounting_goldens.csv"
 TOLERANCE = {"rdp": 1e-4, "pld": 2e-3}
@@ -201,7 +201,7 @@ def test_a_grid_for_large_epsilons_is_as_good():
 def test_the_largest_value_of_the_noise_is_taken_off_delta(accountant):
     """Its share of delta is too small at little noise: the tail adds 4.3e-6 to 1e-5."""
     run = (0.3334, 0.01, 1000)
-    added = noise_tail.added_delta(*run[:2], 10**9, run[2], noise_tail.LARGEST_RADIUS)
+    added = gaussian.added_delta(*run[:2], 10**9, run[2], gaussian.LARGEST_RADIUS)
     assert 4e-6 < added < 5e-6
     left = 1e-5 * (1 - accountants.RESERVED_SHARE / 2) - added
     wanted = accountants.composed([run], accountant).get_epsilon(left)

@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from tfdpx.accounting import PrivacyPlan
-from tfdpx.accounting._losses import Losses
-from tfdpx.accounting.individual import individual_epsilon
+from tfdpx.accounting.individual import Losses, individual_epsilon
 
 
 def exceeded(conversion, mu, delta):

@@ -9,7 +9,7 @@ import scipy.stats
 import small
 
 import tfdpx
-from tfdpx.accounting import Ledger, accountants, full_batch, group_epsilon
+from tfdpx.accounting import Ledger, accountants, gaussian, group_epsilon
 from tfdpx.accounting.ledger import Entry
 
 
@@ -57,7 +57,7 @@ def test_full_batches_have_k_times_the_sensitivity(accountant):
         louder = accountants.composed_epsilon(((2 / 4, 1.0, 3), (5 / 4, 1.0, 8)), 1e-5, "rdp")
         assert found == pytest.approx(louder, rel=1e-9)
     else:
-        convert = full_batch.zcdp_epsilon if accountant == "zcdp" else full_batch.exact_epsilon
+        convert = gaussian.zcdp_epsilon if accountant == "zcdp" else gaussian.exact_epsilon
         assert found == pytest.approx(convert(mu, delta), rel=1e-9)
 
 

@@ -12,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdpx.accounting import IndividualAccountant, Ledger, PrivacyPlan, epsilon
-from tfdpx.accounting._sampled_gaussian import ORDERS, PAPER_ORDERS, divergences, epsilons
-from tfdpx.accounting.full_batch import exact_epsilon, exact_epsilons
+from tfdpx.accounting.gaussian import (
+    ORDERS,
+    PAPER_ORDERS,
+    divergences,
+    epsilons,
+    exact_epsilon,
+    exact_epsilons,
+)
 from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.accounting.ledger import Entry
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdpx import noise
-from tfdpx.accounting.noise_tail import added_delta
+from tfdpx.accounting.gaussian import added_delta
 
 
 def bound(shift, values, edge):

@@ -6,7 +6,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from tfdpx.accounting import epsilon
-from tfdpx.accounting.samplings import Sampling
+from tfdpx.accounting.groups import Sampling
 
 NOISE, PROBABILITY, STEPS, DELTA = 3.0, 0.1, 40, 1e-5
 REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE

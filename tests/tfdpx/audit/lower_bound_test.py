@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from tfdpx import audit
-from tfdpx.accounting.full_batch import exact_epsilon
-from tfdpx.audit import lower_bound
+from tfdpx.accounting.gaussian import exact_epsilon
+from tfdpx.audit import bounds
 
 CONFIDENCE, RUNS = 0.9, 60
 
@@ -44,9 +44,9 @@ def gaussian(mu, shift=0.0):
 
 @pytest.fixture(autouse=True)
 def cached(monkeypatch):
-    quick = functools.cache(lower_bound.clopper_pearson_upper_bound)
-    monkeypatch.setattr(lower_bound, "clopper_pearson_upper_bound", quick)
-    monkeypatch.setattr(lower_bound, "exact_epsilon", functools.cache(exact_epsilon))
+    quick = functools.cache(bounds.clopper_pearson_upper_bound)
+    monkeypatch.setattr(bounds, "clopper_pearson_upper_bound", quick)
+    monkeypatch.setattr(bounds, "exact_epsilon", functools.cache(exact_epsilon))
 
 
 @pytest.mark.parametrize("epsilon, delta", [(0.5, 0.01), (2.0, 1e-5)])
@@ -76,19 +76,19 @@ def test_a_bound_that_is_too_high_is_rejected(monkeypatch):
     with pytest.raises(AssertionError):
         check(too_high)
     point = functools.cache(lambda errors, trials, confidence: max(errors, 0.5) / trials)
-    monkeypatch.setattr(lower_bound, "clopper_pearson_upper_bound", point)
+    monkeypatch.setattr(bounds, "clopper_pearson_upper_bound", point)
     with pytest.raises(AssertionError):
         check(audit.gdp_epsilon_lower_bound)
 
 
 def test_clopper_pearson_is_the_rate_at_which_so_few_errors_are_that_rare():
     for errors, trials in ((0, 10), (3, 17), (499, 500)):
-        bound = lower_bound.clopper_pearson_upper_bound(errors, trials, 0.975)
+        bound = bounds.clopper_pearson_upper_bound(errors, trials, 0.975)
         assert stats.binom.cdf(errors, trials, bound) == pytest.approx(0.025)
         high = stats.binomtest(errors, trials).proportion_ci(0.95, "exact").high
         assert bound == pytest.approx(high)
-    assert lower_bound.clopper_pearson_upper_bound(5, 5, 0.9) == 1.0
-    assert lower_bound.clopper_pearson_upper_bound(0, 8, 0.9) == pytest.approx(1 - 0.1**0.125)
+    assert bounds.clopper_pearson_upper_bound(5, 5, 0.9) == 1.0
+    assert bounds.clopper_pearson_upper_bound(0, 8, 0.9) == pytest.approx(1 - 0.1**0.125)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
@@ -100,7 +100,7 @@ def test_many_runs_come_close(epsilon):
     rate, _ = gaussian(mu)
     counts = (round(rate * runs), runs, round(rate * runs), runs)
     exact = exact_epsilon(mu, 1e-5)
-    assert 0.99 * mu < lower_bound.gdp_mu_lower_bound(*counts) < mu
+    assert 0.99 * mu < bounds.gdp_mu_lower_bound(*counts) < mu
     assert 0.98 * exact < audit.gdp_epsilon_lower_bound(*counts, 1e-5) < exact
     # Knowing the shape of the noise is worth much.
     assert audit.epsilon_lower_bound(*counts, 1e-5) < 0.3 * exact
@@ -111,7 +111,7 @@ def test_guesses_prove_nothing():
     assert audit.epsilon_lower_bound(*counts, 1e-5) == 0.0
     assert audit.gdp_epsilon_lower_bound(*counts, 1e-5) == 0.0
     assert audit.epsilon_lower_bound(1, 1, 1, 1, 1e-5) == 0.0
-    assert lower_bound.gdp_mu_lower_bound(1, 1, 1, 1) == 0.0
+    assert bounds.gdp_mu_lower_bound(1, 1, 1, 1) == 0.0
 
 
 def test_errors_of_one_kind_alone_are_enough():

@@ -6,7 +6,7 @@ import pytest
 import small
 
 from tfdpx import audit
-from tfdpx.audit import scores
+from tfdpx.audit import membership
 
 
 def test_losses_of_examples_are_those_of_batches_of_one():
@@ -30,6 +30,6 @@ def test_an_overfitted_model_tells_its_members():
     report = audit.membership_report(values[:40], values[40:])
     # Half of the others are guessed right, and with more confidence than members.
     assert report.auc > 0.5 and report.advantage > 0.3
-    assert report.auc == scores.auc(values[:40], values[40:])
+    assert report.auc == membership.auc(values[:40], values[40:])
     assert list(report.tpr_at_fpr) == [0.1]
     assert f"AUC {report.auc:.3f}" in str(report)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from tfdpx.accounting.full_batch import exact_epsilon
-from tfdpx.audit import _one_run_bounds
+from tfdpx.accounting.gaussian import exact_epsilon
+from tfdpx.audit import bounds
 
 CONFIDENCE = 0.9
 
@@ -31,9 +31,7 @@ def binomial(guesses, rate):
 
 
 def of_epsilon(guesses, canaries, delta):
-    return lambda c: _one_run_bounds.one_run_epsilon_lower_bound(
-        c, guesses, canaries, delta, CONFIDENCE
-    )
+    return lambda c: bounds.one_run_epsilon_lower_bound(c, guesses, canaries, delta, CONFIDENCE)
 
 
 @pytest.mark.parametrize("epsilon, delta", [(0.0, 1e-5), (0.5, 1e-9), (2.0, 0.01), (4.0, 1e-3)])
@@ -69,7 +67,7 @@ def test_gaussian_noise_is_exceeded_no_more_often_than_stated(mu, guesses, canar
     probabilities = gaussian_guesses(mu, canaries, guesses)
 
     def bound(c):
-        return _one_run_bounds.one_run_mu_lower_bound(c, guesses, canaries, CONFIDENCE)
+        return bounds.one_run_mu_lower_bound(c, guesses, canaries, CONFIDENCE)
 
     assert chance_of_too_high(bound, mu, probabilities) <= 1 - CONFIDENCE
     epsilon = exact_epsilon(mu, 1e-3)
@@ -89,7 +87,7 @@ def test_a_bound_that_is_too_high_is_rejected():
 
     # One that forgets how many coins there are: all may be told at once.
     def forgets_canaries(correct):
-        return _one_run_bounds.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
+        return bounds.one_run_epsilon_lower_bound(correct, 40, 40, 1e-12, CONFIDENCE)
 
     delta = 0.12
     told = (1 - delta) * binomial(40, rate)
@@ -100,24 +98,24 @@ def test_a_bound_that_is_too_high_is_rejected():
 
 def test_without_delta_the_bound_is_that_of_binomial_tails():
     for correct, guesses in ((30, 40), (40, 40), (390, 400)):
-        found = _one_run_bounds.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
+        found = bounds.one_run_epsilon_lower_bound(correct, guesses, 500, 1e-15, 0.95)
         rate = stats.binomtest(correct, guesses).proportion_ci(0.9, "exact").low
         assert found == pytest.approx(math.log(rate / (1 - rate)), abs=2e-4)
 
 
 def test_no_privacy_gives_a_large_bound_and_guesses_give_none():
-    assert _one_run_bounds.one_run_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 5.7
-    assert _one_run_bounds.one_run_mu_lower_bound(1000, 1000, 1000) > 2.3
+    assert bounds.one_run_epsilon_lower_bound(1000, 1000, 1000, 1e-5) > 5.7
+    assert bounds.one_run_mu_lower_bound(1000, 1000, 1000) > 2.3
     for correct in (0, 480, 505):
-        assert _one_run_bounds.one_run_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
-        assert _one_run_bounds.one_run_mu_lower_bound(correct, 1000, 1000) < 0.01
+        assert bounds.one_run_epsilon_lower_bound(correct, 1000, 1000, 1e-5) < 0.01
+        assert bounds.one_run_mu_lower_bound(correct, 1000, 1000) < 0.01
 
 
 def test_the_gaussian_bound_is_tighter():
     for correct, guesses, canaries in ((95, 100, 1000), (900, 1000, 1000), (20, 20, 400)):
         counts = (correct, guesses, canaries)
-        general = _one_run_bounds.one_run_epsilon_lower_bound(*counts, 1e-5)
-        mu = _one_run_bounds.one_run_mu_lower_bound(*counts)
+        general = bounds.one_run_epsilon_lower_bound(*counts, 1e-5)
+        mu = bounds.one_run_mu_lower_bound(*counts)
         assert exact_epsilon(mu, 1e-5) > 1.4 * general
 
 
@@ -131,7 +129,7 @@ def test_the_tail_follows_from_its_definition(first, second, epsilon, delta):
 
     gains = [(at_least(correct - i) - at_least(correct)) / i for i in range(1, canaries + 1)]
     wanted = min(1.0, at_least(correct) + 2 * canaries * delta * max(gains))
-    found = _one_run_bounds._steinke(correct, guesses, canaries, epsilon, delta)
+    found = bounds._steinke(correct, guesses, canaries, epsilon, delta)
     assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
@@ -148,8 +146,8 @@ def test_the_least_mass_is_the_least_of_all_that_the_inequalities_allow(
     """By brute force: distributions that keep every inequality, drawn at random."""
     correct = data.draw(st.integers(1, guesses))
     canaries, rng = guesses + more, np.random.default_rng(data.draw(st.integers(0, 99)))
-    needed = _one_run_bounds._gaussian_needed(mu)
-    least = _one_run_bounds._least_mass(needed, correct, guesses, canaries, tail)
+    needed = bounds._gaussian_needed(mu)
+    least = bounds._least_mass(needed, correct, guesses, canaries, tail)
     bar = blow_up(mu)
     for _ in range(300):
         p = np.zeros(guesses + 1)
@@ -168,7 +166,7 @@ def test_the_least_mass_is_the_least_of_all_that_the_inequalities_allow(
 
 def test_the_trade_off_function_of_epsilon_and_delta_is_inverted():
     for epsilon, delta in itertools.product((0.0, 1.0, 3.0), (1e-6, 0.1)):
-        needed = _one_run_bounds._approximate_needed(epsilon, delta)
+        needed = bounds._approximate_needed(epsilon, delta)
         for y in np.linspace(0.0, 1.0, 41):
             x = needed(y)
             reached = min(

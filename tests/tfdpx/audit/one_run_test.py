@@ -10,7 +10,7 @@ import small
 
 import tfdpx
 from tfdpx import audit
-from tfdpx.audit import _one_run_bounds
+from tfdpx.audit import bounds
 from tfdpx.audit.one_run import one_run_report
 
 COUNT, ROWS, CLASSES = 200, 40, 2
@@ -121,11 +121,11 @@ def test_guesses_come_from_the_order_of_scores():
     order = np.argsort(scores)
     right = coins[order[-50:]].sum() + (~coins[order[:50]]).sum()
     assert (report.guesses, report.correct) == (100, right)
-    bound = _one_run_bounds.one_run_epsilon_lower_bound(int(right), 100, 400, 1e-5, 0.95)
+    bound = bounds.one_run_epsilon_lower_bound(int(right), 100, 400, 1e-5, 0.95)
     assert report.epsilon_lower_bound == bound
     # Several numbers of guesses share the confidence.
     several = one_run_report(scores, coins, delta=1e-5)
-    each = _one_run_bounds.one_run_epsilon_lower_bound(
+    each = bounds.one_run_epsilon_lower_bound(
         several.correct, several.guesses, 400, 1e-5, 1 - 0.05 / 4
     )
     assert several.epsilon_lower_bound == each

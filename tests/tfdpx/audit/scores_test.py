@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdpx.audit import scores
+from tfdpx.audit import membership
 
 some_scores = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 
@@ -14,28 +14,28 @@ some_scores = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 @given(some_scores, some_scores, st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9]))
 def test_all_follow_from_their_definitions(members, others, fpr):
     pairs = [(m > o) + 0.5 * (m == o) for m in members for o in others]
-    assert scores.auc(members, others) == pytest.approx(np.mean(pairs))
+    assert membership.auc(members, others) == pytest.approx(np.mean(pairs))
     members, others = np.array(members), np.array(others)
     thresholds = np.arange(-5.5, 5.0)
     true, false = (np.array([np.mean(s > t) for t in thresholds]) for s in (members, others))
-    assert scores.advantage(members, others) == pytest.approx(max(true - false))
-    assert scores.tpr_at_fpr(members, others, fpr) == pytest.approx(max(true[false <= fpr]))
+    assert membership.advantage(members, others) == pytest.approx(max(true - false))
+    assert membership.tpr_at_fpr(members, others, fpr) == pytest.approx(max(true[false <= fpr]))
 
 
 def test_normal_scores_give_their_closed_forms():
     rng, mu = np.random.default_rng(0), 1.5
     members, others = rng.normal(mu, size=200_000), rng.normal(size=200_000)
-    assert scores.auc(members, others) == pytest.approx(stats.norm.cdf(mu / 2**0.5), abs=0.005)
+    assert membership.auc(members, others) == pytest.approx(stats.norm.cdf(mu / 2**0.5), abs=0.005)
     most = 2 * stats.norm.cdf(mu / 2) - 1
-    assert scores.advantage(members, others) == pytest.approx(most, abs=0.01)
+    assert membership.advantage(members, others) == pytest.approx(most, abs=0.01)
     few = stats.norm.sf(stats.norm.isf(0.001) - mu)
-    assert scores.tpr_at_fpr(members, others, 0.001) == pytest.approx(few, abs=0.01)
+    assert membership.tpr_at_fpr(members, others, 0.001) == pytest.approx(few, abs=0.01)
 
 
 @pytest.mark.parametrize("members", [[], [1.0, float("nan")]])
 def test_no_scores_and_nan_are_refused(members):
-    for function in (scores.auc, scores.advantage):
+    for function in (membership.auc, membership.advantage):
         with pytest.raises(ValueError, match="`members`"):
             function(members, [0.0])
     with pytest.raises(ValueError, match="`fpr`"):
-        scores.tpr_at_fpr([1.0], [0.0], 1.0)
+        membership.tpr_at_fpr([1.0], [0.0], 1.0)

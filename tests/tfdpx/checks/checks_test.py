@@ -213,7 +213,7 @@ WRONG_SUMS = {
 
 @pytest.mark.parametrize("wrong", WRONG_SUMS)
 def test_a_rule_whose_sum_is_wrong_is_refused(monkeypatch, wrong):
-    monkeypatch.setattr(per_example.registry, "_RULES", dict(per_example.registry._RULES))
+    monkeypatch.setattr(per_example.rule, "_RULES", dict(per_example.rule._RULES))
     register(Shifted)(type("Rule", (ShiftedRule,), {"changed": WRONG_SUMS[wrong]}))
     model = small.model(layers=[Shifted(), layers.Dense(3)])
     with pytest.raises(checks.UnfitForPrivacy, match="clipped sum.*disagrees"):

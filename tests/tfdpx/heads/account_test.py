@@ -10,7 +10,7 @@ from head_cases import WIDTH, data, make
 
 import tfdpx
 from tfdpx import heads
-from tfdpx.accounting.full_batch import exact_epsilon, zcdp_epsilon
+from tfdpx.accounting.gaussian import exact_epsilon, zcdp_epsilon
 from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
 from tfdpx.heads.releases import Releases
 

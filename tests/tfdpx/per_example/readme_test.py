@@ -10,7 +10,7 @@ from cases import slow
 from oracle import assert_matches_batches_of_one
 
 import tfdpx
-from tfdpx.per_example import registry
+from tfdpx.per_example import rule
 
 PAGE = pathlib.Path(tfdpx.per_example.__file__).with_name("README.md")
 
@@ -18,7 +18,7 @@ PAGE = pathlib.Path(tfdpx.per_example.__file__).with_name("README.md")
 @pytest.fixture
 def made(monkeypatch):
     """The names that the page defines."""
-    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setattr(rule, "_RULES", dict(rule._RULES))
     names = {}
     exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)), names)
     return names

@@ -12,19 +12,9 @@ from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
-from tfdpx.per_example import cost_model, explain, registry, rounding
+from tfdpx.per_example import cost_model, explain, rounding, rule
 from tfdpx.per_example.rows import split_views
-from tfdpx.per_example.rules import (
-    base,
-    convolution,
-    dense,
-    depthwise,
-    einsum_dense,
-    embedding,
-    group_normalization,
-    normalization,
-    window,
-)
+from tfdpx.per_example.rules import contraction, convolution, embedding, normalization, window
 
 layers = keras.layers
 FORCED = ("instantiate", "ghost")  # A layer by itself has no other.
@@ -305,19 +295,19 @@ def _without_diagonal(inputs, gradients, *fans):
     return tf.reduce_sum(inputs * gradients * kept, axis=[2, 3]), tf.zeros(gradients.shape[:2])
 
 
-side_by_side = depthwise._side_by_side
+side_by_side = convolution._side_by_side
 
 
 PLANTED = [
-    (dense.DenseRule, "bias_gradients", _half_bias, "dense"),
-    (convolution.Conv2DRule, "clipped_sum", lambda s, f, _: base.Rule.clipped_sum(s, f * 0 + 1),
+    (contraction.DenseRule, "bias_gradients", _half_bias, "dense"),
+    (convolution.Conv2DRule, "clipped_sum", lambda s, f, _: rule.Rule.clipped_sum(s, f * 0 + 1),
      "conv2d"),
     (rounding, "squared_norms_of_products", _without_diagonal, "conv2d"),
     (WSConv2DRule, "measured", lambda s, found: found._replace(squares=found.squares[:, :1]),
      "ws_conv2d"),
-    (WSConv2DRule, "post_sum_transforms", base.Rule.post_sum_transforms, "ws_conv2d"),
-    (depthwise, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
-    (group_normalization.GroupNormalizationRule, "scale_gradients",
+    (WSConv2DRule, "post_sum_transforms", rule.Rule.post_sum_transforms, "ws_conv2d"),
+    (convolution, "_side_by_side", lambda *a: tf.reverse(side_by_side(*a), [-1]), "depthwise"),
+    (normalization.GroupNormalizationRule, "scale_gradients",
      lambda s: s.offset_gradients(), "group_norm"),
     (normalization.LayerNormalizationRule, "scale_gradients", lambda s: s.offset_gradients(),
      "layer_normalization"),
@@ -325,7 +315,7 @@ PLANTED = [
      "rms_normalization"),
     (embedding.EmbeddingRule, "ghost_squared_norms", _forgets_repeats, "embedding"),
     (embedding.EmbeddingRule, "instantiated_squared_norms", _forgets_repeats, "embedding"),
-    (einsum_dense.EinsumDenseRule, "output_gradients_by_position", property(_last_view_only),
+    (contraction.EinsumDenseRule, "output_gradients_by_position", property(_last_view_only),
      "einsum_dense"),
 ]  # fmt: skip
 
@@ -355,4 +345,4 @@ def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
 
 def test_register_refuses_what_is_no_layer():
     with pytest.raises(TypeError, match="subclasses of keras.Layer"):
-        registry.register(int)
+        rule.register(int)

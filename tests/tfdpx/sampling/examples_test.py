@@ -17,9 +17,9 @@ def test_nests_and_dtypes():
     }
     y = (np.arange(20) % 2 == 0, [f"label {i}" for i in range(20)])
     examples = Examples(x, y)
-    dataset = sampled_batches.poisson_batches(
+    dataset = sampled_batches.poisson_sampler(
         examples, sampling_probability=0.5, capacity=16, steps=2, seed=0
-    )
+    ).dataset()
     spec_x, spec_y, spec_weight = dataset.element_spec
     assert (spec_x["image"].dtype, spec_x["image"].shape) == (tf.uint8, [16, 4, 3])
     assert [spec.dtype for spec in spec_x["meta"]] == [tf.float32, tf.float16]
@@ -33,9 +33,9 @@ def test_nests_and_dtypes():
 
 
 def weights_by_example(examples, count):
-    dataset = sampled_batches.poisson_batches(
+    dataset = sampled_batches.poisson_sampler(
         examples, sampling_probability=1.0, capacity=count, steps=1, seed=0
-    )
+    ).dataset()
     return next(iter(dataset))[2].numpy()
 
 

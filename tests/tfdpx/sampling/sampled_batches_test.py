@@ -18,13 +18,15 @@ NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
 def make(num_examples=20, probability=0.3, capacity=None, **arguments):
     examples = Examples(np.arange(num_examples), np.arange(num_examples) % 3)
     arguments = {"steps": 12, "seed": 0, "capacity": capacity or num_examples} | arguments
-    return sampled_batches.poisson_batches(examples, sampling_probability=probability, **arguments)
+    return sampled_batches.poisson_sampler(
+        examples, sampling_probability=probability, **arguments
+    ).dataset()
 
 
 def make_shuffled(num_examples=20, batch_size=6, **arguments):
     examples = Examples(np.arange(num_examples), np.arange(num_examples) % 3)
     arguments = {"steps": 12, "seed": 0, "capacity": batch_size} | arguments
-    return sampled_batches.shuffled_batches(examples, batch_size=batch_size, **arguments)
+    return sampled_batches.shuffled_sampler(examples, batch_size=batch_size, **arguments).dataset()
 
 
 BOTH = pytest.mark.parametrize("make", [make, make_shuffled], ids=["poisson", "shuffle"])
@@ -216,13 +218,14 @@ def test_overflow_is_an_error():
 
 def test_little_is_read_ahead():
     given_out = []
-    counted = batch_sampler.BatchSampler(0, 100, shares.Shares(1), seed=0)
-    dataset = counted.dataset(
-        lambda key, step, replica: tf.numpy_function(
-            lambda s: given_out.append(int(s)) or np.array([s]), [step], tf.int64
-        ),
-        types.SimpleNamespace(batch=lambda rows, capacity: (rows, 0, 0), is_weighted=True),
-    )
+
+    def draw(key, step, replica):
+        count = lambda s: given_out.append(int(s)) or np.array([s])  # noqa: E731
+        return tf.numpy_function(count, [step], tf.int64)
+
+    examples = types.SimpleNamespace(batch=lambda rows, capacity: (rows, 0, 0), is_weighted=True)
+    counted = batch_sampler.BatchSampler(0, draw, examples, 100, shares.Shares(1), seed=0)
+    dataset = counted.dataset()
     rows, *_ = next(iter(dataset))
     assert rows == 0
     time.sleep(0.2)  # For whatever reads ahead in the background.

@@ -110,10 +110,10 @@ def test_poisson_shares_need_no_python():
     # The hosts of a TPU pod run the dataset in processes that have none.
     @tf.function
     def count(start):
-        dataset = sampled_batches.poisson_batches(
+        dataset = sampled_batches.poisson_sampler(
             Examples(np.arange(9.0)), sampling_probability=0.5, capacity=9, steps=3,
             seed=1, start=0, input_context=context(1, 1),
-        )  # fmt: skip
+        ).dataset()  # fmt: skip
         return dataset.take(2).reduce(start, lambda total, batch: total + 1)
 
     found = operations(count.get_concrete_function(tf.constant(0)).graph)
@@ -151,6 +151,6 @@ def test_examples_in_order_come_once():
 def test_unfit_arguments(arguments, message):
     examples = Examples(np.arange(20))
     with pytest.raises(ValueError, match=message):
-        sampled_batches.poisson_batches(
+        sampled_batches.poisson_sampler(
             examples, sampling_probability=0.5, capacity=20, steps=3, **arguments
-        )
+        ).dataset()

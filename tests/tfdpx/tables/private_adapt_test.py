@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdpx
+from tfdpx import tables
 from tfdpx.accounting import Ledger
-from tfdpx.audit.lower_bound import gdp_mu_lower_bound
+from tfdpx.audit.bounds import gdp_mu_lower_bound
 from tfdpx.checks.adapted import spent_on
 from tfdpx.heads.releases import Releases
-from tfdpx.tables import _statistics, private_adapt
+from tfdpx.tables import private_adapt
 
 layers = keras.layers
 TINY = 1e-6  # A noise that hides nothing.
@@ -74,9 +75,9 @@ def test_a_row_moves_a_release_by_at_most_its_sensitivity(rows, row):
     x, more = np.array(rows), np.array([*rows, row])
     limits = np.array([-1.0, 0.0]), np.array([3.0, 1.0])
     for compute in (
-        lambda data, released: _statistics.bounds(data, released),
-        lambda data, released: _statistics.moments(data, *limits, released),
-        lambda data, released: _statistics.quantiles(data[:, 0], -1.0, 3.0, 4, released),
+        lambda data, released: tables.bounds(data, released),
+        lambda data, released: tables.moments(data, *limits, released),
+        lambda data, released: tables.quantiles(data[:, 0], -1.0, 3.0, 4, released),
     ):
         seen = [exact(functools.partial(compute, data))[1] for data in (x, more)]
         for (one, bound), (other, same) in zip(*seen, strict=True):
@@ -89,8 +90,7 @@ def test_the_bound_of_moments_is_reached():
     limits = np.full(2, -1.0), np.full(2, 1.0)
     more = np.vstack([x, [1.0, -1.0]])
     one, other = (
-        exact(lambda released, d=d: _statistics.moments(d, *limits, released))[1][0]
-        for d in (x, more)
+        exact(lambda released, d=d: tables.moments(d, *limits, released))[1][0] for d in (x, more)
     )
     assert np.linalg.norm(np.asarray(one[0]) - other[0]) == pytest.approx(one[1])
 
@@ -128,7 +128,7 @@ def test_a_category_of_one_row_is_never_named():
         layer = layers.StringLookup()
         private_adapt(layer, x, noise_multiplier=2.0, seed=seed)
         assert layer.get_vocabulary(False) == ["a"]
-    deviations = (_statistics._RARE * 2.0) / 2.0
+    deviations = (tables._RARE * 2.0) / 2.0
     assert 0.5 * math.erfc(deviations / math.sqrt(2)) < 1e-15
 
 
@@ -136,7 +136,7 @@ def test_ranges_are_rarely_wide_by_noise_alone():
     rng, wide = np.random.default_rng(1), 0
     for _ in range(200):
         x = rng.normal(size=(500, 1))
-        lower, upper = _statistics.bounds(
+        lower, upper = tables.bounds(
             x, lambda exact, bound: (exact() + 5 * bound * rng.normal(size=(123, 1)), 5 * bound)
         )
         wide += upper[0] - lower[0] > 16

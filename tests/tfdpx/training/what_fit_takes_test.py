@@ -179,7 +179,7 @@ def test_random_access_needs_a_plan():
 
 @pytest.mark.slow
 def test_a_long_first_update_is_announced(monkeypatch, capsys):
-    monkeypatch.setattr("tfdpx.training.callbacks._PATIENCE", 0.0)
+    monkeypatch.setattr("tfdpx.training.budget._PATIENCE", 0.0)
     trained(lambda model: model.fit(X, Y, verbose=2))
     assert "is being built for its first update" in capsys.readouterr().out
     trained(lambda model: model.fit(X, Y, verbose=0))

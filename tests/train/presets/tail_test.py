@@ -8,7 +8,7 @@ from cases import nightly
 
 from tfdpx import noise
 from tfdpx.accounting import accountants
-from tfdpx.accounting.noise_tail import added_delta
+from tfdpx.accounting.gaussian import added_delta
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets
 from tfdpx.train.run import auto_settings

@@ -1,42 +1,154 @@
-"""`keras.layers.Conv2D`."""
+"""The rules of `keras.layers.Conv2D` and `keras.layers.DepthwiseConv2D`."""
 
+import dataclasses
 import functools
 import math
 
 import keras
 import tensorflow as tf
 
+from tfdpx._keras.tensorflow_internals import call_cached_trace
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, cheapest
-from tfdpx.per_example.registry import register
-from tfdpx.per_example.rows import repeat_views
-from tfdpx.per_example.rules.base import scale_examples
-from tfdpx.per_example.rules.convolution_gradients import ConvolutionGradients
-from tfdpx.per_example.rules.products import FLOAT, gram, length
-from tfdpx.per_example.rules.window import split_channels
+from tfdpx.per_example.rows import (
+    Rows,
+    positions,
+    repeat_views,
+    scale_examples,
+    split_views,
+    sum_rows,
+)
+from tfdpx.per_example.rule import BeforeActivation, register
+from tfdpx.per_example.rules.contraction import FLOAT, gram, length
+from tfdpx.per_example.rules.window import Window, split_channels
 
 
 @register(keras.layers.Conv2D)
-class Conv2DRule(ConvolutionGradients):
+class Conv2DRule(BeforeActivation):
     """Any stride, padding, dilation, groups and data format.
 
     With the patches A [T, fan_in] and output gradients G [T, out] of an example's T positions, the
-    kernel gradient is A^T G. Its norm needs only `<A A^T, G G^T>`, cheaper where positions are few
-    (late layers).
+    kernel gradient is A^T G. It is formed as a product of patches and output gradients for all
+    examples at once, or by one ordinary kernel gradient an example, of its images alone. Its norm
+    needs only `<A A^T, G G^T>`, cheaper where positions are few (late layers).
 
     A subclass whose convolution uses a function of the trained kernel (weight standardization)
-    sets `filter_scale` and `weights` and replaces `to_kernel`, `to_sum`, `measured` and
+    sets `filter_scale`, `weights` and `unit`, and replaces `to_kernel`, `to_sum`, `measured` and
     `small_gradients`.
 
     Attributes:
+        inputs: float32 [B * K, H, W, C], channels last whatever the layer's data format.
+        convolved_gradients: float32 [B * K, H', W', out]: gradients at what the convolution gives.
+        window: The `Window`.
+        groups: Int.
         filter_scale: float32 [out], or None for ones: what each filter's gradient is multiplied by,
             which is cheaper done to gradients of kernels than to those of outputs.
         weights: float32 [n, out], or None for ones: what `statistics` are multiplied by.
+        unit: float32 [*kernel_shape], with which the `statistics` are to have inner products; None
+            for none.
     """
 
     assumes: tuple[str, ...] = ("call", "convolution_op", "kernel")
 
-    filter_scale = weights = None
+    filter_scale = weights = unit = None
+
+    def __init__(self, call, output_gradients, num_views, variables):
+        super().__init__(call, output_gradients, num_views, variables)
+        self.window = Window.of(self.layer)
+        self.inputs = channels_last(tf.cast(call.args[0], "float32"), self.layer)
+        self.convolved_gradients = channels_last(self.output_gradients[0], self.layer)
+        if self.window.taps == 1 and max(self.window.strides) > 1:
+            # TensorFlow 2.21's gradient of such kernels writes beyond its memory on CPUs (oneDNN's
+            # 1x1 convolution on channels that are no multiple of 16). Without strides it is safe.
+            rows, columns = self.window.strides
+            self.inputs = self.inputs[:, ::rows, ::columns]
+            self.window = dataclasses.replace(self.window, strides=(1, 1))
+        self.groups = self.inputs.shape[-1] // self.kernel_shape[2]
+
+    @property
+    def kernel_shape(self):
+        """[height, width, in / groups, out] of the convolution's kernel."""
+        return list(self.layer.kernel.shape)
+
+    def sum_positions(self, images):
+        """[B * K, H', W', out] summed over an example's views and positions: [B, out]."""
+        return sum_rows(images, self.num_views, [1, 2])
+
+    def kernel_gradient(self, inputs, output_gradients):
+        """The gradient at the convolution's kernel, summed over all images: [*kernel_shape].
+
+        Args:
+            inputs: float32 [N, H, W, C].
+            output_gradients: float32 [N, H', W', out].
+        """
+        return self.window.kernel_gradient(inputs, output_gradients, self.kernel_shape)
+
+    @functools.cached_property
+    def kernel_instances(self):
+        """float32 [B, *kernel_shape]: each example's gradient at the convolution's kernel."""
+        return self._in_a_loop[0] if self._by_calls else self._by_matmul()
+
+    @property
+    def statistics(self):
+        """float32 [B, 1 or 3, out]: sums of squares of each filter of `kernel_instances`.
+
+        With `unit`, also the squares of sums, and of inner products with it.
+        """
+        if self._by_calls:
+            return self._in_a_loop[1]
+        return _statistics(self.kernel_instances, self.unit)
+
+    def instance_costs(self):
+        """Of one kernel gradient an example, and of one product of patches for all."""
+        count, positions, fan_in, fan_out = self.sizes()
+        multiply = 2.0 * count * positions * self.groups * fan_in * fan_out
+        patches = FLOAT * count * positions * self.groups * fan_in
+        calls = math.inf if self.call.jit_compile else count * self.groups
+        by_calls = Cost(multiply, calls=calls)
+        return by_calls, Cost(multiply, bytes=4 * patches)
+
+    def sizes(self):
+        """Examples, positions of all views, fan-in and out of a group; nominal if unknown."""
+        rows, height, width, out = self.convolved_gradients.shape
+        fan_in = self.window.taps * self.kernel_shape[2]
+        area = 1024 if None in (height, width) else height * width
+        count = 32 if rows is None else rows // self.num_views
+        return count, area * self.num_views, fan_in, out // self.groups
+
+    @property
+    def _by_calls(self):
+        by_calls, by_patches = self.instance_costs()
+        return cheapest(by_calls, by_patches) is by_calls
+
+    @functools.cached_property
+    def _in_a_loop(self):
+        """`kernel_instances` and `statistics`, example by example."""
+        tensors = self.inputs, self.convolved_gradients, self.unit
+        tensors = [t for t in tensors if t is not None]
+        kind = self.window, tuple(self.kernel_shape), self.num_views
+        return call_cached_trace(_of_examples, kind, *tensors)
+
+    def _by_matmul(self):
+        # Slices put together are the fastest patches, but not with strides outside of XLA.
+        contiguous = self.call.jit_compile or max(self.window.strides) == 1
+        patches = self.window.patches(self.inputs, contiguous)
+        # Channels run over (tap, group, channel in the group).
+        patches = self.by_group(patches, self.window.taps)
+        gradients = self.by_group(self.convolved_gradients)
+        products = tf.matmul(patches, gradients, transpose_a=True)
+        if self.groups > 1:
+            products = tf.transpose(products, [0, 2, 1, 3])
+        return tf.reshape(products, [-1, *self.kernel_shape])
+
+    def by_group(self, images, taps=1):
+        """[B * K, H', W', taps * groups * c] as [B, groups, T, taps * c]."""
+        if self.groups == 1:
+            return positions(images, self.num_views, groups=True)
+        pixels = positions(images, self.num_views)
+        channels = pixels.shape[-1] // self.groups
+        split = [tf.shape(pixels)[0], tf.shape(pixels)[1], taps, self.groups, channels // taps]
+        pixels = tf.transpose(tf.reshape(pixels, split), [0, 3, 1, 2, 4])
+        return tf.reshape(pixels, [split[0], self.groups, split[1], channels])
 
     def to_kernel(self, gradients):
         """Carries gradients at the convolution's kernel to the trained kernel; linear.
@@ -171,3 +283,108 @@ class Conv2DRule(ConvolutionGradients):
         )
         squares = tf.reduce_sum(squares, axis=1, keepdims=True)
         return rounding.Measured(squares, rounding.size_of(gradients, 2), length(magnitudes))
+
+
+@register(keras.layers.DepthwiseConv2D)
+class DepthwiseConv2DRule(Conv2DRule):
+    """A convolution with a group for each channel.
+
+    As no channel sees another, images may be put side by side as channels: one ordinary weight
+    gradient then gives the one of every example.
+    """
+
+    assumes = ("call", "kernel")
+    _by_calls = False
+
+    @property
+    def kernel_shape(self):
+        """See `Conv2DRule.kernel_shape`."""
+        height, width, channels, multiplier = self.layer.kernel.shape
+        return [height, width, 1, channels * multiplier]
+
+    def to_kernel(self, gradients):
+        """See `Conv2DRule.to_kernel`."""
+        lead = tf.shape(gradients)[:-4]
+        return tf.reshape(gradients, tf.concat([lead, self.layer.kernel.shape], axis=0))
+
+    def kernel_gradient(self, inputs, output_gradients):
+        """See `Conv2DRule.kernel_gradient`."""
+        channels, multiplier = inputs.shape[-1], self.layer.depth_multiplier
+        gradient = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+            input=inputs,
+            filter_sizes=[*self.window.size, tf.shape(inputs)[-1], multiplier],
+            out_backprop=output_gradients,
+            strides=[1, *self.window.strides, 1],
+            padding=self.window.padding.upper(),
+        )
+        shape = [*self.window.size, 1, -1 if channels is None else channels * multiplier]
+        return tf.reshape(gradient, shape)
+
+    @functools.cached_property
+    def kernel_instances(self):
+        """See `Conv2DRule.kernel_instances`."""
+        if not self._is_plain:
+            return self._by_matmul()
+        tensors = self.inputs, self.convolved_gradients
+        gradients = self.kernel_gradient(*(_side_by_side(t, self.num_views) for t in tensors))
+        height, width, _, out = self.kernel_shape
+        gradients = tf.reshape(gradients, [height, width, 1, -1, out])
+        return tf.transpose(gradients, [3, 0, 1, 2, 4])
+
+    def costs(self):
+        """See `Rule.costs`."""
+        costs = super().costs()
+        if not self._is_plain:
+            del costs["ordinary"]  # And with it the ghost norm.
+        return costs
+
+    def allows_ordinary_sum(self):
+        """See `Rule.allows_ordinary_sum`."""
+        return False
+
+    @property
+    def _is_plain(self):
+        """Whether TensorFlow's own gradient serves: no dilation, one stride."""
+        return max(self.window.dilation) == 1 and len(set(self.window.strides)) == 1
+
+
+def _side_by_side(images, num_views):
+    """[B * K, H, W, C] as [K, H, W, B * C]."""
+    joined = tf.transpose(split_views(images, num_views), [1, 2, 3, 0, 4])
+    return tf.reshape(joined, tf.concat([tf.shape(joined)[:3], [-1]], axis=0))
+
+
+def _of_examples(window, kernel_shape, num_views, inputs, output_gradients, unit=None):
+    """Kernel gradients and statistics, from one call an example."""
+    count = Rows(inputs).count // num_views
+
+    def one(index, instances, statistics):
+        rows = slice(index * num_views, (index + 1) * num_views)
+        gradient = window.kernel_gradient(inputs[rows], output_gradients[rows], kernel_shape)
+        # Here, so that products and squares never need memory for all examples at once.
+        found = _statistics(gradient[tf.newaxis], unit)[0]
+        return index + 1, instances.write(index, gradient), statistics.write(index, found)
+
+    # A graph with a node for each example would be slow to make, and for one number alone.
+    empty = [tf.TensorArray("float32", count) for _ in range(2)]
+    _, *found = tf.while_loop(
+        lambda index, *_: index < count, one, (tf.constant(0), *empty), parallel_iterations=2
+    )
+    return [array.stack() for array in found]
+
+
+def _statistics(gradients, unit):
+    """float32 [n, 1 or 3, out] of `gradients` [n, *kernel_shape]; see `Conv2DRule.unit`."""
+    filters = [1, 2, 3]
+    squares = [tf.reduce_sum(tf.square(gradients), filters)]
+    if unit is not None:
+        for each in gradients, gradients * unit:
+            squares.append(tf.square(tf.reduce_sum(each, filters)))
+    return tf.stack(squares, axis=1)
+
+
+def channels_last(images, layer):
+    """`images` [N, H, W, C], whatever the layer's data format."""
+    if layer.data_format == "channels_last":
+        return images
+    return tf.transpose(images, [0, 2, 3, 1])

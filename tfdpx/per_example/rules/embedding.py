@@ -1,15 +1,16 @@
-"""`keras.layers.Embedding`."""
+"""`keras.layers.Embedding`, and `ReversibleEmbedding`, a table that also gives the logits."""
 
 import copy
 
 import keras
 import tensorflow as tf
 
+from tfdpx._keras import layer_internals
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost
-from tfdpx.per_example.registry import register
-from tfdpx.per_example.rules.base import Rule, positions, scale_examples
-from tfdpx.per_example.rules.products import FLOAT, gram
+from tfdpx.per_example.rows import positions, scale_examples
+from tfdpx.per_example.rule import Rule, register, variant_of
+from tfdpx.per_example.rules.contraction import FLOAT, ghost_product_norms, gram, sum_of_products
 
 
 @register(keras.layers.Embedding)
@@ -107,3 +108,145 @@ class EmbeddingRule(Rule):
             "ghost": Cost(2.0 * pairs * width, bytes=3 * FLOAT * pairs),
             "ordinary": Cost(bytes=2 * read),
         }
+
+
+@variant_of(keras.layers.Embedding)
+class ReversibleEmbeddingRule(EmbeddingRule):
+    """No [B, vocabulary, d] array, also where both calls share the table.
+
+    Tokens O (one-hot) with output gradients G have the gradient O^T G; hidden states H with
+    gradients L at the logits have L^T H. Of tied weights that is one product of all positions.
+    """
+
+    @classmethod
+    def handles(cls, layer, registered_class):
+        """See `Rule.handles`: what a subclass must not override is the `call` of these classes."""
+        own = next(filter(_is_reversible, type(layer).__mro__), None)
+        return own is not None and super().handles(layer, own)
+
+    @classmethod
+    def forward(cls, call, watch):
+        """See `Rule.forward`: logits are watched before their soft cap."""
+        cap = call.layer.logit_soft_cap
+        if not (cap and _is_reverse(call)):
+            return super().forward(call, watch)
+        plain = layer_internals.without(call.layer, logit_soft_cap=None)
+        logits = watch(layer_internals.call_operation(plain, call.args, call.kwargs))
+        return keras.ops.tanh(logits / cap) * cap
+
+    @classmethod
+    def joined(cls, rules):
+        """See `Rule.joined`: the calls' positions in line."""
+        joined = copy.copy(rules[0])
+        joined.output_gradients = [g for rule in rules for g in rule.output_gradients]
+        for name in ("_tokens", "_gradients", "_hidden", "_logits"):
+            setattr(joined, name, tf.concat([getattr(rule, name) for rule in rules], axis=1))
+        return joined
+
+    def __init__(self, call, output_gradients, num_views, variables):
+        if _is_reverse(call):
+            Rule.__init__(self, call, output_gradients, num_views, variables)
+            # Float32 [B, S, d], and [B, S, vocabulary].
+            self._hidden = positions(call.args[0], num_views)
+            self._logits = positions(self.output_gradients[0], num_views)
+            self._gradients = self._hidden[:, :0]
+            self._tokens = tf.cast(self._gradients[:, :, 0], "int32")
+        else:
+            super().__init__(call, output_gradients, num_views, variables)
+            self._hidden = self._gradients[:, :0]
+            self._logits = tf.repeat(self._hidden[:, :, :1], self.layer.input_dim, axis=2)
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`; dense."""
+        of_tokens = super().per_example_gradients()[0]
+        return self._both(of_tokens, tf.matmul(self._logits, self._hidden, transpose_a=True))
+
+    def instantiated_squared_norms(self):
+        """See `Rule.instantiated_squared_norms`."""
+        if self._only_embeds:
+            return super().instantiated_squared_norms()
+        return Rule.instantiated_squared_norms(self)
+
+    def ghost_squared_norms(self):
+        """See `Rule.ghost_squared_norms`."""
+        if self._only_embeds:
+            return super().ghost_squared_norms()
+        layer = self.layer
+        if not layer.tie_weights:
+            logits = self._hidden[:, tf.newaxis], self._logits[:, tf.newaxis]
+            norms = []
+            if self.explains(layer.reverse_embeddings):
+                norms.append(ghost_product_norms(*logits))
+            if self.explains(layer.embeddings) and self._tokens.shape[1] != 0:
+                norms.append(super().ghost_squared_norms())
+            return rounding.add_up(norms)
+        vectors = tf.concat([self._gradients, self._hidden], axis=1)[:, tf.newaxis]
+        squares, magnitudes = rounding.squared_norms_of_products(
+            self._rows_in_pairs(), gram(vectors), layer.input_dim, layer.output_dim
+        )
+        return rounding.Measured(squares, rounding.size_of(vectors, 2), magnitudes)
+
+    @property
+    def inputs_to_mask(self):
+        """See `Rule.inputs_to_mask`."""
+        ordinary = self.choice.sum == "ordinary" and not self._only_embeds
+        return [self._logits] if ordinary else []
+
+    def ordinary_clipped_sum(self, factors, masked):
+        """See `Rule.ordinary_clipped_sum`."""
+        of_tokens = super().ordinary_clipped_sum(factors, [])[0]
+        if self._only_embeds and self.layer.tie_weights:
+            return [of_tokens]
+        if self._only_embeds:
+            return self._both(of_tokens, tf.zeros_like(of_tokens))
+        hidden = scale_examples(self._hidden, factors)[:, tf.newaxis]
+        return self._both(of_tokens, sum_of_products(masked[0][:, tf.newaxis], hidden)[0])
+
+    def costs(self):
+        """See `Rule.costs`: those of a `Dense` layer at the positions of both calls."""
+        if self._only_embeds:
+            return super().costs()
+        count, length, size = self._logits.shape
+        count, length = count or 32, (length or 1024) + (self._tokens.shape[1] or 1024)
+        width = self._hidden.shape[2]
+        multiply, pairs = 2.0 * count * length * size * width, float(count) * length**2
+        instances = FLOAT * count * size * width
+        return {
+            "instantiate": Cost(multiply, bytes=3 * instances),
+            "contract": Cost(bytes=instances),
+            "ghost": Cost(2.0 * pairs * (size + width), bytes=6 * FLOAT * pairs),
+            "ordinary": Cost(multiply, bytes=FLOAT * count * length * width),
+        }
+
+    @property
+    def _only_embeds(self):
+        return self._logits.shape[1] == 0
+
+    def _both(self, of_tokens, of_logits):
+        """Gradients [..., vocabulary, d] of the two kinds of calls, by variable."""
+        layer = self.layer
+        if layer.tie_weights:
+            return [of_tokens + of_logits]
+        of_logits = tf.linalg.matrix_transpose(of_logits)
+        pairs = [(layer.embeddings, of_tokens), (layer.reverse_embeddings, of_logits)]
+        return self.in_order(pairs)
+
+    def _rows_in_pairs(self):
+        """Inner products of the rows of O and L: float32 [B, 1, T + S, T + S]."""
+        same = tf.equal(self._tokens[:, :, tf.newaxis], self._tokens[:, tf.newaxis, :])
+        across = tf.gather(self._logits, self._tokens, axis=2, batch_dims=1)  # [B, S, T].
+        above = [tf.cast(same, "float32"), tf.transpose(across, [0, 2, 1])]
+        below = [across, gram(self._logits)]
+        rows = [tf.concat(parts, axis=2) for parts in (above, below)]
+        return tf.concat(rows, axis=1)[:, tf.newaxis]
+
+
+def _is_reversible(layer_class):
+    """Whether it is the class of Keras, or the one that KerasHub had before Keras did."""
+    ours = getattr(keras.layers, "ReversibleEmbedding", None)
+    name = keras.saving.get_registered_name(layer_class)
+    return layer_class is ours or name == "keras_hub>ReversibleEmbedding"
+
+
+def _is_reverse(call):
+    return bool(call.kwargs.get("reverse", call.args[1] if len(call.args) > 1 else False))

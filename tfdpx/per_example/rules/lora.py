@@ -10,10 +10,9 @@ import string
 import keras
 import tensorflow as tf
 
-from tfdpx.per_example.registry import variant_of
-from tfdpx.per_example.rows import split_views
-from tfdpx.per_example.rules.base import BeforeActivation, positions
-from tfdpx.per_example.rules.einsum_dense import bias_gradients, letters
+from tfdpx.per_example.rows import positions, split_views
+from tfdpx.per_example.rule import BeforeActivation, variant_of
+from tfdpx.per_example.rules.contraction import bias_gradients, letters
 from tfdpx.per_example.rules.embedding import EmbeddingRule
 
 # Whose calls add the product of A and B in floating point to what the frozen kernel gives.

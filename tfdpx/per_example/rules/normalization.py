@@ -1,14 +1,16 @@
-"""Normalizations of features, `LayerNormalization` and `RMSNormalization`: scale and offset."""
+"""Scale and offset of `LayerNormalization`, `RMSNormalization` and `GroupNormalization`."""
 
 import functools
+import math
+import typing
 
 import keras
 import tensorflow as tf
 
-from tfdpx._keras import layer_internals
-from tfdpx.per_example.registry import register
+from tfdpx._keras import layer_internals, tensorflow_internals
+from tfdpx._keras.tensorflow_internals import call_cached_trace
 from tfdpx.per_example.rows import sum_rows
-from tfdpx.per_example.rules.base import Rule
+from tfdpx.per_example.rule import Rule, register
 
 
 class ScaleAndOffsetRule(Rule):
@@ -82,3 +84,146 @@ class RMSNormalizationRule(LayerNormalizationRule):
     def scale_gradients(self):
         """See `ScaleAndOffsetRule`."""
         return self._of_normalized(scale=None)
+
+
+@register(keras.layers.GroupNormalization)
+class GroupNormalizationRule(ScaleAndOffsetRule):
+    """The gradients of scale and offset, and at the layer's input, from the same two sums.
+
+    For the n numbers x in a group of an image, let m be their mean, r = 1/sqrt(variance + epsilon)
+    and z = r (x - m). With output gradients G, the sums over positions are sum(G), the gradient of
+    beta, and sum(G z) = r (sum(G x) - m sum(G)), of gamma. The gradient at the input is
+
+        gamma r G - a - r z b,
+
+    with a and b the sums over a group's channels of gamma r times either sum, divided by n.
+    TensorFlow would derive it in three times the operations, and needs the two sums again.
+    """
+
+    assumes = ("call", *layer_internals.GROUP_NORMALIZATION_STEPS)
+
+    @classmethod
+    def forward(cls, call, watch):
+        """See `Rule.forward`."""
+        layer, kept = call.layer, call.kept
+
+        def normalize(inputs):
+            kind = (_Kind.of(layer, inputs),)
+            weights = [w for w in (layer.gamma, layer.beta) if w is not None]
+            weights = [tf.convert_to_tensor(weight.value) for weight in weights]
+
+            def function(inputs):
+                outputs, *kept["statistics"] = call_cached_trace(_forward, kind, inputs, *weights)
+                return outputs
+
+            def gradient(given):
+                input_gradients, kept["sums"] = call_cached_trace(
+                    _backward, kind, given, inputs, *kept["statistics"]
+                )
+                return input_gradients
+
+            return tensorflow_internals.differentiated_by(gradient, function, inputs)
+
+        layer = layer_internals.without(layer, call=normalize)
+        return watch(layer_internals.call_operation(layer, call.args, call.kwargs))
+
+    def offset_gradients(self):
+        """See `ScaleAndOffsetRule`."""
+        return sum_rows(self._sums[0], self.num_views)
+
+    def scale_gradients(self):
+        """See `ScaleAndOffsetRule`."""
+        return sum_rows(self._sums[1], self.num_views)
+
+    @property
+    def _sums(self):
+        kept = self.call.kept
+        if "sums" not in kept:  # The layer's input needs no gradient.
+            kind, inputs = (_Kind.of(self.layer, self.call.args[0]),), self.call.args[0]
+            given = self.output_gradients[0], inputs, *kept["statistics"]
+            _, kept["sums"] = call_cached_trace(_backward, kind, *given)
+        return kept["sums"]
+
+
+class _Kind(typing.NamedTuple):
+    """What is traced once: layers and inputs that are alike.
+
+    Arrays are [N, before, groups, channels of a group, after], with the positions before and after
+    the axis of channels; in float32, or in float64 where the inputs are. Each row is computed from
+    that row alone.
+
+    Attributes:
+        axis: Int, of the channels.
+        groups: Int.
+        channels: Int, of a group.
+        epsilon: Float.
+        has_gamma, has_beta: Bools, which weights the layer has.
+        output_dtype: Str.
+    """
+
+    axis: int
+    groups: int
+    channels: int
+    epsilon: float
+    has_gamma: bool
+    has_beta: bool
+    output_dtype: str
+
+    @classmethod
+    def of(cls, layer, inputs):
+        """The kind of a `keras.layers.GroupNormalization` called with a tensor."""
+        axis = layer.axis % inputs.shape.rank
+        channels = inputs.shape[axis] // layer.groups
+        own = layer.epsilon, layer.scale, layer.center, layer.compute_dtype
+        return cls(axis, layer.groups, channels, *own)
+
+    def split(self, tensor):
+        """A tensor like the inputs as an array."""
+
+        def product(axes):
+            sizes = tensor.shape[axes]
+            return math.prod(sizes) if None not in sizes else tf.reduce_prod(tf.shape(tensor)[axes])
+
+        before, after = product(slice(1, self.axis)), product(slice(self.axis + 1, None))
+        dtype = tf.float64 if tensor.dtype == tf.float64 else tf.float32
+        return tf.reshape(tf.cast(tensor, dtype), [-1, before, self.groups, self.channels, after])
+
+
+def _forward(kind, inputs, *weights):
+    """The layer's output, as Keras computes it; m, r and gamma r, [N, 1, groups, channels, 1]."""
+    images = kind.split(inputs)
+    # One number a channel: arithmetic with one a group takes twice the time.
+    by_channel = [kind.groups, kind.channels, 1]
+    ones = tf.ones(by_channel, images.dtype)
+    weights = [tf.reshape(tf.cast(w, images.dtype), by_channel) for w in weights]
+    mean = _average(images) * ones
+    inverse = tf.math.rsqrt(_average(tf.math.squared_difference(images, mean)) + kind.epsilon)
+    inverse *= ones
+    scale = inverse * weights[0] if kind.has_gamma else inverse
+    offset = -mean * scale
+    if kind.has_beta:
+        offset += weights[-1]
+    outputs = tf.reshape(images * scale + offset, tf.shape(inputs))
+    outputs = tf.cast(tf.cast(outputs, inputs.dtype), kind.output_dtype)
+    return outputs, mean, inverse, scale
+
+
+def _backward(kind, output_gradients, inputs, mean, inverse, scale):
+    """The gradient at the inputs; and sum(G) and sum(G z) of each image, float32 [N, C]."""
+    images = kind.split(inputs)
+    gradients = tf.cast(kind.split(output_gradients), images.dtype)
+    total = tf.reduce_sum(gradients, [1, 4], keepdims=True)
+    products = tf.reduce_sum(gradients * images, [1, 4], keepdims=True)
+    sums = total, (products - mean * total) * inverse
+    count = tf.cast(tf.reduce_prod(tf.shape(images)[1:]) // kind.groups, images.dtype)
+    a, b = (tf.reduce_sum(each * scale, 3, keepdims=True) / count for each in sums)
+    slope = inverse * b
+    input_gradients = gradients * scale - images * slope + (slope * mean - a)
+    sums = [tf.reshape(tf.cast(s, "float32"), [-1, kind.groups * kind.channels]) for s in sums]
+    return tf.cast(tf.reshape(input_gradients, tf.shape(inputs)), inputs.dtype), sums
+
+
+def _average(images):
+    """The mean of each group, [N, 1, groups, 1, 1]: over positions first, which is fast."""
+    means = tf.reduce_mean(images, [1, 4], keepdims=True)
+    return tf.reduce_mean(means, 3, keepdims=True)

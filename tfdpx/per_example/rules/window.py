@@ -5,7 +5,7 @@ import itertools
 
 import tensorflow as tf
 
-from tfdpx.per_example.rules.base import positions
+from tfdpx.per_example.rows import positions
 
 
 @dataclasses.dataclass(frozen=True)

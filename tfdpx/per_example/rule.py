@@ -1,11 +1,16 @@
-"""What every per-example rule offers."""
+"""Per-example rules of layers: which rule serves which class, and the interface of a rule.
+
+A rule is given one captured `Call` of a layer and the gradients at its outputs, and forms norms and
+clipped sums of the gradients of the layer's weights.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -13,9 +18,139 @@ import tensorflow as tf
 from tfdpx._keras import layer_internals
 from tfdpx.per_example import rounding
 from tfdpx.per_example.cost_model import Cost, LayerChoice, choose
+from tfdpx.per_example.rows import Outputs, Rows, sum_examples, zero_excluded
 
-if TYPE_CHECKING:
-    from tfdpx.per_example.capture import Call
+_RULES: dict[type, type] = {}
+_VARIANTS: dict[type, list[type]] = {}
+
+
+def register(*layer_classes: type) -> Callable[[type], type]:
+    """Class decorator: the rule that gives per-example gradients for `layer_classes`.
+
+    Registering a class also makes its layers atomic: such a layer is captured as a whole, with its
+    sublayers. `register(MyLayer)(tfdpx.per_example.GenericRule)` forms its whole gradients.
+
+    Args:
+        *layer_classes: Subclasses of `keras.Layer`. A subclass of a registered class uses the same
+            rule if the rule's `handles(layer, registered_class)` says so, else the generic rule.
+
+    Returns:
+        The decorator, which takes and returns a subclass of `tfdpx.per_example.Rule`.
+
+    Raises:
+        TypeError: If one of `layer_classes` is no layer class.
+    """
+    for layer_class in layer_classes:
+        if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
+            raise TypeError(
+                "`register` takes subclasses of keras.Layer. "
+                f"Received: {layer_class!r} (of type {type(layer_class)})"
+            )
+
+    def decorate(rule):
+        if not (isinstance(rule, type) and hasattr(rule, "per_example_gradients")):
+            raise TypeError(
+                "`register(...)` decorates a subclass of tfdpx.per_example.Rule. "
+                f"Received: {rule!r} (of type {type(rule)})"
+            )
+        for layer_class in layer_classes:
+            _RULES[layer_class] = rule
+        return rule
+
+    return decorate
+
+
+def variant_of(layer_class):
+    """Class decorator: a rule for layers of a registered class that its first rule does not handle.
+
+    Args:
+        layer_class: Subclass of `keras.Layer`.
+    """
+
+    def decorate(rule):
+        _VARIANTS.setdefault(layer_class, []).append(rule)
+        return rule
+
+    return decorate
+
+
+def find_rules(layer):
+    """The rules registered nearest to the class of `layer`, a list, and that class, or None."""
+    for ancestor in type(layer).__mro__:
+        if ancestor in _RULES:
+            return [_RULES[ancestor], *_VARIANTS.get(ancestor, ())], ancestor
+    return [], None
+
+
+@dataclasses.dataclass(frozen=True)
+class CallLayout:
+    """The parts of a unit's call that do not depend on the batch size.
+
+    Attributes:
+        layer: The `keras.Layer`.
+        rule: The `Rule` class that serves it.
+        batched: A flag for each leaf of the call's (args, kwargs): does it have a batch axis?
+        is_captured: Whether the rule forms the gradients. Otherwise the map does.
+    """
+
+    layer: keras.Layer
+    rule: type
+    batched: tuple
+    is_captured: bool
+
+
+class Call:
+    """One captured call of one unit.
+
+    Attributes:
+        layer: The `keras.Layer`.
+        rule: The `Rule` class that serves it.
+        args, kwargs: The arguments of the call. Tensors without a batch axis are None after the
+            forward pass, because they belong to one example.
+        kept: Dict in which a rule's `forward` may save tensors [B * K, ...].
+        shared: The result of `Rule.shared`.
+        jit_compile: Whether the step is compiled by XLA.
+        outputs: List of the watched tensors.
+    """
+
+    def __init__(self, layout, args, kwargs, shared, jit_compile=False):
+        self.layer, self.rule = layout.layer, layout.rule
+        self.args, self.kwargs = args, kwargs
+        self.kept: dict[str, Any] = {}
+        self.shared, self.jit_compile = shared, jit_compile
+        self.outputs: list[tf.Tensor] = []
+        self._batched = layout.batched
+
+    def forward(self, tape):
+        """Makes the call and watches its outputs; returns them as the layer would."""
+
+        def watch(nest):
+            outputs = Outputs(nest)
+            # An identity separates the effect of the loss on a tensor from the layer's own.
+            tensors = [tf.identity(t) for t in outputs.tensors]
+            watched = outputs.select(tensors)
+            for tensor in watched:
+                tape.watch(tensor)
+            self.outputs.extend(watched)
+            return outputs.rebuild(tensors)
+
+        return self.rule.forward(self, watch)
+
+    @property
+    def tensors(self):
+        """List of the tensors with a batch axis that the rule may read."""
+        return [*self._rows.tensors, *Rows(self.kept).tensors]
+
+    def with_tensors(self, tensors):
+        """The same call with others in place of `tensors`."""
+        twin, tensors = copy.copy(self), iter(tensors)
+        twin.args, twin.kwargs = self._rows.pack(tensors, keep_others=False)
+        twin.kept = Rows(self.kept).map(lambda _: next(tensors))
+        return twin
+
+    @property
+    def _rows(self):
+        return Rows((self.args, self.kwargs), self._batched)
 
 
 class Rule:
@@ -269,68 +404,16 @@ class BeforeActivation(Rule):
         return call.layer.activation(outputs)
 
 
-def positions(tensor, num_views, groups=False):
-    """[B * K, ..., d] as float32 [B, T, d]: all positions of all views of an example in line.
+# These call sublayers inside loops, where inputs cannot be captured one by one.
+@register(keras.layers.RNN, keras.layers.Bidirectional, keras.layers.TimeDistributed)
+class GenericRule(Rule):
+    """Leaves a layer, with its sublayers, to the function of one example that the engine maps.
 
-    Args:
-        tensor: Tensor [B * K, ..., d].
-        num_views: Int, K.
-        groups: Whether to give [B, 1, T, d], with an axis for one group.
-    """
-    tensor = tf.cast(tensor, "float32")
-    rows, *middle, last = tensor.shape
-    count = None if None in middle else num_views * math.prod(middle)
-    examples = None if rows is None else rows // num_views
-    if examples is None and count is None:
-        examples = tf.shape(tensor)[0] // num_views
-    shape = (examples, *([1] if groups else []), count, last)
-    return tf.reshape(tensor, [-1 if size is None else size for size in shape])
-
-
-def sum_examples(tensor, factors):
-    """`tensor` [B, ...] summed over examples with `factors` [B]; 0 * nan counts as 0."""
-    return tf.reduce_sum(scale_examples(tensor, factors), axis=0)
-
-
-def sum_each(tensors, factors):
-    """`sum_examples` of each of a list of tensors: a list."""
-    small, vectors, others = rounding.in_line(tensors)
-    sums = iter([sum_examples(tensor, factors) for tensor in others])
-    if vectors is None:
-        return list(sums)
-    shapes = [t.shape[1:] for t, flag in zip(tensors, small, strict=True) if flag]
-    parts = tf.split(sum_examples(vectors, factors), [math.prod(shape) for shape in shapes])
-    parts = iter([p if s.rank else tf.squeeze(p) for p, s in zip(parts, shapes, strict=True)])
-    return [next(parts if flag else sums) for flag in small]
-
-
-def scale_examples(tensor, factors):
-    """`tensor` [B, ...] times `factors` [B], exactly zero where the factor is."""
-    factors = tf.reshape(factors, [-1] + [1] * (tensor.shape.rank - 1))
-    return tf.math.multiply_no_nan(tensor, factors)
-
-
-def zero_excluded(tensors, factors, finite=None):
-    """A list of tensors [B * n, ...] with zeros for the examples of factor zero.
-
-    Args:
-        tensors: List of float32 tensors; the n rows of an example stand one after the other.
-        factors: float32 [B].
-        finite: Scalar bool tensor: whether everything is finite, so that nothing need be done. None
-            where that is not known, which only costs time.
+    Right for any layer. Costs the memory of one whole gradient an example.
     """
 
-    def zeroed():
-        flags = tf.cast(factors > 0, "float32")[:, tf.newaxis]
-        flat = tf.stack([tf.shape(factors)[0], -1])
-        return [
-            tf.reshape(tf.math.multiply_no_nan(tf.reshape(t, flat), flags), tf.shape(t))
-            for t in tensors
-        ]
-
-    if finite is None or not tensors:
-        return zeroed()
-    kept = tf.cond(finite, lambda: list(tensors), zeroed)
-    for tensor, same in zip(tensors, kept, strict=True):
-        same.set_shape(tensor.shape)
-    return kept
+    @classmethod
+    def handles(cls, layer: keras.Layer, registered_class: type) -> bool:
+        """True: nothing about the layer is assumed."""
+        del layer, registered_class
+        return True

@@ -3,8 +3,6 @@
 Not private: a norm is a function of one example that no noise was added to.
 """
 
-from __future__ import annotations
-
 import typing
 
 import keras
@@ -14,10 +12,10 @@ import tensorflow as tf
 from tfdpx._arguments import check_positive_integer
 from tfdpx._keras import model_internals
 from tfdpx.per_example.rows import Rows
-
-if typing.TYPE_CHECKING:
-    from tfdpx.sampling.examples import Examples
-    from tfdpx.sampling.random_access import RandomAccess
+from tfdpx.sampling.examples import Examples, RandomAccess, as_examples
+from tfdpx.training.optimizers import DPSGD
+from tfdpx.training.preparation import Batch, prepare
+from tfdpx.training.views import Views
 
 # First words of the keys of views and of masks; the batch's number is the second.
 _VIEWS, _MASKS = 0, 1
@@ -66,8 +64,6 @@ def gradient_norms(
     >>> gradient_norms(model, x, y).round(2).tolist()  # 2 * prediction * input
     [2.0, 8.0, 0.0]
     """
-    from tfdpx.sampling.examples import as_examples
-
     check_positive_integer("batch_size", batch_size)
     examples = as_examples(x, y, sample_weight)
     return GradientNorms(model, examples, batch_size)(np.arange(examples.count))
@@ -90,8 +86,6 @@ class GradientNorms:
         batch_size: int,
         engine: typing.Any = None,
     ):
-        from tfdpx.training.views import Views
-
         if not model.compiled:
             raise ValueError(
                 f"Argument `model` must be compiled with the loss to differentiate. Received: "
@@ -102,7 +96,7 @@ class GradientNorms:
         self._augment = getattr(optimizer, "augment", None), getattr(optimizer, "augmult", 0)
         x, y, weights = self._batch(np.zeros([0], np.int64))
         self._views = Views(*self._augment, x)
-        self._engine = engine or self._proved((x, y, weights), optimizer)
+        self._engine = engine or self._prepared((x, y, weights), optimizer)
         self._measure = tf.function(self._norms, autograph=False)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
@@ -127,11 +121,8 @@ class GradientNorms:
         output = self._engine(self._views.rows(x, choices), y, weights, key=key)
         return tf.sqrt(output.squared_norms)
 
-    def _proved(self, data, optimizer):
+    def _prepared(self, data, optimizer):
         """The engine that the private step would take for such batches."""
-        from tfdpx.training.optimizers import DPSGD
-        from tfdpx.training.preparation import Batch, prepare
-
         x, *others = Rows(data).map(tf.convert_to_tensor)
         model_internals.build(self._model, (self._views.example_rows(x), *others))
         augment, augmult = self._augment
