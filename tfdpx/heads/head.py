@@ -128,9 +128,9 @@ class Head(abc.ABC):
                 self._checks[name](name, value)
         vars(self).update(self._config)
         del self._config["seed"]  # Secret.
-        given = getattr(self, self._solved)
-        exactly_one_missing({"epsilon": self.epsilon, self._solved: given})
-        if given is None:
+        solved = getattr(self, self._solved)
+        exactly_one_missing({"epsilon": self.epsilon, self._solved: solved})
+        if solved is None:
             setattr(self, self._solved, self._solution())
         if self.noise_multiplier and self.l2_norm_clip == math.inf:
             raise ValueError(
