@@ -13,7 +13,6 @@ from keras import ops
 
 from tfdpx import synthetic
 from tfdpx._arguments import check_positive_integer, is_number, require
-from tfdpx.synthetic import generator
 
 _SYNTHETIC_IMAGES = 1500
 
@@ -192,7 +191,7 @@ def _vouched_for(source, public):
             "so by adapt(..., public=True)."
         )
     # Made anew: what somebody may have set on the object does not count.
-    return type(source).from_config(type(source).get_config(source))
+    return type(source)(**type(source).get_config(source))
 
 
 def _batches(source, num_images, batch_size):
@@ -205,7 +204,7 @@ def _batches(source, num_images, batch_size):
             )
         yield from source.unbatch().take(num_images or -1).batch(batch_size)
         return
-    is_generator = isinstance(source, generator.Generator)
+    is_generator = isinstance(source, synthetic.Generator)
     fits = is_generator or hasattr(source, "__len__")
     require(fits, "source", source, "be a generator, an array or a tf.data.Dataset of images")
     number = num_images or (_SYNTHETIC_IMAGES if is_generator else len(source))

@@ -33,10 +33,7 @@ MODULES = [
     "tfdpx.training.optimizers",
     "tfdpx.per_example.gradient_norms",
     "tfdpx.sampling.sampled_batches",
-    "tfdpx.synthetic.dead_leaves",
-    "tfdpx.synthetic.shapes",
-    "tfdpx.synthetic.spectrum",
-    "tfdpx.synthetic.strokes",
+    "tfdpx.synthetic",
 ]
 
 

@@ -25,6 +25,7 @@ import tensorflow as tf
 from sklearn import datasets, model_selection
 
 import tfdpx
+from experiments.free_features.drawings import Shapes
 from experiments.high_accuracy import fit_choice
 from tfdpx import synthetic
 
@@ -92,7 +93,7 @@ TASKS = {
     "strokes": (convolutional, 256),
     "shapes": (convolutional, 256),
 }
-GENERATED = {"strokes": synthetic.Strokes, "shapes": synthetic.Shapes}
+GENERATED = {"strokes": synthetic.Strokes, "shapes": Shapes}
 
 
 class Trainer:

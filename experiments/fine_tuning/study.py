@@ -21,10 +21,10 @@ from matplotlib import figure
 from sklearn import datasets, model_selection
 
 import tfdpx
+from experiments.free_features.drawings import RandomViews, Shapes
 from tfdpx import _resumable as resumable
 from tfdpx import noise
 from tfdpx.train.data import digits
-from tfdpx.train.data.views import RandomViews
 
 WHAT = ("last", "bias", "norm", "lora", "all", "scratch")
 EPSILONS = (1.0, 3.0, 8.0)
@@ -57,7 +57,7 @@ def pretrain(path, steps):
         steps: Int, updates on 256 views.
     """
     keras.utils.set_random_seed(0)
-    kinds = tfdpx.synthetic.Strokes, tfdpx.synthetic.Shapes
+    kinds = tfdpx.synthetic.Strokes, Shapes
     made = [kind((8, 8), 1, seed=seed).images(OF_EACH_KIND) for seed, kind in enumerate(kinds)]
     images = np.rint(255 * np.concatenate(made)).astype("uint8")
     views, model = RandomViews(), tiny_vit()

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tfdpx.layers import ChannelWhitening
-from tfdpx.synthetic import DeadLeaves, Shapes
-from tfdpx.synthetic.generator import Generator
+from tfdpx.synthetic import DeadLeaves, Generator, Strokes
 
 COLOUR = DeadLeaves(6, 3, r_max=4)
+DATASET = tf.data.Dataset.from_tensor_slices(COLOUR.images(60)).batch(20)
 
 
 def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
@@ -19,8 +19,8 @@ def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
         dict(source=COLOUR.images(60), num_images=50, public=True),
         dict(source=tf.constant(COLOUR.images(50)), public=True),
         dict(source=list(COLOUR.images(50)), public=True),
-        dict(source=COLOUR.dataset(20), num_images=50, public=True),
-        dict(source=COLOUR.dataset(25).take(2), public=True, batch_size=7),
+        dict(source=DATASET, num_images=50, public=True),
+        dict(source=DATASET.rebatch(25).take(2), public=True, batch_size=7),
     ]
     layers = [ChannelWhitening() for _ in arguments]
     for layer, case in zip(layers, arguments, strict=True):
@@ -106,7 +106,7 @@ class Broken(Generator):
 )
 def test_adapt_refuses_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
-        ChannelWhitening(name="whiten").adapt(**{"source": Shapes(4), **arguments})
+        ChannelWhitening(name="whiten").adapt(**{"source": Strokes(4), **arguments})
 
 
 def test_adapt_refuses_features_of_another_shape():

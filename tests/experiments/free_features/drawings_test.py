@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpx.train.data.views import RandomViews
+from experiments.free_features.drawings import RandomViews
 
 SEED = tf.constant([3, 4], tf.int64)
 STILL = dict(turn=0.0, zoom=1.0, shear=0.0, shift=0.0, contrast=0.0, brightness=0.0)
