@@ -93,9 +93,9 @@ class Broken(Generator):
         ({"num_images": 0}, "`num_images` must be a positive integer"),
         ({"batch_size": 1.5}, "`batch_size` must be a positive integer"),
         ({"features": "pool"}, "`features` must be a layer, model or function"),
-        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary. Use more"),
+        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary or"),
         ({"features": tf.zeros_like}, "'whiten' cannot adapt to features that do not vary"),
-        ({"source": Broken(4), "public": True}, "features that are not finite"),
+        ({"source": Broken(4), "public": True}, "features that do not vary or are not finite"),
         ({"source": np.ones((0, 4)), "public": True}, "`source` must hold an image"),
         ({"source": 5, "public": True}, "`source` must be a generator, an array or.*source=5"),
         (

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdpx.layers import Scattering2D
 from tfdpx.models import ScatterCNN, ScatterLinear
-from tfdpx.models.scattering_features import default_scales
+from tfdpx.models.on_features import default_scales
 from tfdpx.synthetic import DeadLeaves, Strokes
 
 

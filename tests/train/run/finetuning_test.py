@@ -9,7 +9,7 @@ import seeds
 import tensorflow as tf
 
 import tfdpx
-from tfdpx.layers.trainable import last_layer
+from tfdpx.layers.private_model import last_layer
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers, finetuning
 

@@ -1,4 +1,4 @@
-"""Whitening of channels by statistics of images that know no private data."""
+"""Group normalization, SkipInit, unit norm and whitening: layers that treat examples alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,191 @@ from keras import ops
 
 from tfdpx import synthetic
 from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx.per_example import Rule, register
+from tfdpx.per_example.rows import sum_rows
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class GroupNorm(keras.layers.GroupNormalization):
+    """Group normalization with 16 groups by default.
+
+    Normalises each example over positions and the channels of a group, so that no example's
+    output depends on another's: the replacement for batch normalization under differential
+    privacy. It is `keras.layers.GroupNormalization` but for the default of `groups` (Keras's is
+    32) and an error that says which group numbers fit.
+
+    Args:
+        groups: Integer, number of groups; it must divide the channels. -1 stands for one channel
+            a group (instance normalization).
+        **kwargs: Arguments of `keras.layers.GroupNormalization`: `axis`, `epsilon`, `center`,
+            `scale`, initializers, regularizers, constraints, `name`, `dtype`.
+
+    Input and output shape: `[batch, ..., channels]`, or the channels at `axis`.
+
+    Raises:
+        ValueError: When built, if `groups` does not divide the channels.
+
+    Example:
+    >>> images = np.random.default_rng(0).normal(size=(2, 8, 8, 32))
+    >>> normalized = GroupNorm()(images)
+    >>> alone = GroupNorm()(images[:1])
+    >>> bool(np.allclose(normalized[:1], alone, atol=1e-5))
+    True
+
+    References:
+        - [Wu & He, 2018](https://arxiv.org/abs/1803.08494).
+        - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1 and appendix C.1, for
+          the 16 groups.
+    """
+
+    def __init__(self, groups: int = 16, **kwargs: Any) -> None:
+        super().__init__(groups=groups, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates `gamma` and `beta` after checking that `groups` divides the channels."""
+        channels = input_shape[self.axis]
+        if channels is not None and self.groups != -1:
+            divisors = [groups for groups in range(1, channels + 1) if channels % groups == 0]
+            must = f"divide the {channels} channels of the input of layer {self.name!r}"
+            hint = f" Use one of groups={divisors}."
+            require(self.groups in divisors, "groups", self.groups, must, hint)
+        super().build(input_shape)
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class SkipInit(keras.layers.Layer):
+    """Multiplies a residual branch by one trainable scalar: `scale * gain * inputs`.
+
+    De & Smith (2020) start the scalar at zero, so that a residual network is the identity at
+    initialisation and trains without normalization. It treats every example alone.
+
+    Args:
+        scale: Float, a constant factor besides the trainable one, such as the `alpha` of Brock et
+            al. (2021a).
+        initializer: Initializer of `gain`, a weight of shape `[]`. De et al. (2022, C.1) start
+            NF-ResNets that are trained privately from scratch at one.
+        **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
+
+    Input and output shape: any, the same.
+
+    References:
+        - [De & Smith, 2020](https://arxiv.org/abs/2002.10444).
+    """
+
+    def __init__(self, scale: float = 1.0, initializer: Any = "zeros", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scale = scale
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates `gain`."""
+        del input_shape
+        self.gain = self.add_weight(name="gain", shape=(), initializer=self.initializer)
+
+    def call(self, inputs: Any) -> Any:
+        """Scales `inputs` by the constant and the trainable factor."""
+        return inputs * (self.scale * self.gain)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the layer, as for any Keras layer."""
+        initializer = keras.initializers.serialize(self.initializer)
+        return {**super().get_config(), "scale": self.scale, "initializer": initializer}
+
+
+@register(SkipInit)
+class SkipInitRule(Rule):
+    """The gain's gradient is `scale` times the inner product of inputs and output gradients."""
+
+    def per_example_gradients(self):
+        """See `Rule.per_example_gradients`."""
+        products = tf.cast(self.call.args[0], "float32") * self.output_gradients[0]
+        summed = sum_rows(products, self.num_views, range(1, products.shape.rank))
+        return [self.layer.scale * summed]
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class UnitNormWithConstant(keras.layers.Layer):
+    """Scales each example to norm one, appends a constant, and scales to norm one again.
+
+    For a `keras.layers.Dense(classes, use_bias=False)` with a softmax after it, the constant doing
+    the work of the bias. Rows `x` of norm one are good for private training:
+
+    - The gradient of the cross-entropy is `x (p - y)^T`, whose norm is at most `sqrt(2)` whatever
+      the weights. So the clip is known beforehand: with `l2_norm_clip=math.sqrt(2)` no example
+      loses anything.
+    - Noise of standard deviation `s` on each weight moves each logit by `s`, however many features
+      there are.
+
+    An example of zeros becomes the constant alone, scaled to one. Each example is treated alone,
+    and there are no weights.
+
+    Args:
+        constant: Positive number, appended to features of norm one.
+        **kwargs: `name`, `dtype` and the other arguments of `keras.layers.Layer`.
+
+    Input shape: `[batch, ...]`, all known but the batch.
+    Output shape: `[batch, features + 1]`, flattened. It is computed in float32 (float64 where the
+    layer's `dtype` is) and has the compute dtype, to whose precision the norms are one.
+
+    Raises:
+        ValueError: If `constant` is not a positive number, or if a size of the input but the batch
+            is unknown.
+
+    Example:
+    >>> rows = UnitNormWithConstant()(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    >>> np.round(rows, 3)
+    array([[0.597, 0.796, 0.1  ],
+           [0.   , 0.   , 1.   ]], dtype=float32)
+    """
+
+    def __init__(self, constant: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        fits = is_number(constant) and 0 < constant < math.inf
+        require(fits, "constant", constant, "be a positive, finite number", " Use 0.1.")
+        self.constant = float(constant)
+
+    def call(self, inputs: Any) -> Any:
+        """The rows of `inputs`, with the constant, at norm one."""
+        num_features = self.compute_output_shape(inputs.shape)[-1] - 1
+        rows = ops.reshape(inputs, (-1, num_features))
+        rows = ops.cast(rows, keras.backend.result_type(self.compute_dtype, "float32"))
+        constants = ops.full_like(rows[:, :1], self.constant)
+        rows = _unit(ops.concatenate([_unit(rows), constants], axis=-1))
+        return ops.cast(rows, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """`(batch, features + 1)`."""
+        _check_sizes(self, input_shape)
+        return (input_shape[0], math.prod(input_shape[1:]) + 1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the layer, as for any Keras layer."""
+        return {**super().get_config(), "constant": self.constant}
+
+
+def _check_sizes(layer, input_shape):
+    """Raises ValueError unless all sizes of the input but the batch are known."""
+    if None in input_shape[1:] or not input_shape[1:]:
+        raise ValueError(
+            f"Layer {layer.name!r} needs inputs [batch, ...] of known sizes. Received: input shape "
+            f"{tuple(input_shape)}. Give keras.Input all sizes but the batch."
+        )
+
+
+def _unit(rows):
+    """`rows` [batch, features] at norm one; rows of zeros as they are."""
+    # Squares neither overflow nor vanish once the largest entry is one. The result does not depend
+    # on this factor, so no gradient need pass through it.
+    largest = ops.max(ops.abs(rows), axis=-1, keepdims=True)
+    rows = rows / ops.stop_gradient(ops.maximum(largest, 1e-30))
+    # The sum is at least one, but in a row of zeros, where the root's gradient would be infinite.
+    squares = ops.sum(ops.square(rows), axis=-1, keepdims=True)
+    return rows / ops.sqrt(ops.maximum(squares, 1.0))
+
 
 _SYNTHETIC_IMAGES = 1500
 
@@ -76,12 +261,7 @@ class ChannelWhitening(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Creates the weights `mean` `[..., channels]` and `matrix` `[channels, channels]`."""
         shape = tuple(input_shape[1:])
-        if not shape or None in shape:
-            raise ValueError(
-                f"Layer {self.name!r} needs inputs [batch, ..., channels] of known sizes, since "
-                f"each feature has a mean of its own. Received: input shape {tuple(input_shape)}. "
-                "Give keras.Input all sizes but the batch."
-            )
+        _check_sizes(self, input_shape)
         dtype = keras.backend.result_type(self.variable_dtype, "float32")
         kept = dict(initializer="zeros", dtype=dtype, trainable=False, autocast=False)
         self.mean = self.add_weight(name="mean", shape=shape, **kept)
@@ -155,23 +335,18 @@ class ChannelWhitening(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, as for any Keras layer."""
-        own = {"regularization": self.regularization, "exponent": self.exponent}
-        return {**super().get_config(), **own}
+        arguments = {"regularization": self.regularization, "exponent": self.exponent}
+        return {**super().get_config(), **arguments}
 
     def _whitening(self, covariance):
         """float64 [channels, channels]."""
-        if not np.isfinite(covariance).all():
+        if not np.isfinite(covariance).all() or np.trace(covariance) <= 0:
             raise ValueError(
-                f"Layer {self.name!r} cannot adapt to features that are not finite. Look at what "
-                "`features` gives for the images of `source`."
+                f"Layer {self.name!r} cannot adapt to features that do not vary or are not finite. "
+                "Use more images, or look at what `features` gives for the images of `source`."
             )
         values, vectors = np.linalg.eigh(covariance)
         values = np.maximum(values, 0)  # Rounding leaves some slightly negative.
-        if not values.mean() > 0:
-            raise ValueError(
-                f"Layer {self.name!r} cannot adapt to features that do not vary. Use more images, "
-                "or look at what `features` gives for the images of `source`."
-            )
         scales = (values + self.regularization * values.mean()) ** self.exponent
         return (vectors * scales) @ vectors.T
 
@@ -180,15 +355,13 @@ def _vouched_for(source, public):
     """`source`, unless it may hold private data."""
     if public:
         return source
-    if type(source) not in [getattr(synthetic, name) for name in synthetic.__all__]:
-        kinds = ", ".join(synthetic.__all__)
+    if type(source) not in (synthetic.DeadLeaves, synthetic.Strokes):
         # Its type alone is shown: an error may be logged where private data must not be.
         raise ValueError(
-            f"Argument `source` must be a generator of tfdpx.synthetic ({kinds}). Received: source "
-            f"of type {type(source).__name__}. The statistics stay in the model without noise, and "
-            "those of private data would void the guarantee of whatever is trained on them. Use, "
-            "e.g., adapt(tfdpx.synthetic.DeadLeaves(32, channels=3)); if the data are public, say "
-            "so by adapt(..., public=True)."
+            "Argument `source` must be a generator of tfdpx.synthetic (DeadLeaves, Strokes), since "
+            "the statistics stay in the model without noise. Received: source of type "
+            f"{type(source).__name__}. Use, e.g., tfdpx.synthetic.DeadLeaves(32, channels=3); if "
+            "the data are public, say so by adapt(..., public=True)."
         )
     # Made anew: what somebody may have set on the object does not count.
     return type(source)(**type(source).get_config(source))
@@ -197,11 +370,9 @@ def _vouched_for(source, public):
 def _batches(source, num_images, batch_size):
     """Tensors [at most `batch_size`, ...] of the first `num_images` images."""
     if isinstance(source, tf.data.Dataset):
-        if not isinstance(source.element_spec, tf.TensorSpec):
-            raise ValueError(
-                "Argument `source` must be a data set of batches of images alone. Received: "
-                f"elements {source.element_spec}. Use source.map(lambda image, label: image)."
-            )
+        spec, must = source.element_spec, "be a data set of batches of images alone"
+        hint = " Use source.map(lambda image, label: image)."
+        require(isinstance(spec, tf.TensorSpec), "source", spec, must, hint)
         yield from source.unbatch().take(num_images or -1).batch(batch_size)
         return
     is_generator = isinstance(source, synthetic.Generator)
