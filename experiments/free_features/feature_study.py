@@ -1,6 +1,6 @@
 r"""Accuracy against epsilon of fixed features on small real images, for docs/features.md.
 
-    python -m experiments.features.feature_study --out=/tmp/features --seeds=5
+    python -m experiments.free_features.feature_study --out=/tmp/features --seeds=5
 
 Every kind of features gets the same linear classifier, trained privately with the steps, learning
 rate and clip of `tfdpx.train.run.auto_settings`. Writes `features.json` and `features.png`.

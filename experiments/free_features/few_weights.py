@@ -1,6 +1,6 @@
 r"""Few weights or all: a small vision transformer, from generated images to the digits.
 
-    python -m experiments.fine_tuning.study --workdir=runs/fine_tuning_few
+    python -m experiments.free_features.few_weights --workdir=runs/fine_tuning_few
 
 Pre-trains on generated strokes and shapes, each image a class of its own, which spends no privacy;
 then trains on the digits at each epsilon what `tfdpx.layers.trainable` names: the last layer, with

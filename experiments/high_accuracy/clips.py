@@ -1,6 +1,6 @@
 r"""Which clip, which optimizer? Constant, automatic and adaptive clips at one epsilon.
 
-    python -m experiments.clips.study --seeds=5
+    python -m experiments.high_accuracy.clips --seeds=5
 
 Trains a small convolutional network and a small transformer on scikit-learn's digits, and a small
 network on its table of breast cancers, by each optimizer with each clip at each learning rate of a

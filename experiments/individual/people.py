@@ -1,6 +1,6 @@
 """Digits dealt to 144 writers of ten: accuracy at a writer's epsilon, by drawing digits or writers.
 
-    python -m experiments.users.study --runs=5
+    python -m experiments.individual.people --runs=5
 
 A linear classifier on scattering features, full batches. "digits": updates clip single digits, at
 the noise that protects ten of them together. "writers, k": updates clip the mean gradient of up to

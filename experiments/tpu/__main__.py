@@ -2,11 +2,11 @@ r"""Compiles the private and the ordinary training step for a TPU, without one, 
 
     make tpu-check ARGS="--augmult=4 --topology=v4:2x2x1"
 
-Each step is traced by TensorFlow as one core of a TPUStrategy runs it (tools/tpu_export.py) and
-compiled by libtpu in a virtual environment of its own (tools/tpu_compile.py), for one core and for
-four. The private step must hold exactly one all-reduce of gradients on four cores, outside of any
-loop, none on one, and nothing that waits for the host. Prints a table and one line of JSON; exits
-with 1 if a step has a fault. Nothing is run: this says nothing of speed.
+Each step is traced by TensorFlow as one core of a TPUStrategy runs it (`export.py`) and compiled by
+libtpu in a virtual environment of its own (`compile.py`), for one core and for four. The private
+step must hold exactly one all-reduce of gradients on four cores, outside of any loop, none on one,
+and nothing that waits for the host. Prints a table and one line of JSON; exits with 1 if a step has
+a fault. Nothing is run: this says nothing of speed.
 """
 
 import dataclasses
@@ -16,10 +16,9 @@ import subprocess
 import sys
 
 import keras
-import tpu_export
-import tpu_module
 from absl import app, flags
-from rich import console, table
+
+from experiments.tpu import compiled, export
 
 _PYTHON = flags.DEFINE_string("python", ".venv-tpu/bin/python", "Interpreter with jax and libtpu.")
 _OUT = flags.DEFINE_string("out", "build/tpu", "Folder for the modules.")
@@ -40,9 +39,9 @@ def main(argv):
     out.mkdir(parents=True, exist_ok=True)
     results = []
     for name, step in steps():
-        module, parameters = tpu_export.export(step)
+        module, parameters = export.export(step)
         figures, text = compile_for_tpu(module, out / f"{step.model}_{name}", step.cores)
-        reductions = tpu_module.all_reduces(text)
+        reductions = compiled.all_reduces(text)
         results.append(
             {
                 "step": name,
@@ -51,11 +50,11 @@ def main(argv):
                 **figures,
                 "gradient_all_reduces": sum(r.is_gradient for r in reductions),
                 "all_reduced_bytes": sum(r.bytes for r in reductions),
-                "faults": tpu_module.faults(text, step.cores, parameters),
+                "faults": compiled.faults(text, step.cores, parameters),
             }
         )
         print(f"{name}, {step.cores} core(s): {figures['compile_seconds']:.0f} s", flush=True)
-    noise, _ = compile_for_tpu(tpu_export.export_noise(parameters), out / "noise", cores=1)
+    noise, _ = compile_for_tpu(export.export_noise(parameters), out / "noise", cores=1)
     print_table(results)
     faults = [f"{r['step']}, {r['cores']} cores: {f}" for r in results for f in r["faults"]]
     print(*faults, sep="\n", end="\n" if faults else "")
@@ -82,7 +81,7 @@ def steps():
     """Yields the name and the `Step` of everything to compile."""
     shape = tuple(map(int, _IMAGE_SHAPE.value))
     for cores in _CORES.value:
-        private = tpu_export.Step(
+        private = export.Step(
             _MODEL.value, shape, _BATCH.value, cores, private=True, augmult=_AUGMULT.value
         )
         yield "ordinary", dataclasses.replace(private, private=False)
@@ -106,35 +105,26 @@ def compile_for_tpu(module, path, cores):
     Returns:
         Dict of figures, and the compiled module as text.
     """
-    source, compiled = (path.with_name(f"{path.name}_{cores}{end}") for end in (".pb", ".txt"))
+    source, listing = (path.with_name(f"{path.name}_{cores}{end}") for end in (".pb", ".txt"))
     source.write_bytes(module)
-    program = pathlib.Path(__file__).with_name("tpu_compile.py")
-    command = [_PYTHON.value, program, source, _TOPOLOGY.value, str(cores), compiled]
+    program = pathlib.Path(__file__).with_name("compile.py")
+    command = [_PYTHON.value, program, source, _TOPOLOGY.value, str(cores), listing]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"The compiler refused {source}:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1]), compiled.read_text()
+    return json.loads(done.stdout.splitlines()[-1]), listing.read_text()
 
 
 def print_table(results):
     """Prints a row for each compiled step."""
-    rows = table.Table(title=f"{_MODEL.value} on {_TOPOLOGY.value}, for each core")
-    for heading in ("step", "cores", "state MB", "temporary MB", "program MB", "Gflop"):
-        rows.add_column(heading, justify="right")
-    for heading in ("GB read, written", "all-reduces", "MB reduced", "faults"):
-        rows.add_column(heading, justify="right")
+    print(
+        "step, cores: MB of state, temporary, program; Gflop; GB read and written; all-reduces; MB"
+    )
     for r in results:
-        rows.add_row(
-            r["step"],
-            str(r["cores"]),
-            *(f"{r[key] / 1e6:.2f}" for key in _MEMORY),
-            f"{r['flops'] / 1e9:.3f}",
-            f"{r['bytes_accessed'] / 1e9:.3f}",
-            str(r["gradient_all_reduces"]),
-            f"{r['all_reduced_bytes'] / 1e6:.3f}",
-            str(len(r["faults"])),
-        )
-    console.Console(width=120).print(rows)
+        memory = " ".join(f"{r[key] / 1e6:.2f}" for key in _MEMORY)
+        cost = f"{r['flops'] / 1e9:.3f}; {r['bytes_accessed'] / 1e9:.3f}"
+        reduced = f"{r['gradient_all_reduces']}; {r['all_reduced_bytes'] / 1e6:.3f}"
+        print(f"{r['step']}, {r['cores']}: {memory}; {cost}; {reduced}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compiles a module for a TPU that is not there; runs in the virtual environment of jax and libtpu.
 
-    python tools/tpu_compile.py MODULE.pb TOPOLOGY CORES COMPILED.txt
+    python experiments/tpu/compile.py MODULE.pb TOPOLOGY CORES COMPILED.txt
 
 reads a serialized `xla.HloModuleProto`, compiles it for the first CORES devices of TOPOLOGY, such
 as v5e:2x2, writes the compiled module as text, and prints what the compiler says of it as JSON.
@@ -17,10 +17,10 @@ import time
 os.environ.update(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1", JAX_PLATFORMS="cpu")
 
 import numpy as np
-import stablehlo_module
 from jax._src.interpreters import mlir
 from jax.experimental import topologies
 from jaxlib import _jax, xla_client
+from jaxlib.mlir import ir
 
 
 def compile_module(module, topology, cores):
@@ -42,10 +42,36 @@ def compile_module(module, topology, cores):
     )
     with mlir.make_ir_context():
         return devices[0].client.compile(
-            stablehlo_module.read(module),
+            read(module),
             executable_devices=_jax.DeviceList(tuple(devices)),
             compile_options=options,
         )
+
+
+def read(module):
+    """The StableHLO module of a serialized `xla.HloModuleProto`; call it in a context of MLIR.
+
+    Args:
+        module: Bytes.
+    """
+    stablehlo = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(module))
+    _drop_copies(stablehlo)
+    return stablehlo
+
+
+def _drop_copies(module):
+    """Removes TensorFlow's copies of results, which StableHLO has no operation for."""
+    copies = []
+
+    def visit(operation):
+        if operation.name == "mhlo.copy":
+            copies.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for copy in copies:
+        copy.results[0].replace_all_uses_with(copy.operands[0])
+        copy.erase()
 
 
 def main(module, topology, cores, compiled):

@@ -12,7 +12,7 @@ from absl.testing import flagsaver
 from finished_runs import TINY
 
 import tfdpx
-from experiments.features import head_search
+from experiments.heads import search as head_search
 from tfdpx.accounting import record as records
 from tfdpx.train import account, adamix, classify, features
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments.benchmark import scattering_throughput as tool
+from experiments.benchmark import workloads as tool
 
 
 @pytest.mark.slow

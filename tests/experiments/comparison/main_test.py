@@ -9,7 +9,7 @@ import pytest
 from experiments.comparison import __main__ as comparison
 from experiments.comparison import cases, report
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "experiments" / "comparison" / "results.json"
 
 

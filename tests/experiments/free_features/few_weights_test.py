@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from experiments.fine_tuning import study
+from experiments.free_features import few_weights as study
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import feature_folder
 import numpy as np
 import pytest
 
-from experiments.features import head_presets, head_search
-from experiments.features.mixture import mixture
+from experiments.heads import search as head_search
+from experiments.heads.compare import mixture
 from tfdpx.accounting import record as records
 from tfdpx.train.run import evaluation, head_methods
 
@@ -72,11 +72,11 @@ def test_errors_of_the_user_are_one_line(arguments, message):
         head_search.main(["--epsilon=1", *arguments])
 
 
-@pytest.mark.parametrize("name", head_presets.names())
+@pytest.mark.parametrize("name", head_search.preset_names())
 def test_a_preset_is_a_column_of_its_table(name):
     table, backbone, data = name.split("/")
     method, steps, trials, rate = METHODS[table]
-    preset = head_presets.resolve(name)
+    preset = head_search.resolve_preset(name)
     assert (preset["method"], preset["steps"], preset["trials"]) == (method, steps, trials)
     assert preset["ranges"] == {rate: (1e-8, 1e8), "l2_regularization": (1e-8, 1e8)}
     large = (backbone, data) == ("vit_g14_jft", "imagenet")
@@ -96,7 +96,7 @@ def test_clips_reach_the_papers(method):
 
 @pytest.mark.parametrize("table", METHODS)
 def test_a_head_can_be_fitted_at_the_ends_of_the_ranges(table):
-    preset = head_presets.resolve(f"{table}/vit_b16_imagenet1k/cifar10")
+    preset = head_search.resolve_preset(f"{table}/vit_b16_imagenet1k/cifar10")
     steps = {} if preset["steps"] is None else {"steps": 3}
     x, y = mixture(100, 8, 3)
     for ends in np.ndindex(2, 2):
@@ -112,7 +112,7 @@ def test_a_head_can_be_fitted_at_the_ends_of_the_ranges(table):
 
 
 def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkeypatch):
-    preset = head_presets.resolve(PRESET)
+    preset = head_search.resolve_preset(PRESET)
     built, build = [], head_methods.build
     monkeypatch.setattr(
         head_methods, "build", lambda *args, **given: built.append(given) or build(*args, **given)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.clips import study
+from experiments.high_accuracy import clips as study
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 

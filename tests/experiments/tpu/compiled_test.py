@@ -1,7 +1,8 @@
 """The reader of compiled modules must see what would make a step unfit for a pod, and only that."""
 
 import pytest
-import tpu_module
+
+from experiments.tpu import compiled
 
 PARAMETERS = 30
 
@@ -32,11 +33,11 @@ def module(*entry, loop=()):
 
 def test_one_all_reduce_of_all_gradients_on_four_cores():
     text = module(ALL_REDUCE)
-    (reduction,) = tpu_module.all_reduces(text)
+    (reduction,) = compiled.all_reduces(text)
     assert reduction.bytes == 4 * (20 + 10 + 1)
     assert reduction.dtypes == ("f32", "s32")
     assert reduction.is_gradient and reduction.in_entry
-    assert tpu_module.faults(text, cores=4, parameters=PARAMETERS) == []
+    assert compiled.faults(text, cores=4, parameters=PARAMETERS) == []
 
 
 def test_asynchronous_all_reduces_count_once():
@@ -44,21 +45,21 @@ def test_asynchronous_all_reduces_count_once():
         "  %s = f32[30]{0} all-reduce-start(%a), replica_groups={{0,1}}, to_apply=%add",
         "  %d = f32[30]{0} all-reduce-done(%s)",
     )
-    assert len(tpu_module.all_reduces(text)) == 1
+    assert len(compiled.all_reduces(text)) == 1
 
 
 def test_counters_are_no_gradients():
     text = module(ALL_REDUCE, "  %n = s64[4]{0} all-reduce(%m), to_apply=%add")
     text = text.replace("ROOT", "%n2 = f32[] all-reduce(%x), to_apply=%add\n  ROOT")
-    assert [r.is_gradient for r in tpu_module.all_reduces(text)] == [True, False, False]
-    assert tpu_module.faults(text, cores=4, parameters=PARAMETERS) == []
+    assert [r.is_gradient for r in compiled.all_reduces(text)] == [True, False, False]
+    assert compiled.faults(text, cores=4, parameters=PARAMETERS) == []
 
 
 def test_bfloat16_gradients_are_less_than_was_asked_for():
     text = module(ALL_REDUCE.replace("f32[", "bf16["))
-    (reduction,) = tpu_module.all_reduces(text)
+    (reduction,) = compiled.all_reduces(text)
     assert reduction.is_gradient and reduction.bytes == 2 * 30 + 4
-    (fault,) = tpu_module.faults(text, cores=4, parameters=PARAMETERS)
+    (fault,) = compiled.faults(text, cores=4, parameters=PARAMETERS)
     assert "less than the float32 gradients" in fault
 
 
@@ -72,13 +73,13 @@ def test_bfloat16_gradients_are_less_than_was_asked_for():
     ],
 )
 def test_a_step_that_reduces_otherwise_has_a_fault(entry, loop, what):
-    faults = tpu_module.faults(module(*entry, loop=loop), cores=4, parameters=PARAMETERS)
+    faults = compiled.faults(module(*entry, loop=loop), cores=4, parameters=PARAMETERS)
     assert len(faults) == 1 and what in faults[0]
 
 
 def test_one_core_has_nothing_to_reduce():
-    assert tpu_module.faults(module(), cores=1, parameters=PARAMETERS) == []
-    assert tpu_module.faults(module(ALL_REDUCE), cores=1, parameters=PARAMETERS)
+    assert compiled.faults(module(), cores=1, parameters=PARAMETERS) == []
+    assert compiled.faults(module(ALL_REDUCE), cores=1, parameters=PARAMETERS)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,8 @@ def test_one_core_has_nothing_to_reduce():
     ],
 )
 def test_what_waits_for_the_host_is_found(line):
-    (found,) = tpu_module.host_transfers(module(line))
-    (fault,) = tpu_module.faults(module(line), cores=1, parameters=PARAMETERS)
+    (found,) = compiled.host_transfers(module(line))
+    (fault,) = compiled.faults(module(line), cores=1, parameters=PARAMETERS)
     assert found in fault
 
 
@@ -108,4 +109,4 @@ def test_what_waits_for_the_host_is_found(line):
     ],
 )
 def test_what_stays_on_the_cores_is_not(line):
-    assert tpu_module.host_transfers(module(line)) == []
+    assert compiled.host_transfers(module(line)) == []

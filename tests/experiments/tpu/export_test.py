@@ -5,12 +5,11 @@ import dataclasses
 import keras
 import pytest
 import tensorflow as tf
-import tpu_export
 from tensorflow.compiler.xla.service import hlo_pb2
 
-STEP = tpu_export.Step(
-    model="lenet", image_shape=(28, 28, 1), batch_per_core=4, cores=4, private=True
-)
+from experiments.tpu import export
+
+STEP = export.Step(model="lenet", image_shape=(28, 28, 1), batch_per_core=4, cores=4, private=True)
 
 
 def instructions(module):
@@ -40,7 +39,7 @@ def altered(**changes):
 
 @pytest.mark.slow
 def test_four_cores_reduce_the_clipped_sums_once():
-    module, parameters = tpu_export.export(STEP)
+    module, parameters = export.export(STEP)
     assert len(all_reduces(module)) == 1
     # The counts of examples, and of those that are not finite, go along.
     assert reduced_elements(module) == parameters + 2
@@ -48,13 +47,13 @@ def test_four_cores_reduce_the_clipped_sums_once():
 
 @pytest.mark.slow
 def test_one_core_reduces_nothing():
-    module, _ = tpu_export.export(altered(cores=1))
+    module, _ = export.export(altered(cores=1))
     assert all_reduces(module) == []
 
 
 @pytest.mark.slow
 def test_several_passes_reduce_once_and_outside_of_the_loop():
-    module, _ = tpu_export.export(altered(microbatch_size=2))
+    module, _ = export.export(altered(microbatch_size=2))
     assert "while" in [opcode for opcode, _ in instructions(module)]
     (where,) = all_reduces(module)
     assert where == hlo_pb2.HloModuleProto.FromString(module).entry_computation_name
@@ -62,13 +61,13 @@ def test_several_passes_reduce_once_and_outside_of_the_loop():
 
 @pytest.mark.slow
 def test_views_are_made_in_the_step():
-    module, _ = tpu_export.export(altered(augmult=2))
+    module, _ = export.export(altered(augmult=2))
     assert len(all_reduces(module)) == 1
 
 
 @pytest.mark.slow
 def test_keras_reduces_the_gradients_of_the_ordinary_step():
-    module, parameters = tpu_export.export(altered(private=False))
+    module, parameters = export.export(altered(private=False))
     assert reduced_elements(module) == parameters
 
 
@@ -80,7 +79,7 @@ def test_a_step_that_reduces_twice_is_seen():
         again = [context.all_reduce("SUM", v.value) for v in model.trainable_variables]
         return logs, again
 
-    module, parameters = tpu_export.export(STEP, train)
+    module, parameters = export.export(STEP, train)
     assert reduced_elements(module) == 2 * parameters + 2
 
 
@@ -91,7 +90,7 @@ def test_a_batch_that_xla_needs_at_compile_time_is_refused():
         return tf.zeros([y[0]]), model.train_step((x, y, sample_weight))
 
     with pytest.raises(RuntimeError, match="compile the step anew for every batch"):
-        tpu_export.export(STEP, train)
+        export.export(STEP, train)
 
 
 @pytest.mark.slow
@@ -102,12 +101,12 @@ def test_a_step_that_calls_python_cannot_be_exported():
         return model.train_step((x, y, sample_weight))
 
     with pytest.raises(ValueError, match="PyFunc"):
-        tpu_export.export(STEP, train)
+        export.export(STEP, train)
 
 
 @pytest.mark.slow
 def test_the_strategy_is_a_tpus_to_whoever_asks():
-    strategy = tpu_export.CompileOnlyTPUStrategy(4)
+    strategy = export.CompileOnlyTPUStrategy(4)
     assert isinstance(strategy, tf.distribute.TPUStrategy)
     assert (strategy.num_replicas_in_sync, strategy.extended.num_hosts) == (4, 1)
     with strategy.scope():
@@ -121,7 +120,7 @@ def test_the_strategy_is_a_tpus_to_whoever_asks():
 @pytest.mark.slow
 def test_the_noise_that_is_exported_is_tfdpxs():
     parameters = 10
-    module = hlo_pb2.HloModuleProto.FromString(tpu_export.export_noise(parameters))
+    module = hlo_pb2.HloModuleProto.FromString(export.export_noise(parameters))
     inputs = [list(shape.dimensions) for shape in module.host_program_shape.parameters]
     assert inputs == [[2], [parameters]]
     opcodes = {i.opcode for c in module.computations for i in c.instructions}

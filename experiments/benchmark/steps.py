@@ -1,0 +1,332 @@
+"""The models and training steps that the benchmark compares, and how they are timed in turn."""
+
+import dataclasses
+import random
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import per_example
+from tfdpx._keras import model_internals
+from tfdpx.layers import trainable
+from tfdpx.per_example import cost_model
+from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.run import classifiers
+from tfdpx.training import allocator, optimizers
+
+IMAGE_SIZE = 32
+
+NUM_IMAGE_CLASSES = 10
+TOKENS, WIDTH = 64, 256
+VOCABULARY = 30_522
+
+
+def check_model(name, image_size):
+    """Raises UserError unless there is a model of that name for inputs of that size.
+
+    Args:
+        name: Name of the model.
+        image_size: Height and width of an image, or None for 32; None where inputs are no images.
+    """
+    if name in _OF_VECTORS:
+        if image_size is not None:
+            raise UserError(
+                f"Flag --image_size does not belong to --model={name}, which sees no images. "
+                f"Received: --image_size={image_size}. Leave it out."
+            )
+        return
+    try:
+        classifiers.check_name(name)
+    except UserError as error:
+        raise UserError(f"{error} Or of: {', '.join(_OF_VECTORS)}.") from error
+
+
+def build_model(name, image_size):
+    """Returns an uncompiled model that ends in logits.
+
+    Image models are those of `tfdpx.train.classify`, from bytes to ten classes. `dense_head` is
+    one layer of 1,000 classes on feature vectors [2048]; `transformer` four pre-norm encoder blocks
+    (width 256, 4 heads of 64, MLP of 1,024) on float tokens [64, 256], averaged to ten classes;
+    `vit_base` and `bert_base` twelve (width 768, 12 heads, MLP of 3,072) on 196 patches of images
+    and on 128 tokens of 30,522; `billion` 19 of width 2048, a billion weights in bfloat16, on 64.
+
+    Args:
+        name: Name of the model.
+        image_size: As for `check_model`.
+
+    Raises:
+        UserError: If the model does not fit images of that size.
+    """
+    if name in _OF_VECTORS:
+        return _OF_VECTORS[name][0]()
+    return classifiers.build(name, _image_shape(image_size), NUM_IMAGE_CLASSES, centre=127.5)
+
+
+def make_arrays(name, image_size, rows):
+    """Made-up inputs [rows, ...] and labels [rows], as numpy arrays; the same on each call.
+
+    Args:
+        name: Name of the model.
+        image_size: As for `check_model`.
+        rows: Int.
+    """
+    generator = np.random.default_rng(0)
+    if name in _OF_VECTORS:
+        _, shape, classes = _OF_VECTORS[name]
+        if name in _OF_TOKENS:
+            x = generator.integers(0, VOCABULARY, size=(rows, *shape), dtype="int32")
+        else:
+            x = generator.normal(size=(rows, *shape)).astype("float32")
+    else:
+        shape, classes = _image_shape(image_size), NUM_IMAGE_CLASSES
+        x = generator.integers(0, 256, size=(rows, *shape), dtype="uint8")
+    return x, generator.integers(0, classes, size=rows)
+
+
+def _image_shape(image_size):
+    size = IMAGE_SIZE if image_size is None else image_size
+    return (size, size, 3)
+
+
+def _dense_head():
+    return keras.Sequential(
+        [keras.Input([2048]), keras.layers.Dense(1000, name="logits")], name="dense_head"
+    )
+
+
+def _blocks(x, blocks, heads, width, dtype=None):
+    layers, each = keras.layers, {"dtype": dtype}
+    for _ in range(blocks):
+        normed = layers.LayerNormalization(**each)(x)
+        x = x + layers.MultiHeadAttention(heads, width // heads, **each)(normed, normed)
+        normed = layers.LayerNormalization(**each)(x)
+        hidden = layers.Dense(4 * width, activation="gelu", **each)(normed)
+        x = x + layers.Dense(width, **each)(hidden)
+    return x
+
+
+def _transformer():
+    inputs = keras.Input([TOKENS, WIDTH])
+    pooled = keras.layers.GlobalAveragePooling1D()(_blocks(inputs, 4, 4, WIDTH))
+    return keras.Model(inputs, keras.layers.Dense(10)(pooled), name="transformer")
+
+
+def _base(inputs, embedded, name):
+    """Twelve blocks as of ViT-Base and BERT-Base, and a head on what they make of the first row."""
+    layers = keras.layers
+    positions = layers.Embedding(embedded.shape[1], 768)(keras.ops.arange(embedded.shape[1]))
+    x = layers.LayerNormalization()(_blocks(embedded + positions, 12, 12, 768))
+    return keras.Model(inputs, layers.Dense(10)(x[:, 0]), name=name)
+
+
+def _vit_base():
+    inputs = keras.Input([224, 224, 3])
+    patches = keras.layers.Conv2D(768, 16, 16)(inputs)
+    return _base(inputs, keras.layers.Reshape([196, 768])(patches), "vit_base")
+
+
+def _bert_base():
+    inputs = keras.Input([128], dtype="int32")
+    return _base(inputs, keras.layers.Embedding(VOCABULARY, 768)(inputs), "bert_base")
+
+
+def _billion():
+    inputs = keras.Input([64], dtype="int32")
+    x = keras.layers.Embedding(VOCABULARY, 2048, dtype="bfloat16")(inputs)
+    x = _blocks(x, 19, 16, 2048, "bfloat16")
+    return keras.Model(inputs, keras.layers.Dense(10)(x[:, 0]), name="billion")
+
+
+# Name: function that builds it, shape of an input, number of classes.
+_OF_VECTORS = {
+    "dense_head": (_dense_head, (2048,), 1000),
+    "transformer": (_transformer, (TOKENS, WIDTH), 10),
+    "vit_base": (_vit_base, (224, 224, 3), 10),
+    "bert_base": (_bert_base, (128,), 10),
+    "billion": (_billion, (64,), 10),
+}
+_OF_TOKENS = ("bert_base", "billion")
+
+
+KINDS = {
+    "ordinary": "ordinary Keras",
+    "private": "private, tfdpx",
+    "mapped": "private, subclassed",
+}
+
+NORMS = ("auto", "instantiate", "ghost")
+
+# Small, so that the weights hardly move: noise of many steps must not end in NaN or denormals.
+LEARNING_RATE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a step is made of; each field is the flag of that name.
+
+    Raises:
+        UserError: If a value is out of its range.
+    """
+
+    model: str
+    images: int = 32
+    augmult: int = 1
+    users: int | None = None
+    image_size: int | None = None
+    microbatch_size: int | None = None
+    jit: bool = False
+    norms: str = "auto"
+    trainable: str = "all"
+
+    def __post_init__(self):
+        for name in ("images", "augmult", "users", "image_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"Flag --{name} must be at least 1. Received: --{name}={value}.")
+        check_model(self.model, self.image_size)
+
+    @property
+    def rows(self):
+        """Rows that the model sees in a step: every view of every example."""
+        return self.images * self.augmult
+
+
+def make_model(kind, settings, plan=None, individual=None):
+    """A compiled and built model; the weights are the same for each kind.
+
+    Args:
+        kind: One of `KINDS`.
+        settings: `Settings`.
+        plan: Optional `tfdpx.PrivacyPlan` of the private optimizer; by default its batches are of
+            `settings.images`, and sigma is one.
+        individual: Optional `tfdpx.accounting.IndividualAccountant` of the plan.
+
+    Raises:
+        UserError: If the settings do not suit the model or the optimizer.
+    """
+    keras.utils.set_random_seed(0)
+    model = build_model(settings.model, settings.image_size)
+    if settings.trainable != "all":
+        with checking_flags():
+            trainable(model, settings.trainable)
+    if kind == "mapped":
+        model = Subclassed(model)
+    if kind == "ordinary":
+        optimizer = keras.optimizers.SGD(LEARNING_RATE)
+    else:
+        with checking_flags():
+            optimizer = optimizers.DPSGD(
+                LEARNING_RATE,
+                plan=plan,
+                individual=individual,
+                batch_size=settings.images,
+                noise_multiplier=1.0,
+                l2_norm_clip=1.0,
+                microbatch_size=settings.microbatch_size,
+                augmult=settings.augmult if settings.augmult > 1 else 0,
+            )
+    model.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=settings.jit,
+    )
+    model_internals.build(model, (*make_rows(dataclasses.replace(settings, images=1)), None))
+    return model
+
+
+class Subclassed(keras.Model):
+    """A user-defined class around the model. Its examples are mapped, because it is not known."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def call(self, inputs, training=None):
+        """The outputs of the model."""
+        return self.model(inputs, training=training)
+
+
+def make_rows(settings):
+    """What an ordinary step sees: tensors [images * augmult, ...] and labels, in memory."""
+    x, y = make_arrays(settings.model, settings.image_size, settings.rows)
+    # The views of an example share its label.
+    return tf.constant(x), tf.constant(np.repeat(y[:: settings.augmult], settings.augmult))
+
+
+def make_batch(kind, settings):
+    """The same rows as a step of `kind` takes them: private ones as [images, augmult, ...]."""
+    x, y = make_rows(settings)
+    if kind == "ordinary" or settings.augmult == 1:
+        return x, y
+    x = tf.reshape(x, [settings.images, settings.augmult, *x.shape[1:]])
+    return x, y[:: settings.augmult]
+
+
+def trace(function, arguments, settings):
+    """A function of no arguments that runs `function` as a graph and waits for the result.
+
+    Args:
+        function: Python function of tensors.
+        arguments: Tuple of what it takes, nests of tensors.
+        settings: `Settings`, of which `jit` and `norms` count.
+    """
+    traced = tf.function(function, jit_compile=settings.jit, autograph=False)
+    with cost_model.forced_norms(settings.norms):
+        graph = traced.get_concrete_function(*arguments)
+
+    def call():
+        result = graph(*arguments)
+        tf.test.experimental.sync_devices()
+        return result
+
+    return call
+
+
+def make_step(kind, settings):
+    """A traced training step, a function of no arguments.
+
+    It is `keras.Model.train_step` in a `tf.function`, as in `fit`: forward, backward, for a private
+    one norms, clipped sums and noise, and the update; on one batch that stays in memory.
+
+    Args:
+        kind: One of `KINDS`.
+        settings: `Settings`.
+    """
+    allocator.keep_freed_memory()  # As the first private `fit` of a process does, for all kinds.
+    model = make_model(kind, settings)
+    return trace(model.train_step, (make_batch(kind, settings),), settings)
+
+
+def layer_choices(settings):
+    """How each layer's norm and clipped sum are formed: a list of `per_example.LayerChoice`."""
+    model = make_model("private", settings)
+    with cost_model.forced_norms(settings.norms):
+        return per_example.explain(model, make_rows(settings)[0], settings.augmult)
+
+
+def interleaved(steps, repeats, clock=time.perf_counter):
+    """Times each step once a repeat, in a random order, so that disturbances meet all alike.
+
+    Two runs of each come before, which are not timed.
+
+    Args:
+        steps: `{name: function of no arguments}`.
+        repeats: Int. Runs of each.
+        clock: Function that gives the time in seconds.
+
+    Returns:
+        `{name: list of seconds}`, one a repeat, in the order of repeats.
+    """
+    for step in steps.values():
+        step()
+        step()
+    order = random.Random(0)
+    seconds = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name in order.sample(list(steps), len(steps)):
+            start = clock()
+            steps[name]()
+            seconds[name].append(clock() - start)
+    return seconds
