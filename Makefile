@@ -128,7 +128,7 @@ $(COMPARE_VENV)/%/.installed: Makefile
 	echo "$* is left out: it needs Python 3.$(subst |, or 3.,$($*_PYTHONS))." >&2
 
 tpu-check: $(INSTALLED) $(TPU_VENV)/.installed
-	TF_CPP_MIN_LOG_LEVEL=3 $(PYTHON) tools/tpu_check.py --python=$(TPU_VENV)/bin/python $(ARGS)
+	TF_CPP_MIN_LOG_LEVEL=3 $(PYTHON) -m experiments.tpu --python=$(TPU_VENV)/bin/python $(ARGS)
 
 $(TPU_VENV)/.installed: $(INSTALLED) Makefile
 	$(PYTHON) -m venv --clear $(TPU_VENV)

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpx._arguments import check_choice, check_positive_integer, require
-from tfdpx.layers import morlet
 
 # What intermediate values may take: more would leave the caches of a CPU, and less would leave an
 # accelerator idle.
@@ -145,39 +144,43 @@ class Scattering2D(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Computes the filters for images of this shape; no weights."""
         channels, *size = self._channels_and_size(input_shape)
-        require(
-            None not in (channels, *size) and len(input_shape) == 4,
-            "input_shape",
-            tuple(input_shape),
-            "have four axes, with known height, width and channels",
-            " Use, e.g., keras.Input((32, 32, 3)).",
-        )
-        smallest = min(size)
-        require(
-            smallest >= 2**self.J,
-            "J",
-            self.J,
-            f"be at most log2 of the image's shorter side, which has {smallest} pixels here",
-            f" Use J={smallest.bit_length() - 1}." if smallest > 1 else " Use larger images.",
-        )
-        bank = morlet.FilterBank(size, self.J, self.L, self.max_order)
-        self._paddings = bank.paddings
-        # NumPy arrays, which become constants of any graph that calls the layer.
-        self._wavelets = {
-            key: spectra.astype(self._real_dtype) for key, spectra in bank.wavelets.items()
-        }
-        self._averages = {
-            resolution: [matrix.astype(self._real_dtype) for matrix in pair]
-            for resolution, pair in bank.averages.items()
-        }
-        # Products of the finest spectra and all wavelets are the largest of what a row needs, and
-        # as much again is alive with them.
-        products = self.L ** (2 if self.max_order == 2 and self.J > 1 else 1) * math.prod(
-            bank.padded
-        )
-        held = 2 * products * np.dtype(self._complex_dtype).itemsize
+        is_valid = None not in (channels, *size) and len(input_shape) == 4
+        must = "have four axes, with known height, width and channels"
+        hint = " Use, e.g., keras.Input((32, 32, 3))."
+        require(is_valid, "input_shape", tuple(input_shape), must, hint)
+        shorter = min(size)
+        must = f"be at most log2 of the image's shorter side, which has {shorter} pixels here"
+        hint = f" Use J={shorter.bit_length() - 1}." if shorter > 1 else " Use larger images."
+        require(shorter >= 2**self.J, "J", self.J, must, hint)
+        padded = [(pixels // 2**self.J + 2) * 2**self.J for pixels in size]
+        self._paddings = _rounds_of_padding(size, padded)
+        self._make_filters(padded)
+        # Products of the finest spectra and all wavelets are the largest tensors of a row, and as
+        # much again is alive with them.
+        directions = self.L**2 if self.max_order == 2 and self.J > 1 else self.L
+        held = 2 * directions * math.prod(padded) * np.dtype(self._complex_dtype).itemsize
         self._rows_at_a_time = max(_bytes_at_a_time() // held, 1)
         self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
+
+    def _make_filters(self, padded):
+        """Sets the filters for images of `padded` height and width.
+
+        They are NumPy arrays, which become constants of any graph that calls the layer:
+        `_wavelets` by `(j, r)`, a scale and a resolution not above it, `[L, height / 2**r, width /
+        2**r]`, by which the spectra of images with every `2**r`-th pixel are multiplied. Summed
+        over the frequencies that are one with every `2**j`-th pixel, the products are the spectra
+        of these. `_averages` by r is a pair of matrices, `low_pass` for height and width.
+        """
+        all_wavelets, averages = {}, {}
+        for j in range(self.J):
+            spectra = wavelets(padded, j, self.L)
+            for r in range(max(j, 1) if self.max_order == 2 else 1):
+                # The inverse transform of fewer pixels divides by their smaller number.
+                filters = at_resolution(spectra, r) / 4 ** (j - r)
+                all_wavelets[j, r] = filters.astype(self._real_dtype)
+            pair = [low_pass(pixels, self.J, j) for pixels in padded]
+            averages[j] = [matrix.astype(self._real_dtype) for matrix in pair]
+        self._wavelets, self._averages = all_wavelets, averages
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any) -> Any:
@@ -232,14 +235,9 @@ class Scattering2D(keras.layers.Layer):
         size = tf.maximum(-(-count // parts), 1)
         rows = tf.pad(rows, [[0, parts * size - count], [0, 0], [0, 0]])
         height, width = (pixels // 2**self.J for pixels in rows.shape[1:])
-        features = tf.map_fn(
-            self._scatter,
-            tf.reshape(rows, [parts, size, *rows.shape[1:]]),
-            parallel_iterations=1,
-            fn_output_signature=tf.TensorSpec(
-                [None, self.num_paths, width, height], self._real_dtype
-            ),
-        )
+        rows = tf.reshape(rows, [parts, size, *rows.shape[1:]])
+        spec = tf.TensorSpec([None, self.num_paths, width, height], self._real_dtype)
+        features = tf.map_fn(self._scatter, rows, parallel_iterations=1, fn_output_signature=spec)
         return tf.reshape(features, [-1, *features.shape[2:]])[:count]
 
     def _scatter(self, rows):
@@ -259,9 +257,8 @@ class Scattering2D(keras.layers.Layer):
                 ]
                 # [rows, L, scales * L, ...], so that the first wavelet comes before the second.
                 pairs = tf.concat(coarser, axis=2)
-                orders[2].append(
-                    tf.reshape(pairs, [-1, pairs.shape[1] * pairs.shape[2], *pairs.shape[3:]])
-                )
+                count = pairs.shape[1] * pairs.shape[2]
+                orders[2].append(tf.reshape(pairs, [-1, count, *pairs.shape[3:]]))
         return tf.concat([feature for order in orders for feature in order], axis=1)
 
     def _spectra(self, maps):
@@ -320,3 +317,98 @@ def _bytes_at_a_time():
 def _quarters(maps, split):
     """The four quarters of `[..., height, width]`; their sum has every second pixel's spectrum."""
     return [quarter for half in split(maps, 2, axis=-2) for quarter in split(half, 2, axis=-1)]
+
+
+# The Morlet wavelets and the Gaussian low pass have the formulas and constants of Kymatio (Andreux
+# et al., 2020), so that features agree with its own. They are periodic on the padded image.
+_SIGMA = 0.8
+_FREQUENCY = 3 * math.pi / 4
+# Kymatio's normalization has these digits; with all of them features would differ by 9e-5.
+_PI = 3.1415
+# Standard deviations after which a Gaussian is nothing in double precision.
+_REACH = 9
+
+
+def _rounds_of_padding(size, padded):
+    """One or two lists of a pair of ints for each axis, to pad with in turn.
+
+    Margins are equal, or one wider at the end. A reflection reaches no further than the image: the
+    rest of the margin of the smallest images is a reflection of that.
+    """
+    margins = [((p - n) // 2, (p - n + 1) // 2) for n, p in zip(size, padded, strict=True)]
+    first = [[min(m, n - 1) for m in margin] for margin, n in zip(margins, size, strict=True)]
+    rest = np.subtract(margins, first).tolist()
+    return [amounts for amounts in (first, rest) if np.any(amounts)]
+
+
+def wavelets(shape, scale, angles):
+    """The wavelets of one scale in all directions.
+
+    Args:
+        shape: `(height, width)` of the padded image.
+        scale: Int, j: the wavelet oscillates with frequency `3 pi / 4 / 2**j`.
+        angles: Int, L, the number of directions.
+
+    Returns:
+        Float64 array `[angles, height, width]`, the Fourier transforms, which are real. Direction t
+        is `(max(L // 2 - 1, 0) - t) * pi / L` from the vertical axis towards the horizontal.
+    """
+    first = max(angles // 2 - 1, 0)
+    turns = [(first - t) * math.pi / angles for t in range(angles)]
+    return np.stack([_wavelet(shape, scale, turn, slant=4 / angles) for turn in turns])
+
+
+def _wavelet(shape, scale, turn, slant):
+    """The Fourier transform of one wavelet, whose envelope is `1 / slant` times as long across."""
+    sigma = _SIGMA * 2**scale
+    radius = math.ceil(_REACH * sigma / min(slant, 1))
+    rows, columns = (_positions(size, radius) for size in shape)
+    along = rows[:, None] * math.cos(turn) + columns * math.sin(turn)
+    across = columns * math.cos(turn) - rows[:, None] * math.sin(turn)
+    envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+    wave = np.exp(1j * _FREQUENCY / 2**scale * along)
+    # A wavelet has no mean: what is constant in the image does not pass.
+    wave -= np.sum(envelope * wave) / np.sum(envelope)
+    periodic = np.zeros(shape, complex)
+    values = envelope * wave * slant / (2 * _PI * sigma**2)
+    np.add.at(periodic, np.ix_(rows % shape[0], columns % shape[1]), values)
+    return np.fft.fft2(periodic).real
+
+
+def _positions(size, radius):
+    """Positions from the centre of a filter, as far as Kymatio's five periods reach."""
+    return np.arange(max(-2 * size, -radius), min(3 * size, radius + 1))
+
+
+def at_resolution(spectra, resolution, axes=(-2, -1)):
+    """Fourier transforms for images with every `2**resolution`-th pixel along `axes`.
+
+    Keeps the frequencies that such images have. Sizes must be multiples of `2**(resolution + 1)`.
+    """
+    for axis in axes:
+        half = spectra.shape[axis] // 2 ** (resolution + 1)
+        spectra = np.take(spectra, np.r_[:half, -half:0], axis)
+    return spectra
+
+
+def low_pass(size, scales, resolution):
+    """The Gaussian average along one axis, at the positions of the features, as a matrix.
+
+    Args:
+        size: Int, the padded height or width.
+        scales: Int, J: the standard deviation is `0.8 * 2**(J - 1)` pixels.
+        resolution: Int, r: the axis has every `2**r`-th pixel.
+
+    Returns:
+        Float64 array `[size / 2**r, size / 2**J - 2]`: products with it average, keep every
+        `2**(J - r)`-th pixel, and drop one of these at each end, which padding made. The Gaussian
+        of an image is the product of those of its axes.
+    """
+    sigma = _SIGMA * 2 ** (scales - 1)
+    positions = np.arange(-2 * size, 3 * size)
+    values = np.exp(-(positions**2) / (2 * sigma**2)) / math.sqrt(2 * _PI * sigma**2)
+    spectrum = np.fft.fft(values.reshape(5, size).sum(axis=0)).real
+    kernel = np.fft.ifft(at_resolution(spectrum, resolution, axes=[0])).real
+    stride = 2 ** (scales - resolution)
+    centres = stride * np.arange(1, size // 2**scales - 1)
+    return kernel[(centres - np.arange(len(kernel))[:, None]) % len(kernel)]

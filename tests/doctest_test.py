@@ -23,19 +23,14 @@ MODULES = [
     slow("tfdpx.audit.white_box"),
     "tfdpx.augment.crops",
     "tfdpx.augment.mix_views",
-    "tfdpx.layers.channel_whitening",
-    "tfdpx.layers.group_norm",
-    slow("tfdpx.layers.make_private_model"),
+    "tfdpx.layers.blocks",
+    slow("tfdpx.layers.private_model"),
     "tfdpx.layers.scattering2d",
-    "tfdpx.layers.unit_norm_with_constant",
     "tfdpx.layers.ws_conv2d",
     "tfdpx.training.optimizers",
     "tfdpx.training.gradient_norms",
     "tfdpx.sampling.sampled_batches",
-    "tfdpx.synthetic.dead_leaves",
-    "tfdpx.synthetic.shapes",
-    "tfdpx.synthetic.spectrum",
-    "tfdpx.synthetic.strokes",
+    "tfdpx.synthetic",
 ]
 
 

@@ -55,7 +55,7 @@ model = keras.models.load_model({str(file)!r})
 from tfdpx._keras import hook
 print(type(model.layers[0]).__module__, type(model.optimizer).__module__, hook.is_installed())
 """
-    assert python(code).split() == ["tfdpx.layers.group_norm", "tfdpx.training.optimizers", "True"]
+    assert python(code).split() == ["tfdpx.layers.blocks", "tfdpx.training.optimizers", "True"]
 
 
 def test_importing_and_accounting_touch_neither_tensorflow_nor_the_process():

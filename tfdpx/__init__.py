@@ -31,7 +31,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.accounting import PrivacyPlan
     from tfdpx.callbacks import PrivacyBudget
     from tfdpx.heads import AdaMix
-    from tfdpx.layers.make_private_model import make_private_model
+    from tfdpx.layers.private_model import make_private_model
     from tfdpx.sampling.examples import RandomAccess
     from tfdpx.tables import private_adapt
     from tfdpx.training.adaptive_clip import AdaptiveClip
@@ -51,7 +51,7 @@ _HOMES = {
     "RandomAccess": "sampling.examples",
     "copy_weights": "account",
     "make_private": "training.optimizers",
-    "make_private_model": "layers.make_private_model",
+    "make_private_model": "layers.private_model",
     "private_adapt": "tables",
 }
 # Folders next to the core, on which it does not depend.

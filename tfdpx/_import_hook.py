@@ -10,7 +10,7 @@ import sys
 
 # All that is registered with Keras under the package name "tfdpx".
 _REGISTERED = (
-    *("augment", "heads", "layers", "synthetic"),
+    *("augment", "heads", "layers"),
     *("training.adaptive_clip", "training.automatic_clip", "training.optimizers"),
 )
 

@@ -14,6 +14,7 @@ individual accounting, bit by bit.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -43,9 +44,7 @@ MOMENTS = ("any", "training", "saving")
 def make(kind, seed):
     """A compiled model, its plan and its `IndividualAccountant` or None; alike in every process."""
     keras.utils.set_random_seed(1)
-    plan = tfdpx.PrivacyPlan(
-        EXAMPLES, batch_size=BATCH, steps=UPDATES, noise_multiplier=1.0, delta=DELTA
-    )
+    plan = tfdpx.PrivacyPlan(EXAMPLES, BATCH, UPDATES, noise_multiplier=1.0, delta=DELTA)
     each = tfdpx.accounting.IndividualAccountant(plan) if kind == "individual" else None
     if kind == "adam":
         optimizer = tfdpx.DPAdam(0.01, plan=plan, use_ema=True, seed=seed)
@@ -132,9 +131,8 @@ def kill(process, saved, moment, seconds):
     while True:
         if is_over(process):
             return False
-        if begin is None and (
-            moment == "any" or last.exists() and last.stat().st_mtime_ns > before
-        ):
+        is_saved = last.exists() and last.stat().st_mtime_ns > before
+        if begin is None and (moment == "any" or is_saved):
             begin = time.monotonic()
         if begin is not None and time.monotonic() - begin >= seconds:
             if moment != "saving" or is_amid_a_save(saved):
@@ -157,13 +155,7 @@ def differences(first, second):
         ]
 
 
-def drift(first, second):
-    """How far two results' epsilons are apart."""
-    with np.load(first) as one, np.load(second) as other:
-        return abs(float(one["epsilon"]) - float(other["epsilon"]))
-
-
-def one_run(kind, seed, folder, rng, longest, report):
+def one_run(kind, seed, folder, rng, longest):
     """Kills a run until it has ended.
 
     Args:
@@ -172,83 +164,59 @@ def one_run(kind, seed, folder, rng, longest, report):
         folder: Path of an empty folder.
         rng: `random.Random`.
         longest: Float, the seconds of a run that nobody kills.
-        report: Function of the number of kills so far.
 
     Returns:
-        The kills, how many of them were amid a save, and the starts that found a save.
+        Counter of kills, of those amid a save, and of starts that found a save.
     """
-    kills = amid = resumed = 0
-    saved = folder / "checkpoint"
+    counts, saved = collections.Counter(), folder / "checkpoint"
     while True:
-        resumed += (saved / SAVED).exists()
+        counts["resumes"] += (saved / SAVED).exists()
         moment = rng.choice(MOMENTS)
         seconds = rng.uniform(0, longest if moment == "any" else longest / 10)
         if not kill(child(kind, seed, folder), saved, moment, seconds):
-            return kills, amid, resumed
-        kills += 1
-        amid += moment == "saving"
-        report(kills)
-
-
-def main():
-    """Runs the loop; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--kills", type=int, default=50, help="the least number of kills, with a seed and without"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
-    found = {
-        name: loop(seed, arguments.kills, rng) for name, seed in (("seeded", 5), ("unseeded", None))
-    }
-    print(json.dumps(found))
-    sys.exit(any(each["differences"] or each["epsilon_drift"] for each in found.values()))
+            return counts
+        counts["kills"] += 1
+        counts["kills_amid_a_save"] += moment == "saving"
 
 
 def loop(seed, least, rng):
-    """Kills runs until enough are killed; a dict of what was found.
+    """Kills runs until enough are killed; returns a dict of counts and differences.
 
     Args:
         seed: Int or None, of the optimizers.
         least: Int, kills.
         rng: `random.Random`, of the moments.
     """
-    begin, wrong = time.monotonic(), []
-    kills = amid = resumed = runs = 0
-    most = 0.0
-    longest = {}
-    while kills < least:
-        kind = KINDS[runs % len(KINDS)]
+    counts, wrong, longest = collections.Counter(), [], {}
+    while counts["kills"] < least:
+        kind = KINDS[counts["runs"] % len(KINDS)]
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             if kind not in longest:
                 (folder / "timed").mkdir()
-                started = time.monotonic()
+                start = time.monotonic()
                 wait(child(kind, seed, folder / "timed"))
-                longest[kind] = time.monotonic() - started
-
-            def report(more, kind=kind, before=kills, run=runs + 1):
-                print(f"\r{before + more} kills, run {run} ({kind}) ", end="", file=sys.stderr)
-
-            found = one_run(kind, seed, folder, rng, longest[kind], report)
-            kills, amid, resumed = kills + found[0], amid + found[1], resumed + found[2]
+                longest[kind] = time.monotonic() - start
+            counts += one_run(kind, seed, folder, rng, longest[kind])
             wait(child(kind, seed, folder, unbroken=True))
-            results = folder / "resumed.npz", folder / "unbroken.npz"
-            wrong += [f"{kind}: {name}" for name in differences(*results)]
-            most = max(most, drift(*results))
-        runs += 1
-    print(file=sys.stderr)
-    return {
-        "kills": kills,
-        "kills_amid_a_save": amid,
-        "resumes": resumed,
-        "runs": runs,
-        "updates_per_run": UPDATES,
-        "differences": wrong,
-        "epsilon_drift": most,
-        "seconds": round(time.monotonic() - begin, 1),
-    }
+            names = differences(folder / "resumed.npz", folder / "unbroken.npz")
+            wrong += [f"{kind}: {name}" for name in names]
+        counts["runs"] += 1
+        print(kind, dict(counts), file=sys.stderr, flush=True)
+    return {**counts, "differences": wrong}
+
+
+def main():
+    """Runs the loop; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=50, help="the least, with a seed and without")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    arguments = parser.parse_args()
+    rng, results = random.Random(arguments.seed), {}
+    for name, seed in (("seeded", 5), ("unseeded", None)):
+        results[name] = loop(seed, arguments.kills, rng)
+    print(json.dumps(results))
+    sys.exit(any(result["differences"] for result in results.values()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ their contents. What the backbone's training has spent on the same images is add
 saw them without an account is refused.
 
 The last line of the standard output is one JSON object. To search a head's arguments, with or
-without an account of the search, see experiments/features in the repository.
+without an account of the search, see experiments/heads in the repository.
 """
 
 import dataclasses

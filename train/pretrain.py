@@ -1,4 +1,4 @@
-r"""Pre-trains an image classifier without privacy, for fine-tuning: on public images or on none.
+r"""Pre-trains an image classifier without privacy, for fine-tuning, on public images.
 
     python -m tfdpx.train.pretrain --recipe=imagenet32 --workdir=/tmp/pretrained
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
@@ -8,11 +8,6 @@ which `--init_from` of `classify` reads, `record.json`, of which the last line o
 output is a view, and `report.html`, a page of it with its pictures. Ctrl-C ends a run after the
 update under way, saved; it resumes with --workdir=PATH --resume and no other flag. Training takes
 one device.
-
-    python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --workdir=/tmp/pretrained
-
-learns from images of `tfdpx.synthetic` alone (--generator). --dataset says for which images: their
-size and constants of normalization come from the table of known data sets, and no data set is read.
 """
 
 import dataclasses
@@ -22,19 +17,17 @@ import sys
 import time
 
 import keras
-import tensorflow as tf
 from absl import app, flags
 
 from tfdpx import noise
 from tfdpx.accounting import record as records
-from tfdpx.accounting.ledger import Ledger
-from tfdpx.accounting.record import Data, Record
+from tfdpx.accounting.record import Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.config.training import Training
-from tfdpx.train.data import generated, identity, loading
+from tfdpx.train.data import identity, loading
 from tfdpx.train.report import page
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (
@@ -45,7 +38,6 @@ from tfdpx.train.run import (
     finetuning,
     image_input,
     interruption,
-    objectives,
     optimization,
     provenance,
     results,
@@ -87,24 +79,19 @@ def train(settings, workdir):
     seen = provenance.seen_by(provenance.files(settings), settings.init_data)
     resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
     folder = checkpoint.RunFolder(workdir, determined_by, resume, asked=asked_for)
-    if settings.generator:
-        data = generated.generate(settings, folder.seeds["sampling"])
-    else:
-        data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
-        print(*data.notes, sep="\n", end="\n" * bool(data.notes))
+    data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+    print(*data.notes, sep="\n", end="\n" * bool(data.notes))
     saved = checkpoint.LastState(folder, settings.steps)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    classifier = finetuning.build(settings, data)
-    objective = objectives.of(settings, classifier, data)
-    model = objective.model
+    model = finetuning.build(settings, data)
     optimization.add_weight_decay(model, settings.weight_decay)
     model.compile(
         optimizer=keras.optimizers.SGD(
             optimization.learning_rates(settings), momentum=settings.momentum
         ),
-        loss=objective.loss,
-        weighted_metrics=objective.metrics,
+        loss=optimization.crossentropy(settings.label_smoothing),
+        weighted_metrics=["accuracy"],
         jit_compile=settings.keras_jit_compile,
     )
     saved.restore(model)
@@ -114,11 +101,11 @@ def train(settings, workdir):
     ending = interruption.SavingInterruption(saved.save)
     with ending.waiting():
         history = model.fit(
-            _batches(settings, objective, data, folder.seeds["sampling"], start),
+            _batches(settings, data, folder.seeds["sampling"], start),
             initial_epoch=start // epoch,
             epochs=math.ceil(settings.steps / epoch),
             steps_per_epoch=epoch,
-            validation_data=None if settings.generator else evaluation.batches(data),
+            validation_data=evaluation.batches(data),
             callbacks=[saved, ending, _StopAfter(settings.steps)],
             shuffle=False,
             verbose=1 if sys.stdout.isatty() else 2,
@@ -126,38 +113,33 @@ def train(settings, workdir):
     seconds = time.perf_counter() - began
 
     steps = int(model.optimizer.iterations)
-    model = devices.on_one_device(classifier)
-    measured = None if settings.generator else evaluation.measure(model, data)
+    model = devices.on_one_device(model)
+    measured = evaluation.measure(model, data)
     found = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
-        "top5_accuracy": measured and measured.top5_accuracy,
+        "top5_accuracy": measured.top5_accuracy,
         "loss": history.history["loss"][-1],
-        "objective": settings.objective if settings.generator else "labels",
         "model": settings.model,
         "parameters": model.count_params(),
         "steps": steps,
         "batch_size": settings.batch_size,
         "seconds": seconds,
     }
-    # Generated images hold no person's data.
     record = Record(
         program="pretrain",
-        data=Data(data.name, data.num_train)
-        if settings.generator
-        else identity.of(settings.dataset, data.num_train),
-        ledger=Ledger() if settings.generator else provenance.not_private(steps),
+        data=identity.of(settings.dataset, data.num_train),
+        ledger=provenance.not_private(steps),
         delta=None,
         seen=seen,
-        inputs=None if settings.generator else image_input.of(data),
+        inputs=image_input.of(data),
         settings=provenance.without_secrets(settings),
         results=found,
     )
     results.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
-    if measured:
-        shown = (measured.labels, measured.predictions, workdir, settings.public_test)
-        results.draw_measured(data, *shown)
+    shown = (measured.labels, measured.predictions, workdir, settings.public_test)
+    results.draw_measured(data, *shown)
     page.write_page(workdir)
     report = {**record.view(), "workdir": str(workdir)}
     print_table(report, title=f"{settings.model} on {data.name}, not private")
@@ -177,15 +159,13 @@ class _StopAfter(keras.callbacks.Callback):
         self.model.stop_training = int(self.model.optimizer.iterations) >= self._steps
 
 
-def _batches(settings, objective, data, seed, start):
+def _batches(settings, data, seed, start):
     """Batches of a new permutation every epoch, with random views in place of the images."""
-    augment, key = objective.augment, noise.make_seed(seed)
+    augment, key = optimization.augmentation(settings), noise.make_seed(seed)
 
     def views(step, batch):
-        choices = augment.draw(settings.batch_size, objective.num_views, noise.fold_in(key, step))
-        x = augment.apply(batch[0], choices)
-        x = tf.reshape(x, [-1, *x.shape[2:]])
-        return (x, *(tf.repeat(part, objective.num_views, axis=0) for part in batch[1:]))
+        choices = augment.draw(settings.batch_size, 1, noise.fold_in(key, step))
+        return (augment.apply(batch[0], choices)[:, 0], *batch[1:])
 
     with checking_flags():
         dataset = sampled_batches.shuffled_sampler(

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 import tfdpx
-from experiments.benchmark import models
+from experiments.benchmark import steps
 from experiments.comparison import cases, worker
 from tfdpx.layers import trainable
 from tfdpx.training import allocator
@@ -26,7 +26,7 @@ def build(case):
         return tfdpx.models.SmallCNN(10, (8, 8, 1), weight_standardization=False)
     if case == "wrn_16_4":
         return tfdpx.models.WideResNet(16, 4, 10, weight_standardization=False)
-    model = models.build("transformer", None)
+    model = steps.build_model("transformer", None)
     if case == "transformer_lora":
         trainable(model, "lora", cases.RANK)
     return model

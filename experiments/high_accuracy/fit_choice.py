@@ -18,6 +18,7 @@ import scipy.ndimage
 import tensorflow as tf
 
 import tfdpx
+from experiments.free_features.drawings import Shapes
 from tfdpx import synthetic
 from tfdpx.models import ScatterLinear
 
@@ -89,7 +90,7 @@ def accuracy(features, labels, count, epsilon, steps, move):
 def main():
     """Prints the best products for every problem."""
     record = []
-    problems = (synthetic.Strokes, 8, 1.3), (synthetic.Shapes, 8, 1.3), (synthetic.Strokes, 16, 1.5)
+    problems = (synthetic.Strokes, 8, 1.3), (Shapes, 8, 1.3), (synthetic.Strokes, 16, 1.5)
     for kind, side, distortion in problems:
         images, labels = problem(kind, max(SIZES) + TEST, side, distortion)
         model = ScatterLinear(CLASSES, images.shape[1:])

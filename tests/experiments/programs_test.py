@@ -10,7 +10,7 @@ from absl import flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # They import libraries that have environments of their own, such as Opacus and JAX.
-APART = ["of_jax_privacy", "of_opacus", "of_tensorflow_privacy", "accelerator_timing", "peer"]
+APART = ["of_jax_privacy", "of_opacus", "of_tensorflow_privacy", "compile", "of_diffprivlib"]
 
 
 @pytest.mark.slow

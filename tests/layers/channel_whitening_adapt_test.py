@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tfdpx.layers import ChannelWhitening
-from tfdpx.synthetic import DeadLeaves, Shapes
-from tfdpx.synthetic.generator import Generator
+from tfdpx.synthetic import DeadLeaves, Generator, Strokes
 
 COLOUR = DeadLeaves(6, 3, r_max=4)
+DATASET = tf.data.Dataset.from_tensor_slices(COLOUR.images(60)).batch(20)
 
 
 def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
@@ -19,8 +19,8 @@ def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
         dict(source=COLOUR.images(60), num_images=50, public=True),
         dict(source=tf.constant(COLOUR.images(50)), public=True),
         dict(source=list(COLOUR.images(50)), public=True),
-        dict(source=COLOUR.dataset(20), num_images=50, public=True),
-        dict(source=COLOUR.dataset(25).take(2), public=True, batch_size=7),
+        dict(source=DATASET, num_images=50, public=True),
+        dict(source=DATASET.rebatch(25).take(2), public=True, batch_size=7),
     ]
     layers = [ChannelWhitening() for _ in arguments]
     for layer, case in zip(layers, arguments, strict=True):
@@ -93,9 +93,9 @@ class Broken(Generator):
         ({"num_images": 0}, "`num_images` must be a positive integer"),
         ({"batch_size": 1.5}, "`batch_size` must be a positive integer"),
         ({"features": "pool"}, "`features` must be a layer, model or function"),
-        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary. Use more"),
+        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary or"),
         ({"features": tf.zeros_like}, "'whiten' cannot adapt to features that do not vary"),
-        ({"source": Broken(4), "public": True}, "features that are not finite"),
+        ({"source": Broken(4), "public": True}, "features that do not vary or are not finite"),
         ({"source": np.ones((0, 4)), "public": True}, "`source` must hold an image"),
         ({"source": 5, "public": True}, "`source` must be a generator, an array or.*source=5"),
         (
@@ -106,7 +106,7 @@ class Broken(Generator):
 )
 def test_adapt_refuses_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
-        ChannelWhitening(name="whiten").adapt(**{"source": Shapes(4), **arguments})
+        ChannelWhitening(name="whiten").adapt(**{"source": Strokes(4), **arguments})
 
 
 def test_adapt_refuses_features_of_another_shape():

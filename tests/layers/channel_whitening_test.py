@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdpx.layers import ChannelWhitening
-from tfdpx.synthetic import DeadLeaves, Shapes, Spectrum, Strokes
+from tfdpx.synthetic import DeadLeaves, Strokes
 
 COLOUR = DeadLeaves(6, 3, r_max=4)
 
@@ -53,7 +53,7 @@ def test_equals_the_definition(shape, regularization, exponent, dtype):
     assert layer.mean.dtype == layer.matrix.dtype == dtype
 
 
-@pytest.mark.parametrize("kind", [DeadLeaves, Shapes, Spectrum, Strokes])
+@pytest.mark.parametrize("kind", [DeadLeaves, Strokes])
 @pytest.mark.parametrize("regularization, exponent", [(0.03, -0.5), (0.3, -0.25)])
 def test_what_the_whitened_covariance_is(kind, regularization, exponent):
     generator = kind(8, 3, seed=1)
@@ -168,8 +168,8 @@ def test_refuses_unknown_sizes():
 
 def test_white_noise_is_only_scaled():
     layer = ChannelWhitening(1e-9)
-    layer.adapt(Spectrum(8, alpha=0.0), 1500)
-    images = Spectrum(8, alpha=0.0, seed=1).images(1500)
+    images = np.random.default_rng(0).uniform(size=(1500, 8, 8, 1)).astype("float32")
+    layer.adapt(images, public=True)
     outputs = layer(images).numpy()
     assert outputs.std() == pytest.approx(1, abs=0.02)
     np.testing.assert_allclose(np.corrcoef(outputs.ravel(), images.ravel())[0, 1], 1, atol=0.01)

@@ -43,7 +43,7 @@ def test_error_names_the_layer_the_channels_and_fitting_groups(channels):
         GroupNorm(name="first_norm").build((None, 4, 4, channels))
     message = str(raised.value)
     assert "'first_norm'" in message
-    assert f"groups=16, {channels} channels" in message
+    assert f"the {channels} channels" in message and "groups=16" in message
     assert f"Use one of groups=[{fitting}]" in message
 
 

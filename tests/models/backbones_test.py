@@ -252,7 +252,7 @@ def test_one_private_update_of_images_of_any_size(kind):
     [
         ({"model": "Vgg16"}, "`model` must be a keras.Model or .*ConvNeXtBase.*mean 'VGG16'"),
         ({"model": None}, "`model` must be a name .*or a keras.Model.*Received: model=None"),
-        ({"weights": "/no/such.weights.h5"}, "weights='/no/such.weights.h5', which is no file"),
+        ({"weights": "/no/such.weights.h5"}, "path to a file .*'/no/such.weights.h5'"),
         ({"batch_norm": None}, "`batch_norm` must be one of"),
         ({"pixels": "0-1"}, "`pixels` must be one of .*'0..1'"),
         ({"image_size": 0}, "`image_size` must be a positive integer"),

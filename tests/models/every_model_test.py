@@ -8,7 +8,7 @@ from cases import slow_but
 
 from tfdpx import models
 from tfdpx.layers import UnitNormWithConstant
-from tfdpx.models import nf_resnet
+from tfdpx.models import networks
 
 SHAPE = (16, 16, 3)
 
@@ -34,7 +34,7 @@ X = np.random.default_rng(0).uniform(size=(4, *SHAPE)).astype("float32")
 
 @pytest.fixture(autouse=True)
 def of_two_stages(monkeypatch):
-    monkeypatch.setitem(nf_resnet.BLOCKS, 8, (2, 1))
+    monkeypatch.setitem(networks.BLOCKS, 8, (2, 1))
 
 
 @pytest.mark.parametrize("name", slow_but(NAMES, "SmallCNN"))

@@ -9,7 +9,7 @@ from reference_ops import assert_close, convolve, randomized_weights, relu, stan
 
 import tfdpx
 from tfdpx.layers import SkipInit, WSConv2D
-from tfdpx.models import NFResNet, nf_resnet
+from tfdpx.models import NFResNet, networks
 
 # Parameters of the ResNets with batch normalization for 1000 classes, as published with weights.
 RESNET = {50: 25_557_032, 101: 44_549_160, 152: 60_192_808, 200: 64_673_832}
@@ -34,7 +34,7 @@ def count_by_hand(blocks, width, num_classes):
 
 def test_number_of_parameters():
     for depth, blocks in BLOCKS.items():
-        assert list(nf_resnet.BLOCKS[depth]) == blocks
+        assert list(networks.BLOCKS[depth]) == blocks
         # Gain and bias of a filter replace scale and offset of its normalization.
         assert count_by_hand(blocks, 64, 1000) == RESNET[depth] + sum(blocks)
     model = NFResNet(50, num_classes=1000)
@@ -136,7 +136,7 @@ def test_signal_propagation_at_initialization():
     ("constant", "wrong"), [("RELU_GAIN", 1.0), ("RELU_GAIN", np.sqrt(2.0)), ("ALPHA", 0.3)]
 )
 def test_other_constants_do_not_propagate_the_signal(constant, wrong, monkeypatch):
-    monkeypatch.setattr(nf_resnet, constant, wrong)
+    monkeypatch.setattr(networks, constant, wrong)
     with pytest.raises(AssertionError, match="stage"):
         assert_signal_propagates(initialized(), 50)
 
@@ -146,7 +146,7 @@ def test_a_variance_that_is_not_reset_is_noticed():
     model = initialized()
     for layer in model.layers:  # beta = 1 everywhere: each block sees what the last one left
         if layer.name.endswith("_scale"):
-            layer.scale = nf_resnet.RELU_GAIN
+            layer.scale = networks.RELU_GAIN
     with pytest.raises(AssertionError, match="stage"):
         assert_signal_propagates(model, 50)
 
@@ -168,7 +168,7 @@ def test_weights_at_initialization():
 @pytest.fixture
 def tiny(monkeypatch):
     """A network of two stages, which show what four do, with images and labels."""
-    monkeypatch.setitem(nf_resnet.BLOCKS, 8, (2, 1))
+    monkeypatch.setitem(networks.BLOCKS, 8, (2, 1))
     model = NFResNet(8, 4, input_shape=(32, 32, 3), width=4)
     randomized_weights(model)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdpx.layers import Scattering2D
 from tfdpx.models import ScatterCNN, ScatterLinear
-from tfdpx.models.scattering_features import default_scales
-from tfdpx.synthetic import DeadLeaves, Spectrum
+from tfdpx.models.on_features import default_scales
+from tfdpx.synthetic import DeadLeaves, Strokes
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_only_the_dense_layer_trains_and_starts_at_zero(linear):
 @pytest.mark.slow
 def test_nothing_depends_on_data_but_on_the_generator():
     same = [ScatterLinear(3, (8, 8, 1)).get_layer("whitening").get_weights() for _ in range(2)]
-    other = ScatterLinear(3, (8, 8, 1), generator=Spectrum(8)).get_layer("whitening").get_weights()
+    other = ScatterLinear(3, (8, 8, 1), generator=Strokes(8)).get_layer("whitening").get_weights()
     np.testing.assert_array_equal(same[0][1], same[1][1])
     assert np.abs(same[0][1] - other[1]).max() > 0.1
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tfdpx.layers import GroupNorm, WSConv2D
-from tfdpx.models.small_cnn import SmallCNN
+from tfdpx.models.networks import SmallCNN
 
 
 @pytest.mark.parametrize("input_shape", [(8, 8, 1), (28, 28, 1), (33, 17, 3)])

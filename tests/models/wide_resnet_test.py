@@ -159,7 +159,10 @@ def test_error_lists_the_nearest_depths(depth, nearest):
         ({"input_shape": (32, 32)}, r"height, width, channels.*Received: input_shape=\(32, 32\)"),
         ({"input_shape": (None, 32, 32, 3)}, "without the batch axis"),
         ({"input_shape": (32, 32, None)}, "known number of channels"),
-        ({"use_gain": True, "weight_standardization": False}, "`use_gain` belongs to weight-stand"),
+        (
+            {"use_gain": True, "weight_standardization": False},
+            "`use_gain` must be False with",
+        ),
         ({"relu_first": True, "groups": None}, "`relu_first`.*groups=None"),
     ],
 )

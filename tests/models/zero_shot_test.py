@@ -72,7 +72,7 @@ def test_adamix_starts_from_the_names_alone():
         (dict(class_names=["round", ""]), "not empty"),
         (dict(scale=0), "`scale` must be a positive"),
         (dict(template="photo"), "`template` must hold"),
-        (dict(class_names=["round", "unheard of"]), "none such for .'unheard of'"),
+        (dict(class_names=["round", "unheard of"]), "also for .'unheard of'"),
         (dict(text_encoder=lambda texts: np.ones([3])), r"must give embeddings \[3, d\]"),
     ],
 )

@@ -1,6 +1,6 @@
 """A small folder of features as `tfdpx.train.features` leaves one, of a Gaussian mixture."""
 
-from experiments.features.mixture import mixture
+from experiments.heads.compare import mixture
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.run import provenance

@@ -21,7 +21,7 @@ def test_a_few_kills():
     found = json.loads(done.stdout.splitlines()[-1])
     for result in (found["seeded"], found["unseeded"]):
         assert result["kills"] >= 3
-        assert result["differences"] == [] and result["epsilon_drift"] == 0
+        assert result["differences"] == []
 
 
 @pytest.mark.nightly
@@ -35,4 +35,3 @@ def test_any_bit_that_differs_is_seen(tmp_path):
     assert kill_loop.differences(first, write("c.npz", [-0.0, 1.0])) == ["arr_0"]
     other = write("d.npz", [0.0, 1.0], 1.0 + 1e-15)
     assert kill_loop.differences(first, other) == ["epsilon"]
-    assert 0 < kill_loop.drift(first, other) < 1e-14

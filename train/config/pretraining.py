@@ -1,24 +1,15 @@
 """What a non-private pre-training is asked to do, and recipes for it.
 
-The recipes are those of De et al. 2022 (arXiv:2204.13650), appendix C.3, and `synthetic`, which
-reads no data set: the priors from random processes of Tang et al. 2023 (arXiv:2306.06076).
+The recipes are those of De et al. 2022 (arXiv:2204.13650), appendix C.3.
 """
 
 import dataclasses
 
 from tfdpx.train.config.errors import UserError
-from tfdpx.train.config.settings import NOT_NEGATIVE, POSITIVE, Check, RunSettings, setting
-from tfdpx.train.data import generated
+from tfdpx.train.config.settings import NOT_NEGATIVE, Check, RunSettings, setting
 
 # What a recipe does not say.
 _DEFAULTS = dict(momentum=0.9, weight_decay=0.0, report_every=1000)
-# What only images without labels need.
-_GENERATED = ("generator", "objective", "num_images", "temperature")
-# What only data sets need: `data/views.py` makes the views of generated images.
-_OF_LABELS = (
-    "validation", "test_fraction", "test_seed", "skip_broken", "eval_split", "label_smoothing",
-    "augment_padding", "augment_resize", "trainable", "lora_rank",
-)  # fmt: skip
 _CROPS_AND_FLIPS = dict(augment_padding=4, augment_flip=True)
 
 RECIPES = {
@@ -39,12 +30,6 @@ RECIPES = {
         model="nf_resnet_50", batch_size=1024, learning_rate=0.4, weight_decay=1e-6,
         schedule="cosine", warmup_steps=5_000, image_size=224, augment_resize=1.2,
         augment_flip=True,
-    ),
-    # For --dataset=NAME: images of its size, and its constants of normalization.
-    "synthetic": dict(
-        dataset="digits", model="small_cnn", generator="strokes", objective="exemplar",
-        num_images=500, batch_size=128, steps=1000, learning_rate=0.1, weight_decay=1e-4,
-        schedule="cosine", warmup_steps=100, report_every=200,
     ),
 }  # fmt: skip
 
@@ -75,24 +60,6 @@ class Pretraining(RunSettings):
         "Updates after which --schedule=step takes a tenth.",
         Check(lambda v: all(a < b for a, b in zip([0, *v], v, strict=False)), "rise from above 0"),
         default_factory=list,
-    )
-
-    generator: str | None = setting(
-        "Images to learn from in place of a data set, of tfdpx.synthetic.",
-        choices=tuple(generated.KINDS),
-        default=None,
-    )
-    objective: str = setting(
-        "What to learn from images without labels: contrastive, to find the other view of an image "
-        "among those of other images; exemplar, each image is a class of its own.",
-        choices=("contrastive", "exemplar"),
-        default="exemplar",
-    )
-    num_images: int = setting(
-        "Images to generate.", Check(lambda v: v >= 2, "be at least 2"), default=500
-    )
-    temperature: float = setting(
-        "Divides the similarities of --objective=contrastive.", POSITIVE, default=0.2
     )
 
     def __post_init__(self):
@@ -132,14 +99,6 @@ def resolve(recipe, given):
         raise UserError(
             "Pre-training is not private and takes one view of each image: leave out "
             f"{', '.join('--' + name for name in foreign)}."
-        )
-    generates = "generator" in RECIPES[recipe]
-    unfit = set(given) & set(_OF_LABELS if generates else _GENERATED)
-    if unfit:
-        why = "has no labels and views of its own" if generates else "reads a data set"
-        raise UserError(
-            f"The recipe {recipe!r} {why}: leave out "
-            f"{', '.join('--' + name for name in sorted(unfit))}."
         )
     values = {**_DEFAULTS, **RECIPES[recipe], **given}
     for name in ("dataset", "model", "batch_size", "steps", "learning_rate"):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tfdpx.layers.trainable import WHAT
+from tfdpx.layers.private_model import WHAT
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers
 

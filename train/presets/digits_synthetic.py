@@ -1,6 +1,6 @@
 r"""Digits after pre-training on synthetic strokes, which costs no privacy (Tang et al. 2023).
 
-    python -m tfdpx.train.pretrain --recipe=synthetic --workdir=/runs/pretrained
+    python -m experiments.free_features.pretrain --workdir=/runs/pretrained
     python -m tfdpx.train.classify --preset=digits_synthetic --epsilon=3 --workdir=/runs/digits \
         --init_from=/runs/pretrained/model.keras
 

@@ -1,7 +1,7 @@
 r"""CIFAR-10, fine-tuning a WRN-16-4 from images that know no data, after Tang et al.
 
-    python -m tfdpx.train.pretrain --recipe=synthetic --dataset=cifar10 --model=wrn_16_4 \
-        --relu_first --weight_standardization=false --workdir=/runs/pretrained
+    python -m experiments.free_features.pretrain --dataset=cifar10 --model=wrn_16_4 \
+        --relu_first --no_weight_standardization --workdir=/runs/pretrained
     python -m tfdpx.train.classify --preset=randp/eps1 --init_from=/runs/pretrained/model.keras \
         --download --workdir=/runs/fine_tuned
 

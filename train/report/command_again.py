@@ -48,9 +48,8 @@ def _of_classify(record):
 
 def _of_pretrain(record):
     settings = record.settings
-    recipe = "synthetic" if settings["generator"] else "digits"
-    usual = dataclasses.asdict(pretraining.resolve(recipe, {}))
-    return {"recipe": recipe, "dataset": settings["dataset"]} | _differing(settings, usual)
+    usual = dataclasses.asdict(pretraining.resolve("digits", {}))
+    return {"recipe": "digits", "dataset": settings["dataset"]} | _differing(settings, usual)
 
 
 def _of_features(record):

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx.layers.trainable import last_layer, train_only
+from tfdpx.layers.private_model import last_layer, train_only
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.run import evaluation, individual, interruption, optimization
 

@@ -5,8 +5,8 @@ import keras
 from tfdpx import account
 from tfdpx._keras import layer_internals
 from tfdpx.models import backbone, transfer
-from tfdpx.models.head import logits
-from tfdpx.models.linear_on_features import linear
+from tfdpx.models.networks import logits
+from tfdpx.models.on_features import linear
 from tfdpx.train.config.errors import UserError, checking_flags
 
 

@@ -5,7 +5,7 @@ import pathlib
 import keras
 
 from tfdpx.models import LinearOnFeatures
-from tfdpx.models.scattering_features import scattering_features
+from tfdpx.models.on_features import scattering_features
 from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import LINEAR_ON_FEATURES
 from tfdpx.train.run import finetuning

@@ -1,6 +1,6 @@
 """Which model a table gets, and how it is trained: a rule of epsilon times rows.
 
-The rule was fitted on generated tables by `python -m experiments.tables.fit_rule`.
+The rule was fitted on generated tables (docs/tables.md).
 """
 
 import dataclasses

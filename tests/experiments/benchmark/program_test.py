@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 from cases import slow
 
 import tfdpx
-from experiments.benchmark import growth, memory, phases, program, steps
+from experiments.benchmark import __main__ as program
+from experiments.benchmark import measures, steps
 from tfdpx.per_example.engine import Engine
 
 TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
@@ -21,12 +21,9 @@ TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
 
 def run(*arguments):
     """Runs the binary in this process; returns its standard output."""
-    values = flags.FlagValues()
-    program.define_flags(values)
-    values(["benchmark", *arguments])
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        program.main(["benchmark"], values)
+        program.main(arguments)
     return output.getvalue()
 
 
@@ -38,10 +35,7 @@ def last_line(output):
 def whole(tmp_path_factory):
     """One run with everything: its folder, standard output and JSON."""
     folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growth, "SIZES", (1, 2))
-        everything = ["--augmult=2", "--explain", "--profile", "--sweep", f"--workdir={folder}"]
-        output = run(*TINY, *everything)
+    output = run(*TINY, "--augmult=2", "--explain", f"--workdir={folder}")
     return folder, output, last_line(output)
 
 
@@ -65,37 +59,18 @@ def test_last_line_holds_ratios_of_medians_and_peaks(whole):
 
 @pytest.mark.slow
 def test_last_line_holds_every_flag(whole):
-    values = flags.FlagValues()
-    program.define_flags(values)
-    assert set(values) <= whole[2].keys()
+    assert set(vars(program.parse([]))) <= whole[2].keys()
     assert whole[2]["augmult"] == 2 and whole[2]["norms"] == "auto" and whole[2]["jit"] is False
 
 
 @pytest.mark.slow
-def test_layers_and_phases_are_reported(whole):
+def test_layers_are_reported(whole):
     _, output, record = whole
     (layer,) = record["layers"]
     assert layer["rule"] == "DenseRule" and layer["flops"] > 0
     assert layer["alternatives"].keys() >= {"ghost/ordinary", "instantiate/contract"}
-    assert tuple(record["phases"]) == phases.PHASES
-    for text in ("ghost/ordinary", "activation backward", "private, tfdpx"):
+    for text in ("ghost/ordinary", "private, tfdpx"):
         assert text in output
-
-
-@pytest.mark.slow
-def test_sweep_varies_one_thing_at_a_time_and_is_drawn(whole):
-    folder, _, record = whole
-    points = [(p["axis"], p["augmult"], p["images"]) for p in record["sweep_points"]]
-    assert points == [
-        ("augmult", 1, 3),
-        ("augmult", 2, 3),
-        ("images", 2, 1),
-        ("images", 2, 2),
-    ]
-    for point in record["sweep_points"]:
-        assert point["step_ratio"] == point["private_seconds"] / point["ordinary_seconds"]
-    content = (folder / "benchmark.png").read_bytes()
-    assert content.startswith(b"\x89PNG") and len(content) > 10_000
 
 
 def test_what_is_left_out_is_null_and_no_failure():
@@ -136,10 +111,14 @@ def test_a_step_with_and_without_individual_accounting():
 
 
 def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
-    def broken(self, *arguments):
-        raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
+    make_step = steps.make_step
 
-    monkeypatch.setattr(steps.Subclassed, "call", broken)
+    def broken(kind, settings):
+        if kind == "mapped":
+            raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
+        return make_step(kind, settings)
+
+    monkeypatch.setattr(steps, "make_step", broken)
     output = run(*TINY, "--nomemory")
     record = last_line(output)
     assert record["mapped_ratio"] is None and record["step_ratio"] > 0
@@ -153,14 +132,14 @@ def test_a_step_that_was_killed_alone_is_not_taken_here(monkeypatch):
 
     def measure(kind, settings):
         if kind == "mapped":
-            raise memory.StepFailed("killed by SIGKILL: most likely out of memory")
-        return memory.Peak(100.0, 110.0, 120.0 if kind == "ordinary" else 150.0)
+            raise measures.StepFailed("killed by SIGKILL: most likely out of memory")
+        return measures.Peak(100.0, 110.0, 120.0 if kind == "ordinary" else 150.0)
 
     def spy(kind, settings):
         traced.append(kind)
         return make_step(kind, settings)
 
-    monkeypatch.setattr(memory, "measure", measure)
+    monkeypatch.setattr(measures, "measure_peak", measure)
     monkeypatch.setattr(steps, "make_step", spy)
     record = last_line(run(*TINY))
     assert traced == ["ordinary", "private"]
@@ -229,40 +208,26 @@ def test_peak_memory_is_that_of_the_step_alone():
     # A process inherits the peak of its parent in some of the kernel's books; this one is large.
     ballast = np.ones([1 << 27])
     settings = steps.Settings(model="small_cnn", images=2, image_size=8)
-    small = memory.measure("ordinary", settings)
+    small = measures.measure_peak("ordinary", settings)
     del ballast
     assert small.peak_mib < 1024 + small.baseline_mib / 2
     # 512 rows of 32 channels at 32 x 32 are 64 MiB, and there are several such activations.
     large = steps.Settings(model="small_cnn", images=512, image_size=32)
-    grown = memory.measure("ordinary", large).step_mib - small.step_mib
+    grown = measures.measure_peak("ordinary", large).step_mib - small.step_mib
     assert 128 < grown < 2048
 
 
 @pytest.mark.slow
 def test_peak_of_a_step_that_fails_names_the_cause(monkeypatch):
     settings = steps.Settings(model="small_cnn", images=2, image_size=8)
-    with pytest.raises(memory.StepFailed, match="KeyError|ValueError"):
+    with pytest.raises(measures.StepFailed, match="KeyError|ValueError"):
         object.__setattr__(settings, "norms", "nonsense")
-        memory.measure("private", settings)
+        measures.measure_peak("private", settings)
 
     killed = subprocess.CompletedProcess([], -9, "", "")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: killed)
-    with pytest.raises(memory.StepFailed, match="SIGKILL.*out of memory"):
-        memory.measure("private", settings)
-
-
-def test_phases_are_differences_that_add_up_to_the_whole():
-    median = {"forward": 1.0, "activation backward": 3.0, "norms": 3.5, "clipped sums": 4.5}
-    parts = phases.split({**median, "noise": 0.25, "whole": 5.0})
-    assert list(parts.values()) == [1.0, 2.0, 0.5, 1.0, 0.25, 0.25]
-
-
-def test_line_finds_fixed_and_proportional_cost():
-    sizes = np.array(growth.SIZES)
-    fixed, slope, deviation = growth.line(sizes, 0.3 + 0.05 * sizes)
-    assert (fixed, slope) == pytest.approx((0.3, 0.05)) and deviation < 1e-9
-    # Cost that grows with the square is found out.
-    assert growth.line(sizes, 0.3 + 0.05 * sizes**2)[2] > 0.2
+    with pytest.raises(measures.StepFailed, match="SIGKILL.*out of memory"):
+        measures.measure_peak("private", settings)
 
 
 @pytest.mark.parametrize(
@@ -275,10 +240,8 @@ def test_line_finds_fixed_and_proportional_cost():
         (["--images=0"], "--images must be at least 1.*--images=0"),
         (["--repeats=0"], "--repeats must be at least 1.*--repeats=0"),
         (["--microbatch_size=0"], "`microbatch_size` must be an int >= 1"),
-        (["--profile", "--microbatch_size=4"], "--profile.*Leave --microbatch_size out"),
-        (["--plot=a.png"], "--plot belongs to --sweep.*--plot=a.png"),
         (["--end_to_end"], "needs --batch_size between 1 and --num_examples"),
-        (["--end_to_end", "--batch_size=4", "--sweep"], "--end_to_end goes without"),
+        (["--end_to_end", "--batch_size=4", "--explain"], "--end_to_end goes without"),
         (["--individual", "--images=9", "--num_examples=8"], "--individual"),
         (["--individual", "--augmult=2"], "--individual"),
     ],
@@ -292,7 +255,7 @@ def test_errors_of_the_user_are_one_line(arguments, message):
 @pytest.mark.slow
 def test_the_command_fails_with_one_line_and_without_a_stack_trace():
     command = [sys.executable, "-m", "experiments.benchmark", "--images=0"]
-    done = subprocess.run(command, cwd=memory.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=measures.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and done.stdout == ""
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("experiments.benchmark: Flag --images must")

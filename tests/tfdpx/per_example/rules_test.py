@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
-from tfdpx.layers.ws_conv2d_rule import WSConv2DRule
+from tfdpx.layers.ws_conv2d import WSConv2DRule
 from tfdpx.per_example import cost_model, explain, rounding, rule
 from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules import contraction, convolution, embedding, normalization, window

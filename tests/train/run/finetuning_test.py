@@ -9,6 +9,7 @@ import seeds
 import tensorflow as tf
 
 import tfdpx
+from tfdpx.layers.private_model import last_layer
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers, finetuning
 
@@ -201,3 +202,26 @@ def test_files_that_do_not_fit(trained, tmp_path):
     other.save(tmp_path / "other.keras")
     with pytest.raises(UserError, match="no layer 'normalise'"):
         finetuning.build(settings(init_from=str(tmp_path / "other.keras")), data())
+
+
+def test_features_are_what_the_last_layer_receives(tmp_path):
+    classifier = classifiers.build("small_cnn", (8, 8, 1), 3, 100.0, 50.0)
+    classifier.save(tmp_path / "model.keras")
+    features = finetuning.features_of(str(tmp_path / "model.keras"))
+    images = np.random.default_rng(0).integers(0, 256, [4, 8, 8, 1]).astype("uint8")
+    last = last_layer(classifier)
+    found = features(images / 255.0)
+    assert found.shape == (4, 256) and not features.trainable_variables
+    np.testing.assert_allclose(last(found), classifier(images), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wrn_10_1", "nf_resnet_26", "scatter_linear"])
+def test_every_classifier_has_features(name):
+    shape = (8, 8, 1) if name == "scatter_linear" else (16, 16, 3)
+    classifier = classifiers.build(name, shape, 3, 100.0)
+    features = finetuning.features(classifier)
+    assert len(features.output.shape) == 2
+    own = len(last_layer(classifier).weights)
+    assert len(features.weights) == len(classifier.weights) - own
+    assert isinstance(last_layer(classifier), keras.layers.Dense)

@@ -1,0 +1,366 @@
+"""Time and memory of the kinds of step, of whole epochs, of individual accounting and of people.
+
+Peak memory is measured in a process of its own: its resident memory, as the kernel counts it, once
+TensorFlow, Keras and tfdpx are imported, and the highest value since, after tracing the step and
+taking a few. The difference holds the data, the weights, the traced graph, for a private step the
+checks of its first call, and what the allocator keeps; a user has to find memory for all that.
+Without the baseline subtracted the ratio would flatter: the libraries weigh the same in each.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich import console
+
+import tfdpx
+from experiments.benchmark import steps
+from tfdpx.sampling.batch_sampler import sampler_of
+from tfdpx.sampling.inputs import FLAGS
+from tfdpx.train.config.errors import UserError
+from tfdpx.training import microbatch_size
+from tfdpx.training.session import Session
+
+# Keeps the standard output for results.
+PROGRESS = console.Console(stderr=True)
+
+
+def measure_memory(kinds, settings, failures):
+    """`{kind: Peak}`; a kind that fails is noted in the dict `failures`."""
+    peaks = {}
+    for kind in kinds:
+        PROGRESS.print(f"memory: {steps.KINDS[kind]}")
+        try:
+            peaks[kind] = measure_peak(kind, settings)
+        except StepFailed as failure:
+            failures[kind] = str(failure)
+    return peaks
+
+
+def measure_time(kinds, settings, repeats, failures):
+    """`{kind: median seconds}`; a kind that fails is noted in the dict `failures`."""
+    traced = {}
+    for kind in kinds:
+        PROGRESS.print(f"tracing: {steps.KINDS[kind]}")
+        with noting(failures, kind):
+            traced[kind] = steps.make_step(kind, settings)
+    PROGRESS.print(f"timing {repeats} times")
+    seconds = steps.interleaved(traced, repeats)
+    return {kind: statistics.median(found) for kind, found in seconds.items()}
+
+
+def ratio(values, kind):
+    """`values[kind]` over the ordinary step's, None unless both were measured."""
+    return values[kind] / values["ordinary"] if {kind, "ordinary"} <= values.keys() else None
+
+
+def summary(medians, peaks):
+    """Medians, peaks and their ratios, None for what was not measured.
+
+    Args:
+        medians: `{kind: seconds}`.
+        peaks: `{kind: Peak}`.
+    """
+    record = {}
+    needs = {kind: peak.step_mib for kind, peak in peaks.items()}
+    for kind in steps.KINDS:
+        record[f"{kind}_seconds"] = medians.get(kind)
+        for name in ("peak_mib", "baseline_mib", "traced_mib"):
+            record[f"{kind}_{name}"] = getattr(peaks[kind], name) if kind in peaks else None
+        record[f"{kind}_step_mib"] = needs.get(kind)
+    return {
+        "step_ratio": ratio(medians, "private"),
+        "memory_ratio": ratio(needs, "private"),
+        "mapped_ratio": ratio(medians, "mapped"),
+        "mapped_memory_ratio": ratio(needs, "mapped"),
+        **record,
+    }
+
+
+@contextlib.contextmanager
+def noting(failures, part):
+    """Notes why `part` could not be measured: the others are still worth it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        first = (str(error).strip() or "no message").splitlines()[0]
+        failures[part] = f"{type(error).__name__}: {first}"
+        PROGRESS.print(f"[red]{part} failed[/red]")
+
+
+_PAIR = ("ordinary", "private")
+# Updates of one `fit`, and fresh models whose first step is timed.
+_UPDATES, _FIRST = 2, 3
+# Repeats that are always made, and seconds after which no more are.
+_FEWEST, _ENOUGH = 3, 240.0
+
+
+class Stopwatch(keras.callbacks.Callback):
+    """Seconds of each update, and from `fit` to the end of the first.
+
+    Attributes:
+        first: Float.
+        updates: List of floats.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.updates = None, []
+        self._made = time.perf_counter()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Starts an update."""
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Ends an update."""
+        now = time.perf_counter()
+        self.first = self.first or now - self._made
+        self.updates.append(now - self._begin)
+
+
+def measure_epoch(settings, num_examples, repeats):
+    """The figures of the JSON object: ratios, medians in seconds, and rows.
+
+    Args:
+        settings: `steps.Settings`, whose `images` are the batch size B.
+        num_examples: Int, N.
+        repeats: Int, times that each kind is fitted for a few updates; fewer where they take long.
+    """
+    x, y = steps.make_arrays(settings.model, settings.image_size, num_examples)
+    updates = _UPDATES * (repeats + 1) + _FIRST
+    plan = tfdpx.PrivacyPlan(
+        num_examples, settings.images, updates, noise_multiplier=1.0, delta=1e-5
+    )
+
+    def fitting(kind, model):
+        if kind == "ordinary":
+            return {"x": x, "y": y, "batch_size": settings.images}
+        return {"x": plan.batches(x, y, optimizer=model.optimizer, seed=0)}
+
+    def fit(arguments, model, steps_per_epoch):
+        watch = Stopwatch()
+        model.fit(**arguments, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[watch])
+        return watch
+
+    first = {kind: [] for kind in _PAIR}
+    for _ in range(_FIRST):
+        for kind in _PAIR:
+            PROGRESS.print(f"first step: {steps.KINDS[kind]}")
+            model = steps.make_model(kind, settings, plan)
+            first[kind].append(fit(fitting(kind, model), model, 1).first)
+    made = {kind: steps.make_model(kind, settings, plan) for kind in _PAIR}
+    given = {kind: fitting(kind, model) for kind, model in made.items()}
+    seconds = {kind: [] for kind in _PAIR}
+    began = time.perf_counter()
+    for repeat in range(repeats + 1):
+        if repeat > _FEWEST and time.perf_counter() - began > _ENOUGH:
+            break
+        for kind in _PAIR if repeat % 2 else _PAIR[::-1]:
+            PROGRESS.print(f"{repeat} of {repeats}: {steps.KINDS[kind]}")
+            found = fit(given[kind], made[kind], _UPDATES).updates
+            seconds[kind] += found if repeat else []  # The first are not timed.
+    drawn = _drawn(plan)
+    [size] = microbatch_size.chosen(made["private"])
+    computed = [size.rows(n) for n in drawn]
+    median = {kind: statistics.median(found) for kind, found in seconds.items()}
+    first = {kind: statistics.median(found) for kind, found in first.items()}
+    return {
+        "end_to_end_ratio": median["private"] / median["ordinary"],
+        "first_step_ratio": first["private"] / first["ordinary"],
+        "padding_rows": float(np.mean(computed) - np.mean(drawn)),
+        "drawn_rows": float(np.mean(drawn)),
+        "capacity": plan.capacity,
+        "pass_size": size.examples,
+        **{f"{kind}_seconds": value for kind, value in median.items()},
+        **{f"first_{kind}_seconds": value for kind, value in first.items()},
+    }
+
+
+def _drawn(plan):
+    """Examples of each update, as the plan draws them from seed 0."""
+    batches = plan.batches(np.zeros(plan.num_examples, "uint8"), seed=0)
+    return [int(np.count_nonzero(weights)) for _, _, weights in batches]
+
+
+def measure_individual(settings, num_examples, repeats):
+    """The figures of the JSON object: seconds of a step with and without it, their ratio, memory.
+
+    Both take the same batch, which is in memory, in turn in one process; no norm is refreshed. What
+    they differ by, the gather and the scatter, is also timed alone: `share_of_step` is its time
+    over the plain step's, which a busy machine disturbs less than the ratio.
+
+    Args:
+        settings: `steps.Settings`, whose `images` are the batch size B.
+        num_examples: Int, N.
+        repeats: Int, timed runs of each.
+    """
+    plan = tfdpx.PrivacyPlan(num_examples, settings.images, 1000, noise_multiplier=1.0, delta=1e-5)
+    accountant = tfdpx.accounting.IndividualAccountant(plan)
+    x, y = steps.make_rows(settings)
+    batch = (x, y, tf.ones([settings.images]))
+    draws = sampler_of(plan.batches(np.zeros([num_examples], "uint8")))
+    generator = np.random.default_rng(0)
+    ids = tf.constant(generator.permutation(num_examples)[: settings.images], tf.int32)
+    made = {}
+    for name, each, data in (("plain", None, batch), ("individual", accountant, (*batch, ids))):
+        PROGRESS.print(f"tracing: {name}")
+        model = steps.make_model("private", settings, plan, each)
+        model.optimizer.session = Session(model.optimizer, draws, None)  # As within `fit`.
+        made[name] = steps.trace(model.train_step, (data,), settings)
+    policy = model.optimizer.clip_policy
+
+    def books(ids, norms):
+        clips = policy.fractions_of(ids)
+        policy.count_update(ids, norms >= 0, norms)
+        return clips
+
+    norms = tf.random.stateless_uniform([settings.images], [0, 0])
+    made["books"] = steps.trace(books, (ids, norms), settings)
+    seconds = steps.interleaved(made, repeats)
+    median = {name: statistics.median(found) for name, found in seconds.items()}
+    held = accountant.norms().size + 1
+    return {
+        "individual_ratio": median["individual"] / median["plain"],
+        "share_of_step": median["books"] / median["plain"],
+        **{f"{name}_seconds": value for name, value in median.items()},
+        "individual_mib": 4 * held * (len(accountant.fractions) + 4) / 2**20,
+    }
+
+
+def measure_users(settings, num_examples, repeats):
+    """The figures of the JSON object: seconds of both steps and their ratio.
+
+    Both see the same rows, in memory, in turn in one process; all rows are there.
+
+    Args:
+        settings: `steps.Settings`, whose `images` are the examples, or people, and `users` is k.
+        num_examples: Int, of the plan.
+        repeats: Int, timed runs of each.
+    """
+    settings = dataclasses.replace(settings, augmult=settings.users)
+    arguments = dict(noise_multiplier=1.0, delta=1e-5)
+    plan = tfdpx.PrivacyPlan(num_examples, settings.images, 1000, **arguments)
+    of_users = tfdpx.PrivacyPlan(num_examples, settings.images, 1000, unit="user", **arguments)
+    x, y = steps.make_batch("private", settings)
+    labels = tf.repeat(y[:, tf.newaxis], settings.users, axis=1)
+    batches = {
+        "views": (plan, settings, (x, y, tf.ones(y.shape, FLAGS))),
+        "users": (
+            of_users,
+            dataclasses.replace(settings, augmult=1),
+            (x, labels, tf.ones(labels.shape, FLAGS)),
+        ),
+    }
+    made = {}
+    for name, (each, given, batch) in batches.items():
+        PROGRESS.print(f"tracing: {name}")
+        model = steps.make_model("private", given, each)
+        made[name] = steps.trace(model.train_step, (batch,), given)
+    seconds = steps.interleaved(made, repeats)
+    median = {name: statistics.median(found) for name, found in seconds.items()}
+    return {
+        "users_ratio": median["users"] / median["views"],
+        **{f"{name}_seconds": value for name, value in median.items()},
+    }
+
+
+STEPS = 3
+# Where `-m` finds this module, in whatever folder the program was started.
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class StepFailed(Exception):
+    """A step that could not be taken; the message is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """Resident memory of a process in MiB.
+
+    Attributes:
+        baseline_mib: Once the libraries were imported, before data and model were made.
+        traced_mib: Before the first step ran: with data, model, graph, and what tracing left.
+        peak_mib: The highest.
+    """
+
+    baseline_mib: float
+    traced_mib: float
+    peak_mib: float
+
+    @property
+    def step_mib(self):
+        """What the step added to the imported libraries."""
+        return self.peak_mib - self.baseline_mib
+
+
+def measure_peak(kind, settings):
+    """The `Peak` of a new process that takes a few steps.
+
+    Args:
+        kind: One of `steps.KINDS`.
+        settings: `steps.Settings`.
+
+    Raises:
+        StepFailed: If the step fails or the process is killed.
+    """
+    command = [sys.executable, "-m", __name__, kind, json.dumps(dataclasses.asdict(settings))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise StepFailed(f"killed by {name}: most likely out of memory")
+    if done.returncode:
+        raise StepFailed(done.stderr.strip().splitlines()[-1])
+    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def check_platform():
+    """Raises UserError where resident memory cannot be read, or is not what a step needs."""
+    if not pathlib.Path("/proc/self/status").exists():
+        raise UserError(
+            "Flag --memory needs Linux, whose /proc has a process's peak. Received: --memory. "
+            "Use --nomemory."
+        )
+    if tf.config.list_physical_devices("GPU"):
+        raise UserError(
+            "Flag --memory measures host memory, and TensorFlow sees a GPU. Received: --memory. "
+            "Use --nomemory, or hide the GPU with CUDA_VISIBLE_DEVICES=-1."
+        )
+
+
+def resident_mib(field):
+    """A field of /proc/self/status in MiB: `VmRSS` is the resident memory, `VmHWM` its peak.
+
+    The peak of `resource.getrusage` would not do: a process inherits it from the one it was forked
+    from.
+    """
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"/proc/self/status has no field {field}.")
+
+
+def _main(kind, settings):
+    baseline = resident_mib("VmRSS")
+    step = steps.make_step(kind, settings)
+    traced = resident_mib("VmRSS")
+    for _ in range(STEPS):
+        step()
+    print(json.dumps(dataclasses.asdict(Peak(baseline, traced, resident_mib("VmHWM")))))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], steps.Settings(**json.loads(sys.argv[2])))

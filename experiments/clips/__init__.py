@@ -1,1 +1,0 @@
-"""Constant, automatic and adaptive clips, and DP-Adam without the noise's bias."""

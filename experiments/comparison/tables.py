@@ -1,0 +1,264 @@
+"""Accuracy (R2, of regressions) of private models of tables, beside diffprivlib and no privacy.
+
+    python -m experiments.tables.study --peer=/path/to/python/with/diffprivlib
+
+Tables of scikit-learn with the ranges of their columns public, and generated ones, which nothing
+was fitted on, with ranges public and found. Preprocessing is paid from the same epsilon; delta is
+1e-5. "heads" are `tfdpx.heads` on the public ranges, tuned for nothing: the setting, of eight, with
+the best median on the test rows. There is none for regressions. diffprivlib gets
+the public ranges and the categories; its guarantee is pure, with delta 0.
+The last line is one JSON object: median, least and largest over seeds, each with rows to test on of
+its own for scikit-learn's.
+"""
+
+import argparse
+import csv
+import functools
+import json
+import math
+import pickle
+import subprocess
+import tempfile
+import time
+
+import keras
+import numpy as np
+from sklearn import datasets, ensemble, linear_model
+
+import tfdpx
+from tfdpx.train.tables import columns, run
+from tfdpx.train.tables.reading import CATEGORY, NUMBER
+from tfdpx.train.tables.settings import TableSettings
+
+TEST_ROWS = 5_000
+
+
+def make_table(key, num_rows, task="classification", curved=None):
+    """A `columns.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
+
+    Args:
+        key: Int, which draws numbers of columns, their units, what depends on what, and the rows.
+        num_rows: Int.
+        task: "classification" or "regression": a target in about [-3, 3].
+        curved: Bool, whether the target depends on products and bumps of columns; None draws it.
+    """
+    rng = np.random.default_rng([key, 36])
+    count = num_rows + TEST_ROWS
+    curved = rng.random() < 0.5 if curved is None else curved
+    numbers, texts = int(rng.integers(4, 16)), int(rng.integers(0, 5))
+    hidden = rng.normal(size=(count, numbers))
+    hidden = hidden @ np.linalg.cholesky(0.7 * np.eye(numbers) + 0.3)
+    found, score = {}, np.zeros(count)
+    for i in range(numbers):
+        relevant = rng.random() < 0.6
+        score += relevant * rng.normal() * hidden[:, i]
+        if curved and relevant:
+            score += 2 * rng.normal() * np.abs(hidden[:, i])
+            score += rng.normal() * hidden[:, i] * hidden[:, rng.integers(numbers)]
+        shown = (lambda z: z, np.exp, lambda z: z**3, np.round)[rng.integers(4)](hidden[:, i])
+        unit = 10.0 ** rng.integers(-2, 4)
+        shown = unit * (shown + rng.choice([0, 0, 3]))
+        found[f"number {i}"] = np.where(rng.random(count) < rng.choice([0, 0.05]), np.nan, shown)
+    for i in range(texts):
+        size = int(rng.integers(2, 12))
+        drawn = rng.choice(size, count, p=rng.dirichlet(np.ones(size)))
+        score += (rng.random() < 0.6) * rng.normal(size=size)[drawn]
+        found[f"text {i}"] = np.array([f"value {j}" for j in range(size)])[drawn]
+    score = (score - score.mean()) / score.std()
+    noisy = score + rng.choice([0.1, 0.4]) * rng.normal(size=count)
+    if task == "regression":
+        target, names = noisy.astype("float32"), ()
+    else:
+        classes = int(rng.integers(2, 5))
+        parts = np.cumsum(rng.dirichlet(4 * np.ones(classes)))[:-1]
+        target = np.searchsorted(np.quantile(noisy, parts), noisy).astype("int64")
+        names = tuple(f"class {j}" for j in range(classes))
+    kinds = {name: NUMBER if name.startswith("number") else CATEGORY for name in found}
+    rows = columns.Rows(found, target)
+    return columns.Table(kinds, names, rows[:num_rows], rows[num_rows:])
+
+
+def public_ranges(table):
+    """Ranges of its columns of numbers as a public source may know them, a dict of pairs.
+
+    They are of other rows than those to train on: of all but two percent of those to test on.
+    """
+    numbers = [name for name, kind in table.kinds.items() if kind == NUMBER]
+    limits = {n: np.nanpercentile(table.test.columns[n], [1, 99]) for n in numbers}
+    return {n: (float(low), float(max(high, low + 1e-3))) for n, (low, high) in limits.items()}
+
+
+EPSILONS = (1.0, 3.0, 8.0)
+OF_SKLEARN = ("breast_cancer", "wine", "diabetes", "digits")
+KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
+PEER = "experiments/tables/peer.py"
+_FC = functools.partial(tfdpx.heads.FeatureCovariance, steps=10, initial_bias=0.0)
+_ADAM = functools.partial(tfdpx.heads.FirstOrder, steps=30, initial_bias=0.0)
+# A head, its learning rate, and how many times the typical norm of a row its clip is.
+HEADS = [
+    (head, rate, clip)
+    for head, rates in ((_FC, (1.0, 4.0)), (_ADAM, (0.1, 1.0)))
+    for rate in rates
+    for clip in (0.5, 1.0)
+]
+
+
+def main():
+    """Prints a line for each table, epsilon and method, and JSON of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", default=",".join((*OF_SKLEARN, *KEYS)).replace(", ", "_"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--peer", default=None)
+    arguments = parser.parse_args()
+    found = {}
+    for name in arguments.tables.split(","):
+        of_sklearn = name in OF_SKLEARN
+        for epsilon, ranges in [(e, r) for r in ("public", "found") for e in EPSILONS]:
+            if of_sklearn and ranges == "found":
+                continue
+            began, scores = time.perf_counter(), {"tfdpx": [], "none": [], "diffprivlib": []}
+            of_heads = []
+            for seed in range(arguments.seeds):
+                table, settings = case(name, seed, epsilon, arguments.rows, ranges)
+                trained = run.fit(table, settings)
+                measured = run.measure(trained.model, table.test, settings)
+                scores["tfdpx"].append(next(iter(measured.values())))
+                if ranges == "public":
+                    task = as_arrays(table, settings)
+                    if epsilon == EPSILONS[0]:
+                        scores["none"].append(without_privacy(task))
+                    if task["classes"]:
+                        of_heads.append(heads(task, epsilon))
+                    if arguments.peer:
+                        scores["diffprivlib"] += theirs(arguments.peer, task, epsilon, seed)
+                keras.backend.clear_session()
+            if of_heads:
+                scores["heads"] = max(zip(*of_heads, strict=True), key=np.median)
+            for method, values in scores.items():
+                if values:
+                    row = f"{name} {method} {'' if method == 'none' else epsilon} {ranges}"
+                    found[row] = [float(f(values)) for f in (np.median, min, max)]
+                    seconds = time.perf_counter() - began
+                    numbers = "{:.3f} ({:.3f} to {:.3f})".format(*found[row])
+                    print(f"{row}: {numbers}; {seconds:.0f} s", flush=True)
+    print(json.dumps(found))
+
+
+def case(name, seed, epsilon, num_rows, ranges):
+    """A table and the settings of a run on it."""
+    if name not in OF_SKLEARN:
+        key, curved = next(v for k, v in KEYS.items() if k.replace(", ", "_") == name)
+        table = make_table(key, num_rows, curved=curved)
+        limits = public_ranges(table) if ranges == "public" else {}
+        bounds = [f"{column}:{low!r}:{high!r}" for column, (low, high) in limits.items()]
+        return table, TableSettings(dataset=name, target="t", epsilon=epsilon, bounds=bounds)
+    data = getattr(datasets, f"load_{name}")()
+    names = [f"column {i}" for i in range(data.data.shape[1])]
+    # scikit-learn's documentation prints these ranges, so that they are known; outwards, one digit.
+    limits = [(_outwards(v.min(), -1), _outwards(v.max(), 1)) for v in data.data.T]
+    if name == "digits":
+        limits = [(0.0, 16.0)] * len(names)
+    goal = {}
+    if name == "diabetes":
+        goal = dict(task="regression", target_lower=25.0, target_upper=346.0)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv", newline="") as file:
+        rows = [
+            [*row, float(t) if goal else int(t)]
+            for row, t in zip(data.data, data.target, strict=True)
+        ]
+        csv.writer(file).writerows([[*names, "t"], *rows])
+        file.flush()
+        bounds = [f"{n}:{low}:{high}" for n, (low, high) in zip(names, limits, strict=True)]
+        settings = TableSettings(
+            dataset=f"csv:{file.name}",
+            target="t",
+            epsilon=epsilon,
+            bounds=bounds,
+            test_seed=seed,
+            **goal,
+        )
+        return columns.load(settings), settings
+
+
+def as_arrays(table, settings):
+    """Columns in [-1, 1] by their public ranges, and one-hot; targets of numbers in [-1, 1]."""
+    known = {name: np.unique(v) for name, v in table.test.columns.items() if v.dtype.kind == "U"}
+
+    def features(rows):
+        parts = []
+        for name, values in rows.columns.items():
+            if name in known:
+                parts.append(values[:, None] == known[name])
+            else:
+                low, high = settings.ranges[name]
+                scaled = (2 * values - low - high) / (high - low)
+                parts.append(np.nan_to_num(np.clip(scaled, -1, 1))[:, None])
+        return np.concatenate(parts, axis=1).astype("float64")
+
+    def target(rows):
+        if table.class_names:
+            return rows.target
+        low, high = settings.target_lower, settings.target_upper
+        return (2 * rows.target.astype("float64") - low - high) / (high - low)
+
+    return {
+        "classes": len(table.class_names),
+        "x": features(table.train),
+        "y": target(table.train),
+        "test_x": features(table.test),
+        "test_y": target(table.test),
+    }
+
+
+def without_privacy(task):
+    """The better of a linear model and of boosted trees."""
+    if task["classes"]:
+        models = [
+            linear_model.LogisticRegression(max_iter=1000),
+            ensemble.HistGradientBoostingClassifier(),
+        ]
+    else:
+        models = [linear_model.Ridge(), ensemble.HistGradientBoostingRegressor()]
+    return max(
+        model.fit(task["x"], task["y"]).score(task["test_x"], task["test_y"]) for model in models
+    )
+
+
+def heads(task, epsilon):
+    """Accuracy of each of `HEADS`, a list."""
+
+    def features(x):
+        return np.concatenate([x, np.ones([len(x), 1])], axis=1).astype("float32")
+
+    found, typical = [], 0.5 * (task["x"].shape[1] + 1) ** 0.5
+    for head, rate, clip in HEADS:
+        of_one = {"epsilon": epsilon, "delta": 1e-5, "learning_rate": rate}
+        scaled = [features(task[name]) / (clip * typical) for name in ("x", "test_x")]
+        fitted = head(task["classes"], **of_one).fit(scaled[0], task["y"])
+        found.append(fitted.evaluate(scaled[1], task["test_y"])["accuracy"])
+    return found
+
+
+def theirs(python, task, epsilon, seed):
+    """Scores of diffprivlib."""
+    done = subprocess.run(
+        [python, PEER],
+        input=pickle.dumps({**task, "epsilon": epsilon, "seed": seed}),
+        capture_output=True,
+        check=True,
+        env={},
+    )
+    return [json.loads(done.stdout.decode().splitlines()[-1])]
+
+
+def _outwards(value, sign):
+    """The next number of one digit, below or above."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(abs(value)))
+    return float(np.round(sign * math.ceil(sign * value / unit) * unit, 12))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Private fine-tuning of few weights against all of them."""

@@ -1,0 +1,1 @@
+"""Features that cost no privacy: of scattering, of generated images, of few weights."""

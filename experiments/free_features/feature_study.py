@@ -1,0 +1,178 @@
+r"""Accuracy against epsilon of fixed features on small real images, for docs/features.md.
+
+    python -m experiments.free_features.feature_study --out=/tmp/features --seeds=5
+
+Every kind of features gets the same linear classifier, trained privately with the steps, learning
+rate and clip of `tfdpx.train.run.auto_settings`. Writes `features.json` and `features.png`.
+"""
+
+import argparse
+import json
+import pathlib
+
+import keras
+import matplotlib
+import numpy as np
+from sklearn import datasets, model_selection
+
+import tfdpx
+from tfdpx.layers import Scattering2D, UnitNormWithConstant
+from tfdpx.models import ScatterLinear
+from tfdpx.train.config import preset_lookup
+from tfdpx.train.run import auto_settings
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+EPSILONS = (1.0, 3.0, 8.0)
+DELTA = 1e-5
+SIDE, STRIP, PATCHES = 8, 16, 1500
+
+
+def digits():
+    """Images [1797, 8, 8, 1] from 0 to 1, and labels, split as the library's data set."""
+    found = datasets.load_digits()
+    images = (found.images[..., np.newaxis] / 16).astype("float32")
+    return model_selection.train_test_split(
+        images, found.target, test_size=360, stratify=found.target, random_state=0
+    )
+
+
+def altered(change):
+    """The digits with `change(images, rng)` in place of their images."""
+    train, test, *labels = digits()
+    rng = np.random.default_rng(0)
+    return [np.clip(change(x, rng), 0, 1).astype("float32") for x in (train, test)] + labels
+
+
+def patches():
+    """Gray patches of scikit-learn's two photographs; the class is photograph and quarter.
+
+    Each quarter is cut into upright strips; those to test on come from every second one.
+    """
+    sets = {}
+    for split, start in (("train", 0), ("test", 1)):
+        rng, images, labels = np.random.default_rng(start), [], []
+        for number, photograph in enumerate(datasets.load_sample_images().images):
+            gray = photograph.mean(axis=-1) / 255
+            height, width = (n // 2 for n in gray.shape)
+            for quarter in range(4):
+                top, left = (quarter // 2) * height, (quarter % 2) * width
+                rows = rng.integers(top, top + height - SIDE, PATCHES // 8)
+                strips = 2 * rng.integers(0, width // (2 * STRIP), len(rows)) + start
+                columns = left + STRIP * strips + rng.integers(0, STRIP - SIDE + 1, len(rows))
+                images += [
+                    gray[r : r + SIDE, c : c + SIDE] for r, c in zip(rows, columns, strict=True)
+                ]
+                labels += [4 * number + quarter] * len(rows)
+        sets[split] = np.array(images, "float32")[..., np.newaxis], np.array(labels)
+    (x, y), (test_x, test_y) = sets["train"], sets["test"]
+    return x, test_x, y, test_y
+
+
+DATA = {
+    "digits": digits,
+    "inverted digits": lambda: altered(lambda x, rng: 1 - x),
+    "low contrast": lambda: altered(lambda x, rng: 0.4 + 0.2 * x),
+    "noisy digits": lambda: altered(lambda x, rng: x + 0.2 * rng.normal(size=x.shape)),
+    "photographs": patches,
+}
+
+
+def pixels():
+    """Pixels at norm one."""
+    inputs = keras.Input((SIDE, SIDE, 1))
+    return keras.Model(inputs, UnitNormWithConstant()(inputs))
+
+
+def scattering():
+    """The transform as it is, at norm one."""
+    inputs = keras.Input((SIDE, SIDE, 1))
+    x = keras.layers.Resizing(2 * SIDE, 2 * SIDE)(inputs)
+    return keras.Model(inputs, UnitNormWithConstant()(Scattering2D(2, padding="zeros")(x)))
+
+
+def whitened():
+    """Those of `tfdpx.models.ScatterLinear`."""
+    model = ScatterLinear(2, (SIDE, SIDE, 1))
+    return keras.Model(model.input, model.get_layer("unit_norm").output)
+
+
+FEATURES = {
+    "pixels": pixels,
+    "scattering": scattering,
+    "scattering, root, whitened by dead leaves": whitened,
+}
+
+
+def accuracy(data, epsilon, seed):
+    """Test accuracy of a linear classifier that is trained privately on features."""
+    x, test_x, y, test_y = data
+    chosen, _ = auto_settings.complete(
+        preset_lookup.resolve("digits", {"epsilon": epsilon}), len(x)
+    )
+    plan = chosen.privacy_plan(len(x))
+    model = keras.Sequential(
+        [
+            keras.Input(x.shape[1:]),
+            keras.layers.Dense(int(y.max()) + 1, use_bias=False, kernel_initializer="zeros"),
+        ]
+    )
+    model.compile(
+        tfdpx.DPSGD(chosen.learning_rate, plan=plan, l2_norm_clip=chosen.l2_norm_clip, seed=seed),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(plan.batches(x, y, optimizer=model.optimizer, seed=seed), verbose=0)
+    return float(np.mean(np.argmax(model.predict(test_x, verbose=0), axis=1) == test_y))
+
+
+def main():
+    """Measures everything, prints a table, and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default=".", help="Folder to write to.")
+    parser.add_argument("--data", nargs="*", default=list(DATA), choices=DATA, help="Data sets.")
+    parser.add_argument("--seeds", type=int, default=5, help="Runs of each point.")
+    arguments = parser.parse_args()
+    record = {}
+    for name in arguments.data:
+        images = DATA[name]()
+        for kind, build in FEATURES.items():
+            features = build()
+            x, test_x = (features.predict(i, batch_size=500, verbose=0) for i in images[:2])
+            for epsilon in EPSILONS:
+                runs = [
+                    accuracy((x, test_x, *images[2:]), epsilon, seed)
+                    for seed in range(arguments.seeds)
+                ]
+                record.setdefault(name, {}).setdefault(kind, {})[f"{epsilon:g}"] = runs
+            shown = [f"{100 * np.median(record[name][kind][f'{e:g}']):.1f}" for e in EPSILONS]
+            print(f"| {name} | {kind} | {' | '.join(shown)} |", flush=True)
+    out = pathlib.Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    draw(record, out / "features.png")
+    (out / "features.json").write_text(json.dumps(record))
+    print(json.dumps({name: {k: v for k, v in kinds.items()} for name, kinds in record.items()}))
+
+
+def draw(record, path):
+    """A panel for each data set: median accuracy against epsilon, lowest to highest shaded."""
+    figure, axes = plt.subplots(1, len(record), figsize=(3 * len(record), 3), squeeze=False)
+    axes = axes[0]
+    for axis, (name, kinds) in zip(axes, record.items(), strict=True):
+        for kind, points in kinds.items():
+            runs = 100 * np.array([points[f"{e:g}"] for e in EPSILONS])
+            axis.plot(EPSILONS, np.median(runs, axis=1), marker="o", label=kind)
+            axis.fill_between(EPSILONS, runs.min(axis=1), runs.max(axis=1), alpha=0.2)
+        axis.set(title=name, xscale="log", xlabel="epsilon", xticks=EPSILONS)
+        axis.set_xticklabels([f"{e:g}" for e in EPSILONS])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy, %")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

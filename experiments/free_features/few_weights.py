@@ -1,0 +1,204 @@
+r"""Few weights or all: a small vision transformer, from generated images to the digits.
+
+    python -m experiments.free_features.few_weights --workdir=runs/fine_tuning_few
+
+Pre-trains on generated strokes and shapes, each image a class of its own, which spends no privacy;
+then trains on the digits at each epsilon what `tfdpx.layers.trainable` names: the last layer, with
+biases, with normalization, with LoRA; all weights; and all from scratch. The learning rate of each
+is the best of `RATES` on a quarter of the training images held out, at epsilon 3 and one seed, and
+serves every epsilon. An interrupted study resumes; `table.md` and `few_weights.png` are the result.
+"""
+
+import argparse
+import math
+import pathlib
+import statistics
+
+import keras
+import numpy as np
+from keras import layers
+from matplotlib import figure
+from sklearn import datasets, model_selection
+
+import tfdpx
+from experiments.free_features.drawings import RandomViews, Shapes
+from tfdpx import _resumable as resumable
+from tfdpx import noise
+from tfdpx.train.data import digits
+
+WHAT = ("last", "bias", "norm", "lora", "all", "scratch")
+EPSILONS = (1.0, 3.0, 8.0)
+RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+TUNED_AT, RANK, DELTA = 3.0, 4, 1e-5
+WIDTH, HEADS, BLOCKS = 32, 4, 2
+OF_EACH_KIND = 500  # Generated images.
+
+
+def tiny_vit():
+    """A vision transformer from 8x8 images, values 0 to 255, to its 16 tokens in a row."""
+    images = keras.Input((8, 8, 1))
+    x = layers.Conv2D(WIDTH, 2, strides=2)(layers.Rescaling(1 / 127.5, -1)(images))
+    x = layers.Reshape((16, WIDTH))(x)
+    # Its bias has an entry for each token: the embedding of positions.
+    x = layers.EinsumDense("btd,de->bte", (16, WIDTH), bias_axes="te", name="positions")(x)
+    for _ in range(BLOCKS):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(y, y)])
+        y = layers.Dense(2 * WIDTH, "gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(WIDTH)(y)])
+    return keras.Model(images, layers.Flatten()(layers.LayerNormalization()(x)), name="tiny_vit")
+
+
+def pretrain(path, steps):
+    """Writes a `tiny_vit` that tells generated images apart in any view, with its features scaled.
+
+    Args:
+        path: `pathlib.Path` of the `.keras` file.
+        steps: Int, updates on 256 views.
+    """
+    keras.utils.set_random_seed(0)
+    kinds = tfdpx.synthetic.Strokes, Shapes
+    made = [kind((8, 8), 1, seed=seed).images(OF_EACH_KIND) for seed, kind in enumerate(kinds)]
+    images = np.rint(255 * np.concatenate(made)).astype("uint8")
+    views, model = RandomViews(), tiny_vit()
+    whole = keras.Sequential([model, layers.Dense(len(images))])
+    rate = keras.optimizers.schedules.CosineDecay(3e-5, steps, warmup_steps=100, warmup_target=3e-3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    whole.compile(keras.optimizers.AdamW(rate), loss)
+    rows = np.random.default_rng(0).integers(0, len(images), (steps, 256))
+    for step, chosen in enumerate(rows):
+        seed = noise.fold_in(noise.make_seed(0), step)
+        x = views.apply(images[chosen], views.draw(256, 1, seed))[:, 0]
+        whole.train_on_batch(x, chosen)
+    features = model.predict(images, verbose=0)  # Of generated images: their statistics are free.
+    scaled = layers.Normalization(mean=features.mean(0), variance=features.var(0) + 1e-3)
+    keras.Model(model.inputs, scaled(model.output), name=model.name).save(path)
+
+
+def accuracy(path, what, epsilon, rate, seed, train, test, steps):
+    """Test accuracy of one private training, and how many weights it trained.
+
+    Args:
+        path: `pathlib.Path` of the pre-trained file.
+        what: One of `WHAT`.
+        epsilon: Float.
+        rate: Float, learning rate.
+        seed: Int, of draws, noise and new weights.
+        train: Pair of images and labels.
+        test: Likewise.
+        steps: Int, updates of 512 images on average.
+    """
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+    vit = tiny_vit() if what == "scratch" else keras.saving.load_model(path, compile=False)
+    body = tfdpx.models.backbone(vit, input_shape=(8, 8, 1))
+    model = keras.Sequential([body, layers.Dense(10, kernel_initializer="zeros")])
+    if what not in ("all", "scratch"):
+        tfdpx.layers.trainable(model, what, RANK)
+    tfdpx.checks.mark_public(model)
+    plan = tfdpx.PrivacyPlan(
+        len(train[0]), batch_size=min(512, len(train[0])), steps=steps, epsilon=epsilon, delta=DELTA
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(rate, plan=plan, l2_norm_clip=0.1, seed=seed), loss)
+    model.fit(*train, verbose=0)
+    weights = sum(math.prod(v.shape) for v in model.trainable_variables)
+    right = model.predict(test[0], verbose=0).argmax(axis=1) == test[1]
+    return float(right.mean()), weights
+
+
+def study(workdir, seeds, steps, pretraining_steps):
+    """Runs what has no result yet, and writes table and picture.
+
+    Args:
+        workdir: `pathlib.Path`.
+        seeds: List of ints.
+        steps: Int, private updates.
+        pretraining_steps: Int.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    path, results = workdir / "tiny_vit.keras", workdir / "results.jsonl"
+    if not path.exists():
+        pretrain(path, pretraining_steps)
+    found = {tuple(r["key"]): (r["accuracy"], r["weights"]) for r in resumable.lines(results)}
+    data = datasets.load_digits()
+    x, y = (data.images * digits.PIXEL_SCALE).astype("uint8")[..., None], data.target
+    split = dict(stratify=y, test_size=digits.TEST_EXAMPLES, random_state=0)
+    train, test = model_selection.train_test_split(np.arange(len(y)), **split)
+    kept, held_out = model_selection.train_test_split(
+        train, stratify=y[train], test_size=0.25, random_state=0
+    )
+
+    def result(kind, what, epsilon, rate, seed, rows, measured):
+        key = kind, what, epsilon, rate, seed
+        if key not in found:
+            parts = (x[rows], y[rows]), (x[measured], y[measured])
+            found[key] = accuracy(path, what, epsilon, rate, seed, *parts, steps)
+            line = dict(zip(("accuracy", "weights"), found[key], strict=True), key=key)
+            resumable.add_line(results, line)
+            print(*key, f"{100 * found[key][0]:.1f}%", flush=True)
+        return found[key]
+
+    rates, table, weights = {}, {}, {}
+    for what in WHAT:
+        tuned = {r: result("held out", what, TUNED_AT, r, 0, kept, held_out)[0] for r in RATES}
+        rates[what] = max(tuned, key=tuned.get)
+        for epsilon in EPSILONS:
+            runs = [result("test", what, epsilon, rates[what], s, train, test) for s in seeds]
+            table[what, epsilon] = sorted(run[0] for run in runs)
+            weights[what] = runs[0][1]
+    write_table(table, weights, rates, workdir / "table.md")
+    draw(table, weights, workdir / "few_weights.png")
+
+
+def write_table(table, weights, rates, path):
+    """Writes medians and ranges: a row for what was trained, a column an epsilon."""
+    head = ["trained", "weights", "learning rate", *(f"epsilon {e:g}" for e in EPSILONS)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for what in WHAT:
+        cells = [what, f"{weights[what]:,}", f"{rates[what]:g}"]
+        for epsilon in EPSILONS:
+            runs = [100 * run for run in table[what, epsilon]]
+            cells.append(f"{statistics.median(runs):.1f}% ({runs[0]:.1f} to {runs[-1]:.1f})")
+        lines.append("| " + " | ".join(cells) + " |")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def draw(table, weights, path):
+    """Draws a line for what was trained, medians with the range of the seeds."""
+    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = fig.add_subplot()
+    for index, what in enumerate(WHAT):
+        runs = [100 * np.array(table[what, epsilon]) for epsilon in EPSILONS]
+        middle = np.array([np.median(run) for run in runs])
+        spread = [middle - [run[0] for run in runs], [run[-1] for run in runs] - middle]
+        # A little aside of each other, so that the ranges can be seen.
+        places = np.array(EPSILONS) * 1.02 ** (index - len(WHAT) / 2)
+        label = f"{what}, {weights[what]:,} weights"
+        axes.errorbar(places, middle, spread, marker="o", capsize=2, linewidth=1.2, label=label)
+    axes.set_xscale("log")
+    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.minorticks_off()
+    axes.set_xlabel(r"$\varepsilon$")
+    axes.set_ylabel("test accuracy, %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    fig.savefig(path, dpi=120)
+
+
+def main(arguments=None):
+    """Runs the study that the flags describe."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--workdir", type=pathlib.Path, required=True, help="Folder for results.")
+    add("--seeds", default="1,2,3,4,5", help="Seeds of the private runs.")
+    add("--steps", type=int, default=40, help="Private updates.")
+    add("--pretraining_steps", type=int, default=1500, help="Updates on generated images.")
+    values = parser.parse_args(arguments)
+    seeds = [int(seed) for seed in values.seeds.split(",")]
+    study(values.workdir, seeds, values.steps, values.pretraining_steps)
+    print((values.workdir / "table.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+r"""Pre-trains an image classifier on generated images, which cost no privacy.
+
+    python -m experiments.free_features.pretrain --workdir=runs/synthetic
+    python -m tfdpx.train.classify --preset=digits_synthetic --epsilon=3 \
+        --init_from=runs/synthetic/model.keras
+
+Each image is a class of its own, and the network sees turned, scaled and shifted views of it. No
+data set is read: --dataset only says for which images, and their size and normalization are
+constants of a table.
+"""
+
+import argparse
+import json
+import pathlib
+
+import keras
+import numpy as np
+
+from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
+from tfdpx import noise, synthetic
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.train.data import datasets
+from tfdpx.train.run import classifiers, finetuning, optimization, results
+
+KINDS = {
+    "strokes": synthetic.Strokes,
+    "dead_leaves": synthetic.DeadLeaves,
+    "shapes": Shapes,
+    "spectrum": Spectrum,
+}
+
+
+def main():
+    """Trains and writes `model.keras` and `record.json`."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--workdir", type=pathlib.Path, required=True, help="Where the model and its record go.")
+    add("--dataset", default="digits", help="The images that it is for.")
+    add("--model", default="small_cnn", help=f"One of: {classifiers.NAMES}.")
+    add("--generator", default="strokes", choices=KINDS, help="Images to learn from.")
+    add("--num_images", type=int, default=500, help="Images to generate.")
+    add("--steps", type=int, default=1000, help="Updates.")
+    add("--batch_size", type=int, default=128, help="Views in an update.")
+    add("--learning_rate", type=float, default=0.1, help="The largest, at update 100.")
+    add("--flip", action="store_true", help="Mirror half of the views.")
+    add("--relu_first", action="store_true", help="ReLU before normalization, in a WRN.")
+    add("--no_weight_standardization", action="store_true", help="Ordinary convolutions.")
+    add("--seed", type=int, default=0, help="Of images, views and initial weights.")
+    arguments = parser.parse_args()
+    arguments.workdir.mkdir(parents=True, exist_ok=True)
+    print(json.dumps({"loss": pretrain(arguments), "workdir": str(arguments.workdir)}))
+
+
+def pretrain(arguments):
+    """Trains, writes the files and returns the last loss.
+
+    Args:
+        arguments: Namespace of the flags of `main`.
+    """
+    keras.utils.set_random_seed(arguments.seed)
+    entry = datasets.Name.parse(arguments.dataset).entry
+    shape, count = entry.image_shape, arguments.num_images
+    images = KINDS[arguments.generator](shape[:2], shape[2], seed=arguments.seed).images(count)
+    images = np.rint(255 * images).astype("uint8")
+    classifier = classifiers.build(
+        arguments.model,
+        shape,
+        entry.num_classes,
+        entry.centre,
+        entry.deviation,
+        weight_standardization=not arguments.no_weight_standardization,
+        relu_first=arguments.relu_first,
+    )
+    features = finetuning.features(classifier)
+    logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(features.output)
+    model = keras.Model(features.input, logits)
+    optimization.add_weight_decay(model, 1e-4)
+    warmup = min(100, arguments.steps // 2)
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, arguments.steps - warmup, warmup_target=arguments.learning_rate, warmup_steps=warmup
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
+    views, key = RandomViews(flip=arguments.flip), noise.make_seed(arguments.seed)
+    rng = np.random.default_rng(arguments.seed)
+    for step in range(arguments.steps):
+        rows = rng.permutation(count)[: arguments.batch_size]
+        choices = views.draw(len(rows), 1, noise.fold_in(key, step))
+        last_loss = model.train_on_batch(views.apply(images[rows], choices)[:, 0], rows)
+    record = records.Record(
+        program="experiments.free_features.pretrain",
+        data=records.Data(f"synthetic:{arguments.generator}", count),
+        ledger=Ledger(),  # Generated images hold no person's data.
+        delta=None,
+        results={"model": arguments.model, "steps": arguments.steps, "loss": float(last_loss)},
+    )
+    results.save_model(classifier, record, arguments.workdir)
+    record.save(arguments.workdir / records.FILE)
+    return float(last_loss)
+
+
+if __name__ == "__main__":
+    main()

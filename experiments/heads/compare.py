@@ -1,0 +1,166 @@
+r"""Compares the private heads on features, over many epsilons, in a table and a picture.
+
+    python -m experiments.features.compare_heads --workdir=/tmp/heads
+    python -m experiments.features.compare_heads --features=/tmp/features --workdir=/tmp/digits
+
+Without --features it makes a Gaussian mixture of 50,000 x 768 features in 100 classes
+(`mixture`), which takes a quarter of an hour on two cores, and several hours
+with the ten steps of dp_newton: --methods leaves it out. --features is a folder that
+`tfdpx.train.features` wrote. Every fit is a line of `results.jsonl` in the working directory; a run
+that was interrupted resumes after the last. `table.md` and `heads.png` are the medians.
+"""
+
+import argparse
+import math
+import pathlib
+import statistics
+
+import numpy as np
+from matplotlib import figure
+
+from tfdpx import _resumable as resumable
+from tfdpx.train.config.errors import in_one_line
+from tfdpx.train.features_on_disk import FeatureFolder
+from tfdpx.train.run import head_methods
+
+
+def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
+    """Features of norm one, float32 `[count, dimension]`, and labels `[count]`.
+
+    As of a trained network, the variance falls as 1/i over the directions i, and classes differ in
+    the first `num_classes - 1` of them: there their means have `separation` times the standard
+    deviation within a class. The directions are rotated at random, the same for every seed.
+
+    Args:
+        count: Int.
+        dimension: Int.
+        num_classes: Int.
+        seed: Int, of the examples; classes are the same for all.
+        separation: Float.
+    """
+    classes, examples = np.random.default_rng(20_220_428), np.random.default_rng([seed, 1])
+    scales = (1.0 + np.arange(dimension)) ** -0.5
+    means = separation * scales * classes.normal(size=(num_classes, dimension))
+    means[:, num_classes - 1 :] = 0.0
+    turn = np.linalg.qr(classes.normal(size=(dimension, dimension)))[0].astype("float32")
+    labels = examples.integers(0, num_classes, count)
+    features = np.empty([count, dimension], "float32")
+    for start in range(0, count, 4096):
+        part = slice(start, start + 4096)
+        y = labels[part]
+        x = means[y] + scales * examples.standard_normal((len(y), dimension))
+        features[part] = x.astype("float32") @ turn
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    return features, labels
+
+
+def write_table(medians, path):
+    """Writes a row an epsilon and a column a method; the best of each row in bold.
+
+    Args:
+        medians: Dict from `(method, epsilon as a string)` to accuracy.
+        path: `pathlib.Path`.
+    """
+    methods, epsilons = _axes(medians)
+    lines = [f"| epsilon | {' | '.join(methods)} |", "|" + "---|" * (len(methods) + 1)]
+    for epsilon in epsilons:
+        values = [medians.get((method, epsilon)) for method in methods]
+        best = max(value for value in values if value is not None)
+        cells = ["" if v is None else f"{'**' * (v == best)}{100 * v:.1f}{'**' * (v == best)}"
+                 for v in values]  # fmt: skip
+        lines.append(f"| {epsilon} | {' | '.join(cells)} |")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def draw(medians, path):
+    """Draws a line a method, and as a dotted line what it reaches without privacy.
+
+    Args:
+        medians: As for `write_table`.
+        path: PNG file to write.
+    """
+    methods, epsilons = _axes(medians)
+    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = fig.add_subplot()
+    for method in methods:
+        points = [
+            (float(epsilon), 100 * medians[method, epsilon])
+            for epsilon in epsilons
+            if (method, epsilon) in medians
+        ]
+        private = [point for point in points if point[0] < math.inf]
+        [line] = axes.plot(*zip(*private, strict=True), marker="o", label=method)
+        for _, accuracy in points[len(private) :]:
+            axes.axhline(accuracy, color=line.get_color(), linestyle=":", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlabel(r"$\varepsilon$ (dotted: without privacy)")
+    axes.set_ylabel("test accuracy, %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    fig.savefig(path, dpi=120)
+
+
+def _axes(medians):
+    methods = list(dict.fromkeys(method for method, _ in medians))
+    return methods, sorted({epsilon for _, epsilon in medians}, key=float)
+
+
+EPSILONS = "0.01,0.05,0.1,0.5,1,2,4,8,inf"
+
+
+def main(arguments=None):
+    """Runs what the flags ask for; errors of the user become one line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--workdir", type=pathlib.Path, help="Folder for results.")
+    add("--features", help="Folder of features. Default: a mixture.")
+    add("--methods", default=",".join(head_methods.METHODS), help="Methods to compare.")
+    add("--epsilons", default=EPSILONS, help="Budgets.")
+    add("--seeds", default="0", help="Seeds of the noise.")
+    add("--delta", type=float, default=1e-5)
+    add("--num_examples", type=int, default=50_000, help="Examples of the mixture.")
+    values = parser.parse_args(arguments)
+    if values.workdir is None:
+        parser.error("--workdir names the folder for results. It is not set.")
+    with in_one_line("experiments.features.compare_heads"):
+        compare(values)
+
+
+def compare(values):
+    """Fits every method at every epsilon and seed that has no result yet, and reports all."""
+    values.workdir.mkdir(parents=True, exist_ok=True)
+    results = values.workdir / "results.jsonl"
+    lines = resumable.lines(results)
+    found = {(r["method"], r["epsilon"], r["seed"]): r["accuracy"] for r in lines}
+    train, test, num_classes = _data(values)
+    seeds = list(map(int, values.seeds.split(",")))
+    for epsilon in map(float, values.epsilons.split(",")):
+        for method in values.methods.split(","):
+            for seed in seeds if epsilon < math.inf else seeds[:1]:
+                key = method, f"{epsilon:g}", seed
+                if key in found:
+                    continue
+                head = head_methods.build(method, num_classes, epsilon, values.delta, seed=seed)
+                accuracy = head.fit(*train).evaluate(*test)["accuracy"]
+                found[key] = accuracy
+                line = dict(zip(("method", "epsilon", "seed"), key, strict=True), accuracy=accuracy)
+                resumable.add_line(results, line)
+                print(f"{method:24} epsilon {epsilon:<5g} {100 * accuracy:.1f}%", flush=True)
+    medians = {}
+    for (method, epsilon, _), accuracy in found.items():
+        medians.setdefault((method, epsilon), []).append(accuracy)
+    medians = {key: statistics.median(group) for key, group in medians.items()}
+    write_table(medians, values.workdir / "table.md")
+    draw(medians, values.workdir / "heads.png")
+
+
+def _data(values):
+    if values.features is None:
+        train = mixture(values.num_examples, seed=0)
+        return train, mixture(5_000, seed=1), 100
+    folder = FeatureFolder(values.features)
+    return folder.arrays("train")[:2], folder.arrays("test")[:2], folder.num_classes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+r"""Searches the arguments of a private head on features, by Optuna or at random and paid for.
+
+    python -m experiments.features.head_search --workdir=/tmp/features --method=dp_fc --epsilon=1 \
+        --trials=20
+    python -m experiments.features.head_search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
+        --dry_run
+
+--workdir is a folder that `tfdpx.train.features` wrote; the head gets a new folder there, as those
+of that program do. --preset is a column of Tables 7 to 10 of the paper on heads
+(`_TABLES`): method, delta, clip, steps, trials and ranges.
+
+--trials=N searches by Optuna (`pip install optuna`) on a tenth of the training images. That search
+is not covered by the guarantee, which is of the last fit alone. --private_tuning=M covers it: a
+random number of runs, M on average, of which only the best is released, and all together keep to
+epsilon (Papernot and Steinke 2021). How many images are held out for it is public: each is, or is
+not, by a secret hash of itself. The last line of the standard output is one JSON object.
+"""
+
+import argparse
+import math
+
+import numpy as np
+
+from tfdpx.accounting import selection
+from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.train import features
+from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
+from tfdpx.train.features_on_disk import FeatureFolder
+from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.run import evaluation, head_methods, provenance
+
+# Table -> method, trials, steps (the last of those that the paper compares), and what is searched.
+_RATE, _ALPHA = ("learning_rate", "l2_regularization"), ("alpha", "l2_regularization")
+_TABLES = {
+    "table7": dict(method="dp_adam", trials=200, steps=100, searched=_RATE),
+    "table8": dict(method="dp_ls", trials=200, steps=None, searched=_ALPHA),
+    "table9": dict(method="dp_newton", trials=300, steps=10, searched=_RATE),
+    "table10": dict(method="dp_fc", trials=200, steps=10, searched=_RATE),
+}
+_RANGE, _HELD_OUT = (1e-8, 1e8), 0.05
+_IMAGENET = dict(num_examples=1_281_167, num_classes=1000, delta=8e-7, dataset="imagenet2012")
+_DATASETS = {
+    "imagenet": _IMAGENET,
+    "cifar10": dict(num_examples=50_000, num_classes=10, delta=1e-5, dataset="cifar10"),
+    "cifar100": dict(num_examples=50_000, num_classes=100, delta=1e-5, dataset="cifar100"),
+}
+_BACKBONES = {"vit_g14_jft": 1664, "vit_b16_imagenet21k": 768, "vit_b16_imagenet1k": 768}
+
+
+def preset_names():
+    """The names of all presets, such as "table10/vit_g14_jft/cifar10"."""
+    return [
+        f"{table}/{backbone}/{data}"
+        for table in _TABLES
+        for backbone in _BACKBONES
+        for data in _DATASETS
+        if (backbone, data) != ("vit_b16_imagenet1k", "imagenet")
+    ]
+
+
+def resolve_preset(name):
+    """Dict of what a preset says.
+
+    Returns:
+        Dict: `method`, `trials`, `steps` (None for least squares), `num_examples`, `num_classes`,
+        `delta`, `dataset`, `backbone`, `dimension`, `l2_norm_clip`, `held_out` (the share of the
+        training images that trials are measured on), and `ranges`: from each argument that is
+        searched to its bounds, as `head_search.by_optuna` takes them.
+
+    Raises:
+        UserError: If there is none of that name.
+    """
+    if name not in preset_names():
+        raise UserError(
+            f"There is no preset {name!r}. Received: --preset={name}. Use "
+            f"({'|'.join(_TABLES)})/({'|'.join(_BACKBONES)})/({'|'.join(_DATASETS)})."
+        )
+    table, backbone, data = name.split("/")
+    large = backbone == "vit_g14_jft" and data == "imagenet"
+    values = dict(_TABLES[table])
+    ranges = dict.fromkeys(values.pop("searched"), _RANGE)
+    return {
+        **values,
+        **_DATASETS[data],
+        "backbone": backbone,
+        "dimension": _BACKBONES[backbone],
+        "l2_norm_clip": 1.0 if large else 0.005,
+        "held_out": _HELD_OUT,
+        "ranges": ranges,
+    }
+
+
+# Bounds of what each method has. Clips reach the 0.005 of the paper on heads, where the covariance
+# is small against the gradients, so that learning rates of dp_fc are too.
+_RANGES = {
+    "dp_ls": {"alpha": (0.01, 100.0)},
+    "dp_newton": {"learning_rate": (0.01, 10.0)},
+    "dp_fc": {"learning_rate": (0.001, 100.0)},
+    "dp_adam": {"learning_rate": (0.01, 10.0)},
+}
+_CLIPS = (0.005, 2.0)
+_HELD_OUT = 0.1
+
+
+def main(arguments=None):
+    """Runs what the flags ask for; errors of the user become one line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    add("--workdir", help="Folder of features.")
+    add("--preset", help="A column of Tables 7 to 10.")
+    add("--dry_run", action="store_true", help="Only say what a preset means and spends.")
+    add("--method", choices=head_methods.METHODS, help="Head to fit. Default: the preset's.")
+    add("--epsilon", type=float, required=True, help="Privacy budget.")
+    add("--delta", type=float, help="Delta; default: the preset's, or 1e-5.")
+    add("--trials", type=int, help="Trials of Optuna, which are not paid for.")
+    add("--private_tuning", type=float, help="Mean number of runs, paid for.")
+    add("--seed", type=int, help="Seed of the last fit's noise; never for release.")
+    values = parser.parse_args(arguments)
+    with in_one_line("experiments.features.head_search"):
+        record = describe(values) if values.dry_run else search(values)
+    print_table(record, title="search")
+    print(to_json(record), flush=True)
+
+
+def describe(values):
+    """What a preset means, and the noise that it needs: a dict."""
+    if values.preset is None:
+        raise UserError("Flag --dry_run needs --preset.")
+    preset = resolve_preset(values.preset)
+    budget = dict(num_classes=preset["num_classes"], epsilon=values.epsilon, delta=preset["delta"])
+    head = head_methods.build(preset["method"], **budget, **_fixed(preset))
+    plan = head.plan(preset["num_examples"])
+    return {
+        **preset,
+        "releases": head.num_releases,
+        "noise_multiplier": head.noise_multiplier,
+        "epsilon": plan.epsilon,
+        "summary": plan.summary(),
+    }
+
+
+def search(values):
+    """Searches, fits and saves a head; returns the report, a dict."""
+    preset = resolve_preset(values.preset) if values.preset else {}
+    method, mean = values.method or preset.get("method"), values.private_tuning
+    trials = values.trials or preset.get("trials")
+    if preset and method != preset["method"]:
+        raise UserError(
+            f"The preset is of another method. Received: --preset={values.preset}, which is of "
+            f"{preset['method']}, and --method={method}. Leave one of them out."
+        )
+    if method is None or values.workdir is None:
+        raise UserError("Flags --workdir and --method, or --preset, are needed.")
+    if (values.trials and mean) or not (trials or mean):
+        raise UserError("Give one of --trials and --private_tuning.")
+    folder = FeatureFolder(values.workdir)
+    train, test = folder.arrays("train"), folder.arrays("test")[:2]
+    parts = split(*train, preset.get("held_out", _HELD_OUT))
+    searched = preset.get("ranges", ranges(method))
+    delta = values.delta or preset.get("delta", 1e-5)
+    budget = dict(num_classes=folder.num_classes, epsilon=values.epsilon, delta=delta)
+    budget |= _fixed(preset)
+    with checking_flags():
+        if mean:
+            head, chosen, score, ledger = privately(method, *parts, budget, mean, searched)
+            how = f"a random number of runs, {mean:g} on average, each with arguments at random"
+            sizes = (len(labels) for _, labels in parts)
+            found = dict(zip(("num_fitted", "num_held_out"), sizes, strict=True))
+            found["noisy_accuracy"] = score
+        else:
+            chosen, best = by_optuna(method, *parts, budget, trials, searched)
+            head = head_methods.build(method, **budget, **chosen, seed=values.seed)
+            head.fit(*train[:2])
+            ledger = head.ledger if values.epsilon < math.inf else provenance.not_private()
+            how = f"{trials} trials of Optuna, on a part of these examples, without noise"
+            found = {"validation_accuracy": best}
+    chosen = {"method": method, **chosen, **found}
+    return features.save(folder, head, ledger, len(train[1]), test, chosen, how)
+
+
+def _fixed(preset):
+    fixed = {name: preset.get(name) for name in ("l2_norm_clip", "steps")}
+    return {name: value for name, value in fixed.items() if value is not None}
+
+
+def ranges(method):
+    """Dict from the arguments that are searched to their bounds, where no preset says them."""
+    base = next(name for name in sorted(_RANGES, key=len) if method.startswith(name))
+    return {**_RANGES[base], "l2_norm_clip": _CLIPS}
+
+
+def split(features, labels, draws, share):
+    """Training and held-out parts, each a pair of arrays.
+
+    Every example goes to a part by a draw of its own, a hash of what it holds, which no other
+    example changes: so a score on one part and a head of the other compose in parallel. How many
+    there are in each is public.
+
+    Args:
+        features: Float array [n, d].
+        labels: Int array [n].
+        draws: Float array [n] in [0, 1), of `FeatureFolder.arrays`.
+        share: Float in (0, 1), of the held-out part.
+    """
+    held_out = draws < share
+    return (features[~held_out], labels[~held_out]), (features[held_out], labels[held_out])
+
+
+def by_optuna(method, train, held_out, budget, trials, searched):
+    """The arguments that Optuna finds best on examples held out.
+
+    No trial is paid for: the guarantee of the head that is then fitted is for that fit alone, as
+    in the paper.
+
+    Args:
+        method: Name in `head_methods.METHODS`.
+        train: Pair of features and labels.
+        held_out: Likewise.
+        budget: Dict of num_classes, epsilon and delta, and of arguments that are not searched.
+        trials: Int.
+        searched: Dict from arguments to their bounds, as of `ranges`.
+
+    Returns:
+        Dict of arguments, and the best accuracy.
+    """
+    import optuna  # No other search needs it.
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def accuracy(trial):
+        chosen = {
+            name: trial.suggest_float(name, low, high, log=True)
+            for name, (low, high) in searched.items()
+        }
+        head = head_methods.build(method, **budget, **chosen)
+        return head.fit(*train).evaluate(*held_out)["accuracy"]
+
+    study = optuna.create_study(direction="maximize")
+    study.optimize(accuracy, n_trials=trials)
+    return study.best_params, study.best_value
+
+
+def privately(method, train, held_out, budget, mean, searched, rng=None):
+    """The best head of a geometric number of runs, within epsilon all together.
+
+    Guarantee: (epsilon, delta)-differential privacy under adding or removing one example, of the
+    head and of its noisy score (`tfdpx.accounting.selection`). Each run draws its arguments at
+    random, whatever the others found. An example is either trained on or held out; the score is
+    the number of held-out examples that are right, which one example changes by 1, with noise of
+    deviation noise_multiplier / sqrt(releases): so both parts cost the same, and a run no more.
+
+    Args:
+        method: As of `by_optuna`.
+        train: Pair of features and labels.
+        held_out: Likewise.
+        budget: As of `by_optuna`.
+        mean: Float > 1, mean number of runs.
+        searched: As of `by_optuna`.
+        rng: Optional `numpy.random.Generator` for the arguments.
+
+    Returns:
+        The head, the arguments, the noisy accuracy, and the `Ledger` of all runs.
+    """
+    rng = rng or np.random.default_rng()
+    epsilon, delta = budget["epsilon"], budget["delta"]
+    releases = head_methods.build(method, **budget).num_releases
+    sigma = selection.selection_scale([Entry(1.0, 1.0, releases)], epsilon, delta, mean)
+    best = None
+    for _ in range(selection.draw_runs(mean)):
+        chosen = {name: math.exp(rng.uniform(*np.log(of))) for name, of in searched.items()}
+        unbudgeted = {**budget, "epsilon": None}
+        head = head_methods.build(method, **unbudgeted, **chosen, noise_multiplier=sigma)
+        head.fit(*train)
+        right = head.evaluate(*held_out)["accuracy"] * len(held_out[1])
+        count = max(1, len(held_out[1]))
+        score = evaluation.noisy_count(right, sigma / math.sqrt(releases)) / count
+        if best is None or score > best[2]:
+            best = head, chosen, score
+    return *best, Ledger.selected([Entry(sigma, 1.0, releases)], mean, delta)
+
+
+if __name__ == "__main__":
+    main()

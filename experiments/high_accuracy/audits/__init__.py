@@ -1,1 +1,0 @@
-"""The audit's parts: many models at once, canaries, phases, scores on disk, pictures."""

@@ -1,0 +1,220 @@
+r"""Which clip, which optimizer? Constant, automatic and adaptive clips at one epsilon.
+
+    python -m experiments.high_accuracy.clips --seeds=5
+
+Trains a small convolutional network and a small transformer on scikit-learn's digits, and a small
+network on its table of breast cancers, by each optimizer with each clip at each learning rate of a
+grid. One trained function serves all seeds and rates: weights and slots are set back in between.
+The noise is that of a plan of --epsilon; batches are Poisson samples. The last line is one JSON
+object: the median test accuracy over seeds for each learning rate.
+
+With --rates DPSGD with the automatic clip alone, at other budgets, batch sizes and numbers of
+updates: for a rule for the learning rate, also of the convolutional network on generated images
+(--tasks=strokes,shapes).
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn import datasets, model_selection
+
+import tfdpx
+from experiments.free_features.drawings import Shapes
+from experiments.high_accuracy import fit_choice
+from tfdpx import synthetic
+
+layers = keras.layers
+DELTA = 1e-5
+CLIPS = {"0.1": 0.1, "1": 1.0, "10": 10.0, "automatic": "automatic", "adaptive": None}
+RATES = {"DPSGD": (0.5, 1.0, 2.0, 4.0), "DPAdam": (0.003, 0.01, 0.03, 0.1)}
+RATES["DPAdam, corrected"] = RATES["DPAdam"]
+
+
+def convolutional():
+    """Digits of 8 x 8 pixels, by 5,000 weights."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+
+
+def transformer():
+    """The rows of a digit, each with its place, as eight words; one block of attention."""
+    rows = keras.Input((8, 16))
+    x = layers.Dense(16)(rows)
+    x = x + layers.MultiHeadAttention(2, 8)(x, x)
+    x = layers.LayerNormalization()(x)
+    x = x + layers.Dense(16)(layers.Dense(32, "relu")(x))
+    x = layers.LayerNormalization()(x)
+    return keras.Model(rows, layers.Dense(10)(layers.Flatten()(x)))
+
+
+def table():
+    """30 measurements of a tumor."""
+    return keras.Sequential([keras.Input((30,)), layers.Dense(16, "relu"), layers.Dense(2)])
+
+
+def arrays(task):
+    """`(x, y)` to train on and `(x, y)` to test on."""
+    if task in GENERATED:
+        x, y = fit_choice.problem(GENERATED[task], 1437 + fit_choice.TEST, 8, 1.3)
+        x = 2 * x - 1
+        return (x[:1437], y[:1437]), (x[1437:], y[1437:])
+    found = datasets.load_breast_cancer() if task == "table" else datasets.load_digits()
+    x = found.data.astype("float32")
+    # Constants of the scales, which count as public.
+    x = (x - x.mean(0)) / x.std(0) if task == "table" else x / 8 - 1
+    x = x if task == "table" else x.reshape(-1, 8, 8, 1)
+    if task == "transformer":
+        places = np.broadcast_to(np.eye(8, dtype="float32"), (len(x), 8, 8))
+        x = np.concatenate([x[..., 0], places], axis=2)
+    parts = model_selection.train_test_split(
+        x, found.target, test_size=0.2, random_state=0, stratify=found.target
+    )
+    return (parts[0], parts[2]), (parts[1], parts[3])
+
+
+TASKS = {
+    "convolutional": (convolutional, 256),
+    "transformer": (transformer, 256),
+    "table": (table, 64),
+    "strokes": (convolutional, 256),
+    "shapes": (convolutional, 256),
+}
+GENERATED = {"strokes": synthetic.Strokes, "shapes": Shapes}
+
+
+class Trainer:
+    """A model, an optimizer and a clip, to be trained many times.
+
+    Args:
+        task: String, of `TASKS`.
+        optimizer: String, of `RATES`.
+        clip: String, of `CLIPS`.
+        seeds: Int.
+        steps: Int, updates of a training.
+        epsilon: Float.
+        batch_size: Int, or None for the task's.
+    """
+
+    def __init__(self, task, optimizer, clip, seeds, steps, epsilon, batch_size=None):
+        build, size = TASKS[task]
+        self._train, (self._x, self._y) = arrays(task)
+        self.plan = tfdpx.PrivacyPlan(
+            len(self._train[0]), batch_size=batch_size or size, steps=steps, epsilon=epsilon,
+            delta=DELTA,
+        )  # fmt: skip
+        made = {"corrected": {"bias_correction": "noise"}} if "," in optimizer else {}
+        private = tfdpx.DPSGD if optimizer == "DPSGD" else tfdpx.DPAdam
+        self._optimizer = private(
+            1.0, batch_size=self.plan.batch_size, noise_multiplier=self.plan.noise_multiplier,
+            l2_norm_clip=CLIPS[clip] or tfdpx.AdaptiveClip(), seed=0, **made.get("corrected", {}),
+        )  # fmt: skip
+        self._starts = []
+        for seed in range(seeds):
+            keras.utils.set_random_seed(seed)
+            self._model = build()
+            self._starts.append(self._model.get_weights())
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._model.compile(self._optimizer, loss, jit_compile=False)
+        self._optimizer.build(self._model.trainable_variables)
+        self._slots = [v.numpy() for v in self._optimizer.variables]
+        self._step = tf.function(
+            lambda *batch: self._model.train_step(batch), autograph=False, reduce_retracing=True
+        )
+        self._logits = tf.function(self._model, autograph=False)
+
+    def accuracy(self, seed, rate):
+        """Test accuracy of a training from the weights of a seed."""
+        for variable, value in zip(self._optimizer.variables, self._slots, strict=True):
+            variable.assign(value)
+        for variable, value in zip(self._model.weights, self._starts[seed], strict=True):
+            variable.assign(value)
+        self._optimizer.learning_rate.assign(rate)
+        rng, plan = np.random.default_rng(seed), self.plan
+        for _ in range(plan.steps):
+            drawn = np.flatnonzero(rng.random(plan.num_examples) < plan.sampling_probability)
+            rows = np.pad(drawn, (0, plan.capacity - len(drawn)))
+            present = (np.arange(plan.capacity) < len(drawn)).astype("float32")
+            x, y = (tf.constant(part[rows]) for part in self._train)
+            self._step(x, y, tf.constant(present))
+        found = self._logits(tf.constant(self._x)).numpy().argmax(1)
+        return float(np.mean(found == self._y))
+
+
+def compare(tasks, seeds, steps, epsilon):
+    """Dict by task, optimizer and clip of dicts from rates to median accuracies."""
+    found = {}
+    for task, (optimizer, rates), clip in itertools.product(tasks, RATES.items(), CLIPS):
+        began = time.perf_counter()
+        trainer = Trainer(task, optimizer, clip, seeds, steps, epsilon)
+        each = {
+            rate: statistics.median(trainer.accuracy(seed, rate) for seed in range(seeds))
+            for rate in rates
+        }
+        best = max(each, key=each.get)
+        found[f"{task}; {optimizer}; {clip}"] = each
+        print(
+            f"{task:14} {optimizer:18} {clip:10} {100 * each[best]:5.1f}% at {best:<6g}"
+            + " ".join(f"{100 * value:5.1f}" for value in each.values())
+            + f"  ({time.perf_counter() - began:.0f} s)",
+            flush=True,
+        )
+    return found
+
+
+def best_rates(task, seeds):
+    """Dict from task, budget, batch size and updates to accuracies by learning rate."""
+    found = {}
+    for epsilon, batch_size, steps in [
+        *((e, 256, 60) for e in (1.0, 3.0, 8.0)),
+        *((3.0, 256, s) for s in (20, 180)),
+        *((3.0, b, 60) for b in (64, 1024)),
+    ]:
+        trainer = Trainer(task, "DPSGD", "automatic", seeds, steps, epsilon, batch_size)
+        each = {
+            rate: statistics.median(trainer.accuracy(seed, rate) for seed in range(seeds))
+            for rate in (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+        }
+        name = f"{task}: epsilon={epsilon:g} batch_size={batch_size} steps={steps}"
+        found[name] = each
+        print(name, f"rule {trainer.plan.suggested_learning_rate:.2f}", each, flush=True)
+    return found
+
+
+def main():
+    """Runs what the flags say."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add(
+        "--tasks", default="convolutional,transformer,table", help="Some of them, joined by commas."
+    )
+    add("--seeds", type=int, default=5, help="Trainings of each setting.")
+    add("--steps", type=int, default=60, help="Updates of a training.")
+    add("--epsilon", type=float, default=3.0, help="Of a training.")
+    add("--rates", action="store_true", help="For a rule for the automatic clip instead.")
+    values = parser.parse_args()
+    tasks = values.tasks.split(",")
+    if values.rates:
+        found = {}
+        for task in tasks:
+            found |= best_rates(task, values.seeds)
+    else:
+        found = compare(tasks, values.seeds, values.steps, values.epsilon)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

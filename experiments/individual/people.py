@@ -1,0 +1,112 @@
+"""Digits dealt to 144 writers of ten: accuracy at a writer's epsilon, by drawing digits or writers.
+
+    python -m experiments.individual.people --runs=5
+
+A linear classifier on scattering features, full batches. "digits": updates clip single digits, at
+the noise that protects ten of them together. "writers, k": updates clip the mean gradient of up to
+k digits of each writer. The last line is a JSON object.
+"""
+
+import json
+import pathlib
+import warnings
+
+import keras
+import numpy as np
+from absl import app, flags
+
+import tfdpx
+from tfdpx.accounting import group_epsilon
+from tfdpx.train.data import loading
+from tfdpx.train.report.record import print_table
+from tfdpx.train.run import auto_settings
+
+_RUNS = flags.DEFINE_integer("runs", 5, "Seeds, each with another dealing.", lower_bound=1)
+_EPSILONS = flags.DEFINE_list("epsilons", ["8", "3", "1"], "A writer's epsilon.")
+_PLOT = flags.DEFINE_string("plot", None, "PNG file for a picture.")
+WRITERS, OF_EACH, DELTA, CLIP = 144, 10, 1e-4, 0.02
+PER_WRITER = (1, 3, 10)
+
+
+def features_of(data):
+    """Pairs (features, labels) of the training and of the test images."""
+    model = tfdpx.models.ScatterLinear(data.num_classes, data.image_shape)
+    body = keras.Model(model.inputs, model.layers[-1].input)
+    pairs = (data.train_x, data.train_y), (data.eval_x, data.eval_y)
+    return [(body.predict(x / 240, batch_size=512, verbose=0), y) for x, y in pairs]
+
+
+def plans(epsilon, steps, num_examples):
+    """Pairs of a plan and how many digits of a writer an update takes, by the name of the way."""
+    of_writers = dict(epsilon=epsilon, delta=DELTA, steps=steps, unit="user")
+    writers = tfdpx.PrivacyPlan(WRITERS, WRITERS, **of_writers)
+    # Full batches: ten digits move the sum by ten clips, so ten times the noise protects them.
+    noise = OF_EACH * writers.noise_multiplier
+    digits = tfdpx.PrivacyPlan(
+        num_examples, num_examples, steps, noise_multiplier=noise, delta=DELTA
+    )
+    assert group_epsilon(digits, OF_EACH) <= epsilon * (1 + 1e-3)
+    return {"digits": (digits, None), **{f"writers, {k}": (writers, k) for k in PER_WRITER}}
+
+
+def accuracy(plan, per_writer, owners, steps, move, train, test):
+    """Of one training."""
+    model = keras.Sequential(
+        [keras.Input(train[0].shape[1:]), keras.layers.Dense(10, kernel_initializer="zeros")]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = tfdpx.DPSGD(move / steps, plan=plan, l2_norm_clip=CLIP)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    people = {}
+    if per_writer is not None:
+        people = {"user_ids": owners, "examples_per_user": per_writer}
+    model.fit(*train, epochs=1, steps_per_epoch=steps, verbose=0, **people)
+    return model.evaluate(*test, verbose=0, return_dict=True)["accuracy"]
+
+
+def main(argv):
+    """Trains by each way at each epsilon; prints the medians."""
+    del argv
+    warnings.simplefilter("ignore")
+    data = loading.load("digits")
+    train, test = features_of(data)
+    count, rows = len(train[1]), []
+    for epsilon in map(float, _EPSILONS.value):
+        size = epsilon * WRITERS
+        steps, move = auto_settings.steps_and_move(size, of_people=True)
+        for way, (plan, per_writer) in plans(epsilon, steps, count).items():
+            found = []
+            for seed in range(_RUNS.value):
+                owners = np.random.default_rng(seed).permutation(np.arange(count) % WRITERS)
+                found.append(accuracy(plan, per_writer, owners, steps, move, train, test))
+            rows.append({"epsilon": epsilon, "way": way, "accuracies": found})
+            rows[-1]["median"] = float(np.median(found))
+            print(f"epsilon {epsilon:g}, {way}: {100 * rows[-1]['median']:.1f}%", flush=True)
+    record = {f"{r['way']} at {r['epsilon']:g}": f"{100 * r['median']:.1f}%" for r in rows}
+    print_table(record, title=f"median accuracy of {_RUNS.value} runs")
+    if _PLOT.value:
+        draw(rows, pathlib.Path(_PLOT.value))
+    print(json.dumps({"writers": WRITERS, "delta": DELTA, "rows": rows}))
+
+
+def draw(rows, path):
+    """Accuracy against epsilon, a line a way."""
+    import matplotlib.pyplot as plt  # Takes as long as a training.
+
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for way in dict.fromkeys(row["way"] for row in rows):
+        mine = [row for row in rows if row["way"] == way]
+        epsilons = [row["epsilon"] for row in mine]
+        axes.plot(epsilons, [100 * row["median"] for row in mine], marker="o", label=way)
+    axes.set(xscale="log", xlabel="epsilon of a writer", ylabel="test accuracy, %")
+    shown = sorted({row["epsilon"] for row in rows})
+    axes.set_xticks(shown, [f"{epsilon:g}" for epsilon in shown])
+    axes.set_xticks([], minor=True)
+    axes.legend(title="updates draw")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    app.run(main)

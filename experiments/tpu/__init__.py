@@ -1,0 +1,1 @@
+"""The training step compiled for a TPU, without one."""

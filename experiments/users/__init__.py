@@ -1,1 +1,0 @@
-"""Training that protects people with several examples each."""

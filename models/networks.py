@@ -1,0 +1,416 @@
+"""Convolutional networks without batch normalization."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfdpx._arguments import check_choice, check_image_shape, check_positive_integer, require
+from tfdpx.layers import GroupNorm, SkipInit, WSConv2D
+
+
+def gaussian():
+    """Returns a Gaussian initializer of variance 1/fan_in, a new one for each call."""
+    return keras.initializers.VarianceScaling(1.0, "fan_in", "untruncated_normal")
+
+
+def pooled_logits(x, num_classes):
+    """Adds global average pooling and a dense layer to `x` [batch, height, width, channels]."""
+    return logits(keras.layers.GlobalAveragePooling2D(name="pool")(x), num_classes)
+
+
+def logits(x, num_classes):
+    """Adds a dense layer with Gaussian weights to `x` [batch, features]."""
+    return logits_layer(num_classes, kernel_initializer=gaussian())(x)
+
+
+def check_filters(filters, groups):
+    """Raises ValueError unless `filters` holds positive multiples of `groups`."""
+    is_valid = len(filters) and all(count >= 1 and count % groups == 0 for count in filters)
+    must = f"hold positive multiples of groups={groups}"
+    require(is_valid, "filters", filters, must, " Use, e.g., filters=(64, 64).")
+
+
+def logits_layer(num_classes, **arguments):
+    """Returns the dense layer of the logits.
+
+    Logits keep the precision of the weights under mixed precision, because the loss loses digits
+    on 16-bit ones.
+    """
+    dtype = keras.config.dtype_policy().variable_dtype
+    return keras.layers.Dense(num_classes, dtype=dtype, name="logits", **arguments)
+
+
+STEM_CHANNELS = 16
+
+
+def WideResNet(
+    depth: int,
+    width: int,
+    num_classes: int,
+    input_shape: Any = (32, 32, 3),
+    groups: int = 16,
+    weight_standardization: bool = True,
+    use_gain: bool = False,
+    use_bias: bool = False,
+    relu_first: bool = False,
+    name: str | None = None,
+) -> keras.Model:
+    """Builds the wide residual network `WRN-depth-width` of De et al. (2022).
+
+    The network of Zagoruyko & Komodakis (2016) with every batch normalization replaced by group
+    normalization, every convolution weight-standardized, no dropout, and every weight drawn from a
+    Gaussian of variance `1/fan_in`. A 3x3 convolution to 16 channels is followed by three stages of
+    `n = (depth - 4) / 6` pre-activation blocks with `16 * width`, `32 * width` and `64 * width`
+    channels; the second and third stage halve the resolution. Then normalization, ReLU, global
+    average pooling and a dense layer.
+
+    A block computes `x + conv(relu(norm(conv(relu(norm(x))))))` with 3x3 convolutions.
+    Normalization stands on the residual branch only, on which De et al. (2022, section 3.1)
+    insist: the skip path carries `x` as it is, through a 1x1 convolution where the number of
+    channels or the resolution changes.
+
+    The authors' published code departs from the two papers' text, which is followed here, in these
+    ways: it puts ReLU before the normalization (`relu_first=True` here), it has a ReLU and a
+    normalization of its own before each 1x1 projection (and a projection in every first block), and
+    its convolutions have a gain and a bias (`use_gain=True`, `use_bias=True` here). So does the
+    network of Sander et al. (2023), without gain and weight standardization.
+
+    Args:
+        depth: Integer `6n + 4` with `n >= 1`: 10, 16, 22, 28, 34, 40, ...
+        width: Positive integer, the factor by which the stages are wider than 16, 32 and 64.
+        num_classes: Positive integer, number of outputs.
+        input_shape: `(height, width, channels)` of one image; height and width may be None.
+        groups: Integer, groups of each normalization, a divisor of 16; or None to leave the
+            normalizations out.
+        weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
+            `keras.layers.Conv2D`.
+        use_gain: Boolean, whether each filter has a learnable scale. Needs
+            `weight_standardization`.
+        use_bias: Boolean, whether the convolutions have a bias.
+        relu_first: Boolean, whether ReLU stands before each normalization, the order of layers
+            being convolution, ReLU, normalization; else convolution, normalization, ReLU.
+        name: String, name of the model. Defaults to `"wide_resnet_<depth>_<width>"`.
+
+    Returns:
+        A functional `keras.Model` from images `[batch, height, width, channels]` to logits
+        `[batch, num_classes]`, without softmax and in float32 under mixed precision.
+        `WRN-16-4` has 2.75 million parameters, `WRN-40-4` 8.9 and `WRN-28-10` 36.5.
+
+    Raises:
+        ValueError: If `depth` is not `6n + 4`, if `groups` does not divide 16, if `use_gain` is
+            asked for without `weight_standardization` or `relu_first` without `groups`, if `width`
+            or `num_classes` is not a positive integer, or if `input_shape` is not `(height, width,
+            channels)`.
+
+    References:
+        - [Zagoruyko & Komodakis, 2016](https://arxiv.org/abs/1605.07146).
+        - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1 and appendix C.1.
+        - [Sander et al., 2023](https://arxiv.org/abs/2210.03403), with the order of `relu_first`.
+    """
+    _check_depth(depth)
+    check_positive_integer("width", width)
+    check_positive_integer("num_classes", num_classes)
+    check_image_shape(input_shape)
+    if groups is not None:
+        check_positive_integer("groups", groups)
+        must = f"divide {STEM_CHANNELS}, the channels of the first normalization"
+        hint = " Use 1, 2, 4, 8 or 16, or None."
+        require(STEM_CHANNELS % groups == 0, "groups", groups, must, hint)
+    must = "be False with weight_standardization=False"
+    require(weight_standardization or not use_gain, "use_gain", use_gain, must)
+    require(groups or not relu_first, "relu_first", relu_first, "be False with groups=None")
+    arguments: Any = dict(padding="same", use_bias=use_bias, kernel_initializer=gaussian())
+    if weight_standardization:
+        conv = functools.partial(WSConv2D, use_gain=use_gain, **arguments)
+    else:
+        conv = functools.partial(keras.layers.Conv2D, **arguments)
+    norm_relu = functools.partial(_norm_relu, groups=groups, relu_first=relu_first)
+    inputs = keras.Input(input_shape)
+    x = conv(STEM_CHANNELS, 3, name="stem")(inputs)
+    for stage, channels in enumerate((16 * width, 32 * width, 64 * width), start=1):
+        for block in range(1, (depth - 4) // 6 + 1):
+            strides = 2 if stage > 1 and block == 1 else 1
+            x = _wide_block(
+                x, conv, norm_relu, channels, strides, name=f"stage{stage}_block{block}"
+            )
+    x = norm_relu(x, name="head")
+    outputs = pooled_logits(x, num_classes)
+    return keras.Model(inputs, outputs, name=name or f"wide_resnet_{depth}_{width}")
+
+
+def _wide_block(x, conv, norm_relu, channels, strides, name):
+    """Adds a pre-activation residual block of two 3x3 convolutions."""
+    skip = x
+    if strides != 1 or x.shape[-1] != channels:
+        skip = conv(channels, 1, strides=strides, name=f"{name}_skip")(x)
+    x = norm_relu(x, name=f"{name}_1")
+    x = conv(channels, 3, strides=strides, name=f"{name}_conv1")(x)
+    x = norm_relu(x, name=f"{name}_2")
+    x = conv(channels, 3, name=f"{name}_conv2")(x)
+    return keras.layers.Add(name=f"{name}_add")([skip, x])
+
+
+def _norm_relu(x, groups, relu_first, name):
+    layers = [keras.layers.ReLU(name=f"{name}_relu")]
+    if groups is not None:
+        layers.insert(1 if relu_first else 0, GroupNorm(groups, name=f"{name}_norm"))
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _check_depth(depth):
+    """Raises ValueError unless `depth` is 6n + 4 with a positive integer n."""
+    check_positive_integer("depth", depth)
+    if depth < 10 or (depth - 4) % 6:
+        below = max(10, depth - (depth - 4) % 6)
+        nearest = f"{below}" if depth < 10 else f"{below} or {below + 6}"
+        raise ValueError(
+            "Argument `depth` must be 6n + 4 with n >= 1, for n blocks a stage. "
+            f"Received: depth={depth}. The nearest: {nearest}."
+        )
+
+
+# Bottleneck blocks of the four stages.
+BLOCKS = {
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+
+# Of Brock et al.: the growth of the standard deviation that a block is allowed.
+ALPHA = 0.2
+
+# ReLU of a standard Gaussian has variance (1 - 1/pi) / 2; times this, it has variance one.
+RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
+
+
+def NFResNet(
+    depth: int,
+    num_classes: int,
+    input_shape: Any = (224, 224, 3),
+    width: int = 64,
+    skip_init: float = 1.0,
+    name: str | None = None,
+) -> keras.Model:
+    """Builds the normalizer-free residual network `NF-ResNet-depth` of Brock et al. (2021a).
+
+    A pre-activation bottleneck ResNet in which scaled weight standardization and bookkeeping of
+    variances do what batch normalization would, so that no example sees another. Block `l` adds
+
+    `h + 0.2 * gain * f(h / beta)`
+
+    with `beta` the standard deviation of `h` expected at initialisation, a trainable scalar `gain`
+    (SkipInit) and a branch `f` that keeps the variance: ReLU, 1x1, ReLU, 3x3, ReLU and 1x1
+    convolution, each with a gain and a bias for every filter, and each ReLU scaled by
+    `sqrt(2 / (1 - 1/pi))`. With `skip_init=1`, which `beta` assumes, the variance grows by 0.04 a
+    block. The first block of each of the four stages has a 1x1 convolution of `relu(h / beta)` in
+    place of the skip path, which sets the variance back to one. A 7x7 convolution and max pooling,
+    both with stride 2, come first; ReLU, global average pooling and a dense layer last. The last
+    three stages halve the resolution. There is no dropout and no stochastic depth (De et al. 2022,
+    C.1).
+
+    Args:
+        depth: Integer, number of convolutions and dense layers on the longest path: 50, 101, 152
+            or 200; or 26, for small experiments.
+        num_classes: Positive integer, number of outputs.
+        input_shape: `(height, width, channels)` of one image; height and width may be None.
+        width: Integer of at least 2, channels of the first convolution. The bottlenecks of the
+            stages have 1, 2, 4 and 8 times as many, their outputs four times those.
+        skip_init: Float, initial value of each block's scalar. 1 is what De et al. (2022, C.1)
+            found better when training privately from scratch; Brock et al. use 0.
+        name: String, name of the model. Defaults to `"nf_resnet_<depth>"`.
+
+    Returns:
+        A functional `keras.Model` from images `[batch, height, width, channels]` of about zero mean
+        and unit variance to logits `[batch, num_classes]`, without softmax and in float32 under
+        mixed precision. With 1000 classes it has 25.6 (50), 44.5 (101), 60.2 (152) or 64.7 million
+        (200) parameters: those of the ResNet with batch normalization, and a scalar a block.
+
+    Raises:
+        ValueError: If `depth` is not one of the above, if `num_classes` is not a positive integer,
+            if `width` is not an integer of at least 2, or if `input_shape` is not
+            `(height, width, channels)`.
+
+    References:
+        - [Brock et al., 2021a](https://arxiv.org/abs/2101.08692), section 3 and appendix A.
+        - [De & Smith, 2020](https://arxiv.org/abs/2002.10444), for SkipInit.
+        - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.3 and appendix C.1.
+    """
+    check_positive_integer("depth", depth)
+    check_choice("depth", depth, sorted(BLOCKS))
+    check_positive_integer("num_classes", num_classes)
+    check_positive_integer("width", width)
+    must = "be at least 2: standardizing the one weight of a 1x1 convolution of one channel is zero"
+    require(width >= 2, "width", width, must)
+    check_image_shape(input_shape)
+
+    inputs = keras.Input(input_shape)
+    x = _conv(width, 7, strides=2, name="stem")(inputs)
+    x = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")(x)
+    variance = 1.0
+    for stage, blocks in enumerate(BLOCKS[depth], start=1):
+        bottleneck = width * 2 ** (stage - 1)
+        for block in range(1, blocks + 1):
+            x = _bottleneck_block(
+                x,
+                bottleneck,
+                beta=math.sqrt(variance),
+                strides=2 if stage > 1 and block == 1 else 1,
+                project=block == 1,
+                skip_init=skip_init,
+                name=f"stage{stage}_block{block}",
+            )
+            # A projection sees h / beta and puts out variance one.
+            variance = (1.0 if block == 1 else variance) + ALPHA**2
+    x = _scaled_relu(x, name="head")
+    outputs = pooled_logits(x, num_classes)
+    return keras.Model(inputs, outputs, name=name or f"nf_resnet_{depth}")
+
+
+def _bottleneck_block(x, bottleneck, beta, strides, project, skip_init, name):
+    """Adds a bottleneck block to `x`, whose expected standard deviation is `beta`."""
+    skip = x
+    # ReLU commutes with the division by beta.
+    x = _scaled_relu(x, name=f"{name}_1", beta=beta)
+    if project:
+        skip = _conv(4 * bottleneck, 1, strides=strides, name=f"{name}_skip")(x)
+    x = _conv(bottleneck, 1, name=f"{name}_conv1")(x)
+    x = _scaled_relu(x, name=f"{name}_2")
+    x = _conv(bottleneck, 3, strides=strides, name=f"{name}_conv2")(x)
+    x = _scaled_relu(x, name=f"{name}_3")
+    x = _conv(4 * bottleneck, 1, name=f"{name}_conv3")(x)
+    x = SkipInit(ALPHA, keras.initializers.Constant(skip_init), name=f"{name}_skip_init")(x)
+    return keras.layers.Add(name=f"{name}_add")([skip, x])
+
+
+def _scaled_relu(x, name, beta=1.0):
+    """ReLU that keeps the variance of a Gaussian, divided by `beta`."""
+    x = keras.layers.ReLU(name=f"{name}_relu")(x)
+    return keras.layers.Rescaling(RELU_GAIN / beta, name=f"{name}_scale")(x)
+
+
+def _conv(filters, kernel_size, strides=1, *, name):
+    return WSConv2D(
+        filters,
+        kernel_size,
+        strides=strides,
+        padding="same",
+        use_gain=True,
+        kernel_initializer=gaussian(),
+        name=name,
+    )
+
+
+def SmallCNN(
+    num_classes: int,
+    input_shape: Any,
+    filters: Sequence[int] = (32, 32, 64),
+    groups: int = 4,
+    weight_standardization: bool = True,
+    name: str = "small_cnn",
+) -> keras.Model:
+    """Builds a plain stack of 3x3 convolutions with what De et al. (2022) found to help DP-SGD.
+
+    Each convolution is weight-standardized and followed by group normalization and GELU; every
+    convolution after the first halves the resolution. A dense layer reads the flattened rest. Few
+    weights suffer little noise: the added noise has as many dimensions as the model has weights.
+
+    Args:
+        num_classes: Positive integer, number of outputs.
+        input_shape: `(height, width, channels)` of one image, each known.
+        filters: Channels of each convolution, positive multiples of `groups`.
+        groups: Positive integer, groups of each normalization; or None to leave the normalizations
+            out.
+        weight_standardization: Boolean, whether the convolutions are `tfdpx.layers.WSConv2D` or
+            `keras.layers.Conv2D`.
+        name: String, name of the model.
+
+    Returns:
+        A functional `keras.Model` from images `[batch, height, width, channels]` to logits
+        `[batch, num_classes]`, without softmax and in float32 under mixed precision.
+
+    Raises:
+        ValueError: If `filters` is empty or holds anything but positive multiples of `groups`, if
+            `num_classes` or `groups` is not a positive integer, or if `input_shape` is not
+            `(height, width, channels)` with known sizes.
+
+    References:
+        - [De et al., 2022](https://arxiv.org/abs/2204.13650), section 3.1.
+    """
+    check_positive_integer("num_classes", num_classes)
+    if groups is not None:
+        check_positive_integer("groups", groups)
+    check_image_shape(input_shape, known=True)
+    check_filters(filters, groups or 1)
+    conv_class = WSConv2D if weight_standardization else keras.layers.Conv2D
+    inputs = x = keras.Input(input_shape)
+    for index, channels in enumerate(filters, start=1):
+        x = conv_class(
+            channels, 3, strides=1 if index == 1 else 2, padding="same", name=f"conv{index}"
+        )(x)
+        if groups is not None:
+            x = GroupNorm(groups, name=f"norm{index}")(x)
+        x = keras.layers.Activation("gelu", name=f"gelu{index}")(x)
+    x = keras.layers.Flatten(name="flatten")(x)
+    outputs = logits_layer(num_classes)(x)
+    return keras.Model(inputs, outputs, name=name)
+
+
+def LeNet(
+    num_classes: int = 10, input_shape: Any = (28, 28, 1), name: str = "lenet"
+) -> keras.Model:
+    """Builds LeNet-5 (LeCun et al., 1998), the model of the privacy audit of De et al. (2022).
+
+    Two 5x5 convolutions (6 channels with padding, 16 without), each followed by tanh and 2x2
+    average pooling, then dense layers of 120, 84 and `num_classes`. As in most later renderings,
+    the trainable subsampling, the sparse channel connections and the radial basis outputs of 1998
+    are left out. Tanh also bounds the activations, which keeps gradients from being dominated by
+    a few large examples before clipping.
+
+    Args:
+        num_classes: Positive integer, number of outputs.
+        input_shape: `(height, width, channels)` of one image, each known; height and width at
+            least 12.
+        name: String, name of the model.
+
+    Returns:
+        A `keras.Sequential` from images `[batch, height, width, channels]` to logits
+        `[batch, num_classes]`, without softmax; 61,706 parameters with the default arguments.
+
+    Raises:
+        ValueError: If `num_classes` is not a positive integer, or if `input_shape` is not
+            `(height, width, channels)` with height and width of at least 12.
+
+    References:
+        - [LeCun et al., 1998](https://doi.org/10.1109/5.726791).
+        - [De et al., 2022](https://arxiv.org/abs/2204.13650), appendix A.2.
+    """
+    check_positive_integer("num_classes", num_classes)
+    check_image_shape(input_shape)
+    is_large = all(size is not None and size >= 12 for size in input_shape[:2])
+    must = "give a height and width of at least 12"
+    hint = " Resize the images, e.g. with keras.layers.Resizing(28, 28)."
+    require(is_large, "input_shape", input_shape, must, hint)
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Conv2D(6, 5, padding="same", activation="tanh", name="conv1"),
+            layers.AveragePooling2D(2, name="pool1"),
+            layers.Conv2D(16, 5, activation="tanh", name="conv2"),
+            layers.AveragePooling2D(2, name="pool2"),
+            layers.Flatten(name="flatten"),
+            layers.Dense(120, activation="tanh", name="dense1"),
+            layers.Dense(84, activation="tanh", name="dense2"),
+            logits_layer(num_classes),
+        ],
+        name=name,
+    )

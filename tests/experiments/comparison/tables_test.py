@@ -1,0 +1,27 @@
+"""The study of tables: its cases train, and generated tables follow from their key."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", exc_type=ImportError)
+
+from experiments.comparison import tables  # noqa: E402
+from tfdpx.train.tables import run  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["wine", "diabetes"])
+def test_a_case_trains_and_has_arrays_for_peers(name):
+    table, settings = tables.case(name, 0, 8.0, None, "public")
+    assert run.measure(run.fit(table, settings).model, table.test, settings)
+    task = tables.as_arrays(table, settings)
+    assert np.all(np.abs(task["x"]) <= 1) and len(task["x"]) == len(table.train)
+    assert tables.without_privacy(task) > 0.3
+    if task["classes"]:
+        found = tables.heads(task, 8.0)
+        assert len(found) == len(tables.HEADS) and max(found) > 0.7
+
+
+def test_generated_tables_are_drawn_from_their_key():
+    one, same, other = (tables.make_table(key, 50) for key in (3, 3, 4))
+    assert np.array_equal(one.train.target, same.train.target)
+    assert one.kinds != other.kinds or not np.array_equal(one.train.target, other.train.target)

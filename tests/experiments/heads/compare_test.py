@@ -1,0 +1,24 @@
+"""The comparison of heads, small: its table and picture, and its resume."""
+
+import math
+
+import feature_folder
+import pytest
+
+from experiments.heads import compare
+
+
+def test_methods_are_compared_and_the_comparison_resumes(tmp_path, capsys):
+    folder = feature_folder.make(tmp_path / "features").path
+    out = tmp_path / "out"
+    given = ["--methods=dp_ls,dp_fc", f"--features={folder}", f"--workdir={out}"]
+    compare.main(["--epsilons=4", *given])
+    capsys.readouterr()
+    compare.main(["--epsilons=4,inf", *given])
+    assert capsys.readouterr().out.count("epsilon") == 2
+    table = (out / "table.md").read_text().splitlines()
+    assert table[0] == "| epsilon | dp_ls | dp_fc |" and len(table) == 4
+    assert math.isinf(float(table[-1].split("|")[1]))
+    assert (out / "heads.png").stat().st_size > 5000
+    with pytest.raises(SystemExit, match="no method 'dp_x'"):
+        compare.main([*given, "--methods=dp_x"])

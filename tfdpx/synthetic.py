@@ -1,0 +1,328 @@
+"""Images that know no data: statistics and features computed from them cost no privacy."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdpx import _keras as _keras  # Says first if Keras has another backend.
+from tfdpx._arguments import check_positive_integer, is_integer, is_number, require
+
+__all__ = ["DeadLeaves", "Strokes"]
+
+# Leaves of a round cover each pixel so many times on average: most images need one or two rounds.
+_COVERINGS_A_ROUND = 6
+_MOST_STROKES = 3
+# Of the pen, as a part of the shorter side of the image.
+_WIDTHS = (0.06, 0.13)
+# Distance of neighbouring points, in pixels and in widths: at either the outline looks smooth.
+_SPACING, _SPACING_IN_WIDTHS = 0.5, 0.1
+_FEWEST_CONTROLS, _MOST_CONTROLS = 4, 7
+# Of the control points, as a part of the image.
+_MARGIN = 0.1
+
+
+class Generator:
+    """Makes images from nothing but its arguments and a seed.
+
+    Image `i` depends on the arguments, the seed and `i` alone, through NumPy's
+    `default_rng([seed, i])`, so a longer request begins with the same images. NumPy may change its
+    random numbers with its version, so keep what was computed from the images.
+
+    No argument takes data, so statistics, features and pre-trained weights that are computed from
+    the images cost no privacy. Arguments tuned on private data would be a leak, like any other
+    hyperparameter that is.
+
+    A new kind of images is a subclass with `draw`.
+
+    Args:
+        image_size: Positive int, or a pair of them: height and width in pixels.
+        channels: Positive int: 1 for gray, 3 for colour.
+        seed: Int >= 0. It protects nothing, so it need not be secret.
+
+    Raises:
+        ValueError: If an argument does not fit; the error names it.
+    """
+
+    def __init__(
+        self, image_size: int | Sequence[int] = 32, channels: int = 1, seed: int = 0
+    ) -> None:
+        size: Any = [image_size] * 2 if is_integer(image_size, 1) else image_size
+        is_pair = isinstance(size, (list, tuple)) and len(size) == 2
+        is_pair = is_pair and all(is_integer(length, 1) for length in size)
+        must = "be an int >= 1 or a pair of them, (height, width)"
+        require(is_pair, "image_size", image_size, must, " Use, e.g., 32.")
+        check_positive_integer("channels", channels, " Use 1 for gray images, 3 for colour.")
+        require(is_integer(seed, 0), "seed", seed, "be an int >= 0", " Use 0.")
+        self.image_size = tuple(map(int, size))
+        self.channels = int(channels)
+        self.seed = int(seed)
+        self.image_shape = (*self.image_size, self.channels)
+
+    def images(self, num_images: int, start: int = 0) -> np.ndarray:
+        """Returns images `start` to `start + num_images - 1`.
+
+        Args:
+            num_images: Int >= 0.
+            start: Int >= 0, the number of the first image.
+
+        Returns:
+            float32 array `[num_images, height, width, channels]` in [0, 1].
+
+        Raises:
+            ValueError: If an argument is not an int >= 0.
+        """
+        for name, value in (("num_images", num_images), ("start", start)):
+            require(is_integer(value, 0), name, value, "be an int >= 0")
+        images = np.empty([num_images, *self.image_shape], "float32")
+        for row in range(num_images):
+            images[row] = self.draw(np.random.default_rng([self.seed, start + row]))
+        return images
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """Draws one image.
+
+        Args:
+            rng: `np.random.Generator`, the only source of chance.
+
+        Returns:
+            Float array `[height, width, channels]` in [0, 1].
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define `draw`.")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor, a dict."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+
+class DeadLeaves(Generator):
+    """Discs of one colour that fall on each other until all is covered.
+
+    Centres are uniform, and radii have a density proportional to `r^-3` between `r_min` and
+    `r_max`: the law under which a scene looks alike at every scale, as photographs do (Lee, Mumford
+    & Huang 2001). Features learned from such images alone serve for photographs (Baradad et al.
+    2021).
+
+    The samples are exact: leaves are laid from the front, under those that lie there, until no
+    pixel is left open. Neither the border nor a number of leaves shows in them.
+
+    Args:
+        image_size: Positive int, or a pair of them: height and width in pixels.
+        channels: Positive int. Each leaf has a brightness uniform in [0, 1] a channel.
+        seed: Int >= 0.
+        r_min: Number >= 0.5, the smallest radius in pixels.
+        r_max: Finite number >= `r_min`, the largest radius in pixels. By default half the shorter
+            side, or `r_min` where that is larger.
+
+    Raises:
+        ValueError: If an argument does not fit; the error names it.
+
+    Example:
+    >>> leaves = DeadLeaves(image_size=16, channels=3)
+    >>> leaves.images(5).shape
+    (5, 16, 16, 3)
+    >>> bool((leaves.images(5)[:2] == leaves.images(2)).all())
+    True
+
+    References:
+        - [Lee, Mumford & Huang, 2001](https://doi.org/10.1023/A:1011109015675), "Occlusion models
+          for natural images".
+        - [Baradad et al., 2021](https://arxiv.org/abs/2106.05963), "Learning to see by looking at
+          noise".
+        - Kendall & Thönnes, 1999, "Perfect simulation in stochastic geometry", for leaves laid from
+          the front.
+    """
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 32,
+        channels: int = 1,
+        seed: int = 0,
+        r_min: float = 1.0,
+        r_max: float | None = None,
+    ) -> None:
+        super().__init__(image_size, channels, seed)
+        must = "be a finite number >= 0.5 (pixels): smaller leaves cover none"
+        require(is_number(r_min) and 0.5 <= r_min < math.inf, "r_min", r_min, must, " Use 1.")
+        if r_max is None:
+            r_max = max(r_min, min(self.image_size) / 2)
+        is_valid = is_number(r_max) and r_min <= r_max < math.inf
+        require(is_valid, "r_max", r_max, f"be a finite number >= r_min={r_min} (pixels)")
+        self.r_min, self.r_max = float(r_min), float(r_max)
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """Draws one image `[height, width, channels]`; see `Generator.draw`."""
+        height, width = self.image_size
+        image = np.empty([height * width, self.channels])
+        is_open = np.ones(height * width, bool)
+        window = (height + 2 * self.r_max) * (width + 2 * self.r_max)
+        num_leaves = math.ceil(_COVERINGS_A_ROUND * window / self._mean_area())
+        while is_open.any():
+            rows, columns, radii = self._leaves(rng, num_leaves)
+            colours = rng.random([num_leaves, self.channels])
+            front = _front_leaf(rows, columns, radii, height, width)
+            is_new = is_open & (front < num_leaves)
+            image[is_new] = colours[front[is_new]]
+            is_open &= ~is_new
+        return image.reshape(self.image_shape)
+
+    def _leaves(self, rng, num_leaves):
+        """Rows and columns of centres, and radii, of leaves from front to back, some outside.
+
+        All are float64 arrays `[num_leaves]`, in pixels; the first pixel has its centre at (0, 0).
+        """
+        height, width = self.image_size
+        u = rng.random([3, num_leaves])
+        # A leaf of any size that reaches the image is as likely as it is on the endless plane.
+        rows = u[0] * (height + 2 * self.r_max) - self.r_max - 0.5
+        columns = u[1] * (width + 2 * self.r_max) - self.r_max - 0.5
+        radii = (self.r_min**-2 - u[2] * (self.r_min**-2 - self.r_max**-2)) ** -0.5
+        return rows, columns, radii
+
+    def _mean_area(self):
+        if self.r_min == self.r_max:
+            return math.pi * self.r_min**2
+        mass = (self.r_min**-2 - self.r_max**-2) / 2
+        return math.pi * math.log(self.r_max / self.r_min) / mass
+
+
+def _front_leaf(rows, columns, radii, height, width):
+    """int64 [height * width]: the first of n leaves that covers each pixel, n where none does."""
+    first = np.maximum(np.ceil(rows - radii), 0)
+    last = np.minimum(np.floor(rows + radii), height - 1)
+    leaf, row = _integers_between(first, last)
+    # Rounding could make the first or last row lie just outside of its leaf.
+    half = np.sqrt(np.maximum(radii[leaf] ** 2 - (row - rows[leaf]) ** 2, 0))
+    first = np.maximum(np.ceil(columns[leaf] - half), 0)
+    last = np.minimum(np.floor(columns[leaf] + half), width - 1)
+    span, column = _integers_between(first, last)
+    front = np.full(height * width, len(radii))
+    np.minimum.at(front, row[span] * width + column, leaf[span])
+    return front
+
+
+def _integers_between(first, last):
+    """Each integer of n intervals: the number of the interval, and the integer, as int64 arrays."""
+    counts = np.maximum(last - first + 1, 0).astype("int64")
+    interval = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return interval, first.astype("int64")[interval] + np.arange(len(interval)) - before[interval]
+
+
+class Strokes(Generator):
+    """Strokes of a pen along smooth random curves, antialiased, like handwriting in no script.
+
+    A stroke is a cubic B-spline. Its control points are a random walk that keeps turning one way,
+    which gives hooks, arcs and loops. The width of the pen changes a little along it, as with
+    pressure. All strokes of an image have one ink. Of one channel the ink is 1 and the paper 0, as
+    in MNIST; of several both have random colours. An image has one to three strokes, by a pen that
+    is 0.06 to 0.13 of its shorter side wide.
+
+    Args:
+        image_size: Positive int, or a pair of them: height and width in pixels.
+        channels: Positive int.
+        seed: Int >= 0.
+
+    Raises:
+        ValueError: If an argument does not fit; the error names it.
+
+    Example:
+    >>> images = Strokes(image_size=28).images(5)
+    >>> images.shape, float(images.min()), float(images.max())
+    ((5, 28, 28, 1), 0.0, 1.0)
+
+    References:
+        - [Lake, Salakhutdinov & Tenenbaum, 2015](https://doi.org/10.1126/science.aab3050), whose
+          model of handwriting draws strokes as B-splines too.
+    """
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        """Draws one image `[height, width, channels]`; see `Generator.draw`."""
+        width = rng.uniform(*_WIDTHS) * min(self.image_size)
+        number = rng.integers(1, _MOST_STROKES + 1)
+        strokes = [self._stroke(rng, width) for _ in range(number)]
+        points, radii = map(np.concatenate, zip(*strokes, strict=True))
+        ink = _stamped(points, radii, *self.image_size)[..., None]
+        if self.channels == 1:
+            return ink
+        dark, bright = rng.random([2, self.channels])
+        return dark + ink * (bright - dark)
+
+    def _stroke(self, rng, width):
+        """Points [n, 2] (row, column) of a stroke, and the radius of the pen [n] at each."""
+        controls = _controls(rng) * (np.array(self.image_size) - 1)
+        points = _spline(controls, max(_SPACING, _SPACING_IN_WIDTHS * width))
+        # Pressure rises and falls once or twice along the stroke.
+        phase = rng.uniform(0, 2 * np.pi) + rng.uniform(3, 9) * np.linspace(0, 1, len(points))
+        return points, width / 2 * (1 + 0.2 * np.sin(phase))
+
+
+def _controls(rng):
+    """Points [n, 2] in the unit square, with some margin: a walk that keeps turning one way."""
+    number = rng.integers(_FEWEST_CONTROLS, _MOST_CONTROLS + 1)
+    heading, turn = rng.uniform(0, 2 * np.pi), rng.normal(0, 0.9)
+    steps = rng.uniform(0.15, 0.5, size=number - 1)
+    headings = heading + turn * np.arange(number - 1) + rng.normal(0, 0.6, size=number - 1)
+    walk = np.cumsum(steps[:, None] * np.stack([np.sin(headings), np.cos(headings)], -1), axis=0)
+    walk = np.concatenate([np.zeros([1, 2]), walk])
+    walk -= walk.min(axis=0)
+    # It is put anywhere between the margins, shrunk if it is too large.
+    walk /= max(walk.max() / (1 - 2 * _MARGIN), 1)
+    return walk + _MARGIN + rng.random(2) * (1 - 2 * _MARGIN - walk.max(axis=0))
+
+
+def _spline(controls, spacing):
+    """Points of the uniform cubic B-spline with the given control points.
+
+    Args:
+        controls: Float array [k, 2], k >= 2.
+        spacing: Float, the largest distance between neighbouring points.
+
+    Returns:
+        float64 array [n, 2], from the first control point to the last. No turn is sharp: even the
+        second derivative of a B-spline has no jumps.
+    """
+    # With the ends continued in a straight line, the curve starts and ends at control points.
+    outer = [2 * controls[0] - controls[1], *controls, 2 * controls[-1] - controls[-2]]
+    legs = np.linalg.norm(np.diff(outer, axis=0), axis=1)
+    pieces = []
+    for i, (a, b, c, d) in enumerate(zip(outer, outer[1:], outer[2:], outer[3:], strict=False)):
+        # The speed is a mean of the legs, so it does not exceed the longest.
+        number = max(int(np.ceil(legs[i : i + 3].max() / spacing)), 1)
+        t = np.arange(number)[:, None] / number
+        left, right = b * (4 - 6 * t**2 + 3 * t**3), c * (1 + 3 * t + 3 * t**2 - 3 * t**3)
+        pieces.append((a * (1 - t) ** 3 + left + right + d * t**3) / 6)
+    return np.concatenate([*pieces, controls[-1:]])
+
+
+def _stamped(points, radii, height, width):
+    """How far each pixel is covered by discs around `points`.
+
+    Args:
+        points: Float array [n, 2]: row and column in pixels.
+        radii: Float array [n], in pixels.
+        height: Int.
+        width: Int.
+
+    Returns:
+        float64 array [height, width] in [0, 1]: 1 where a pixel's centre lies half a pixel or more
+        inside of a disc, falling to 0 half a pixel outside.
+    """
+    reach = int(np.ceil(radii.max() + 1))
+    offset = np.arange(-reach, reach + 1)
+    nearest = np.rint(points).astype("int64")
+    rows, columns = (nearest[:, axis, None] + offset for axis in range(2))
+    across, along = (rows - points[:, :1]) ** 2, (columns - points[:, 1:]) ** 2
+    distance = np.sqrt(across[:, :, None] + along[:, None, :])
+    covered = np.clip(radii[:, None, None] + 0.5 - distance, 0, 1)
+    # What lies outside of the image goes into a border that is cut off.
+    rows = np.clip(rows, -1, height) + 1
+    columns = np.clip(columns, -1, width) + 1
+    canvas = np.zeros((height + 2) * (width + 2))
+    flat = rows[:, :, None] * (width + 2) + columns[:, None, :]
+    np.maximum.at(canvas, flat.ravel(), covered.ravel())
+    return canvas.reshape(height + 2, width + 2)[1:-1, 1:-1]
