@@ -49,7 +49,7 @@ class PrivateGradient:
         return PrivateGradient(self.tensor + tensor, self.deviation, _KEY)
 
     def times(self, number):
-        """The product with a number that was computed without the data, as a public clip."""
+        """The product with a number that was computed without the data."""
         return PrivateGradient(self.tensor * number, self.deviation * number, _KEY)
 
 
@@ -73,7 +73,7 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=Non
         squared_norms: float32 [n].
         present: bool [n].
         l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 scalar
-            tensor, of `tfdpx.training.public_clip`, which is finite and large enough.
+            tensor, of `tfdpx.AdaptiveClip`, which is finite and large enough.
         batch_size: Int, B.
         fractions: Optional float32 [n] in (0, 1], f: what part of C each example is clipped at.
 

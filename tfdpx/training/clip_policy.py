@@ -3,9 +3,8 @@
 The private step has one way through. It asks the optimizer's policy in the order of the methods of
 `ClipPolicy`: before the gradients where to clip, after the noise what to learn. `ClipPolicy` itself
 clips every example at the constant `l2_norm_clip`. `tfdpx.training.automatic_clip` normalizes,
-`tfdpx.training.individual_clip` clips each example at its most recently measured norm,
-`tfdpx.training.public_clip` at a quantile of the norms of public examples, and
-`tfdpx.training.adaptive_clip` at a noisy quantile of private ones. An optimizer takes a policy of
+`tfdpx.training.individual_clip` clips each example at its most recently measured norm, and
+`tfdpx.training.adaptive_clip` at a noisy quantile of the norms. An optimizer takes a policy of
 your own as `l2_norm_clip=`.
 
 Guarantee, which every policy must keep: `factors` times an example's gradient has at most the norm

@@ -55,13 +55,6 @@ class DPSGD(PrivateOptimizer, keras.optimizers.SGD):
         seed: Optional int, of noise, views and draws. `None`, for seeds from the operating system,
             is what privacy needs: noise of a known seed can be subtracted.
         per_example_engine: Means nothing; deprecated.
-        public_data: Optional pair `(x, y)` of arrays of public examples, as the model sees them; it
-            needs a plan. Their gradients join every update without clipping or noise, each weighing
-            as much as a private example; the weights may tell all of them. See
-            `tfdpx.training.public_clip`.
-        public_quantile: Float in (0, 1], or None. With `public_data`, private gradients are clipped
-            to this quantile of the norms of the public ones, anew in each update, and
-            `l2_norm_clip` is but the unit of the learning rate. None clips to `l2_norm_clip`.
         individual: Optional `tfdpx.accounting.IndividualAccountant` of the same plan: each example
             is clipped at its most recently measured norm, and its own epsilon is known. Needs
             `fit(x, y)` or `fit(plan.batches(...))`.
@@ -102,7 +95,7 @@ class DPAdam(BiasCorrected, keras.optimizers.Adam):
             moment counts as. Smaller values take longer steps where gradients drown in noise.
         **kwargs: Keyword arguments of `keras.optimizers.Adam`, and `plan`, `batch_size`,
             `noise_multiplier`, `l2_norm_clip`, `microbatch_size`, `augment`, `augmult`, `seed`,
-            `public_data`, `public_quantile`, `individual` and `public_validation` of `DPSGD`.
+            `individual` and `public_validation` of `DPSGD`.
 
     Raises:
         ValueError: As `DPSGD`.

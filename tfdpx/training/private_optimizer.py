@@ -56,8 +56,6 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     augment = _read_only("augment")
     augmult = _read_only("augmult")
     seed = _read_only("seed")
-    public_data = _read_only("public_data")
-    public_quantile = _read_only("public_quantile")
     individual = _read_only("individual")
     public_validation = _read_only("public_validation")
 
@@ -73,8 +71,6 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         augmult: int = 0,
         seed: int | None = None,
         per_example_engine: str | None = None,
-        public_data: Any = None,
-        public_quantile: float | None = 0.9,
         individual: IndividualAccountant | None = None,
         public_validation: bool = False,
         **kwargs: Any,
@@ -101,8 +97,6 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             augment=augment,
             augmult=augmult,
             seed=seed,
-            public_data=public_data,
-            public_quantile=public_quantile,
             individual=individual,
             public_validation=public_validation,
         )

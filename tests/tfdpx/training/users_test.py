@@ -278,8 +278,6 @@ def test_what_does_not_go_together_is_refused(model):
     with pytest.raises(ValueError, match="`individual`"):
         plan = make_plan(4, 3, 1.0)
         tfdpx.DPSGD(plan=plan, individual=tfdpx.accounting.IndividualAccountant(plan))
-    with pytest.raises(ValueError, match="`public_data`"):
-        tfdpx.DPSGD(plan=make_plan(4, 3, 1.0), public_data=(X[:3], Y[:3]))
     with pytest.raises(TypeError, match="user_ids"):
         other = small.model(keras.optimizers.SGD())
         other.fit(X, Y, user_ids=IDS)
