@@ -12,7 +12,7 @@ import numpy as np
 
 import tfdpx
 from experiments.benchmark import comparison, models, steps
-from tfdpx.training import microbatch_size
+from tfdpx.training import microbatches
 
 KINDS = ("ordinary", "private")
 # Updates of one `fit`, and fresh models whose first step is timed.
@@ -87,7 +87,7 @@ def measure(settings, num_examples, repeats):
             found = fit(given[kind], made[kind], _UPDATES).updates
             seconds[kind] += found if repeat else []  # The first are not timed.
     drawn = _drawn(plan)
-    [size] = microbatch_size.chosen(made["private"])
+    [size] = microbatches.chosen_sizes(made["private"])
     computed = [size.rows(n) for n in drawn]
     median = {kind: statistics.median(found) for kind, found in seconds.items()}
     first = {kind: statistics.median(found) for kind, found in first.items()}

@@ -39,7 +39,7 @@ def measure(settings, num_examples, repeats):
     policy = model.optimizer.clip_policy
 
     def books(ids, norms):
-        clips = policy.fractions_of(ids)
+        clips = policy.clips(ids, settings.images)
         policy.count_update(ids, norms >= 0, norms)
         return clips
 

@@ -158,7 +158,7 @@ def check_optimizer(
     # One float32 repeats by chance in 1 of 70 audits of 1,000 updates; not all of them at once.
     if len(np.unique(np.column_stack([absent, squares]), axis=0)) < count:
         problems.append("Noise repeats: two updates drew the same, and their difference has none.")
-    scale = optimizer.clip_policy.noise_of_gradients(sigma)
+    scale = optimizer.clip_policy.gradient_noise_multiplier
     problems += _scale_problems(canaries.variables, scale, squares, error)
     epsilons = epsilon_of_mu(1 / sigma, delta), epsilon_of_mu(mu, delta)
     most, sizes = 1 / mu if mu else math.inf, (count, canaries.count)
@@ -312,7 +312,7 @@ class Canaries:
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
             optimizer = _observed(type(self._optimizer)).from_config(config)
             # Each update starts at the same clip too.
-            optimizer.clip_policy.learn = lambda *learned: None
+            optimizer.clip_policy.update = lambda measured: None
             loss = tf.nest.map_structure(lambda _: _linear, self._y)
             self._model.compile(optimizer, loss, jit_compile=self._jit_compile)
         model, strategy, variables = self._model, self._strategy, self.variables

@@ -1,4 +1,4 @@
-"""Keras callbacks: stop at the end of the budget, log what the guarantee covers."""
+"""Keras callbacks: stop at the end of the budget, log what the guarantee covers, measure norms."""
 
 from __future__ import annotations
 
@@ -319,6 +319,43 @@ class TensorBoard(keras.callbacks.TensorBoard):
         with self._private_writer.as_default():
             for name, value in (logs or {}).items():
                 tf.summary.scalar(f"not_private/{prefix}{name}", value, step=step)
+
+
+class Refresh(keras.callbacks.Callback):
+    """Gives the optimizer's clip policy the norms of all examples, whenever they are due.
+
+    Each host measures all examples, on its first device.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+    """
+
+    def __init__(self, examples):
+        super().__init__()
+        self._examples, self._norms = examples, None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Measures, if it is time."""
+        optimizer = model_internals.innermost(self.model.optimizer)
+        if not optimizer.clip_policy.refresh_is_due():
+            return
+        count = self._examples.count
+        if self._norms is None:
+            size, engine = min(optimizer.batch_size, count), optimizer.prepared[self.model].engine
+            self._norms = GradientNorms(self.model, self._examples, size, engine)
+        optimizer.clip_policy.refresh(self._norms(np.arange(count)))
+
+
+def norm_refreshes(model, session):
+    """List of a `Refresh` for a `fit` whose optimizer asks for it, before all other callbacks.
+
+    Args:
+        model: The `keras.Model`.
+        session: The `tfdpx.training.session.Session` of the `fit`.
+    """
+    individual = model_internals.innermost(model.optimizer).individual
+    is_asked = individual is not None and individual.refreshes_per_epoch
+    return [Refresh(session.draws.examples)] if is_asked else []
 
 
 class FirstUpdate(keras.callbacks.Callback):

@@ -39,9 +39,11 @@ from tfdpx.sampling import sampled_batches, shares
 from tfdpx.sampling.batch_sampler import check_optimizer, sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
-from tfdpx.training import _train_step, agreement, refresh, views
+from tfdpx.training import agreement, views
 from tfdpx.training.budget import StopAtBudget
+from tfdpx.training.callbacks import norm_refreshes
 from tfdpx.training.fit import Request, training
+from tfdpx.training.step import regularization, show_losses
 
 
 def fit(
@@ -131,7 +133,7 @@ def fit(
         step_context.driving(model, "tfdpx"),
         training(optimizer, model, request) as (session, _),
     ):
-        ours = [*refresh.callbacks_of(model, session), StopAtBudget()]
+        ours = [*norm_refreshes(model, session), StopAtBudget()]
         for callback in ours:
             callback.set_model(model)
             callback.set_params(callbacks.params)
@@ -165,7 +167,8 @@ def fit(
                 x, y, sample_weight, seed=draw_seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context, **given,
             )  # fmt: skip
-            return optimizer.clip_policy.dataset(sampler_of(batches))
+            draws = sampler_of(batches)
+            return draws.fitted if optimizer.individual is None else draws.with_ids
 
         batches = iter(strategy.distribute_datasets_from_function(share))
         execute = _execution(model, strategy)
@@ -282,7 +285,7 @@ class _Measuring:
         def total(each):
             return tf.reduce_sum(tf.where(present, each, 0.0))
 
-        penalty, _ = _train_step.regularization(model.trainable_variables)
+        penalty, _ = regularization(model.trainable_variables)
         each = [total(losses) for losses in rows.tracked]
-        _train_step.show_losses(model, total(rows.losses), each, count, penalty)
+        show_losses(model, total(rows.losses), each, count, penalty)
         metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)

@@ -13,7 +13,7 @@ from cases import slow
 import tfdpx
 from tfdpx import audit, mechanism
 from tfdpx.audit import white_box
-from tfdpx.training import _microbatch, preparation
+from tfdpx.training import microbatches, preparation
 
 QUICK = dict(compile_arguments={"jit_compile": False})
 layers = keras.layers
@@ -144,9 +144,9 @@ PLANTED = {
     "too much": (scaled_noise(1.5), "noise on variable"),
     "one seed": ((mechanism, "privatize", noise_of_one_seed), "Noise repeats"),
     "one variable": ((mechanism, "privatize", none_on_one_variable), "noise on variable"),
-    "one layer": ((_microbatch, "compute", forgotten_layer), "Clipping does not bound"),
+    "one layer": ((microbatches, "compute", forgotten_layer), "Clipping does not bound"),
     "whole batch": ((mechanism, "clip_factors", whole_batch), "clipped as a whole"),
-    "views": ((_microbatch, "compute", views_one_by_one), "Clipping does not bound"),
+    "views": ((microbatches, "compute", views_one_by_one), "Clipping does not bound"),
     "padding": (None, "Padding counts"),
 }
 
@@ -165,7 +165,7 @@ def broken(name):
             bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
             # Both would find it as the step is traced.
             check = mock.patch.object(preparation, "problems_of_microbatch", lambda *_: [])
-            refusal = mock.patch("tfdpx.training._train_step.check_update", lambda *_: None)
+            refusal = mock.patch("tfdpx.training.step.check_update", lambda *_: None)
             with bug, check, refusal:
                 return step(model, data)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdpx
-from tfdpx.training import microbatch_size
+from tfdpx.training import microbatches
 
 
 def test_bad_sizes():
@@ -26,14 +26,14 @@ def test_auto_of_former_files_is_none():
 
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 1000))
 def test_rows_of_all_passes(examples, multiple, count):
-    size = microbatch_size.MicrobatchSize(examples, min(multiple, examples))
+    size = microbatches.MicrobatchSize(examples, min(multiple, examples))
     computed, left = 0, count
     while left > 0:
         computed += min(examples, math.ceil(left / size.multiple) * size.multiple)
         left -= examples
     assert size.rows(count) == computed
-    assert not microbatch_size.of_examples(examples, varies=False).varies
-    most = microbatch_size.of_examples(examples, varies=True).rows(count) - count
+    assert not microbatches.of_examples(examples, varies=False).varies
+    most = microbatches.of_examples(examples, varies=True).rows(count) - count
     assert 0 <= most <= examples / 16
 
 
@@ -51,14 +51,14 @@ def test_passes_of_least_expected_time(batch_size, probability, each, every, var
     weights = scipy.stats.binom.pmf(drawn, number, probability)
 
     def seconds(size):
-        rows = microbatch_size.of_examples(size, varies).rows(drawn)
+        rows = microbatches.of_examples(size, varies).rows(drawn)
         return weights @ (-(-drawn // size) * every + rows * each)
 
     mean, deviation = number * probability, math.sqrt(number * probability * (1 - probability))
-    size = microbatch_size.least_time(each, every, mean, deviation, number, number, varies)
+    size = microbatches.least_time(each, every, mean, deviation, number, number, varies)
     assert seconds(size) <= 1.03 * min(seconds(other) for other in range(1, number + 1, 7))
 
 
 def test_without_padding_a_batch_is_cut_evenly():
-    assert microbatch_size.least_time(1.0, 30.0, 100, 0.0, 60, 100) == 50
-    assert microbatch_size.least_time(1.0, 30.0, 100, 0.0, 100, 100) == 100
+    assert microbatches.least_time(1.0, 30.0, 100, 0.0, 60, 100) == 50
+    assert microbatches.least_time(1.0, 30.0, 100, 0.0, 100, 100) == 100

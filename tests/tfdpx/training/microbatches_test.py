@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx import mechanism, noise
-from tfdpx.training import _microbatches, _train_step
-from tfdpx.training._microbatches import BatchTotals
-from tfdpx.training.microbatch_size import MicrobatchSize
+from tfdpx.training import microbatches
+from tfdpx.training import step as training_step
+from tfdpx.training.microbatches import BatchTotals, MicrobatchSize
 
-ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
+ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]), tf.zeros([1]))
 
 
 def adding(data, choices, present, index):
@@ -30,7 +30,8 @@ def adding(data, choices, present, index):
     places = 100.0 * tf.cast(index, "float32") + tf.range(rows)
     placed = tf.reduce_sum(x * places * present)
     counts = tf.stack([drawn, placed, tf.ones([]), weight, rows])
-    return BatchTotals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
+    examples, none = tf.reduce_sum(present), tf.zeros([])
+    return BatchTotals([counts], total, [], examples, none, tf.zeros([1])), {"logs": total}
 
 
 BATCHES = dict(
@@ -61,7 +62,7 @@ def check_passes(present, size, multiple, jit_compile=False):
     @tf.function(jit_compile=jit_compile, autograph=False)
     def total(x, present):
         data = (x, None, tf.cast(present, "float32"))
-        return _microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
+        return microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
 
     found = total(x, present)
     assert found.examples == present.sum()
@@ -85,7 +86,7 @@ def test_passes_of_any_size_never_know_it(count):
 
     def total(x, present=None):
         size = MicrobatchSize(8, 2)
-        return _microbatches.run(looking, (x, None, None), x, present, size, ZERO)[0]
+        return microbatches.run(looking, (x, None, None), x, present, size, ZERO)[0]
 
     data = tf.range(float(count)), tf.ones([count], tf.bool)
     for length, tensors in ((None, data[:1]), (None, data), (count, data)):
@@ -98,9 +99,9 @@ def test_passes_of_any_size_never_know_it(count):
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     x = tf.constant([1.0, 2.0, 3.0])
-    found, logs = _microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
+    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
     assert found.loss == 6 and logs["logs"] == 6
-    found, logs = _microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
+    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
     assert found.loss == 6 and logs is None and found.sums[0][2] == 2
 
 
@@ -117,7 +118,7 @@ def test_an_empty_draw_gives_noise_alone(noisy):
     seed = tf.constant(made.optimizer.step_key())
     logs = made.train_on_batch(x, y, sample_weight=np.zeros(len(x), "float32"), return_dict=True)
     zeros = [tf.zeros(v.shape) for v in made.trainable_variables]
-    drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, _train_step._NOISE))
+    drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, training_step._NOISE))
     wanted = np.concatenate([np.ravel(g.tensor) for g in drawn])
     np.testing.assert_allclose(before - small.weights(made), wanted, atol=1e-6)
     assert logs["loss"] == 0

@@ -2,11 +2,13 @@
 
 The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
 its microbatch traced and checked (`views`, `preparation`, `checks`); each microbatch makes K
-views of its examples (`views`), their gradients (`per_example`) and clipped sums (`microbatch`,
-`mechanism`); the sums are added over microbatches and replicas (`microbatches`, `replicas`); noise
-is added once (`mechanism`, `noise`), keyed and counted (`run`); and the Keras optimizer applies the
-result.
+views of its examples (`views`), their gradients (`per_example`) and clipped sums (`clipping`,
+`microbatches`, `mechanism`); the sums are added over microbatches and replicas (`replicas`); noise
+is added once (`mechanism`, `noise`), keyed and counted (`session`); and the Keras optimizer applies
+the result.
 """
+
+import typing
 
 import keras
 import tensorflow as tf
@@ -17,15 +19,46 @@ from tfdpx.checks.callbacks import check_log_names
 from tfdpx.checks.state import check_update, without_metrics
 from tfdpx.per_example.rows import Rows
 from tfdpx.sampling import inputs
-from tfdpx.training import _microbatches, replicas
-from tfdpx.training._microbatch import Inputs
-from tfdpx.training._microbatches import BatchTotals
-from tfdpx.training.clip_policy import UpdateClip
+from tfdpx.training import microbatches, replicas
+from tfdpx.training.clipping import split_ids
+from tfdpx.training.microbatches import BatchTotals, Inputs
 from tfdpx.training.preparation import Batch, prepare
 from tfdpx.training.views import build
 
 # Independent streams of one step's seed.
-_NOISE, _VIEWS, _MASKS, _PUBLIC = 0, 1, 2, 3
+_NOISE, _VIEWS, _MASKS = 0, 1, 2
+
+
+class _ByExample(typing.NamedTuple):
+    """Decisions for each example, which travel with its rows into their microbatch.
+
+    Attributes:
+        number: int32 [B], the example's place in the batch.
+        views: Nest of tensors [B, ...], the random choices of its views; or None.
+        clips: float32 [B], of the clip policy; or None.
+        present_of_users: bool [B, k], the examples of each person that are there; or None.
+    """
+
+    number: tf.Tensor
+    views: typing.Any
+    clips: tf.Tensor | None
+    present_of_users: tf.Tensor | None
+
+
+class _Released(typing.NamedTuple):
+    """Sums over the batch, and then over all replicas, that an update is made of.
+
+    Attributes:
+        gradients: List of float32 tensors, clipped sums over B, one a trained variable.
+        measured: `tfdpx.training.clipping.Measured`.
+        examples: float32 scalar.
+        nonfinite: float32 scalar, examples whose gradient is not finite.
+    """
+
+    gradients: list
+    measured: typing.Any
+    examples: tf.Tensor
+    nonfinite: tf.Tensor
 
 
 def private_train_step(optimizer, model, data):
@@ -42,7 +75,7 @@ def private_train_step(optimizer, model, data):
         Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
         data that the guarantee does not cover.
     """
-    data, ids = optimizer.clip_policy.split(data, optimizer.session)
+    data, ids = split_ids(optimizer, data)
     inputs.check_batch(model, data)
     # In eager mode Keras hands over numpy arrays.
     data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
@@ -55,59 +88,51 @@ def private_train_step(optimizer, model, data):
 def _step(optimizer, model, data, ids):
     context = replicas.check_context(model)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    present = inputs.present_rows(sample_weight, Rows(x).count)
-    given = inputs.present_of_users(sample_weight) if optimizer.of_users else None
+    count = Rows(x).count
+    present = inputs.present_rows(sample_weight, count)
+    of_users = inputs.present_of_users(sample_weight) if optimizer.of_users else None
     sample_weight = inputs.without_flags(sample_weight)
     data = x, y, sample_weight
     views = build(model, x, y, sample_weight)
     variables = model.trainable_variables
     optimizer.trains(model)
-    seed = optimizer.step_key()
+    seed, policy = optimizer.step_key(), optimizer.clip_policy
     # Drawn for the rows of all replicas: which of them has an example does not change its views.
-    count = Rows(x).count
     choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
     dealt = replicas.is_dealt(model, optimizer.session)
     choices = replicas.own_rows(choices, count, context, dealt)
-    policy = optimizer.clip_policy
-    choices = (choices, policy.of_rows(ids, count), given)
+    clips = policy.clips(ids, count)
+    by_example = _ByExample(tf.range(count), choices, clips, of_users)
     # Microbatches are counted over all replicas: no two have the same masks.
     masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
-    one_microbatch = _OneMicrobatch(optimizer, model, views, count, masks)
-    batch = Batch(views, data, present is not None)
-    one_microbatch.microbatch, size = prepare(optimizer, model, batch)
-    key, engine = noise.fold_in(seed, _PUBLIC), one_microbatch.microbatch.engine
-    clip = policy.begin(model, engine, views.example_rows(x), y, context, key)
-    one_microbatch.clip = clip
-    update = one_microbatch.microbatch.update
+    batch = Batch(views, data, present is not None, clips is not None)
+    microbatch, size = prepare(optimizer, model, batch)
+    one_microbatch = _OneMicrobatch(optimizer, model, views, microbatch, count, masks)
 
-    def all_passes(data, choices, present):
-        totals, logs = _microbatches.run(
-            one_microbatch, data, choices, present, size, one_microbatch.zero()
+    def all_passes(data, by_example, present):
+        totals, logs = microbatches.run(
+            one_microbatch, data, by_example, present, size, one_microbatch.zero()
         )
-        return totals._replace(sums=update.finished(variables, totals.sums)), logs
+        return totals._replace(sums=microbatch.update.finished(variables, totals.sums)), logs
 
     if replicas.compile_apart(model):
         # XLA cannot compile what replicas on CPUs say to each other.
         all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
-    totals, logs = all_passes(data, choices, present)
+    totals, logs = all_passes(data, by_example, present)
 
-    sums = [*totals.sums, *policy.to_release(totals.measured, optimizer.batch_size)]
-    exact = [
-        totals.nonfinite,
-        totals.examples,
-        *policy.to_share(ids, present, totals.measured, context),
-    ]
-    totals_of_all = replicas.sum_over_replicas([*sums, *exact], context)
-    examples = totals_of_all[len(sums) + 1]
+    every = tf.ones([count], tf.bool) if present is None else present
+    measured = policy.measure(ids, every, totals.squared_norms, clips)
+    released = _Released(totals.sums, measured, totals.examples, totals.nonfinite)
+    released = replicas.sum_over_replicas(released, context)
     # Without weights every row is an example, and the number of them is what was declared.
     most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
-    masked = optimizer.state.mask_after_budget(totals_of_all, examples, most)
-    sums, (nonfinite, _, *exact) = masked[: len(sums)], masked[len(sums) :]
-    sigma = policy.noise_of_gradients(optimizer.noise_multiplier)
-    noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, noise.fold_in(seed, _NOISE))
-    gradients = clip.finish(noisy[: len(variables)])
-    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), nonfinite)
-    policy.learn(*(each.tensor for each in noisy[len(variables) :]), *exact)
+    released = optimizer.state.mask_after_budget(released, released.examples, most)
+    sums = [*released.gradients, *released.measured.noisy]
+    sigma, key = policy.gradient_noise_multiplier, noise.fold_in(seed, _NOISE)
+    noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, key)
+    gradients, queries = noisy[: len(variables)], noisy[len(variables) :]
+    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), released.nonfinite)
+    policy.update(released.measured._replace(noisy=[query.tensor for query in queries]))
 
     def apply():
         penalty, penalty_gradients = regularization(variables)
@@ -149,41 +174,38 @@ def show_losses(model, loss, tracked, examples, penalty):
 
 
 class _OneMicrobatch:
-    """One microbatch: views, gradients, clipping, metrics.
+    """One microbatch: views, gradients, clipping, metrics."""
 
-    Attributes:
-        microbatch: What computes clipped sums.
-        clip: The `UpdateClip` of the update.
-    """
+    def __init__(self, optimizer, model, views, microbatch, count, masks):
+        self._optimizer, self._model, self._views = optimizer, model, views
+        self._microbatch, self._count, self._masks = microbatch, count, masks
 
-    def __init__(self, optimizer, model, views, count, masks):
-        self.microbatch, self.clip = None, UpdateClip()
-        self._optimizer = optimizer
-        self._model = model
-        self._views = views
-        self._count = count
-        self._masks = masks
-
-    def __call__(self, data, choices, present, index):
+    def __call__(self, data, by_example, present, index):
         """The `BatchTotals` of a microbatch, and Keras' metric logs; `present` None: every row is.
 
         Its number `index` keys its random layers' draws.
         """
-        model, views = self._model, self._views
-        choices, of_rows, given = choices
-        policy = self._optimizer.clip_policy
+        model, views, of_users = self._model, self._views, by_example.present_of_users
         x, y, sample_weight = data
         checked = self._optimizer.prepared[model].checked
+        choices = by_example.views
         x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
         # Where every row is present, Keras counts as it always does.
-        counted = present if given is None else given
+        counted = present if of_users is None else of_users
         y, sample_weight, counted = views.repeat((y, sample_weight, counted))
-        shares = views.shares(given)
-        key, clips = noise.fold_in(self._masks, index), policy.clips(of_rows, self.clip)
-        shared = self.microbatch.update.tensors
-        rows = x, y, sample_weight
-        result = self.microbatch(Inputs(rows, present, key, clips, shared, shares))
+        shares = views.shares(of_users)
+        result = self._microbatch(
+            Inputs(
+                rows=(x, y, sample_weight),
+                present=present,
+                key=noise.fold_in(self._masks, index),
+                clips=by_example.clips,
+                shared=self._microbatch.update.tensors,
+                shares=shares,
+            )
+        )
         logs = metric_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
+        norms = result.squared_norms
         if present is None:
             present = tf.ones([Rows(data).count], tf.bool)
 
@@ -191,20 +213,16 @@ class _OneMicrobatch:
             losses = losses if counted is None else tf.where(counted, losses, 0.0)
             return tf.reduce_sum(losses * (1 / views.count if shares is None else shares))
 
-        bad = present & ~tf.math.is_finite(result.squared_norms)
-        return (
-            BatchTotals(
-                sums=result.sums,
-                loss=total(result.losses),
-                tracked=[total(losses) for losses in result.tracked],
-                examples=tf.reduce_sum(tf.cast(present, "float32")),
-                nonfinite=tf.reduce_sum(tf.cast(bad, "float32")),
-                measured=policy.measured(
-                    result.squared_norms, present, of_rows, clips, self._count
-                ),
-            ),
-            logs,
+        places = by_example.number[:, tf.newaxis]
+        totals = BatchTotals(
+            sums=result.sums,
+            loss=total(result.losses),
+            tracked=[total(losses) for losses in result.tracked],
+            examples=tf.reduce_sum(tf.cast(present, "float32")),
+            nonfinite=tf.reduce_sum(tf.cast(present & ~tf.math.is_finite(norms), "float32")),
+            squared_norms=tf.scatter_nd(places, tf.where(present, norms, 0.0), [self._count]),
         )
+        return totals, logs
 
     def zero(self):
         """The `BatchTotals` of no microbatch at all."""
@@ -214,7 +232,7 @@ class _OneMicrobatch:
             tracked=[tf.zeros([])] * model_internals.count_tracked(self._model),
             examples=tf.zeros([]),
             nonfinite=tf.zeros([]),
-            measured=self._optimizer.clip_policy.nothing_measured(self._count),
+            squared_norms=tf.zeros([self._count]),
         )
 
 
