@@ -90,7 +90,7 @@ class GradientNorms:
         batch_size: int,
         engine: typing.Any = None,
     ):
-        from tfdpx.training.views import Views
+        from tfdpx.training.step import Views
 
         if not model.compiled:
             raise ValueError(

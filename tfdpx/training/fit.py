@@ -31,11 +31,12 @@ from tfdpx.checks.callbacks import check_callbacks, check_validation_data
 from tfdpx.sampling.batch_sampler import is_seeded, sampler_of
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.random_access import RandomAccess
-from tfdpx.training import checkpoint, replicas, views
+from tfdpx.training import checkpoint, replicas
 from tfdpx.training.budget import BudgetProgressBar, StopAtBudget, used_up
 from tfdpx.training.callbacks import FirstUpdate, norm_refreshes
 from tfdpx.training.clipping import split_ids
 from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
+from tfdpx.training.step import build_model
 
 _KERAS_BATCH_SIZE = 32
 # The arguments of a private `fit` beyond those of Keras.
@@ -337,7 +338,7 @@ def build(model, request):
     check_batch(model, data)
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     with model.distribute_strategy.scope():
-        views.build(model, x, y, without_flags(weights))
+        build_model(model, x, y, without_flags(weights))
         optimizer.build(model.trainable_variables)
 
 

@@ -43,7 +43,7 @@ class Batch(typing.NamedTuple):
     """A batch of the step.
 
     Attributes:
-        views: `tfdpx.training.views.Views`.
+        views: `tfdpx.training.step.Views`.
         data: `(x, y, sample_weight)`, nests of tensors [B, ...]; only shapes and dtypes are read.
         may_be_absent: Whether an example may be padding.
         has_clips: Whether the clip policy decides on each example before the update.

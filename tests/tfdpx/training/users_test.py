@@ -14,7 +14,7 @@ from cases import slow
 import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.sampling.users import Users
-from tfdpx.training.views import Views
+from tfdpx.training.step import Views
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "users.md"
 PEOPLE, MOST, CLIP = 9, 5, 0.3
