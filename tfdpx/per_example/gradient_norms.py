@@ -130,7 +130,7 @@ class GradientNorms:
     def _proved(self, data, optimizer):
         """The engine that the private step would take for such batches."""
         from tfdpx.training.optimizers import DPSGD
-        from tfdpx.training.preparation import Batch, prepare
+        from tfdpx.training.preflight import Batch, prepare
 
         x, *others = Rows(data).map(tf.convert_to_tensor)
         model_internals.build(self._model, (self._views.example_rows(x), *others))

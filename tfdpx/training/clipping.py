@@ -1,11 +1,8 @@
 """Clip policies choose the norm at which each example's gradient is clipped.
 
-The private step asks the optimizer's policy three times an update: `clips` for what each example is
-clipped at, `clip` for the factors of gradients, and, once all norms are known, `measure` for what
-else is released. `update` then learns from it. `ClipPolicy` itself clips every example at the
-constant `l2_norm_clip`, `AutomaticClip` normalizes, `AdaptiveClip` follows a noisy quantile of the
-norms, and `IndividualClip` clips each example at its most recently measured norm. An optimizer
-takes a policy of your own as `l2_norm_clip=`.
+In every update the private step calls the policy's methods in their order: `clips` before the
+gradients, `clip` for their factors, `measure` when all norms are known, and `update` after the
+noise. An optimizer takes a policy of your own as `l2_norm_clip=`.
 
 Guarantee, which every policy must keep: the factor of `clip` times an example's gradient has at
 most the norm 1/B, and all that it depends on besides the example's own norm is noisy or accounted
@@ -28,7 +25,6 @@ from tfdpx.per_example.rounding import SMALLEST_CLIP, UNIT
 from tfdpx.training import replicas
 
 AUTOMATIC = "automatic"
-_STABILITY = 0.01
 # A root, a sum, two quotients and the product with a gradient are rounded, each by at most UNIT.
 _ROUNDED = 1.0 - 8 * UNIT
 _LARGEST_CLIP = _LARGEST_NOISE = 1e9
@@ -137,7 +133,7 @@ class AutomaticClip(ClipPolicy):
         ValueError: If `stability` is out of range.
     """
 
-    def __init__(self, stability: float = _STABILITY) -> None:
+    def __init__(self, stability: float = 0.01) -> None:
         super().__init__(1.0)
         fits = is_number(stability) and SMALLEST_CLIP <= stability < math.inf
         require(fits, "stability", stability, f"be a finite float >= {SMALLEST_CLIP}")

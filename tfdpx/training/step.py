@@ -1,7 +1,7 @@
 """Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
 
 The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
-its microbatch traced and checked (`preparation`, `checks`); each microbatch makes K
+its microbatch traced and checked (`preflight`, `checks`); each microbatch makes K
 views of its examples (`Views`), their gradients (`per_example`) and clipped sums (`clipping`,
 `microbatches`, `mechanism`); the sums are added over microbatches and replicas (`replicas`); noise
 is added once (`mechanism`, `noise`), keyed and counted (`session`); and the Keras optimizer applies
@@ -24,7 +24,7 @@ from tfdpx.sampling import inputs
 from tfdpx.training import microbatches, replicas
 from tfdpx.training.clipping import split_ids
 from tfdpx.training.microbatches import BatchTotals, Inputs
-from tfdpx.training.preparation import Batch, prepare
+from tfdpx.training.preflight import Batch, prepare
 
 # Independent streams of one step's seed.
 _NOISE, _VIEWS, _MASKS = 0, 1, 2

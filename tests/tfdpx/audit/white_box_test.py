@@ -13,7 +13,7 @@ from cases import slow
 import tfdpx
 from tfdpx import audit, mechanism
 from tfdpx.audit import white_box
-from tfdpx.training import microbatches, preparation
+from tfdpx.training import microbatches, preflight
 
 QUICK = dict(compile_arguments={"jit_compile": False})
 layers = keras.layers
@@ -164,7 +164,7 @@ def broken(name):
             original = getattr(owner, attribute)
             bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
             # Both would find it as the step is traced.
-            check = mock.patch.object(preparation, "problems_of_microbatch", lambda *_: [])
+            check = mock.patch.object(preflight, "problems_of_microbatch", lambda *_: [])
             refusal = mock.patch("tfdpx.training.step.check_update", lambda *_: None)
             with bug, check, refusal:
                 return step(model, data)

@@ -133,12 +133,6 @@ def test_a_count_without_noise_is_noticed(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "equal"), [(1, True), (None, False)])
-def test_a_seed_repeats_it_and_without_one_nothing_does(noisy, seed, equal):
-    assert np.array_equal(noisy[1][:5], drawn(noisy_bench(seed=seed), 5)[0]) == equal
-
-
-@pytest.mark.slow
 def test_the_audit_finds_the_noise_of_gradients_and_a_tight_bound():
     made = adaptive_bench(0.5, 0.5, 0.2, 1.5, batch_size=8, noise_multiplier=2.0, seed=None)
     report = audit.check_optimizer(made.model, made.optimizer, trials=150)

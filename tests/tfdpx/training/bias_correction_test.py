@@ -11,7 +11,7 @@ import tensorflow as tf
 from cases import slow
 
 import tfdpx
-from tfdpx import audit, mechanism
+from tfdpx import mechanism
 from tfdpx._keras import model_internals
 
 X, Y = small.data()
@@ -149,13 +149,6 @@ def test_files_keep_it_and_the_ledger_is_the_same(noted, tmp_path):
     for before, after in zip(built.optimizer.variables, again.variables, strict=True):
         np.testing.assert_array_equal(before.numpy(), after.numpy())
     assert tfdpx.make_private(keras.optimizers.Adam) is tfdpx.DPAdam
-
-
-@pytest.mark.slow
-def test_the_audit_passes():
-    made = bias_bench(batch_size=8)
-    report = audit.check_optimizer(made.model, made.optimizer, trials=100)
-    assert report.passed, str(report)
 
 
 def test_what_does_not_fit_is_refused():
