@@ -18,7 +18,7 @@ from tfdpx.train import presets
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.data import datasets
 from tfdpx.train.run import dry_run
-from tfdpx.training.clip_policy import ClipPolicy
+from tfdpx.training.clipping import ClipPolicy
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -74,7 +74,7 @@ def test_a_clip_policy(monkeypatch):
 class Careless(ClipPolicy):
     """A policy of one line: of rows that do not count, it gives whatever comes out."""
 
-    def factors(self, squared_norms, present, batch_size):
+    def clip(self, squared_norms, present, batch_size, clips):
         return 1.0 / (tf.sqrt(squared_norms) * batch_size)
 
 
@@ -96,8 +96,8 @@ def test_the_step_leaves_out_what_a_careless_policy_does_not():
 
 
 class TooMuch(ClipPolicy):
-    def factors(self, *args):
-        return 1.5 * super().factors(*args)
+    def clip(self, *args):
+        return 1.5 * super().clip(*args)
 
 
 def test_a_clip_policy_that_lets_too_much_pass_is_refused():

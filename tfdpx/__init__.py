@@ -34,7 +34,7 @@ if _TYPE_CHECKING:  # What `__getattr__` imports on first use.
     from tfdpx.layers.private_model import make_private_model
     from tfdpx.sampling.examples import RandomAccess
     from tfdpx.tables import private_adapt
-    from tfdpx.training.adaptive_clip import AdaptiveClip
+    from tfdpx.training.clipping import AdaptiveClip
     from tfdpx.training.optimizers import DPSGD, DPAdam, DPAdamW, make_private
 
 __version__ = "0.2.0"
@@ -42,7 +42,7 @@ __version__ = "0.2.0"
 # The module of each public name that is no module itself.
 _HOMES = {
     "AdaMix": "heads",
-    "AdaptiveClip": "training.adaptive_clip",
+    "AdaptiveClip": "training.clipping",
     "DPAdam": "training.optimizers",
     "DPAdamW": "training.optimizers",
     "DPSGD": "training.optimizers",

@@ -11,7 +11,7 @@ import sys
 # All that is registered with Keras under the package name "tfdpx".
 _REGISTERED = (
     *("augment", "heads", "layers"),
-    *("training.adaptive_clip", "training.automatic_clip", "training.optimizers"),
+    *("training.clipping", "training.optimizers"),
 )
 
 

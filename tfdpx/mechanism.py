@@ -31,7 +31,7 @@ class PrivateGradient:
 
     Attributes:
         tensor: float32 tensor.
-        deviation: Float, or float32 scalar tensor: the noise's standard deviation in each value.
+        deviation: Float, the noise's standard deviation in each value.
     """
 
     def __init__(self, tensor, deviation, key):
@@ -47,10 +47,6 @@ class PrivateGradient:
     def plus(self, tensor):
         """The sum with a tensor that was computed without the data, as a weight regulariser's."""
         return PrivateGradient(self.tensor + tensor, self.deviation, _KEY)
-
-    def times(self, number):
-        """The product with a number that was computed without the data, as a public clip."""
-        return PrivateGradient(self.tensor * number, self.deviation * number, _KEY)
 
 
 def check_private(gradients):
@@ -72,23 +68,23 @@ def clip_factors(squared_norms, present, l2_norm_clip, batch_size, fractions=Non
     Args:
         squared_norms: float32 [n].
         present: bool [n].
-        l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 scalar
-            tensor, of `tfdpx.training.public_clip`, which is finite and large enough.
+        l2_norm_clip: Float, C; infinity for a factor of 1/B, without privacy. Or a float32 tensor
+            [n], of `tfdpx.AdaptiveClip`, which is finite and large enough.
         batch_size: Int, B.
         fractions: Optional float32 [n] in (0, 1], f: what part of C each example is clipped at.
 
     Raises:
         ValueError: If C is so small that the squares of gradients of its size are zero in float32.
     """
-    public = tf.is_tensor(l2_norm_clip)
-    if not public and l2_norm_clip < rounding.SMALLEST_CLIP:
+    is_fixed = not tf.is_tensor(l2_norm_clip)
+    if is_fixed and l2_norm_clip < rounding.SMALLEST_CLIP:
         raise ValueError(
             f"Argument `l2_norm_clip` must be at least {rounding.SMALLEST_CLIP}: squares of "
             "smaller gradients are lost in float32, and with them the bound on an example. "
             f"Received: l2_norm_clip={l2_norm_clip}. Multiply the loss and `l2_norm_clip` by one "
             "constant instead: the update stays the same."
         )
-    if not public and l2_norm_clip == math.inf:
+    if is_fixed and l2_norm_clip == math.inf:
         factors = tf.ones_like(squared_norms)
     elif fractions is None:
         factors = 1.0 / tf.maximum(tf.sqrt(squared_norms), l2_norm_clip)

@@ -28,7 +28,7 @@ from experiments.benchmark import steps
 from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.inputs import FLAGS
 from tfdpx.train.config.errors import UserError
-from tfdpx.training import microbatch_size
+from tfdpx.training import microbatches
 from tfdpx.training.session import Session
 
 # Keeps the standard output for results.
@@ -174,7 +174,7 @@ def measure_epoch(settings, num_examples, repeats):
             found = fit(given[kind], made[kind], _UPDATES).updates
             seconds[kind] += found if repeat else []  # The first are not timed.
     drawn = _drawn(plan)
-    [size] = microbatch_size.chosen(made["private"])
+    [size] = microbatches.chosen_sizes(made["private"])
     computed = [size.rows(n) for n in drawn]
     median = {kind: statistics.median(found) for kind, found in seconds.items()}
     first = {kind: statistics.median(found) for kind, found in first.items()}
@@ -224,7 +224,7 @@ def measure_individual(settings, num_examples, repeats):
     policy = model.optimizer.clip_policy
 
     def books(ids, norms):
-        clips = policy.fractions_of(ids)
+        clips = policy.clips(ids, settings.images)
         policy.count_update(ids, norms >= 0, norms)
         return clips
 

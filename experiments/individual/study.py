@@ -22,12 +22,12 @@ from sklearn import datasets, model_selection
 import tfdpx
 from tfdpx.accounting import IndividualAccountant
 from tfdpx.accounting.individual import individual_epsilon
+from tfdpx.per_example.gradient_norms import GradientNorms
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import digits
 from tfdpx.train.report.groups import group_report
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import individual
-from tfdpx.training import refresh
 
 _REFRESHES = (0, 1, 2)
 # Examples whose norms are measured before every update, as in the paper.
@@ -43,15 +43,15 @@ class ExactNorms(keras.callbacks.Callback):
 
     def __init__(self, x, y):
         super().__init__()
-        given = as_examples(x[:_MEASURED], y[:_MEASURED])
-        self._refresh = refresh.Refresh(given, batch_size=_MEASURED // 2)
+        self._examples, self._measure = as_examples(x[:_MEASURED], y[:_MEASURED]), None
         self.norms = []
 
     def on_train_batch_end(self, batch, logs=None):
         """Measures."""
-        self._refresh.set_model(self.model)
-        parts = [norms.numpy() for _, _, norms in self._refresh.measured()]
-        self.norms.append(np.concatenate(parts))
+        if self._measure is None:
+            self._measure = GradientNorms(self.model, self._examples, _MEASURED // 2)
+        norms = self._measure(np.arange(self._examples.count))
+        self.norms.append(np.minimum(norms / self.model.optimizer.l2_norm_clip, 1.0))
 
 
 def arrays(name):

@@ -28,10 +28,11 @@ def honest_and_planted():
         seed = noise.fold_in(seed, context.replica_id_in_sync_group)
         return privatize(sums, noise_multiplier, batch_size, seed)
 
-    def counted_by_each(tensors, context):
+    def counted_by_each(nest, context):
         seed = tf.cast(tf.stack([context.replica_id_in_sync_group, 5]), "int64")
         mixed = noise.fold_in(seed, tf.cast(1e6 * tf.timestamp(), "int64"))
-        return add_up([t + noise.normal(t.shape, mixed, 1 / 20) for t in tensors], context)
+        noisy = [t + noise.normal(t.shape, mixed, 1 / 20) for t in tf.nest.flatten(nest)]
+        return add_up(tf.nest.pack_sequence_as(nest, noisy), context)
 
     with mock.patch.object(mechanism, "privatize", drawn_by_each):
         found = report(two)

@@ -62,10 +62,10 @@ def planted_bugs_in_the_noise_are_found():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         return original(shape, noise.fold_in(seed, replica), stddev)
 
-    def its_own_before_the_sum(original, tensors, context):
+    def its_own_before_the_sum(original, nest, context):
         seed = tf.stack([tf.cast(context.replica_id_in_sync_group, "int64"), 5])
-        noisy = [t + 2.0 * noise.normal(t.shape, seed) for t in tensors]
-        return original(noisy, context)
+        noisy = [t + 2.0 * noise.normal(t.shape, seed) for t in tf.nest.flatten(nest)]
+        return original(tf.nest.pack_sequence_as(nest, noisy), context)
 
     def summed(original, *arguments):
         context, gradients = tf.distribute.get_replica_context(), original(*arguments)

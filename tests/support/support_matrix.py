@@ -43,7 +43,6 @@ FEATURES = {
     '`"automatic"` clip': {"optimizer": lambda *_: {"l2_norm_clip": "automatic"}},
     "`AdaptiveClip`": {"optimizer": lambda *_: {"l2_norm_clip": tfdpx.AdaptiveClip()}},
     "`individual`": {"optimizer": lambda plan, *_: {"individual": IndividualAccountant(plan)}},
-    "`public_data`": {"optimizer": lambda _, x, y: {"public_data": (x[:8] + 2, y[:8])}},
     "`augment`, `augmult`": {
         "optimizer": lambda *_: {"augment": tfdpx.augment.RandomCropFlip(1), "augmult": 2}
     },

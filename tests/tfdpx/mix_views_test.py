@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tfdpx
 from tfdpx import checks
 from tfdpx.augment import MixViews, RandomCropFlip, ResizeCropFlip
-from tfdpx.training.views import Views
+from tfdpx.training.step import Views
 
 SEED = tf.constant([1, 2], "int64")
 

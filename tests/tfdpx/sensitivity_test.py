@@ -16,6 +16,7 @@ from tfdpx._keras import lora
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.per_example import rounding
 from tfdpx.per_example.rules import contraction
+from tfdpx.training.clipping import Measured
 
 layers = keras.layers
 BOUND = 1.0 + 1e-5
@@ -284,11 +285,11 @@ def test_every_clip(monkeypatch, name):
 
 @pytest.mark.planted("a count of unclipped examples that is not bounded")
 def test_an_indicator_that_is_not_bounded_is_noticed(monkeypatch):
-    def measured(self, squared_norms, present, of_rows, clips, count):
-        below = tf.where(present, 1.0 - tf.sqrt(squared_norms) / clips[0], 0.0)
-        return tf.reduce_sum(below)
+    def measure(self, ids, present, squared_norms, clips):
+        below = tf.where(present, 1.0 - tf.sqrt(squared_norms) / clips, 0.0)
+        return Measured(noisy=[tf.reduce_sum(below) * (self._weight / self._batch_size)])
 
-    monkeypatch.setattr(tfdpx.AdaptiveClip, "measured", measured)
+    monkeypatch.setattr(tfdpx.AdaptiveClip, "measure", measure)
     with pytest.raises(AssertionError):
         test_every_clip(monkeypatch, "adaptive")
 

@@ -26,7 +26,6 @@ from tfdpx.audit.bounds import check_confidence, epsilon_of_mu, gdp_mu_lower_bou
 from tfdpx.per_example.rows import Rows
 from tfdpx.training import replicas
 from tfdpx.training.private_optimizer import PrivateOptimizer
-from tfdpx.training.public_clip import PublicClip
 
 # Standard deviations of the noise that the canaries pull: few errors, and yet some.
 _PULL = 3.5
@@ -38,8 +37,6 @@ _SLACK = 0.01
 _LEAST_SHARE = 0.75
 # How much longer than the clip a canary's gradient is: what is not clipped must show.
 _EXCESS = 1000.0
-# With public data, about the norm of their gradients over `l2_norm_clip`.
-_PUBLIC_NORM = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +108,8 @@ def check_optimizer(
     the layers do to examples, and what else a run shows are not looked at. `check_sampling` looks
     at the first, `tfdpx.checks` at the second. With `individual=`, canaries are examples that the
     whole clip is accounted for; smaller clips are not looked at. Of an `AdaptiveClip` the gradients
-    and their noise are looked at, and not what the count of examples reveals. With `public_data=`,
-    two made-up public examples take the place of the real ones, and set the clip. Weight decay,
-    weight regularisers, constraints and averages of weights read no data, and are left out.
+    and their noise are looked at, and not what the count of examples reveals. Weight decay, weight
+    regularisers, constraints and averages of weights read no data, and are left out.
 
     Args:
         model: A built `keras.Model`, compiled or not; under a strategy of one host.
@@ -162,7 +158,7 @@ def check_optimizer(
     # One float32 repeats by chance in 1 of 70 audits of 1,000 updates; not all of them at once.
     if len(np.unique(np.column_stack([absent, squares]), axis=0)) < count:
         problems.append("Noise repeats: two updates drew the same, and their difference has none.")
-    scale = optimizer.clip_policy.noise_of_gradients(sigma)
+    scale = optimizer.clip_policy.gradient_noise_multiplier
     problems += _scale_problems(canaries.variables, scale, squares, error)
     epsilons = epsilon_of_mu(1 / sigma, delta), epsilon_of_mu(mu, delta)
     most, sizes = 1 / mu if mu else math.inf, (count, canaries.count)
@@ -287,7 +283,7 @@ class Canaries:
         for variable in self.variables:
             variable.regularizer = variable.constraint = None
         self._jit_compile = model.jit_compile and replicas_in_sync == 1
-        self._rows = self._x = Rows(specs).map(lambda t: _values(t, rows, optimizer.augment))
+        self._x = Rows(specs).map(lambda t: _values(t, rows, optimizer.augment))
         self._y = self._targets()
         views = optimizer.augmult
         if optimizer.augment is None and views:
@@ -309,17 +305,14 @@ class Canaries:
         config = self._optimizer.get_config()
         config.update(plan=None, noise_multiplier=noise_multiplier, seed=None, use_ema=False)
         # An example that was never drawn is clipped at the whole clip, which no other exceeds.
-        # Public data of files are known by a digest alone, and have targets for another loss.
-        for name in ("individual", "public_data", "public_quantile", "bias_correction"):
+        for name in ("individual", "bias_correction"):
             config.pop(name, None)
         config.update({"weight_decay": 0.0} if config.get("weight_decay") is not None else {})
         with layer_internals.undisturbed(), self._strategy.scope(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`noise_multiplier=0`")
-            policy = self._public()
-            optimizer = _observed(type(self._optimizer), policy).from_config(config)
-            optimizer.clip_policy = policy or optimizer.clip_policy
+            optimizer = _observed(type(self._optimizer)).from_config(config)
             # Each update starts at the same clip too.
-            optimizer.clip_policy.learn = lambda *learned: None
+            optimizer.clip_policy.update = lambda measured: None
             loss = tf.nest.map_structure(lambda _: _linear, self._y)
             self._model.compile(optimizer, loss, jit_compile=self._jit_compile)
         model, strategy, variables = self._model, self._strategy, self.variables
@@ -346,23 +339,6 @@ class Canaries:
 
         return run
 
-    def _public(self):
-        """The clip policy of made-up public data in place of the optimizer's, if it has any.
-
-        Two examples whose gradients cancel: they set the clip, and leave nothing in the sum.
-        """
-        audited = self._optimizer
-        if audited.public_data is None:
-            return None
-        x = tf.nest.map_structure(lambda t: tf.repeat(t[:1], 2, axis=0), self._rows)
-        pair = tf.constant([1.0, -1.0]) * _PUBLIC_NORM / _EXCESS
-        y = tf.nest.map_structure(
-            lambda t: t[:1] * tf.reshape(pair, [2, *[1] * (t.shape.rank - 1)]), self._y
-        )
-        x = tuple(x) if isinstance(x, list) else x
-        examples, clip = audited.plan.num_examples, audited.l2_norm_clip
-        return _Public(x, y, audited.public_quantile, examples, clip)
-
     def _targets(self):
         """Nest like the model's outputs: the loss is their product, whose gradient is long."""
         generator = np.random.default_rng(1)
@@ -386,18 +362,7 @@ class Canaries:
         return tuple(y) if isinstance(y, list) else y
 
 
-class _Public(PublicClip):
-    """Keeps the clip of an update, over `l2_norm_clip`, for the same update."""
-
-    scale = 1.0
-
-    def begin(self, *args):
-        decided = super().begin(*args)
-        self.scale = sum(decided.tensors) / self.l2_norm_clip if decided.tensors else 1.0
-        return decided
-
-
-def _observed(private, policy):
+def _observed(private):
     """A subclass of a private optimizer class whose updates add gradients to the weights as is.
 
     Its methods, and those of its subclasses, run as they do; only the step of Keras's own optimizer
@@ -405,14 +370,12 @@ def _observed(private, policy):
 
     Args:
         private: The class.
-        policy: `_Public`, or None.
     """
     optimizers = (c for c in private.__mro__ if issubclass(c, keras.optimizers.Optimizer))
     base = next(c for c in optimizers if not issubclass(c, PrivateOptimizer))
 
     def update_step(self, gradient, variable, learning_rate):
-        unit = 1.0 if policy is None else policy.scale
-        self.assign_sub(variable, tf.cast(gradient * (self.batch_size / unit), variable.dtype))
+        self.assign_sub(variable, tf.cast(gradient * self.batch_size, variable.dtype))
 
     # Between the private classes and Keras's, by the method resolution order.
     last = type(f"Last{base.__name__}", (base,), {"update_step": update_step})

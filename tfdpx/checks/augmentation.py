@@ -9,7 +9,7 @@ def problems_of_augment(augment):
     """Texts of what an augmentation keeps, or draws unseen; and of one that mixes images.
 
     Args:
-        augment: The augmentation of `tfdpx.training.views.Views`, which has made views; or None.
+        augment: The augmentation of `tfdpx.training.step.Views`, which has made views; or None.
     """
     inner = getattr(augment, "augment", augment)
     layers = layer_internals.flatten_layers(inner.layer) if isinstance(inner, LayerViews) else []

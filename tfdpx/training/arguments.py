@@ -13,10 +13,7 @@ from tfdpx.accounting.individual import IndividualAccountant
 from tfdpx.accounting.ledger import USER
 from tfdpx.augment.layer_views import get as as_views
 from tfdpx.per_example.rounding import SMALLEST_CLIP
-from tfdpx.training import public_clip
-from tfdpx.training.automatic_clip import AUTOMATIC, AutomaticClip
-from tfdpx.training.clip_policy import ClipPolicy
-from tfdpx.training.individual_clip import IndividualClip
+from tfdpx.training.clipping import AUTOMATIC, AutomaticClip, ClipPolicy, IndividualClip
 
 # Keras arguments that would change the mechanism, and what to use instead.
 REFUSED = {
@@ -33,7 +30,7 @@ _MOST_EPSILON_OF_ADAM = 1e-2
 Settings = collections.namedtuple(
     "Settings",
     "plan batch_size noise_multiplier l2_norm_clip microbatch_size augment augmult seed "
-    "public_data public_quantile individual public_validation clip_policy",
+    "individual public_validation policy",
     defaults=[None],
 )
 
@@ -78,10 +75,13 @@ def checked(**arguments):
     """
     given = Settings(**arguments)
     policy = AutomaticClip() if given.l2_norm_clip == AUTOMATIC else given.l2_norm_clip
-    policy = policy if isinstance(policy, ClipPolicy) else None
-    if policy is not None:
-        _check_alone(given, policy)
-        given = given._replace(l2_norm_clip=policy.l2_norm_clip, clip_policy=policy)
+    if isinstance(policy, ClipPolicy):
+        if given.individual is not None:
+            raise ValueError(
+                "Argument `individual` makes a clip policy, and `l2_norm_clip` is one. Received: "
+                f"l2_norm_clip={type(policy).__name__}. Leave one of them out."
+            )
+        given = given._replace(l2_norm_clip=policy.l2_norm_clip, policy=given.l2_norm_clip)
     batch_size = agreed("batch_size", given.batch_size, given.plan)
     require(is_integer(batch_size, 1), "batch_size", batch_size, "be an int >= 1")
     noise_multiplier = agreed("noise_multiplier", given.noise_multiplier, given.plan)
@@ -102,20 +102,12 @@ def checked(**arguments):
     declared = given.public_validation
     require(isinstance(declared, bool), "public_validation", declared, "be True or False")
     if given.plan is not None and given.plan.unit == USER:
-        for name in ("individual", "public_data"):
-            if getattr(given, name) is not None:
-                raise ValueError(
-                    f"Argument `{name}` accounts for single examples, and the plan for people. "
-                    f'Received: plan.unit="{USER}". Leave `{name}` out, or make a plan of examples.'
-                )
-    public = public_clip.checked(given)
-    if given.individual is not None:
-        if given.public_data is not None:
+        if given.individual is not None:
             raise ValueError(
-                "Arguments `individual` and `public_data` exclude each other: individual norms are "
-                "fractions of one clip, and the clip of `public_data` changes with each update. "
-                "Leave one of them out."
+                "Argument `individual` accounts for single examples, and the plan for people. "
+                f'Received: plan.unit="{USER}". Leave it out, or make a plan of examples.'
             )
+    if given.individual is not None:
         _check_individual(given.individual, given.plan, clip)
     if noise_multiplier == 0:
         warn(
@@ -136,7 +128,6 @@ def checked(**arguments):
         microbatch_size=None if rows is None else int(rows),
         augment=as_views(given.augment),
         augmult=int(views),
-        public_data=public,
     )
 
 
@@ -149,18 +140,11 @@ def clip_policy(settings, account):
     """
     if settings.individual is not None:
         return IndividualClip(settings.individual, account, settings.l2_norm_clip)
-    if settings.clip_policy is not None:
-        return copy.copy(settings.clip_policy)  # Of each optimizer its own.
-    return settings.public_data or ClipPolicy(settings.l2_norm_clip)
-
-
-def _check_alone(given, policy):
-    for name in ("individual", "public_data"):
-        if getattr(given, name) is not None:
-            raise ValueError(
-                f"Argument `{name}` makes a clip policy, and `l2_norm_clip` is one. Received: "
-                f"l2_norm_clip={type(policy).__name__}. Leave one of them out."
-            )
+    if settings.policy == AUTOMATIC:
+        return AutomaticClip()
+    if settings.policy is not None:
+        return copy.copy(settings.policy)  # A policy may serve several optimizers.
+    return ClipPolicy(settings.l2_norm_clip)
 
 
 def _check_individual(individual, plan, l2_norm_clip):

@@ -1,4 +1,4 @@
-"""Keras callbacks: stop at the end of the budget, log what the guarantee covers."""
+"""Keras callbacks: stop at the end of the budget, log what the guarantee covers, measure norms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfdpx.training.budget import (
     steps_taken,
 )
 from tfdpx.training.checkpoint import Checkpoint
-from tfdpx.training.gradient_norms import GradientNorms
+from tfdpx.training.norms import GradientNorms
 from tfdpx.training.session import after_save
 
 __all__ = [
@@ -304,7 +304,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self._norms is None:
             known = optimizer.prepared[self.model]
             [size, *_] = known.sizes.values()
-            self._norms = GradientNorms(self.model, examples, size.examples, known.engine)
+            self._norms = GradientNorms(
+                self.model, examples, size.examples, lambda *_: known.engine
+            )
         count = min(_NORMS, examples.count)
         norms = self._norms(np.linspace(0, examples.count, count, endpoint=False).astype(int))
         return norms[np.isfinite(norms)]

@@ -108,7 +108,7 @@ class Checkpoint(keras.callbacks.Callback):
             "plan": plan and plan.get_config(),
             "number of examples": num_examples,
             "optimizer": type(optimizer).__name__,
-            "individual accounting": optimizer.clip_policy.state() is not None,
+            "individual accounting": optimizer.individual is not None,
         }
         self._epoch, self._saved = 0, session.updates
         with contextlib.ExitStack() as stack:
@@ -234,9 +234,8 @@ class Checkpoint(keras.callbacks.Callback):
         states = saved_states(self._others)
         if states is not None:
             content[_CALLBACKS] = states
-        state = optimizer.clip_policy.state()
-        if state is not None:
-            content[_NORMS] = _npz(**state)
+        if optimizer.individual is not None:
+            content[_NORMS] = _npz(**optimizer.clip_policy.state())
         record = {
             "format": _FORMAT,
             **self._facts,

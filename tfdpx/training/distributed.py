@@ -24,10 +24,14 @@ compiled within `strategy.scope()`, as Keras has it:
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import secrets
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdpx._keras import metric_internals, model_internals, step_context
@@ -39,9 +43,11 @@ from tfdpx.sampling import sampled_batches, shares
 from tfdpx.sampling.batch_sampler import check_optimizer, sampler_of
 from tfdpx.sampling.examples import as_examples
 from tfdpx.sampling.inputs import present_rows
-from tfdpx.training import _train_step, agreement, refresh, views
+from tfdpx.training import replicas
 from tfdpx.training.budget import StopAtBudget
 from tfdpx.training.fit import Request, training
+from tfdpx.training.norms import norm_refreshes
+from tfdpx.training.step import build_model, regularization, show_losses
 
 
 def fit(
@@ -125,13 +131,13 @@ def fit(
     planned = plan.batches(x, y, sample_weight, seed=seed, **given)
     arrays = tf.nest.map_structure(_zeros, planned.element_spec)
     with strategy.scope():
-        views.build(model, *arrays)
+        build_model(model, *arrays)
     request = Request(planned, callbacks=callbacks, epochs=epochs, initial_epoch=initial_epoch)
     with (
         step_context.driving(model, "tfdpx"),
         training(optimizer, model, request) as (session, _),
     ):
-        ours = [*refresh.callbacks_of(model, session), StopAtBudget()]
+        ours = [*norm_refreshes(model, session), StopAtBudget()]
         for callback in ours:
             callback.set_model(model)
             callback.set_params(callbacks.params)
@@ -141,7 +147,7 @@ def fit(
         # After the callbacks, which may have restored a checkpoint.
         initial_epoch = model_internals.initial_epoch(model) or initial_epoch
         run = [epochs, steps_per_epoch, initial_epoch, model.steps_per_execution]
-        seed = agreement.share_secret(
+        seed = share_secret(
             strategy,
             session,
             seed,
@@ -165,7 +171,8 @@ def fit(
                 x, y, sample_weight, seed=draw_seed,
                 pad_to_multiple_of=strategy.num_replicas_in_sync, input_context=context, **given,
             )  # fmt: skip
-            return optimizer.clip_policy.dataset(sampler_of(batches))
+            draws = sampler_of(batches)
+            return draws.fitted if optimizer.individual is None else draws.with_ids
 
         batches = iter(strategy.distribute_datasets_from_function(share))
         execute = _execution(model, strategy)
@@ -282,7 +289,94 @@ class _Measuring:
         def total(each):
             return tf.reduce_sum(tf.where(present, each, 0.0))
 
-        penalty, _ = _train_step.regularization(model.trainable_variables)
+        penalty, _ = regularization(model.trainable_variables)
         each = [total(losses) for losses in rows.tracked]
-        _train_step.show_losses(model, total(rows.losses), each, count, penalty)
+        show_losses(model, total(rows.losses), each, count, penalty)
         metric_internals.compute_metrics(model, x, y, y_pred, sample_weight, present)
+
+
+def agree(strategy, seed, parts):
+    """The chief's seed, once all hosts hold equal `parts`.
+
+    Each host works out its share of a batch alone, which is right only if all of them hold the same
+    data, seed, weights and settings: otherwise examples are drawn twice in one update, or weights
+    drift apart. So each host sends a digest, and all stop if two differ. Must be called on every
+    host. The seed travels over the hosts' network, as gradients will.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+        seed: Int in [0, 2**128), or None for one from the operating system of the chief.
+        parts: Dict from a name (for the error) to arrays, a nest of variables or a JSON value.
+
+    Returns:
+        The seed, an int: the chief's where the hosts' own differ.
+
+    Raises:
+        ValueError: On every host, if two differ in a part.
+    """
+    if seed is None:
+        seed = secrets.randbits(128)
+    talks = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if not talks or replicas.hosts(strategy) == 1:
+        return seed
+    words = [seed >> shift & (2**32 - 1) for shift in range(0, 128, 32)]
+    digests = [int.from_bytes(_digest(part)[:7], "big") for part in parts.values()]
+    rows = _gather(strategy, np.array([*words, *digests], "int64"))
+    for name, column in zip(parts, rows[:, 4:].T, strict=True):
+        if len(set(column)) > 1:
+            hosts = np.flatnonzero(column != column[0])
+            raise ValueError(
+                f"The hosts hold different {name}: replicas {hosts.tolist()} differ from replica 0."
+                " Every host must be given the same, in the same order, and restore the same "
+                "checkpoint."
+            )
+    return sum(
+        int(word) << shift for word, shift in zip(rows[0, :4], range(0, 128, 32), strict=True)
+    )
+
+
+def share_secret(strategy, session, seed, parts):
+    """`agree` before a training: the session of every host takes the chief's secret.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+        session: The `tfdpx.training.session.Session` of this host.
+        seed: Int for the draws, or None.
+        parts: As for `agree`.
+
+    Returns:
+        The seed for the draws, the chief's if it is an int; or None.
+
+    Raises:
+        ValueError: On every host, if two differ in a part.
+    """
+    if replicas.hosts(strategy) == 1:
+        return seed
+    chiefs = agree(strategy, seed, {**parts, "arguments `seed`": seed is None})
+    session.share(agree(strategy, None, {}))
+    return None if seed is None else chiefs
+
+
+def _gather(strategy, vector):
+    """What each replica's host holds, an array [replicas, ...], on every host."""
+
+    def gather():
+        context = tf.distribute.get_replica_context()
+        return context.all_gather(tf.constant(vector)[tf.newaxis], axis=0)
+
+    rows = strategy.run(tf.function(gather, autograph=False))
+    return strategy.experimental_local_results(rows)[0].numpy()
+
+
+def _digest(part):
+    """BLAKE2 of a nest of arrays and variables, or of a JSON value."""
+    digest = hashlib.blake2b()
+    for leaf in tf.nest.flatten(part):
+        if isinstance(leaf, keras.Variable) or hasattr(leaf, "dtype"):
+            array = np.ascontiguousarray(keras.ops.convert_to_numpy(leaf))
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            strings = array.dtype == object
+            digest.update(repr(array.tolist()).encode() if strings else array.view("uint8").data)
+        else:
+            digest.update(json.dumps(leaf, default=str).encode())
+    return digest.digest()

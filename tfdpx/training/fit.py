@@ -28,14 +28,16 @@ import tensorflow as tf
 from tfdpx._keras import lora, model_internals
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
-from tfdpx.sampling.batch_sampler import is_seeded
+from tfdpx.sampling.batch_sampler import is_seeded, sampler_of
 from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
-from tfdpx.training import checkpoint, refresh, replicas, views
+from tfdpx.training import checkpoint, replicas
 from tfdpx.training.budget import BudgetProgressBar, FirstUpdate, StopAtBudget, used_up
-from tfdpx.training.clip_policy import planned
+from tfdpx.training.clipping import split_ids
+from tfdpx.training.norms import norm_refreshes
 from tfdpx.training.session import BUSY, Session, reset_between_fits, start_unmanaged_step
+from tfdpx.training.step import build_model
 
 _KERAS_BATCH_SIZE = 32
 # The arguments of a private `fit` beyond those of Keras.
@@ -128,8 +130,11 @@ def training(optimizer, model, request):
     optimizer.account.follow(model)
     replicas.check_layout()
     lora.wake(model)
-    optimizer.clip_policy.check_data(request.x)
-    draws = planned(request.x)
+    draws = sampler_of(request.x)
+    if draws is not None and draws.plan is None:
+        draws = None
+    if optimizer.individual is not None:
+        optimizer.clip_policy.check_examples(draws)
     count, probability = checked(optimizer, request, draws)
     callbacks = request.list_of_callbacks()
     with (
@@ -157,7 +162,7 @@ def unplanned_step(optimizer, model, rows, sample_weight):
     _refuse_unknown_people(optimizer)
     if sample_weight is None and optimizer.noise_multiplier:
         _check_size(optimizer, rows, exactly=False)
-    optimizer.clip_policy.split(None, None)
+    split_ids(optimizer, None)
     account = optimizer.account
     with optimizer.state.lock:
         session = optimizer.session
@@ -279,7 +284,7 @@ def laid_out(optimizer, model, session, request):
         optimizer.per_user, model.train_function = per_user, None
     held_out = request.validation_data is None and draws.held_out is not None
     return request.with_(
-        x=optimizer.clip_policy.dataset(draws),
+        x=draws.fitted if optimizer.individual is None else draws.with_ids,
         shuffle=False,  # Keras would warn that it does not shuffle a data set.
         validation_data=draws.held_out if held_out else request.validation_data,
     )
@@ -291,7 +296,7 @@ def followed(model, session, request):
     callbacks = checkpoint.in_order(request.list_of_callbacks())
     if isinstance(request.callbacks, keras.callbacks.CallbackList):
         # It has its model and its bar already.
-        for callback in refresh.callbacks_of(model, session):
+        for callback in norm_refreshes(model, session):
             callback.set_model(model)
             request.callbacks.callbacks.insert(0, callback)
         yield request
@@ -299,7 +304,7 @@ def followed(model, session, request):
     has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     bar = [] if has_bar or request.verbose == 0 else [BudgetProgressBar()]
     first = [FirstUpdate()] if model.train_function is None else []
-    ours = [*first, *refresh.callbacks_of(model, session), StopAtBudget()]
+    ours = [*first, *norm_refreshes(model, session), StopAtBudget()]
     try:
         yield request.with_(callbacks=[*ours, *callbacks, *bar])
     finally:
@@ -338,7 +343,7 @@ def build(model, request):
     check_batch(model, data)
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     with model.distribute_strategy.scope():
-        views.build(model, x, y, without_flags(weights))
+        build_model(model, x, y, without_flags(weights))
         optimizer.build(model.trainable_variables)
 
 

@@ -12,13 +12,10 @@ import tensorflow as tf
 from tfdpx._arguments import check_positive_integer
 from tfdpx._keras import model_internals
 from tfdpx.per_example.rows import Rows
-from tfdpx.sampling.examples import Examples, RandomAccess, as_examples
+from tfdpx.sampling.examples import as_examples
+from tfdpx.training.norms import GradientNorms
 from tfdpx.training.optimizers import DPSGD
-from tfdpx.training.preparation import Batch, prepare
-from tfdpx.training.views import Views
-
-# First words of the keys of views and of masks; the batch's number is the second.
-_VIEWS, _MASKS = 0, 1
+from tfdpx.training.preflight import Batch, prepare
 
 
 def gradient_norms(
@@ -66,75 +63,26 @@ def gradient_norms(
     """
     check_positive_integer("batch_size", batch_size)
     examples = as_examples(x, y, sample_weight)
-    return GradientNorms(model, examples, batch_size)(np.arange(examples.count))
+    if not model.compiled:
+        raise ValueError(
+            f"Argument `model` must be compiled with the loss to differentiate. Received: "
+            f"model '{model.name}', not compiled. Call `model.compile(optimizer, loss)`."
+        )
 
-
-class GradientNorms:
-    """Measures as `gradient_norms`, traced once for all calls, at the weights as they then are.
-
-    Args:
-        model: A compiled `keras.Model`.
-        examples: `Examples` or `RandomAccess`.
-        batch_size: Int.
-        engine: The per-example engine of the training under way; found out if left out.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        examples: Examples | RandomAccess,
-        batch_size: int,
-        engine: typing.Any = None,
-    ):
-        if not model.compiled:
-            raise ValueError(
-                f"Argument `model` must be compiled with the loss to differentiate. Received: "
-                f"model '{model.name}', not compiled. Call `model.compile(optimizer, loss)`."
-            )
-        self._model, self._examples, self._batch_size = model, examples, batch_size
-        optimizer = model_internals.innermost(model.optimizer)
-        self._augment = getattr(optimizer, "augment", None), getattr(optimizer, "augmult", 0)
-        x, y, weights = self._batch(np.zeros([0], np.int64))
-        self._views = Views(*self._augment, x)
-        self._engine = engine or self._prepared((x, y, weights), optimizer)
-        self._measure = tf.function(self._norms, autograph=False)
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """The norms, float32 [n], of the examples `rows`, int [n]."""
-        norms, size = [np.zeros([0], np.float32)], self._batch_size
-        for number, first in enumerate(range(0, len(rows), size)):
-            part = rows[first : first + size]
-            measured = self._measure(self._batch(part), tf.constant(number, tf.int64))
-            norms.append(measured.numpy()[: len(part)])
-        return np.concatenate(norms)
-
-    def _batch(self, rows):
-        """`(x, y, sample_weight)`, tensors [batch_size, ...], padded with zeros."""
-        x, y, weights = self._examples.batch(tf.constant(rows, tf.int64), self._batch_size)
-        return x, y, weights if self._examples.is_weighted else None
-
-    def _norms(self, data, number):
-        x, y, weights = data
-        choices = self._views.draw(self._batch_size, tf.stack([_VIEWS, number]))
-        y, weights = self._views.repeat((y, weights))
-        key = tf.stack([_MASKS, number])
-        output = self._engine(self._views.rows(x, choices), y, weights, key=key)
-        return tf.sqrt(output.squared_norms)
-
-    def _prepared(self, data, optimizer):
-        """The engine that the private step would take for such batches."""
+    def make_engine(views, data):
         x, *others = Rows(data).map(tf.convert_to_tensor)
-        model_internals.build(self._model, (self._views.example_rows(x), *others))
-        augment, augmult = self._augment
+        model_internals.build(model, (views.example_rows(x), *others))
+        optimizer = model_internals.innermost(model.optimizer)
         # One that trains nothing: what is prepared for the model's own stays as it is.
         stand_in = DPSGD(
             0.0,
-            batch_size=self._batch_size,
-            microbatch_size=self._batch_size,
+            batch_size=batch_size,
+            microbatch_size=batch_size,
             noise_multiplier=1.0,
-            augment=augment,
-            augmult=augmult,
+            augment=getattr(optimizer, "augment", None),
+            augmult=getattr(optimizer, "augmult", 0),
         )
-        batch = Batch(self._views, (x, *others), may_be_absent=False)
-        microbatch, _ = prepare(stand_in, self._model, batch)
+        microbatch, _ = prepare(stand_in, model, Batch(views, (x, *others), may_be_absent=False))
         return microbatch.engine
+
+    return GradientNorms(model, examples, batch_size, make_engine)(np.arange(examples.count))

@@ -23,10 +23,10 @@ from tfdpx.accounting.plan import PrivacyPlan
 from tfdpx.mechanism import check_private
 from tfdpx.sampling.batch_sampler import check_optimizer
 from tfdpx.training import arguments, fit
-from tfdpx.training._train_step import private_train_step
 from tfdpx.training.budget import updates_left
-from tfdpx.training.clip_policy import ClipPolicy
+from tfdpx.training.clipping import ClipPolicy
 from tfdpx.training.session import StepState, reset_between_fits
+from tfdpx.training.step import private_train_step
 
 
 def _read_only(name):
@@ -56,8 +56,6 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
     augment = _read_only("augment")
     augmult = _read_only("augmult")
     seed = _read_only("seed")
-    public_data = _read_only("public_data")
-    public_quantile = _read_only("public_quantile")
     individual = _read_only("individual")
     public_validation = _read_only("public_validation")
 
@@ -73,8 +71,6 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         augmult: int = 0,
         seed: int | None = None,
         per_example_engine: str | None = None,
-        public_data: Any = None,
-        public_quantile: float | None = 0.9,
         individual: IndividualAccountant | None = None,
         public_validation: bool = False,
         **kwargs: Any,
@@ -101,8 +97,6 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
             augment=augment,
             augmult=augmult,
             seed=seed,
-            public_data=public_data,
-            public_quantile=public_quantile,
             individual=individual,
             public_validation=public_validation,
         )
@@ -120,7 +114,7 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         reset_between_fits(self)
         self.clip_policy = arguments.clip_policy(self._settings, self.account)
         self._gradient_norm = self.add_variable([], name="privatized_gradient_norm")
-        self.clip_policy.build(self)
+        self.clip_policy.init(self)
 
     def unplanned_step(self, model: keras.Model, rows: int | None, sample_weight: Any) -> Any:
         """A context around `model.train_on_batch`; see `fit.unplanned_step`."""
@@ -284,19 +278,22 @@ class PrivateOptimizer(model_internals.OptimizerOverrides):
         # Refused arguments are all None.
         for argument in arguments.REFUSED:
             config.pop(argument, None)
-        plan, views = self.plan, self.augment
+        plan, views, individual = self.plan, self.augment, self.individual
+        policy = self._settings.policy or self.l2_norm_clip
+        serialize = keras.saving.serialize_keras_object
         # Without `seed`: a file must not tell it, and a copy must have noise of its own.
         config.update(
-            plan=None if plan is None else keras.saving.serialize_keras_object(plan),
+            plan=None if plan is None else serialize(plan),
             batch_size=self.batch_size,
             noise_multiplier=self.noise_multiplier,
             microbatch_size=self.microbatch_size,
-            augment=None if views is None else keras.saving.serialize_keras_object(views),
+            augment=None if views is None else serialize(views),
             augmult=self.augmult,
-            individual=None,
+            l2_norm_clip=serialize(policy) if isinstance(policy, ClipPolicy) else policy,
+            individual=None if individual is None else serialize(individual),
             public_validation=self.public_validation,
         )
-        return {**config, **self.clip_policy.arguments()}
+        return config
 
     @classmethod
     def from_config(

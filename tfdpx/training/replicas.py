@@ -179,30 +179,32 @@ def own_rows(nest, count, context, dealt):
     return tf.nest.map_structure(lambda t: t if t is None else own(t), nest)
 
 
-def beside_others(tensor, context):
+def beside_others(tensor):
     """[..., replicas * n]: a tensor [..., n] at this replica's place, and zeros at all others.
 
     The sum over replicas then holds what each has.
     """
+    context = tf.distribute.get_replica_context()
     mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
     spread = tensor[..., tf.newaxis, :] * mine[:, tf.newaxis]
     return tf.reshape(spread, [*tensor.shape[:-1], -1])
 
 
-def sum_over_replicas(tensors, context):
+def sum_over_replicas(nest, context):
     """The sums of float32 tensors over all replicas, by one all-reduce of one vector.
 
     Args:
-        tensors: List of float32 tensors of static shapes, the same on every replica.
+        nest: Nest of float32 tensors of static shapes, the same on every replica.
         context: `tf.distribute.ReplicaContext`.
 
     Returns:
-        List of tensors of the same shapes.
+        Nest of tensors of the same shapes.
     """
     if context.num_replicas_in_sync == 1:
-        return tensors
+        return nest
+    tensors = tf.nest.flatten(nest)
     packed = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
     packed = context.all_reduce(tf.distribute.ReduceOp.SUM, packed)
-    sizes = [math.prod(t.shape) for t in tensors]
-    pieces = tf.split(packed, sizes)
-    return [tf.reshape(p, t.shape) for p, t in zip(pieces, tensors, strict=True)]
+    pieces = tf.split(packed, [math.prod(t.shape) for t in tensors])
+    sums = [tf.reshape(p, t.shape) for p, t in zip(pieces, tensors, strict=True)]
+    return tf.nest.pack_sequence_as(nest, sums)

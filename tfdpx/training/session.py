@@ -92,12 +92,12 @@ class StepState:
         under XLA, which knows no errors, an update of noise alone, which costs no privacy.
 
         Args:
-            sums: List of tensors, computed from the data.
+            sums: Nest of tensors, computed from the data.
             examples: Scalar tensor, the examples of the update.
             most: Int, how many it may have; None for the number of the session.
 
         Returns:
-            List of tensors.
+            Nest of tensors.
         """
         is_paid = self._updates < self._end
         fits = tf.cast(examples, "int64") <= (self._most if most is None else most)
@@ -110,7 +110,9 @@ class StepState:
             ),
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
-            return [tf.where(is_paid & fits, total, tf.zeros_like(total)) for total in sums]
+            return tf.nest.map_structure(
+                lambda total: tf.where(is_paid & fits, total, tf.zeros_like(total)), sums
+            )
 
     def count(self, nonfinite):
         """Counts an update.

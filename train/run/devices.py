@@ -12,7 +12,7 @@ from tfdpx._keras import lora
 from tfdpx.account import copy_weights
 from tfdpx.sampling.shares import check_divides
 from tfdpx.train.config.errors import UserError, checking_flags
-from tfdpx.training import agreement
+from tfdpx.training.distributed import agree
 
 KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")
 
@@ -168,7 +168,7 @@ def chief_first(strategy, settings):
 
     def meet():
         with checking_flags():
-            return agreement.agree(strategy, None, {"flags": settings})
+            return agree(strategy, None, {"flags": settings})
 
     chief = is_chief(strategy)
     entropy = None if chief else meet()

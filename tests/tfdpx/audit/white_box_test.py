@@ -1,6 +1,5 @@
 """`check_optimizer` passes honest optimizers with a close bound, and fails planted bugs."""
 
-import dataclasses
 import random
 from unittest import mock
 
@@ -14,7 +13,7 @@ from cases import slow
 import tfdpx
 from tfdpx import audit, mechanism
 from tfdpx.audit import white_box
-from tfdpx.training import _microbatch, preparation, public_clip
+from tfdpx.training import microbatches, preflight
 
 QUICK = dict(compile_arguments={"jit_compile": False})
 layers = keras.layers
@@ -49,16 +48,9 @@ def individually():
     return tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5, individual=each)
 
 
-def with_public(quantile, private=tfdpx.DPSGD):
-    x, y = small.data()
-    return private(0.5, plan=plan(), l2_norm_clip=0.5, public_data=(x, y), public_quantile=quantile)
-
-
 # What a model may be compiled with, and the audit made anew without its plan.
 PLANNED = {
     "individual": individually,
-    "public quantile": lambda: with_public(0.9),
-    "public, fixed clip": lambda: with_public(None),
     "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
         tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5)
     ),
@@ -66,25 +58,7 @@ PLANNED = {
 
 
 @pytest.mark.slow
-def test_public_data_of_several_inputs_and_outputs():
-    rng = np.random.default_rng(0)
-    x = {"words": rng.integers(0, 9, (5, 4)).astype("int32"), "more": rng.normal(size=(5, 3))}
-    y = {"a": rng.normal(size=(5, 2)), "b": rng.normal(size=(5, 1))}
-    optimizer = tfdpx.DPAdam(1e-3, plan=plan(), l2_norm_clip=0.1, public_data=(x, y))
-    report = audit.check_optimizer(two_inputs(optimizer), optimizer, trials=50)
-    assert report.passed, str(report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "individual",
-        slow("public quantile"),
-        slow("public, fixed clip"),
-        slow("loss scaling"),
-    ],
-)
+@pytest.mark.parametrize("name", ["individual", slow("loss scaling")])
 def test_what_belongs_to_a_plan_is_audited_without_it(name):
     optimizer = PLANNED[name]()
     model = built(optimizer)
@@ -95,56 +69,6 @@ def test_what_belongs_to_a_plan_is_audited_without_it(name):
     np.testing.assert_array_equal(before, small.weights(model))
     if name == "individual":
         assert optimizer.individual.plan == plan()
-
-
-@pytest.mark.slow
-def test_noise_that_does_not_follow_a_public_clip_fails():
-    class Fixed(tfdpx.DPSGD):
-        """Noise in units of `l2_norm_clip`, not of the quantile that examples are clipped to."""
-
-        def private_train_step(self, model, data):
-            real = public_clip.PublicClip.begin
-
-            def begin(policy, *arguments):
-                decided = real(policy, *arguments)
-                scale = decided.tensors[0] / policy.l2_norm_clip
-
-                def finish(private):
-                    for gradient in private:
-                        gradient.tensor -= self.noise_of(gradient) * (1 - 1 / scale)
-                    return decided.finish(private)
-
-                return dataclasses.replace(decided, finish=finish)
-
-            with mock.patch.object(public_clip.PublicClip, "begin", begin):
-                with mock.patch.object(mechanism, "privatize", self.noting(mechanism.privatize)):
-                    return super().private_train_step(model, data)
-
-        def noting(self, privatize):
-            def noted(sums, *arguments):
-                made = privatize(sums, *arguments)
-                self._drawn = [m.tensor - s for m, s in zip(made, sums, strict=True)]
-                self._made = made
-                return made
-
-            return noted
-
-        def noise_of(self, gradient):
-            return next(d for m, d in zip(self._made, self._drawn, strict=True) if m is gradient)
-
-    optimizer = with_public(0.9, Fixed)
-    # The step itself would refuse it: weights follow from more than private gradients.
-    with mock.patch("tfdpx.training._train_step.check_update", lambda *_: None):
-        report = audit.check_optimizer(built(optimizer), optimizer, trials=300)
-    assert not report.passed and "noise on variable" in str(report)
-    assert report.epsilon_lower_bound > report.epsilon
-
-
-@pytest.mark.slow
-def test_a_public_clip_that_one_layer_forgets_fails():
-    optimizer = with_public(0.9, broken("one layer"))
-    report = audit.check_optimizer(built(optimizer), optimizer, trials=50)
-    assert not report.passed and "Clipping does not bound" in str(report)
 
 
 HONEST = {
@@ -220,9 +144,9 @@ PLANTED = {
     "too much": (scaled_noise(1.5), "noise on variable"),
     "one seed": ((mechanism, "privatize", noise_of_one_seed), "Noise repeats"),
     "one variable": ((mechanism, "privatize", none_on_one_variable), "noise on variable"),
-    "one layer": ((_microbatch, "compute", forgotten_layer), "Clipping does not bound"),
+    "one layer": ((microbatches, "compute", forgotten_layer), "Clipping does not bound"),
     "whole batch": ((mechanism, "clip_factors", whole_batch), "clipped as a whole"),
-    "views": ((_microbatch, "compute", views_one_by_one), "Clipping does not bound"),
+    "views": ((microbatches, "compute", views_one_by_one), "Clipping does not bound"),
     "padding": (None, "Padding counts"),
 }
 
@@ -240,8 +164,8 @@ def broken(name):
             original = getattr(owner, attribute)
             bug = mock.patch.object(owner, attribute, lambda *a: planted(original, *a))
             # Both would find it as the step is traced.
-            check = mock.patch.object(preparation, "problems_of_microbatch", lambda *_: [])
-            refusal = mock.patch("tfdpx.training._train_step.check_update", lambda *_: None)
+            check = mock.patch.object(preflight, "problems_of_microbatch", lambda *_: [])
+            refusal = mock.patch("tfdpx.training.step.check_update", lambda *_: None)
             with bug, check, refusal:
                 return step(model, data)
 

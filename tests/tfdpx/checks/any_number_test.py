@@ -11,7 +11,7 @@ from cases import slow
 import tfdpx
 from tfdpx import checks
 from tfdpx.per_example import rowwise
-from tfdpx.training import microbatch_size
+from tfdpx.training import microbatches
 
 layers = keras.layers
 
@@ -24,13 +24,13 @@ def fitted(made):
     """A `fit` whose batches may hold padding; returns the `MicrobatchSize`s."""
     x, y = small.data()
     made.fit(x, y, sample_weight=np.ones(len(x), "float32"), verbose=0)
-    return microbatch_size.chosen(made)
+    return microbatches.chosen_sizes(made)
 
 
 @pytest.mark.parametrize("kind", [layers.ReLU, slow(layers.UnitNormalization)])
 def test_passes_take_the_rows_that_were_drawn_batched_or_mapped(kind):
     made = small.model(layers=[layers.Dense(4), kind(), layers.Dense(3)])
-    assert fitted(made) == [microbatch_size.MicrobatchSize(16, 1)]
+    assert fitted(made) == [microbatches.MicrobatchSize(16, 1)]
     [way] = made.optimizer.independence
     assert way.startswith("batched" if kind is layers.ReLU else "mapped")
 

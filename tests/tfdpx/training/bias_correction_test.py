@@ -11,23 +11,11 @@ import tensorflow as tf
 from cases import slow
 
 import tfdpx
-from tfdpx import audit, mechanism
+from tfdpx import mechanism
 from tfdpx._keras import model_internals
-from tfdpx.training.clip_policy import ClipPolicy, UpdateClip
 
 X, Y = small.data()
 ABSENT = np.zeros(16, "float32")
-
-
-class Breathing(ClipPolicy):
-    """Noise of another size in every update, as where the clip follows public examples."""
-
-    def build(self, optimizer):
-        self._iterations = optimizer.iterations
-
-    def begin(self, *args):
-        scale = tf.pow(4.0, tf.cast(self._iterations.value % 3, "float32"))
-        return UpdateClip((), lambda private: [g.times(scale) for g in private])
 
 
 def bias_bench(optimizer=tfdpx.DPAdam, clip=1.0, width=5, **arguments):
@@ -58,7 +46,7 @@ def mean_of_second_moments(**arguments):
 
 
 @pytest.mark.parametrize(("optimizer", "clip", "times"), [
-    (tfdpx.DPAdam, COSTLY, 3.28), (tfdpx.DPAdamW, Breathing(1.0), 10.0),
+    (tfdpx.DPAdam, COSTLY, 3.28), (tfdpx.DPAdamW, COSTLY, 3.28),
     slow(tfdpx.DPAdam, 0.01, 1.0),
 ])  # fmt: skip
 def test_pure_noise_leaves_nothing(optimizer, clip, times):
@@ -75,7 +63,6 @@ def test_without_the_correction_the_variance_is_left():
 @pytest.mark.planted("another variance is taken off")
 @pytest.mark.parametrize(("clip", "times", "planted"), [
     pytest.param(COSTLY, 3.28, lambda d: 2.0 / 16, id="the optimizer's, not the gradients'"),
-    pytest.param(Breathing(1.0), 10.0, lambda d: 4.0 * 2.0 / 16, id="another update's"),
     pytest.param(1.0, 1.0, lambda d: d * 16, id="the sum's"),
 ])  # fmt: skip
 def test_another_variance_is_noticed(monkeypatch, clip, times, planted):
@@ -162,13 +149,6 @@ def test_files_keep_it_and_the_ledger_is_the_same(noted, tmp_path):
     for before, after in zip(built.optimizer.variables, again.variables, strict=True):
         np.testing.assert_array_equal(before.numpy(), after.numpy())
     assert tfdpx.make_private(keras.optimizers.Adam) is tfdpx.DPAdam
-
-
-@pytest.mark.slow
-def test_the_audit_passes():
-    made = bias_bench(batch_size=8)
-    report = audit.check_optimizer(made.model, made.optimizer, trials=100)
-    assert report.passed, str(report)
 
 
 def test_what_does_not_fit_is_refused():

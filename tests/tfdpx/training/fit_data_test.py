@@ -8,7 +8,7 @@ import tensorflow as tf
 from cases import slow, slow_but
 
 import tfdpx
-from tfdpx.training import _train_step
+from tfdpx.training import step as training_step
 
 N, B, STEPS = 60, 10, 12
 
@@ -160,14 +160,14 @@ def test_batches_made_for_another_optimizer_are_refused():
 @pytest.fixture
 def used(monkeypatch):
     """The rows that each update was given, as a list of tuples of their numbers."""
-    seen, step = [], _train_step._step
+    seen, step = [], training_step._step
 
     def spy(optimizer, model, data, ids):
         x, _, weights = data
         seen.append(tuple(x.numpy()[weights.numpy() > 0, 0].astype(int)))
         return step(optimizer, model, data, ids)
 
-    monkeypatch.setattr(_train_step, "_step", spy)
+    monkeypatch.setattr(training_step, "_step", spy)
     return seen
 
 

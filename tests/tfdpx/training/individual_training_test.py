@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdpx
 from tfdpx import mechanism
 from tfdpx.accounting import IndividualAccountant
-from tfdpx.training.individual_clip import IndividualClip
+from tfdpx.training.clipping import IndividualClip
 
 
 def test_each_example_is_clipped_at_what_it_is_charged_for():
@@ -27,12 +27,12 @@ def test_full_batches_are_counted_exactly():
     assert accountant.epsilon().max() == pytest.approx(plan.epsilon, rel=1e-6)
 
 
-def clip_at_one(self, ids):
-    return tf.ones(tf.shape(ids))
+def clip_at_one(self, ids, count):
+    return tf.ones([count])
 
 
-def clip_of_neighbour(self, ids, original=IndividualClip.fractions_of):
-    return original(self, (ids + 1) % replay.COUNT)
+def clip_of_neighbour(self, ids, count, original=IndividualClip.clips):
+    return original(self, None if ids is None else (ids + 1) % replay.COUNT, count)
 
 
 def factors_of_plain_clip(norms, present, clip, size, *_, f=mechanism.clip_factors):
@@ -53,8 +53,8 @@ def forget_padding(self, ids, present, norms, upto, original=IndividualClip._lea
 
 
 BUGS = [
-    (IndividualClip, "fractions_of", clip_at_one),
-    (IndividualClip, "fractions_of", clip_of_neighbour),
+    (IndividualClip, "clips", clip_at_one),
+    (IndividualClip, "clips", clip_of_neighbour),
     (mechanism, "clip_factors", factors_of_plain_clip),
     (mechanism, "clip_factors", factors_not_scaled),
     (IndividualClip, "count_update", charge_what_comes_next),

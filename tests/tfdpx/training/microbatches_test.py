@@ -1,9 +1,12 @@
-"""Passes hold every example that is present once, at its place, and end with the last."""
+"""Microbatches hold every present example once, at its place; and how many each takes."""
+
+import math
 
 import bench
 import keras
 import numpy as np
 import pytest
+import scipy.stats
 import seeds
 import small
 import tensorflow as tf
@@ -12,11 +15,11 @@ from hypothesis import strategies as st
 
 import tfdpx
 from tfdpx import mechanism, noise
-from tfdpx.training import _microbatches, _train_step
-from tfdpx.training._microbatches import BatchTotals
-from tfdpx.training.microbatch_size import MicrobatchSize
+from tfdpx.training import microbatches
+from tfdpx.training import step as training_step
+from tfdpx.training.microbatches import BatchTotals, MicrobatchSize
 
-ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]))
+ZERO = BatchTotals([tf.zeros([5])], tf.zeros([]), [], tf.zeros([]), tf.zeros([]), tf.zeros([1]))
 
 
 def adding(data, choices, present, index):
@@ -30,7 +33,8 @@ def adding(data, choices, present, index):
     places = 100.0 * tf.cast(index, "float32") + tf.range(rows)
     placed = tf.reduce_sum(x * places * present)
     counts = tf.stack([drawn, placed, tf.ones([]), weight, rows])
-    return BatchTotals([counts], total, [], tf.reduce_sum(present), tf.zeros([])), {"logs": total}
+    examples, none = tf.reduce_sum(present), tf.zeros([])
+    return BatchTotals([counts], total, [], examples, none, tf.zeros([1])), {"logs": total}
 
 
 BATCHES = dict(
@@ -61,7 +65,7 @@ def check_passes(present, size, multiple, jit_compile=False):
     @tf.function(jit_compile=jit_compile, autograph=False)
     def total(x, present):
         data = (x, None, tf.cast(present, "float32"))
-        return _microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
+        return microbatches.run(adding, data, 10 * x, present, sizes, ZERO)[0]
 
     found = total(x, present)
     assert found.examples == present.sum()
@@ -85,7 +89,7 @@ def test_passes_of_any_size_never_know_it(count):
 
     def total(x, present=None):
         size = MicrobatchSize(8, 2)
-        return _microbatches.run(looking, (x, None, None), x, present, size, ZERO)[0]
+        return microbatches.run(looking, (x, None, None), x, present, size, ZERO)[0]
 
     data = tf.range(float(count)), tf.ones([count], tf.bool)
     for length, tensors in ((None, data[:1]), (None, data), (count, data)):
@@ -98,9 +102,9 @@ def test_passes_of_any_size_never_know_it(count):
 
 def test_a_batch_without_weights_that_fits_is_one_pass_as_it_is():
     x = tf.constant([1.0, 2.0, 3.0])
-    found, logs = _microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
+    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(3, 3), ZERO)
     assert found.loss == 6 and logs["logs"] == 6
-    found, logs = _microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
+    found, logs = microbatches.run(adding, (x, None, None), x, None, MicrobatchSize(2, 2), ZERO)
     assert found.loss == 6 and logs is None and found.sums[0][2] == 2
 
 
@@ -117,7 +121,7 @@ def test_an_empty_draw_gives_noise_alone(noisy):
     seed = tf.constant(made.optimizer.step_key())
     logs = made.train_on_batch(x, y, sample_weight=np.zeros(len(x), "float32"), return_dict=True)
     zeros = [tf.zeros(v.shape) for v in made.trainable_variables]
-    drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, _train_step._NOISE))
+    drawn = mechanism.privatize(zeros, 1.0, 16, noise.fold_in(seed, training_step._NOISE))
     wanted = np.concatenate([np.ravel(g.tensor) for g in drawn])
     np.testing.assert_allclose(before - small.weights(made), wanted, atol=1e-6)
     assert logs["loss"] == 0
@@ -248,3 +252,55 @@ def test_own_metrics_count_every_row_once():
     wanted = np.mean(np.argmax(made(x).numpy(), axis=1) == y)
     logs = made.train_on_batch(x, y, return_dict=True)
     np.testing.assert_allclose(logs["accuracy"], wanted, rtol=1e-6)
+
+
+def test_bad_sizes():
+    for value in ("auto", "", 0, -1, 2.0, True, [4]):
+        with pytest.raises(ValueError, match="`microbatch_size` must be an int >= 1 or None"):
+            tfdpx.DPSGD(batch_size=4, noise_multiplier=1.0, microbatch_size=value)
+
+
+def test_auto_of_former_files_is_none():
+    config = tfdpx.DPSGD(batch_size=4, noise_multiplier=1.0).get_config()
+    again = tfdpx.DPSGD.from_config({**config, "microbatch_size": "auto"})
+    assert again.microbatch_size is None
+
+
+@given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 1000))
+def test_rows_of_all_passes(examples, multiple, count):
+    size = MicrobatchSize(examples, min(multiple, examples))
+    computed, left = 0, count
+    while left > 0:
+        computed += min(examples, math.ceil(left / size.multiple) * size.multiple)
+        left -= examples
+    assert size.rows(count) == computed
+    assert not microbatches.of_examples(examples, varies=False).varies
+    most = microbatches.of_examples(examples, varies=True).rows(count) - count
+    assert 0 <= most <= examples / 16
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 600),
+    st.floats(0.05, 1.0),
+    st.floats(1e-4, 1e-2),
+    st.floats(1e-4, 1e-1),
+    st.booleans(),
+)
+def test_passes_of_least_expected_time(batch_size, probability, each, every, varies):
+    number = max(round(batch_size / probability), batch_size)
+    drawn = np.arange(number + 1)
+    weights = scipy.stats.binom.pmf(drawn, number, probability)
+
+    def seconds(size):
+        rows = microbatches.of_examples(size, varies).rows(drawn)
+        return weights @ (-(-drawn // size) * every + rows * each)
+
+    mean, deviation = number * probability, math.sqrt(number * probability * (1 - probability))
+    size = microbatches.least_time(each, every, mean, deviation, number, number, varies)
+    assert seconds(size) <= 1.03 * min(seconds(other) for other in range(1, number + 1, 7))
+
+
+def test_without_padding_a_batch_is_cut_evenly():
+    assert microbatches.least_time(1.0, 30.0, 100, 0.0, 60, 100) == 50
+    assert microbatches.least_time(1.0, 30.0, 100, 0.0, 100, 100) == 100

@@ -11,7 +11,7 @@ from scipy import stats
 import tfdpx
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.per_example import rowwise
-from tfdpx.training.views import Views
+from tfdpx.training.step import Views
 
 N, MICROBATCH = 12, 4
 CLIP = 0.05  # Far below any gradient: what is not bounded by it shows.

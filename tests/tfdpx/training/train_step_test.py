@@ -14,7 +14,7 @@ import tfdpx
 from tfdpx import mechanism
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.models import WideResNet
-from tfdpx.training import preparation
+from tfdpx.training import preflight
 
 NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
 
@@ -60,7 +60,7 @@ def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
     )
     with pytest.raises(UnfitForPrivacy, match="lets an example add"):
         quiet_bench().step(*small.data())
-    monkeypatch.setattr(preparation, "_ROUNDING", np.inf)  # Without the step's own check.
+    monkeypatch.setattr(preflight, "_ROUNDING", np.inf)  # Without the step's own check.
     assert largest_change(quiet_bench(), *small.data()) > 2.0
 
 

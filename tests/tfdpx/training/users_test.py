@@ -14,7 +14,7 @@ from cases import slow
 import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.sampling.users import Users
-from tfdpx.training.views import Views
+from tfdpx.training.step import Views
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "users.md"
 PEOPLE, MOST, CLIP = 9, 5, 0.3
@@ -278,8 +278,6 @@ def test_what_does_not_go_together_is_refused(model):
     with pytest.raises(ValueError, match="`individual`"):
         plan = make_plan(4, 3, 1.0)
         tfdpx.DPSGD(plan=plan, individual=tfdpx.accounting.IndividualAccountant(plan))
-    with pytest.raises(ValueError, match="`public_data`"):
-        tfdpx.DPSGD(plan=make_plan(4, 3, 1.0), public_data=(X[:3], Y[:3]))
     with pytest.raises(TypeError, match="user_ids"):
         other = small.model(keras.optimizers.SGD())
         other.fit(X, Y, user_ids=IDS)

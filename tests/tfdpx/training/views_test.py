@@ -8,7 +8,6 @@ import pytest
 import seeds
 import small
 import tensorflow as tf
-from cases import slow
 
 import tfdpx
 from tfdpx import augment
@@ -60,10 +59,9 @@ def model(augmentation, seen=None, augmult=K, jit_compile=False, **arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit_compile", [False, slow(True)])
-def test_bytes_travel_and_views_are_made_where_the_model_runs(monkeypatch, jit_compile):
+def test_bytes_travel_and_views_are_made_where_the_model_runs(monkeypatch):
     seen = Seen()
-    made = model(augment.ResizeCropFlip(5), seen, jit_compile=jit_compile)
+    made = model(augment.ResizeCropFlip(5), seen)
     batches = plan().batches(*images(), seed=0)
     received = []
     step = type(made.optimizer).private_train_step
@@ -141,14 +139,6 @@ def test_layers_of_keras_and_keras_cv(name):
     size = 9 if name == "crop" else 12
     assert views.shape == (4, 2, size, size, 3)
     assert np.isfinite(views).all()
-
-
-@pytest.mark.slow
-def test_a_layer_in_a_compiled_fit():
-    made = model(keras_cv_layers().RandomCutout(0.3, 0.3), augmult=2, jit_compile=True)
-    made.fit(plan().batches(*images(), seed=0), verbose=0)
-    assert made.optimizer.iterations == 4
-    assert made.optimizer.nonfinite_examples == 0
 
 
 @pytest.mark.parametrize("name", ["MixUp", "CutMix"])

@@ -23,8 +23,7 @@ from tfdpx.per_example.engine import Engine
 from tfdpx.per_example.random_layers import UnmappedState
 from tfdpx.per_example.rows import Rows
 from tfdpx.per_example.vectorize import TakesBatch
-from tfdpx.training import microbatch_size
-from tfdpx.training._microbatch import Inputs, Microbatch
+from tfdpx.training.microbatches import Inputs, Microbatch, choose_size
 
 # Of factors, in float32.
 _ROUNDING = 1e-5
@@ -44,14 +43,16 @@ class Batch(typing.NamedTuple):
     """A batch of the step.
 
     Attributes:
-        views: `tfdpx.training.views.Views`.
+        views: `tfdpx.training.step.Views`.
         data: `(x, y, sample_weight)`, nests of tensors [B, ...]; only shapes and dtypes are read.
         may_be_absent: Whether an example may be padding.
+        has_clips: Whether the clip policy decides on each example before the update.
     """
 
     views: object
     data: tuple
     may_be_absent: bool
+    has_clips: bool = False
 
 
 @dataclasses.dataclass
@@ -163,6 +164,7 @@ class _Preparation:
     def _compared(self, microbatch, size):
         """Texts of how the microbatch differs from batches of one example, a list."""
         model, views, specs = self._model, self._batch.views.count, microbatch.inputs
+        policy = self._optimizer.clip_policy
         draws = microbatch.draws
         drawn, key = microbatch, tf.zeros([2], tf.int64)
         examples = None if size.varies else self._rows(size) // views
@@ -181,7 +183,7 @@ class _Preparation:
                     rows,
                     None if specs.present is None else tf.ones([count], tf.bool),
                     key,
-                    self._optimizer.clip_policy.whole(count),
+                    None if specs.clips is None else policy.clips(None, count),
                     update.tensors,
                     None if specs.shares is None else tf.fill([count * views], 1.0 / views),
                 )
@@ -221,7 +223,7 @@ class _Preparation:
             (_with_rows(views.row_specs(x), rows), *targets),
             None if self._is_full(size) else tf.TensorSpec([examples], tf.bool),
             tf.TensorSpec([2], tf.int64),
-            self._optimizer.clip_policy.specs(examples),
+            tf.TensorSpec([examples], tf.float32) if self._batch.has_clips else None,
             shares=tf.TensorSpec([rows], tf.float32) if views.per_user else None,
         )
         return Microbatch(self._optimizer, self._known.engine, specs)
@@ -245,9 +247,7 @@ class _Preparation:
         may_vary = (bool(kind.weights) or kind.num_rows is None) and kind.way != "compiled"
         for varies in [True, False] if may_vary and known.engine.suits_any_number else [False]:
             views, weighted = self._batch.views.count, bool(kind.weights)
-            yield microbatch_size.choose(
-                optimizer, known.engine.work, views, kind.num_rows, weighted, varies
-            )
+            yield choose_size(optimizer, known.engine.work, views, kind.num_rows, weighted, varies)
 
 
 def factors_of_policy(optimizer, squared_norms):
@@ -261,21 +261,21 @@ def factors_of_policy(optimizer, squared_norms):
 
     def factors_of(norms):
         count = len(norms)
-        found = policy.factors(norms, tf.fill([count], True), batch_size, *policy.whole(count))
-        return tf.broadcast_to(found, [count])
+        present, clips = tf.fill([count], True), policy.clips(None, count)
+        return tf.broadcast_to(policy.clip(norms, present, batch_size, clips), [count])
 
     factors = factors_of(squared_norms)
     alone = tf.concat([factors_of(norm[tf.newaxis]) for norm in squared_norms], axis=0)
     if not np.allclose(factors, alone, rtol=_ROUNDING, atol=0, equal_nan=True):
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} decides on an example by the norms of others "
-            "too, so one example changes what the others add. Return `factors` of each norm alone."
+            "too, so one example changes what the others add. Let `clip` decide by each norm alone."
         )
     longest = float(tf.reduce_max(tf.abs(factors) * tf.sqrt(squared_norms)) * batch_size)
     if policy.l2_norm_clip < math.inf and not longest <= 1 + _ROUNDING:
         raise UnfitForPrivacy(
             f"The clip policy {type(policy).__name__} lets an example add {longest:.4g} / "
-            "batch_size to the sum, and noise hides 1 / batch_size. Return smaller `factors`."
+            "batch_size to the sum, and noise hides 1 / batch_size. Return smaller factors."
         )
     return factors
 

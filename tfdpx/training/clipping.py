@@ -1,0 +1,450 @@
+"""Clip policies choose the norm at which each example's gradient is clipped.
+
+In every update the private step calls the policy's methods in their order: `clips` before the
+gradients, `clip` for their factors, `measure` when all norms are known, and `update` after the
+noise. An optimizer takes a policy of your own as `l2_norm_clip=`.
+
+Guarantee, which every policy must keep: the factor of `clip` times an example's gradient has at
+most the norm 1/B, and all that it depends on besides the example's own norm is noisy or accounted
+for. The noise of `gradient_noise_multiplier` pays for the gradients and `Measured.noisy` together.
+"""
+
+import math
+import typing
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx import mechanism
+from tfdpx._arguments import is_number, require
+from tfdpx._keras.variables import value_of, variable
+from tfdpx.account import attach
+from tfdpx.per_example.rounding import SMALLEST_CLIP, UNIT
+from tfdpx.training import replicas
+
+AUTOMATIC = "automatic"
+# A root, a sum, two quotients and the product with a gradient are rounded, each by at most UNIT.
+_ROUNDED = 1.0 - 8 * UNIT
+_LARGEST_CLIP = _LARGEST_NOISE = 1e9
+# The noise of the adaptive clip's count: the share of a batch that the paper advises, and the least
+# in units of sigma by default, which costs the gradients 3% more noise.
+_OF_BATCH, _OF_SIGMA = 1 / 20, 2.0
+# The indicator falls from 1 to 0 over this part of the clip. At a cliff, an example more that
+# moves the others to other rows, where they are rounded otherwise, could move many of them across.
+_RAMP = 0.1
+
+
+class Measured(typing.NamedTuple):
+    """The output of a policy for one update, of this replica's examples.
+
+    Attributes:
+        noisy: List of float32 scalars, sums over examples, over B. They are added up over replicas
+            and get the noise of the gradients, drawn with it.
+        exact: List of float32 tensors that are added up over replicas, without noise.
+    """
+
+    noisy: list = []
+    exact: list = []
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class ClipPolicy:
+    """Clips every example at the constant `l2_norm_clip`, C (De et al. 2022, Eq. 1).
+
+    Args:
+        l2_norm_clip: Float, C; infinity without privacy.
+
+    Attributes:
+        gradient_noise_multiplier: Float, the noise multiplier of all that an update releases. With
+            it, gradients and `Measured.noisy` together must cost what the optimizer's says.
+    """
+
+    def __init__(self, l2_norm_clip: float) -> None:
+        self.l2_norm_clip = l2_norm_clip
+
+    def init(self, optimizer: Any) -> None:
+        """Called as the optimizer is made: adds variables to it, which Keras's files then hold."""
+        self.gradient_noise_multiplier = optimizer.noise_multiplier
+
+    def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor | None:
+        """The argument `clips` of the other methods, float32 [count]; None if they need none.
+
+        Args:
+            ids: int32 [count], the numbers of the examples; None where they are unknown or made up.
+            count: Int or scalar tensor, examples.
+        """
+        return None
+
+    def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
+        """The factors of gradients, float32 [n]; see `mechanism.clip_factors`.
+
+        Absent rows, and norms that are not finite, need no care: `mechanism.counted` follows.
+
+        Args:
+            squared_norms: float32 [n].
+            present: bool [n].
+            batch_size: Int, B.
+            clips: The part of these examples of `clips`.
+        """
+        return mechanism.clip_factors(squared_norms, present, self.l2_norm_clip, batch_size)
+
+    def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
+        """The statistics of a batch's norms that `update` learns from.
+
+        Arguments are as for `clip`, and `ids` as for `clips`. Rows that are not present mean
+        nothing, and norms may not be finite.
+        """
+        return Measured()
+
+    def update(self, measured: Measured) -> None:
+        """Called once an update with the sums over all replicas, `noisy` with noise."""
+
+    def released(self) -> dict[str, float]:
+        """Numbers for the logs, which the guarantee must cover."""
+        return {}
+
+    def get_config(self) -> dict:
+        """Arguments of the constructor."""
+        return {"l2_norm_clip": self.l2_norm_clip}
+
+    @classmethod
+    def from_config(cls, config: dict) -> "ClipPolicy":
+        """The policy of `get_config`."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class AutomaticClip(ClipPolicy):
+    """Normalizes every gradient: `l2_norm_clip="automatic"` (Bu et al. 2022, arXiv:2206.07136).
+
+    An update is `1/B sum_i g_i / (|g_i| + stability) + sigma/B xi`. Long and short gradients weigh
+    nearly alike, so there is no clip to choose. `l2_norm_clip` is 1, the bound on an example.
+
+    Guarantee: the same as `tfdpx.mechanism`, since an example adds
+    `|g| / (|g| + stability) / B < 1/B`.
+
+    Args:
+        stability: Float >= 1e-9. Gradients far shorter than it count by their length, and not by
+            their direction alone.
+
+    Raises:
+        ValueError: If `stability` is out of range.
+    """
+
+    def __init__(self, stability: float = 0.01) -> None:
+        super().__init__(1.0)
+        fits = is_number(stability) and SMALLEST_CLIP <= stability < math.inf
+        require(fits, "stability", stability, f"be a finite float >= {SMALLEST_CLIP}")
+        self.stability = float(stability)
+
+    def clip(self, squared_norms, present, batch_size, clips):
+        """float32 [n]: `1 / (B (norm + stability))`, and less by what is rounded."""
+        return _ROUNDED / (tf.sqrt(squared_norms) + self.stability) / float(batch_size)
+
+    def get_config(self) -> dict:
+        """Arguments of the constructor."""
+        return {"stability": self.stability}
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class AdaptiveClip(ClipPolicy):
+    """The clip follows a quantile of the norms; `DPSGD(l2_norm_clip=tfdpx.AdaptiveClip())`.
+
+    After each update the clip C becomes `C exp(-learning_rate (b - quantile))` (Andrew et al. 2019,
+    arXiv:1905.03871), with b a noisy share of the examples whose norm is at most C. It is a
+    variable of the optimizer, so that Keras's files, `Checkpoint` and copies keep it, and
+    `l2_norm_clip` in the logs. As with any clip, the update is divided by it: the learning rate
+    needs no change.
+
+    Guarantee: as for the optimizer's noise multiplier sigma, which the ledger counts. An update
+    releases the clipped sum with noise z and the sum of (indicator - 1/2) with noise sigma_b, where
+    1/z^2 = 1/sigma^2 - 1/(2 sigma_b)^2. Scaled by z/sigma_b the second has noise z too; one example
+    moves both together by at most sqrt(1 + (z / (2 sigma_b))^2) = z/sigma: one Gaussian mechanism.
+
+    Args:
+        initial: Float from 1e-9 to 1e9, the clip of the first update. It need not fit: at
+            `learning_rate=0.2` a clip moves by a factor of 10 in some 23 updates.
+        quantile: Float between 0 and 1: the share of the norms that are to be at most the clip.
+        learning_rate: Float > 0, of the logarithm of the clip.
+        noise_multiplier: Optional float, sigma_b: standard deviation of the noise on the count of
+            examples, which must exceed half of the optimizer's. None: a twentieth of the batch
+            size, but at least twice the optimizer's.
+
+    Attributes:
+        l2_norm_clip: Float, the clip now.
+
+    Raises:
+        ValueError: If an argument is out of range; by the optimizer, if `noise_multiplier` is too
+            small for its own.
+    """
+
+    def __init__(
+        self,
+        initial: float = 1.0,
+        quantile: float = 0.5,
+        learning_rate: float = 0.2,
+        noise_multiplier: float | None = None,
+    ) -> None:
+        fits = is_number(initial) and SMALLEST_CLIP <= initial <= _LARGEST_CLIP
+        require(fits, "initial", initial, f"lie in [{SMALLEST_CLIP}, {_LARGEST_CLIP:g}]")
+        fits = is_number(quantile) and 0 < quantile < 1
+        require(fits, "quantile", quantile, "lie strictly between 0 and 1")
+        fits = is_number(learning_rate) and 0 < learning_rate < math.inf
+        require(fits, "learning_rate", learning_rate, "be a finite float > 0")
+        noise = noise_multiplier
+        fits = noise is None or is_number(noise) and 0 <= noise <= _LARGEST_NOISE
+        require(fits, "noise_multiplier", noise, f"lie in [0, {_LARGEST_NOISE:g}], or be None")
+        self.initial, self.quantile = float(initial), float(quantile)
+        self.learning_rate = float(learning_rate)
+        self.noise_multiplier = None if noise is None else float(noise)
+        self._clip: Any = None
+
+    @property
+    def l2_norm_clip(self) -> float:  # type: ignore[override]
+        """Float: the clip now; the initial one before an optimizer has it."""
+        if self._clip is None:
+            return self.initial
+        now = float(keras.ops.convert_to_numpy(self._clip))
+        return min(max(now, SMALLEST_CLIP), _LARGEST_CLIP)
+
+    def init(self, optimizer: Any) -> None:
+        """Adds the clip to the optimizer's variables, and shares its noise out."""
+        sigma, noise = optimizer.noise_multiplier, self.noise_multiplier
+        if noise is None:
+            noise = max(_OF_BATCH * optimizer.batch_size, _OF_SIGMA * sigma)
+        ratio = sigma / (2 * noise) if noise else float(sigma > 0)
+        if ratio >= 1:
+            raise ValueError(
+                "Argument `noise_multiplier` of AdaptiveClip must exceed half of the optimizer's, "
+                f"{sigma / 2:.6g}: the count alone would reveal what both may. Received: "
+                f"noise_multiplier={noise}. Give {_OF_SIGMA * sigma:.3g} or more, or leave it out."
+            )
+        # The z of the guarantee. Without noise the count has none either, and may have any weight.
+        self.gradient_noise_multiplier = sigma / math.sqrt(1 - ratio**2)
+        self._weight = self.gradient_noise_multiplier / noise if sigma else 1.0
+        self._batch_size = optimizer.batch_size
+        start = keras.initializers.Constant(self.initial)
+        self._clip = optimizer.add_variable([], start, "float32", name="l2_norm_clip")
+
+    def clips(self, ids: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
+        """The clip of the update, the same for each example."""
+        return tf.fill([count], self._now())
+
+    def clip(self, squared_norms: Any, present: Any, batch_size: int, clips: Any) -> tf.Tensor:
+        """`mechanism.clip_factors` at the clip of the update."""
+        return mechanism.clip_factors(squared_norms, present, clips, batch_size)
+
+    def measure(self, ids: Any, present: Any, squared_norms: Any, clips: Any) -> Measured:
+        """The sum of (indicator - 1/2), in units in which the gradients' noise is sigma_b."""
+        excess = tf.sqrt(squared_norms) / clips - 1.0
+        below = tf.clip_by_value(0.5 - excess / _RAMP, 0.0, 1.0)
+        # A norm that is not finite counts as above the clip.
+        below = tf.where(tf.math.is_finite(excess), below, 0.0)
+        total = tf.reduce_sum(tf.where(present, below - 0.5, 0.0))
+        return Measured(noisy=[total * (self._weight / self._batch_size)])
+
+    def update(self, measured: Measured) -> None:
+        """The geometric update of the clip."""
+        share = 0.5 + measured.noisy[0] / self._weight
+        self._clip.assign(self._now() * tf.exp(-self.learning_rate * (share - self.quantile)))
+
+    def released(self) -> dict[str, float]:
+        """The clip now, by its name in the logs."""
+        return {"l2_norm_clip": self.l2_norm_clip}
+
+    def get_config(self) -> dict:
+        """Arguments of the constructor."""
+        names = ("initial", "quantile", "learning_rate", "noise_multiplier")
+        return {name: getattr(self, name) for name in names}
+
+    def _now(self):
+        """float32 scalar: the clip, within what float32 can clip at whatever was learned."""
+        now = tf.convert_to_tensor(self._clip.value)
+        return tf.clip_by_value(now, SMALLEST_CLIP, _LARGEST_CLIP)
+
+
+class IndividualClip(ClipPolicy):
+    """Clips each example at its most recently measured norm, for an `IndividualAccountant`.
+
+    A level n, from 1 on, is the n-th of the accountant's fractions of the clip. The steps at a
+    level are counted when the level may change; until then they follow from the step since.
+
+    The norms are functions of the private data. So they are in no variable that Keras or
+    `tf.train.Checkpoint` saves; `tfdpx.callbacks.Checkpoint` alone writes them.
+
+    Args:
+        accountant: `tfdpx.accounting.IndividualAccountant`; reads its account here from now on.
+        account: The optimizer's `tfdpx.account.Account`.
+        l2_norm_clip: Float, C, of which each clip is a fraction.
+    """
+
+    def __init__(self, accountant, account, l2_norm_clip):
+        super().__init__(l2_norm_clip)
+        accountant.attach(self)
+        self.refreshes_per_epoch = accountant.refreshes_per_epoch
+        self.plan, self._account = accountant.plan, account
+        self._fractions = accountant.fractions
+        # Not above what is accounted, so that the clip is not.
+        exact = self._fractions.astype("float32")
+        below = np.where(exact > self._fractions, np.nextafter(exact, np.float32(0)), exact)
+        self._clips = tf.constant(below)
+        self._count, count = self.plan.num_examples, self.plan.num_examples + 1
+        # The last row is for absent examples. No int32, which TensorFlow keeps off GPUs; counts
+        # are small integers.
+        worst = len(self._fractions)
+        self._held = {
+            "levels": variable(np.full([count], worst), "int64"),
+            "since": variable(np.zeros([count]), "int64"),
+            "counts": variable(np.zeros([count, worst]), "float32"),
+            "steps": variable(0, "int64"),
+            "refreshes": variable(0, "int64"),
+        }
+        self._examples = None  # The fingerprint of the examples that the ids number.
+
+    def check_examples(self, draws):
+        """Raises ValueError unless a plan's `BatchSampler` draws the same examples as before."""
+        if draws is None:
+            raise ValueError(
+                "Individual accounting must know which example is which, and `fit` was given other "
+                "data than `plan.batches(...)` made, or batches that were changed. Give it "
+                "`plan.batches(x, y, optimizer=model.optimizer)` as it is."
+            )
+        self._check_fingerprint(draws.examples.fingerprint())
+
+    def clips(self, ids, count):
+        """float32 [count]: the fraction of C that each example is clipped at; 1 if made up."""
+        if ids is None:
+            return tf.ones([count])
+        return tf.gather(self._clips, tf.gather(self._held["levels"], ids) - 1)
+
+    def clip(self, squared_norms, present, batch_size, clips):
+        """`mechanism.clip_factors` at the fractions."""
+        clip = self.l2_norm_clip
+        return mechanism.clip_factors(squared_norms, present, clip, batch_size, clips)
+
+    def over_clip(self, squared_norms):
+        """float32 [n]: norms over C, at most 1."""
+        norms = tf.sqrt(squared_norms) / self.l2_norm_clip
+        # Of a gradient that is not finite nothing is known but that it may be long.
+        return tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 1.0)
+
+    def measure(self, ids, present, squared_norms, clips):
+        """One tensor of ids, presence and norms, in which each replica has its own columns."""
+        rows = [tf.cast(ids, "float32"), tf.cast(present, "float32"), self.over_clip(squared_norms)]
+        return Measured(exact=[replicas.beside_others(tf.stack(rows))])
+
+    def update(self, measured):
+        """Charges the examples of an update, then learns their norms."""
+        ids, present, norms = tf.unstack(measured.exact[0])
+        self.count_update(tf.cast(ids, "int32"), present > 0, norms)
+
+    def count_update(self, ids, present, norms):
+        """`update`, of int32, bool and float32 tensors [n]; norms are finite, and over the clip."""
+        step = tf.convert_to_tensor(self._held["steps"])
+        self._learn(ids, present, norms, step + 1)
+        self._held["steps"].assign_add(1)
+
+    def refresh(self, norms):
+        """Learns the norms of all examples, float32 [num_examples], between two updates."""
+        ids, step = tf.range(self._count), tf.convert_to_tensor(self._held["steps"])
+        self._learn(ids, tf.fill([self._count], True), self.over_clip(norms**2), step)
+
+    def _learn(self, ids, present, norms, upto):
+        """Counts the steps before `upto` at the levels so far, and changes these."""
+        held = self._held
+        rows = tf.where(present, tf.cast(ids, "int64"), self._count)
+        levels = tf.gather(held["levels"], rows)
+        steps = upto - tf.gather(held["since"], rows)
+        places = tf.stack([rows, levels - 1], axis=1)
+        _scatter(held["counts"], "add", places, tf.cast(steps, "float32"))
+        _scatter(held["since"], "update", rows[:, tf.newaxis], tf.fill(tf.shape(rows), upto))
+        # The least level whose clip is not below the norm.
+        levels = 1 + tf.searchsorted(self._clips, norms, side="left", out_type=tf.int64)
+        levels = tf.minimum(levels, len(self._fractions))
+        _scatter(held["levels"], "update", rows[:, tf.newaxis], levels)
+
+    def refresh_is_due(self):
+        """Whether a refresh is; then it counts as done."""
+        steps, done = int(self._array("steps")), int(self._array("refreshes"))
+        due = int(steps * self.plan.sampling_probability * self.refreshes_per_epoch + 1e-9)
+        self._held["refreshes"].assign(due)
+        return due > done
+
+    def counts(self):
+        """int64 array [num_examples, levels]: the steps that each was clipped at each level."""
+        counts = self._array("counts")[: self._count].astype("int64")
+        levels, since = (self._array(name)[: self._count] for name in ("levels", "since"))
+        counts[np.arange(self._count), levels - 1] += int(self._array("steps")) - since
+        return counts
+
+    def fractions(self):
+        """float64 array [num_examples]: the fraction of the clip that each is clipped at now."""
+        return self._fractions[self._array("levels")[: self._count] - 1]
+
+    def ledger(self):
+        """The ledger of all that was spent on the weights."""
+        return self._account.ledger()
+
+    def spend(self, ledger):
+        """Adds a ledger to the ledger of the weights."""
+        attach(ledger, self._account.variables())
+
+    def state(self):
+        """The dict of arrays that `tfdpx.callbacks.Checkpoint` saves. Private."""
+        arrays = {name: value_of(held) for name, held in self._held.items()}
+        return {"examples": np.array(self._examples or ""), **arrays}
+
+    def restore(self, state):
+        """Continues from a `state()`; raises ValueError for other examples or another rounding."""
+        for name, held in self._held.items():
+            if name not in state or state[name].shape != held.shape:
+                raise ValueError(
+                    f"The saved norms of individual accounting lack {name!r} of shape "
+                    f"{tuple(held.shape)}. Go on with the accountant that saved them."
+                )
+        self._check_fingerprint(str(state["examples"]))
+        for name, held in self._held.items():
+            held.assign(state[name])
+
+    def _check_fingerprint(self, fingerprint):
+        if self._examples not in (None, fingerprint):
+            raise ValueError(
+                "These batches are of other examples, or in another order, than those that this "
+                "IndividualAccountant has followed: the norm of one would be taken for another's. "
+                "Train on the same arrays, or compile with a new optimizer and accountant."
+            )
+        self._examples = fingerprint
+
+    def _array(self, name):
+        return value_of(self._held[name])
+
+
+def split_ids(optimizer, data):
+    """Pair of the batch as Keras knows it, and of the ids of its rows, int32 [B]; None without.
+
+    With individual accounting the batch is `(x, y, sample_weight, ids)`, as `fit` makes it; raises
+    ValueError for any other.
+    """
+    if optimizer.individual is None:
+        return data, None
+    session = optimizer.session
+    is_drawn = session is not None and session.draws is not None
+    if not is_drawn or not isinstance(data, tuple) or len(data) != 4:
+        raise ValueError(
+            "Individual accounting must know which examples a batch holds. Received: a batch "
+            "without ids. Train with `model.fit(plan.batches(x, y))` or "
+            "`tfdpx.distributed.fit`, and not by `train_on_batch` or `train_step`."
+        )
+    return data[:3], data[3]
+
+
+def _scatter(held, kind, places, values):
+    """Adds `values` [n] to a variable at `places` [n, rank], or puts them there."""
+    if not isinstance(held, tf.distribute.DistributedValues):
+        getattr(held, f"scatter_nd_{kind}")(places, values)
+        return
+    # These, with a copy on each replica, know no scatter.
+    function = tf.tensor_scatter_nd_add if kind == "add" else tf.tensor_scatter_nd_update
+    held.assign(function(tf.convert_to_tensor(held), places, values))

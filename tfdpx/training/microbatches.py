@@ -1,0 +1,352 @@
+"""The microbatches of an update: how many examples each takes, the traced one, and their sums.
+
+A Poisson batch is padded to a capacity that is almost never reached. Rows of padding stand at its
+end and add nothing, so microbatches end with the last row that is present. That number is known as
+the step runs. So is the size of the last microbatch, which takes what is left; under XLA all
+microbatches have one size. No row moves to another place: random layers draw by it, and a row that
+is absent must leave the draws of all others as they are.
+
+The size of a microbatch changes the memory and time of an update and nothing else: neither its
+examples nor their clipping, so not its sensitivity.
+"""
+
+import copy
+import math
+import typing
+
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+
+from tfdpx import mechanism
+from tfdpx._keras import model_internals
+from tfdpx.per_example.cost_model import Cost, device_kind
+from tfdpx.per_example.rows import Outputs, Rows, along
+
+_FLOAT = 4  # Bytes.
+# Work of a row against its forward microbatch, and bytes moved for each number in outputs and
+# weights: fitted to steps on two CPU cores. Launches a layer: on a GPU it is what the graph has,
+# unmeasured.
+_BACKWARD, _TRAFFIC, _WEIGHT_TRAFFIC = 3.5, 12, 10
+_CALLS = {"cpu": 4, "accelerator": 60}
+# Bytes of outputs and their gradients beyond which a microbatch takes half of a batch at most.
+_LARGE = 64 * 2**20
+# A last microbatch takes whole parts, of so many in a full one: kernels are compiled for each
+# length.
+_PARTS_OF_PASS = 16
+
+
+class MicrobatchSize(typing.NamedTuple):
+    """How many examples the microbatches of an update take.
+
+    Attributes:
+        examples: Int, of a full microbatch.
+        multiple: Int. The last microbatch takes what is left, filled up to a multiple of this; one
+            as large as `examples` makes all microbatches alike, which XLA needs.
+    """
+
+    examples: int
+    multiple: int
+
+    @property
+    def varies(self):
+        """Whether the last microbatch may be smaller than the others."""
+        return self.multiple < self.examples
+
+    def fits(self, count):
+        """Whether microbatches hold `count` rows, an int or a tensor, without any padding."""
+        known = isinstance(count, int) and not self.varies
+        return known and (0 < count <= self.examples or count % self.examples == 0)
+
+    def rows(self, count):
+        """The rows of all microbatches for `count` examples, padding included; ints or arrays."""
+        rest = count % self.examples
+        return count - rest + np.minimum(-(-rest // self.multiple) * self.multiple, self.examples)
+
+
+def of_examples(examples, varies):
+    """The `MicrobatchSize` for an int, the examples of a full microbatch."""
+    return MicrobatchSize(examples, -(-examples // _PARTS_OF_PASS) if varies else examples)
+
+
+def choose_size(optimizer, work, num_views, count, weighted, varies=False):
+    """The `MicrobatchSize` that `microbatch_size` says, or the one of least expected time.
+
+    Few examples a microbatch cost efficiency, many cost padding. Where activations are large a
+    microbatch takes half of the batch at most: it holds output gradients of all layers besides.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        work: `tfdpx.per_example.cost_model.Work` of a row.
+        num_views: Int K, rows an example.
+        count: Int, rows of a replica's batch, or None if unknown.
+        weighted: Bool, whether the batch may hold padding.
+        varies: Bool, whether the last microbatch may take fewer examples than the others.
+
+    Returns:
+        `MicrobatchSize`.
+    """
+    return of_examples(_examples(optimizer, work, num_views, count, weighted, varies), varies)
+
+
+def _examples(optimizer, work, num_views, count, weighted, varies):
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    mean = -(-optimizer.batch_size // replicas)
+    if count is None:
+        count = mean
+    size = optimizer.microbatch_size
+    if size is not None:
+        return min(count, size)
+    deviation = 0.0
+    if not weighted:  # All microbatches full, so that Keras counts metrics as it always does.
+        mean = count
+    elif optimizer.plan is None or optimizer.plan.sampling == "poisson":
+        probability = optimizer.plan.sampling_probability if optimizer.plan else 0.0
+        deviation = math.sqrt(optimizer.batch_size * (1.0 - probability)) / replicas
+    largest = min(count, mean + math.ceil(4 * deviation))
+    if 8 * work.elements * num_views * mean > _LARGE:
+        # Of nearly all draws, where that costs no padding.
+        usual = min(largest, mean + math.ceil(2 * deviation)) if varies else mean
+        largest = min(largest, -(-usual // 2))
+    seconds = _seconds(work, num_views)
+    size = least_time(*seconds, mean, deviation, max(largest, 1), count, varies)
+    if weighted or varies or count % size == 0:
+        return size
+    return next((n for n in range(largest, largest // 2, -1) if count % n == 0), count)
+
+
+def chosen_sizes(model):
+    """The `MicrobatchSize`s of a model's private steps so far, a list."""
+    prepared = model_internals.innermost(model.optimizer).prepared
+    return list(prepared[model].sizes.values()) if model in prepared else []
+
+
+def least_time(each, every, mean, deviation, largest, most, varies=False):
+    """The size of a microbatch, an int up to `largest`, of least expected time for an update.
+
+    Args:
+        each: Float, seconds of an example.
+        every: Float, seconds of a microbatch besides.
+        mean: Float, expected examples of an update, normally distributed.
+        deviation: Float, their standard deviation.
+        largest: Int.
+        most: Int, the most examples that an update can have.
+        varies: Bool, whether the last microbatch may take fewer examples than the others.
+    """
+    drawn = np.clip(mean + deviation * scipy.stats.norm.ppf((np.arange(64) + 0.5) / 64), 1.0, most)
+    # Odd sizes divide badly among threads; the largest may save a microbatch, and a divisor
+    # padding.
+    sizes = np.arange(1, largest + 1)
+    sizes = sizes[(sizes < 16) | (sizes % 4 == 0) | (sizes == largest) | (mean % sizes == 0)]
+    drawn = np.ceil(drawn)
+    expected = [
+        np.mean(-(-drawn // size)) * every + np.mean(of_examples(size, varies).rows(drawn)) * each
+        for size in map(int, sizes)
+    ]
+    return int(sizes[np.argmin(expected)])
+
+
+def _seconds(work, num_views):
+    """Predicted seconds of an example and of a microbatch besides."""
+    device = device_kind()
+    row = Cost(_BACKWARD * work.flops, _FLOAT * _TRAFFIC * work.elements)
+    every = Cost(bytes=_FLOAT * _WEIGHT_TRAFFIC * work.weights, calls=_CALLS[device] * work.calls)
+    return num_views * row.seconds(device), every.seconds(device)
+
+
+class Inputs(typing.NamedTuple):
+    """The arguments of the function of a microbatch of n examples with K views.
+
+    Attributes:
+        rows: `(x, y, sample_weight)`, nests of tensors [n * K, ...] and None.
+        present: bool [n], which examples count; None where all do.
+        key: int64 [2], from which random layers draw; no other microbatch has it.
+        clips: float32 [n], of `tfdpx.training.clipping.ClipPolicy.clips`, or None.
+        shared: List of the tensors of a `tfdpx.per_example.engine.Update`.
+        shares: float32 [n * K], the weight of each row in its example's gradient; None: 1 / K.
+    """
+
+    rows: tuple
+    present: tf.Tensor | None
+    key: tf.Tensor
+    clips: tf.Tensor | None = None
+    shared: tuple = ()
+    shares: tf.Tensor | None = None
+
+
+class Outcome(typing.NamedTuple):
+    """The output of the function of a microbatch.
+
+    Attributes:
+        losses: float32 [n * K].
+        tracked: List of float32 [n * K], as of `RowLosses`.
+        y_pred: The model's output, a nest of tensors [n * K, ...].
+        squared_norms: float32 [n].
+        sums: List of float32 tensors, one a trained variable: clipped gradients over B, added up.
+    """
+
+    losses: tf.Tensor
+    tracked: list
+    y_pred: object
+    squared_norms: tf.Tensor
+    sums: list
+
+
+def compute(optimizer, engine, update, inputs):
+    """The `EngineOutput` of a microbatch, and its clipped sums.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        engine: The per-example engine.
+        update: The `Update` that microbatches share.
+        inputs: `Inputs`.
+    """
+    found = engine(*inputs.rows, update, inputs.key, inputs.shares)
+    present = inputs.present
+    if present is None:
+        present = tf.ones_like(found.squared_norms, tf.bool)
+    factors = optimizer.clip_policy.clip(
+        found.squared_norms, present, optimizer.batch_size, inputs.clips
+    )
+    if optimizer.noise_multiplier:
+        factors = mechanism.bounded(factors, found.squared_norms, optimizer.batch_size)
+    return found, found.clipped_sums(mechanism.counted(factors, found.squared_norms, present))
+
+
+class Microbatch:
+    """`compute`, traced.
+
+    Args:
+        optimizer: The tfdpx optimizer.
+        engine: The per-example engine.
+        specs: `Inputs` of `tf.TensorSpec`s, but for `shared`.
+
+    Attributes:
+        engine: The per-example engine.
+        update: The `Update` that the microbatches of the update at hand share.
+        graph: The `tf.Graph`.
+        inputs: `Inputs` of tensors of `graph`.
+        found: The `EngineOutput` there.
+    """
+
+    def __init__(self, optimizer, engine, specs):
+        self.engine, self.update = engine, engine.update()
+        specs = specs._replace(shared=[_spec(t) for t in self.update.tensors])
+
+        def traced(*tensors):
+            self.inputs = _packed(specs, tensors)
+            update = self.update.of(self.inputs.shared)
+            self.found, sums = compute(optimizer, engine, update, self.inputs)
+            found = self.found
+            self._predictions = Outputs(found.y_pred)
+            tensors = self._predictions.tensors
+            return found.losses, list(found.tracked), tensors, found.squared_norms, sums
+
+        function = tf.function(traced, autograph=False)
+        self._function = function.get_concrete_function(*_flat(specs))
+        self.graph = self._function.graph
+
+    @property
+    def draws(self):
+        """Whether what it gives depends on its key: some layer draws random numbers."""
+        left, seen = [t.op for t in self.graph.outputs], set()
+        while left:
+            operation = left.pop()
+            if operation is self.inputs.key.op:
+                return True
+            if operation not in seen:
+                seen.add(operation)
+                left += [t.op for t in operation.inputs]
+        return False
+
+    def renewed(self):
+        """The same function for another update, of the weights as they are now."""
+        twin = copy.copy(self)
+        twin.update = self.update.of(self.engine.update().tensors)
+        return twin
+
+    def __call__(self, inputs):
+        """The `Outcome` for `Inputs` like those that were traced."""
+        losses, tracked, tensors, norms, sums = self._function(*_flat(inputs))
+        return Outcome(losses, tracked, self._predictions.rebuild(tensors), norms, sums)
+
+
+def _flat(inputs):
+    return [t for t in tf.nest.flatten(inputs) if t is not None]
+
+
+def _packed(inputs, tensors):
+    tensors = iter(tensors)
+    leaves = [None if leaf is None else next(tensors) for leaf in tf.nest.flatten(inputs)]
+    return tf.nest.pack_sequence_as(inputs, leaves)
+
+
+def _spec(tensor):
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+class BatchTotals(typing.NamedTuple):
+    """Sums over microbatches.
+
+    Attributes:
+        sums: List of float32 tensors, one a trained variable: clipped sums over B.
+        loss: float32 scalar, of the present rows.
+        tracked: List of float32 scalars, such sums of `RowLosses.tracked`.
+        examples: float32 scalar, the number of present examples.
+        nonfinite: float32 scalar, the number of present examples whose gradient is not finite.
+        squared_norms: float32 [B], each at the place of its example; 0 for absent ones.
+    """
+
+    sums: list
+    loss: tf.Tensor
+    tracked: list
+    examples: tf.Tensor
+    nonfinite: tf.Tensor
+    squared_norms: tf.Tensor
+
+
+def run(one_microbatch, data, choices, present, size, zero):
+    """The `BatchTotals` of all microbatches, and Keras's logs if one took the batch as it is.
+
+    Args:
+        one_microbatch: Function of `data`, `choices` and `present` of some rows, and of the number
+            of the microbatch, to their `BatchTotals` and logs.
+        data: `(x, y, sample_weight)`, nests of tensors [B, ...].
+        choices: Nest of tensors [B, ...], or None.
+        present: bool [B], or None where every row is present.
+        size: `MicrobatchSize`.
+        zero: The `BatchTotals` of no microbatch at all.
+    """
+    count = Rows(data).count
+    # Where all microbatches are full, none has a row to leave out. Those of any number of rows are
+    # looked at as such: to what they run it must be unknown.
+    full = present is None and size.fits(count)
+    if full and 0 < count <= size.examples:
+        return one_microbatch(data, choices, None, 0)
+    rows = Rows((data, choices))
+    examples = count
+    if present is not None:
+        examples = tf.reduce_max(tf.where(present, tf.range(1, count + 1), 0))
+
+    def body(index, totals):
+        start, length = index * size.examples, size.examples
+        if size.varies:
+            left = -(-(examples - start) // size.multiple) * size.multiple
+            length = tf.minimum(length, left)
+        places = start + tf.range(length)
+        inside = places < examples
+        # The rest of a last microbatch is filled with the first row, as an absent one.
+        part = tf.where(inside, places, 0)
+        (x, y, weights), drawn = rows.map(lambda t: tf.gather(t, part))
+        if present is not None:
+            inside &= tf.gather(present, part)
+        if weights is not None:
+            weights = Rows(weights).map(lambda w: tf.where(along(inside, w), w, tf.zeros_like(w)))
+        more, _ = one_microbatch((x, y, weights), drawn, None if full else inside, index)
+        return index + 1, tf.nest.map_structure(tf.add, totals, more)
+
+    def is_left(index, _):
+        return index * size.examples < examples
+
+    loop = tf.while_loop(is_left, body, (tf.constant(0), zero), parallel_iterations=1)
+    return loop[1], None

@@ -1,0 +1,93 @@
+"""The norms of chosen examples' gradients at the weights of a training under way."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdpx._keras import model_internals
+from tfdpx.training.step import Views
+
+# First words of the keys of views and of masks; the batch's number is the second.
+_VIEWS, _MASKS = 0, 1
+
+
+class GradientNorms:
+    """Measures gradient norms before clipping, at the weights as they then are; not private.
+
+    It is traced once for all calls.
+
+    Args:
+        model: A compiled `keras.Model`.
+        examples: `Examples` or `RandomAccess`.
+        batch_size: Int.
+        make_engine: Function of `Views` and of a batch `(x, y, sample_weight)` of the shapes to
+            come, that returns the per-example engine.
+    """
+
+    def __init__(self, model, examples, batch_size, make_engine):
+        self._model, self._examples, self._batch_size = model, examples, batch_size
+        optimizer = model_internals.innermost(model.optimizer)
+        augment, augmult = getattr(optimizer, "augment", None), getattr(optimizer, "augmult", 0)
+        batch = self._batch(np.zeros([0], np.int64))
+        self._views = Views(augment, augmult, batch[0])
+        self._engine = make_engine(self._views, batch)
+        self._measure = tf.function(self._norms, autograph=False)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """The norms, float32 [n], of the examples `rows`, int [n]."""
+        norms, size = [np.zeros([0], np.float32)], self._batch_size
+        for number, first in enumerate(range(0, len(rows), size)):
+            part = rows[first : first + size]
+            measured = self._measure(self._batch(part), tf.constant(number, tf.int64))
+            norms.append(measured.numpy()[: len(part)])
+        return np.concatenate(norms)
+
+    def _batch(self, rows):
+        """`(x, y, sample_weight)`, tensors [batch_size, ...], padded with zeros."""
+        x, y, weights = self._examples.batch(tf.constant(rows, tf.int64), self._batch_size)
+        return x, y, weights if self._examples.is_weighted else None
+
+    def _norms(self, data, number):
+        x, y, weights = data
+        choices = self._views.draw(self._batch_size, tf.stack([_VIEWS, number]))
+        y, weights = self._views.repeat((y, weights))
+        key = tf.stack([_MASKS, number])
+        output = self._engine(self._views.rows(x, choices), y, weights, key=key)
+        return tf.sqrt(output.squared_norms)
+
+
+class Refresh(keras.callbacks.Callback):
+    """Gives the optimizer's clip policy the norms of all examples, whenever they are due.
+
+    Each host measures all examples, on its first device.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+    """
+
+    def __init__(self, examples):
+        super().__init__()
+        self._examples, self._norms = examples, None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Measures, if it is time."""
+        optimizer = model_internals.innermost(self.model.optimizer)
+        if not optimizer.clip_policy.refresh_is_due():
+            return
+        count = self._examples.count
+        if self._norms is None:
+            size, engine = min(optimizer.batch_size, count), optimizer.prepared[self.model].engine
+            self._norms = GradientNorms(self.model, self._examples, size, lambda *_: engine)
+        optimizer.clip_policy.refresh(self._norms(np.arange(count)))
+
+
+def norm_refreshes(model, session):
+    """List of a `Refresh` for a `fit` whose optimizer asks for it, before all other callbacks.
+
+    Args:
+        model: The `keras.Model`.
+        session: The `tfdpx.training.session.Session` of the `fit`.
+    """
+    individual = model_internals.innermost(model.optimizer).individual
+    is_asked = individual is not None and individual.refreshes_per_epoch
+    return [Refresh(session.draws.examples)] if is_asked else []

@@ -1,0 +1,383 @@
+"""Algorithm 1 of De et al. 2022 (arXiv:2204.13650): one private update on a whole logical batch.
+
+The story in order, and who does what: the inputs are looked at (`inputs`), the model is built and
+its microbatch traced and checked (`preflight`, `checks`); each microbatch makes K
+views of its examples (`Views`), their gradients (`per_example`) and clipped sums (`clipping`,
+`microbatches`, `mechanism`); the sums are added over microbatches and replicas (`replicas`); noise
+is added once (`mechanism`, `noise`), keyed and counted (`session`); and the Keras optimizer applies
+the result.
+"""
+
+import typing
+
+import keras
+import tensorflow as tf
+
+from tfdpx import mechanism, noise
+from tfdpx._keras import metric_internals, model_internals, step_context
+from tfdpx.augment.each_alone import CustomViews, is_built_in
+from tfdpx.checks.callbacks import check_log_names
+from tfdpx.checks.state import check_update, without_metrics
+from tfdpx.per_example.layout import probe_batch
+from tfdpx.per_example.rows import Rows, merge_views, split_views
+from tfdpx.sampling import inputs
+from tfdpx.training import microbatches, replicas
+from tfdpx.training.clipping import split_ids
+from tfdpx.training.microbatches import BatchTotals, Inputs
+from tfdpx.training.preflight import Batch, prepare
+
+# Independent streams of one step's seed.
+_NOISE, _VIEWS, _MASKS = 0, 1, 2
+
+
+class _ByExample(typing.NamedTuple):
+    """Decisions for each example, which travel with its rows into their microbatch.
+
+    Attributes:
+        number: int32 [B], the example's place in the batch.
+        views: Nest of tensors [B, ...], the random choices of its views; or None.
+        clips: float32 [B], of the clip policy; or None.
+        present_of_users: bool [B, k], the examples of each person that are there; or None.
+    """
+
+    number: tf.Tensor
+    views: typing.Any
+    clips: tf.Tensor | None
+    present_of_users: tf.Tensor | None
+
+
+class _Released(typing.NamedTuple):
+    """Sums over the batch, and then over all replicas, that an update is made of.
+
+    Attributes:
+        gradients: List of float32 tensors, clipped sums over B, one a trained variable.
+        measured: `tfdpx.training.clipping.Measured`.
+        examples: float32 scalar.
+        nonfinite: float32 scalar, examples whose gradient is not finite.
+    """
+
+    gradients: list
+    measured: typing.Any
+    examples: tf.Tensor
+    nonfinite: tf.Tensor
+
+
+def private_train_step(optimizer, model, data):
+    """What `keras.Model.train_step` does, privately.
+
+    Args:
+        optimizer: The tfdpx optimizer that `model` is compiled with.
+        model: A compiled `keras.Model`.
+        data: `x`, `(x, y)` or `(x, y, sample_weight)`, nests of tensors [B, ...]. An example whose
+            sample weight is zero is absent: it contributes exactly zero. Those of type
+            bool or `inputs.FLAGS`, [B], say that and nothing else.
+
+    Returns:
+        Keras' logs: `loss` and the compiled metrics of the batch. They are functions of the private
+        data that the guarantee does not cover.
+    """
+    data, ids = split_ids(optimizer, data)
+    inputs.check_batch(model, data)
+    # In eager mode Keras hands over numpy arrays.
+    data = tf.nest.map_structure(lambda t: None if t is None else tf.convert_to_tensor(t), data)
+    data = inputs.same_rows(data)
+    # Batches may be keyed by `iterations`: it must not advance before the batch was read.
+    with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
+        return _step(optimizer, model, data, ids)
+
+
+def _step(optimizer, model, data, ids):
+    context = replicas.check_context(model)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    count = Rows(x).count
+    present = inputs.present_rows(sample_weight, count)
+    of_users = inputs.present_of_users(sample_weight) if optimizer.of_users else None
+    sample_weight = inputs.without_flags(sample_weight)
+    data = x, y, sample_weight
+    views = build_model(model, x, y, sample_weight)
+    variables = model.trainable_variables
+    optimizer.trains(model)
+    seed, policy = optimizer.step_key(), optimizer.clip_policy
+    # Drawn for the rows of all replicas: which of them has an example does not change its views.
+    choices = views.draw(count * context.num_replicas_in_sync, noise.fold_in(seed, _VIEWS))
+    dealt = replicas.is_dealt(model, optimizer.session)
+    choices = replicas.own_rows(choices, count, context, dealt)
+    clips = policy.clips(ids, count)
+    by_example = _ByExample(tf.range(count), choices, clips, of_users)
+    # Microbatches are counted over all replicas: no two have the same masks.
+    masks = noise.fold_in(seed, _MASKS, context.replica_id_in_sync_group)
+    batch = Batch(views, data, present is not None, clips is not None)
+    microbatch, size = prepare(optimizer, model, batch)
+    one_microbatch = _OneMicrobatch(optimizer, model, views, microbatch, count, masks)
+
+    def all_passes(data, by_example, present):
+        totals, logs = microbatches.run(
+            one_microbatch, data, by_example, present, size, one_microbatch.zero()
+        )
+        return totals._replace(sums=microbatch.update.finished(variables, totals.sums)), logs
+
+    if replicas.compile_apart(model):
+        # XLA cannot compile what replicas on CPUs say to each other.
+        all_passes = tf.function(all_passes, jit_compile=True, autograph=False)
+    totals, logs = all_passes(data, by_example, present)
+
+    every = tf.ones([count], tf.bool) if present is None else present
+    measured = policy.measure(ids, every, totals.squared_norms, clips)
+    released = _Released(totals.sums, measured, totals.examples, totals.nonfinite)
+    released = replicas.sum_over_replicas(released, context)
+    # Without weights every row is an example, and the number of them is what was declared.
+    most = optimizer.batch_size if present is None and optimizer.noise_multiplier else None
+    released = optimizer.state.mask_after_budget(released, released.examples, most)
+    sums = [*released.gradients, *released.measured.noisy]
+    sigma, key = policy.gradient_noise_multiplier, noise.fold_in(seed, _NOISE)
+    noisy = mechanism.privatize(sums, sigma, optimizer.batch_size, key)
+    gradients, queries = noisy[: len(variables)], noisy[len(variables) :]
+    optimizer.record(tf.linalg.global_norm([g.tensor for g in gradients]), released.nonfinite)
+    policy.update(released.measured._replace(noisy=[query.tensor for query in queries]))
+
+    def apply():
+        penalty, penalty_gradients = regularization(variables)
+        pairs = zip(gradients, penalty_gradients, strict=True)
+        optimizer.apply([g if p is None else g.plus(p) for g, p in pairs], variables)
+        return penalty
+
+    if tf.executing_eagerly():
+        penalty = without_metrics(model, "The update", apply, optimizer.prepared[model].checked)
+    else:
+        penalty = apply()
+
+    show_losses(model, totals.loss, totals.tracked, totals.examples, penalty)
+    logs = {**(logs or {}), **model.get_metrics_result()}
+    if not tf.executing_eagerly():
+        check_update(tf.compat.v1.get_default_graph(), model)
+    check_log_names(logs, optimizer)
+    return logs
+
+
+def show_losses(model, loss, tracked, examples, penalty):
+    """Adds the losses of a batch to what Keras shows.
+
+    Args:
+        model: A compiled, built `keras.Model`.
+        loss: Float32 scalar, the sum over the examples that are present.
+        tracked: List of float32 scalars, such sums of what `RowLosses.tracked` lists.
+        examples: Float32 scalar, how many are present.
+        penalty: Float32 scalar, of the weight regularisers.
+    """
+    count = tf.maximum(examples, 1.0)
+    model_internals.update_loss_tracker(model, loss / count + penalty, examples)
+    outputs = model_internals.output_loss_trackers(model)
+    for tracker, total in zip(outputs, tracked, strict=False):
+        tracker.update_state(total / count, sample_weight=examples)
+    own = [v for t in model_internals.own_trackers(model) for v in (t.total, t.count)]
+    for variable, total in zip(own, tracked[len(outputs) :], strict=True):
+        variable.assign_add(tf.cast(total, variable.dtype))
+
+
+class _OneMicrobatch:
+    """One microbatch: views, gradients, clipping, metrics."""
+
+    def __init__(self, optimizer, model, views, microbatch, count, masks):
+        self._optimizer, self._model, self._views = optimizer, model, views
+        self._microbatch, self._count, self._masks = microbatch, count, masks
+
+    def __call__(self, data, by_example, present, index):
+        """The `BatchTotals` of a microbatch, and Keras' metric logs; `present` None: every row is.
+
+        Its number `index` keys its random layers' draws.
+        """
+        model, views, of_users = self._model, self._views, by_example.present_of_users
+        x, y, sample_weight = data
+        checked = self._optimizer.prepared[model].checked
+        choices = by_example.views
+        x = without_metrics(model, "The augmentation", lambda: views.rows(x, choices), checked)
+        # Where every row is present, Keras counts as it always does.
+        counted = present if of_users is None else of_users
+        y, sample_weight, counted = views.repeat((y, sample_weight, counted))
+        shares = views.shares(of_users)
+        result = self._microbatch(
+            Inputs(
+                rows=(x, y, sample_weight),
+                present=present,
+                key=noise.fold_in(self._masks, index),
+                clips=by_example.clips,
+                shared=self._microbatch.update.tensors,
+                shares=shares,
+            )
+        )
+        logs = metric_internals.compute_metrics(model, x, y, result.y_pred, sample_weight, counted)
+        norms = result.squared_norms
+        if present is None:
+            present = tf.ones([Rows(data).count], tf.bool)
+
+        def total(losses):
+            losses = losses if counted is None else tf.where(counted, losses, 0.0)
+            return tf.reduce_sum(losses * (1 / views.count if shares is None else shares))
+
+        places = by_example.number[:, tf.newaxis]
+        totals = BatchTotals(
+            sums=result.sums,
+            loss=total(result.losses),
+            tracked=[total(losses) for losses in result.tracked],
+            examples=tf.reduce_sum(tf.cast(present, "float32")),
+            nonfinite=tf.reduce_sum(tf.cast(present & ~tf.math.is_finite(norms), "float32")),
+            squared_norms=tf.scatter_nd(places, tf.where(present, norms, 0.0), [self._count]),
+        )
+        return totals, logs
+
+    def zero(self):
+        """The `BatchTotals` of no microbatch at all."""
+        return BatchTotals(
+            sums=[tf.zeros(v.shape, "float32") for v in self._model.trainable_variables],
+            loss=tf.zeros([]),
+            tracked=[tf.zeros([])] * model_internals.count_tracked(self._model),
+            examples=tf.zeros([]),
+            nonfinite=tf.zeros([]),
+            squared_norms=tf.zeros([self._count]),
+        )
+
+
+class Views:
+    """Makes the K rows of each example: by augmentation, from data [B, K, ...], or one as it is.
+
+    Where a plan is of people, an "example" is a person with k examples of K views each.
+
+    Args:
+        augment: An augmentation, or None.
+        augmult: Int. 0: the examples as they are.
+        x: Nest of tensors [B, ...], of people [B, k, ...]; only shapes are read.
+        of_users: Whether each of B is a person.
+
+    Attributes:
+        augment: The augmentation, None if there is none to do. That of a user's makes the views
+            of each example by themselves.
+        count: Int, rows an example.
+        per_user: Int k, examples of a person; None where there are no people.
+
+    Raises:
+        ValueError: If `x` has not the shape that the first two need.
+    """
+
+    def __init__(self, augment, augmult, x, of_users=False):
+        self.per_user = tf.nest.flatten(x)[0].shape[1] if of_users else None
+        self.augment = augment if augmult else None
+        if self.augment is not None and not is_built_in(augment):
+            self.augment = CustomViews(augment, augmult)
+        self._augmult = augmult or 1
+        self.count = self._augmult * (self.per_user or 1)
+        self._given = bool(augmult) and augment is None
+        if self.augment is not None and len(tf.nest.flatten(x)) != 1:
+            raise ValueError(
+                "`augment` works on models of a single input. Received inputs: "
+                f"{tf.nest.map_structure(lambda t: t.shape, x)}. Put the views into the data, of "
+                "shape [batch, augmult, ...], and leave `augment` out."
+            )
+        if self._given:
+            behind = slice(2, 3) if of_users else slice(1, 2)
+            wrong = [t.shape for t in tf.nest.flatten(x) if t.shape[behind] != [augmult]]
+            if wrong:
+                raise ValueError(
+                    f"With `augmult={augmult}` and no `augment`, inputs must have shape "
+                    f"[batch, {augmult}, ...]. Received: shape={wrong[0]}. Give the optimizer "
+                    "an `augment`, such as tfdpx.augment.RandomCropFlip(), or `augmult=0`."
+                )
+
+    def draw(self, batch_size, seed):
+        """The random choices for the whole batch, or None."""
+        if self.augment is None:
+            return None
+        k = self.per_user
+        choices = self.augment.draw(batch_size * (k or 1), self._augmult, seed)
+        if not k:
+            return choices
+        return tf.nest.map_structure(lambda t: split_views(t, k), choices)
+
+    def rows(self, x, choices):
+        """`x` [B, ...] or [B, K, ...] as rows [B * K, ...]; of people, all of theirs."""
+        if self.per_user:
+            x, choices = self.examples(x), self.examples(choices)
+        if self.augment is not None:
+            x = tf.nest.map_structure(lambda t: self.augment.apply(t, choices), x)
+        elif not self._given:
+            return x
+        return tf.nest.map_structure(merge_views, x)
+
+    def examples(self, nest):
+        """`nest` [B, ...] as it is, of people [B, k, ...] as [B * k, ...]."""
+        if not self.per_user:
+            return nest
+        return Rows(nest).map(merge_views)
+
+    def example_rows(self, x):
+        """Made-up rows with the shapes and dtypes that the model will see; no data is read."""
+        return step_context.eagerly(self._example_rows, x)
+
+    def _example_rows(self, x):
+        return self._rows_of_one(probe_batch(None, x, rows=1))
+
+    def row_specs(self, x):
+        """`tf.TensorSpec`s [None, ...] of the rows; an axis whose length is unknown stays so."""
+        if all(t.shape[1:].is_fully_defined() for t in tf.nest.flatten(x)):
+            rows = self.example_rows(x)
+        else:
+            traced = tf.function(self._rows_of_one, autograph=False)
+            specs = [tf.TensorSpec([1, *t.shape[1:]], t.dtype) for t in tf.nest.flatten(x)]
+            specs = tf.nest.pack_sequence_as(x, specs)
+            rows = step_context.eagerly(traced.get_concrete_function, specs).structured_outputs
+        return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
+
+    def _rows_of_one(self, x):
+        return self.rows(x, self.draw(1, tf.zeros([2], tf.int64)))
+
+    def repeat(self, nest):
+        """`nest` [B, ...], of people [B, k, ...], repeated for each view: a row each."""
+        nest = self.examples(nest)
+        if self._augmult == 1:
+            return nest
+        return Rows(nest).map(lambda t: tf.repeat(t, self._augmult, axis=0))
+
+    def shares(self, given):
+        """What each row weighs in the mean gradient of its person: float32 [B * k * K].
+
+        Args:
+            given: bool [B, k], which examples of each person are there; None where there are no
+                people, and each row weighs 1 / K.
+
+        Returns:
+            The weights, None without people.
+        """
+        if given is None:
+            return None
+        each = tf.cast(given, "float32")
+        each /= self._augmult * tf.maximum(tf.reduce_sum(each, axis=1, keepdims=True), 1.0)
+        return self.repeat(each)
+
+
+def build_model(model, x, y, sample_weight):
+    """Builds a model compiled with a tfdpx optimizer for batches like these.
+
+    Args:
+        model: A compiled `keras.Model`.
+        x: Nest of tensors [B, ...]; only shapes and dtypes are read.
+        y: As `x`, or None.
+        sample_weight: As `x`, or None.
+
+    Returns:
+        The `Views` of such batches.
+    """
+    optimizer = model_internals.innermost(model.optimizer)
+    views = Views(optimizer.augment, optimizer.augmult, x, optimizer.of_users)
+    targets = views.examples((y, sample_weight))
+    model_internals.build(model, (views.example_rows(x), *targets))
+    return views
+
+
+def regularization(variables):
+    """The weight regularisers' penalty and its gradients; they read no data, so need no noise."""
+    regularized = [v for v in variables if v.regularizer is not None]
+    if not regularized:
+        return 0.0, [None] * len(variables)
+    with tf.GradientTape() as tape:
+        penalty = tf.add_n([tf.cast(v.regularizer(v), "float32") for v in regularized])
+    gradients = tape.gradient(penalty, [v.value for v in variables])
+    return penalty, [None if g is None else tf.cast(g, "float32") for g in gradients]
