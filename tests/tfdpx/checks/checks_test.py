@@ -5,21 +5,12 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow
 
 import tfdpx
 from tfdpx import checks, per_example
-from tfdpx.checks.errors import refusing
 from tfdpx.per_example import Rule, register
 
 layers = keras.layers
-
-
-class Centred(layers.Layer):
-    """Mixes examples."""
-
-    def call(self, x):
-        return x - tf.reduce_mean(x, axis=0, keepdims=True)
 
 
 class AddsALoss(layers.Layer):
@@ -59,17 +50,6 @@ def test_unfit_models_are_refused_before_the_first_step(make, message):
     assert int(model.optimizer.iterations) == 0
 
 
-def test_a_failure_after_a_problem_does_not_hide_it():
-    with pytest.raises(checks.UnfitForPrivacy, match="^the problem$") as error:
-        with refusing() as problems:
-            problems.append("the problem")
-            raise ZeroDivisionError
-    assert isinstance(error.value.__cause__, ZeroDivisionError)
-    with pytest.raises(ZeroDivisionError):
-        with refusing():
-            raise ZeroDivisionError
-
-
 @pytest.mark.slow
 def test_a_new_loss_is_checked_again():
     model, total = small.model(), tf.Variable(0.0)
@@ -99,17 +79,13 @@ class MixedViews(tfdpx.augment.RandomCropFlip):
         return views - tf.reduce_mean(views)
 
 
-def flips_and_centres():
-    """A layer makes each view by itself: there is nothing to mix it with."""
-    return keras.Sequential([layers.RandomFlip("horizontal", seed=1), Centred()])
-
-
-@pytest.mark.parametrize("make", [MixedViews, slow(flips_and_centres)])
-def test_an_augmentation_makes_the_views_of_each_example_alone(make):
+def test_an_augmentation_makes_the_views_of_each_example_alone():
     x, y = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32"), np.arange(8) % 3
     arguments = {"augmult": 2, "batch_size": 8, "noise_multiplier": 0.0, "l2_norm_clip": 1e6}
     made = [
-        small.model(layers=lambda: [layers.Flatten(), layers.Dense(3)], augment=make(), **arguments)
+        small.model(
+            layers=lambda: [layers.Flatten(), layers.Dense(3)], augment=MixedViews(), **arguments
+        )
         for _ in range(2)
     ]
     # The first example's views do not depend on the others: only its gradient counts here.
@@ -136,9 +112,7 @@ class WrongGradients(Rule):
 
 
 WRONG_GRADIENTS = {
-    "halved": lambda g: 0.5 * g,
     "of the row before": lambda g: tf.roll(g, 1, 0),
-    "of the third row before": lambda g: tf.roll(g, 3, 0),
     "from the fifth row on": lambda g: tf.concat([g[:4], 2.0 * g[4:]], 0),
 }
 
@@ -205,7 +179,6 @@ class ShiftedRule(Rule):
 
 
 WRONG_SUMS = {
-    "larger": lambda self, total, factors: [100.0 * g for g in total(factors)],
     "not clipped": lambda self, total, factors: total(tf.ones_like(factors)),
     "in another order": lambda self, total, factors: total(factors)[::-1],
 }

@@ -61,18 +61,8 @@ def in_a_loop():
     return lambda x: tf.while_loop(lambda i: i < tf.shape(x)[0], body, [tf.constant(0)])
 
 
-def in_a_branch():
-    total = tf.Variable(0.0)
-    return lambda x: tf.cond(tf.reduce_max(x) > 1e20, lambda: total.assign(1.0), total.value)
-
-
 def in_a_function():
     return tf.function(tf_variable())
-
-
-def scattered():
-    total = tf.Variable(tf.zeros([3]))
-    return lambda x: total.scatter_nd_add([[1]], [tf.reduce_sum(x)])
 
 
 def metric_of_the_layer():
@@ -81,7 +71,7 @@ def metric_of_the_layer():
 
 UPDATES = [
     tf_variable, untracked_variable, metric, metric_of_the_layer, table, queue, in_a_loop,
-    in_a_branch, in_a_function, scattered,
+    in_a_function,
 ]  # fmt: skip
 
 
@@ -141,16 +131,6 @@ def crossentropy(y, y_pred):
     return keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
 
 
-def test_a_loss_that_keeps_state_is_refused():
-    largest = tf.Variable(1e-3)
-
-    def loss(y, y_pred):
-        largest.assign(tf.maximum(largest, tf.reduce_max(crossentropy(y, y_pred))))
-        return crossentropy(y, y_pred) / largest
-
-    refused(small.model(loss=loss), "loss.*state|state.*loss")
-
-
 class Measured(keras.Sequential):
     """Has a metric `seen` of private examples."""
 
@@ -178,15 +158,6 @@ class WritesInMetrics(WritesItsBias):
         return super().compute_metrics(*arguments, **keywords)
 
 
-class WritesInResults(WritesItsBias):
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        return {}
-
-    def get_metrics_result(self):
-        self.write()
-        return {"seen": self.seen.result()}
-
-
 class KeepsATensor(Measured):
     kept = 1.0
 
@@ -201,11 +172,6 @@ class KeepsATensor(Measured):
 class LossByItsMean(Measured):
     def compute_loss(self, *arguments, **keywords):
         return super().compute_loss(*arguments, **keywords) / (1 + self._loss_tracker.result())
-
-
-class LossByTheFirstMetric(Measured):
-    def compute_loss(self, *arguments, **keywords):
-        return super().compute_loss(*arguments, **keywords) / (1 + self.metrics[0].result())
 
 
 class LossThatTracks(Measured):
@@ -261,32 +227,26 @@ def measured(reads=None, kind=Measured, eager=False):
 
 
 READS = [(reads, Measured) for reads in ("loss", "regulariser", "layer", "constraint", "augment")]
-READS += [("schedule", Measured), (None, LossByItsMean), (None, LossByTheFirstMetric)]
-READS += [("regulariser", KeepsATensor)]
+READS += [("schedule", Measured), (None, LossByItsMean), ("regulariser", KeepsATensor)]
 
 
-@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("reads, kind", slow_but(READS, READS[0], READS[1], READS[4]))
-def test_metrics_that_gradients_depend_on_are_refused(reads, kind, eager):
-    if kind is KeepsATensor and eager:
-        pytest.skip("Python that keeps values in eager mode is a known limit.")
-    refused(measured(reads, kind, eager), "reads")
+def test_metrics_that_gradients_depend_on_are_refused(reads, kind):
+    refused(measured(reads, kind, eager=reads == "loss"), "reads")
 
 
-@pytest.mark.parametrize("kind", [WritesInMetrics, slow(WritesInResults)])
-def test_metrics_that_write_weights_are_refused(kind):
-    refused(measured(kind=kind), "changes state|that no noise was added to")
+def test_metrics_that_write_weights_are_refused():
+    refused(measured(kind=WritesInMetrics), "changes state|that no noise was added to")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Measured, LossThatTracks])
-def test_a_model_with_metrics_that_are_not_read_trains(kind):
-    model, (x, y) = measured(kind=kind), small.data()
+def test_a_model_with_metrics_that_are_not_read_trains():
+    model, (x, y) = measured(kind=LossThatTracks), small.data()
     model.build(x.shape)
     loss = float(tf.reduce_mean(crossentropy(y, model(x))))
     logs = model.train_on_batch(x, y, return_dict=True)
     assert int(model.optimizer.iterations) == 1 and logs["loss"] == pytest.approx(loss, rel=1e-5)
-    assert kind is Measured or logs["seen"] == pytest.approx(loss, rel=1e-5)
+    assert logs["seen"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -298,11 +258,6 @@ def test_a_table_that_is_only_read_is_no_state():
     assert int(model.optimizer.iterations) == 1
 
 
-def squares(function):
-    """A function of 2 x 2 matrices, of the first four numbers of each row."""
-    return lambda x: x[:, :4] * tf.reshape(function(tf.reshape(x[:, :4], [-1, 2, 2])), [-1, 4])
-
-
 def words(x):
     return tf.strings.as_string(x[:, :4])
 
@@ -311,11 +266,7 @@ RAISING = {
     "Assert": lambda x: (tf.debugging.Assert(tf.reduce_all(x < 9.0), [x]), x)[1],
     "CheckNumerics": lambda x: tf.debugging.check_numerics(x, "not finite"),
     "StringToNumber": lambda x: tf.strings.to_number(words(x)),
-    "DecodeBase64": lambda x: x[:, :4] * tf.cast(tf.io.decode_base64(words(x)) == "", "float32"),
-    "MatrixInverse": squares(tf.linalg.inv),
-    "MatrixSolve": squares(lambda m: tf.linalg.solve(m, m)),
-    "MatrixSquareRoot": squares(tf.linalg.sqrtm),
-    "SelfAdjointEig": squares(lambda m: tf.linalg.eigh(m)[1]),
+    "MatrixInverse": lambda x: x[:, :1] * tf.linalg.inv(tf.reshape(x[:, :4], [-1, 2, 2]))[:, 0],
 }
 
 
