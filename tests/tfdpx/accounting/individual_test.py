@@ -83,9 +83,9 @@ def test_divergences_have_no_rounding_where_losses_are_small(order, fraction, pr
 
 
 def test_steps_of_different_norms_add_up():
-    norms = np.random.default_rng(0).uniform(size=(7, 4))
+    norms = np.random.default_rng(0).uniform(size=(3, 2))
     found = individual_epsilon(norms, PAPER, delta=1e-6)
-    for i in range(4):
+    for i in range(2):
         spent = sum(divergences([f], 3.2, 0.08, ORDERS)[0] for f in norms[:, i])
         [expected] = epsilons(spent[np.newaxis], ORDERS, 1e-6 * (1 - 1e-4), "improved")
         assert found[i] == pytest.approx(expected)
@@ -95,9 +95,8 @@ def test_steps_of_different_norms_add_up():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sigma, size", [(3.2, 80), (0.7, 500)])
-def test_losses_of_many_norms_are_interpolated_from_above(sigma, size):
-    plan = PrivacyPlan(1000, batch_size=size, steps=100, noise_multiplier=sigma, delta=1e-5)
+def test_losses_of_many_norms_are_interpolated_from_above():
+    plan = PrivacyPlan(1000, batch_size=80, steps=100, noise_multiplier=3.2, delta=1e-5)
     norms = np.append(np.random.default_rng(0).uniform(size=997) ** 2, [1.0, 0.002, 0.0])
     found = individual_epsilon(norms, plan)[-30:]
     exact = individual_epsilon(norms[-30:], plan)

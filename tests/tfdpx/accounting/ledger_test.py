@@ -99,6 +99,9 @@ def test_files_give_back_what_was_saved(ledger, tmp_path):
     for each in (Ledger(), of_numpy, ledger):
         each.save(path)
         assert Ledger.load(path) == Ledger.load(str(path)) == each
+    known = Ledger(ledger.entries, delta=1e-5, num_examples=60)
+    known.save(path)
+    assert Ledger.load(path).statement() == known.statement()
     assert os.listdir(tmp_path) == ["ledger.json"]
     with pytest.raises(FileNotFoundError):
         Ledger.load(tmp_path / "none.json")

@@ -53,7 +53,7 @@ FREE = {
 }
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.data(), st.floats(2.0, 20), st.floats(1e-8, 1e-4))
 @pytest.mark.parametrize("unknown", FREE)
 def test_what_is_solved_is_within_budget_and_tight(unknown, data, epsilon, delta):

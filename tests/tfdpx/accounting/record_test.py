@@ -4,7 +4,6 @@ import json
 import math
 import zipfile
 
-import keras
 import numpy as np
 import pytest
 
@@ -66,37 +65,6 @@ def test_a_model_file_holds_it_and_nothing_else_changes(tmp_path):
     assert records.read(path).program == "classify"
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["config.json", "tfdpx_record.json"]
-
-
-def with_weights(path, model, weights):
-    """A `.keras` file with a record, and in it the weights that another file holds."""
-    with zipfile.ZipFile(model) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, weights if name == "model.weights.h5" else old.read(name))
-    return path
-
-
-def weights_in(path):
-    with zipfile.ZipFile(path) as archive:
-        return archive.read("model.weights.h5")
-
-
-def test_weights_of_another_run_are_found(tmp_path):
-    one, other, mixed = (tmp_path / f"{name}.keras" for name in ("one", "other", "mixed"))
-    for path in (one, other):
-        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(8)])
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-        model.save(path)
-        record().save(path)
-    for path, wrong in [(one, weights_in(other)), (one, b"no weights")]:
-        with pytest.raises(ValueError, match=r"Cannot read .*mixed\.keras\. Its weights"):
-            records.read(with_weights(mixed, path, wrong))
-    # The state of the optimizer is no part of a model.
-    model.optimizer.iterations.assign(7)
-    model.save(tmp_path / "later.keras")
-    later = weights_in(tmp_path / "later.keras")
-    assert later != weights_in(other)
-    assert records.read(with_weights(mixed, other, later)) == records.read(other)
 
 
 def test_a_record_of_version_1_is_read():

@@ -165,15 +165,3 @@ def test_releases_are_called_so():
     both = flat((releases + Ledger((Entry(3.0, 0.1, 9),))).statement(1e-5))
     assert "after 12 noisy updates" in both
     assert "Mechanism: DP-SGD" in both and "Gaussian releases of sums" in both
-
-
-def test_a_ledger_may_know_delta_and_number():
-    ledger = Ledger((Entry(3.0, 0.1, 9),))
-    about = Ledger(delta=1e-5, num_examples=60)
-    for known in (ledger + about, about + ledger, (about + ledger) + about):
-        assert known == ledger  # For statements alone.
-        assert known.statement() == ledger.statement(1e-5, num_examples=60)
-        assert Ledger.from_json(known.to_json()).statement() == known.statement()
-    assert claimed((ledger + about).statement(1e-6))[1] == 1e-6
-    with pytest.raises(ValueError, match="Argument `delta`"):
-        (ledger + about + Ledger(delta=1e-6)).statement()

@@ -163,21 +163,6 @@ def test_a_step_on_a_batch_of_different_lengths_is_refused():
     np.testing.assert_array_equal(small.weights(model), before)
 
 
-def test_a_batch_of_equal_lengths_is_left_as_it_is():
-    x, y = small.data()
-    for spec in ([16, 6], [None, None]):
-        same = tf.function(
-            lambda a, b: inputs.same_rows((a, (b, None))),
-            input_signature=[tf.TensorSpec(spec), tf.TensorSpec([None], "int64")],
-        )
-        shapes = same.get_concrete_function().structured_outputs
-        assert shapes[0].shape[1:].as_list() == spec[1:]
-        got_x, (got_y, none) = same(x, y)
-        np.testing.assert_array_equal(got_x, x)
-        np.testing.assert_array_equal(got_y, y)
-        assert none is None
-
-
 def test_an_unbatched_dataset_is_refused():
     dataset = tf.data.Dataset.from_tensor_slices(small.data())
     with pytest.raises(ValueError, match=r"\[batch, ...\].*`\.batch\(...\)`"):
