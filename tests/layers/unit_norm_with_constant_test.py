@@ -92,13 +92,6 @@ def test_trains_privately():
     assert np.all(small.step(small.model(layers=stack), x, y) != 0)
 
 
-def test_mixed_precision_computes_in_float32():
-    inputs = (1e4 * np.random.default_rng(0).uniform(size=(3, 100))).astype("float16")
-    outputs = UnitNormWithConstant(dtype="mixed_float16")(inputs)
-    assert outputs.dtype == "float16" and outputs.shape == (3, 101)
-    np.testing.assert_allclose(outputs, rows_by_hand(inputs, 0.1), atol=1e-3)
-
-
 def test_what_is_refused():
     for constant in (0, np.inf, "0.1"):
         with pytest.raises(ValueError, match="`constant` must be a positive, finite.* Use 0.1"):

@@ -86,14 +86,6 @@ def test_without_normalization():
     assert model(np.zeros((2, 32, 32, 3))).shape == (2, 10)
 
 
-def test_gain_and_bias():
-    model = WideResNet(10, 1, 10, use_gain=True, use_bias=True)
-    convs = [layer for layer in model.layers if isinstance(layer, WSConv2D)]
-    assert all(layer.use_gain and layer.use_bias for layer in convs)
-    filters = sum(layer.filters for layer in convs)
-    assert model.count_params() == WideResNet(10, 1, 10).count_params() + 2 * filters
-
-
 @pytest.mark.parametrize(("depth", "nearest"), [(4, "10"), (18, "16 or 22")])
 def test_error_lists_the_nearest_depths(depth, nearest):
     with pytest.raises(ValueError, match=rf"6n \+ 4.*Received: depth={depth}.*: {nearest}\.$"):

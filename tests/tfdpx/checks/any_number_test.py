@@ -62,45 +62,6 @@ def test_metrics_do_not_write_for_the_number_that_runs(told):
     np.testing.assert_array_equal(small.weights(made), before)
 
 
-class WritesIfWeighted(Writes):
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        self.told = lambda rows: sample_weight is not None
-        return super().compute_metrics(x, y, y_pred, sample_weight)
-
-
-def test_metrics_are_looked_at_with_weights_too():
-    """After batches without any, in passes of the same size."""
-    seeds.fix(7)
-    made, (x, y) = WritesIfWeighted([layers.Dense(3)]), small.data()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(tfdpx.DPSGD(0.0, batch_size=16, noise_multiplier=1.0, microbatch_size=16), loss)
-    made.build(x.shape)
-    made.train_on_batch(x, y)
-    before = small.weights(made)
-    with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
-        made.train_on_batch(x, y, sample_weight=np.ones(len(x), "float32"))
-    np.testing.assert_array_equal(small.weights(made), before)
-
-
-def test_losses_do_not_write_where_an_axis_is_unknown():
-    kept = tf.Variable(0.0)
-
-    def loss(y, y_pred):
-        wanted = tf.reduce_mean(tf.cast(y, "float32"), axis=-1)
-        errors = tf.square(tf.reduce_mean(y_pred, axis=-1) - wanted)
-        if y.shape[-1] is None:
-            kept.assign_add(tf.reduce_mean(errors))
-        return errors
-
-    made, (x, y) = model(loss=loss), small.data()
-    specs = tf.TensorSpec([16, *x.shape[1:]]), tf.TensorSpec([16, None])
-    y = np.stack([y, y], axis=1).astype("float32")
-    batches = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_signature=specs)
-    with pytest.raises(checks.UnfitForPrivacy, match="changes state"):
-        made.fit(batches, verbose=0)
-    assert kept.numpy() == 0.0
-
-
 @pytest.mark.slow
 def test_metrics_of_a_later_compile_are_looked_at():
     """Also one whose attribute is a trained weight: Keras lists that among its variables."""

@@ -70,33 +70,6 @@ def test_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
-class MixedViews(tfdpx.augment.RandomCropFlip):
-    def __init__(self):
-        super().__init__(padding=1)
-
-    def apply(self, images, choices):
-        views = super().apply(images, choices)
-        return views - tf.reduce_mean(views)
-
-
-def test_an_augmentation_makes_the_views_of_each_example_alone():
-    x, y = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32"), np.arange(8) % 3
-    arguments = {"augmult": 2, "batch_size": 8, "noise_multiplier": 0.0, "l2_norm_clip": 1e6}
-    made = [
-        small.model(
-            layers=lambda: [layers.Flatten(), layers.Dense(3)], augment=MixedViews(), **arguments
-        )
-        for _ in range(2)
-    ]
-    # The first example's views do not depend on the others: only its gradient counts here.
-    weights = np.eye(8)[0]
-    changes = [
-        small.step(model, images, y, weights)
-        for model, images in zip(made, (x, np.concatenate([x[:1], 9 * x[1:]])), strict=True)
-    ]
-    np.testing.assert_allclose(*changes, atol=1e-9)
-
-
 class Wrong(layers.Dense):
     pass
 
