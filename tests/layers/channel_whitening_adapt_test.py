@@ -14,23 +14,16 @@ DATASET = tf.data.Dataset.from_tensor_slices(COLOUR.images(60)).batch(20)
 def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
     arguments = [
         dict(source=COLOUR, num_images=50),
-        dict(source=COLOUR, num_images=50, batch_size=50),
-        dict(source=COLOUR.images(50), public=True),
         dict(source=COLOUR.images(60), num_images=50, public=True),
         dict(source=tf.constant(COLOUR.images(50)), public=True),
         dict(source=list(COLOUR.images(50)), public=True),
-        dict(source=DATASET, num_images=50, public=True),
-        dict(source=DATASET.rebatch(25).take(2), public=True, batch_size=7),
+        dict(source=COLOUR.dataset(20), num_images=50, public=True),
     ]
     layers = [ChannelWhitening() for _ in arguments]
     for layer, case in zip(layers, arguments, strict=True):
         layer.adapt(**case)
         np.testing.assert_allclose(layer.mean, layers[0].mean, atol=1e-6)
         np.testing.assert_allclose(layer.matrix, layers[0].matrix, atol=1e-5)
-    # Of a generator 1,500 images are taken.
-    layers[0].adapt(COLOUR)
-    layers[1].adapt(COLOUR.images(1500), public=True)
-    np.testing.assert_allclose(layers[0].matrix, layers[1].matrix, atol=1e-5)
 
 
 class Private(DeadLeaves):
@@ -48,8 +41,6 @@ def sources_that_may_be_private():
     x = np.random.default_rng(0).uniform(size=(64, 6, 6, 3)).astype("float32")
     return {
         "array": x,
-        "tensor": tf.constant(x),
-        "list": list(x),
         "dataset": tf.data.Dataset.from_tensor_slices(x).batch(8),
         "derived generator": Private(x),
     }
@@ -93,9 +84,8 @@ class Broken(Generator):
         ({"num_images": 0}, "`num_images` must be a positive integer"),
         ({"batch_size": 1.5}, "`batch_size` must be a positive integer"),
         ({"features": "pool"}, "`features` must be a layer, model or function"),
-        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary or"),
-        ({"features": tf.zeros_like}, "'whiten' cannot adapt to features that do not vary"),
-        ({"source": Broken(4), "public": True}, "features that do not vary or are not finite"),
+        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary. Use more"),
+        ({"source": Broken(4), "public": True}, "features that are not finite"),
         ({"source": np.ones((0, 4)), "public": True}, "`source` must hold an image"),
         ({"source": 5, "public": True}, "`source` must be a generator, an array or.*source=5"),
         (

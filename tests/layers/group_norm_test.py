@@ -45,9 +45,3 @@ def test_error_names_the_layer_the_channels_and_fitting_groups(channels):
     assert "'first_norm'" in message
     assert f"the {channels} channels" in message and "groups=16" in message
     assert f"Use one of groups=[{fitting}]" in message
-
-
-def test_instance_normalization():
-    images = np.random.default_rng(3).normal(size=(2, 5, 5, 6))
-    outputs = GroupNorm(-1, dtype="float64")(images)
-    np.testing.assert_allclose(outputs, normalize_by_hand(images, 6, 1e-3), atol=1e-10)

@@ -102,15 +102,7 @@ def test_nested_models_and_channels_first():
     assert replaced(np.ones((2, 4, 6, 6))).shape == (2, 4, 6, 6)
 
 
-def test_sequential_built_by_a_call():
-    model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
-    model(np.ones((2, 3)))
-    replaced = replace_batch_norm(model)
-    assert [type(layer) for layer in replaced.layers] == [keras.layers.Dense, GroupNorm]
-    np.testing.assert_array_equal(replaced.layers[0].kernel, model.layers[0].kernel)
-
-
-def test_refuses_a_subclassed_model():
+def test_what_is_refused():
     class Subclassed(keras.Model):
         def __init__(self):
             super().__init__()
@@ -119,28 +111,16 @@ def test_refuses_a_subclassed_model():
         def call(self, inputs):
             return self.norm(inputs)
 
-    with pytest.raises(ValueError, match=r"Functional or Sequential(?s:.)*functional API"):
-        replace_batch_norm(Subclassed())
-
-
-def test_refuses_an_unbuilt_model():
-    model = keras.Sequential([keras.layers.BatchNormalization(name="norm")])
-    with pytest.raises(ValueError, match="`model` must be built.*'norm'.*keras.Input"):
-        replace_batch_norm(model)
-
-
-def test_refuses_a_batch_norm_inside_another_layer():
-    model = keras.Sequential(
-        [
-            keras.Input((5, 3)),
-            keras.layers.TimeDistributed(keras.layers.BatchNormalization(name="norm"), name="each"),
-        ]
-    )
-    with pytest.raises(ValueError, match="Layer 'each' of class TimeDistributed holds .*'norm'"):
-        replace_batch_norm(model)
-
-
-@pytest.mark.parametrize("groups", [0, -1, 2.5])
-def test_refuses_other_groups(groups):
-    with pytest.raises(ValueError, match="`groups` must be a positive integer. Received: groups="):
-        replace_batch_norm(small_functional(), groups)
+    norm, within = (keras.layers.BatchNormalization(name="norm") for _ in range(2))
+    wrapped = keras.layers.TimeDistributed(within, name="each")
+    for model, groups, message in [
+        (Subclassed(), 16, r"Functional or Sequential(?s:.)*functional API"),
+        (keras.Sequential([norm]), 16, "`model` must be built.*'norm'.*keras.Input"),
+        (
+            keras.Sequential([keras.Input((5, 3)), wrapped]),
+            *(16, "Layer 'each' of class TimeDistributed holds .*'norm'"),
+        ),
+        (small_functional(), 2.5, "`groups` must be a positive integer. Received: groups="),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            replace_batch_norm(model, groups)

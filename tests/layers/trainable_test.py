@@ -97,14 +97,12 @@ class MaskedHead(layers.Layer):
         return self.table(self.inner(x), reverse=True)
 
 
-@pytest.mark.parametrize("what", ["last", "bias"])
-def test_a_head_leaves_the_table_that_it_holds_frozen(what):
+def test_a_head_leaves_the_table_that_it_holds_frozen():
     table, inputs = layers.ReversibleEmbedding(9, 4), keras.Input([5], dtype="int32")
     hidden = layers.Dense(4, name="between")(table(inputs))
     model = keras.Model(inputs, MaskedHead(table)(hidden))
-    between = {"between/bias"} if what == "bias" else set()
-    trainable(model, what)
-    assert names(model) == {"inner/kernel", "inner/bias"} | between
+    trainable(model, "bias")
+    assert names(model) == {"inner/kernel", "inner/bias", "between/bias"}
 
 
 @pytest.mark.slow
@@ -145,7 +143,6 @@ def tokens(dtype="float32"):
 @pytest.mark.parametrize(
     ("what", "dtype"),
     [
-        slow("bias", "float32"),
         slow("norm", "float32"),
         ("lora", "float32"),
         slow("lora", "mixed_bfloat16"),
@@ -162,7 +159,7 @@ def test_gradients_are_those_of_batches_of_one(what, dtype):
         variable.assign(variable + rng.normal(scale=0.2, size=variable.shape))
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = rng.integers(0, 9, (4, 5))
-    if what in ("bias", "norm"):  # No norm of a kernel is paid for.
+    if what == "norm":  # No norm of a kernel is paid for.
         assert {choice.flops for choice in explain(model, x)} == {0}
     tolerance = 1e-4 if dtype == "float32" else 0.05
     oracle.assert_matches_batches_of_one(
@@ -170,10 +167,9 @@ def test_gradients_are_those_of_batches_of_one(what, dtype):
     )
 
 
-@pytest.mark.parametrize("what", ["lora", slow("norm")])
-def test_private_training_moves_what_trains_alone(what):
+def test_private_training_moves_what_trains_alone():
     model = transformer()
-    trainable(model, what)
+    trainable(model, "lora")
     private(model)
     before = {v.path: v.numpy() for v in model.weights}
     model.fit(*data(), verbose=0)
@@ -181,43 +177,6 @@ def test_private_training_moves_what_trains_alone(what):
     assert moved == {v.path for v in model.trainable_variables}
     [way] = model.optimizer.independence
     assert way.startswith(("batched", "mapped"))
-
-
-@pytest.mark.slow
-def test_the_saved_model_keeps_its_ledger_and_its_function(tmp_path):
-    model = transformer()
-    trainable(model, "bias")
-    before = {v.path: v.numpy() for v in model.weights}
-    private(model).fit(*data(), verbose=0)
-    moved = {v.path for v in model.weights if (v.numpy() != before[v.path]).any()}
-    assert moved == {v.path for v in model.trainable_variables}
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    x, _ = data()
-    np.testing.assert_array_equal(loaded(x), model(x))
-    assert loaded.optimizer.ledger.steps == 2
-    trainable(loaded, "bias")
-    assert names(loaded) == names(model)
-
-
-@pytest.mark.slow
-def test_a_resumed_lora_training_equals_the_unbroken_one(tmp_path):
-    def train(epochs, folder):
-        model = transformer()
-        model.get_layer("between").quantize("int8")
-        model.get_layer("between").enable_lora(2)
-        trainable(model, "lora")
-        private(model, seed=5)
-        saves = tfdpx.callbacks.Checkpoint(tmp_path / folder)
-        model.fit(*data(), epochs=epochs, verbose=0, callbacks=[saves])
-        return model
-
-    unbroken = train(3, "unbroken")
-    train(2, "resumed")
-    resumed = train(3, "resumed")
-    assert resumed.optimizer.ledger.steps == 6
-    for one, other in zip(unbroken.weights, resumed.weights, strict=True):
-        np.testing.assert_array_equal(one, other, err_msg=one.path)
 
 
 @pytest.mark.slow
@@ -248,11 +207,7 @@ def test_a_loaded_lora_model_trains_its_factors(tmp_path):
         (transformer, dict(what="all"), "what='all'"),
         (transformer, dict(what="lora", rank=0), "rank=0"),
         (lambda: keras.Sequential([layers.Dense(3)]), dict(what="last"), "built"),
-        (
-            lambda: keras.Sequential([keras.Input([4]), layers.Dense(3)]),
-            dict(what="norm"),
-            "what='norm'",
-        ),
+        (lambda: keras.Sequential([keras.Input([4]), layers.Dense(3)]), dict(what="norm"), "norm"),
     ],
 )
 def test_bad_arguments(model, arguments, words):

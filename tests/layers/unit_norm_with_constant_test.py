@@ -38,7 +38,7 @@ def test_equals_the_definition(shape, constant, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", [0, 1e-42, 1e-30, 1e-18, 1, 1e18, 1e37])
+@pytest.mark.parametrize("scale", [0, 1e-42, 1e-18, 1, 1e37])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_norms_are_one_at_every_scale(scale, jit_compile):
     inputs = scale * np.random.default_rng(0).uniform(-1, 1, size=(6, 500))
@@ -72,7 +72,7 @@ def model_with_head(weight=30.0):
     return model
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-3, 1e6])
+@pytest.mark.parametrize("scale", [0.0, 1e6])
 def test_the_gradient_of_a_softmax_head_is_at_most_the_root_of_two(scale):
     rng = np.random.default_rng(0)
     x = (scale * rng.normal(size=(40, 4, 3))).astype("float32")
@@ -84,14 +84,6 @@ def test_the_gradient_of_a_softmax_head_is_at_most_the_root_of_two(scale):
     assert 1.3 < norms.max() <= np.sqrt(2) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("features", [10, 1000])
-def test_noise_on_a_logit_does_not_grow_with_the_features(features):
-    rng = np.random.default_rng(0)
-    row = UnitNormWithConstant()(rng.exponential(size=(1, features))).numpy()
-    logits = row @ rng.normal(size=(features + 1, 5000))
-    assert logits.std() == pytest.approx(1, abs=0.05)
-
-
 def test_trains_privately():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(16, 4, 3)).astype("float32"), rng.integers(0, 5, 16)
@@ -100,19 +92,9 @@ def test_trains_privately():
     assert np.all(small.step(small.model(layers=stack), x, y) != 0)
 
 
-def test_mixed_precision_computes_in_float32():
-    inputs = (1e4 * np.random.default_rng(0).uniform(size=(3, 100))).astype("float16")
-    outputs = UnitNormWithConstant(dtype="mixed_float16")(inputs)
-    assert outputs.dtype == "float16" and outputs.shape == (3, 101)
-    np.testing.assert_allclose(outputs, rows_by_hand(inputs, 0.1), atol=1e-3)
-
-
-@pytest.mark.parametrize("constant", [0, -1, np.inf, "0.1", True])
-def test_refuses_other_constants(constant):
-    with pytest.raises(ValueError, match="`constant` must be a positive, finite number.* Use 0.1"):
-        UnitNormWithConstant(constant)
-
-
-def test_refuses_unknown_sizes():
+def test_what_is_refused():
+    for constant in (0, np.inf, "0.1"):
+        with pytest.raises(ValueError, match="`constant` must be a positive, finite.* Use 0.1"):
+            UnitNormWithConstant(constant)
     with pytest.raises(ValueError, match=r"'unit' needs .*\(None, None, 3\). Give keras.Input"):
         UnitNormWithConstant(name="unit")(keras.Input((None, 3)))

@@ -85,7 +85,6 @@ def hub_classifier(body, scale=2 / 255, offset=-1.0):
 @pytest.mark.parametrize(
     ("name", "preprocess"),
     [
-        slow("VGG16", keras.applications.vgg16.preprocess_input),
         ("MobileNet", keras.applications.mobilenet.preprocess_input),
         slow("MobileNetV3Small", lambda x: x),
     ],
@@ -115,10 +114,8 @@ def test_a_model_of_any_size_takes_images_as_they_are_or_resized():
     x = images(10, 20).astype("float32")
     as_they_are = np.mean(theirs(x), axis=(1, 2))
     np.testing.assert_allclose(backbone(theirs, pixels="0..255")(x), as_they_are, rtol=1e-5)
-    for size in (24, (24, 18)):
-        height, width = (size, size) if size == 24 else size
-        wanted = np.mean(theirs(L.Resizing(height, width)(x)), axis=(1, 2))
-        np.testing.assert_allclose(backbone(theirs, size, pixels="0..255")(x), wanted, rtol=1e-5)
+    wanted = np.mean(theirs(L.Resizing(24, 18)(x)), axis=(1, 2))
+    np.testing.assert_allclose(backbone(theirs, (24, 18), pixels="0..255")(x), wanted, rtol=1e-5)
 
 
 def test_a_classifier_of_keras_hub_brings_its_preprocessing_along():
@@ -161,7 +158,7 @@ def nested():
     return keras.Sequential([keras.Input((16, 16, 3)), body, L.GlobalMaxPooling2D()])
 
 
-@pytest.mark.parametrize("suffix", [".weights.h5", slow(".keras"), slow(".h5")])
+@pytest.mark.parametrize("suffix", [".weights.h5", slow(".keras")])
 def test_weights_from_a_file(suffix, tmp_path):
     made = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
     randomize(made)
@@ -172,6 +169,10 @@ def test_weights_from_a_file(suffix, tmp_path):
         np.testing.assert_array_equal(weight, wanted)
     with pytest.raises(ValueError, match="does not fit the backbone 'VGG16' of 26 weights"):
         backbone("VGG16", 32, weights=path)
+    text = tmp_path / "text.weights.h5"
+    text.write_text("not weights")
+    with pytest.raises(ValueError, match="does not fit the backbone 'VGG16'.*text.weights.h5"):
+        backbone("VGG16", 32, weights=text)
 
 
 def test_weights_of_imagenet_are_asked_for_and_public(monkeypatch, tmp_path):
@@ -202,61 +203,23 @@ def test_replacement_keeps_the_kernels():
     assert len(model.trainable_variables) == 4
 
 
-def test_frozen_batch_norm_is_a_fixed_map_of_each_example():
-    model = backbone(network(), pixels="0..1")
-    before = [np.array(weight) for weight in model.weights]
-    together = model(images(rows=3), training=True)
-    alone = model(images(rows=3)[:1], training=True)
-    np.testing.assert_allclose(together[:1], alone, rtol=1e-4, atol=1e-5)
-    for weight, old in zip(model.weights, before, strict=True):
-        np.testing.assert_array_equal(weight, old)
-
-
-@pytest.mark.parametrize("batch_norm", ["freeze", "replace"])
-def test_private_gradients_are_those_of_batches_of_one(batch_norm):
+def test_private_gradients_are_those_of_batches_of_one():
     # Through resizing and preprocessing, of images of another size.
-    body = backbone(nested(), input_shape=(10, 20, 3), batch_norm=batch_norm, pixels="caffe")
+    body = backbone(nested(), input_shape=(10, 20, 3), batch_norm="freeze", pixels="caffe")
     model = keras.Sequential([body, L.Dense(3)])
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = images(10, 20, rows=3).astype("float32")
     assert_matches_batches_of_one(model, x, np.array([0, 2, 1]), tolerance=1e-4)
 
 
-def small_convnext():
-    """ConvNeXt of four blocks; `keras.applications` itself offers none of less than 18."""
-    return keras.src.applications.convnext.ConvNeXt(
-        [1] * 4, [4] * 4, include_top=False, weights=None, input_shape=(32, 32, 3), name="convnext"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["MobileNet", "ConvNeXt"])
-def test_one_private_update_of_images_of_any_size(kind):
-    if kind == "MobileNet":
-        body = backbone(kind, 32, weights=None)
-    else:
-        body = backbone(small_convnext(), input_shape=ANY, pixels="0..255")
-    model = keras.Sequential([body, L.Dense(3)])
-    optimizer = tfdpx.DPSGD(0.5, batch_size=2, noise_multiplier=1.0, l2_norm_clip=1.0, seed=0)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, run_eagerly=True)
-    before = [np.array(weight) for weight in model.trainable_variables]
-    model.train_on_batch(images(20, 20), np.array([0, 2]))
-    for weight, old in zip(model.trainable_variables, before, strict=True):
-        change = np.asarray(weight) - old
-        assert np.isfinite(change).all() and change.any(), weight.path
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"model": "Vgg16"}, "`model` must be a keras.Model or .*ConvNeXtBase.*mean 'VGG16'"),
-        ({"model": None}, "`model` must be a name .*or a keras.Model.*Received: model=None"),
-        ({"weights": "/no/such.weights.h5"}, "path to a file .*'/no/such.weights.h5'"),
+        ({"weights": "/no/such.weights.h5"}, "weights='/no/such.weights.h5', which is no file"),
         ({"batch_norm": None}, "`batch_norm` must be one of"),
         ({"pixels": "0-1"}, "`pixels` must be one of .*'0..1'"),
         ({"image_size": 0}, "`image_size` must be a positive integer"),
-        ({"input_shape": (32, 32)}, "`input_shape` must be"),
         ({"input_shape": (32, 32, 4), "weights": None}, "`input_shape` must end in 3 channels"),
         ({"model": network(), "image_size": 32}, r"`image_size` must be \[16, 12\] or None"),
         ({"model": network()}, "'theirs' does not scale pixels itself.*pixels=0..255 or"),
@@ -265,23 +228,3 @@ def test_one_private_update_of_images_of_any_size(kind):
 def test_errors_name_argument_value_and_remedy(arguments, message):
     with pytest.raises(ValueError, match=message):
         backbone(**{"model": "VGG16", "input_shape": (32, 32, 3), **arguments})
-
-
-def test_weights_that_the_file_lacks(tmp_path, monkeypatch):
-    made = keras.applications.VGG16(include_top=False, weights=None, input_shape=(32, 32, 3))
-    made.save_weights(tmp_path / "saved.weights.h5")
-    real = L.Conv2D.load_own_variables
-
-    def skip_one(layer, store):
-        if layer.name != "block5_conv2":
-            real(layer, store)
-
-    monkeypatch.setattr(L.Conv2D, "load_own_variables", skip_one)
-    with pytest.raises(ValueError, match="2 weights are not in it, such as block5_conv2/kernel"):
-        backbone("VGG16", 32, weights=tmp_path / "saved.weights.h5")
-
-
-def test_file_that_holds_no_weights(tmp_path):
-    (tmp_path / "text.weights.h5").write_text("not weights")
-    with pytest.raises(ValueError, match="does not fit the backbone 'VGG16'.*text.weights.h5"):
-        backbone("VGG16", 32, weights=tmp_path / "text.weights.h5")

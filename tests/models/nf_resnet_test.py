@@ -3,12 +3,10 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from oracle import assert_matches_batches_of_one, batch_of_one_gradients
+from oracle import assert_matches_batches_of_one
 from reference_ops import assert_close, convolve, randomized_weights, relu, standardized
 
-import tfdpx
-from tfdpx.layers import SkipInit, WSConv2D
+from tfdpx.layers import SkipInit
 from tfdpx.models import NFResNet, networks
 
 # Parameters of the ResNets with batch normalization for 1000 classes, as published with weights.
@@ -92,65 +90,6 @@ def test_same_logits_from_a_second_construction():
         assert_close(model(images), nf_resnet_by_hand(weights, images, blocks))
 
 
-def channel_variances(model, suffix):
-    """{layer name: variance over images and positions, averaged over channels} on white noise."""
-    names = [layer.name for layer in model.layers if layer.name.endswith(suffix)]
-    probe = keras.Model(model.input, [model.get_layer(name).output for name in names])
-    images = np.random.default_rng(0).normal(size=(4, *model.input_shape[1:])).astype("float32")
-    outputs = probe.predict(images, batch_size=2, verbose=0)
-    return {
-        name: output.var(axis=(0, 1, 2)).mean() for name, output in zip(names, outputs, strict=True)
-    }
-
-
-def assert_signal_propagates(model, depth):
-    """The variance is reset by each stage's first block and grows by alpha^2 in every block."""
-    for name, variance in channel_variances(model, "_skip").items():
-        assert abs(variance - 1.0) < 0.1, f"{name}: {variance}"
-    for name, variance in channel_variances(model, "_conv3").items():
-        # Zero padding takes the more away the smaller the image is: a third of it in stage 4.
-        assert 0.65 < variance < 1.15, f"{name}: {variance}"
-    sums = channel_variances(model, "_add")
-    for stage, count in enumerate(BLOCKS[depth], start=1):
-        growths = []
-        for block in range(1, count + 1):
-            variance = sums[f"stage{stage}_block{block}_add"]
-            expected = 1.0 + 0.04 * block
-            assert abs(variance / expected - 1.0) < 0.1, f"stage{stage}_block{block}: {variance}"
-            growths.append(variance)
-        growth = np.mean(np.diff(growths))
-        assert 0.65 <= growth / 0.04 <= 1.2, f"growth in stage{stage}: {growth}"
-
-
-def initialized():
-    return NFResNet(50, 10, input_shape=(160, 160, 3), width=32)
-
-
-@pytest.mark.slow
-def test_signal_propagation_at_initialization():
-    assert_signal_propagates(initialized(), 50)
-
-
-@pytest.mark.planted("a constant of the signal propagation of NFResNet")
-@pytest.mark.parametrize(
-    ("constant", "wrong"), [("RELU_GAIN", 1.0), ("RELU_GAIN", np.sqrt(2.0)), ("ALPHA", 0.3)]
-)
-def test_other_constants_do_not_propagate_the_signal(constant, wrong, monkeypatch):
-    monkeypatch.setattr(networks, constant, wrong)
-    with pytest.raises(AssertionError, match="stage"):
-        assert_signal_propagates(initialized(), 50)
-
-
-@pytest.mark.planted("the variance of NFResNet is not reset")
-def test_a_variance_that_is_not_reset_is_noticed():
-    model = initialized()
-    for layer in model.layers:  # beta = 1 everywhere: each block sees what the last one left
-        if layer.name.endswith("_scale"):
-            layer.scale = networks.RELU_GAIN
-    with pytest.raises(AssertionError, match="stage"):
-        assert_signal_propagates(model, 50)
-
-
 def test_weights_at_initialization():
     model = NFResNet(26, 1000, width=32)
     for weight in model.trainable_weights:
@@ -178,61 +117,14 @@ def tiny(monkeypatch):
 
 @pytest.mark.slow
 def test_private_gradients_are_those_of_batches_of_one(tiny):
-    assert_matches_batches_of_one(*tiny, views=2, tolerance=2e-5)
-
-
-@pytest.mark.slow
-def test_a_private_step_takes_the_mean_of_clipped_gradients(tiny):
-    model, images, labels = tiny
-    wanted = batch_of_one_gradients(model, tf.constant(images), tf.constant(labels), None, 1)
-    norms = np.linalg.norm(wanted, axis=1)
-    clip = float(np.median(norms))  # clips some and not others
-    with pytest.warns(UserWarning, match="noise_multiplier=0"):
-        optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=0.0, l2_norm_clip=clip)
-    model.compile(optimizer, model.loss)
-    before = np.concatenate([np.ravel(weight) for weight in model.trainable_weights])
-    model.train_on_batch(images, labels)
-    after = np.concatenate([np.ravel(weight) for weight in model.trainable_weights])
-    clipped = np.sum(wanted / np.maximum(norms, clip)[:, None], axis=0)
-    assert_close(after - before, -0.1 / 4 * clipped)
-
-
-def test_any_image_size_and_saving(tmp_path):
-    model = NFResNet(26, 7, input_shape=(None, None, 1), width=4, name="small")
-    assert model.name == "small"
-    assert NFResNet(26, 7, width=2).name == "nf_resnet_26"
-    assert all(layer.use_gain for layer in model.layers if isinstance(layer, WSConv2D))
-    randomized_weights(model)
-    images = np.random.default_rng(2).normal(size=(2, 40, 56, 1))
-    model.save(tmp_path / "model.keras")
-    restored = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(restored(images), model(images))
-
-
-@pytest.mark.slow
-def test_one_private_update_moves_all_weights():
-    model = NFResNet(26, 1000, input_shape=(128, 128, 3))
-    optimizer = tfdpx.DPSGD(
-        4.0, batch_size=2, noise_multiplier=1.0, l2_norm_clip=1.0, microbatch_size=1, seed=0
-    )
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    images = np.random.default_rng(0).normal(size=(2, 128, 128, 3)).astype("float32")
-    before = [np.array(weight) for weight in model.trainable_weights]
-    logs = model.train_on_batch(images, np.array([3, 999]), return_dict=True)
-    assert np.isfinite(logs["loss"])
-    for weight, old in zip(model.trainable_weights, before, strict=True):
-        change = np.asarray(weight) - old
-        assert np.isfinite(change).all() and change.any(), weight.path
-    assert int(optimizer.nonfinite_examples) == 0
+    assert_matches_batches_of_one(*tiny, views=2, tolerance=2e-5, norms=("auto",))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"depth": 34}, r"`depth` must be one of \[26, 50, 101, 152, 200\]. Received: depth=34"),
-        ({"depth": "50"}, "`depth` must be a positive integer. Received: depth=50"),
         ({"num_classes": 0}, "`num_classes` must be a positive integer"),
-        ({"width": 0.25}, "`width` must be a positive integer. Received: width=0.25"),
         ({"width": 1}, "`width` must be at least 2.*Received: width=1"),
         ({"input_shape": (224, 224)}, r"Received: input_shape=\(224, 224\)"),
     ],

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from cases import slow
 from reference_ops import (
     assert_close,
     convolve,
@@ -42,9 +41,7 @@ def wide_resnet(weights, images, depth, width, groups, relu_first=False):
     return features @ weights["logits/kernel"] + weights["logits/bias"]
 
 
-@pytest.mark.parametrize(
-    ("depth", "width", "size", "groups"), [(16, 4, 32, 16), (40, 4, 16, 16), slow(28, 10, 12, 8)]
-)
+@pytest.mark.parametrize(("depth", "width", "size", "groups"), [(16, 4, 32, 16), (28, 2, 12, 8)])
 def test_same_logits_from_a_second_construction(depth, width, size, groups):
     model = WideResNet(depth, width, 10, input_shape=(size, size, 3), groups=groups)
     weights = randomized_weights(model)

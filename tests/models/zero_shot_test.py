@@ -69,7 +69,6 @@ def test_adamix_starts_from_the_names_alone():
     [
         (dict(class_names="round"), "`class_names` must be a sequence"),
         (dict(class_names=["round", "round"]), "all different"),
-        (dict(class_names=["round", ""]), "not empty"),
         (dict(scale=0), "`scale` must be a positive"),
         (dict(template="photo"), "`template` must hold"),
         (dict(class_names=["round", "unheard of"]), "also for .'unheard of'"),

@@ -38,19 +38,13 @@ IMAGE, SERIES = (6, 6, 2), (5, 4)
 # From names to the shape of an example and what stands before the last layer.
 MODELS = {
     "dense": ((6,), lambda x: L.Dense(5, "relu")(x)),
-    "linear": ((6,), lambda x: x),
     "twice": ((6,), twice),
     "frozen": ((6,), frozen),
-    "prelu": ((6,), lambda x: L.PReLU()(L.Dense(5)(x))),
     "convolution": (IMAGE, lambda x: L.MaxPooling2D()(GroupNorm(2)(L.Conv2D(4, 3)(x)))),
-    "strided": (IMAGE, lambda x: L.Conv2D(3, 3, strides=2, padding="same", activation="elu")(x)),
     "standardized": (IMAGE, lambda x: WSConv2D(4, 3, activation="relu")(x)),
     "separable": (IMAGE, lambda x: L.SeparableConv2D(4, 3, activation="relu")(x)),
-    "depthwise": (IMAGE, lambda x: L.DepthwiseConv2D(3, depth_multiplier=2)(x)),
-    "transposed": (IMAGE, lambda x: L.Conv2DTranspose(2, 3)(x)),
     "residual": (IMAGE, residual),
     "lstm": (SERIES, lambda x: L.LSTM(3)(x)),
-    "bidirectional": (SERIES, lambda x: L.Bidirectional(L.GRU(2))(x)),
     "conv1d": (SERIES, lambda x: L.Conv1D(3, 2, activation="relu")(x)),
     "attention": (
         SERIES,
@@ -69,7 +63,6 @@ LOSSES = {
         lambda: keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
         "one-hot",
     ),
-    "binary": (lambda: keras.losses.BinaryCrossentropy(from_logits=True), "one-hot"),
     "squares": (keras.losses.MeanSquaredError, "numbers"),
     "sums of squares": (lambda: keras.losses.MeanSquaredError(reduction="sum"), "numbers"),
     "weighted mean": (
@@ -77,8 +70,6 @@ LOSSES = {
         "numbers",
     ),
     "huber": (keras.losses.Huber, "numbers"),
-    "log cosh": (keras.losses.LogCosh, "numbers"),
-    "hinge": (keras.losses.CategoricalHinge, "one-hot"),
 }
 
 OPTIMIZERS = {
@@ -86,8 +77,6 @@ OPTIMIZERS = {
     "adam": tfdpx.DPAdam,
     "adamw": tfdpx.DPAdamW,
     "lion": tfdpx.make_private(keras.optimizers.Lion),
-    "rmsprop": tfdpx.make_private(keras.optimizers.RMSprop),
-    "adagrad": tfdpx.make_private(keras.optimizers.Adagrad),
 }
 
 # How far clipped sums may be from the oracle's, in units of C for each example.

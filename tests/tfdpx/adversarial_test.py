@@ -23,8 +23,7 @@ ALL = [name for name in adversarial.MODELS if name != "lstm"]
 @pytest.mark.parametrize(
     "name, policy, jit_compile",
     [(name, "float32", False) for name in ALL if name != "dense"]
-    + [(name, "mixed_bfloat16", False) for name in ALL if name != "residual"]
-    + [("residual", "float32", True), ("attention", "mixed_bfloat16", True)],
+    + [("attention", "mixed_bfloat16", True), ("tokens", "mixed_bfloat16", False)],
 )
 def test_all_models(name, policy, jit_compile):
     assert 0.5 < adversarial.largest_ratio(name, policy, jit_compile) <= BOUND

@@ -101,29 +101,6 @@ def test_chunks_differ_and_each_agrees_with_its_own_draw(monkeypatch):
     np.testing.assert_allclose(sample, tf.concat(alone, axis=0)[:2501], atol=1e-5)
 
 
-def test_a_graph_that_xla_compiles_later_draws_the_same(monkeypatch):
-    monkeypatch.setattr(noise, "_CHUNK", 1000)
-    seed = tf.constant([7, 8], "int64")
-    traced = tf.function(lambda: noise.normal([2501], seed)).get_concrete_function()
-    later = tf.function(lambda: traced(), jit_compile=True)
-    np.testing.assert_allclose(later(), traced(), atol=1e-5)
-
-
-def test_a_graph_does_not_grow_with_the_chunks(monkeypatch):
-    def operations(size):
-        seed = tf.constant([7, 8], "int64")
-        graph = tf.function(lambda: noise.normal([size], seed)).get_concrete_function().graph
-        return len(graph.get_operations())
-
-    monkeypatch.setattr(noise, "_CHUNK", 1000)
-    assert operations(50_000) == operations(2000)
-
-
-def test_shapes():
-    for shape in [], [1], [3, 5]:
-        assert draw(shape, [1, 1]).shape == tuple(shape)
-
-
 def test_fold_in_depends_on_every_number():
     seed = tf.constant([1, 2], "int64")
     seeds = [tuple(noise.fold_in(seed, *n).numpy()) for n in [(0,), (1,), (0, 1), (1, 0), (2**40,)]]

@@ -139,15 +139,15 @@ def test_gradients_that_cancel(name, norm, jit_compile):
     assert 0.95 < largest(name, norm, jit_compile) <= BOUND
 
 
-@pytest.mark.parametrize("name", ["dense", "embedding"])
-@pytest.mark.parametrize("positions, views", [(2, 1), (3, 3), (64, 1)])
+@pytest.mark.parametrize(
+    "name, positions, views", [("dense", 2, 1), ("embedding", 3, 3), ("dense", 64, 1)]
+)
 def test_few_and_many_positions(name, positions, views):
     assert largest(name, "ghost", False, positions, views) <= BOUND
 
 
-@pytest.mark.parametrize("name, norm", [("dense", "ghost"), ("standardized", "ghost")])
-def test_layers_that_compute_in_bfloat16(name, norm):
-    assert largest(name, norm, False, policy="mixed_bfloat16") <= BOUND
+def test_layers_that_compute_in_bfloat16():
+    assert largest("standardized", "ghost", False, policy="mixed_bfloat16") <= BOUND
 
 
 @pytest.mark.parametrize("clip", [1e-9, 1e6])
@@ -269,7 +269,6 @@ AUGMENTATIONS = {
 CLIPS = {
     "automatic": "automatic",
     "adaptive": tfdpx.AdaptiveClip(),
-    "adaptive, low, by a costly count": tfdpx.AdaptiveClip(1e-3, noise_multiplier=0.6),
 }
 
 
@@ -335,7 +334,7 @@ def test_many_small_entries_beside_a_large_one_count(jit_compile):
     assert wanted <= float(norms(tf.constant(gradient))[0]) <= wanted * (1 + 3e-4)
 
 
-@pytest.mark.parametrize("positions, tolerance", [(1, 1e-5), (16, 5e-5), (64, 1.5e-4)])
+@pytest.mark.parametrize("positions, tolerance", [(1, 1e-5), (64, 1.5e-4)])
 def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
     rng = np.random.default_rng(0)
     inputs = np.maximum(rng.normal(size=(4, 1, positions, 64)), 0.0).astype("float32")
@@ -346,12 +345,6 @@ def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
     found = np.sqrt(rounding.add_up([measured]))
     assert (found >= exact * (1 - 1e-6)).all()
     np.testing.assert_allclose(found, exact, rtol=tolerance)
-
-
-def test_norms_of_scalars_keep_the_axis_of_examples():
-    for gradients in ([[3.0]], [[3.0], [4.0]]):
-        found = rounding.squared_norms([tf.constant(gradients)[:, 0]])
-        np.testing.assert_allclose(found, np.square(gradients)[:, 0], rtol=1e-6)
 
 
 def test_a_clip_too_small_for_float32_is_refused():
@@ -366,26 +359,25 @@ TOKENS = [
 ]
 
 
-@pytest.mark.parametrize("tokens, jit_compile", [(TOKENS[:1], False), (TOKENS, True)])
-def test_tokens_that_are_negative_or_in_no_table(tokens, jit_compile):
+def test_tokens_that_are_negative_or_in_no_table():
     # An example with a token that is in no table contributes nothing, also where XLA reads a row.
     inputs = keras.Input((3,), dtype="int64")
     layer = layers.Embedding(4, 2)
     model = cancelling.model_of(inputs, layer(inputs))
     y = tf.constant(np.random.default_rng(0).normal(size=(2, 3, 2)), "float32")
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=True)
     def ordinary(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(x) * y)
         return tf.convert_to_tensor(tape.gradient(loss, layer.embeddings.value))
 
-    given = tf.constant(tokens[0], "int64")
+    given = tf.constant(TOKENS[0], "int64")
     each_sums = [
-        cancelling.clipped_sums(model, given, norm=norm, jit_compile=jit_compile, clip=1e-6)
+        cancelling.clipped_sums(model, given, norm=norm, jit_compile=True, clip=1e-6)
         for norm in BOTH
     ]
-    for rows in tokens:
+    for rows in TOKENS:
         x = tf.constant(rows, "int64")
         gradients = [ordinary(x[i : i + 1], y[i : i + 1]) for i in range(2)]
         known = [all(-4 <= token < 4 for token in row) for row in rows]

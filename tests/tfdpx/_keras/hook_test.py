@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 
-from tfdpx._keras import hook, layer_internals, step_context
+from tfdpx._keras import hook
 
 
 @pytest.fixture
@@ -39,26 +39,3 @@ def test_ordinary_training_is_untouched(installed):
     hook.uninstall()
     without = small.step(small.model(keras.optimizers.SGD(0.1)), x, y)
     np.testing.assert_array_equal(with_hook, without)
-
-
-def test_a_copy_without_an_attribute_leaves_the_layer_alone():
-    layer = keras.layers.Dense(3, "relu")
-    layer.build((None, 2))
-    twin = layer_internals.without(layer, activation=None)
-    assert twin.activation is None and twin.kernel is layer.kernel
-    assert layer.activation is keras.activations.relu
-
-
-def test_eagerly_takes_gradients_inside_a_graph():
-    import tensorflow as tf
-
-    def gradient():
-        x = tf.constant(3.0)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = x * x
-        return float(tape.gradient(y, x))
-
-    seen = []
-    tf.function(lambda: seen.append(step_context.eagerly(gradient)))()
-    assert seen == [6.0]

@@ -35,11 +35,7 @@ def test_delta_does_not_bound_the_tail_of_the_loss(conversion, multiples):
     assert found == pytest.approx(multiples, abs=2e-3)
 
 
-def test_the_exact_conversion_at_a_larger_delta():
-    assert exceeded("improved", 0.3, 1e-3) == pytest.approx(10.69, abs=5e-3)
-
-
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
-@pytest.mark.parametrize("mu", [1.0, 0.5, 0.3, 0.1, 0.03])
-def test_of_mironovs_conversion_it_does(mu, delta):
-    assert exceeded("mironov", mu, delta) < 0.2
+def test_of_mironovs_conversion_it_does():
+    for mu in (1.0, 0.3, 0.03):
+        for delta in (1e-3, 1e-8):
+            assert exceeded("mironov", mu, delta) < 0.2

@@ -1,12 +1,10 @@
 """Epsilon from norms: the paper's figures, closed forms, dp_accounting and a higher precision."""
 
-import itertools
 import math
 
 import dp_accounting
 import numpy as np
 import pytest
-from cases import slow
 from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,8 +65,8 @@ def test_a_constant_norm_is_less_sensitivity(fraction, sigma, probability, steps
     assert found <= wanted * (1 + 1e-6) and (found >= wanted * (1 - 1e-6) or wanted < 0.2)
 
 
-@pytest.mark.parametrize("order", [2, 5, 40])
-@pytest.mark.parametrize("fraction, probability", [(1.0, 0.08), (0.01, 0.08), (0.01, 1e-5)])
+@pytest.mark.parametrize("order", [2, 40])
+@pytest.mark.parametrize("fraction, probability", [(1.0, 0.08), (0.01, 1e-5)])
 def test_divergences_have_no_rounding_where_losses_are_small(order, fraction, probability):
     from fractions import Fraction
 
@@ -91,9 +89,9 @@ def test_divergences_have_no_rounding_where_losses_are_small(order, fraction, pr
 
 
 def test_steps_of_different_norms_add_up():
-    norms = np.random.default_rng(0).uniform(size=(7, 4))
+    norms = np.random.default_rng(0).uniform(size=(3, 2))
     found = individual_epsilon(norms, PAPER, delta=1e-6)
-    for i in range(4):
+    for i in range(2):
         spent = sum(divergences([f], 3.2, 0.08, ORDERS)[0] for f in norms[:, i])
         [expected] = epsilons(spent[np.newaxis], ORDERS, 1e-6 * (1 - 1e-4), "improved")
         assert found[i] == pytest.approx(expected)
@@ -103,20 +101,12 @@ def test_steps_of_different_norms_add_up():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sigma, size", [(3.2, 80), slow(0.7, 500), slow(1.0, 1)])
-def test_losses_of_many_norms_are_interpolated_from_above(sigma, size):
-    plan = PrivacyPlan(1000, batch_size=size, steps=100, noise_multiplier=sigma, delta=1e-5)
+def test_losses_of_many_norms_are_interpolated_from_above():
+    plan = PrivacyPlan(1000, batch_size=80, steps=100, noise_multiplier=3.2, delta=1e-5)
     norms = np.append(np.random.default_rng(0).uniform(size=997) ** 2, [1.0, 0.002, 0.0])
     found = individual_epsilon(norms, plan)[-30:]
     exact = individual_epsilon(norms[-30:], plan)
     assert (found >= exact * (1 - 1e-9)).all() and (found <= exact * 1.02 + 1e-6).all()
-
-
-def test_epsilon_rises_with_the_norm():
-    for conversion, size in itertools.product(("improved", "mironov"), (4000, 50_000)):
-        plan = PrivacyPlan(50_000, batch_size=size, steps=9, noise_multiplier=3.2, delta=1e-5)
-        found = individual_epsilon(np.linspace(0, 1, 101), plan, conversion=conversion)
-        assert found[0] == 0 and (np.diff(found) > 0).all()
 
 
 def test_full_batches_are_exact():
@@ -131,37 +121,28 @@ def test_full_batches_are_exact():
     assert exact_epsilons([0.0, math.inf], 1e-5).tolist() == [0.0, math.inf]
 
 
-@pytest.mark.parametrize(
-    "norms, arguments, message",
-    [
-        ([1.1], {}, "`norms` must lie in"),
-        ([-0.1], {}, "`norms` must lie in"),
-        ([math.nan], {}, "`norms` must lie in"),
-        (0.5, {}, "`norms` must have shape"),
-        ([0.5], {"conversion": "best"}, "`conversion` must be one of"),
-        ([0.5], {"delta": 0.0}, "`delta` must lie strictly"),
-    ],
-)
-def test_unfit_arguments_are_refused(norms, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        individual_epsilon(norms, PAPER, **arguments)
+def test_what_is_refused():
+    small = {"num_examples": 100, "batch_size": 10, "steps": 5, "delta": 1e-5}
+    noiseless = PrivacyPlan(**small, noise_multiplier=0.0)
+    shuffled = PrivacyPlan(**small, noise_multiplier=1.0, sampling="shuffle")
+    for call, message in [
+        (lambda: individual_epsilon([1.1], PAPER), "`norms` must lie in"),
+        (lambda: individual_epsilon([math.nan], PAPER), "`norms` must lie in"),
+        (lambda: individual_epsilon(0.5, PAPER), "`norms` must have shape"),
+        (lambda: individual_epsilon([0.5], PAPER, conversion="best"), "`conversion` must be one"),
+        (lambda: individual_epsilon([0.5], PAPER, delta=0.0), "`delta` must lie strictly"),
+        (lambda: individual_epsilon([1.0], noiseless), "Poisson sampling with noise"),
+        (lambda: IndividualAccountant(noiseless), "Poisson sampling with noise"),
+        (lambda: IndividualAccountant(shuffled), "Poisson sampling with noise"),
+        (lambda: IndividualAccountant(PAPER, rounding=0), "`rounding` must lie in"),
+        (lambda: IndividualAccountant(PAPER, refreshes_per_epoch=0.5), "`refreshes_per_epoch`"),
+        (lambda: IndividualAccountant(3), "`plan` must be a PrivacyPlan"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
-def test_plans_without_noise_or_poisson_sampling_are_refused():
-    for arguments in ({"noise_multiplier": 0.0}, {"noise_multiplier": 1.0, "sampling": "shuffle"}):
-        plan = PrivacyPlan(100, batch_size=10, steps=5, delta=1e-5, **arguments)
-        for use in (IndividualAccountant, lambda plan: individual_epsilon([1.0], plan)):
-            with pytest.raises(ValueError, match="Poisson sampling with noise"):
-                use(plan)
-    with pytest.raises(ValueError, match="`rounding` must lie in"):
-        IndividualAccountant(PAPER, rounding=0)
-    with pytest.raises(ValueError, match="`refreshes_per_epoch` must be an int"):
-        IndividualAccountant(PAPER, refreshes_per_epoch=0.5)
-    with pytest.raises(ValueError, match="`plan` must be a PrivacyPlan"):
-        IndividualAccountant(3)
-
-
-@pytest.mark.parametrize("rounding, levels", [(0.01, 100), (0.3, 4), (1, 1), (1 / 3, 3)])
+@pytest.mark.parametrize("rounding, levels", [(0.01, 100), (0.3, 4), (1, 1)])
 def test_norms_are_rounded_to_so_many_values(rounding, levels):
     accountant = IndividualAccountant(PAPER, rounding)
     assert len(accountant.fractions) == levels and accountant.fractions[-1] == 1

@@ -46,51 +46,20 @@ def check_plan(unknown, **arguments):
     return plan
 
 
-epsilons = st.floats(0.1, 20)
-deltas = st.floats(1e-8, 1e-4)
-batch_sizes = st.integers(10, 4000)
+FREE = {
+    "noise_multiplier": st.floats(3.0, 20.0),
+    "steps": st.integers(1, 1000),
+    "batch_size": st.integers(10, 4000),
+}
 
 
-@settings(max_examples=5, deadline=None)
-@given(epsilons, deltas, batch_sizes, st.integers(1, 20_000))
-def test_noise_is_within_budget_and_tight(epsilon, delta, batch_size, steps):
-    check_plan(
-        "noise_multiplier",
-        num_examples=10_000,
-        batch_size=batch_size,
-        steps=steps,
-        epsilon=epsilon,
-        delta=delta,
-        accountant="rdp",
-    )
-
-
-@settings(max_examples=5, deadline=None)
-@given(st.floats(1.0, 20), deltas, batch_sizes, st.floats(3.0, 30.0))
-def test_steps_are_within_budget_and_tight(epsilon, delta, batch_size, noise_multiplier):
-    check_plan(
-        "steps",
-        num_examples=10_000,
-        batch_size=batch_size,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        accountant="rdp",
-    )
-
-
-@settings(max_examples=5, deadline=None)
-@given(st.floats(2.0, 20), deltas, st.integers(1, 1000), st.floats(3.0, 20.0))
-def test_batch_is_within_budget_and_tight(epsilon, delta, steps, noise_multiplier):
-    check_plan(
-        "batch_size",
-        num_examples=4_999,
-        steps=steps,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        accountant="rdp",
-    )
+@settings(max_examples=3, deadline=None)
+@given(st.data(), st.floats(2.0, 20), st.floats(1e-8, 1e-4))
+@pytest.mark.parametrize("unknown", FREE)
+def test_what_is_solved_is_within_budget_and_tight(unknown, data, epsilon, delta):
+    known = {name: data.draw(values) for name, values in FREE.items() if name != unknown}
+    plan = {"num_examples": 4_999, "epsilon": epsilon, "delta": delta, "accountant": "rdp"}
+    check_plan(unknown, **plan, **known)
 
 
 @pytest.mark.parametrize("unknown", ["noise_multiplier", slow("steps"), slow("batch_size")])
@@ -107,10 +76,7 @@ def test_pld_solutions_are_within_budget_and_tight(unknown):
 
 
 @pytest.mark.planted("a plan beside its budget")
-@pytest.mark.parametrize(
-    "unknown, change",
-    [("noise_multiplier", 1.001), ("noise_multiplier", 0.999), ("steps", -1), ("steps", 1)],
-)
+@pytest.mark.parametrize("unknown, change", [("noise_multiplier", 0.999), ("steps", -1)])
 def test_the_check_rejects_loose_and_overshooting_solutions(unknown, change):
     arguments = {"batch_size": 50, "steps": 100, "noise_multiplier": 3.0}
     del arguments[unknown]
@@ -127,12 +93,13 @@ def test_full_batch_steps_of_adamix():
     for target, steps in [(1.0, 28), (3.0, 206)]:
         plan = PrivacyPlan(100, batch_size=100, noise_multiplier=20.0, epsilon=target, delta=1e-5)
         assert plan.steps == steps
-
-
-def test_noise_of_full_batch_steps():
     # The exact Gaussian (GDP) conversion at epsilon 1, delta 1e-5.
     plan = PrivacyPlan(100, batch_size=100, steps=100, epsilon=1.0, delta=1e-5)
     assert plan.noise_multiplier == pytest.approx(37.31, rel=1e-3)
+    # All examples, where the budget allows it.
+    assert (
+        PrivacyPlan(100, steps=9, noise_multiplier=50.0, epsilon=8.0, delta=1e-5).batch_size == 100
+    )
 
 
 def test_epsilon_left_out():
@@ -142,34 +109,27 @@ def test_epsilon_left_out():
     assert PrivacyPlan(**GIVEN, noise_multiplier=0).epsilon == math.inf
 
 
-def test_whole_data_set_when_the_budget_allows_it():
-    plan = PrivacyPlan(100, steps=10, noise_multiplier=50.0, epsilon=8.0, delta=1e-5)
-    assert plan.batch_size == 100
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"num_examples": 0}, "`num_examples` must be a positive integer.*num_examples=0"),
-        ({"num_examples": None}, "`num_examples` must be a positive integer"),
         ({"batch_size": 1001}, "`batch_size` must not exceed `num_examples`.*1001.*1000"),
         ({"batch_size": 50.0}, r"`batch_size` must be a positive integer.*batch_size=50\.0"),
-        ({"batch_size": -1}, "`batch_size` must be a positive integer"),
         ({"steps": 0}, "`steps` must be a positive integer.*steps=0"),
-        ({"steps": True}, "`steps` must be a positive integer"),
         ({"epsilon": 0.0}, r"`epsilon` must be a positive, finite number.*epsilon=0\.0"),
-        ({"epsilon": -1}, "`epsilon` must be a positive, finite number"),
         ({"epsilon": math.inf}, "`epsilon` must be a positive, finite number"),
         ({"epsilon": "8"}, "`epsilon` must be a positive, finite number"),
         ({"delta": 0}, "`delta` must lie strictly between 0 and 1.*delta=0"),
-        ({"delta": 1.0}, "`delta` must lie strictly between 0 and 1"),
         ({"delta": None}, "`delta` must lie strictly between 0 and 1.*delta=None"),
         ({"epsilon": None, "noise_multiplier": -1.0}, "`noise_multiplier` must be a finite"),
         ({"sampling": "cyclic"}, "`sampling` must be one of.*sampling='cyclic'"),
         ({"accountant": "moments"}, "`accountant` must be one of.*accountant='moments'"),
         ({"noise_multiplier": 1.0}, "Exactly one of .* Left out: none"),
         ({"epsilon": None}, "Exactly one of .* Left out: `noise_multiplier`, `epsilon`"),
-        ({"steps": None}, "Exactly one of .* Left out: `noise_multiplier`, `steps`"),
+        ({"epochs": 5}, "takes the place of `steps`.*steps=100"),
+        ({"epochs": 5, "steps": None, "batch_size": None}, "needs `batch_size`.*batch_size=None"),
+        ({"epochs": math.inf, "steps": None}, "`epochs` must be a positive, finite"),
+        ({"epochs": "5", "steps": None}, "`epochs` must be a positive"),
     ],
 )
 def test_errors(changes, message):
@@ -177,33 +137,28 @@ def test_errors(changes, message):
         PrivacyPlan(**(GIVEN | {"epsilon": 1.0, "accountant": "rdp"} | changes))
 
 
-@pytest.mark.parametrize("accountant", ["rdp", slow("pld")])
+EASY = {"batch_size": 900, "steps": None, "noise_multiplier": 8e4, "epsilon": 1e6}
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"steps": None, "noise_multiplier": 0.5}, "No `steps`.*even steps=1 gives epsilon="),
         ({"steps": None, "noise_multiplier": 0}, "No `steps`.*gives epsilon=inf"),
         ({"batch_size": None, "noise_multiplier": 0.5}, "No `batch_size`.*even batch_size=1 "),
+        (EASY, "does not bound `steps`: already steps=1.09951e\\+12"),
     ],
 )
-def test_target_out_of_reach(changes, message, accountant):
-    arguments = GIVEN | {"epsilon": 0.02, "accountant": accountant} | changes
+def test_target_out_of_reach(changes, message):
     with pytest.raises(ValueError, match=message):
-        PrivacyPlan(**arguments)
-
-
-def test_target_that_any_number_of_steps_meets():
-    with pytest.raises(ValueError, match="does not bound `steps`: already steps=1.09951e\\+12"):
-        PrivacyPlan(1000, 900, noise_multiplier=8e4, epsilon=1e6, delta=1e-5, accountant="rdp")
+        PrivacyPlan(**GIVEN | {"epsilon": 0.02, "accountant": "rdp"} | changes)
 
 
 @pytest.mark.parametrize(
     "num_examples, batch_size, steps, delta",
     [
         (50_000, 4096, 2468, 1e-5),
-        (60_000, 256, 10_000, 1e-5),
         (60_000, 256, 10_000, 1e-9),
-        (1_271_167, 16_384, 71_589, 8e-7),
         (1_803_460, 4096, 1_374_116, 5e-7),
         (1000, 1, 1, 1e-5),
         (1, 1, 1, 1e-5),
@@ -256,11 +211,8 @@ def losses_with_overflow(examples, q, rows, epsilon):
 def test_an_overflow_costs_no_more_than_is_kept_back(examples, q, rows, epsilon):
     found, ideal = losses_with_overflow(examples, q, rows, epsilon)
     assert found <= ideal + scipy.stats.binom.sf(rows - 1, examples - 1, q) + 1e-12
-
-
-def test_an_overflow_is_not_free():
     found, ideal = losses_with_overflow(6, 0.5, 4, 1.0)
-    assert found > 100 * ideal
+    assert found > 100 * ideal  # It is not free.
 
 
 def test_the_overflow_and_the_tail_are_kept_back_of_delta():
@@ -285,7 +237,8 @@ def test_capacity_edges():
 @pytest.mark.parametrize("noise_multiplier", [None, 0.0])
 def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
     target = 1.0 if noise_multiplier is None else None
-    plan = PrivacyPlan(**GIVEN, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp")
+    given = GIVEN | {"steps": np.int64(100), "batch_size": np.int32(50)}
+    plan = PrivacyPlan(**given, epsilon=target, noise_multiplier=noise_multiplier, accountant="rdp")
     optimizer = tfdpx.DPSGD(1.0, plan=plan)  # Its module makes plans known to Keras.
 
     def fail(*arguments, **keywords):
@@ -293,23 +246,12 @@ def test_config_round_trip_does_not_solve_again(noise_multiplier, monkeypatch):
 
     monkeypatch.setattr(accountants, "composed_epsilon", fail)
     assert PrivacyPlan.from_config(plan.get_config()) == plan
+    with pytest.raises(AttributeError):
+        plan.steps = 1000
     text = json.dumps(keras.saving.serialize_keras_object(optimizer))
     assert keras.saving.deserialize_keras_object(json.loads(text)).plan == plan
     with pytest.raises(ValueError, match="`delta`"):
         PrivacyPlan.from_config(plan.get_config() | {"delta": 2.0})
-
-
-def test_config_of_numpy_numbers_is_json():
-    plan = PrivacyPlan(
-        np.int64(1000), np.int32(50), np.int64(100), np.float64(1.0), delta=1e-5, accountant="rdp"
-    )
-    assert json.loads(json.dumps(plan.get_config())) == plan.get_config()
-
-
-def test_plans_do_not_change():
-    plan = PrivacyPlan(**GIVEN, noise_multiplier=1.0, accountant="rdp")
-    with pytest.raises(AttributeError):
-        plan.steps = 1000
 
 
 def test_text_is_a_line():
@@ -338,43 +280,10 @@ def test_batches(sampling):
     ):
         np.testing.assert_array_equal(labels[weights > 0], more_labels[more_weights > 0])
         assert np.all(more_weights[plan.capacity :] == 0)
-
-
-def test_batches_of_another_data_set():
-    plan = PrivacyPlan(**GIVEN, noise_multiplier=1.0, accountant="rdp")
     with pytest.raises(ValueError, match="999 examples, num_examples=1000"):
-        plan.batches(np.zeros([999, 2]))
+        plan.batches(x[:999])
     with pytest.raises(ValueError, match="`pad_to_multiple_of` must be a positive integer"):
-        plan.batches(np.zeros([1000, 2]), pad_to_multiple_of=0)
-
-
-def test_a_new_accountant_is_one_entry(monkeypatch):
-    def counting_twice(runs):
-        class Twice(rdp_privacy_accountant.RdpAccountant):
-            def get_epsilon(self, target_delta):
-                return 2 * super().get_epsilon(target_delta)
-
-        return Twice()
-
-    monkeypatch.setitem(accountants.ACCOUNTANTS, "twice", counting_twice)
-    known = {"num_examples": 1000, "batch_size": 50, "delta": 1e-5}
-    arguments = {"noise_multiplier": 3.0, "steps": 100, "accountant": "twice"}
-    plan = PrivacyPlan(**known, **arguments)
-    assert plan.epsilon == pytest.approx(2 * epsilon(3.0, 0.05, 100, 1e-5, "rdp"))
-    assert PrivacyPlan.from_config(plan.get_config()) == plan
-    for unknown in ("noise_multiplier", "steps", "batch_size"):
-        given = {**known, **arguments, "epsilon": 2.0, unknown: None}
-        check_plan(unknown, **given)
-
-
-@pytest.mark.slow
-def test_a_plan_of_the_epsilon_that_a_plan_costs_is_that_plan():
-    for accountant in ("rdp", "pld"):
-        given = {**GIVEN, "accountant": accountant}
-        first = PrivacyPlan(**given, noise_multiplier=1.5)
-        for unknown in ("steps", "batch_size"):
-            again = {**given, "noise_multiplier": 1.5, "epsilon": first.epsilon, unknown: None}
-            assert PrivacyPlan(**again) == first
+        plan.batches(x, pad_to_multiple_of=0)
 
 
 SMALL = {"num_examples": 1000, "delta": 1e-5, "accountant": "rdp"}
@@ -382,7 +291,7 @@ SMALL = {"num_examples": 1000, "delta": 1e-5, "accountant": "rdp"}
 
 @pytest.mark.parametrize(
     "epochs, batch_size, steps",
-    [(5, 100, 50), (1, 300, 4), (0.01, 300, 1), (2.5, 1000, 3), (30, 10, 3000), (3, 7, 429)],
+    [(5, 100, 50), (1, 300, 4), (0.01, 300, 1), (2.5, 1000, 3)],
 )
 def test_epochs_become_steps(epochs, batch_size, steps):
     plan = PrivacyPlan(**SMALL, batch_size=batch_size, epochs=epochs, noise_multiplier=2.0)
@@ -403,23 +312,6 @@ def test_a_quotient_that_rounds_up_is_no_step_more():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"epochs": 5, "steps": 3, "batch_size": 10}, "takes the place of `steps`.*steps=3"),
-        ({"epochs": 5, "epsilon": 1.0}, "needs `batch_size`.*batch_size=None"),
-        ({"epochs": 0, "batch_size": 10}, "`epochs` must be a positive.*epochs=0"),
-        ({"epochs": -1.0, "batch_size": 10}, "`epochs` must be a positive"),
-        ({"epochs": float("inf"), "batch_size": 10}, "`epochs` must be a positive, finite"),
-        ({"epochs": "5", "batch_size": 10}, "`epochs` must be a positive"),
-        ({"epochs": 5, "batch_size": 2000}, "must not exceed `num_examples`"),
-    ],
-)
-def test_epochs_that_do_not_fit(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        PrivacyPlan(**SMALL, noise_multiplier=2.0, **arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
         ({"delta": 2e-3}, "delta=0.002 exceeds 1/num_examples=0.001"),
         ({"noise_multiplier": 1e4, "accountant": "pld"}, "noise_multiplier=1e.04 drowns"),
     ],
@@ -430,10 +322,6 @@ def test_what_is_hardly_meant_is_said_at_the_users_line(arguments, message):
             **{**SMALL, "batch_size": 100, "steps": 5, "noise_multiplier": 1.0, **arguments}
         )
     assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_usual_plans_are_not_doubted():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PrivacyPlan(**{**SMALL, "delta": 1e-3}, batch_size=100, steps=5, noise_multiplier=1.0)
-        PrivacyPlan(**SMALL, batch_size=100, steps=5, epsilon=0.1)

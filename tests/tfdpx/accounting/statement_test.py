@@ -63,8 +63,6 @@ def test_of_a_model_that_keras_trained_saved_and_loaded(tmp_path):
     ]:
         assert said in found, said
     assert "approximation" not in found and "not releasable" not in found.lower()
-    for left_out in ["tensorflow", "individual_PRIVATE", "opacus"]:
-        assert left_out not in found.lower()
 
 
 def test_the_functions_that_it_names_exist():
@@ -72,19 +70,6 @@ def test_the_functions_that_it_names_exist():
     names = re.findall(r"tfdpx\.[\w.]+\w", found)
     assert names == ["tfdpx.accounting.group_epsilon"]
     assert tfdpx.accounting.group_epsilon is group_epsilon
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The optimizer is made with a `seed`")
-def test_a_seed_and_other_batches_are_said():
-    seeded = flat(trained(plan_of(), seed=3).optimizer.ledger.statement(1e-5))
-    assert "(not releasable: see Release)" in seeded and "NOT RELEASABLE. Somebody gave" in seeded
-    x, y = small.data(60)
-    model = small.model(tfdpx.DPSGD(0.1, plan=plan_of()))
-    model.train_on_batch(x[:20], y[:20])
-    shuffled = flat(model.optimizer.ledger.statement(1e-5))
-    assert "This epsilon is an approximation" in shuffled and "not Poisson samples" in shuffled
-    assert "not Poisson samples" in flat(plan_of(sampling="shuffle").statement())
 
 
 def test_of_a_plan_before_and_within_the_training():
@@ -96,9 +81,17 @@ def test_of_a_plan_before_and_within_the_training():
     part = plan.statement(steps=np.int64(7))
     assert plan.epsilon_at(7) <= claimed(part)[0] < plan.epsilon_at(7) * 1.001
     assert "Nothing was spent on the training data" in flat(plan.statement(steps=0))
-    for steps in (-1, 1.5):
-        with pytest.raises(ValueError, match="`steps`"):
-            plan.statement(steps=steps)
+    assert "not Poisson samples" in flat(plan_of(sampling="shuffle").statement())
+    ledger = Ledger((Entry(3.0, 0.1, 9, seeded=True),))
+    assert "NOT RELEASABLE. Somebody gave" in flat(ledger.statement(1e-5))
+    for call, message in [
+        (lambda: plan.statement(steps=-1), "`steps`"),
+        (lambda: ledger.statement(1.0), "`delta`"),
+        (lambda: ledger.statement(1e-5, num_examples=0), "`num_examples`"),
+        (lambda: ledger.statement(1e-5, accountant="moments"), "`accountant`"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_each_entry_is_listed():
@@ -172,26 +165,3 @@ def test_releases_are_called_so():
     both = flat((releases + Ledger((Entry(3.0, 0.1, 9),))).statement(1e-5))
     assert "after 12 noisy updates" in both
     assert "Mechanism: DP-SGD" in both and "Gaussian releases of sums" in both
-
-
-def test_a_ledger_may_know_delta_and_number():
-    ledger = Ledger((Entry(3.0, 0.1, 9),))
-    about = Ledger(delta=1e-5, num_examples=60)
-    for known in (ledger + about, about + ledger, (about + ledger) + about):
-        assert known == ledger  # For statements alone.
-        assert known.statement() == ledger.statement(1e-5, num_examples=60)
-        assert Ledger.from_json(known.to_json()).statement() == known.statement()
-    assert claimed((ledger + about).statement(1e-6))[1] == 1e-6
-    with pytest.raises(ValueError, match="Argument `delta`"):
-        (ledger + about + Ledger(delta=1e-6)).statement()
-
-
-def test_unfit_arguments_are_refused():
-    ledger = Ledger((Entry(3.0, 0.1, 9),))
-    for delta in (0.0, 1.0, None):
-        with pytest.raises(ValueError, match="Argument `delta`"):
-            ledger.statement(delta)
-    with pytest.raises(ValueError, match="Argument `num_examples`"):
-        ledger.statement(1e-5, num_examples=0)
-    with pytest.raises(ValueError, match="Argument `accountant`"):
-        ledger.statement(1e-5, accountant="moments")

@@ -1,6 +1,5 @@
 """Bounds from one run hold as often as they say, for guesses whose law is known."""
 
-import itertools
 import math
 
 import numpy as np
@@ -34,7 +33,7 @@ def of_epsilon(guesses, canaries, delta):
     return lambda c: bounds.one_run_epsilon_lower_bound(c, guesses, canaries, delta, CONFIDENCE)
 
 
-@pytest.mark.parametrize("epsilon, delta", [(0.0, 1e-5), (0.5, 1e-9), (2.0, 0.01), (4.0, 1e-3)])
+@pytest.mark.parametrize("epsilon, delta", [(0.0, 1e-5), (2.0, 0.01)])
 @pytest.mark.parametrize("guesses, canaries", [(40, 40), (30, 200)])
 def test_randomised_response_is_exceeded_no_more_often_than_stated(
     epsilon, delta, guesses, canaries
@@ -111,28 +110,6 @@ def test_no_privacy_gives_a_large_bound_and_guesses_give_none():
         assert bounds.one_run_mu_lower_bound(correct, 1000, 1000) < 0.01
 
 
-def test_the_gaussian_bound_is_tighter():
-    for correct, guesses, canaries in ((95, 100, 1000), (900, 1000, 1000), (20, 20, 400)):
-        counts = (correct, guesses, canaries)
-        general = bounds.one_run_epsilon_lower_bound(*counts, 1e-5)
-        mu = bounds.one_run_mu_lower_bound(*counts)
-        assert exact_epsilon(mu, 1e-5) > 1.4 * general
-
-
-@given(st.integers(0, 20), st.integers(0, 20), st.floats(0.0, 5.0), st.sampled_from([1e-6, 0.01]))
-def test_the_tail_follows_from_its_definition(first, second, epsilon, delta):
-    correct, guesses = sorted((first, second + 1))
-    canaries, rate = guesses + 3, 1 / (1 + math.exp(-epsilon))
-
-    def at_least(v):
-        return stats.binom.sf(v - 1, guesses, rate)
-
-    gains = [(at_least(correct - i) - at_least(correct)) / i for i in range(1, canaries + 1)]
-    wanted = min(1.0, at_least(correct) + 2 * canaries * delta * max(gains))
-    found = bounds._steinke(correct, guesses, canaries, epsilon, delta)
-    assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-
-
 def blow_up(mu):
     """1 - f of mu-GDP."""
     return lambda x: special.ndtr(special.ndtri(x) + mu)
@@ -162,16 +139,3 @@ def test_the_least_mass_is_the_least_of_all_that_the_inequalities_allow(
         )
         if holds:
             assert p.sum() >= least - 1e-9 or least > 1
-
-
-def test_the_trade_off_function_of_epsilon_and_delta_is_inverted():
-    for epsilon, delta in itertools.product((0.0, 1.0, 3.0), (1e-6, 0.1)):
-        needed = bounds._approximate_needed(epsilon, delta)
-        for y in np.linspace(0.0, 1.0, 41):
-            x = needed(y)
-            reached = min(
-                1.0, math.exp(epsilon) * x + delta, 1 - math.exp(-epsilon) * (1 - delta - x)
-            )
-            assert x >= 0 and reached >= y - 1e-9
-            assert x == 0 or reached == pytest.approx(y)
-        assert needed(1.1) == math.inf

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow
 
 import tfdpx
 from tfdpx import audit, mechanism
@@ -22,11 +21,6 @@ layers = keras.layers
 def built(optimizer, features=6):
     inputs = keras.Input((features,))
     return small.model(optimizer, [inputs, layers.Dense(5, "relu"), layers.Dense(3)], **QUICK)
-
-
-def image_model(optimizer):
-    stack = [keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.Flatten(), layers.Dense(3)]
-    return small.model(optimizer, stack, **QUICK)
 
 
 def two_inputs(optimizer):
@@ -43,41 +37,21 @@ def plan():
     return tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=4.0, delta=1e-3)
 
 
-def individually():
-    each = tfdpx.accounting.IndividualAccountant(plan())
-    return tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5, individual=each)
-
-
-# What a model may be compiled with, and the audit made anew without its plan.
-PLANNED = {
-    "individual": individually,
-    "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
-        tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5)
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["individual", slow("loss scaling")])
-def test_what_belongs_to_a_plan_is_audited_without_it(name):
-    optimizer = PLANNED[name]()
+def test_what_belongs_to_a_plan_is_audited_without_it():
+    individual = tfdpx.accounting.IndividualAccountant(plan())
+    optimizer = tfdpx.DPSGD(0.5, plan=plan(), l2_norm_clip=0.5, individual=individual)
     model = built(optimizer)
     before = small.weights(model)
     report = audit.check_optimizer(model, optimizer, trials=300)
-    assert report.passed, str(report)
+    assert report.passed and report.delta == 1e-3, str(report)
     assert 0.6 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
     np.testing.assert_array_equal(before, small.weights(model))
-    if name == "individual":
-        assert optimizer.individual.plan == plan()
+    assert optimizer.individual.plan == plan()
 
 
 HONEST = {
     "sgd": lambda: built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0, momentum=0.9)),
-    "views": lambda: image_model(
-        tfdpx.DPAdamW(
-            1e-2, plan=plan(), augment=tfdpx.augment.RandomCropFlip(1), augmult=3, use_ema=True
-        )
-    ),
     "structures": lambda: two_inputs(
         tfdpx.make_private(keras.optimizers.Lion)(
             1e-3, batch_size=8, noise_multiplier=0.7, l2_norm_clip=0.1, microbatch_size=2
@@ -87,14 +61,14 @@ HONEST = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sgd", slow("views"), slow("structures")])
+@pytest.mark.parametrize("name", HONEST)
 def test_honest_optimizers_pass_with_a_close_bound(name):
     model = HONEST[name]()
     report = audit.check_optimizer(model, model.optimizer, seconds=15.0)
     assert report.passed, str(report)
     assert 0.7 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
     assert report.confidence == 0.999
-    assert report.delta == (1e-3 if name == "views" else 1e-5)
+
     exact = tfdpx.accounting.epsilon(report.noise_multiplier, 1.0, 1, report.delta, "gdp")
     assert report.epsilon == pytest.approx(exact, rel=1e-3)
     assert "PASSED" in str(report) and f"{report.epsilon:.4g}" in str(report)
@@ -280,11 +254,11 @@ def test_a_subclassed_model_is_audited_given_its_shapes():
 
 @pytest.mark.slow
 def test_half_precision_and_dropout_are_no_false_alarm():
-    stack = [keras.Input((6,)), layers.Dense(9, "relu", dtype="mixed_bfloat16")]
-    for rest in ([layers.Dense(3)], [layers.Dropout(0.5), layers.Dense(3)]):
-        model = small.model(layers=[*stack, *rest], noise_multiplier=1.0, **QUICK)
-        report = audit.check_optimizer(model, model.optimizer, trials=50)
-        assert report.passed, str(report)
+    half = layers.Dense(9, "relu", dtype="mixed_bfloat16")
+    stack = [keras.Input((6,)), half, layers.Dropout(0.5), layers.Dense(3)]
+    model = small.model(layers=stack, noise_multiplier=1.0, **QUICK)
+    report = audit.check_optimizer(model, model.optimizer, trials=50)
+    assert report.passed, str(report)
 
 
 def test_what_cannot_be_audited_is_refused():

@@ -95,15 +95,6 @@ def test_weights_that_hold_the_statistics_are_found(tmp_path):
     refused(model)
 
 
-def test_old_files_that_hold_the_statistics_are_found(tmp_path):
-    model = keras.Sequential([keras.Input((6,)), adapted("Normalization"), layers.Dense(3)])
-    model.compile("sgd", loss="mse")
-    model.save(tmp_path / "m.h5")
-    loaded = keras.saving.load_model(tmp_path / "m.h5", compile=False)
-    loaded.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss=model.loss)
-    refused(loaded)
-
-
 def test_fit_refuses_before_anything_is_trained_and_names_the_layer():
     model = holding(adapted("Normalization"), NUMBERS)
     with pytest.raises(
@@ -114,6 +105,7 @@ def test_fit_refuses_before_anything_is_trained_and_names_the_layer():
     checks.mark_public(model)
     model.fit(NUMBERS[:8], np.zeros(8, int), batch_size=4, verbose=0)
     assert int(model.optimizer.iterations) == 2
+    declared.check_declared(holding(adapted("Normalization"), NUMBERS, noise_multiplier=0.0))
 
 
 def test_frozen_and_nested_layers_are_found():
@@ -147,10 +139,6 @@ def test_layers_of_the_augmentation_are_found(mixed):
     refused(model)
     checks.mark_public(norm)
     declared.check_declared(model)
-
-
-def test_models_without_noise_are_nobodys_business():
-    declared.check_declared(holding(adapted("Normalization"), NUMBERS, noise_multiplier=0.0))
 
 
 def test_features_of_tables_are_found():

@@ -113,18 +113,11 @@ def test_acting_on_validation_metrics_needs_the_declaration(how, tmp_path):
     check(callback, noise_multiplier=0.0, public_validation=False)
 
 
-def data_set(x, y):
-    return tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-
-
 OF_OTHERS = {
     "arrays": lambda x, y: {"validation_data": (x + 1, y)},
-    "a data set": lambda x, y: {"validation_data": data_set(x + 1, y)},
     "a generator": lambda x, y: {
         "validation_data": (pair for pair in [(x + 1, y)] * 9), "validation_steps": 1
     },
-    "a copy": lambda x, y: {"validation_data": (x.copy(), y)},
-    "a split": lambda x, y: {"validation_split": 0.5},
     "the split of a plan": lambda x, y: {"x": PLAN.batches(x, y, validation_split=0.5), "y": None},
 }  # fmt: skip
 
@@ -132,7 +125,7 @@ OF_OTHERS = {
 @pytest.mark.parametrize("how", OF_OTHERS)
 def test_fit_takes_the_declaration_whatever_the_examples(how):
     x, y = small.data(32)
-    count = 32 if "split" in how else 16
+    count = 16 if how in ("arrays", "a generator") else 32
     x, y = x[:count], y[:count]
     arguments = {"x": x, "y": y, "verbose": 0, **OF_OTHERS[how](x, y)}
     stop = keras_callbacks.EarlyStopping("val_loss", patience=9)
@@ -145,10 +138,7 @@ def test_fit_takes_the_declaration_whatever_the_examples(how):
 
 
 SHARED = {
-    "the arrays": lambda x, y: (x, y),
     "a list": lambda x, y: [x, y],
-    "x alone": lambda x, y: (x,),
-    "a slice": lambda x, y: (x[5:9], y[5:9]),
     "every second": lambda x, y: (x[::2], y[::2]),
     "a view": lambda x, y: (x.reshape(16, 6, 1)[..., 0], y, np.ones(16)),
 }
@@ -182,13 +172,6 @@ def test_validation_data_that_are_the_object_x_are_refused():
         tfdpx.distributed.fit(make(), PLAN, source, validation_data=(source,), verbose=0)
 
 
-def test_parts_of_one_array_that_do_not_overlap_are_others():
-    x, y = small.data(32)
-    for part in (slice(16, None), slice(1, None, 2)):
-        rest = slice(None, 16) if part.step is None else slice(None, None, 2)
-        make().fit(x[rest], y[rest], validation_data=(x[part], y[part]), verbose=0)
-
-
 def test_the_declaration_is_the_optimizers_and_in_its_files(tmp_path):
     x, y = small.data(16)
     model = make(public_validation=True)
@@ -204,8 +187,8 @@ def test_the_declaration_is_the_optimizers_and_in_its_files(tmp_path):
 
 
 REFUSED_NAMES = [
-    "m-{loss}", "m-{accuracy:.2f}", "m-{epoch:02d}-{val_loss:.2f}-{loss!r}", "m-{loss.real}",
-    "m-{history[loss]}", "m-{epoch:{loss}}", "{loss}/m",
+    "m-{accuracy:.2f}", "m-{epoch:02d}-{val_loss:.2f}-{loss!r}", "m-{loss.real}",
+    "m-{history[loss]}", "m-{epoch:{loss}}",
 ]  # fmt: skip
 ALLOWED_NAMES = [
     "m", "m-{epoch}-{batch}", "m-{epoch:02d}-{val_loss:.2f}-{val_accuracy}", "m-{{loss}}",
@@ -217,8 +200,7 @@ def test_a_training_metric_in_a_path_is_refused_and_no_other_field(tmp_path):
     for name in REFUSED_NAMES:
         with pytest.raises(ValueError, match="ModelCheckpoint.*path.*Received: filepath="):
             check(checkpoint(f"{tmp_path}/{name}.weights.h5"))
-        with pytest.raises(ValueError, match="Received: filepath="):
-            check(checkpoint(tmp_path / f"{name}.weights.h5"))
+
         backup = keras_callbacks.BackupAndRestore(tmp_path)
         backup.backup_dir = name
         with pytest.raises(ValueError, match="BackupAndRestore.*Received: backup_dir="):
@@ -254,72 +236,22 @@ def test_callbacks_that_write_the_training_loss_warn_and_others_do_not(tmp_path)
 def test_fit_refuses_before_the_first_step():
     x, y = small.data()
     model = make()
-    for callback in (keras_callbacks.TerminateOnNaN(), keras_callbacks.EarlyStopping("loss")):
-        for wrap in (WRAPS["list"], WRAPS["CallbackList in a list"]):
-            with pytest.raises(ValueError, match="training data without noise"):
-                model.fit(x, y, callbacks=wrap(callback), verbose=0)
-        with pytest.raises(ValueError, match="training data without noise"):
-            tfdpx.distributed.fit(model, PLAN, x, y, callbacks=[callback])
+    callback = keras_callbacks.EarlyStopping("loss")
+    with pytest.raises(ValueError, match="training data without noise"):
+        model.fit(x, y, callbacks=[callback], verbose=0)
+    with pytest.raises(ValueError, match="training data without noise"):
+        tfdpx.distributed.fit(model, PLAN, x, y, callbacks=[callback])
     assert int(model.optimizer.iterations) == 0
-
-
-@pytest.mark.slow
-def test_callbacks_may_act_on_other_data_or_without_privacy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    x, y = small.data()
-    chosen = [make("val_loss") for make in (*MONITORING[:2], MONITORING[4])]
-    model = make(public_validation=True)
-    model.fit(x, y, validation_data=(x + 1, y), callbacks=chosen, verbose=0)
-    with pytest.warns(UserWarning, match="epsilon is infinite"):
-        model = small.model(noise_multiplier=0.0)
-    chosen = [make("loss") for make in (*MONITORING[:2], MONITORING[4])] + [
-        keras_callbacks.TerminateOnNaN()
-    ]
-    model.fit(x, y, callbacks=chosen, verbose=0)
-
-
-def test_one_example_that_is_not_finite_does_not_end_a_run():
-    x, y = small.data()
-    x[3] = np.nan
-    dense = [keras.layers.Dense(3)]  # A relu would make a zero of it on the way to the loss.
-    model = small.model(layers=dense)
-    history = model.fit(x, y, batch_size=16, epochs=5, verbose=0)
-    assert int(model.optimizer.iterations) == 5
-    assert model.optimizer.nonfinite_examples == 5
-    assert np.isfinite(small.weights(model)).all()
-    assert np.isnan(history.history["loss"]).all()  # What TerminateOnNaN would have acted on.
 
 
 @pytest.mark.slow
 def test_a_training_metric_may_not_pass_for_something_else():
     x, y = small.data()
-    for name in ("val_loss", "val_x", "epsilon", "learning_rate"):
-        metric = keras.metrics.SparseCategoricalAccuracy(name=name)
-        compile_arguments = {"metrics": [metric]}
-        model = small.model(public_validation=True, compile_arguments=compile_arguments)
-        stop = keras_callbacks.EarlyStopping(name)
-        with pytest.raises(ValueError, match=f"training metric.*'{name}'"):
-            model.fit(x, y, callbacks=[stop], verbose=0)
-        assert int(model.optimizer.iterations) == 0
-
-
-def test_an_output_called_val_is_refused_too():
-    inputs = keras.Input([6])
-    outputs = [keras.layers.Dense(1, name="val")(inputs), keras.layers.Dense(1, name="b")(inputs)]
-    model = keras.Model(inputs, outputs)
-    x, _ = small.data()
-    y = tf.zeros([16, 1])
-    model.compile(tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=1.0), ["mse", "mse"])
+    metric = keras.metrics.SparseCategoricalAccuracy(name="val_loss")
+    model = small.model(public_validation=True, compile_arguments={"metrics": [metric]})
     with pytest.raises(ValueError, match="training metric.*'val_loss'"):
-        model.fit(x, [y, y], verbose=0)
-
-
-def test_names_of_metrics_are_free_without_privacy():
-    x, y = small.data()
-    metric = keras.metrics.SparseCategoricalAccuracy(name="val_x")
-    with pytest.warns(UserWarning, match="epsilon is infinite"):
-        model = small.model(noise_multiplier=0.0, compile_arguments={"metrics": [metric]})
-    assert "val_x" in model.fit(x, y, verbose=0).history
+        model.fit(x, y, callbacks=[keras_callbacks.EarlyStopping("val_loss")], verbose=0)
+    assert int(model.optimizer.iterations) == 0
 
 
 def test_all_callbacks_that_are_refused_are_listed():

@@ -5,21 +5,12 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow
 
 import tfdpx
 from tfdpx import checks, per_example
-from tfdpx.checks.errors import refusing
 from tfdpx.per_example import Rule, register
 
 layers = keras.layers
-
-
-class Centred(layers.Layer):
-    """Mixes examples."""
-
-    def call(self, x):
-        return x - tf.reduce_mean(x, axis=0, keepdims=True)
 
 
 class AddsALoss(layers.Layer):
@@ -59,17 +50,6 @@ def test_unfit_models_are_refused_before_the_first_step(make, message):
     assert int(model.optimizer.iterations) == 0
 
 
-def test_a_failure_after_a_problem_does_not_hide_it():
-    with pytest.raises(checks.UnfitForPrivacy, match="^the problem$") as error:
-        with refusing() as problems:
-            problems.append("the problem")
-            raise ZeroDivisionError
-    assert isinstance(error.value.__cause__, ZeroDivisionError)
-    with pytest.raises(ZeroDivisionError):
-        with refusing():
-            raise ZeroDivisionError
-
-
 @pytest.mark.slow
 def test_a_new_loss_is_checked_again():
     model, total = small.model(), tf.Variable(0.0)
@@ -90,37 +70,6 @@ def test_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
-class MixedViews(tfdpx.augment.RandomCropFlip):
-    def __init__(self):
-        super().__init__(padding=1)
-
-    def apply(self, images, choices):
-        views = super().apply(images, choices)
-        return views - tf.reduce_mean(views)
-
-
-def flips_and_centres():
-    """A layer makes each view by itself: there is nothing to mix it with."""
-    return keras.Sequential([layers.RandomFlip("horizontal", seed=1), Centred()])
-
-
-@pytest.mark.parametrize("make", [MixedViews, slow(flips_and_centres)])
-def test_an_augmentation_makes_the_views_of_each_example_alone(make):
-    x, y = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32"), np.arange(8) % 3
-    arguments = {"augmult": 2, "batch_size": 8, "noise_multiplier": 0.0, "l2_norm_clip": 1e6}
-    made = [
-        small.model(layers=lambda: [layers.Flatten(), layers.Dense(3)], augment=make(), **arguments)
-        for _ in range(2)
-    ]
-    # The first example's views do not depend on the others: only its gradient counts here.
-    weights = np.eye(8)[0]
-    changes = [
-        small.step(model, images, y, weights)
-        for model, images in zip(made, (x, np.concatenate([x[:1], 9 * x[1:]])), strict=True)
-    ]
-    np.testing.assert_allclose(*changes, atol=1e-9)
-
-
 class Wrong(layers.Dense):
     pass
 
@@ -136,9 +85,7 @@ class WrongGradients(Rule):
 
 
 WRONG_GRADIENTS = {
-    "halved": lambda g: 0.5 * g,
     "of the row before": lambda g: tf.roll(g, 1, 0),
-    "of the third row before": lambda g: tf.roll(g, 3, 0),
     "from the fifth row on": lambda g: tf.concat([g[:4], 2.0 * g[4:]], 0),
 }
 
@@ -205,7 +152,6 @@ class ShiftedRule(Rule):
 
 
 WRONG_SUMS = {
-    "larger": lambda self, total, factors: [100.0 * g for g in total(factors)],
     "not clipped": lambda self, total, factors: total(tf.ones_like(factors)),
     "in another order": lambda self, total, factors: total(factors)[::-1],
 }

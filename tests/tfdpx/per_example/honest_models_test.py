@@ -50,12 +50,12 @@ class PenalizesGradients(keras.Sequential):
 
 
 class Draws(layers.Layer):
-    def __init__(self, draw):
+    def __init__(self):
         super().__init__()
-        self.draw, self.seed_generator = draw, keras.random.SeedGenerator()
+        self.seed_generator = keras.random.SeedGenerator()
 
     def call(self, x):
-        return tf.cast(self.draw(x, self.seed_generator), x.dtype) + x
+        return keras.random.shuffle(x, axis=1, seed=self.seed_generator) + x
 
 
 class Block(layers.Layer):
@@ -73,32 +73,14 @@ class Block(layers.Layer):
         return self.drop(self.recurrent(x)) * self.scale
 
 
-class Tied(keras.Model):
-    """A table of embeddings that gives the logits too, as in every GPT written by hand."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.mix = layers.Embedding(9, 4), layers.Dense(4, "tanh")
-
-    def call(self, tokens):
-        logits = self.mix(self.table(tokens)) @ tf.transpose(self.table.embeddings)
-        return tf.reduce_mean(logits, axis=1)[:, :2]
-
-
-def quantized_lora(mode):
+def quantized_lora():
     table = layers.Embedding(9, 4)
     model = stack(keras.Input((5,), dtype="int32"), table, layers.Flatten())
-    if mode:
-        table.quantize(mode)
+    table.quantize("int4")
     table.enable_lora(2)
     return model
 
 
-def drawing(draw):
-    return lambda: stack(keras.Input((4,)), layers.Dense(4), Draws(draw))
-
-
-random = keras.random
 HONEST = {
     "random crop": (IMAGES, lambda: stack(
         keras.Input((6, 6, 3)), layers.Conv2D(3, 3, padding="same"), layers.RandomCrop(5, 5),
@@ -108,24 +90,11 @@ HONEST = {
     "activation with weights": (VECTORS, lambda: stack(layers.Dense(3, layers.PReLU()))),
     "sparse look-up": (WORDS, lambda: functional((2,), layers.StringLookup(
         vocabulary=["a", "b", "c"], output_mode="multi_hot", sparse=True), "string")),
-    "crossing": (WORDS, lambda: functional((2,), lambda x: layers.HashedCrossing(
-        8, output_mode="one_hot")([x[:, :1], x[:, 1:]]), "string")),
     "words": (TEXTS, lambda: functional((1,), lambda x: layers.GlobalAveragePooling1D()(
         layers.Embedding(9, 3)(layers.TextVectorization(vocabulary=["a", "b"])(x))), "string")),
-    "characters": (TEXTS, lambda: functional((1,), lambda x: layers.GlobalAveragePooling1D()(
-        layers.Embedding(9, 3)(layers.TextVectorization(
-            vocabulary=["a", "b"], split="character")(x))), "string")),
-    "categorical": (VECTORS, drawing(lambda x, s: random.categorical(x, 4, seed=s))),
-    "binomial": (VECTORS, drawing(lambda x, s: random.binomial(tf.shape(x), 3.0, 0.5, seed=s))),
-    "gamma": (VECTORS, drawing(lambda x, s: random.gamma(tf.shape(x), 2.0, seed=s))),
-    "shuffle": (VECTORS, drawing(lambda x, s: random.shuffle(x, axis=1, seed=s))),
-    "lora": (TOKENS, lambda: quantized_lora(None)),
-    "lora, int8": (TOKENS, lambda: quantized_lora("int8")),
-    "lora, int4": (TOKENS, lambda: quantized_lora("int4")),
+    "draws": (VECTORS, lambda: stack(keras.Input((4,)), layers.Dense(4), Draws())),
+    "lora, int4": (TOKENS, quantized_lora),
     "masked block": (SERIES, lambda: stack(layers.Masking(), Block())),
-    "tied weights": (TOKENS, Tied),
-    "encoded categories": (TOKENS, lambda: functional(
-        (5,), layers.CategoryEncoding(9, output_mode="count"), "int32")),
 }  # fmt: skip
 
 

@@ -4,11 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import slow
 from oracle import assert_matches_batches_of_one
 
 import tfdpx
-from tfdpx.per_example.vectorize import vectorized_map
 
 layers = keras.layers
 LENGTH, FEATURES, ROWS = 3, 2, 4
@@ -54,9 +52,7 @@ def make_model(layer, jit_compile=True, **arguments):
 
 LOOPING = {
     "lstm": lambda: layers.LSTM(2),
-    "bidirectional": lambda: layers.Bidirectional(layers.SimpleRNN(2)),
     "in time": lambda: layers.TimeDistributed(Loops()),
-    "own": Loops,
     "own function": LoopsInAFunction,
 }
 
@@ -80,6 +76,9 @@ def test_fit_refuses_them_where_keras_chose_to_compile(monkeypatch):
         assert model.jit_compile is True
     with pytest.raises(ValueError, match=f"Model '{model.name}'.*jit_compile=False"):
         model.fit(*data(), verbose=0)
+    plan = tfdpx.PrivacyPlan(ROWS, batch_size=ROWS, steps=2, noise_multiplier=1.0, delta=1e-3)
+    with pytest.raises(ValueError, match="jit_compile=False"):
+        tfdpx.distributed.fit(model, plan, *data(), verbose=0)
     assert int(model.optimizer.iterations) == 0
 
 
@@ -99,32 +98,7 @@ def test_a_loss_that_loops_is_refused():
         model.train_on_batch(*data())
 
 
-def test_our_own_loop_refuses_them_too():
-    plan = tfdpx.PrivacyPlan(ROWS, batch_size=ROWS, steps=2, noise_multiplier=1.0, delta=1e-3)
-    model = make_model(layers.SimpleRNN(2))
-    with pytest.raises(ValueError, match="jit_compile=False"):
-        tfdpx.distributed.fit(model, plan, *data(), verbose=0)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        slow(lambda: layers.SimpleRNN(2, unroll=True)),
-        lambda: layers.TimeDistributed(layers.Dense(2)),
-    ],
-)
-def test_without_a_loop_they_compile_and_equal_batches_of_one(layer):
-    x, y = data()
-    assert_matches_batches_of_one(make_model(layer()), x, y, jit_compile=True, norms=("auto",))
-
-
-def test_a_loop_around_the_map_is_no_loop_within():
-    @tf.function(jit_compile=True, autograph=False)
-    def looped(x):
-        def body(step, x):
-            return step + 1, vectorized_map(tf.tanh, x)
-
-        return tf.while_loop(lambda step, _: step < 2, body, (0, x), maximum_iterations=2)[1]
-
-    x = tf.constant([0.5, 1.0])
-    np.testing.assert_allclose(looped(x), np.tanh(np.tanh(x)), rtol=1e-5)
+@pytest.mark.slow
+def test_without_a_loop_they_compile_and_equal_batches_of_one():
+    model, (x, y) = make_model(layers.SimpleRNN(2, unroll=True)), data()
+    assert_matches_batches_of_one(model, x, y, jit_compile=True, norms=("auto",))

@@ -3,10 +3,8 @@
 import keras
 import numpy as np
 import oracle
-import pytest
 import seeds
 import tensorflow as tf
-from cases import slow
 
 from tfdpx import per_example
 
@@ -63,26 +61,23 @@ def check(model, views, *rules):
     oracle.assert_matches_batches_of_one(model, x, y, views=views, tolerance=1e-4, norms=("auto",))
 
 
-@pytest.mark.parametrize("views", [slow(1), 2])
-def test_dense_and_embedding(views):
+def test_dense_and_embedding():
     cases = [(layers.Dense(3, "gelu"), (5,)), (layers.Dense(3, "gelu"), (4, 5))]
     model = model_of([*cases, (layers.Embedding(6, 4), (8,))])
-    check(model, views, "LoraDenseRule", "LoraDenseRule", "LoraEmbeddingRule")
+    check(model, 2, "LoraDenseRule", "LoraDenseRule", "LoraEmbeddingRule")
 
 
-@pytest.mark.parametrize("views", [slow(1), 2])
-def test_einsum_dense(views):
+def test_einsum_dense():
     cases = [
         (layers.EinsumDense(equation, output, bias_axes=bias, activation="sigmoid"), shape)
         for equation, output, bias, shape in EINSUMS
     ]
-    check(model_of(cases), views, *["LoraEinsumDenseRule"] * len(cases))
+    check(model_of(cases), 2, *["LoraEinsumDenseRule"] * len(cases))
 
 
-@pytest.mark.parametrize("mode", ["int8", slow("int4")])
-def test_quantized(mode):
+def test_quantized():
     cases = [(layers.Dense(4), (4, 6)), (layers.EinsumDense("abc,cd->abd", (4, 4)), (4, 6))]
-    check(model_of(cases, mode), 1, "LoraDenseRule", "LoraEinsumDenseRule")
+    check(model_of(cases, "int8"), 1, "LoraDenseRule", "LoraEinsumDenseRule")
 
 
 def test_what_trains_alone_counts_alone():

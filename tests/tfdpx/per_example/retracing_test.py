@@ -19,8 +19,3 @@ MESSAGE = "5 out of the last 5 calls to {} triggered tf.function retracing. Trac
 def test_only_what_the_user_can_change_is_shown(function, is_shown):
     record = logging.makeLogRecord({"msg": MESSAGE.format(function), "levelno": logging.WARNING})
     assert bool(tf.get_logger().filter(record)) is is_shown
-
-
-def test_other_messages_about_vectorized_maps_stay():
-    record = logging.makeLogRecord({"msg": "Using a while_loop for converting <function pfor.f>"})
-    assert tf.get_logger().filter(record)

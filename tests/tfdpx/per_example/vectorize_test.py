@@ -1,12 +1,10 @@
 """Vectorized matrix products are those of a loop; TensorFlow's own destroy memory."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import assert_matches_batches_of_one
 
 from tfdpx.per_example.vectorize import TakesBatch, vectorized_map
 
@@ -52,17 +50,6 @@ def test_products_of_examples_with_one_matrix_for_all(shapes, shared, adjoint_x,
     np.testing.assert_allclose(products(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_matrix_of_unknown_rank():
-    x, y = np.random.default_rng(0).normal(size=[2, 7, 2, 3, 3]).astype("float32")
-    matrix = tf.Variable(y[0], shape=tf.TensorShape(None))
-
-    @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
-    def products(x):
-        return vectorized_map(lambda each: tf.matmul(each, matrix), x)
-
-    np.testing.assert_allclose(products(x), np.matmul(x, y[0]), rtol=1e-5)
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_what_was_computed_from_the_batch_is_refused(jit_compile):
     scale = tf.Variable(2.0)
@@ -88,14 +75,3 @@ def test_shapes_that_depend_on_values_run_one_by_one():
     x = tf.random.normal([9, 4], seed=1)
     expected = tf.reduce_sum(tf.nn.relu(x) ** 2, axis=1)
     np.testing.assert_allclose(vectorized_map(sum_of_positive, x), expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_attention_on_more_examples_than_the_fault_needs():
-    rng = np.random.default_rng(0)
-    inputs = keras.Input((5, 8))
-    attended = keras.layers.MultiHeadAttention(2, 4)(inputs, inputs)
-    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(attended)))
-    x, y = rng.normal(size=(9, 5, 8)).astype("float32"), rng.normal(size=(9, 2)).astype("float32")
-    for mode in "chosen", "whole":
-        assert_matches_batches_of_one(model, x, y, mode=mode, norms=("auto",))

@@ -39,24 +39,13 @@ def weights_by_example(examples, count):
     return next(iter(dataset))[2].numpy()
 
 
-def test_sample_weights():
-    weights = np.array([0.0, 0.5, 2.0, 1.0])
-    examples = Examples(np.zeros([4, 2]), np.zeros(4), weights)
+def test_weights_of_examples_and_of_classes():
+    x, labels, weights = np.zeros([4, 2]), np.array([0, 1, 2, 1]), [0.0, 0.5, 2.0, 1.0]
+    examples = Examples(x, labels, weights)
     np.testing.assert_array_equal(weights_by_example(examples, 4), weights)
-
-
-@pytest.mark.parametrize(
-    "y",
-    [
-        np.array([0, 1, 2, 1]),
-        np.array([[0], [1], [2], [1]]),
-        np.eye(3)[[0, 1, 2, 1]],
-        np.array([0.0, 1.0, 2.0, 1.0]),
-    ],
-)
-def test_class_weights(y):
-    examples = Examples(np.zeros([4, 2]), y, class_weight={0: 0.25, 1: 3.0})
-    np.testing.assert_array_equal(weights_by_example(examples, 4), [0.25, 3.0, 1.0, 3.0])
+    for y in (labels, labels[:, np.newaxis], np.eye(3)[labels], labels.astype("float32")):
+        examples = Examples(x, y, class_weight={0: 0.25, 1: 3.0})
+        np.testing.assert_array_equal(weights_by_example(examples, 4), [0.25, 3.0, 1.0, 3.0])
 
 
 @pytest.mark.parametrize(
@@ -64,17 +53,13 @@ def test_class_weights(y):
     [
         ({"sample_weight": [1.0, -1.0, 1.0, 1.0]}, "finite and >= 0.*from -1.0 to 1.0"),
         ({"sample_weight": [1.0, math.nan, 1.0, 1.0]}, "finite and >= 0"),
-        ({"sample_weight": [1.0, math.inf, 1.0, 1.0]}, "finite and >= 0"),
-        ({"sample_weight": 1.0}, r"`sample_weight` must have shape \(4,\).*shape \(\)"),
         ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\).*\(3,\)"),
         ({"class_weight": {0: -1.0}}, "finite and >= 0"),
         ({"class_weight": {0: 1.0}, "sample_weight": np.ones(4)}, "exclude each other"),
         ({"class_weight": {0: 1.0}, "y": None}, "`class_weight` needs a single array `y`"),
-        ({"class_weight": {0: 1.0}, "y": {"a": np.zeros(4)}}, "needs a single array `y`"),
         ({"class_weight": {0: 1.0}, "y": np.zeros([4, 2, 2])}, r"Received: shape \(4, 2, 2\)"),
         ({"y": np.zeros(5)}, r"arrays of one length, at least 1. Received: lengths \[4, 5\]"),
         ({"x": np.zeros([0, 2]), "y": None}, r"Received: lengths \[0\]"),
-        ({"x": 3.0, "y": None}, r"Received: lengths \[0\]"),
     ],
 )
 def test_unfit_examples(arguments, message):

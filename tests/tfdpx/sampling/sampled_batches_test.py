@@ -1,15 +1,12 @@
 import math
-import time
-import types
 
 import keras
 import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from cases import slow
 
-from tfdpx.sampling import batch_sampler, sampled_batches, shares
+from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import Examples
 
 NUM_EXAMPLES, STEPS, PROBABILITY = 400, 2500, 0.05  # A million draws.
@@ -132,25 +129,18 @@ def test_probability_one_draws_everything():
         np.testing.assert_array_equal(weight, 1.0)
 
 
-@pytest.mark.parametrize("probability", [0.5, slow(0.999_999), 1 - 2**-40])
+@pytest.mark.parametrize("probability", [0.5, 1 - 2**-40])
 def test_probabilities_near_one(probability):
     sizes = [weight.sum() for _, _, weight in read(make(1000, probability, steps=20))]
     assert abs(np.mean(sizes) - 1000 * probability) < 5 * math.sqrt(1000 * 0.25 / 20)
 
 
 @BOTH
-def test_any_step_can_be_resumed_from(make):
-    whole, start = read(make()), 7
-    assert_same(read(make(start=start)), whole[start:])
-    variable = keras.Variable(start, dtype="int64", trainable=False)
-    assert_same(read(make(start=variable)), whole[start:])
-
-
-@BOTH
-def test_a_variable_start_is_read_at_every_pass(make):
-    variable = tf.Variable(0)
-    dataset, whole = make(start=variable), read(make())
-    assert_same(read(dataset), whole)
+def test_any_step_can_be_resumed_from_and_a_variable_is_read_at_every_pass(make):
+    whole, variable = read(make()), keras.Variable(7, dtype="int64", trainable=False)
+    assert_same(read(make(start=7)), whole[7:])
+    dataset = make(start=variable)
+    assert_same(read(dataset), whole[7:])
     variable.assign(5)
     assert_same(read(dataset), whole[5:])
 
@@ -174,7 +164,7 @@ def test_epochs_are_permutations():
 
 @pytest.mark.slow
 def test_permutations_are_uniform():
-    batches = read(make_shuffled(num_examples=4, batch_size=4, steps=1000))
+    batches = read(make_shuffled(num_examples=4, batch_size=4, steps=400))
     orders = np.stack([x for x, _, _ in batches])
     counts = np.unique(orders, axis=0, return_counts=True)[1]
     assert len(counts) == math.factorial(4)
@@ -198,10 +188,8 @@ def test_shapes_are_fixed_and_padding_is_empty(make):
     "make, arguments, message",
     [
         (make, {"probability": 0.0}, r"`sampling_probability` must lie in \(0, 1\]"),
-        (make, {"probability": 1.5}, r"`sampling_probability` must lie in \(0, 1\]"),
         (make_shuffled, {"batch_size": 21}, "`batch_size` must lie between 1 and.*=21, for 20"),
         (make, {"start": -1}, "`start` must lie between 0 and `steps`.*start=-1, steps=12"),
-        (make, {"start": 13}, "`start` must lie between 0 and `steps`"),
         (make, {"start": 0.5}, "`start` must be an int or a scalar integer variable"),
         (make, {"seed": "0"}, "`seed` must be"),
     ],
@@ -214,22 +202,6 @@ def test_unfit_arguments(make, arguments, message):
 def test_overflow_is_an_error():
     with pytest.raises(tf.errors.InvalidArgumentError, match="more examples than the batch has"):
         read(make(capacity=6))
-
-
-def test_little_is_read_ahead():
-    given_out = []
-
-    def draw(key, step, replica):
-        count = lambda s: given_out.append(int(s)) or np.array([s])  # noqa: E731
-        return tf.numpy_function(count, [step], tf.int64)
-
-    examples = types.SimpleNamespace(batch=lambda rows, capacity: (rows, 0, 0), is_weighted=True)
-    counted = batch_sampler.BatchSampler(0, draw, examples, 100, shares.Shares(1), seed=0)
-    dataset = counted.dataset()
-    rows, *_ = next(iter(dataset))
-    assert rows == 0
-    time.sleep(0.2)  # For whatever reads ahead in the background.
-    assert given_out[:1] == [0] and len(given_out) <= 3
 
 
 def test_cardinality():
