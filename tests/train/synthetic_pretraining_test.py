@@ -6,45 +6,25 @@ import keras
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from absl import flags
-from absl.testing import flagsaver
 
 import tfdpx
-from tfdpx.accounting import record as records
 from tfdpx.train import classify, pretrain
 from tfdpx.train.data import loading
 from tfdpx.train.run import evaluation, finetuning, provenance
 
-SHORT = dict(recipe="synthetic", num_images=60, batch_size=20, steps=6, warmup_steps=2)
+SHORT = dict(recipe="synthetic", num_images=60, batch_size=20, steps=6, warmup_steps=2, seed=1)
 HEAD_FIRST = dict(
     model="small_cnn", batch_size=256, steps=6, head_steps=2, head_learning_rate=4.0, epsilon=3.0,
     report_every=2, seed=3, accountant="rdp",
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def parsed_flags():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["pretrain"])
+def weights_of(workdir):
+    return keras.saving.load_model(workdir / "model.keras").get_weights()
 
 
 @pytest.fixture(scope="module")
-def data_dir(finished_runs):
-    return finished_runs.data_dir
-
-
-def run(binary, data_dir, workdir, **given):
-    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(workdir), **given):
-        binary.main(["binary"])
-    return records.plain(records.read(workdir / "record.json").view())
-
-
-def model_of(workdir):
-    return keras.saving.load_model(workdir / "model.keras")
-
-
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
+def pretrained(run, tmp_path_factory):
     """A pre-trained run, in a world where every data set refuses to be read."""
 
     def refuse(*args, **kwargs):
@@ -52,82 +32,64 @@ def pretrained(tmp_path_factory):
 
     workdir = tmp_path_factory.mktemp("pretrained")
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in [
-            (tfds, "builder"),
-            (tfds, "load"),
-            (tfds, "data_source"),
-            (loading, "load"),
-            (loading, "load_for"),
-            (loading, "open_builder"),
-            (evaluation, "measure"),
-            (evaluation, "batches"),
+        for owner, names in [
+            (tfds, ("builder", "load", "data_source")),
+            (loading, ("load", "load_for", "open_builder")),
+            (evaluation, ("measure", "batches")),
         ]:
-            patch.setattr(owner, name, refuse)
-        record = run(pretrain, "/no/such/folder", workdir, seed=1, **SHORT)
-    return workdir, record
+            for name in names:
+                patch.setattr(owner, name, refuse)
+        return workdir, run(pretrain, data_dir="/no/such/folder", workdir=workdir, **SHORT)[0]
 
 
 @pytest.mark.slow
-def test_pretraining_reads_no_data_and_says_so(pretrained):
+def test_pretraining_reads_no_data_and_says_so(pretrained, run, tmp_path):
     workdir, record = pretrained
     assert (record["epsilon"], record["private"], record["objective"]) == (0, True, "exemplar")
     assert (record["dataset"], record["num_examples"]) == ("synthetic:strokes", 60)
     assert 0 < record["loss"] < 10 and record["test_accuracy"] is None
-    model = model_of(workdir)
-    assert model.output_shape == (None, 10)
     # The constants of the data set's entry.
+    model = keras.saving.load_model(workdir / "model.keras")
     np.testing.assert_allclose(model.get_layer("normalise")(np.full([1, 1], 240)), [[1.0]])
-
-
-@pytest.mark.slow
-def test_it_changes_with_nothing_but_its_settings(pretrained, tmp_path):
-    given = dict(SHORT, seed=1)
-    run(pretrain, None, tmp_path / "same", **given)
-    run(pretrain, None, tmp_path / "other", objective="contrastive", generator="shapes", **given)
-    body, same, other = (
+    # It changes with its settings.
+    other = dict(SHORT, objective="contrastive", generator="shapes")
+    run(pretrain, workdir=tmp_path / "other", **other)
+    body, changed = (
         finetuning.features_of(str(folder / "model.keras")).get_weights()
-        for folder in (pretrained[0], tmp_path / "same", tmp_path / "other")
+        for folder in (workdir, tmp_path / "other")
     )
-    assert all(map(np.array_equal, body, same)) and not any(map(np.array_equal, body, other))
+    assert not any(map(np.array_equal, body, changed))
 
 
 @pytest.fixture(scope="module")
-def head_first(pretrained, data_dir, tmp_path_factory):
+def head_first(pretrained, run, tmp_path_factory):
+    """The folder of a run whose last layer is trained first, its record, and all weights then."""
     workdir, bodies = tmp_path_factory.mktemp("head_first"), []
     fit = keras.Model.fit
 
     def spy(model, *args, **kwargs):
         fit(model, *args, **kwargs)
-        bodies.append((len(model.trainable_variables), model.get_weights()))
+        bodies.append(model.get_weights())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.Model, "fit", spy)
-        init_from = str(pretrained[0] / "model.keras")
-        record = run(classify, data_dir, workdir, init_from=init_from, **HEAD_FIRST)
-    return workdir, record, bodies
+        given = dict(HEAD_FIRST, init_from=str(pretrained[0]))
+        return workdir, run(classify, workdir=workdir, **given)[0], bodies
 
 
 @pytest.mark.slow
-def test_the_last_layer_is_trained_first_and_then_all(pretrained, head_first):
-    start = model_of(pretrained[0]).get_weights()
-    (count, head), (count_of_all, every) = head_first[2]
-    assert (count, count_of_all) == (2, len(start))
+def test_the_last_layer_is_trained_first_then_all_and_on_one_account(pretrained, head_first):
+    workdir, record, (head, every) = head_first
+    start = weights_of(pretrained[0])
     same = [np.array_equal(a, b) for a, b in zip(start, head, strict=True)]
     assert same == [True] * (len(start) - 2) + [False] * 2
     assert not any(map(np.array_equal, start, every))
-    for a, b in zip(model_of(head_first[0]).get_weights(), every, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.slow
-def test_both_phases_are_on_one_account(head_first):
-    workdir, record, _ = head_first
+    assert all(map(np.array_equal, weights_of(workdir), every))
     assert (record["steps"], record["head_steps"]) == (6, 2)
     assert record["trained_parameters"] == record["parameters"] == 30_890
     probability = record["sampling_probability"]
     spent = tfdpx.accounting.epsilon(record["noise_multiplier"], probability, 6, 1e-5, "rdp")
     assert record["epsilon"] == pytest.approx(spent) and 2.99 < spent <= 3
-    assert not record["epsilon_is_approximate"]
     rows = [json.loads(line) for line in (workdir / "curve.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [2, 4, 6]
     assert rows[0]["epsilon"] < rows[1]["epsilon"] < rows[2]["epsilon"] == record["epsilon"]
@@ -138,8 +100,8 @@ class Killed(Exception):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_in_each_phase_goes_on(pretrained, head_first, data_dir, tmp_path):
-    given = dict(HEAD_FIRST, init_from=str(pretrained[0] / "model.keras"))
+def test_a_run_that_is_killed_in_each_phase_goes_on(pretrained, head_first, run, tmp_path):
+    given = dict(HEAD_FIRST, init_from=str(pretrained[0]), workdir=tmp_path / "run")
     save = tfdpx.callbacks.Checkpoint.on_epoch_end
 
     def save_and_die(self, *args):
@@ -150,56 +112,22 @@ def test_a_run_that_is_killed_in_each_phase_goes_on(pretrained, head_first, data
         patch.setattr(tfdpx.callbacks.Checkpoint, "on_epoch_end", save_and_die)
         for resume in (False, True):  # After the last layer's epoch; after the first of all layers.
             with pytest.raises(Killed):
-                run(classify, data_dir, tmp_path / "run", resume=resume, **given)
-    record = run(classify, data_dir, tmp_path / "run", resume=True, **given)
+                run(classify, resume=resume, **given)
+    record, _ = run(classify, resume=True, **given)
     assert (record["steps"], record["epsilon"]) == (6, head_first[1]["epsilon"])
-    for a, b in zip(
-        model_of(head_first[0]).get_weights(), model_of(tmp_path / "run").get_weights(), strict=True
-    ):
+    for a, b in zip(weights_of(head_first[0]), weights_of(tmp_path / "run"), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow
-def test_what_a_model_has_spent_on_the_data_counts(head_first, data_dir, tmp_path):
-    again = dict(HEAD_FIRST, init_from=str(head_first[0] / "model.keras"))
+def test_what_a_model_has_spent_on_the_data_counts(head_first, run, tmp_path):
     # What the file says goes before what the user says.
-    both = run(classify, data_dir, tmp_path / "both", **again, init_data="mnist")
+    again = dict(HEAD_FIRST, init_from=str(head_first[0]), init_data="mnist")
+    both, _ = run(classify, workdir=tmp_path / "both", **again)
     assert both["epsilon"] > 1.1 * head_first[1]["epsilon"] and both["steps"] == 6
-    # What Keras has rewritten does not say what it has seen.
-    path = str(tmp_path / "rewritten.keras")
-    model_of(head_first[0]).save(path)
-    with pytest.raises(SystemExit, match="does not say.*--init_data"):
-        given = dict(again, init_from=path, pretrained_on="synthetic")  # As presets say.
-        run(classify, data_dir, tmp_path / "run", **given)
-
-
-@pytest.mark.slow
-def test_the_way_back_through_pretraining_is_remembered(head_first, tmp_path):
-    init_from = str(head_first[0] / "model.keras")
-    run(pretrain, None, tmp_path / "on", init_from=init_from, **SHORT)
+    # Also behind a pre-training on drawings.
+    run(pretrain, workdir=tmp_path / "on", init_from=str(head_first[0]), **SHORT)
     seen = provenance.seen_by([tmp_path / "on" / "model.keras"])
     spent = provenance.on_same_data(seen, "digits")
     assert spent.steps == 6
     assert spent.epsilon(1e-5, "rdp") == pytest.approx(head_first[1]["epsilon"])
-
-
-ERRORS = [
-    (pretrain, dict(num_images=1), "--num_images must be at least 2. Received: --num_images=1"),
-    (pretrain, dict(temperature=0.0), "--temperature must be positive"),
-    (pretrain, dict(validation=0.1, augment_padding=1), "out --augment_padding, --validation"),
-    (pretrain, dict(dataset="folder:/no/such"), "give --image_size"),
-    (pretrain, dict(batch_size=70), "`batch_size` must lie.*70"),
-    (pretrain, dict(recipe="digits", generator="strokes"), "reads a data set: leave out --gen"),
-    (classify, dict(head_steps=200), "--head_steps must lie below.*82.*--head_steps=200"),
-    (classify, dict(head_steps=-1), "--head_steps must not be negative"),
-    (classify, dict(head_learning_rate=1.0), "--head_learning_rate belongs to --head_steps"),
-    (classify, dict(head_steps=1, trainable="last", init_from="x"), "out --trainable=last"),
-]
-
-
-def test_errors_of_the_user_are_one_line(data_dir, tmp_path):
-    for binary, given, message in ERRORS:
-        short = SHORT if binary is pretrain else {}
-        with pytest.raises(SystemExit, match=message) as error:
-            run(binary, data_dir, tmp_path / "run", **{**short, **given})
-        assert "\n" not in error.value.code
