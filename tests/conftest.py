@@ -142,7 +142,8 @@ def run(finished_runs):
             else:
                 shared[name] = str(value) if isinstance(value, os.PathLike) else value
         values(arguments)
-        if "data_dir" in flags.FLAGS:
+        of_table = str(given.get("dataset")).startswith(("csv:", "parquet:"))
+        if "data_dir" in flags.FLAGS and not of_table:
             shared.setdefault("data_dir", finished_runs.data_dir)
         output = io.StringIO()
         with contextlib.redirect_stdout(output), flagsaver.flagsaver(**shared):

@@ -81,18 +81,6 @@ def gradients(count):
     return images, np.arange(count) % 3
 
 
-@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
-def test_both_formats_give_the_same_arrays(file_format, tmp_path):
-    train, test = tiny_datasets.random_images(40), tiny_datasets.random_images(12, seed=1)
-    splits = {"train": train, "test": test}
-    tiny_datasets.write(tmp_path, "tiny_cifar", splits, file_format=file_format)
-    data = loading.load("tiny_cifar", tmp_path)
-    assert as_set(data.train_x, data.train_y) == as_set(*train)
-    assert as_set(data.eval_x, data.eval_y) == as_set(*test)
-    assert data.num_train == 40 and data.train_y.dtype == np.int64
-    assert data.class_names == ("cat", "dog", "frog") and data.centre == 127.5
-
-
 MATRIX = tfds.features.Tensor(shape=(32, 32), dtype=np.uint8)
 UNFIT = [
     ({"image": MATRIX}, (32, 32), 0, "must be uint8 of shape"),

@@ -64,8 +64,10 @@ def test_what_has_no_account_needs_a_word(file):
     assert before(path, "digits:0-4", allow_unaccounted=True).epsilon(1e-5) == math.inf
     assert before(path, "mnist") == Ledger()
     assert before(file("digits", ledger=Ledger()), "digits") == Ledger()  # It cost nothing.
-    paths = [file("digits"), file("digits", "mnist")]  # What files share counts once.
-    assert provenance.on_same_data(provenance.seen_by(paths), "digits") == PRIVATE
+    # What files share counts once, and all else.
+    other = Ledger((Entry(4.0, 0.1, 60, run=8),))
+    paths = [file("digits"), file("digits", "mnist"), file("digits", ledger=other)]
+    assert provenance.on_same_data(provenance.seen_by(paths), "digits") == PRIVATE + other
 
 
 def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
