@@ -134,7 +134,8 @@ def test_a_regression_of_a_parquet_file(run, tmp_path):
     parquet.write_table(pa.table(table), path)
     given = dict(target="y", task="regression", target_lower=50.0, target_upper=150.0, epsilon=8.0)
     given |= dict(dataset=f"parquet:{path}", bounds=["*:-1:1"], workdir=tmp_path / "run")
-    assert run(classify, **given)[0]["test_r2"] > 0.9
+    found, _ = run(classify, **given)
+    assert found["test_r2"] > 0.9 and found["releases"] == 1  # The bounds say the ranges.
     rows = predicted(run, tmp_path / "run", path, tmp_path / "out.csv")
     errors = np.array([float(row["y"]) for row in rows]) - table["y"]
     assert np.sqrt(np.mean(errors**2)) < 6
@@ -224,6 +225,13 @@ def test_whole_numbers_are_categories_on_demand(tmp_path):
     assert table.kinds == {"zip": "number"} and table.class_names == ("0", "10")
     table = loaded(path, categorical=["zip"])
     assert set(table.train.columns["zip"]) == {"01234", "99999"}
+
+
+def test_bounds_alone_cost_nothing_where_rows_are_few():
+    kinds = {f"c{i}": "number" for i in range(13)}
+    known = preprocessing.Preprocessing(kinds, {"*": (0.0, 1.0)}, 140, 1.0, 1e-5)
+    layers, spent = known.adapt({name: np.linspace(0, 1, 140) for name in kinds})
+    assert not spent.entries and layers.output_shape == (None, 13)
 
 
 def test_the_share_of_the_preprocessing():
