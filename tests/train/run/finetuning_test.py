@@ -135,41 +135,17 @@ def test_sizes_and_order_of_layers_of_a_wide_resnet(tmp_path):
 
 def test_files_that_do_not_fit(trained, tmp_path):
     _, path = trained
-    with pytest.raises(UserError, match="another than --model=scatter_linear.*it is 'small_cnn'"):
-        finetuning.build(settings(model="scatter_linear", init_from=path), data())
-    with pytest.raises(UserError, match=r"shape \(8, 8, 3\).*for \(8, 8, 1\)"):
-        finetuning.build(settings(init_from=path), data(shape=(8, 8, 3)))
-    with pytest.raises(UserError, match="do not fit --model=small_cnn with 4 classes"):
-        finetuning.build(settings(init_from=path.replace(".keras", ".weights.h5")), data())
-    with pytest.raises(UserError, match="other layers.*--weight_standardization"):
-        finetuning.build(settings(init_from=path, weight_standardization=False), data())
-    (tmp_path / "junk.keras").write_bytes(b"junk")
-    with pytest.raises(UserError, match="Cannot read --init_from"):
-        finetuning.build(settings(init_from=str(tmp_path / "junk.keras")), data())
-    other = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
-    other.save(tmp_path / "other.keras")
-    with pytest.raises(UserError, match="no layer 'normalise'"):
-        finetuning.build(settings(init_from=str(tmp_path / "other.keras")), data())
-
-
-def test_features_are_what_the_last_layer_receives(tmp_path):
-    classifier = classifiers.build("small_cnn", (8, 8, 1), 3, 100.0, 50.0)
-    classifier.save(tmp_path / "model.keras")
-    features = finetuning.features_of(str(tmp_path / "model.keras"))
-    images = np.random.default_rng(0).integers(0, 256, [4, 8, 8, 1]).astype("uint8")
-    last = last_layer(classifier)
-    found = features(images / 255.0)
-    assert found.shape == (4, 256) and not features.trainable_variables
-    np.testing.assert_allclose(last(found), classifier(images), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["wrn_10_1", "nf_resnet_26", "scatter_linear"])
-def test_every_classifier_has_features(name):
-    shape = (8, 8, 1) if name == "scatter_linear" else (16, 16, 3)
-    classifier = classifiers.build(name, shape, 3, 100.0)
-    features = finetuning.features(classifier)
-    assert len(features.output.shape) == 2
-    own = len(last_layer(classifier).weights)
-    assert len(features.weights) == len(classifier.weights) - own
-    assert isinstance(last_layer(classifier), keras.layers.Dense)
+    junk, other = tmp_path / "junk.keras", tmp_path / "other.keras"
+    junk.write_bytes(b"junk")
+    keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()]).save(other)
+    weights = path.replace(".keras", ".weights.h5")
+    for given, message in [
+        (dict(model="scatter_linear"), "another than --model=scatter_linear.*it is 'small_cnn'"),
+        (dict(shape=(8, 8, 3)), r"shape \(8, 8, 3\).*for \(8, 8, 1\)"),
+        (dict(init_from=weights, num_classes=4), "do not fit --model=small_cnn with 4 classes"),
+        (dict(weight_standardization=False), "other layers.*--weight_standardization"),
+        (dict(init_from=str(junk)), "Cannot read --init_from"),
+        (dict(init_from=str(other)), "no layer 'normalise'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            built(**{"init_from": path, **given})
