@@ -128,7 +128,6 @@ UNFIT[3, 2] = np.nan
         ((PUBLIC[0], None), "`labels` must be given"),
         ((PUBLIC[0], np.zeros([8, CLASSES])), "8 examples with none or several"),
         ((PUBLIC[0][:, :3], PUBLIC[1]), "must have one width. Received: 6 and 3"),
-        ((PRIVATE[0][3:5], PRIVATE[1][3:5]), "holds 2 of the 60 private examples"),
     ],
 )
 def test_public_data_that_are_refused(public, message):
