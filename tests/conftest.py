@@ -3,11 +3,15 @@
 import contextlib
 import ctypes
 import gc
+import io
+import json
 import os
 
 import hypothesis
 import pytest
 import seeds
+from absl import flags
+from absl.testing import flagsaver
 
 # Both are read when TensorFlow is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -108,3 +112,58 @@ def _models_are_freed():
     yield
     gc.collect()
     getattr(ctypes.CDLL(None), "malloc_trim", id)(0)
+
+
+@pytest.fixture(scope="session")
+def finished_runs(tmp_path_factory):
+    """A function from the name of a kind to its finished run, for tests of programs."""
+    from finished_runs import FinishedRuns
+
+    return FinishedRuns.of_session(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def run(finished_runs):
+    """A function from a program and its flags to the record in its last line, and the output."""
+
+    def run_program(program, **given):
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS(["test"])
+        # Flags of the program alone are parsed as text.
+        values, shared = flags.FlagValues(), {}
+        separate = hasattr(program, "define_flags")
+        if separate:
+            program.define_flags(values)
+        arguments = [program.__name__]
+        for name, value in given.items():
+            if name in values:
+                text = ",".join(map(str, value)) if isinstance(value, list) else value
+                arguments.append(f"--{name}={text}")
+            else:
+                shared[name] = str(value) if isinstance(value, os.PathLike) else value
+        values(arguments)
+        of_table = str(given.get("dataset")).startswith(("csv:", "parquet:"))
+        if "data_dir" in flags.FLAGS and not of_table:
+            shared.setdefault("data_dir", finished_runs.data_dir)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), flagsaver.flagsaver(**shared):
+            program.main([program.__name__], *[values] * separate)
+        text = output.getvalue()
+        # JSON has no NaN and no Infinity, though Python reads them.
+        return json.loads(text.splitlines()[-1], parse_constant=pytest.fail), text
+
+    return run_program
+
+
+@pytest.fixture(scope="session")
+def refusal(run):
+    """A function from a program and its flags to the one line of its refusal."""
+
+    def refuse(program, **given):
+        with pytest.raises(SystemExit) as error:
+            run(program, **given)
+        text = error.value.code
+        assert text.startswith(f"{program.__name__}: ") and "\n" not in text
+        return text
+
+    return refuse

@@ -185,6 +185,12 @@ def _sets(values, data):
         with checking_flags():
             parts = public_split.split(data.train_y, values.shots, values.seed or 0)
         return tuple((data.train_x[part], data.train_y[part]) for part in parts)
+    if identity.overlap(identity.of(values.dataset, len(data.train_y)), values.public_dataset):
+        raise UserError(
+            "Flag --public_dataset must name other images than --dataset, because public ones are "
+            f"used without clipping and noise. Received: --public_dataset={values.public_dataset}, "
+            f"--dataset={values.dataset}."
+        )
     other = load(values.public_dataset, takes=data.image_shape)
     if other.class_names != data.class_names:
         raise UserError(

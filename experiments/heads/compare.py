@@ -1,7 +1,7 @@
 r"""Compares the private heads on features, over many epsilons, in a table and a picture.
 
-    python -m experiments.features.compare_heads --workdir=/tmp/heads
-    python -m experiments.features.compare_heads --features=/tmp/features --workdir=/tmp/digits
+    python -m experiments.heads.compare --workdir=/tmp/heads
+    python -m experiments.heads.compare --features=/tmp/features --workdir=/tmp/digits
 
 Without --features it makes a Gaussian mixture of 50,000 x 768 features in 100 classes
 (`mixture`), which takes a quarter of an hour on two cores, and several hours
@@ -122,7 +122,7 @@ def main(arguments=None):
     values = parser.parse_args(arguments)
     if values.workdir is None:
         parser.error("--workdir names the folder for results. It is not set.")
-    with in_one_line("experiments.features.compare_heads"):
+    with in_one_line("experiments.heads.compare"):
         compare(values)
 
 

@@ -1,8 +1,8 @@
 r"""Searches the arguments of a private head on features, by Optuna or at random and paid for.
 
-    python -m experiments.features.head_search --workdir=/tmp/features --method=dp_fc --epsilon=1 \
+    python -m experiments.heads.search --workdir=/tmp/features --method=dp_fc --epsilon=1 \
         --trials=20
-    python -m experiments.features.head_search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
+    python -m experiments.heads.search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
         --dry_run
 
 --workdir is a folder that `tfdpx.train.features` wrote; the head gets a new folder there, as those
@@ -116,7 +116,7 @@ def main(arguments=None):
     add("--private_tuning", type=float, help="Mean number of runs, paid for.")
     add("--seed", type=int, help="Seed of the last fit's noise; never for release.")
     values = parser.parse_args(arguments)
-    with in_one_line("experiments.features.head_search"):
+    with in_one_line("experiments.heads.search"):
         record = describe(values) if values.dry_run else search(values)
     print_table(record, title="search")
     print(to_json(record), flush=True)

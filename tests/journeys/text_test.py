@@ -66,21 +66,6 @@ PLAN = tfdpx.PrivacyPlan(8, batch_size=4, steps=1, noise_multiplier=1.0, delta=1
 
 
 @pytest.mark.slow
-def test_fit_takes_texts_and_tokens():
-    texts, model = ["a good film", "a bad plot"] * 4, classifier("", 2)
-    tokens = model.preprocessor(texts)
-    plan = tfdpx.PrivacyPlan(8, batch_size=4, steps=6, noise_multiplier=1.0, delta=1e-3)
-    model.compile(tfdpx.DPSGD(0.1, plan=plan))
-    for count, x in enumerate([texts, np.array(texts), tokens], start=1):
-        if x is tokens:
-            model.preprocessor = None
-        other = {k: np.copy(v) for k, v in x.items()} if x is tokens else list(x)
-        history = model.fit(x, np.array([1, 0] * 4), validation_data=(other, np.ones(8)), verbose=0)
-        assert {"loss", "val_loss", "epsilon"} <= set(history.history)
-        assert model.optimizer.ledger.steps == 2 * count
-
-
-@pytest.mark.slow
 def test_packed_texts_are_refused_unless_it_is_said_whose_they_are():
     model, texts = causal(""), ["a good<|endoftext|>a bad", "a good<|endoftext|>"] * 4
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN))
@@ -93,13 +78,11 @@ def test_packed_texts_are_refused_unless_it_is_said_whose_they_are():
 
 
 @pytest.mark.slow
-def test_an_ordinary_optimizer_trains_as_ever_and_a_data_set_is_refused():
-    model, y = classifier("", 2), np.array([1, 0] * 4)
-    texts = ["a good film", "a bad plot"] * 4
+def test_a_data_set_is_refused_and_an_ordinary_optimizer_trains_as_ever():
+    model, texts, y = classifier("", 2), ["a good film", "a bad plot"] * 4, np.array([1, 0] * 4)
     batches = tf.data.Dataset.from_tensor_slices((texts, y)).batch(4)
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN))
     with pytest.raises(ValueError, match="Poisson"):
         model.fit(batches, verbose=0)
     model.compile("sgd")
     assert np.isfinite(model.fit(batches, verbose=0).history["loss"][0])
-    assert np.isfinite(model.fit(texts, y, verbose=0).history["loss"][0])

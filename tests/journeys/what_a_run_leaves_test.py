@@ -8,8 +8,6 @@ import keras
 import numpy as np
 import own_images
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from finished_runs import SEED
 from tensorboard.backend.event_processing import event_accumulator
 
@@ -20,24 +18,6 @@ from tfdpx.train.data import loading
 from tfdpx.train.data.image_folder import ImageFolder
 from tfdpx.train.report import page
 from tfdpx.train.run import image_input
-
-SHORT = dict(epsilon=8.0, steps=4, seed=SEED)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parsed_flags():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["classify"])
-
-
-@pytest.fixture(scope="module")
-def data_dir(finished_runs):
-    return finished_runs.data_dir
-
-
-def run(workdir, **given):
-    with flagsaver.flagsaver(workdir=str(workdir), **given):
-        classify.main(["classify"])
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +93,8 @@ def test_accuracy_while_training_is_nowhere_without_public_test(left):
     assert not events.Reload().Tags()["tensors"]
 
 
-def test_account_says_that_it_is_not_to_be_released(left, capsys):
-    values = flags.FlagValues()
-    account.define_flags(values)
-    values(["account", f"--workdir={left.workdir}"])
-    account.main(["account"], values)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["releasable"] is False
+def test_account_says_that_it_is_not_to_be_released(left, run):
+    assert run(account, workdir=left.workdir)[0]["releasable"] is False
 
 
 def test_the_statement_can_be_cited(left, photos):
@@ -134,7 +110,7 @@ def test_the_statement_can_be_cited(left, photos):
 
 
 @pytest.mark.slow
-def test_the_model_knows_its_classes_and_images(left, photos, tmp_path):
+def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path):
     workdir, _ = left
     takes = image_input.read(workdir / "model.keras")
     assert takes == image_input.ImageInput((8, 8, 1), ("3", "5", "8"))
@@ -148,12 +124,8 @@ def test_the_model_knows_its_classes_and_images(left, photos, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
     # Saved again by Keras it no longer says so, and is not guessed at.
     model.save(tmp_path / "again.keras")
-    values = flags.FlagValues()
-    predict.define_flags(values)
-    values.mark_as_parsed()
-    values.model, values.images = str(tmp_path / "again.keras"), str(photos)
-    with pytest.raises(SystemExit, match="does not say which images it takes"):
-        predict.main(["predict"], values)
+    said = refusal(predict, model=tmp_path / "again.keras", images=photos)
+    assert "does not say which images it takes" in said
 
 
 class Killed(Exception):
@@ -165,79 +137,66 @@ def kill(self, batch, logs=None):
 
 
 @pytest.fixture
-def unfinished(photos, tmp_path, monkeypatch):
-    """A copy of the photos, the folder of a run on them that was killed, and its settings."""
-    own_images.write(tmp_path / "photos", {3: 20, 5: 20, 8: 20}, size=8)
-    given = dict(dataset=f"folder:{tmp_path / 'photos'}", noise_multiplier=2.0, batch_size=40)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill)
-        run(tmp_path / "run", **given, **SHORT | dict(epsilon=None))
-    return tmp_path / "photos", tmp_path / "run", {**given, **SHORT, "epsilon": None}
+def killed(run, monkeypatch):
+    """Runs `classify` and kills it after its first update."""
+
+    def start(**given):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill)
+            run(classify, **given)
+
+    return start
 
 
 @pytest.mark.slow
-def test_resume_names_what_is_another(unfinished):
-    photos, workdir, given = unfinished
+def test_resume_names_what_is_another(killed, run, refusal, tmp_path):
+    photos, workdir = tmp_path / "photos", tmp_path / "run"
+    own_images.write(photos, {3: 20, 5: 20, 8: 20}, size=8)
+    given = dict(dataset=f"folder:{photos}", noise_multiplier=2.0, batch_size=40, steps=4)
+    given |= dict(seed=SEED, workdir=workdir)
+    killed(**given)
     first = min((photos / "3").iterdir())
     kept = first.read_bytes()
 
     def refused(message, **changed):
-        with pytest.raises(SystemExit, match=message) as error:
-            run(workdir, resume=True, **{**given, **changed})
-        assert str(SEED) not in error.value.code
+        said = refusal(classify, resume=True, **{**given, **changed})
+        assert message in said and str(SEED) not in said
 
     refused("began with noise_multiplier=2.0. Received: noise_multiplier=1.0", noise_multiplier=1.0)
     first.unlink()
     refused("began with num_examples=48. Received: num_examples=47")
     first.write_bytes(kept)
     (photos / "8").rename(photos / "9")
-    refused(r"class_names=\['3', '5', '8'\]. Received: class_names=\['3', '5', '9'\]")
+    refused("class_names=['3', '5', '8']. Received: class_names=['3', '5', '9']")
     (photos / "9").rename(photos / "8")
     refused("test_seed", test_seed=1)
-    run(workdir, resume=True, **given)
+    run(classify, resume=True, **given)
     assert (workdir / "record.json").exists()
 
 
-@pytest.fixture(scope="module")
-def pretrained(finished_runs):
-    """A model that has seen the digits without privacy."""
-    return finished_runs("public").workdir / "model.keras"
-
-
-def from_pretrained(path, data_dir, dataset):
-    given = dict(data_dir=data_dir, init_from=str(path), model="small_cnn", dataset=dataset)
-    return dict(**given, trainable="last", steps=1, batch_size=64, noise_multiplier=2.0)
+SEEN = dict(dataset="digits", model="small_cnn", trainable="last", steps=1, batch_size=64)
+SEEN |= dict(noise_multiplier=2.0)
 
 
 @pytest.mark.slow
-def test_resume_notices_another_file_to_start_from(finished_runs, data_dir, tmp_path, monkeypatch):
-    copy = tmp_path / "model.keras"
-    copy.write_bytes((finished_runs("private").workdir / "model.keras").read_bytes())
-    given = from_pretrained(copy, data_dir, "digits")
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(tfdpx.callbacks.TensorBoard, "on_train_batch_end", kill)
-        run(tmp_path / "run", **given)
+def test_resume_notices_another_file_to_start_from(finished_runs, killed, refusal, tmp_path):
+    copy = shutil.copy(finished_runs("private").workdir / "model.keras", tmp_path)
+    given = dict(SEEN, init_from=str(copy), workdir=tmp_path / "run")
+    killed(**given)
     with zipfile.ZipFile(copy, "a") as archive:
         archive.writestr("note.txt", "touched")
-    with pytest.raises(SystemExit, match="began with file .*model.keras"):
-        run(tmp_path / "run", resume=True, **given)
+    assert "began with file " in refusal(classify, resume=True, **given)
 
 
 @pytest.mark.slow
-def test_weights_that_saw_the_data_are_refused(pretrained, data_dir, tmp_path):
-    given = from_pretrained(pretrained, data_dir, "digits")
-    with pytest.raises(
-        SystemExit, match="trained on sklearn_digits already, without.*--allow_seen_data"
-    ):
-        run(tmp_path / "run", **given)
-
-
-@pytest.mark.slow
-def test_with_an_explicit_word_all_that_was_spent_is_told(pretrained, data_dir, tmp_path):
-    given = from_pretrained(pretrained, data_dir, "digits")
-    run(tmp_path / "run", allow_seen_data=True, **given)
-    report = records.read(tmp_path / "run" / "record.json").view()
-    assert report["epsilon"] == float("inf") and report["private"] is False
+def test_weights_that_saw_the_data_are_refused_without_a_word(
+    finished_runs, run, refusal, tmp_path
+):
+    given = dict(SEEN, init_from=str(finished_runs("public").workdir), workdir=tmp_path / "run")
+    said = refusal(classify, **given)
+    assert "trained on sklearn_digits already, without" in said and "--allow_seen_data" in said
+    report, _ = run(classify, allow_seen_data=True, **given)
+    assert report["epsilon"] == "inf" and report["private"] is False
     statement = (tmp_path / "run" / "privacy_statement.txt").read_text()
     assert "no differential privacy" in statement
     [seen] = records.read(tmp_path / "run" / "record.json").seen

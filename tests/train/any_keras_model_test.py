@@ -1,25 +1,17 @@
 """Runs from a Keras model that tfdpx did not write, by command."""
 
-import json
+import re
 
 import keras
 import numpy as np
 import pytest
 import seeds
-from absl import flags
-from absl.testing import flagsaver
 from PIL import Image
 
 from tfdpx.accounting import record as records
 from tfdpx.train import classify, features, predict
 
 L = keras.layers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parsed_flags():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["classify"])
 
 
 @pytest.fixture(scope="module")
@@ -47,90 +39,123 @@ def theirs(tmp_path_factory):
     return str(path)
 
 
-def values(define, **given):
-    found = flags.FlagValues()
-    define(found)
-    found.mark_as_parsed()
-    for name, value in given.items():
-        setattr(found, name, value)
-    return found
-
-
-def run(photos, workdir, init_from, **given):
-    given = {"skip_broken": True, "epsilon": 8.0, "preset": "folder", "steps": 3, **given}
-    given = {"accountant": "rdp", **given}
-    with flagsaver.flagsaver(
-        dataset=f"folder:{photos}", workdir=str(workdir), init_from=str(init_from), **given
-    ):
-        classify.main(["classify"])
-    return records.read(workdir / "record.json")
+@pytest.fixture(scope="module")
+def given(photos):
+    """Flags that all runs share."""
+    return dict(
+        dataset=f"folder:{photos}", skip_broken=True, epsilon=8.0, preset="folder", steps=3,
+        accountant="rdp",
+    )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
-    photos, theirs, tmp_path, capsys, recwarn
+    given, photos, theirs, run, refusal, tmp_path, recwarn
 ):
-    with pytest.raises(SystemExit, match="does not say what it was trained on.*--init_data"):
-        run(photos, tmp_path / "no", theirs)
-    with pytest.raises(SystemExit, match="takes images of 16x12 pixels.*--image_size=16"):
-        run(photos, tmp_path / "no", theirs, init_data="cifar10", image_size=16)
-    last = run(photos, tmp_path / "last", theirs, init_data="cifar10", trainable="last")
-    printed = capsys.readouterr().out
+    said = refusal(classify, workdir=tmp_path / "no", init_from=theirs, **given)
+    assert re.search("does not say what it was trained on.*--init_data", said)
+    first = dict(given, init_from=theirs, init_data="cifar10", workdir=tmp_path / "last")
+    said = refusal(classify, **first, image_size=16)
+    assert re.search("takes images of 16x12 pixels.*--image_size=16", said)
+    last, printed = run(classify, **first, trainable="last")
     assert "Start from 'sequential" in printed and "broken, so left out: 1" in printed
     assert "16x12 pixels, in colour (what --init_from takes)" in printed
-    assert last.results["trained_parameters"] == 3 * (8 + 1)  # A constant beside the features.
-    assert last.results["test_accuracy"] > 0.6 and last.inputs["image_shape"] == [16, 12, 3]
-    assert last.view()["seen"] == ["cifar10 at epsilon inf"]
-    assert last.view()["epsilon"] == pytest.approx(8.0, abs=1e-3)
+    assert last["trained_parameters"] == 3 * (8 + 1)  # A constant beside the features.
+    assert last["test_accuracy"] > 0.6
+    assert last["seen"] == ["cifar10 at epsilon inf"]
+    assert last["epsilon"] == pytest.approx(8.0, abs=1e-3)
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
     # On the same images again, from the folder of that run: the account counts both.
-    both = run(photos, tmp_path / "both", tmp_path / "last", trainable="all")
-    assert both.results["init_from"] == "last/model.keras"
-    assert both.view()["epsilon"] > 9.0 and "cifar10 at epsilon inf" in both.view()["seen"]
-    asked = values(
-        predict.define_flags,
-        model=str(tmp_path / "both"), images=str(photos / "红"), csv=str(tmp_path / "p.csv"),
-    )  # fmt: skip
-    assert predict.run(asked)["images"] == 10
+    again = dict(given, init_from=str(tmp_path / "last"), workdir=tmp_path / "both")
+    both, _ = run(classify, **again, trainable="all")
+    assert both["init_from"] == "last/model.keras"
+    assert both["epsilon"] > 9.0 and "cifar10 at epsilon inf" in both["seen"]
+    asked = dict(images=photos / "红", csv=tmp_path / "p.csv")
+    assert run(predict, model=tmp_path / "both", **asked)[0]["images"] == 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["bias", "norm", "lora"])
-def test_few_weights_of_a_keras_model(photos, tmp_path, capsys, word):
-    seeds.fix(0)
+def test_few_weights_of_a_keras_model(given, run, tmp_path):
     body = [L.Rescaling(1 / 255), L.GlobalAveragePooling2D(), L.Dense(6, use_bias=False)]
-    middle = [L.LayerNormalization(), L.Dense(4)] if word != "lora" else [L.Dense(4)]
-    theirs = keras.Sequential([keras.Input((8, 8, 3)), *body, *middle, L.ReLU(), L.Dense(3)])
+    theirs = keras.Sequential([keras.Input((8, 8, 3)), *body, L.Dense(4), L.ReLU(), L.Dense(3)])
     theirs.save(tmp_path / "theirs.keras")
-    wanted = {"bias": 6 + 4, "norm": 2 * 6, "lora": 2 * (3 + 6) + 2 * (6 + 4)}[word] + 3 * (4 + 1)
-    given = dict(init_data="cifar10", trainable=word, lora_rank=2, head_steps=1, learning_rate=1.0)
-    first = run(photos, tmp_path / "few", tmp_path / "theirs.keras", **given)
-    assert first.results["trained_parameters"] == wanted
-    assert f"Train {wanted} of " in capsys.readouterr().out
-    if word != "lora":
-        return
-    again = run(photos, tmp_path / "again", tmp_path / "few", trainable=word, lora_rank=2)
-    assert again.results["trained_parameters"] == wanted and again.view()["epsilon"] > 9.0
+    wanted = 2 * (3 + 6) + 2 * (6 + 4) + 3 * (4 + 1)
+    given = dict(given, trainable="lora", lora_rank=2)
+    few = dict(init_from=str(tmp_path / "theirs.keras"), init_data="cifar10", head_steps=1)
+    record, printed = run(classify, workdir=tmp_path / "few", learning_rate=1.0, **given, **few)
+    assert record["trained_parameters"] == wanted and f"Train {wanted} of " in printed
+    again = dict(given, init_from=str(tmp_path / "few"), workdir=tmp_path / "again")
+    record, _ = run(classify, **again)
+    assert record["trained_parameters"] == wanted and record["epsilon"] > 9.0
 
 
-def test_a_dry_run_counts_the_weights_of_the_file(theirs, tmp_path, capsys):
-    with flagsaver.flagsaver(init_from=theirs, dry_run=True, trainable="last", epsilon=1.0):
-        classify.main(["classify"])
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_a_dry_run_counts_the_weights_of_the_file(theirs, run):
+    record, _ = run(classify, init_from=theirs, dry_run=True, trainable="last", epsilon=1.0)
     assert (record["image_height"], record["image_width"]) == (16, 12)
     assert record["parameters"] == 3 * 3 * 3 * 8 + 8 + 4 * 8 + 10 * (8 + 1)
 
 
 @pytest.mark.slow
-def test_features_of_a_keras_model(photos, theirs, tmp_path, capsys):
+def test_heads_on_a_keras_model(photos, theirs, run, refusal, tmp_path):
     given = dict(init_from=theirs, dataset=f"folder:{photos}", init_data="cifar10")
-    with flagsaver.flagsaver(workdir=str(tmp_path)):
-        with pytest.raises(SystemExit, match="blue/broken.png .is no image.*--skip_broken"):
-            features.main(["features"], values(features.define_flags, **given))
-        given |= dict(skip_broken=True, method="dp_ls", epsilon=8.0)
-        features.main(["features"], values(features.define_flags, **given))
-    printed = capsys.readouterr().out
-    record = json.loads(printed.splitlines()[-1])
+    said = refusal(features, workdir=tmp_path, **given)
+    assert re.search("blue/broken.png .is no image.*--skip_broken", said)
+    given |= dict(skip_broken=True, method="dp_ls", epsilon=8.0)
+    record, printed = run(features, workdir=tmp_path, **given)
     assert "broken, so left out: 1 (blue/broken.png)" in printed and record["left_out"] == 1
     assert record["dimension"] == 8 and record["seen"] == ["cifar10 at epsilon inf"]
+
+
+@pytest.mark.slow
+def test_a_head_is_fitted_by_classify_and_its_model_predicts(theirs, run, tmp_path, monkeypatch):
+    given = dict(init_from=theirs, init_data="cifar10", dataset="digits", epsilon=8.0)
+    given |= dict(workdir=tmp_path)
+    found, _ = run(classify, head="least_squares", **given)
+    assert found["test_accuracy"] > 0.5 and found["method"] == "dp_ls"
+    record = records.read(tmp_path / "head-001" / "model.keras")
+    assert 7.9 < record.epsilon <= 8.0 and record.is_releasable
+
+    # The whole model: images to logits, as measured.
+    model = keras.saving.load_model(tmp_path / "head-001" / "model.keras", compile=False)
+    weights = np.load(tmp_path / "head-001" / "weights.npz")
+    images = np.random.default_rng(0).integers(0, 256, (3, 16, 12, 3)).astype("uint8")
+    inside = keras.Model(model.inputs, model.layers[-1].input)(images)
+    np.testing.assert_allclose(np.linalg.norm(inside, axis=1), 1.0, rtol=1e-5)
+    wanted = np.asarray(inside) @ weights["kernel"] + weights["bias"]
+    np.testing.assert_allclose(model(images), wanted, rtol=1e-4, atol=1e-5)
+    keras.utils.save_img(tmp_path / "a.png", images[0], scale=False)
+    asked = dict(model=tmp_path / "head-001", images=tmp_path / "a.png", csv=tmp_path / "p.csv")
+    assert run(predict, **asked)[0]["images"] == 1
+
+    # A second head on the same features, which are read and not computed again.
+    monkeypatch.setattr(
+        features.FeatureFolder, "write", lambda *_: pytest.fail("computed a second time")
+    )
+    again, _ = run(classify, head="feature_covariance", **given)
+    assert again["workdir"].endswith("head-002")
+
+
+@pytest.mark.slow
+def test_adamix_on_a_backbone_of_others(theirs, run, tmp_path):
+    given = dict(head="adamix", init_from=theirs, init_data="cifar10", dataset="digits", shots=5)
+    found, _ = run(classify, epsilon=3.0, workdir=tmp_path, **given)
+    assert found["test_accuracy"] > 0.5 and found["epsilon"] <= 3.0
+    assert found["seen"] == ["cifar10 at epsilon inf"]
+
+
+MISFITS = [
+    ({"steps": 5}, "--steps does not go with --head=newton.*--steps=5.*it takes .*--epsilon"),
+    ({"preset": "digits"}, "--preset does not go with --head"),
+    ({"dry_run": True}, "--dry_run does not go with --head"),
+    ({"trainable": "all"}, "trains the last layer alone: leave out --trainable"),
+    ({"shots": 5}, "--shots does not go with --head=newton"),
+    ({"head": None, "shots": 5}, "belong to --head=adamix"),
+    ({"epsilon": None}, "needs --epsilon"),
+]
+
+
+def test_flags_that_do_not_go_with_a_head(theirs, refusal, tmp_path):
+    for given, message in MISFITS:
+        given = dict(init_from=theirs, workdir=tmp_path, epsilon=1.0, head="newton") | given
+        assert re.search(message, refusal(classify, dataset="digits", **given))

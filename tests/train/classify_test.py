@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import zipfile
 
 import h5py
@@ -23,103 +24,77 @@ from tfdpx.train.config.training import Training
 from tfdpx.train.data import loading
 
 
-@pytest.fixture(scope="module", autouse=True)
-def parsed_flags():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["classify"])
+def recorded(workdir):
+    return records.plain(records.read(workdir / "record.json").view())
 
 
-@pytest.fixture(scope="module")
-def data_dir(finished_runs):
-    return finished_runs.data_dir
-
-
-def run(data_dir, workdir, **given):
-    with flagsaver.flagsaver(data_dir=data_dir, workdir=str(workdir), **given):
-        classify.main(["classify"])
+def accuracy(workdir, data_dir):
+    """Of the saved model on the test images."""
+    data = loading.load("digits", data_dir)
+    predictions = keras.saving.load_model(workdir / "model.keras").predict(data.eval_x, verbose=0)
+    return np.mean(predictions.argmax(axis=-1) == data.eval_y)
 
 
 @pytest.fixture(scope="module")
 def finished(finished_runs):
-    """A finished run: its folder, its standard output and its weights before averaging."""
-    workdir, output = finished_runs("network")
-    with np.load(workdir.parent / "weights_before_averaging.npz") as weights:
-        return workdir, output, list(weights.values())
+    return finished_runs("network")
 
 
 def test_last_line_is_one_strict_json_object_equal_to_the_report(finished):
-    workdir, output, _ = finished
-    refuse = pytest.fail  # JSON has no NaN and no Infinity, though Python reads them.
-    record = json.loads(output.splitlines()[-1], parse_constant=refuse)
-    assert record == {
-        **records.plain(records.read(workdir / "record.json").view()),
-        "workdir": str(workdir),
-    }
-    assert record["workdir"] == str(workdir)
+    workdir, output = finished
+    record = json.loads(output.splitlines()[-1], parse_constant=pytest.fail)
+    assert record == {**recorded(workdir), "workdir": str(workdir)}
     assert (record["steps"], record["batch_size"], record["seeded"]) == (6, 64, True)
     assert 0 <= record["test_accuracy"] <= 1 and record["validation_accuracy"] is None
-    assert record["parameters"] == 30_890
+    assert (record["parameters"], record["num_examples"]) == (30_890, 1437)
     assert record["seconds"] > 0
-
-
-@pytest.mark.slow
-def test_epsilon_is_that_of_the_accountant_for_the_noise_that_was_used(finished):
-    record = records.plain(records.read(finished[0] / "record.json").view())
-    assert record["num_examples"] == 1437
     assert record["sampling_probability"] == pytest.approx(64 / 1437)
-    assert record["epsilon"] == pytest.approx(
-        tfdpx.accounting.epsilon(
-            record["noise_multiplier"], 64 / 1437, 6, record["delta"], record["accountant"]
-        )
-    )
+    spent = (record["noise_multiplier"], 64 / 1437, 6, record["delta"], record["accountant"])
+    assert record["epsilon"] == pytest.approx(tfdpx.accounting.epsilon(*spent))
     assert 7.9 < record["epsilon"] <= 8.0
 
 
 def test_curve_counts_updates_and_ends_at_the_report(finished):
-    workdir, _, _ = finished
-    record = records.plain(records.read(workdir / "record.json").view())
-    rows = [json.loads(line) for line in (workdir / "curve.jsonl").read_text().splitlines()]
+    record = recorded(finished.workdir)
+    rows = [json.loads(line) for line in (finished.workdir / "curve.jsonl").open()]
     assert [row["step"] for row in rows] == [4, 6]
     assert rows[0]["epsilon"] < rows[1]["epsilon"] == record["epsilon"]
     assert rows[1]["accuracy"] == pytest.approx(record["test_accuracy"])
 
 
-def test_saved_model_is_the_averaged_one_that_was_measured(finished, data_dir):
-    workdir, _, raw = finished
+def test_saved_model_is_the_averaged_one_that_was_measured(finished, finished_runs):
+    workdir = finished.workdir
+    record = recorded(workdir)
+    assert accuracy(workdir, finished_runs.data_dir) == record["test_accuracy"]
     model = keras.saving.load_model(workdir / "model.keras")
-    data = loading.load("digits", data_dir)
-    predictions = np.argmax(model.predict(data.eval_x, verbose=0), axis=-1)
-    record = records.plain(records.read(workdir / "record.json").view())
-    assert np.mean(predictions == data.eval_y) == record["test_accuracy"]
-    assert not any(np.array_equal(a, b) for a, b in zip(model.get_weights(), raw, strict=True))
+    with np.load(workdir.parent / "weights_before_averaging.npz") as raw:
+        assert not any(map(np.array_equal, model.get_weights(), raw.values()))
+        model.set_weights(list(raw.values()))
+    data = loading.load("digits", finished_runs.data_dir)
+    predictions = model.predict(data.eval_x, verbose=0).argmax(axis=-1)
+    assert np.mean(predictions == data.eval_y) == record["raw_accuracy"]
 
 
 @pytest.mark.slow
-def test_what_is_open_is_chosen_and_the_saved_model_is_whole(data_dir, tmp_path, capsys):
-    run(data_dir, tmp_path, epsilon=1.0, seed=0)
-    output = capsys.readouterr().out
+def test_what_is_open_is_chosen_and_the_saved_model_is_whole(finished_runs, run, tmp_path):
+    record, output = run(classify, workdir=tmp_path, epsilon=1.0, seed=0)
     assert "Chosen for 1,437 images: --model=scatter_linear --batch_size=1437 --steps=10" in output
-    record = json.loads(output.splitlines()[-1])
     assert record["model"] == "scatter_linear" and record["sampling_probability"] == 1.0
     assert (record["parameters"], record["trained_parameters"]) == (20_827, 12_970)
-    model = keras.saving.load_model(tmp_path / "model.keras")
-    data = loading.load("digits", data_dir)
-    predictions = np.argmax(model.predict(data.eval_x, verbose=0), axis=-1)
-    assert np.mean(predictions == data.eval_y) == record["test_accuracy"] > 0.9
+    assert accuracy(tmp_path, finished_runs.data_dir) == record["test_accuracy"] > 0.9
 
 
 def test_saved_model_holds_no_optimizer_and_nothing_secret_remains(finished):
-    workdir, _, _ = finished
-    with zipfile.ZipFile(workdir / "model.keras") as archive:
+    with zipfile.ZipFile(finished.workdir / "model.keras") as archive:
         assert not json.loads(archive.read("config.json")).get("compile_config")
         with h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as weights:
             assert "optimizer" not in weights
-    assert not (workdir / "checkpoint").exists()
+    assert not (finished.workdir / "checkpoint").exists()
 
 
 def test_pictures_and_statement_are_written(finished):
-    workdir, output, _ = finished
-    for name in ("learning_curve.png", "confusion_matrix.png"):
+    workdir, output = finished
+    for name in ("learning_curve.png", "confusion_matrix.png", "wrong_predictions.png"):
         content = (workdir / name).read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) > 10_000
     statement = (workdir / "privacy_statement.txt").read_text()
@@ -128,72 +103,60 @@ def test_pictures_and_statement_are_written(finished):
 
 def test_tensorboard_shows_what_the_guarantee_covers_and_no_more(finished):
     tags = {}
-    for folder in (finished[0] / "tensorboard").iterdir():
+    for folder in (finished.workdir / "tensorboard").iterdir():
         events = event_accumulator.EventAccumulator(str(folder)).Reload()
         tags[folder.name] = set(events.Tags()["tensors"])
-    assert {
-        "epoch_epsilon",
-        "epoch_noise_multiplier",
-        "epoch_learning_rate",
-        "epoch_privatized_gradient_norm",
-    } <= tags["train"]
+    names = ("epsilon", "noise_multiplier", "learning_rate", "privatized_gradient_norm")
+    assert {f"epoch_{name}" for name in names} <= tags["train"]
     assert not {"epoch_loss", "epoch_accuracy"} & tags["train"]
     assert "not_private" not in tags
     assert "epoch_accuracy" in tags["validation"]
     assert tags["pictures"] == {"learning_curve", "confusion_matrix"}
 
 
-def test_finished_run_is_not_overwritten(finished, data_dir):
-    before = (finished[0] / "model.keras").read_bytes()
-    with pytest.raises(SystemExit, match="finished run"):
-        run(data_dir, finished[0], **NETWORK)
-    assert (finished[0] / "model.keras").read_bytes() == before
-
-
 def resume(workdir, **given):
+    """As a user does: with no other flag, not even of the data."""
     with flagsaver.flagsaver(workdir=str(workdir), resume=True, **given):
         classify.main(["classify"])
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(finished, data_dir, tmp_path, capsys):
+def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
+    finished, run, refusal, tmp_path, capsys
+):
     workdir = tmp_path / "my run"
     with pytest.raises(SystemExit) as error, ctrl_c_after(5):  # Within an epoch.
-        run(data_dir, workdir, **NETWORK)
+        run(classify, workdir=workdir, **NETWORK)
     assert error.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         "tfdpx.train.classify: interrupted at update 5; nothing is lost. Go on: "
         f"python -m tfdpx.train.classify --workdir='{workdir}' --resume"
     )
-    with pytest.raises(SystemExit, match="--resume"):
-        run(data_dir, workdir, **NETWORK)
+    assert (workdir / "checkpoint").stat().st_mode & 0o077 == 0
+    assert "--resume" in refusal(classify, workdir=workdir, **NETWORK)
     for given, message in [
         (dict(l2_norm_clip=0.5, **NETWORK), "l2_norm_clip"),
         (dict(epsilon=1.0), "began with epsilon=8.0. Received: epsilon=1.0. Leave the flag"),
-        (dict(model="lenet"), "model=small_cnn. Received: model=lenet"),
         (dict(preset="table12/eps8"), "preset=digits. Received: preset=table12/eps8"),
     ]:
-        with pytest.raises(SystemExit, match=message) as error:
-            resume(workdir, **given)
-        assert "\n" not in error.value.code
+        assert message in refusal(classify, workdir=workdir, resume=True, **given)
     resume(workdir, seed=3)  # It is in no file. With it, the run equals the uninterrupted one.
-    assert (workdir / "curve.jsonl").read_text() == (finished[0] / "curve.jsonl").read_text()
+    assert (workdir / "curve.jsonl").read_text() == (finished.workdir / "curve.jsonl").read_text()
     whole, resumed = (
         keras.saving.load_model(folder / "model.keras").get_weights()
-        for folder in (finished[0], workdir)
+        for folder in (finished.workdir, workdir)
     )
     for a, b in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
-    first, second = (records.read(f / "record.json") for f in (finished[0], workdir))
-    assert first.epsilon == second.epsilon
+    assert recorded(workdir)["epsilon"] == recorded(finished.workdir)["epsilon"]
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_does_not_wait_and_a_head_makes_what_is_left(data_dir, tmp_path, capsys):
+def test_a_second_ctrl_c_does_not_wait_and_a_head_makes_what_is_left(run, tmp_path, capsys):
     given = dict(model="small_cnn", steps=5, head_steps=3, batch_size=16, ema_momentum=0.0)
     given |= dict(noise_multiplier=2.0)
     with pytest.raises(SystemExit) as error, ctrl_c_after(2):
-        run(data_dir, tmp_path, **given)
+        run(classify, workdir=tmp_path, **given)
     assert error.value.code == 130
     with pytest.raises(SystemExit) as error, ctrl_c_after(3, times=2):
         resume(tmp_path)
@@ -205,20 +168,13 @@ def test_a_second_ctrl_c_does_not_wait_and_a_head_makes_what_is_left(data_dir, t
     assert [row["step"] for row in rows] == [3, 5]
 
 
-def test_nothing_to_resume_is_said(tmp_path):
-    with pytest.raises(SystemExit, match="no unfinished run in --workdir=.*Name the folder of one"):
-        resume(tmp_path / "run")
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.slow
-def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
+def test_without_noise_and_with_every_number_logged(run, tmp_path):
     workdir = tmp_path / "run"
     short = dict(steps=1, batch_size=16, augmult=0, augment_padding=0, ema_momentum=0.0)
     given = dict(noise_multiplier=0.0, validation=0.2, optimizer="dpadam", log_private_metrics=True)
     with pytest.warns(UserWarning, match="no noise"):
-        run(data_dir, workdir, **given, **short)
-    record = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
+        record, _ = run(classify, workdir=workdir, **given, **short)
     assert record["epsilon"] == "inf"
     assert record["test_accuracy"] is None and 0 <= record["validation_accuracy"] <= 1
     assert record["num_examples"] == 1149
@@ -226,42 +182,87 @@ def test_without_noise_and_with_every_number_logged(data_dir, tmp_path, capsys):
     assert (workdir / "learning_curve.png").stat().st_size > 10_000
 
 
+ON_FEATURES = "takes the place of --model"
+VIEWS = dict(augmult=2, augment_resize=1.2)
+OUT_OF_RANGE = [
+    ("epsilon", 0.0), ("epsilon", float("inf")), ("delta", 1.0), ("noise_multiplier", -0.1),
+    ("learning_rate", 0.0), ("l2_norm_clip", -1.0), ("l2_norm_clip", float("inf")),
+    ("momentum", 1.0), ("ema_momentum", -0.1), ("weight_decay", -1.0), ("validation", 2.5),
+    ("augment_resize", 0.5), ("augment_mix_alpha", 0.0), ("image_size", 0), ("steps", 0),
+    ("batch_size", 0), ("microbatch_size", 0), ("report_every", 0), ("augmult", -1),
+    ("augment_padding", -1), ("augment_mix", -1), ("seed", -1), ("head_steps", -1),
+    ("trainable", "first"), ("eval_split", "train"),
+]  # fmt: skip
 ERRORS = [
-    (dict(epsilon=-1.0), "--epsilon=-1.0"),
-    (dict(epsilon=0.0), "--epsilon=0.0"),
-    (dict(delta=2.0), "--delta=2.0"),
-    (dict(preset="mnits"), "no preset 'mnits'.*digits"),
+    *((dict([pair]), "--{}={}".format(*pair)) for pair in OUT_OF_RANGE),
+    (dict(preset="../digits"), "Use one of: .*digits"),
+    (dict(preset="table12/eps5"), r"table12/\(eps1\|eps2"),
     (dict(dataset="mnits"), "no data set 'mnits'.*digits, mnist"),
     (dict(dataset="mnist"), "not prepared.*--download"),
-    (dict(model="resnet"), "no model 'resnet'.*small_cnn"),
+    (dict(dataset="digits:3-3"), "digits:3-3"),
+    (dict(model="resnet"), "no model 'resnet'.*small_cnn, scatter_linear, scatter_cnn, lenet"),
     (dict(model="wrn_17_4"), "Argument `depth`"),
     (dict(model="lenet"), "Argument `input_shape`"),
-    (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
-    (dict(augmult=2, augment_padding=8), "smaller than the images.*--augment_padding=8"),
-    (dict(augment_padding=1), "--augmult"),
-    (dict(validation=0.0001), "--validation=0.0001"),
-    (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "Exactly one of --"),
     (dict(model="lenet", group_norm=False), "--group_norm.*--model=lenet"),
+    (dict(model="small_cnn", relu_first=True), "--relu_first.*--model=small_cnn"),
+    (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
+    (dict(noise_multiplier=1.0, epsilon=1.0, steps=5, batch_size=5), "Exactly one of --"),
+    (dict(validation=0.0001), "--validation=0.0001"),
+    (dict(validation=1437.0), "--validation=1437"),
     (dict(final=True, validation=0.1), "--final --validation=0.1"),
+    (dict(eval_split="validation"), "--validation=0.0"),
     (dict(seconds_per_update=1.0), "--seconds_per_update=1.0 --dry_run=False"),
     (dict(seconds_per_update=-1.0, dry_run=True), "--seconds_per_update=-1.0"),
     (dict(init_from="model.keras"), "--init_from=model.keras, which does not exist"),
-    (dict(pretrained_on="cifar100"), "trained on 'cifar100': name its file with --init_from"),
-    (dict(preset="table16/eps1"), "trained on 'imagenet32'"),
-    (dict(trainable="last"), "--trainable=last"),
-    (dict(private=False, epsilon=1.0), "--private=false means no noise"),
-    (dict(validation=1437.0), "--validation=1437"),
-    (dict(dataset="digits:3-3"), "digits:3-3"),
+    (dict(init_from="/etc/hostname"), "or a file that ends in .keras"),
+    (dict(preset="table16/eps1"), "trained on 'imagenet32': name its file with --init_from"),
+    (dict(trainable="last"), "--init_from"),
+    (dict(private=False, epsilon=1.0), "--private=false.*--epsilon=1.0"),
+    (dict(private=False, l2_norm_clip=1.0), "--private=false.*--l2_norm_clip=1.0"),
+    (dict(optimizer="dpadam", momentum=0.9), "--optimizer"),
+    (dict(weight_decay=0.1), "--optimizer"),
+    (dict(augmult=2, augment_padding=8), "smaller than the images.*--augment_padding=8"),
+    (dict(augmult=4), "--augmult"),
+    (dict(augment_padding=1), "--augmult"),
+    (VIEWS, "--image_size=None"),
+    (dict(VIEWS, image_size=64, augment_padding=4), "--augment_padding=4"),
+    (dict(augment_mix=3, augmult=4, augment_padding=1), "--augment_mix=3 --augmult=4"),
+    (dict(augment_mix_alpha=0.5), "--augment_mix=0"),
+    (dict(head_steps=200), "--head_steps must lie below.*82.*--head_steps=200"),
+    (dict(head_learning_rate=1.0), "--head_learning_rate belongs to --head_steps"),
+    (dict(head_steps=1, trainable="last", init_from="x"), "out --trainable=last"),
+    (dict(individual=True, private=False), "needs a private run"),
+    (dict(individual=True, sampling="shuffle"), "Poisson sampling"),
+    (dict(individual_release=3.0), "belong to --individual"),
+    (dict(individual=True, individual_rounding=0.0), "--individual_rounding must lie"),
+    (dict(features="scatter", model="small_cnn"), ON_FEATURES),
+    (dict(features="scatter", head_steps=5), ON_FEATURES),
+    (dict(features="pixels"), r"must join 'scatter', \.keras files and working folders"),
+    (dict(features="scatter+scatter"), "must name each kind once"),
+    (dict(model="linear_on_features"), "--model=linear_on_features needs --features"),
+    (dict(user="parent_folder"), "--user belong to --dataset=folder"),
+    (dict(target="x"), "--target belongs to tables"),
+    (dict(resume=True), "no unfinished run in --workdir=.*Name the folder of one"),
 ]
 
 
 @pytest.mark.slow
-def test_errors_of_the_user_are_one_line(data_dir, tmp_path):
+def test_errors_of_the_user_are_one_line(refusal, tmp_path):
+    (tmp_path / "file").touch()
     for given, message in ERRORS:
-        with pytest.raises(SystemExit, match=message) as error:
-            run(data_dir, tmp_path / "run", **given)
-        assert "\n" not in error.value.code
-        assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
+        said = refusal(classify, workdir=tmp_path / "run", **given)
+        assert re.search(message, said), (given, said)
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]  # Nothing is left.
+    said = refusal(classify, workdir=tmp_path / "file" / "run")
+    assert re.search("Cannot write to --workdir=.*file/run", said)
+
+
+def test_a_run_is_not_overwritten_and_folders_that_were_there_stay(finished, refusal, tmp_path):
+    before = (finished.workdir / "model.keras").read_bytes()
+    assert "finished run" in refusal(classify, workdir=finished.workdir, **NETWORK)
+    assert (finished.workdir / "model.keras").read_bytes() == before
+    refusal(classify, workdir=tmp_path, model="wrn_17_4")
+    assert tmp_path.exists()
 
 
 def test_final_trains_on_what_the_preset_holds_out():
@@ -271,19 +272,14 @@ def test_final_trains_on_what_the_preset_holds_out():
     assert preset_lookup.resolve("table19/eps8", setting_flags.given()).validation == 0.1
 
 
-def test_dry_run_prints_one_json_object_and_makes_no_folder(tmp_path, capsys):
-    run(None, tmp_path / "run", dry_run=True, seconds_per_update=36.0)
-    record = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
+def test_dry_run_prints_one_json_object_and_makes_no_folder(run, tmp_path):
+    record, _ = run(classify, workdir=tmp_path / "run", dry_run=True, seconds_per_update=36.0)
     assert (record["steps"], record["estimated_hours"]) == (82, 0.82)
     assert not any(tmp_path.iterdir())
-
-
-def test_workdir_that_cannot_be_written(data_dir, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="Cannot write to --workdir=.*file/run"):
-        run(data_dir, tmp_path / "file" / "run")
 
 
 def test_every_setting_has_a_flag_that_is_unset_by_default():
     for field in dataclasses.fields(Training):
         assert flags.FLAGS[field.name].default is None
+    clip = flags.FLAGS["l2_norm_clip"].parser
+    assert (clip.parse("0.5"), clip.parse("automatic")) == (0.5, "automatic")

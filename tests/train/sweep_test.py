@@ -1,35 +1,30 @@
-"""The binary: a short sweep of the digits, its table again, and bad input."""
+"""A sweep: what its grid means, how it goes on where it was, its table, and what is refused."""
 
-import json
+import csv
+import re
+import sys
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tfdpx.accounting import Ledger
 from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Data, Record
 from tfdpx.train import sweep
-
-
-@pytest.fixture(scope="module", autouse=True)
-def parsed_flags():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["sweep"])
-
-
-def run(*arguments, **given):
-    values = flags.FlagValues()
-    sweep.define_flags(values)
-    values(["sweep", *arguments])
-    with flagsaver.flagsaver(**given):
-        sweep.main(["sweep"], values)
+from tfdpx.train.config import preset_lookup, setting_flags
+from tfdpx.train.config.errors import UserError
+from tfdpx.train.run import auto_settings
+from tfdpx.train.sweeps import table
+from tfdpx.train.sweeps.grid import HELD_OUT, parse, runs
+from tfdpx.train.sweeps.runs import _locked, execute
 
 
 @pytest.mark.slow
-def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
+def test_a_sweep_of_the_digits_and_its_table_again(run, tmp_path):
     given = dict(model="small_cnn", steps=2, batch_size=64, epsilon=2.0, accountant="rdp")
-    given |= dict(workdir=str(tmp_path / "sweep"), data_dir=str(tmp_path))
-    run("--seeds=0", "--grid=l2_norm_clip=0.1", "--jobs=2", **given)
-    record = json.loads(capsys.readouterr().out.splitlines()[-1], parse_constant=pytest.fail)
+    given |= dict(workdir=tmp_path / "sweep", seeds=[0], grid="l2_norm_clip=0.1", jobs=2)
+    record, _ = run(sweep, **given)
     assert (record["runs"], record["points"], record["failures"]) == (1, 1, {})
     assert record["measured_on"] == "validation" and record["best"] == {"l2_norm_clip": 0.1}
     assert 0 < record["best_median_accuracy"] <= 1
@@ -37,33 +32,178 @@ def test_a_sweep_of_the_digits_and_its_table_again(tmp_path, capsys):
     assert report["validation_accuracy"] == record["best_median_accuracy"]
     assert 1.9 < report["epsilon"] <= 2.0
     (tmp_path / "sweep/table.csv").unlink()
-    run("--table_only", workdir=str(tmp_path / "sweep"))
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again, _ = run(sweep, table_only=True, workdir=tmp_path / "sweep")
     assert (tmp_path / "sweep/table.csv").exists()
     assert again["best_median_accuracy"] == record["best_median_accuracy"]
 
 
+GRID = dict(grid="steps=5")
 ERRORS = [
-    ([], {}, "--grid says what to sweep"),
-    (["--grid=steps=5"], dict(workdir=None), "--workdir names the folder"),
-    (["--grid=steps=5"], dict(seed=3), "Use --seeds=3"),
-    (["--grid=steps=5", "--seeds=a"], {}, "--seeds=a"),
-    (["--grid=steps=5"], dict(steps=7), "--steps=7"),
-    (["--grid=color=5"], {}, "--grid=color=5"),
-    (["--grid=preset=digits", "--preset=digits"], {}, "Leave one of them out"),
-    (["--grid=preset=none"], {}, "no preset 'none'"),
-    (["--table_only"], {}, "--table_only needs a sweep"),
+    ({}, "--grid says what to sweep"),
+    (dict(GRID, workdir=None), "--workdir names the folder"),
+    (dict(GRID, seed=3), "Use --seeds=3"),
+    (dict(GRID, seeds=["a"]), "--seeds=a"),
+    (dict(GRID, seeds=["0", "0"]), "a seed twice"),
+    (dict(GRID, steps=7), "--steps=7"),
+    (dict(grid="steps=0"), "--steps must be at least 1"),
+    (dict(grid="color=5"), "can sweep .*learning_rate.*Received: --grid=color=5"),
+    (dict(grid="preset=digits", preset="digits"), "Leave one of them out"),
+    (dict(grid="preset=none"), "no preset 'none'"),
+    (dict(grid="learning_rate"), "Received: 'learning_rate'"),
+    (dict(grid="learning_rate="), "lists settings and their values"),
+    (dict(grid="steps=1;steps=2"), "names steps twice"),
+    (dict(grid="steps=1,1"), "a value twice"),
+    (dict(grid="steps=many"), "invalid value of steps.*Received: 'many'"),
+    (dict(grid="noise_multiplier=2,3", preset="table12/eps8"), "Sweeping noise.* changes epsilon"),
+    (dict(grid="preset=table12/eps6,table12/eps8"), "Sweeping preset changes epsilon"),
+    (dict(table_only=True), "--table_only needs a sweep"),
 ]
 
 
-def test_errors_of_the_user_are_one_line(tmp_path):
-    for arguments, given, message in ERRORS:
-        with pytest.raises(SystemExit, match=message) as error:
-            run(*arguments, **{"workdir": str(tmp_path / "sweep"), **given})
-        assert "\n" not in error.value.code
+def test_errors_of_the_user_are_one_line(refusal, tmp_path):
+    for given, message in ERRORS:
+        said = refusal(sweep, **{"workdir": tmp_path / "sweep", **given})
+        assert re.search(message, said), (given, said)
         assert not (tmp_path / "sweep").exists()
+    assert "No run in --workdir" in refusal(sweep, workdir=tmp_path, table_only=True)
 
 
-def test_a_folder_without_a_finished_run(tmp_path):
-    with pytest.raises(SystemExit, match="No run in --workdir"):
-        run("--table_only", workdir=str(tmp_path))
+def runs_of(text, given=(), preset="digits", seeds=(0,)):
+    return runs(preset, dict(given), parse(text), seeds)
+
+
+def test_every_point_runs_with_every_seed_at_one_epsilon():
+    text = " batch_size = 128,512 ;learning_rate=1,2.5;group_norm=false"
+    made = runs_of(text, {"epsilon": 3.0, "accountant": "rdp"}, seeds=(4, 5))
+    assert len({run.name for run in made}) == len(made) == 8
+    assert {run.settings.learning_rate for run in made} == {1.0, 2.5}
+    assert {run.settings.epsilon for run in made} == {3.0}
+    complete = [auto_settings.complete(run.settings, 1000)[0] for run in (made[0], made[-1])]
+    sigmas = {each.batch_size: each.privacy_plan(1000).noise_multiplier for each in complete}
+    assert sigmas[512] > 1.5 * sigmas[128]  # A budget that stays fixed, and not the noise.
+    assert [run.settings.seed for run in made] == [4, 5] * 4
+    swept = runs_of("noise_multiplier=2,3;epsilon=1,2", preset="table12/eps8")
+    assert {run.settings.epsilon for run in swept} == {1.0, 2.0}
+
+
+def test_the_arguments_of_a_run_lead_to_its_settings(run):
+    for made in runs_of("preset=digits,table2/ema;steps=7", {"group_norm": False, "epsilon": 1.0}):
+        preset, *rest = made.arguments
+        with flagsaver.flagsaver():
+            flags.FLAGS(["classify", *rest])
+            preset = preset.removeprefix("--preset=")
+            assert preset_lookup.resolve(preset, setting_flags.given()) == made.settings
+
+
+@pytest.mark.parametrize("preset", ["digits", "table12/eps8", "table2/ema"])
+def test_nothing_is_chosen_on_test_images_unless_the_flags_ask_for_it(preset):
+    for said in ({}, {"validation": 0.1}):
+        chosen = runs_of("learning_rate=1", said, preset)[0].settings
+        assert chosen.eval_split == "validation" and chosen.validation > 0
+    asked = runs_of("learning_rate=1", {"eval_split": "test"}, preset)[0].settings
+    assert asked.eval_split == "test"
+    assert runs_of("steps=5")[0].settings.validation == HELD_OUT
+
+
+# Stands for `python -m tfdpx.train.classify`: leaves a record, or fails where it is told to.
+FAKE = """#!/bin/sh
+for argument in "$@"; do
+  case "$argument" in --workdir=*) folder="${argument#--workdir=}" ;; esac
+done
+sweep="$folder/../.."
+echo "$folder" >> "$sweep/started"
+if [ -e "$sweep/fail" ]; then echo "no luck"; exit 1; fi
+if [ -e "$sweep/die" ]; then kill -KILL $$; fi
+cp "$sweep/../record.json" "$folder/record.json"
+"""
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    found = {"test_accuracy": None, "validation_accuracy": 0.5}
+    Record("classify", Data("digits"), Ledger(), None, results=found).save(tmp_path / "record.json")
+    fake = tmp_path / "python"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    (tmp_path / "sweep").mkdir()
+    return tmp_path / "sweep"
+
+
+def started(workdir):
+    return len((workdir / "started").read_text().splitlines())
+
+
+def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, workdir):
+    given = dict(workdir=workdir, seeds=[0, 1])
+    record, text = run(sweep, grid="learning_rate=1,2", **given)
+    assert (record["runs"], started(workdir)) == (4, 4)
+    assert "[4/4] learning_rate=2.0,seed=1: 50.0%" in text
+    run(sweep, grid="learning_rate=1,2", **given)
+    assert started(workdir) == 4
+    assert run(sweep, grid="learning_rate=1,2,4", jobs=3, **given)[0]["runs"] == 6
+    run(sweep, grid="preset=digits,table2/ema", workdir=workdir, seeds=[0])
+    assert started(workdir) == 8
+    rows = list(csv.DictReader((workdir / "table.csv").open()))
+    assert [row["preset"] for row in rows] == ["digits"] * 7 + ["table2/ema"]
+    assert {row["learning_rate"] for row in rows} >= {"1.0", "2.0", "4.0"}
+
+
+def test_failed_runs_say_why_and_are_tried_again(run, workdir):
+    (workdir / "fail").touch()
+    made = runs_of("learning_rate=1,2")
+    assert set(execute(made, workdir).values()) == {"failed: no luck"}
+    (workdir / "fail").rename(workdir / "die")
+    assert "killed by SIGKILL" in next(iter(execute(made, workdir).values()))
+    (workdir / "die").unlink()
+    assert execute(made, workdir) == {}
+
+
+def test_runs_that_differ_in_more_than_what_is_swept_do_not_share_a_folder(run, refusal, workdir):
+    grid = dict(workdir=workdir, grid="learning_rate=1", seeds=[0])
+    run(sweep, **grid, steps=5)
+    assert "with steps=5. Received: steps=not given" in refusal(sweep, **grid)
+    said = refusal(sweep, **grid, steps=5, epsilon=3.0)
+    assert "with epsilon=not given. Received: epsilon=3.0" in said
+    assert started(workdir) == 1
+    record, _ = run(sweep, workdir=workdir, grid="learning_rate=1;steps=5,6", seeds=[0])
+    assert (record["runs"], record["points"]) == (3, 2)
+    next((workdir / "runs").glob("*/record.json")).write_text('{"test_accu')
+    assert "no whole record" in refusal(sweep, workdir=workdir, table_only=True)
+    with _locked(workdir), pytest.raises(UserError, match="Another sweep"):
+        execute(runs_of("steps=5"), workdir)
+
+
+def result(accuracy, seed, on_test=False, **point):
+    settings = {
+        "seed": seed, "learning_rate": 2.0, "l2_norm_clip": 1.0, "augmult": 0, "ema_momentum": 0.0,
+        "optimizer": "dpsgd", "validation": 0.0,
+    }  # fmt: skip
+    report = {"epsilon": 8.0, "workdir": "w", "steps": 5, "test_accuracy": None}
+    report["validation_accuracy"] = None
+    report["test_accuracy" if on_test else "validation_accuracy"] = accuracy
+    return {"point": point, "settings": {**settings, **point}, "report": report}
+
+
+RESULTS = [
+    result(0.9, 1, learning_rate=4.0, batch_size=64),
+    result(0.5, 0, learning_rate=4.0, batch_size=64),
+    result(0.8, 2, learning_rate=4.0, batch_size=64),
+    result(0.7, 0, learning_rate=1.0, batch_size=64),
+    result(0.6, 0, learning_rate=1.0, batch_size=256),
+]
+
+
+def test_rows_are_in_order_and_points_are_medians_and_ranges():
+    rows = table.rows(RESULTS)
+    assert [(r["learning_rate"], r["batch_size"], r["seed"], r["accuracy"]) for r in rows] == [
+        (1.0, 64, 0, 0.7), (1.0, 256, 0, 0.6),
+        (4.0, 64, 0, 0.5), (4.0, 64, 1, 0.9), (4.0, 64, 2, 0.8),
+    ]  # fmt: skip
+    assert {r["measured_on"] for r in rows} == {"validation"}
+    assert table.rows([result(0.4, 0, on_test=True)])[0]["measured_on"] == "test"
+    best = table.best(table.summaries(rows, table.names(RESULTS)))
+    assert best == {
+        "learning_rate": 4.0, "batch_size": 64, "median": 0.8, "lowest": 0.5, "highest": 0.9,
+        "runs": 3,
+    }  # fmt: skip

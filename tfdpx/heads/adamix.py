@@ -22,7 +22,6 @@ from tfdpx.accounting.statement import rounded_up
 from tfdpx.heads.features import FeatureSet
 from tfdpx.heads.gradients import gradient_sum
 from tfdpx.heads.head import Head, norm_bound, optional, positive
-from tfdpx.sampling import overlap
 
 # Public norms may fall to zero; a clip may not.
 LEAST_CLIP = 1e-6
@@ -61,7 +60,8 @@ class AdaMix(Head):
     removing one, for kernel, bias and all weights on the way: `steps` Gaussians of sensitivity tau,
     so one Gaussian with mu = sqrt(steps) / noise_multiplier (Proposition 5, whose rho = T^2 / (2
     sigma^2) is a misprint of T / (2 sigma^2)). The public examples have **no** guarantee: the
-    weights may tell all of them. The numbers of examples are public.
+    weights may tell all of them, so none of the private examples may be among them. The numbers of
+    examples are public.
 
     Args:
         num_classes: Int.
@@ -364,17 +364,14 @@ class PublicSet:
 
 
 def _check_private(examples, public):
-    """Checks the width and labels of private examples, and that none of them is public."""
+    """Checks the width and labels of private examples."""
     if public.x.shape[1] != examples.dimension:
         raise ValueError(
             "Arguments `features` and `public_data` must have one width. Received: "
             f"{examples.dimension} and {public.x.shape[1]}."
         )
-    fingerprints, count = overlap.Fingerprints(public.x) if len(public) else None, 0
-    for x, y in examples.chunks():
+    for _, y in examples.chunks():
         _check_single_labels("labels", y)
-        count += 0 if fingerprints is None else fingerprints.count_in(x)
-    overlap.refuse(count, examples.count)
 
 
 def _check_single_labels(name, targets):

@@ -12,7 +12,6 @@ from scipy.special import softmax
 import tfdpx
 from tfdpx.heads.adamix import PublicSet
 from tfdpx.heads.releases import Releases
-from tfdpx.sampling import overlap
 
 PRIVATE = head_cases.data(60)
 
@@ -129,7 +128,6 @@ UNFIT[3, 2] = np.nan
         ((PUBLIC[0], None), "`labels` must be given"),
         ((PUBLIC[0], np.zeros([8, CLASSES])), "8 examples with none or several"),
         ((PUBLIC[0][:, :3], PUBLIC[1]), "must have one width. Received: 6 and 3"),
-        ((PRIVATE[0][3:5], PRIVATE[1][3:5]), "holds 2 of the 60 private examples"),
     ],
 )
 def test_public_data_that_are_refused(public, message):
@@ -165,15 +163,3 @@ def test_a_projection_needs_public_data_and_initial_weights_the_shape_of_the_ker
         tfdpx.heads.AdaMix(CLASSES, 1.0, l2_norm_clip=1.0, projection=2).fit(*PRIVATE)
     with pytest.raises(ValueError, match=r"have the shape \[6, 4\]"):
         fitted(tfdpx.heads.AdaMix(CLASSES, 1.0, initial_weights=np.ones([WIDTH, 2])))
-
-
-def test_overlap_is_found_whatever_the_last_bits():
-    rng = np.random.default_rng(0)
-    public, private = rng.normal(size=(40, 300)), rng.normal(size=(200, 300)).astype("float32")
-    known = overlap.Fingerprints(public)
-    assert known.count_in(private) == 0
-    private[10:50] = public * (1 + 1e-7 * rng.normal(size=public.shape))
-    assert known.count_in(private) >= 39
-    assert known.count_in(np.zeros([3, 300])) == 0
-    images = rng.integers(0, 256, (5, 8, 8, 1), dtype=np.uint8)
-    assert overlap.Fingerprints(images).count_in(images[1:3]) == 2

@@ -6,7 +6,6 @@ import warnings
 import numpy as np
 import pytest
 from matplotlib import figure, image
-from tensorboard.backend.event_processing import event_accumulator
 
 from tfdpx.train.report import pictures
 
@@ -61,12 +60,8 @@ def test_learning_curve_without_privacy_is_over_updates(tmp_path, drawn):
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [10, 20, 30])
     assert axes.get_xlabel() == "model updates" and axes.get_ylabel().startswith("validation")
     assert not axes.child_axes
-
-
-@pytest.mark.parametrize("epsilons", [[1.0], [0.5, 0.5, 0.5]])
-def test_learning_curve_of_one_point_or_of_equal_epsilons(epsilons, tmp_path):
-    pictures.learning_curve(rows(epsilons, [0.5] * len(epsilons)), tmp_path / "curve.png")
-    check_png(tmp_path / "curve.png")
+    for epsilons in ([1.0], [0.5, 0.5, 0.5]):
+        pictures.learning_curve(rows(epsilons, [0.5] * len(epsilons)), path)
 
 
 def test_confusion_matrix_counts(tmp_path, drawn):
@@ -79,13 +74,8 @@ def test_confusion_matrix_counts(tmp_path, drawn):
     np.testing.assert_allclose(axes.images[0].get_array(), expected)
     assert [text.get_text() for text in axes.texts] == ["2", "1", "1", "1"]
     assert axes.get_title() == "3 of 5 right"
-
-
-def test_confusion_matrix_of_many_classes_and_of_absent_ones(tmp_path, drawn):
-    path = tmp_path / "confusion.png"
     pictures.confusion_matrix([3, 7], [3, 99], [str(i) for i in range(100)], path)
-    check_png(path)
-    assert not drawn[0].axes[0].texts
+    assert not drawn[1].axes[0].texts  # Too many classes, and absent ones.
 
 
 def test_names_of_classes_in_any_script(tmp_path, drawn):
@@ -96,31 +86,6 @@ def test_names_of_classes_in_any_script(tmp_path, drawn):
         pictures.confusion_matrix(range(4), range(4), names, tmp_path / "confusion.png")
     shown = [text.get_text() for text in drawn[0].axes[0].get_yticklabels()]
     assert shown[:2] == ["قطة", r"a\$b\$"] and shown[2] in ("猫", r"\u732b")
-
-
-def test_the_font_that_has_a_letter_is_used(monkeypatch):
-    class Font:
-        style, name, fname = "normal", "Cats", "cats.ttf"
-
-    monkeypatch.setattr(pictures.font_manager.fontManager, "ttflist", [Font])
-    monkeypatch.setattr(
-        pictures, "_letters", lambda path: set("猫") if path == "cats.ttf" else set("abc")
-    )
-    names, fonts = pictures.readable(["a猫", "犬"])
-    assert names == ["a猫", r"\u72ac"] and fonts[-1] == "Cats" and len(fonts) == 2
-
-
-def test_pictures_arrive_in_tensorboard(tmp_path):
-    path = tmp_path / "learning_curve.png"
-    pictures.learning_curve(rows([0.5, 0.8], [0.3, 0.7]), path)
-    pictures.write_to_tensorboard([path], tmp_path / "events", step=20)
-    events = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
-    (event,) = events.Tensors("learning_curve")
-    assert event.step == 20
-    width, height, png = event.tensor_proto.string_val
-    pixels = image.imread(path)
-    assert (int(height), int(width)) == pixels.shape[:2]
-    assert png.startswith(b"\x89PNG")
 
 
 def test_wrong_predictions_show_images_with_both_classes(tmp_path, drawn):

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from cases import slow
 
 from tfdpx.accounting import record as records
 from tfdpx.layers import trainable
+from tfdpx.train import classify
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import devices
 
@@ -26,23 +28,31 @@ def config(cluster=CLUSTER, kind="worker", index=0):
     return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
 
 
-@pytest.mark.parametrize("kind", ["auto", "cpu"])
-def test_one_device_needs_no_strategy(kind, monkeypatch):
+def test_one_device_needs_no_strategy(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    assert devices.make(kind) is tf.distribute.get_strategy()
-    assert devices.is_chief(devices.make(kind))
-
-
-def test_mirrored_takes_the_cpu_where_there_is_no_gpu(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for kind in ("auto", "cpu"):
+        assert devices.make(kind) is tf.distribute.get_strategy()
+        assert devices.is_chief(devices.make(kind))
     assert devices.make("mirrored").num_replicas_in_sync == 1
+
+
+def test_of_a_cluster_with_a_chief_no_worker_writes(monkeypatch):
+    class OfCluster(tf.distribute.MultiWorkerMirroredStrategy):
+        cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+        def __init__(self):
+            pass
+
+    for kind in ("worker", "chief"):
+        cluster = {**CLUSTER, "chief": ["127.0.0.1:3"]}
+        monkeypatch.setenv("TF_CONFIG", config(cluster, kind))
+        assert devices.is_chief(OfCluster()) is (kind == "chief")
 
 
 @pytest.mark.parametrize(
     "kind, tpu, environment, message",
     [
         ("multiworker", None, None, "needs the environment variable TF_CONFIG"),
-        ("multiworker", None, "{", "TF_CONFIG is no valid JSON"),
         ("auto", None, "[]", "TF_CONFIG is no valid JSON"),
         ("auto", None, config(index=2), "its task must be one of them"),
         ("auto", None, config({**CLUSTER, "ps": ["127.0.0.1:3"]}), "a chief and workers only"),
@@ -58,35 +68,6 @@ def test_errors_of_the_user(kind, tpu, environment, message, monkeypatch):
         devices.make(kind, tpu)
 
 
-@pytest.mark.parametrize(
-    "cluster, kind, index, chief",
-    [
-        (CLUSTER, "worker", 0, True),
-        (CLUSTER, "worker", 1, False),
-        ({**CLUSTER, "chief": ["127.0.0.1:3"]}, "worker", 0, False),
-        ({**CLUSTER, "chief": ["127.0.0.1:3"]}, "chief", 0, True),
-    ],
-)
-def test_the_chief_is_one(cluster, kind, index, chief, monkeypatch):
-    class OfCluster(tf.distribute.MultiWorkerMirroredStrategy):
-        def __init__(self):
-            pass
-
-    monkeypatch.setenv("TF_CONFIG", config(cluster, kind, index))
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    monkeypatch.setattr(OfCluster, "cluster_resolver", resolver)
-    assert devices.is_chief(OfCluster()) is chief
-
-
-def test_the_copy_for_one_device_predicts_the_same_and_is_not_compiled():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="own")
-    model.compile("sgd", "mse")
-    copy = devices.on_one_device(model)
-    x = np.ones((2, 4), "float32")
-    np.testing.assert_array_equal(copy(x), model(x))
-    assert copy.name == "own" and not copy.compiled
-
-
 def test_the_copy_for_one_device_has_the_lora_of_attention():
     inputs = keras.Input((4, 6))
     attended = keras.layers.MultiHeadAttention(2, 3)(inputs, inputs)
@@ -100,13 +81,16 @@ def test_the_copy_for_one_device_has_the_lora_of_attention():
     np.testing.assert_array_equal(devices.on_one_device(model, zeros)(x), 0 * model(x))
 
 
-def classify(workdir, data_dir, *flags, environment=None):
+GIVEN = dict(epsilon=1, seed=0, batch_size=1436, report_every=5)  # Two replicas share it evenly.
+
+
+def start(workdir, data_dir, *flags, **environment):
     """Starts the binary at a budget for which it trains a small model."""
-    command = [sys.executable, "-m", "tfdpx.train.classify", "--epsilon=1", "--seed=0"]
-    command += ["--batch_size=1436"]  # Of 1,437: two replicas share it evenly.
+    given = [f"--{name}={value}" for name, value in GIVEN.items()]
+    given += [f"--workdir={workdir}", f"--data_dir={data_dir}", *flags]
     return subprocess.Popen(
-        [*command, "--report_every=5", f"--workdir={workdir}", f"--data_dir={data_dir}", *flags],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})},
+        [sys.executable, "-m", "tfdpx.train.classify", *given],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -114,10 +98,7 @@ def classify(workdir, data_dir, *flags, environment=None):
 
 
 def workers(workdir, data_dir, *flags):
-    return [
-        classify(workdir, data_dir, *flags, environment={"TF_CONFIG": config})
-        for config in processes.cluster(2)
-    ]
+    return [start(workdir, data_dir, *flags, TF_CONFIG=config) for config in processes.cluster(2)]
 
 
 def finish(started):
@@ -132,35 +113,31 @@ def finish(started):
     return [output for output, _ in results]
 
 
-@pytest.mark.slow
-def test_a_batch_size_that_replicas_cannot_share_is_an_error(tmp_path):
-    process = classify(tmp_path / "run", tmp_path, "--cpu_devices=2", "--batch_size=333")
-    output, errors = process.communicate(timeout=100)
-    assert process.returncode == 1 and "accuracy" not in output
-    assert "Use 332 or 334" in errors.splitlines()[-1]
-    assert not any(path.is_file() for path in (tmp_path / "run").rglob("*"))
+def test_a_batch_size_that_replicas_cannot_share_is_an_error():
+    with pytest.raises(UserError, match="Use 332 or 334"):
+        devices.check_batch_size(types.SimpleNamespace(num_replicas_in_sync=2), 333)
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    """The folder of a run on one device, and the folder of its data."""
-    root = tmp_path_factory.mktemp("single")
-    finish([classify(root / "run", root / "data")])
-    return root / "run", root / "data"
+def single(run, tmp_path_factory):
+    """The folder of a run on one device."""
+    workdir = tmp_path_factory.mktemp("single") / "run"
+    run(classify, workdir=workdir, **GIVEN)
+    return workdir
 
 
-def results(workdir):
-    record = records.plain(records.read(workdir / "record.json").view())
-    return record, (workdir / "curve.jsonl").read_text()
+@pytest.fixture(scope="module")
+def data_dir(single, finished_runs):
+    return finished_runs.data_dir
 
 
 def assert_same_run(workdir, single, is_killed=False):
-    (record, curve), (wanted, wanted_curve) = results(workdir), results(single)
+    record, wanted = (records.read(f / "record.json").view() for f in (workdir, single))
     assert record["replicas"] == 2
     for name in ("test_accuracy", "epsilon", "steps", "noise_multiplier"):
         assert record[name] == wanted[name], name
     # A kill between a save and what is written after it leaves out the row of that save.
-    rows, wanted_rows = curve.splitlines(), wanted_curve.splitlines()
+    rows, wanted_rows = ((f / "curve.jsonl").read_text().splitlines() for f in (workdir, single))
     assert set(rows) <= set(wanted_rows) and rows[-1] == wanted_rows[-1]
     assert len(rows) >= len(wanted_rows) - is_killed
     model, other = (keras.saving.load_model(f / "model.keras") for f in (workdir, single))
@@ -169,15 +146,15 @@ def assert_same_run(workdir, single, is_killed=False):
 
 
 @pytest.mark.slow
-def test_two_devices_train_like_one(single, tmp_path):
-    finish([classify(tmp_path / "run", single[1], "--cpu_devices=2")])
-    assert_same_run(tmp_path / "run", single[0])
+def test_two_devices_train_like_one(single, data_dir, tmp_path):
+    finish([start(tmp_path / "run", data_dir, "--cpu_devices=2")])
+    assert_same_run(tmp_path / "run", single)
 
 
 @pytest.mark.slow
-def test_two_workers_train_like_one_and_only_the_chief_writes(single, tmp_path):
-    outputs = finish(workers(tmp_path / "run", single[1]))
-    assert_same_run(tmp_path / "run", single[0])
+def test_two_workers_train_like_one_and_only_the_chief_writes(single, data_dir, tmp_path):
+    outputs = finish(workers(tmp_path / "run", data_dir))
+    assert_same_run(tmp_path / "run", single)
     assert json.loads(outputs[0].splitlines()[-1])["replicas"] == 2
     assert outputs[1] == ""
     events = [p.parent.name for p in (tmp_path / "run" / "tensorboard").rglob("events*")]
@@ -186,9 +163,11 @@ def test_two_workers_train_like_one_and_only_the_chief_writes(single, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_worker_is_resumed_and_every_update_counts_once(killed, single, tmp_path):
+def test_a_killed_worker_is_resumed_and_every_update_counts_once(
+    killed, single, data_dir, tmp_path
+):
     workdir = tmp_path / "run"
-    started = workers(workdir, single[1])
+    started = workers(workdir, data_dir)
     wait_for(workdir / "checkpoint" / "tfdpx-checkpoint.zip", started)
     started[killed].kill()
     _, errors = started[1 - killed].communicate(timeout=100)
@@ -196,8 +175,8 @@ def test_a_killed_worker_is_resumed_and_every_update_counts_once(killed, single,
     assert started[1 - killed].returncode == 1
     assert "another worker is gone; start all with --resume" in errors
     assert not (workdir / "record.json").exists()
-    finish(workers(workdir, single[1], "--resume"))
-    assert_same_run(workdir, single[0], is_killed=True)
+    finish(workers(workdir, data_dir, "--resume"))
+    assert_same_run(workdir, single, is_killed=True)
 
 
 def wait_for(path: pathlib.Path, started):

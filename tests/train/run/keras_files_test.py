@@ -1,7 +1,6 @@
 """Classifiers on models of others: what reaches them, what trains, and what is refused."""
 
 import dataclasses
-import types
 import zipfile
 
 import keras
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 import tfdpx
-from tfdpx import account
 from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.errors import UserError
 from tfdpx.train.run import classifiers, finetuning
@@ -45,47 +43,30 @@ PIXELS = {
 }
 
 
-@pytest.mark.parametrize("pixels", PIXELS)
-def test_pixels_arrive_as_the_flag_says(pixels):
-    source = model()
-    features = KerasFile(source, "a.keras", pixels).classifier(SHAPE, None)
-    values = PIXELS[pixels](IMAGES.astype("float64")).astype("float32")
-    np.testing.assert_allclose(features(IMAGES), expected_features(source, values), rtol=1e-4)
-    assert not features.trainable_variables
-
-
 @pytest.mark.parametrize(
-    ("first", "name", "scaled"),
+    ("pixels", "first", "name", "scaled"),
     [
-        ([L.Rescaling(1 / 255)], "theirs", "0..255"),
-        ([], "mobilenetv2_1.00_224", "-1..1"),
-        ([], "ResNet50", "caffe"),
-        ([], "densenet121", "imagenet"),
+        *((pixels, [], "theirs", pixels) for pixels in PIXELS),
+        (None, [L.Rescaling(1 / 255)], "theirs", "0..255"),
+        (None, [], "mobilenetv2_1.00_224", "-1..1"),
+        (None, [], "ResNet50", "caffe"),
+        (None, [], "densenet121", "imagenet"),
     ],
 )
-def test_pixels_arrive_as_the_model_expects(first, name, scaled):
+def test_pixels_arrive_as_the_flag_says_or_the_model_expects(pixels, first, name, scaled):
     source = model(*first, name=name)
-    features = KerasFile(source, "a.keras").classifier(SHAPE, None)
+    features = KerasFile(source, "a.keras", pixels).classifier(SHAPE, None)
     values = PIXELS[scaled](IMAGES.astype("float64"))
     values = values / 255 if first else values
     expected = expected_features(source, values.astype("float32"))
     np.testing.assert_allclose(features(IMAGES), expected, rtol=1e-4)
+    assert not features.trainable_variables
 
 
-@pytest.mark.parametrize("name", ["theirs", "convnext_tiny"])  # The second, without its scaling.
-def test_unknown_scaling_of_pixels_is_asked_for(name):
-    with pytest.raises(UserError, match="by pixels=0..255 or pixels=0..1 or"):
-        KerasFile(model(name=name), "a.keras")
-
-
-def private_fit(classifier, noise_multiplier=1.0):
-    spent = account.ledger_of(classifier.variables)
-    plan = tfdpx.PrivacyPlan(4, 4, 2, noise_multiplier, delta=1e-5, spent=spent)
-    classifier.compile(
-        tfdpx.DPSGD(1.0, plan=plan, seed=0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    classifier.fit(plan.batches(IMAGES, np.arange(4) % 2, seed=0), verbose=0)
+def test_unknown_scaling_of_pixels_is_asked_for():
+    for name in ("theirs", "convnext_tiny"):  # The second, without its scaling.
+        with pytest.raises(UserError, match="by pixels=0..255 or pixels=0..1 or"):
+            KerasFile(model(name=name), "a.keras")
 
 
 @pytest.mark.slow
@@ -99,7 +80,10 @@ def test_what_trains_and_that_statistics_do_not(trainable, tmp_path):
     names = {v.path.split("/")[-2] for v in classifier.trainable_variables}
     assert names == ({"logits"} if trainable == "last" else {"conv", "logits"})
     before, kernel = (source.get_layer(name).get_weights() for name in ("norm", "conv"))
-    private_fit(classifier)
+    plan = tfdpx.PrivacyPlan(4, 4, 2, 1.0, delta=1e-5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    classifier.compile(tfdpx.DPSGD(1.0, plan=plan, seed=0), loss)
+    classifier.fit(plan.batches(IMAGES, np.arange(4) % 2, seed=0), verbose=0)
     for a, b in zip(before, source.get_layer("norm").get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
     changed = not np.array_equal(kernel[0], source.get_layer("conv").get_weights()[0])
@@ -144,17 +128,18 @@ def test_a_file_is_taken_as_it_is_unless_a_model_of_tfdpx_is_asked_for(file):
     assert source.image_shape == SHAPE
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"model": "small_cnn", "batch_norm": "freeze"}, "Flags --pixels and --batch_norm belong"),
-        ({"model": "small_cnn", "pixels": "0..1"}, "--pixels=0..1 --batch_norm=None"),
-        ({"precision": "mixed_bfloat16"}, "--precision=mixed_bfloat16"),
-    ],
-)
-def test_flags_that_do_not_fit(file, given, message):
-    with pytest.raises(UserError, match=message):
-        finetuning.source(file(classifiers.build("small_cnn", (8, 8, 1), 3, 100.0), **given))
+MISFITS = [
+    ({"model": "small_cnn", "batch_norm": "freeze"}, "Flags --pixels and --batch_norm belong"),
+    ({"model": "small_cnn", "pixels": "0..1"}, "--pixels=0..1 --batch_norm=None"),
+    ({"precision": "mixed_bfloat16"}, "--precision=mixed_bfloat16"),
+]
+
+
+def test_flags_that_do_not_fit(file):
+    ours = classifiers.build("small_cnn", (8, 8, 1), 3, 100.0)
+    for given, message in MISFITS:
+        with pytest.raises(UserError, match=message):
+            finetuning.source(file(ours, **given))
 
 
 def test_a_run_folder_stands_for_its_model(tmp_path):
@@ -170,19 +155,3 @@ def test_a_run_folder_stands_for_its_model(tmp_path):
     (tmp_path / "old.h5").touch()
     with pytest.raises(UserError, match="another kind.*load_model"):
         finetuning.model_file(str(tmp_path / "old.h5"))
-
-
-@pytest.mark.slow
-def test_weights_of_a_private_run_bring_its_account_along(file):
-    ours = classifiers.build("small_cnn", SHAPE, 2, 100.0)
-    private_fit(ours)
-    data = types.SimpleNamespace(image_shape=SHAPE, num_classes=2, centre=100.0, deviation=100.0)
-    ledgers = []
-    for name in ("small_cnn", None):
-        settings, source = finetuning.source(file(ours, model=name))
-        settings = dataclasses.replace(settings, trainable="last")
-        built = finetuning.build(settings, data, source)
-        private_fit(built, noise_multiplier=2.0)
-        ledgers.append(built.optimizer.ledger)
-    spent = [sorted((e.noise_multiplier, e.steps) for e in each.entries) for each in ledgers]
-    assert spent[0] == spent[1] == [(1.0, 2), (2.0, 2)] and ledgers[1].is_complete

@@ -1,10 +1,7 @@
 """Tuning within a budget: what is kept, what is spent, and what is refused."""
 
-import json
-
 import keras
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 
 from tfdpx.accounting import record as records
@@ -19,15 +16,9 @@ GRID = {"learning_rate": (1.0, 2.0)}
 GIVEN = dict(model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def parsed_flags():
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["sweep"])
-
-
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    with flagsaver.flagsaver(data_dir=str(tmp_path_factory.mktemp("data"))):
+def data_dir(run, finished_runs):
+    with flagsaver.flagsaver(data_dir=finished_runs.data_dir):
         yield
 
 
@@ -126,40 +117,20 @@ def test_what_the_account_has_no_room_for_is_refused(tmp_path, data_dir):
         assert not (tmp_path / "tuned").exists()
 
 
-@pytest.mark.parametrize(("mean", "message"), [(1.0, "number above 1"), (0.5, "number above 1")])
-def test_a_mean_that_is_none_is_refused(mean, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        private_tuning.tune("digits", GIVEN, GRID, mean, tmp_path / "tuned", [])
-
-
-@pytest.mark.parametrize("argument", ["--seeds=0", "--jobs=2", "--table_only"])
-def test_flags_of_ordinary_sweeps_are_refused(argument, tmp_path):
-    values = flags.FlagValues()
-    sweep.define_flags(values)
-    values(["sweep", "--private_tuning=5", "--grid=learning_rate=1,2", argument])
-    (tmp_path / "runs").mkdir()
-    with flagsaver.flagsaver(workdir=str(tmp_path)), pytest.raises(SystemExit) as error:
-        sweep.main(["sweep"], values)
-    assert "exclude each other" in error.value.code
-
-
 @pytest.mark.slow
-def test_the_binary_tunes_the_digits(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(selection, "draw_runs", lambda mean: 2)  # For always the same time.
-    values = flags.FlagValues()
-    sweep.define_flags(values)
-    values(["sweep", "--private_tuning=1.5", "--grid=learning_rate=10,20"])
-    data = dict(data_dir=str(tmp_path))
-    with flagsaver.flagsaver(workdir=str(tmp_path / "tuned"), epsilon=4.0, **data):
-        sweep.main(["sweep"], values)
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_the_binary_tunes_the_digits(tmp_path, run, refusal, monkeypatch):
+    given = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")
+    for more in (dict(seeds=[0]), dict(jobs=2), dict(table_only=True)):
+        assert "exclude each other" in refusal(sweep, **{**given, "workdir": tmp_path}, **more)
+    assert "number above 1" in refusal(sweep, **{**given, "private_tuning": 1.0})
+    monkeypatch.setattr(selection, "draw_runs", lambda mean: 1)  # For always the same time.
+    record, _ = run(sweep, epsilon=4.0, **given)
     assert 3.9 < record["epsilon"] <= 4.0
     assert record["test_accuracy"] > 0.9 and record["noisy_train_accuracy"] > 0.8
     assert (tmp_path / "tuned/best/model.keras").exists()
     assert not (tmp_path / "tuned/best/log.txt").exists()
 
     # Whoever trains on from it pays for all runs.
-    given = dict(init_from=str(tmp_path / "tuned/best/model.keras"), allow_seen_data=True)
-    with flagsaver.flagsaver(workdir=str(tmp_path / "on"), steps=3, epsilon=1.0, **given, **data):
-        classify.main(["classify"])
-    assert 4.9 < json.loads(capsys.readouterr().out.splitlines()[-1])["epsilon"] <= 5.0
+    given = dict(init_from=str(tmp_path / "tuned/best"), allow_seen_data=True)
+    on, _ = run(classify, workdir=tmp_path / "on", steps=3, epsilon=1.0, **given)
+    assert 4.9 < on["epsilon"] <= 5.0
