@@ -17,7 +17,7 @@ def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
         dict(source=COLOUR.images(60), num_images=50, public=True),
         dict(source=tf.constant(COLOUR.images(50)), public=True),
         dict(source=list(COLOUR.images(50)), public=True),
-        dict(source=COLOUR.dataset(20), num_images=50, public=True),
+        dict(source=DATASET, num_images=50, public=True),
     ]
     layers = [ChannelWhitening() for _ in arguments]
     for layer, case in zip(layers, arguments, strict=True):
@@ -84,8 +84,8 @@ class Broken(Generator):
         ({"num_images": 0}, "`num_images` must be a positive integer"),
         ({"batch_size": 1.5}, "`batch_size` must be a positive integer"),
         ({"features": "pool"}, "`features` must be a layer, model or function"),
-        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary. Use more"),
-        ({"source": Broken(4), "public": True}, "features that are not finite"),
+        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary or"),
+        ({"source": Broken(4), "public": True}, "or are not finite. Use more"),
         ({"source": np.ones((0, 4)), "public": True}, "`source` must hold an image"),
         ({"source": 5, "public": True}, "`source` must be a generator, an array or.*source=5"),
         (

@@ -216,7 +216,7 @@ def test_private_gradients_are_those_of_batches_of_one():
     ("arguments", "message"),
     [
         ({"model": "Vgg16"}, "`model` must be a keras.Model or .*ConvNeXtBase.*mean 'VGG16'"),
-        ({"weights": "/no/such.weights.h5"}, "weights='/no/such.weights.h5', which is no file"),
+        ({"weights": "/no/such.weights.h5"}, "weights='/no/such.weights.h5'. Write one"),
         ({"batch_norm": None}, "`batch_norm` must be one of"),
         ({"pixels": "0-1"}, "`pixels` must be one of .*'0..1'"),
         ({"image_size": 0}, "`image_size` must be a positive integer"),
