@@ -37,7 +37,7 @@ _TABLES = {
     "table9": dict(method="dp_newton", trials=300, steps=10, searched=_RATE),
     "table10": dict(method="dp_fc", trials=200, steps=10, searched=_RATE),
 }
-_RANGE, _HELD_OUT = (1e-8, 1e8), 0.05
+_RANGE, _PAPER_HELD_OUT = (1e-8, 1e8), 0.05
 _IMAGENET = dict(num_examples=1_281_167, num_classes=1000, delta=8e-7, dataset="imagenet2012")
 _DATASETS = {
     "imagenet": _IMAGENET,
@@ -85,7 +85,7 @@ def resolve_preset(name):
         "backbone": backbone,
         "dimension": _BACKBONES[backbone],
         "l2_norm_clip": 1.0 if large else 0.005,
-        "held_out": _HELD_OUT,
+        "held_out": _PAPER_HELD_OUT,
         "ranges": ranges,
     }
 

@@ -9,6 +9,7 @@ and nothing that waits for the host. Prints a table and one line of JSON; exits 
 a fault. Nothing is run: this says nothing of speed.
 """
 
+import argparse
 import dataclasses
 import json
 import pathlib
@@ -16,31 +17,35 @@ import subprocess
 import sys
 
 import keras
-from absl import app, flags
 
 from experiments.tpu import compiled, export
 
-_PYTHON = flags.DEFINE_string("python", ".venv-tpu/bin/python", "Interpreter with jax and libtpu.")
-_OUT = flags.DEFINE_string("out", "build/tpu", "Folder for the modules.")
-_TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x2", "Four or more devices of a TPU.")
-_CORES = flags.DEFINE_multi_integer("cores", [1, 4], "Cores to compile for.")
-_MODEL = flags.DEFINE_string("model", "small_cnn", "A model of tfdpx.train.run.classifiers.")
-_IMAGE_SHAPE = flags.DEFINE_list("image_shape", ["8", "8", "1"], "Height, width, channels.")
-_BATCH = flags.DEFINE_integer("batch_per_core", 64, "Examples a core.")
-_AUGMULT = flags.DEFINE_integer("augmult", 0, "Views of each example.")
-_PRECISION = flags.DEFINE_string("precision", "float32", "Keras dtype policy.")
+
+def parse(arguments=None):
+    """Returns the flags, a namespace."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--python", default=".venv-tpu/bin/python", help="Interpreter with jax and libtpu.")
+    add("--out", type=pathlib.Path, default="build/tpu", help="Folder for the modules.")
+    add("--topology", default="v5e:2x2", help="Four or more devices of a TPU.")
+    add("--cores", type=int, action="append", help="Cores to compile for; default: 1 and 4.")
+    add("--model", default="small_cnn", help="A model of tfdpx.train.run.classifiers.")
+    add("--image_shape", default="8,8,1", help="Height, width, channels.")
+    add("--batch_per_core", type=int, default=64, help="Examples a core.")
+    add("--augmult", type=int, default=0, help="Views of each example.")
+    add("--precision", default="float32", help="Keras dtype policy.")
+    return parser.parse_args(arguments)
 
 
-def main(argv):
+def main(arguments=None):
     """Exports, compiles, judges and prints."""
-    del argv
-    keras.config.set_dtype_policy(_PRECISION.value)
-    out = pathlib.Path(_OUT.value)
-    out.mkdir(parents=True, exist_ok=True)
+    values = parse(arguments)
+    keras.config.set_dtype_policy(values.precision)
+    values.out.mkdir(parents=True, exist_ok=True)
     results = []
-    for name, step in steps():
+    for name, step in steps(values):
         module, parameters = export.export(step)
-        figures, text = compile_for_tpu(module, out / f"{step.model}_{name}", step.cores)
+        figures, text = compile_for_tpu(values, module, f"{step.model}_{name}", step.cores)
         reductions = compiled.all_reduces(text)
         results.append(
             {
@@ -54,18 +59,18 @@ def main(argv):
             }
         )
         print(f"{name}, {step.cores} core(s): {figures['compile_seconds']:.0f} s", flush=True)
-    noise, _ = compile_for_tpu(export.export_noise(parameters), out / "noise", cores=1)
+    noise, _ = compile_for_tpu(values, export.export_noise(parameters), "noise", 1)
     print_table(results)
     faults = [f"{r['step']}, {r['cores']} cores: {f}" for r in results for f in r["faults"]]
     print(*faults, sep="\n", end="\n" if faults else "")
     record = {
-        "model": _MODEL.value,
-        "image_shape": list(map(int, _IMAGE_SHAPE.value)),
+        "model": values.model,
+        "image_shape": list(step.image_shape),
         "parameters": parameters,
-        "batch_per_core": _BATCH.value,
-        "augmult": _AUGMULT.value,
-        "precision": _PRECISION.value,
-        "topology": _TOPOLOGY.value,
+        "batch_per_core": values.batch_per_core,
+        "augmult": values.augmult,
+        "precision": values.precision,
+        "topology": values.topology,
         "ok": not faults,
         "noise": noise,
         "steps": results,
@@ -77,38 +82,37 @@ def main(argv):
 _MEMORY = ("state_and_batch_bytes", "temporary_bytes", "program_bytes")
 
 
-def steps():
+def steps(values):
     """Yields the name and the `Step` of everything to compile."""
-    shape = tuple(map(int, _IMAGE_SHAPE.value))
-    for cores in _CORES.value:
+    shape = tuple(map(int, values.image_shape.split(",")))
+    for cores in values.cores or [1, 4]:
         private = export.Step(
-            _MODEL.value, shape, _BATCH.value, cores, private=True, augmult=_AUGMULT.value
+            values.model, shape, values.batch_per_core, cores, True, augmult=values.augmult
         )
         yield "ordinary", dataclasses.replace(private, private=False)
         yield "private", private
         if cores > 1:
             # The gradients of several passes are to be reduced once.
-            yield (
-                "private_2_passes",
-                dataclasses.replace(private, microbatch_size=-(-_BATCH.value // 2)),
-            )
+            half = -(-values.batch_per_core // 2)
+            yield "private_2_passes", dataclasses.replace(private, microbatch_size=half)
 
 
-def compile_for_tpu(module, path, cores):
+def compile_for_tpu(values, module, name, cores):
     """Compiles in the other virtual environment.
 
     Args:
+        values: The flags.
         module: Bytes of an `xla.HloModuleProto`.
-        path: Where to write it and the compiled text; the number of cores and a suffix are added.
+        name: String, of the files for it and the compiled text.
         cores: Int.
 
     Returns:
         Dict of figures, and the compiled module as text.
     """
-    source, listing = (path.with_name(f"{path.name}_{cores}{end}") for end in (".pb", ".txt"))
+    source, listing = (values.out / f"{name}_{cores}{end}" for end in (".pb", ".txt"))
     source.write_bytes(module)
     program = pathlib.Path(__file__).with_name("compile.py")
-    command = [_PYTHON.value, program, source, _TOPOLOGY.value, str(cores), listing]
+    command = [values.python, program, source, values.topology, str(cores), listing]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"The compiler refused {source}:\n{done.stderr}")
@@ -128,4 +132,4 @@ def print_table(results):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()
