@@ -95,7 +95,8 @@ def trainings():
         cells = [(name, way) for name in chosen]
         if way not in ON_REPLICAS:
             cells += itertools.combinations(sorted(chosen), 2)
-        return [cell for cell in cells if left.get(cell) == outcome]
+        # "mapped" is a row and a column: a cell may come twice.
+        return [cell for cell in dict.fromkeys(cells) if left.get(cell) == outcome]
 
     while left:
         cell, outcome = next(iter(left.items()))

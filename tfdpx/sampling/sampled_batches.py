@@ -31,6 +31,31 @@ _POISSON_KEY = int.from_bytes(b"poisson", "big")
 _SHUFFLE_KEY = int.from_bytes(b"shuffle", "big")
 
 
+def in_order(examples, batch_size):
+    """All examples once, in order, for measuring on one device, as often as it is iterated over.
+
+    Args:
+        examples: `Examples` or `RandomAccess`.
+        batch_size: Int.
+
+    Returns:
+        A `tf.data.Dataset` of `(x, y, sample_weight)` of shapes `[batch_size, ...]`, the last
+        shorter if need be.
+    """
+
+    def cut(first, size, count):
+        starts = tf.data.Dataset.range(first, first + size * count, size)
+        return starts.map(lambda start: examples.batch(tf.range(start, start + size), size))
+
+    whole, rest = divmod(examples.count, batch_size)
+    dataset = cut(0, batch_size, whole)
+    if rest:
+        dataset = (
+            dataset.concatenate(cut(whole * batch_size, rest, 1)) if whole else cut(0, rest, 1)
+        )
+    return dataset.prefetch(1)
+
+
 def plan_sampler(
     plan,
     x,
