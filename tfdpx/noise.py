@@ -71,7 +71,7 @@ def words(shape, seed, dtype):
 
     Args:
         shape: Sequence of ints, or int32 tensor.
-        seed: int64 tensor of shape [2].
+        seed: Integer tensor of shape [2].
         dtype: tf.int32, tf.int64, tf.uint32 or tf.uint64.
     """
 
@@ -82,7 +82,7 @@ def words(shape, seed, dtype):
 
     # TensorFlow scrambles a seed into the key and the upper half of the counter.
     scrambling = tf.constant([_SCRAMBLING], tf.uint64)
-    key, counter = tf.split(philox([2], scrambling, tf.bitcast(seed, tf.uint64), tf.uint64), 2)
+    key, counter = tf.split(philox([2], scrambling, tf.cast(seed, tf.uint64), tf.uint64), 2)
     return philox(shape, key, tf.concat([tf.zeros([1], tf.uint64), counter], 0), dtype)
 
 

@@ -22,12 +22,12 @@ from sklearn import datasets, model_selection
 import tfdpx
 from tfdpx.accounting import IndividualAccountant
 from tfdpx.accounting.individual import individual_epsilon
-from tfdpx.per_example.gradient_norms import GradientNorms
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import digits
 from tfdpx.train.report.groups import group_report
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import individual
+from tfdpx.training.norms import GradientNorms
 
 _REFRESHES = (0, 1, 2)
 # Examples whose norms are measured before every update, as in the paper.
@@ -49,7 +49,8 @@ class ExactNorms(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         """Measures."""
         if self._measure is None:
-            self._measure = GradientNorms(self.model, self._examples, _MEASURED // 2)
+            engine, size = self.model.optimizer.prepared[self.model].engine, _MEASURED // 2
+            self._measure = GradientNorms(self.model, self._examples, size, lambda *_: engine)
         norms = self._measure(np.arange(self._examples.count))
         self.norms.append(np.minimum(norms / self.model.optimizer.l2_norm_clip, 1.0))
 

@@ -84,7 +84,6 @@ ERRORS = [
     (dict(augment_resize=1.2), "--augment_resize needs --image_size"),
     (dict(eval_split="validation"), "--eval_split=validation measures"),
     (dict(trainable="last"), "give --init_from"),
-    (dict(generator="strokes"), "reads a data set: leave out --gen"),
     (dict(DRAWN, num_images=1), "--num_images must be at least 2. Received: --num_images=1"),
     (dict(DRAWN, temperature=0.0), "--temperature must be positive"),
     (dict(DRAWN, validation=0.1, augment_padding=1), "out --augment_padding, --validation"),

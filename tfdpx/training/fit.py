@@ -28,7 +28,7 @@ import tensorflow as tf
 from tfdpx._keras import lora, model_internals
 from tfdpx.accounting.ledger import USER
 from tfdpx.checks.callbacks import check_callbacks, check_validation_data
-from tfdpx.sampling.batch_sampler import is_seeded, sampler_of
+from tfdpx.sampling.batch_sampler import BatchSampler, is_seeded, sampler_of
 from tfdpx.sampling.examples import RandomAccess
 from tfdpx.sampling.inputs import check_batch, without_flags
 from tfdpx.sampling.sampled_batches import plan_sampler
@@ -321,6 +321,8 @@ def build(model, request):
     """
     optimizer = model_internals.innermost(model.optimizer)
     data = request.x, request.y, request.sample_weight
+    if isinstance(data[0], BatchSampler):
+        data = (data[0].fitted,)
     if isinstance(data[0], tf.data.Dataset):
         data = data[0].element_spec
     elif isinstance(data[0], keras.utils.PyDataset):
