@@ -65,8 +65,6 @@ def test_classify_goes_on_from_the_file(finished, run, tmp_path):
     assert not any(map(np.array_equal, fresh[-2:], tuned[-2:]))
 
 
-DRAWN = dict(recipe="synthetic", batch_size=20, num_images=60, warmup_steps=2)
-DRAWN |= dict(augment_padding=None, dataset=None)
 STEPPED = dict(schedule="step", warmup_steps=None)
 ERRORS = [
     (dict(recipe="imagenet"), "no recipe 'imagenet'.*imagenet32"),
@@ -84,11 +82,6 @@ ERRORS = [
     (dict(augment_resize=1.2), "--augment_resize needs --image_size"),
     (dict(eval_split="validation"), "--eval_split=validation measures"),
     (dict(trainable="last"), "give --init_from"),
-    (dict(DRAWN, num_images=1), "--num_images must be at least 2. Received: --num_images=1"),
-    (dict(DRAWN, temperature=0.0), "--temperature must be positive"),
-    (dict(DRAWN, validation=0.1, augment_padding=1), "out --augment_padding, --validation"),
-    (dict(DRAWN, dataset="folder:/no/such"), "give --image_size"),
-    (dict(DRAWN, batch_size=70), "`batch_size` must lie.*70"),
 ]
 
 
