@@ -30,7 +30,7 @@ from tfdpx.accounting import groups
 from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
 from tfdpx.train.accounts.people import people_of
 from tfdpx.train.accounts.question import NAMES, answer
-from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
+from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report.record import print_table, to_json
 
 

@@ -26,8 +26,8 @@ from tfdpx.accounting.record import Record
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train import features
 from tfdpx.train.config import run_flags
-from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading, public_split
+from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report import page
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import finetuning, provenance, results

@@ -52,9 +52,9 @@ import tfdpx
 from tfdpx import account
 from tfdpx.accounting.record import Record
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
-from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
 from tfdpx.train.data import identity, loading
+from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (

@@ -6,7 +6,7 @@ import runpy
 import sys
 
 import tfdpx
-from tfdpx.train.config.errors import did_you_mean
+from tfdpx.train.errors import did_you_mean
 
 PROGRAMS = ("classify", "predict", "account", "sweep", "pretrain", "features", "adamix")
 _HELP, _VERSION = ("-h", "--help", "help"), ("--version", "version")

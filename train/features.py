@@ -32,8 +32,8 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train.config import run_flags
-from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.data import identity, loading
+from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report import page, pictures
 from tfdpx.train.report.record import print_table, to_json

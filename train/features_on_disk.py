@@ -10,7 +10,7 @@ from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 
 _ABOUT, _KEY = "features.json", "split.key"
 

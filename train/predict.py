@@ -21,9 +21,9 @@ from absl import app, flags
 from rich import console, table, text
 
 from tfdpx import _files
-from tfdpx.train.config.errors import UserError, in_one_line
 from tfdpx.train.data import image_files, image_sources
 from tfdpx.train.data.image_folder import Files
+from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import finetuning, image_input
 

@@ -25,9 +25,9 @@ from tfdpx.accounting.record import Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
-from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.config.training import Training
 from tfdpx.train.data import identity, loading
+from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report import page
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import (

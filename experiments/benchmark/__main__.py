@@ -32,7 +32,7 @@ import tensorflow as tf
 import tfdpx
 from experiments.benchmark import measures, steps
 from tfdpx.layers.private_model import WHAT
-from tfdpx.train.config.errors import UserError, in_one_line
+from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.report.record import print_table, to_json
 
 

@@ -27,7 +27,7 @@ import tfdpx
 from experiments.benchmark import steps
 from tfdpx.sampling.batch_sampler import sampler_of
 from tfdpx.sampling.inputs import FLAGS
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.training import microbatches
 from tfdpx.training.session import Session
 

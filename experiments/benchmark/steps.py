@@ -12,7 +12,7 @@ from tfdpx import per_example
 from tfdpx._keras import model_internals
 from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run import classifiers
 from tfdpx.training import allocator, optimizers
 

@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib import figure
 
 from tfdpx import _resumable as resumable
-from tfdpx.train.config.errors import in_one_line
+from tfdpx.train.errors import in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.run import head_methods
 

@@ -24,7 +24,7 @@ import numpy as np
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.train import features
-from tfdpx.train.config.errors import UserError, checking_flags, in_one_line
+from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report.record import print_table, to_json
 from tfdpx.train.run import evaluation, head_methods, provenance

@@ -197,7 +197,7 @@ def flags():
 def check_flags(preset_and_given):
     """Flags give settings and a plan, or a line that says what is wrong."""
     from tfdpx.train.config import preset_lookup
-    from tfdpx.train.config.errors import UserError
+    from tfdpx.train.errors import UserError
     from tfdpx.train.run import auto_settings
 
     preset, given = preset_and_given

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.train import account, features
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.run import classifiers
 

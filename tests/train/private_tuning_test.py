@@ -9,7 +9,7 @@ from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train import classify, sweep
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.sweeps import private_tuning
 
 GRID = {"learning_rate": (1.0, 2.0)}

@@ -13,7 +13,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train import sweep
 from tfdpx.train.config import preset_lookup, setting_flags
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import auto_settings
 from tfdpx.train.sweeps import table
 from tfdpx.train.sweeps.grid import HELD_OUT, parse, runs

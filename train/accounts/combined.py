@@ -9,7 +9,7 @@ from tfdpx.accounting.groups import Sampling
 from tfdpx.accounting.ledger import EXAMPLE, SELECTION, Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rich.text import Text
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import plain
 from tfdpx.train.accounts import recorded_runs
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.report.record import readable
 
 _MEASURED = ("test", "validation")

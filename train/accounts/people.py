@@ -8,7 +8,7 @@ from tfdpx.accounting import accountants, calibration
 from tfdpx.accounting.groups import group_epsilon
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tfdpx.accounting import calibration
 from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.accounting.groups import Sampling
 from tfdpx.accounting.plan import plan_warnings
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 
 # All that determine each other. The rate and the length can each be said in two ways.
 NAMES = (

@@ -15,7 +15,7 @@ from tfdpx.accounting import saved as saved_ledgers
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import steps
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 # Folders that a run and a tuning leave behind where they were cut off.
 _UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib import figure
 
 from tfdpx.train.accounts import question
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 _POINTS = 9
 

@@ -5,9 +5,9 @@ import math
 import pkgutil
 
 from tfdpx.train import presets
-from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.config.training import PRIVACY, Training
 from tfdpx.train.data import datasets
+from tfdpx.train.errors import UserError, did_you_mean
 
 
 def names():

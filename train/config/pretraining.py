@@ -5,8 +5,8 @@ The recipes are those of De et al. 2022 (arXiv:2204.13650), appendix C.3.
 
 import dataclasses
 
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.settings import NOT_NEGATIVE, Check, RunSettings, setting
+from tfdpx.train.errors import UserError
 
 # What a recipe does not say.
 _DEFAULTS = dict(momentum=0.9, weight_decay=0.0, report_every=1000)

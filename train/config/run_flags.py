@@ -6,7 +6,7 @@ import pathlib
 from absl import flags
 
 from tfdpx.accounting import record as records
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."

@@ -6,8 +6,8 @@ import typing
 
 from absl import flags
 
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import Training
+from tfdpx.train.errors import UserError
 
 
 class NumberOrAutomatic(flags.ArgumentParser):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tfdpx.layers.private_model import WHAT
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import classifiers
 
 

@@ -6,7 +6,6 @@ import math
 import tfdpx
 from tfdpx._arguments import exactly_one_missing
 from tfdpx.models.transfer import PIXELS
-from tfdpx.train.config.errors import checking_flags
 from tfdpx.train.config.settings import (
     BELOW_ONE,
     FINITE,
@@ -17,6 +16,7 @@ from tfdpx.train.config.settings import (
     RunSettings,
     setting,
 )
+from tfdpx.train.errors import checking_flags
 
 # The four quantities that determine each other: three are given, tfdpx.PrivacyPlan solves the last.
 # The order is that in which values of the preset are dropped when the flags overdetermine them.

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import tensorflow_datasets as tfds
 
-from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.data.datasets import FOLDER, KNOWN
+from tfdpx.train.errors import UserError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import dataclasses
 import pathlib
 import re
 
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import digits  # Registers `sklearn_digits` with TensorFlow Datasets.
+from tfdpx.train.errors import UserError
 
 FOLDER = "folder"
 TABLES = ("csv", "parquet")

@@ -15,8 +15,8 @@ import secrets
 
 from tfdpx import _files as files
 from tfdpx.accounting.record import Data
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import datasets, image_files
+from tfdpx.train.errors import UserError
 
 FILE = ".tfdpx_identifier"
 _KEY = pathlib.Path("~/.config/tfdpx/key")

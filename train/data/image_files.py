@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich import console, progress
 
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 # In any case; what Pillow reads without a plugin.
 SUFFIXES = (

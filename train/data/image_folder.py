@@ -13,11 +13,11 @@ import statistics
 import numpy as np
 
 from tfdpx.sampling.users import numbered
-from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.data import image_files
 from tfdpx.train.data.builders import Features
 from tfdpx.train.data.datasets import FOLDER
 from tfdpx.train.data.people import People
+from tfdpx.train.errors import UserError, checking_flags
 
 TEST_FRACTION = 0.2
 # The sides that are chosen. Larger images have more features than memory, where there are many.

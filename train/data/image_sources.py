@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data.image_files import eight_bits
+from tfdpx.train.errors import UserError
 
 # What is held in memory: decoded images up to this, or encoded ones that cannot be read at random.
 IN_MEMORY_BYTES = 2**30

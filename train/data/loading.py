@@ -9,11 +9,11 @@ import tensorflow as tf
 from sklearn import model_selection
 
 import tfdpx
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_sources
 from tfdpx.train.data.builders import features, open_builder
 from tfdpx.train.data.datasets import FOLDER, TABLES, Name
 from tfdpx.train.data.image_folder import ImageFolder
+from tfdpx.train.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

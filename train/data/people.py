@@ -5,8 +5,8 @@ import os
 import re
 
 from tfdpx.sampling.users import spelling
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_files
+from tfdpx.train.errors import UserError
 
 PARENT_FOLDER = "parent_folder"
 

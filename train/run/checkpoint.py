@@ -15,7 +15,7 @@ from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx._keras import saving_internals
 from tfdpx.train.config import run_flags
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 
 # Fields of a run that may change on a resume: they neither touch what is learned nor the guarantee.
 FREE = ("report_every", "seed", "public_test")

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from tfdpx.models import LeNet, NFResNet, ScatterCNN, ScatterLinear, SmallCNN, WideResNet
-from tfdpx.train.config.errors import UserError, checking_flags, did_you_mean
+from tfdpx.train.errors import UserError, checking_flags, did_you_mean
 
 NAMES = (
     "small_cnn, scatter_linear, scatter_cnn, lenet, wrn_<depth>_<width> such as wrn_16_4, "

@@ -11,7 +11,7 @@ from absl import flags
 from tfdpx._keras import lora
 from tfdpx.account import copy_weights
 from tfdpx.sampling.shares import check_divides
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.training.distributed import agree
 
 KINDS = ("auto", "cpu", "mirrored", "multiworker", "tpu")

@@ -6,8 +6,8 @@ import math
 from absl import flags
 
 from tfdpx import accounting
-from tfdpx.train.config.errors import UserError, did_you_mean
 from tfdpx.train.data import datasets
+from tfdpx.train.errors import UserError, did_you_mean
 from tfdpx.train.run import auto_settings, classifiers, finetuning, fitting
 
 _DRY_RUN = flags.DEFINE_bool(

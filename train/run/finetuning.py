@@ -11,8 +11,8 @@ from tfdpx import account
 from tfdpx._keras import layer_internals, lora
 from tfdpx.accounting import record as records
 from tfdpx.layers.private_model import last_layer, trainable
-from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import AUTO, OF_FILE
+from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run import classifiers
 from tfdpx.train.run.keras_files import KerasFile
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import tfdpx
 from tfdpx.layers.private_model import last_layer, train_only
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run import evaluation, individual, interruption, optimization
 
 # Features of all images, of training and to measure on, are kept in memory up to this size.

@@ -3,7 +3,7 @@
 import math
 
 from tfdpx import heads
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 
 # Arguments besides the budget; steps are those of the paper, which has Newton at 1 and at 10.
 # Learning rates and alpha were chosen on other draws of the mixture, for dp_newton a smaller one.

@@ -6,7 +6,7 @@ The programs `features` and `adamix` do it, with their record, account and files
 from absl import flags
 
 from tfdpx.train import adamix, features
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 # The method of `features` for each head; AdaMix has a program of its own.
 _METHODS = {

@@ -6,7 +6,7 @@ Keras saves neither, so the record in a `.keras` file of `classify` and `pretrai
 import dataclasses
 
 from tfdpx.accounting import record as records
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 
 _PREPARATION = (
     "8-bit pixels, upright, transparent parts on white, resized to image_shape by Pillow's "

@@ -7,7 +7,7 @@ from tfdpx._keras import layer_internals
 from tfdpx.models import backbone, transfer
 from tfdpx.models.networks import logits
 from tfdpx.models.on_features import linear
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 
 
 class KerasFile:

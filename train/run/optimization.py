@@ -3,7 +3,7 @@
 import keras
 
 import tfdpx
-from tfdpx.train.config.errors import checking_flags
+from tfdpx.train.errors import checking_flags
 
 
 def augmentation(settings):

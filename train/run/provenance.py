@@ -11,8 +11,8 @@ import pathlib
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Seen
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import identity
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import side_by_side
 
 

@@ -6,8 +6,8 @@ import keras
 
 from tfdpx.models import LinearOnFeatures
 from tfdpx.models.on_features import scattering_features
-from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import LINEAR_ON_FEATURES
+from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run import finetuning
 
 SCATTER = "scatter"

@@ -7,8 +7,8 @@ import urllib.parse
 from absl import flags
 
 from tfdpx.train.config import preset_lookup, setting_flags
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import PRIVACY, Training
+from tfdpx.train.errors import UserError
 
 # Images held out where neither preset nor flags say so: a sweep chooses, and what chooses must not
 # be what is reported in the end.

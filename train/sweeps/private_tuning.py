@@ -19,9 +19,9 @@ from tfdpx.accounting import calibration, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.train.config import preset_lookup, run_flags
-from tfdpx.train.config.errors import UserError, checking_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
+from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.report import page
 from tfdpx.train.run import auto_settings, evaluation, provenance, results
 from tfdpx.train.sweeps import grid, runs

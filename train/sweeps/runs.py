@@ -12,7 +12,7 @@ import time
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 
 # What a run of the sweep is; `classify` adds its own files.
 POINT = "point.json"

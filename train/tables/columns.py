@@ -8,7 +8,7 @@ import re
 import numpy as np
 from pyarrow import compute, types
 
-from tfdpx.train.config.errors import UserError, did_you_mean
+from tfdpx.train.errors import UserError, did_you_mean
 from tfdpx.train.tables import preprocessing, reading
 from tfdpx.train.tables.reading import CATEGORY, MISSING, NUMBER
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfdpx import _files
 from tfdpx.accounting import record as records
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import finetuning
 from tfdpx.train.tables import preprocessing, reading
 

@@ -13,7 +13,7 @@ from keras import ops
 
 import tfdpx
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.train.config.errors import UserError, checking_flags
+from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.tables.reading import BOOLEAN, CATEGORY, NUMBER
 
 # Of the squared mu of Gaussian differential privacy, which adds up: releases get this share.

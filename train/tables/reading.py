@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet, types
 
-from tfdpx.train.config.errors import UserError, did_you_mean
+from tfdpx.train.errors import UserError, did_you_mean
 
 NUMBER, BOOLEAN, CATEGORY = "number", "boolean", "category"
 MISSING = "(missing)"  # The category of fields without a text.

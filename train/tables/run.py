@@ -10,8 +10,8 @@ import numpy as np
 import tfdpx
 from tfdpx.accounting.record import Record
 from tfdpx.train.config import run_flags
-from tfdpx.train.config.errors import checking_flags
 from tfdpx.train.data import identity
+from tfdpx.train.errors import checking_flags
 from tfdpx.train.report import page, pictures
 from tfdpx.train.run import provenance, results
 from tfdpx.train.tables import columns, models

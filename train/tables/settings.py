@@ -6,10 +6,10 @@ import math
 from absl import flags
 
 from tfdpx.train.config import run_flags, setting_flags
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.settings import BELOW_ONE, FROM_ONE, NOT_NEGATIVE, POSITIVE, Check, setting
 from tfdpx.train.config.training import Training
 from tfdpx.train.data import datasets
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import devices, dry_run
 
 CLASSIFICATION, REGRESSION = "classification", "regression"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import image_files, image_folder, image_sources, loading
 from tfdpx.train.data.image_folder import ImageFolder
+from tfdpx.train.errors import UserError
 
 
 def save(path, size=(20, 20), mode="L", value=128):

@@ -9,8 +9,8 @@ from cases import slow
 from sklearn import model_selection
 
 import tfdpx
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import datasets, image_sources, loading
+from tfdpx.train.errors import UserError
 
 
 def as_set(images, labels):

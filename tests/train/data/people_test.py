@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from tfdpx.train import classify
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
 from tfdpx.train.data.people import People
+from tfdpx.train.errors import UserError
 
 PEOPLE = 12
 

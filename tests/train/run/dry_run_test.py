@@ -8,8 +8,8 @@ import rdp_precision
 from cases import nightly, slow
 
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import datasets
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import dry_run
 
 # Tables 12 to 21, with the number of images and the epsilon that an RDP accountant gives for them.

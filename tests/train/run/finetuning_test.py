@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.layers.private_model import last_layer
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import classifiers, finetuning
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype("uint8")

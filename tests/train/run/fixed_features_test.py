@@ -11,8 +11,8 @@ import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import loading
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import (
     auto_settings,
     classifiers,

@@ -9,7 +9,7 @@ import pytest
 
 import tfdpx
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.config.errors import UserError
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import classifiers, finetuning
 from tfdpx.train.run.keras_files import KerasFile
 

@@ -10,8 +10,8 @@ import pytest
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Record
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.data import identity
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import provenance
 
 PRIVATE = Ledger((Entry(4.0, 0.1, 60, run=7),))

@@ -12,8 +12,8 @@ import seeds
 
 import tfdpx
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.config.errors import UserError
 from tfdpx.train.config.training import PRIVACY
+from tfdpx.train.errors import UserError
 from tfdpx.train.run import auto_settings, optimization
 from tfdpx.train.run.checkpoint import RunFolder
 

@@ -18,7 +18,7 @@ from pyarrow import parquet  # noqa: E402
 from tfdpx.accounting import record as records  # noqa: E402
 from tfdpx.accounting.ledger import Ledger  # noqa: E402
 from tfdpx.train import classify, predict  # noqa: E402
-from tfdpx.train.config.errors import UserError  # noqa: E402
+from tfdpx.train.errors import UserError  # noqa: E402
 from tfdpx.train.tables import columns, models, preprocessing, reading  # noqa: E402
 from tfdpx.train.tables.settings import TableSettings  # noqa: E402
 
