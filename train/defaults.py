@@ -1,4 +1,4 @@
-"""What is chosen for a private run where the user leaves it open: model, steps, rates, clip.
+"""The model, steps, rates and clip of a private run, where the user leaves them open.
 
 The rule for a linear classifier on fixed features was fitted on generated problems, of classes of
 distorted strokes and shapes (`docs/features.md`), and reads nothing of the data but their number.
@@ -9,7 +9,7 @@ best product grows with epsilon * N, and more steps than such a move needs only 
 
 import dataclasses
 
-from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, OF_FILE
+from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
 from tfdpx.train.errors import UserError
 
 # Beyond so many, training a network costs less than a full batch and learns more.
@@ -31,12 +31,12 @@ def complete(settings, num_examples, replicas=1):
     A value that the user or the preset gave stays as it is.
 
     Args:
-        settings: A `training.Training`.
+        settings: A `settings.Settings`.
         num_examples: Int, N, training images, or people; public, as in the plan.
         replicas: Int, the devices that share a batch evenly.
 
     Returns:
-        A `training.Training` that leaves nothing open, and a string, empty if nothing was.
+        A `settings.Settings` that leaves nothing open, and a string, empty if nothing was.
 
     Raises:
         UserError: If nothing can be chosen for so many images.
@@ -75,8 +75,8 @@ def complete(settings, num_examples, replicas=1):
         f"--{name}={value}" if isinstance(value, str) else f"--{name}={value:g}"
         for name, value in chosen.items()
     )
-    what = "images" if settings.user is None else "people"
-    return settings, f"Chosen for {num_examples:,} {what}: {listed} ({reason}). Flags win over it."
+    units = "images" if settings.user is None else "people"
+    return settings, f"Chosen for {num_examples:,} {units}: {listed} ({reason}). Flags win over it."
 
 
 def steps_and_move(size, of_people=False):

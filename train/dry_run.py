@@ -1,14 +1,15 @@
-"""What a run would be: its size, its epsilon and its time, without data and without training."""
+"""The size, the epsilon and the time of a run, without data and without training."""
 
-import functools
 import math
 
 from absl import flags
 
 from tfdpx import accounting
-from tfdpx.train.data import datasets
+from tfdpx.train import defaults
+from tfdpx.train.data import tfds
 from tfdpx.train.errors import UserError, did_you_mean
-from tfdpx.train.run import auto_settings, classifiers, finetuning, fitting
+from tfdpx.train.fitting import check
+from tfdpx.train.start_from import Start
 
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only say how large the run is and what epsilon it spends, without data."
@@ -16,12 +17,12 @@ _DRY_RUN = flags.DEFINE_bool(
 _SECONDS_PER_UPDATE = flags.DEFINE_float(
     "seconds_per_update",
     None,
-    "With --dry_run: what an update takes, as measured, to estimate the hours.",
+    "With --dry_run: the measured seconds of an update, to estimate the hours.",
 )
 
 
 def from_flags(settings):
-    """Returns what `describe` does if the flags ask for a dry run, else None.
+    """Returns the dict of `describe` if the flags ask for a dry run, else None.
 
     Raises:
         UserError: As `describe`, or if --seconds_per_update is unfit, or given for a real run.
@@ -36,15 +37,15 @@ def from_flags(settings):
 
 
 def describe(settings, seconds_per_update=None):
-    """Returns what the run of `settings` would be.
+    """Describes the run of `settings`.
 
     Args:
-        settings: A `training.Training`.
-        seconds_per_update: Optional float, what an update takes.
+        settings: A `settings.Settings`.
+        seconds_per_update: Optional float, the seconds of an update.
 
     Returns:
-        Dict. `epsilon` is what `accountant`, the one of the run, gives. Both accountants judge the
-        same updates, so `epsilon_rdp` and `epsilon_pld` differ whichever of the two solved for the
+        Dict. `epsilon` is by `accountant`, the one of the run. Both accountants judge the same
+        updates, so `epsilon_rdp` and `epsilon_pld` differ whichever of the two solved for the
         missing quantity; None where the accountant cannot resolve so small a loss, infinity without
         privacy. `images_per_update` counts views, on average. `estimated_hours` is None if no time
         is given.
@@ -52,24 +53,20 @@ def describe(settings, seconds_per_update=None):
     Raises:
         UserError: If the size of the data set is not known, or the values do not go together.
     """
-    entry = datasets.find(settings.dataset)
+    entry = tfds.find(settings.dataset)
     if entry is None or entry.train_images is None:
-        known = [entry.source for entry in datasets.ENTRIES if entry.train_images]
+        names = [entry.source for entry in tfds.ENTRIES if entry.train_images]
         raise UserError(
             f"The size of the data set {settings.dataset!r} is not known without reading it."
-            f"{did_you_mean(settings.dataset, datasets.KNOWN)} "
-            f"--dry_run knows: {', '.join(known)}."
+            f"{did_you_mean(settings.dataset or '', tfds.KNOWN)} "
+            f"--dry_run knows: {', '.join(names)}."
         )
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
-    source = None
-    if settings.init_from:
-        settings, source = finetuning.source(finetuning.check(settings))
-    takes = source.image_shape if source else (None, None, None)
-    shape = [own or known for own, known in zip(takes, entry.image_shape, strict=True)]
-    shape = _image_shape(settings, tuple(shape))
-    settings, _ = auto_settings.complete(settings, num_examples)
+    start = Start(settings, settings.pixels, settings.batch_norm, settings.features)
+    shape = _image_shape(settings, start, entry)
+    settings, _ = defaults.complete(start.settings, num_examples)
     plan = settings.privacy_plan(num_examples)
-    fitting.check_head_steps(settings, plan)
+    check(settings, plan, shape)
     return {
         "dataset": entry.source,
         "num_examples": num_examples,
@@ -79,16 +76,7 @@ def describe(settings, seconds_per_update=None):
         "pretrained_on": settings.pretrained_on,
         "trainable": settings.trainable,
         "head_steps": settings.head_steps,
-        "parameters": source.classifier(shape, entry.num_classes).count_params()
-        if source
-        else _parameters(
-            settings.model,
-            shape,
-            entry.num_classes,
-            settings.group_norm,
-            settings.weight_standardization,
-            settings.relu_first,
-        ),
+        "parameters": start.parameters(settings.model, shape, entry.num_classes),
         "private": settings.private,
         "batch_size": plan.batch_size,
         "augmult": settings.augmult,
@@ -109,7 +97,7 @@ def describe(settings, seconds_per_update=None):
 
 
 def _held_out(images, validation):
-    """How many of so many images `settings.RunSettings.validation` holds out."""
+    """How many of so many images `--validation` holds out."""
     held_out = math.ceil(validation * images) if validation < 1 else int(validation)
     if held_out >= images:
         raise UserError(
@@ -119,7 +107,9 @@ def _held_out(images, validation):
     return held_out
 
 
-def _image_shape(settings, shape):
+def _image_shape(settings, start, entry):
+    sizes = zip(start.image_shape, entry.image_shape, strict=True)
+    shape = tuple(of_model or of_data for of_model, of_data in sizes)
     if settings.image_size:
         shape = (settings.image_size, settings.image_size, shape[2])
     if None in shape:
@@ -127,27 +117,7 @@ def _image_shape(settings, shape):
             f"The images of {settings.dataset!r} are of many sizes: give --image_size. Received: "
             f"--image_size={settings.image_size}."
         )
-    if settings.augment_padding >= min(shape[:2]):
-        raise UserError(
-            f"Flag --augment_padding must be smaller than the images of {settings.dataset!r}, of "
-            f"shape {shape}. Received: --augment_padding={settings.augment_padding}."
-        )
     return shape
-
-
-@functools.cache
-def _parameters(name, shape, num_classes, group_norm, weight_standardization, relu_first):
-    """Parameters of a model, counted on one that is built and thrown away."""
-    model = classifiers.build(
-        name,
-        shape,
-        num_classes,
-        centre=127.5,
-        group_norm=group_norm,
-        weight_standardization=weight_standardization,
-        relu_first=relu_first,
-    )
-    return model.count_params()
 
 
 def _epsilon(plan, accountant):
