@@ -13,8 +13,8 @@ from absl import flags
 
 from tfdpx.train.command import PROGRAMS
 from tfdpx.train.config import preset_lookup, pretraining
+from tfdpx.train.config.table_settings import TableSettings
 from tfdpx.train.config.training import Training
-from tfdpx.train.tables.settings import TableSettings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 # Their flags are unset by default, so that a preset can say another value.

@@ -51,7 +51,7 @@ from absl import app, flags
 import tfdpx
 from tfdpx import account
 from tfdpx.accounting.record import Record
-from tfdpx.train.config import preset_lookup, run_flags, setting_flags
+from tfdpx.train.config import preset_lookup, run_flags, setting_flags, table_settings
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
 from tfdpx.train.data import identity, loading
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
@@ -73,8 +73,8 @@ from tfdpx.train.run import (
     provenance,
     results,
     side_by_side,
+    table_run,
 )
-from tfdpx.train.tables import settings as table_settings
 from tfdpx.training.budget import steps_taken
 
 _PRESET = flags.DEFINE_string(
@@ -97,9 +97,7 @@ def main(argv):
     with in_one_line("tfdpx.train.classify", argv):
         given = setting_flags.given()
         if table_settings.of_table(given["dataset"]):
-            from tfdpx.train.tables import run as tables  # On the call: images need no pyarrow.
-
-            print(to_json(tables.main(table_settings.from_flags())), flush=True)
+            print(to_json(table_run.main(table_settings.from_flags())), flush=True)
             return
         table_settings.refuse_for_images()
         if record := heads_by_flag.from_flags({**given, "preset": _PRESET.value}):
