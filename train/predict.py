@@ -21,6 +21,7 @@ from absl import app, flags
 from rich import console, table, text
 
 from tfdpx import _files
+from tfdpx.train import tables
 from tfdpx.train.data import image_files, image_sources
 from tfdpx.train.data.image_folder import Files
 from tfdpx.train.errors import UserError, in_one_line
@@ -63,9 +64,7 @@ def run(values):
         )
     path = finetuning.model_file(values.model, "model", (".keras",))
     if values.rows:
-        from tfdpx.train.tables import prediction  # On the call: images need no pyarrow.
-
-        return prediction.run_on(path, values.rows, values.csv, values.all_classes)
+        return tables.predict_rows(path, values.rows, values.csv, values.all_classes)
     takes = image_input.read(path)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)

@@ -28,7 +28,7 @@ def _of_classify(record):
     settings = record.settings
     if datasets.Name.parse(settings["dataset"]).entry.name in datasets.TABLES:
         # On the call: it defines flags, which are those of other programs too.
-        from tfdpx.train.tables.settings import TableSettings
+        from tfdpx.train.config.table_settings import TableSettings
 
         usual = {field.name: field.default for field in dataclasses.fields(TableSettings)}
         always = {name: settings[name] for name in ("dataset", "target", "epsilon", "delta")}

@@ -17,10 +17,10 @@ from pyarrow import parquet  # noqa: E402
 
 from tfdpx.accounting import record as records  # noqa: E402
 from tfdpx.accounting.ledger import Ledger  # noqa: E402
-from tfdpx.train import classify, predict  # noqa: E402
+from tfdpx.train import classify, predict, tables  # noqa: E402
+from tfdpx.train.config.table_settings import TableSettings  # noqa: E402
+from tfdpx.train.data import tables as data_tables  # noqa: E402
 from tfdpx.train.errors import UserError  # noqa: E402
-from tfdpx.train.tables import columns, models, preprocessing, reading  # noqa: E402
-from tfdpx.train.tables.settings import TableSettings  # noqa: E402
 
 RARE = "Zwischenwasser"  # In one row alone.
 
@@ -165,7 +165,7 @@ BAD_INPUT = [
     (GOOD | {"tfdpx.head": [1.5] * 40}, {}, "'tfdpx.head' needs another name"),
     (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
     (GOOD | {"": [1] * 40}, {}, "name of its own"),
-    (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' for '_'"),
+    (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' becomes '_'"),
     ({n: v[:1] for n, v in GOOD.items()}, {}, "two to 100 labels"),
     ({n: [] for n in GOOD}, {}, "no row"),
     ({**GOOD, "t": ["a", ""] * 20}, {}, "no value in the column --target=t"),
@@ -189,18 +189,18 @@ def test_errors_quote_no_value(tmp_path, finished, refusal):
     path = tmp_path / "bad.csv"
     path.write_text(f"x,t\n1,a\n2,b,{RARE}\n")
     said = [refusal(classify, dataset=f"csv:{path}", target="t")]
-    assert "row 3 has 3 values for 2 columns" in said[0]
+    assert "Row #3: Expected 2 columns, got 3" in said[0]
     write(path, {**{name: values[:1] for name, values in people(9).items()}, "owns": [RARE]})
     said.append(refusal(predict, model=finished / "run", rows=path))
     assert "Cannot read --rows" in said[1]
     parquet.write_table(pa.table({"x": [RARE, "1"]}), tmp_path / "bad.parquet")
     with pytest.raises(UserError, match="'x' .* is not of number values") as error:
-        reading.read(tmp_path / "bad.parquet", {"x": "number"})
+        data_tables.read(tmp_path / "bad.parquet", {"x": "number"})
     assert not any(RARE in text for text in (*said, str(error.value)))
 
 
 def loaded(path, **given):
-    return columns.load(TableSettings(dataset=f"csv:{path}", target="t", **given))
+    return data_tables.load(TableSettings(dataset=f"csv:{path}", target="t", **given))
 
 
 def test_a_row_less_moves_no_other(tmp_path):
@@ -228,25 +228,21 @@ def test_whole_numbers_are_categories_on_demand(tmp_path):
 
 
 def test_bounds_alone_cost_nothing_where_rows_are_few():
-    kinds = {f"c{i}": "number" for i in range(13)}
-    known = preprocessing.Preprocessing(kinds, {"*": (0.0, 1.0)}, 140, 1.0, 1e-5)
-    layers, spent = known.adapt({name: np.linspace(0, 1, 140) for name in kinds})
+    columns = {f"c{i}": np.linspace(0, 1, 140) for i in range(13)}
+    kinds = dict.fromkeys(columns, "number")
+    layers, spent = tables.adapt(columns, kinds, {"*": (0.0, 1.0)}, 1.0, 1e-5)
     assert not spent.entries and layers.output_shape == (None, 13)
 
 
 def test_the_share_of_the_preprocessing():
     """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
-    kinds = {"a": "number", "b": "category"}
-    prepared = preprocessing.Preprocessing(kinds, {}, 10_000, 3.0, 1e-5)
     rng = np.random.default_rng(0)
-    found = {"a": rng.normal(size=10_000), "b": rng.choice(["x", "y"], 10_000)}
-    _, spent = prepared.adapt(found)
-    squared_mu = sum(e.steps / e.noise_multiplier**2 for e in spent.entries)
-    alone = dataclasses.replace(
-        spent.entries[0], noise_multiplier=(10 * squared_mu) ** -0.5, steps=1
-    )
-    whole = type(spent)((alone,))
-    assert whole.epsilon(1e-5) == pytest.approx(3.0, rel=5e-3)
+    columns = {"a": rng.normal(size=10_000), "b": rng.choice(["x", "y"], 10_000)}
+    _, spent = tables.adapt(columns, {"a": "number", "b": "category"}, {}, 3.0, 1e-5)
+    squared_mu = sum(entry.steps / entry.noise_multiplier**2 for entry in spent.entries)
+    noise = (10 * squared_mu) ** -0.5
+    alone = dataclasses.replace(spent.entries[0], noise_multiplier=noise, steps=1)
+    assert type(spent)((alone,)).epsilon(1e-5) == pytest.approx(3.0, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -254,5 +250,5 @@ def test_the_share_of_the_preprocessing():
 )
 def test_the_rule_of_epsilon_times_rows(rows, model, steps):
     settings = TableSettings(dataset="", target="t", epsilon=1.0, accountant="gdp")
-    choice = models.choose(settings, rows, Ledger())
-    assert (choice.model, choice.plan.steps) == (model, steps)
+    name, plan, _ = tables.choose(settings, rows, Ledger())
+    assert (name, plan.steps) == (model, steps)
