@@ -17,8 +17,8 @@ from tfdpx.models import (
 from tfdpx.train.errors import UserError, checking_flags, did_you_mean
 
 NAMES = (
-    "small_cnn, scatter_linear, scatter_cnn, lenet, resnet_20, wrn_<depth>_<width> such as wrn_16_4, "
-    "nf_resnet_<depth> such as nf_resnet_50"
+    "small_cnn, scatter_linear, scatter_cnn, lenet, resnet_20, wrn_<depth>_<width> such as "
+    "wrn_16_4, nf_resnet_<depth> such as nf_resnet_50"
 )
 _ON_FEATURES = {"scatter_linear": ScatterLinear, "scatter_cnn": ScatterCNN}
 _BY_NAME = {"small_cnn": SmallCNN, "lenet": LeNet, "resnet_20": ResNet20, **_ON_FEATURES}

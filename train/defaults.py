@@ -9,8 +9,8 @@ best product grows with epsilon * N, and more steps than such a move needs only 
 
 import dataclasses
 
-from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
 from tfdpx.train.errors import UserError
+from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
 
 # Beyond so many, training a network costs less than a full batch and learns more.
 MOST_IMAGES = 20_000

@@ -108,7 +108,8 @@ def private_optimizer(settings, plan, seed, accountant=None, public_validation=F
     )
     kinds = {"dpadam": tfdpx.DPAdam, "dpadamw": tfdpx.DPAdamW}
     if settings.optimizer == "dpadamw":
-        arguments["weight_decay"] = 0.004 if settings.weight_decay is None else settings.weight_decay
+        decay = settings.weight_decay
+        arguments["weight_decay"] = 0.004 if decay is None else decay
     elif settings.optimizer != "dpadam":
         arguments["momentum"] = settings.momentum
     with checking_flags():

@@ -2,8 +2,7 @@
 
 Features go to `--workdir` in shards; an extraction that was interrupted resumes after the last.
 The shards are private data. They are used again only for the same backbone and the same images.
-Each head has a folder of its own in it, `head-001`, `head-002` ..., the only one to publish, because
-none replaces another: all were paid for.
+Each head has a folder of its own in it, `head-001`, `head-002` ..., the only one to publish.
 """
 
 import dataclasses
@@ -31,8 +30,8 @@ from tfdpx.train.start_from import Start, not_private, without_paths, without_se
 SHARD = 4096
 _ABOUT, _KEY = "features.json", "features.key"
 
-# Arguments besides the budget. Learning rates and alpha were chosen on other draws of the mixture of
-# docs/heads.md; steps are those of the paper.
+# Arguments besides the budget. Learning rates and alpha were chosen on other draws of the mixture
+# of docs/heads.md; steps are those of the paper.
 _KINDS = {
     "least_squares": (heads.LeastSquares, {"alpha": 1.0}),
     "newton": (heads.Newton, {"steps": 10, "learning_rate": 0.1}),

@@ -77,9 +77,9 @@ _SCATTERNET = dict(
 )  # fmt: skip
 _SCATTER_CIFAR10 = dict(dataset="cifar10", batch_size=8192, steps=360, learning_rate=0.4)
 
-# Yu et al. 2022, appendix B: noise, batch size and epochs, two refreshes an epoch; the clip there is
-# the median norm at the start, which no epsilon covers, and here a number of ours. Learning rates
-# are ours too.
+# Yu et al. 2022, appendix B: noise, batch size and epochs, two refreshes an epoch; the clip there
+# is the median norm at the start, which no epsilon covers, and here a number of ours. Learning
+# rates are ours too.
 _INDIVIDUAL = dict(
     individual=True, individual_refreshes=2, delta=1e-5, l2_norm_clip=1.0, ema_momentum=0.0,
     learning_rate=1.0, report_every=50,

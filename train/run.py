@@ -129,9 +129,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
 
     # Record: what was spent, on which data, and what came of it.
     ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
-    released, of_statistics = individual.release(
-        optimizer.individual, settings.individual_release
-    )
+    released, of_statistics = individual.release(optimizer.individual, settings.individual_release)
     record = Record(
         program="classify",
         data=trained_on,

@@ -529,8 +529,8 @@ class Settings(RunSettings):
         ),
         Conflict(
             lambda s: (
-                not s.private and (s.noise_multiplier, s.epsilon, s.l2_norm_clip)
-                != (0, None, math.inf)
+                not s.private
+                and (s.noise_multiplier, s.epsilon, s.l2_norm_clip) != (0, None, math.inf)
             ),
             "noise_multiplier l2_norm_clip epsilon",
             "Flag --private=false means no noise, no clipping and no epsilon: leave out "
@@ -548,8 +548,10 @@ class Settings(RunSettings):
             "--trainable=last.",
         ),
         Conflict(
-            lambda s: s.features is not None
-            and (s.model not in (AUTO, LINEAR_ON_FEATURES) or s.init_from or s.head_steps),
+            lambda s: (
+                s.features is not None
+                and (s.model not in (AUTO, LINEAR_ON_FEATURES) or s.init_from or s.head_steps)
+            ),
             "features model init_from head_steps",
             "Flag --features takes the place of --model and --init_from, and trains nothing but "
             f"the last layer: give --model={AUTO} and leave the others out.",
@@ -560,14 +562,14 @@ class Settings(RunSettings):
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter.",
         ),
         Conflict(
-            lambda s: s.individual
-            and (not s.private or s.sampling != "poisson" or s.head_steps),
+            lambda s: s.individual and (not s.private or s.sampling != "poisson" or s.head_steps),
             "private sampling head_steps",
             "Flag --individual needs a private run, Poisson sampling and no --head_steps.",
         ),
         Conflict(
-            lambda s: s.user is not None
-            and (s.individual or s.validation or s.sampling != "poisson"),
+            lambda s: (
+                s.user is not None and (s.individual or s.validation or s.sampling != "poisson")
+            ),
             "user individual validation sampling",
             "Flag --user needs Poisson sampling, and no --individual or --validation.",
         ),
@@ -583,10 +585,10 @@ class Settings(RunSettings):
             "--augment_resize: leave them out.",
         ),
         Conflict(
-            lambda s: bool(
-                s.augment or s.augment_padding or s.augment_flip or s.augment_resize > 1
-            )
-            != bool(s.augmult),
+            lambda s: (
+                bool(s.augment or s.augment_padding or s.augment_flip or s.augment_resize > 1)
+                != bool(s.augmult)
+            ),
             "augmult augment augment_padding augment_resize augment_flip",
             "Flag --augmult is the number of augmented views of each example and needs --augment, "
             "--augment_padding, --augment_resize or --augment_flip, which need it.",

@@ -24,7 +24,7 @@ from tfdpx.accounting.ledger import Ledger
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.run import finetuning
+from tfdpx.train import start_from
 
 # The preprocessing gets this share of the squared mu of Gaussian differential privacy, which
 # adds up.
@@ -297,7 +297,7 @@ def predict_rows(model, rows, path, all_classes=False):
     if not file.is_file():
         raise UserError(f"There is no file at --rows={rows}.")
     columns = data_tables.read_columns(file, record.inputs["columns"], flag="rows")
-    outputs = predict(finetuning.read(model, "model"), columns)
+    outputs = predict(start_from.read(model, "model"), columns)
     header, names = [record.inputs["target"]], record.inputs["class_names"]
     if names:
         probabilities = ops.convert_to_numpy(ops.softmax(outputs))

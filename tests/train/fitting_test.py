@@ -110,9 +110,9 @@ def test_features_are_those_of_the_file_and_of_scattering(run_folder, data):
     rows = inputs_of_the_last_layer(built, images)[:, :-1]
     source = keras.saving.load_model(run_folder / "model.keras")
     network = inputs_of_the_last_layer(source, images)
-    scatter = inputs_of_the_last_layer(
-        classifiers.build("scatter_linear", SHAPE, 3, 0.0), images
-    )[:, :-1]
+    scatter = inputs_of_the_last_layer(classifiers.build("scatter_linear", SHAPE, 3, 0.0), images)[
+        :, :-1
+    ]
     parts = np.split(rows, [scatter.shape[1]], axis=1)
     for part, wanted in zip(parts, (scatter, network), strict=True):
         unit = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)

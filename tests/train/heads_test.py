@@ -7,9 +7,9 @@ import numpy as np
 import own_images
 import pytest
 import seeds
-from experiments.heads.compare import mixture
 
 import tfdpx
+from experiments.heads.compare import mixture
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train import account, classify, heads, predict

@@ -79,9 +79,7 @@ def test_pixels_are_normalised_as_the_weights_expect(trained, tmp_path):
         return np.asarray(model.get_layer("normalise")(images))
 
     source, path = trained
-    np.testing.assert_allclose(
-        normalised(built(path), GRAY), normalised(source, GRAY), atol=1e-5
-    )
+    np.testing.assert_allclose(normalised(built(path), GRAY), normalised(source, GRAY), atol=1e-5)
     np.testing.assert_allclose(normalised(built(), GRAY), (GRAY - 100.0) / 50.0, atol=1e-5)
     mean, deviation = (10.0, 120.0, 130.0), (20.0, 50.0, 60.0)
     _, path = saved(tmp_path, "small_cnn", SHAPE, 3, mean, deviation)
@@ -192,9 +190,7 @@ PIXELS = {
         (None, [], "densenet121", "imagenet"),
     ],
 )
-def test_pixels_arrive_as_the_flag_says_or_the_model_expects(
-    pixels, first, name, scaled, tmp_path
-):
+def test_pixels_arrive_as_the_flag_says_or_the_model_expects(pixels, first, name, scaled, tmp_path):
     source = theirs(*first, name=name)
     features = start(file_of(source, tmp_path), pixels=pixels).extractor(SHAPE)
     values = PIXELS[scaled](IMAGES.astype("float64"))
