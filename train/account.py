@@ -27,11 +27,12 @@ import sys
 from absl import app, flags
 
 from tfdpx.accounting import groups
+from tfdpx.train import pictures
 from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
 from tfdpx.train.accounts.people import people_of
 from tfdpx.train.accounts.question import NAMES, answer
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.output import print_table, to_json
 
 
 def define_flags(values):
@@ -143,15 +144,13 @@ def _of_comparison(values):
         record = comparison.as_record(compared)
     comparison.print_tables(compared)
     if values.plot:
-        from tfdpx.train.report import comparison_pictures
-
         points, measured_on = comparison.points(compared)
         if not points:
             raise UserError("Flag --plot needs an accuracy, and no run has recorded one.")
         _plot(
             "The runs are",
             values.plot,
-            lambda path: comparison_pictures.draw(points, path, measured_on),
+            lambda path: pictures.comparison(points, path, measured_on),
         )
         if left_out := len(compared) - len(points):
             print(f"Runs without an accuracy are left out of the picture: {left_out}.")

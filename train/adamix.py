@@ -24,13 +24,12 @@ from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.models.transfer import PIXELS
-from tfdpx.train import features
+from tfdpx.train import features, report
 from tfdpx.train.config import run_flags
 from tfdpx.train.data import identity, loading, public_split
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.report import page
-from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import finetuning, provenance, results
+from tfdpx.train.output import print_table, to_json
+from tfdpx.train.run import finetuning, provenance
 
 
 def define_flags(values):
@@ -117,11 +116,11 @@ def run(values):
         f"{record.statement()}\nThe {len(public[1])} public images get no guarantee: the weights "
         "may tell all of them.\n"
     )
-    files.write(workdir / page.STATEMENT, text.encode(), mode=0o644)
+    files.write(workdir / report.STATEMENT, text.encode(), mode=0o644)
     with files.replacing(workdir / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
-    results.draw_measured(data, data.eval_y, predictions, workdir)
-    page.write_page(workdir)
+    report.draw_measured(data, data.eval_y, predictions, workdir)
+    report.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 
 

@@ -51,27 +51,24 @@ from absl import app, flags
 import tfdpx
 from tfdpx import account
 from tfdpx.accounting.record import Record
+from tfdpx.train import individual, measure, report
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
 from tfdpx.train.data import identity, loading
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.report import curve
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.output import print_table, to_json
 from tfdpx.train.run import (
     auto_settings,
     checkpoint,
     classifiers,
     devices,
     dry_run,
-    evaluation,
     finetuning,
     fitting,
     heads_by_flag,
     image_input,
-    individual,
     interruption,
     provenance,
-    results,
     side_by_side,
 )
 from tfdpx.train.tables import settings as table_settings
@@ -210,8 +207,8 @@ def train(settings, workdir, strategy):
         print(f"{_describe(settings, plan)}; {start} steps are done.")
 
     # Training. A Keras epoch is `report_every` updates; evaluation reads the averaged weights.
-    learning_curve = curve.Curve(workdir / "curve.jsonl", plan, start, before)
-    raw = evaluation.RawWeights(plan.steps)
+    learning_curve = report.Curve(workdir / "curve.jsonl", plan, start, before)
+    raw = measure.RawWeights(plan.steps)
     writers = [
         tfdpx.callbacks.TensorBoard(
             str(workdir / "tensorboard"),
@@ -237,8 +234,8 @@ def train(settings, workdir, strategy):
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
-    measured = evaluation.measure(model, inputs)
-    raw_measured = evaluation.measure(devices.on_one_device(model, raw.values), inputs)
+    measured = measure.measure(model, inputs)
+    raw_measured = measure.measure(devices.on_one_device(model, raw.values), inputs)
     results_found = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
@@ -268,8 +265,10 @@ def train(settings, workdir, strategy):
     ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
     worst = ledger.composed_epsilon(plan.delta, plan.accountant)
     if settings.individual:
-        found, released = individual.release(optimizer.individual, settings.individual_release)
-        results_found.update(found)
+        epsilons, statistics, released = individual.release(
+            optimizer.individual, settings.individual_release
+        )
+        results_found.update(statistics)
         ledger += released
     record = Record(
         program="classify",
@@ -284,9 +283,8 @@ def train(settings, workdir, strategy):
         settings=provenance.without_secrets(settings),
         results=results_found,
     )
-    results.write(record, whole, data, measured, learning_curve.rows, workdir, settings.public_test)
+    report.write(record, whole, data, measured, learning_curve.rows, workdir, settings.public_test)
     if settings.individual:
-        epsilons = optimizer.individual.epsilon()
         private = individual.write(epsilons, worst, history, model, inputs, workdir)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()

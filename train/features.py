@@ -31,20 +31,13 @@ from tfdpx import _files as files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.models.transfer import PIXELS
+from tfdpx.train import pictures, report
 from tfdpx.train.config import run_flags
 from tfdpx.train.data import identity, loading
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.report import page, pictures
-from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import (
-    finetuning,
-    head_methods,
-    image_input,
-    interruption,
-    provenance,
-    results,
-)
+from tfdpx.train.output import print_table, to_json
+from tfdpx.train.run import finetuning, head_methods, image_input, interruption, provenance
 from tfdpx.train.run.keras_files import KerasFile
 
 SHARD = 4096
@@ -174,18 +167,18 @@ def save(folder, head, ledger, num_examples, test, chosen, searched=None):
     )
     path = folder.new_head()
     record.save(path / records.FILE)  # First: no weights exist without a record.
-    files.write(path / page.STATEMENT, record.statement().encode(), mode=0o644)
+    files.write(path / report.STATEMENT, record.statement().encode(), mode=0o644)
     with files.replacing(path / "weights.npz", mode=0o644) as fresh:
         np.savez(fresh, kernel=head.kernel, bias=head.bias)
     if folder.extractor is not None:
         logits = head.to_layer("logits")(folder.extractor.output)
-        results.save_model(keras.Model(folder.extractor.inputs, logits), record, path)
+        report.save_model(keras.Model(folder.extractor.inputs, logits), record, path)
     if folder.data is not None:
-        results.draw_measured(folder.data, test[1], predictions, path)
+        report.draw_measured(folder.data, test[1], predictions, path)
     else:  # There are features alone.
         names = (record.inputs or {}).get("class_names") or range(folder.num_classes)
-        pictures.confusion_matrix(test[1], predictions, names, path / page.CONFUSION)
-    page.write_page(path)
+        pictures.confusion_matrix(test[1], predictions, names, path / report.CONFUSION)
+    report.write_page(path)
     return {**record.view(), "workdir": str(path)}
 
 

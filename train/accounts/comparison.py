@@ -10,7 +10,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.record import plain
 from tfdpx.train.accounts import recorded_runs
 from tfdpx.train.errors import UserError
-from tfdpx.train.report.record import readable
+from tfdpx.train.output import readable
 
 _MEASURED = ("test", "validation")
 # Of results that have the name of a setting.

@@ -12,8 +12,9 @@ import numpy as np
 
 import tfdpx
 from tfdpx.layers.private_model import last_layer, train_only
+from tfdpx.train import individual, measure
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.run import evaluation, individual, interruption, optimization
+from tfdpx.train.run import interruption, optimization
 
 # Features of all images, of training and to measure on, are kept in memory up to this size.
 MOST_BYTES = 2**30
@@ -99,7 +100,7 @@ class Trainer:
                     plan,
                     settings.seed,
                     individual.accountant(settings, plan),
-                    evaluation.is_public(data, settings.public_test),
+                    measure.is_public(data, settings.public_test),
                 ),
                 loss=optimization.crossentropy(settings.label_smoothing),
                 weighted_metrics=["accuracy"],
@@ -124,7 +125,7 @@ class Trainer:
                     data.train_x,
                     data.train_y,
                     validation_data=data.eval_examples,
-                    validation_batch_size=evaluation.BATCH_SIZE,
+                    validation_batch_size=measure.BATCH_SIZE,
                     **people,
                     **run,
                 )
@@ -133,7 +134,7 @@ class Trainer:
                     data.train_x, data.train_y, optimizer=model.optimizer, **people
                 )
                 # `batches` draws at random already.
-                model.fit(batches, shuffle=False, validation_data=evaluation.batches(data), **run)
+                model.fit(batches, shuffle=False, validation_data=measure.batches(data), **run)
 
 
 def head_and_features(settings, model, data):
@@ -160,7 +161,7 @@ def head_and_features(settings, model, data):
         return model, data
     print(f"Computing features of shape {shape} once: the layers before the last do not train.")
     train_x, eval_x = (
-        features.predict(images, batch_size=evaluation.BATCH_SIZE, verbose=0)
+        features.predict(images, batch_size=measure.BATCH_SIZE, verbose=0)
         if len(images)
         else np.zeros((0, *shape), "float32")
         for images in arrays

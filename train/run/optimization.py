@@ -38,7 +38,7 @@ def private_optimizer(settings, plan, seed, individual=None, public_validation=F
         plan: The `tfdpx.PrivacyPlan` of the run.
         seed: Int, of the noise and the views.
         individual: `tfdpx.accounting.IndividualAccountant` of the run, or None.
-        public_validation: Bool, see `evaluation.is_public`.
+        public_validation: Bool, see `measure.is_public`.
     """
     common = dict(
         plan=plan,

@@ -9,11 +9,11 @@ import numpy as np
 
 import tfdpx
 from tfdpx.accounting.record import Record
+from tfdpx.train import pictures, report
 from tfdpx.train.config import run_flags
 from tfdpx.train.data import identity
 from tfdpx.train.errors import checking_flags
-from tfdpx.train.report import page, pictures
-from tfdpx.train.run import provenance, results
+from tfdpx.train.run import provenance
 from tfdpx.train.tables import columns, models
 from tfdpx.train.tables.preprocessing import Preprocessing, predict
 
@@ -145,13 +145,13 @@ def train(settings, workdir):
             "parameters": trained.model.count_params(),
         },
     )
-    results.save_model(trained.model, record, workdir)
-    results.write_record(record, workdir)
+    report.save_model(trained.model, record, workdir)
+    report.write_record(record, workdir)
     if table.class_names and len(table.test):
         predicted = predict(trained.model, table.test.columns).argmax(axis=1)
-        path = workdir / page.CONFUSION
+        path = workdir / report.CONFUSION
         pictures.confusion_matrix(table.test.target, predicted, table.class_names, path)
-    page.write_page(workdir)
+    report.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 
 

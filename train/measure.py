@@ -1,4 +1,4 @@
-"""Accuracy of a trained model, top-1 and top-5, of its averaged and of its raw weights."""
+"""Measures a trained model: accuracy, top-1 and top-5, of its averaged and of its raw weights."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ TOP = 5
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What a model says of the examples to measure on.
+    """Predictions of a model for the examples to measure on, and their accuracy.
 
     Attributes:
         labels: int64 array `[count]`.
@@ -33,7 +33,7 @@ class Measured:
 
 
 def is_public(data, public_test):
-    """Returns True if the examples to measure on are public test images.
+    """Returns whether the examples to measure on are public test images.
 
     Images that were held out of the training images are as private as these.
 
@@ -42,12 +42,12 @@ def is_public(data, public_test):
             public.
         public_test: Bool, the flag `--public_test`: the user declares that they are public.
     """
-    is_known = datasets.Name.parse(data.name).entry in datasets.ENTRIES
-    return data.eval_split == "test" and (is_known or public_test)
+    public_test = public_test or datasets.Name.parse(data.name).entry in datasets.ENTRIES
+    return data.eval_split == "test" and public_test
 
 
 def batches(data):
-    """The examples to measure on, a `tf.data.Dataset` to iterate over as often as needed.
+    """Returns the examples to measure on as a `tf.data.Dataset` of batches, in their order.
 
     Args:
         data: `loading.ImageData`.
@@ -56,7 +56,7 @@ def batches(data):
 
 
 def measure(model, data):
-    """The `Measured` of a model on the examples of `data` to measure on.
+    """Returns the `Measured` of a model on the examples of `data` to measure on.
 
     Args:
         model: A `keras.Model` from images to logits.
@@ -78,7 +78,7 @@ def measure(model, data):
 
 
 def predicted(model, examples):
-    """What a model says of examples, in their order.
+    """Yields the logits of examples, batch by batch, in their order.
 
     Args:
         model: A `keras.Model` from images to logits.
@@ -92,7 +92,7 @@ def predicted(model, examples):
 
 
 def noisy_count(right, noise_multiplier):
-    """`right` with Gaussian noise, a float.
+    """Returns `right` with Gaussian noise, a float.
 
     Guarantee: one Gaussian release; adding or removing one example changes the count by at most 1.
 
@@ -120,15 +120,11 @@ class RawWeights(keras.callbacks.Callback):
         self.values = None
 
     def on_train_begin(self, logs=None):
-        """A run that was resumed after its last update makes no other."""
-        del logs
-        self._keep()
+        """Keeps them if the run was resumed after its last update, because no other follows."""
+        self.on_epoch_end(None, logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Must come while the weights of the training are in the model, as at Keras' epochs."""
+        """Must be called before Keras averages the weights, as it is after Keras's epochs."""
         del epoch, logs
-        self._keep()
-
-    def _keep(self):
         if steps_taken(self.model.optimizer) >= self._steps:
             self.values = self.model.get_weights()

@@ -1,4 +1,4 @@
-"""What a run found: a table for people and one line of JSON for programs."""
+"""Output of the programs: a table for people, and one line of JSON for programs."""
 
 import json
 
@@ -27,9 +27,9 @@ def print_table(record, title, file=None):
     Args:
         record: Dict as for `to_json`.
         title: Heading.
-        file: Where to print; `None` is the standard output.
+        file: Where to print; None is the standard output.
     """
-    # As text: what a file or a folder is called may look like markup.
+    # As `Text`, because the name of a file or folder may look like markup.
     rows = table.Table(title=Text(title), show_header=False)
     rows.add_column(style="bold")
     rows.add_column(overflow="fold")
@@ -39,9 +39,11 @@ def print_table(record, title, file=None):
 
 
 def readable(value):
-    """A value of JSON as a table shows it, a string."""
+    """Returns a value of JSON as a table shows it, a string."""
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return ", ".join(map(readable, value))
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, int) and not isinstance(value, bool):
