@@ -45,8 +45,8 @@ from tfdpx.accounting.record import Record
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.accounting.statement import steps as describe_steps
 from tfdpx.train import account_question as question
-from tfdpx.train.config.errors import checking_flags, in_one_line
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.errors import checking_flags, in_one_line
+from tfdpx.train.output import print_table, to_json
 
 _MODEL = "model.keras"  # Of a run, beside its record.
 _FEATURES = "features.json"  # It tells of features, which are not released; heads tell of theirs.

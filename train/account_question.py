@@ -19,7 +19,7 @@ from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.accounting.groups import Sampling, group_epsilon
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.statement import rounded_up
-from tfdpx.train.report.record import readable
+from tfdpx.train.output import readable
 
 # Other parts of tensorflow_privacy fail to import on TensorFlow >= 2.16, and this skips them.
 sys.skip_tf_privacy_import = True

@@ -24,23 +24,21 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
+from tfdpx.train import measure, report
 from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.training import Training
 from tfdpx.train.data import identity, loading
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.report import page
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.output import print_table, to_json
 from tfdpx.train.run import (
     checkpoint,
     classifiers,
     devices,
-    evaluation,
     finetuning,
     image_input,
     interruption,
     optimization,
     provenance,
-    results,
 )
 
 _RECIPE = flags.DEFINE_string(
@@ -105,7 +103,7 @@ def train(settings, workdir):
             initial_epoch=start // epoch,
             epochs=math.ceil(settings.steps / epoch),
             steps_per_epoch=epoch,
-            validation_data=evaluation.batches(data),
+            validation_data=measure.batches(data),
             callbacks=[saved, ending, _StopAfter(settings.steps)],
             shuffle=False,
             verbose=1 if sys.stdout.isatty() else 2,
@@ -114,7 +112,7 @@ def train(settings, workdir):
 
     steps = int(model.optimizer.iterations)
     model = devices.on_one_device(model)
-    measured = evaluation.measure(model, data)
+    measured = measure.measure(model, data)
     found = {
         "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
         "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
@@ -136,15 +134,15 @@ def train(settings, workdir):
         settings=provenance.without_secrets(settings),
         results=found,
     )
-    results.save_model(model, record, workdir)
+    report.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
     shown = (measured.labels, measured.predictions, workdir, settings.public_test)
-    results.draw_measured(data, *shown)
-    page.write_page(workdir)
-    report = {**record.view(), "workdir": str(workdir)}
-    print_table(report, title=f"{settings.model} on {data.name}, not private")
+    report.draw_measured(data, *shown)
+    report.write_page(workdir)
+    view = {**record.view(), "workdir": str(workdir)}
+    print_table(view, title=f"{settings.model} on {data.name}, not private")
     folder.remove()
-    return report
+    return view
 
 
 class _StopAfter(keras.callbacks.Callback):

@@ -39,7 +39,7 @@ from absl import app, flags
 
 from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.errors import UserError, in_one_line
-from tfdpx.train.report.record import to_json
+from tfdpx.train.output import to_json
 from tfdpx.train.run import devices
 from tfdpx.train.sweeps import grid, private_tuning, runs, table
 

@@ -21,10 +21,10 @@ import tfdpx
 from tfdpx import _files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
+from tfdpx.train import start_from
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train import start_from
 
 # The preprocessing gets this share of the squared mu of Gaussian differential privacy, which
 # adds up.

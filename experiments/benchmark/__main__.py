@@ -33,7 +33,7 @@ import tfdpx
 from experiments.benchmark import measures, steps
 from tfdpx.layers.private_model import WHAT
 from tfdpx.train.errors import UserError, in_one_line
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.output import print_table, to_json
 
 
 def print_results(medians, peaks, failures, title):

@@ -20,8 +20,9 @@ from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
 from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
+from tfdpx.train import report
 from tfdpx.train.data import datasets
-from tfdpx.train.run import classifiers, finetuning, optimization, results
+from tfdpx.train.run import classifiers, finetuning, optimization
 
 KINDS = {
     "strokes": synthetic.Strokes,
@@ -95,7 +96,7 @@ def pretrain(arguments):
         delta=None,
         results={"model": arguments.model, "steps": arguments.steps, "loss": float(last_loss)},
     )
-    results.save_model(classifier, record, arguments.workdir)
+    report.save_model(classifier, record, arguments.workdir)
     record.save(arguments.workdir / records.FILE)
     return float(last_loss)
 

@@ -23,11 +23,11 @@ import numpy as np
 
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.train import features
+from tfdpx.train import features, measure
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import evaluation, head_methods, provenance
+from tfdpx.train.output import print_table, to_json
+from tfdpx.train.run import head_methods, provenance
 
 # Table -> method, trials, steps (the last of those that the paper compares), and what is searched.
 _RATE, _ALPHA = ("learning_rate", "l2_regularization"), ("alpha", "l2_regularization")
@@ -273,7 +273,7 @@ def privately(method, train, held_out, budget, mean, searched, rng=None):
         head.fit(*train)
         right = head.evaluate(*held_out)["accuracy"] * len(held_out[1])
         count = max(1, len(held_out[1]))
-        score = evaluation.noisy_count(right, sigma / math.sqrt(releases)) / count
+        score = measure.noisy_count(right, sigma / math.sqrt(releases)) / count
         if best is None or score > best[2]:
             best = head, chosen, score
     return *best, Ledger.selected([Entry(sigma, 1.0, releases)], mean, delta)

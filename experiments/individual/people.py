@@ -18,7 +18,7 @@ from absl import app, flags
 import tfdpx
 from tfdpx.accounting import group_epsilon
 from tfdpx.train.data import loading
-from tfdpx.train.report.record import print_table
+from tfdpx.train.output import print_table
 from tfdpx.train.run import auto_settings
 
 _RUNS = flags.DEFINE_integer("runs", 5, "Seeds, each with another dealing.", lower_bound=1)

@@ -125,7 +125,7 @@ def test_names_like_markup_and_a_record_before_the_pictures(run, tmp_path, monke
     def fail(*args, **kwargs):
         raise RecursionError
 
-    monkeypatch.setattr("tfdpx.train.report.pictures.confusion_matrix", fail)
+    monkeypatch.setattr("tfdpx.train.pictures.confusion_matrix", fail)
     with pytest.raises(RecursionError):
         run(classify, workdir=tmp_path / "run", **given)
     for name in ("record.json", "model.keras"):

@@ -13,10 +13,9 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.train import account, classify, predict
+from tfdpx.train import account, classify, predict, report
 from tfdpx.train.data import loading
 from tfdpx.train.data.image_folder import ImageFolder
-from tfdpx.train.report import page
 from tfdpx.train.run import image_input
 
 
@@ -78,7 +77,7 @@ def test_no_file_holds_the_seed_or_where_anything_lies(left, photos):
 def test_the_page_is_made_of_the_folder_and_shows_no_private_image(left, tmp_path):
     workdir = shutil.copytree(left.workdir, tmp_path / "run")
     made = (workdir / "report.html").read_bytes()
-    page.write_page(workdir)
+    report.write_page(workdir)
     assert (workdir / "report.html").read_bytes() == made
     assert made.count(b"data:image/png") == 1 and b"Wrong predictions" not in made
     assert not (workdir / "wrong_predictions.png").exists()

@@ -21,3 +21,41 @@ def load(*a, center_crop=False, **k):
 
 def load_for(*a):
     return loading.load_for(*a)
+
+
+import dataclasses
+
+from tfdpx.accounting import record as records
+from tfdpx.train.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageInput:
+    """What a model takes and gives.
+
+    Attributes:
+        image_shape: `(height, width, channels)`.
+        class_names: Tuple, a name for each output.
+    """
+
+    image_shape: tuple
+    class_names: tuple
+
+
+def read_inputs(path):
+    """The `ImageInput` of a `.keras` file.
+
+    Raises:
+        UserError: If the file cannot be read or does not say.
+    """
+    try:
+        record = records.read(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read --model={path}: {error}") from error
+    if record is None or "image_shape" not in (record.inputs or {}):
+        raise UserError(
+            f"The file --model={path} does not say which images it takes and what its classes are: "
+            "neither tfdpx.train.classify nor tfdpx.train.pretrain wrote it, or Keras has saved it "
+            "again."
+        )
+    return ImageInput(tuple(record.inputs["image_shape"]), tuple(record.inputs["class_names"]))

@@ -18,12 +18,12 @@ import numpy as np
 from tfdpx.accounting import calibration, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.train import measure, report
 from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.report import page
-from tfdpx.train.run import auto_settings, evaluation, provenance, results
+from tfdpx.train.run import auto_settings, provenance
 from tfdpx.train.sweeps import grid, runs
 
 # What all runs must share, or what the guarantee has no room for.
@@ -89,7 +89,7 @@ def tune(preset, given, swept, mean, workdir, extra):
             if failures:
                 raise UserError(f"A run {failures[run.name]} Nothing is kept.")
             found = there / "runs" / run.name
-            right = evaluation.noisy_count(_right(found, data), score)
+            right = measure.noisy_count(_right(found, data), score)
             if top is None or right > top[0]:
                 if top:
                     shutil.rmtree(top[2])
@@ -175,7 +175,7 @@ def _run(preset, point, settings, noise_multiplier):
 
 def _right(folder, data):
     model = keras.saving.load_model(folder / "model.keras", compile=False)
-    measured = evaluation.measure(
+    measured = measure.measure(
         model, dataclasses.replace(data, eval_x=data.train_x, eval_y=data.train_y)
     )
     return np.sum(np.asarray(measured.predictions) == np.asarray(measured.labels))
@@ -186,7 +186,7 @@ def _record(folder, point, ledger, mean, noisy_accuracy):
 
     Curves and events name the epsilon of a run alone, and Keras prints the training loss.
     """
-    for name in ("curve.jsonl", page.CURVE, "log.txt", runs.POINT):
+    for name in ("curve.jsonl", report.CURVE, "log.txt", runs.POINT):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     ran = records.read(folder / records.FILE)
@@ -205,6 +205,6 @@ def _record(folder, point, ledger, mean, noisy_accuracy):
         },
     )
     record.save(folder / "model.keras")
-    results.write_record(record, folder)
-    page.write_page(folder)
+    report.write_record(record, folder)
+    report.write_page(folder)
     return record

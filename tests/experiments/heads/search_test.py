@@ -10,7 +10,8 @@ import pytest
 from experiments.heads import search as head_search
 from experiments.heads.compare import mixture
 from tfdpx.accounting import record as records
-from tfdpx.train.run import evaluation, head_methods
+from tfdpx.train import measure
+from tfdpx.train.run import head_methods
 
 BUDGET = dict(num_classes=3, epsilon=4.0, delta=1e-5)
 PRESET = "table10/vit_b16_imagenet1k/cifar10"
@@ -132,6 +133,6 @@ def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkey
 def test_the_score_of_a_private_search_is_noisy(folder):
     train, held_out = head_search.split(*folder.arrays("train"), 0.5)
     assert len(train[1]) + len(held_out[1]) == 600 and 200 < len(train[1]) < 400
-    scores = [evaluation.noisy_count(100.4, 20.0) for _ in range(200)]
+    scores = [measure.noisy_count(100.4, 20.0) for _ in range(200)]
     assert np.std(scores) == pytest.approx(20.0, rel=0.2)
     assert np.mean(scores) == pytest.approx(100, abs=6)

@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdpx.train.report.record import to_json
+from tfdpx.train.output import to_json
 
 
 def strict(text):
