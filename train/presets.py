@@ -284,8 +284,8 @@ COLUMNS = {
 
 # Runs on tables and heads have no other presets.
 OF_KIND = {
-    "tables": dict(epsilon=3.0, delta=1e-5),
-    "heads": dict(dataset="digits", delta=1e-5),
+    "tables": dict(epsilon=3.0, delta=1e-5, accountant="pld", test_fraction=0.2),
+    "heads": dict(delta=1e-5),
 }
 
 

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx import account
+from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.train import defaults, devices, fitting, heads, individual, measure, report, tables
 from tfdpx.train.data import identity, images
+from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import RunFolder, facts
 from tfdpx.train.settings import DATA_DIR, DOWNLOAD, HEADS, TABLES
@@ -36,7 +38,7 @@ def run(settings, preset, workdir, strategy, log_private_metrics=False):
         UserError: If settings, files and data do not go together.
     """
     if settings.kind == TABLES:
-        return tables.run(settings, workdir)
+        return _run_on_table(settings, workdir)
     if settings.kind == HEADS:
         return heads.run(settings, workdir)
     try:
@@ -129,7 +131,11 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
 
     # Record: what was spent, on which data, and what came of it.
     ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
-    released, of_statistics = individual.release(optimizer.individual, settings.individual_release)
+    epsilons, released, of_statistics = None, {}, Ledger()
+    if settings.individual:
+        epsilons, released, of_statistics = individual.release(
+            optimizer.individual, settings.individual_release
+        )
     record = Record(
         program="classify",
         data=trained_on,
@@ -173,9 +179,62 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     report.write(record, whole, data, measured, curve.rows, workdir, settings.public_test)
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
-        private = individual.write(optimizer.individual, worst, history, model, inputs, workdir)
+        private = individual.write(epsilons, worst, history, model, inputs, workdir)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()
+    return {**record.view(), "workdir": str(workdir)}
+
+
+def _run_on_table(settings, workdir):
+    table = data_tables.load(settings)
+    columns = ", ".join(f"{name} ({kind})" for name, kind in table.kinds.items())
+    print(f"{len(table.train)} rows to train on, {len(table.test)} to test on; {columns}")
+    labels = f", the labels {', '.join(table.class_names)}" if table.class_names else ""
+    print(
+        "Public, so not protected: how many rows there are to train on, names and types of "
+        f"columns{labels}."
+    )
+    data = identity.of(settings.dataset, len(table.train))
+    began = time.perf_counter()
+    trained = tables.fit(table, settings)
+    seconds = time.perf_counter() - began
+    plan, optimizer = trained.plan, trained.optimizer
+    record = Record(
+        program="classify",
+        data=data,
+        ledger=optimizer.ledger,
+        delta=plan.delta,
+        accountant=plan.accountant,
+        sampling=plan.sampling,
+        independence="; ".join(map(str, optimizer.independence)) or None,
+        inputs=tables.inputs(table, settings),
+        unit="row",
+        settings=without_secrets(settings),
+        results={
+            **tables.measure(trained.model, table.test, settings),
+            "noise_multiplier": plan.noise_multiplier,
+            "steps": plan.steps,
+            "preprocessing_noise_multiplier": max(
+                (entry.noise_multiplier for entry in plan.spent.entries), default=None
+            ),
+            "releases": plan.spent.steps,
+            "seconds": seconds,
+            "batch_size": plan.batch_size,
+            "sampling_probability": plan.sampling_probability,
+            "measured_on": "test",
+            "num_measured": len(table.test),
+            "model": trained.model.name,
+            "learning_rate": trained.learning_rate,
+            "l2_norm_clip": "automatic",
+            "parameters": trained.model.count_params(),
+        },
+    )
+    report.save_model(trained.model, record, workdir)
+    report.write_record(record, workdir)
+    if table.class_names and len(table.test):
+        predictions = tables.predict(trained.model, table.test.columns).argmax(axis=1)
+        report.draw_confusion(table.test.target, predictions, table.class_names, workdir)
+    report.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 
 
