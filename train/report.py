@@ -162,13 +162,18 @@ def draw_measured(data, labels, predictions, workdir, public_test=False):
         workdir: `pathlib.Path`.
         public_test: Bool, see `measure.is_public`.
     """
-    pictures.confusion_matrix(labels, predictions, data.class_names, workdir / CONFUSION)
+    draw_confusion(labels, predictions, data.class_names, workdir)
     wrong = np.flatnonzero(np.not_equal(labels, predictions))
     if measure.is_public(data, public_test) and len(wrong):
         rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
         images, _, _ = as_examples(*data.eval_examples).batch(rows, len(rows))
         shown = (labels[rows], predictions[rows], data.class_names, workdir / WRONG)
         pictures.wrong_predictions(np.asarray(images), *shown)
+
+
+def draw_confusion(labels, predictions, class_names, workdir):
+    """Draws the confusion matrix of integer labels and predictions."""
+    pictures.confusion_matrix(labels, predictions, class_names, workdir / CONFUSION)
 
 
 def save_model(model, record, workdir):
@@ -273,14 +278,9 @@ def command_again(record):
     if usual is None:
         return None
     usual, lines = records.plain(usual), [f"tfdpx {record.program}"]
-    names = {field.name for field in dataclasses.fields(settings.Settings)}
     for name, value in records.plain(record.settings).items():
-        is_flag = name in names or record.program == "pretrain"
-        if (
-            is_flag
-            and value is not None
-            and ((value and name in _ALWAYS) or value != usual.get(name))
-        ):
+        is_own = (value and name in _ALWAYS) or value != usual.get(name)
+        if name in usual and is_own and value is not None:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             text = text.lower() if isinstance(value, bool) else text
             lines.append(f"--{name}={shlex.quote(text)}")
@@ -289,13 +289,19 @@ def command_again(record):
 
 def _usual_settings(record):
     """Returns the settings of a run that was given the data and the budget of a record only."""
+    recorded = record.settings
     if record.program == "pretrain":
-        return {}
+        return dict.fromkeys(recorded)
     if record.program != "classify":
         return None
-    given = {name: record.settings.get(name) for name in _ALWAYS}
-    usual = dataclasses.asdict(settings.resolve(None, given)) | {"private": True, "head": None}
-    return usual | ({"model": OF_FILE} if record.settings.get("model") == OF_FILE else {})
+    kind = settings.kind_of(recorded["dataset"], recorded.get("head"))
+    given = {
+        field.name: recorded.get(field.name)
+        for field in dataclasses.fields(settings.Settings)
+        if field.name in _ALWAYS and kind in field.metadata["of"]
+    }
+    usual = dataclasses.asdict(settings.resolve(None, given)) | {"private": True}
+    return usual | ({"model": OF_FILE} if recorded.get("model") == OF_FILE else {})
 
 
 def _table(title, values):

@@ -10,10 +10,8 @@ import pytest
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import report
-from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import loading
-from tfdpx.train.run import provenance
+from tfdpx.train import report, settings, start_from
+from tfdpx.train.data.images import ImageData
 
 ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
 
@@ -109,10 +107,10 @@ def test_pictures_are_of_public_test_images_only(
 ):
     drawn = []
     monkeypatch.setattr(report.pictures, "wrong_predictions", lambda *args: drawn.append(args))
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(loading.ImageData))
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(ImageData))
     images = np.arange(6 * 4, dtype="uint8").reshape(6, 2, 2, 1)
     fields |= dict(eval_x=images, eval_y=np.arange(6) % 2, class_names=("a", "b"))
-    data = loading.ImageData(**fields | dict(name=name, eval_split=eval_split))
+    data = ImageData(**fields | dict(name=name, eval_split=eval_split))
     predictions = np.array([1, 1, 0, 0, 0, 1])
     report.draw_measured(data, data.eval_y, predictions, tmp_path, public_test)
     assert bool(drawn) == is_shown and (tmp_path / report.CONFUSION).exists()
@@ -133,9 +131,9 @@ def test_pictures_are_of_public_test_images_only(
     ],
 )
 def test_the_command_asks_for_the_same(asked, arguments):
-    settings = preset_lookup.resolve("folder", dict(asked, dataset="folder:/a/my photos", seed=7))
-    settings = records.plain(provenance.without_secrets(settings))
-    command = report.command_again(record(program="classify", settings=settings))
+    values = settings.resolve("folder", dict(asked, dataset="folder:/a/my photos", seed=7))
+    values = records.plain(start_from.without_secrets(values))
+    command = report.command_again(record(program="classify", settings=values))
     words = set(shlex.split(command.replace("\\\n", "")))
     expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}
     assert words - {"--delta=1e-05"} == expected
