@@ -79,7 +79,7 @@ def test_names_of_a_user_are_text_and_nothing_is_loaded_or_run(tmp_path):
         ({}, ")-differential privacy for the images of folder:photos."),
         ({}, "Releasable: epsilon"),
         (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Not releasable: the run had"),
-        (dict(ledger=provenance.not_private(3)), "accuracy, trained without privacy on the images"),
+        (dict(ledger=start_from.not_private(3)), "accuracy, trained without privacy on the images"),
         (dict(searched="30 trials"), "Not releasable: arguments were searched"),
         (
             dict(results={"steps": 9}, ledger=Ledger(), delta=None),
