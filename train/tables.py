@@ -79,9 +79,7 @@ def fit(table, settings):
         keras.utils.set_random_seed(settings.seed)
     columns, y = table.train.columns, table.train.target
     with checking_flags():
-        preprocessing, spent = adapt(
-            columns, table.kinds, settings.ranges, settings.epsilon, settings.delta, settings.seed
-        )
+        preprocessing, spent = adapt(columns, table.kinds, settings)
         name, plan, learning_rate = choose(settings, len(y), spent)
     x = predict(preprocessing, columns)
     head = keras.Sequential([keras.Input(x.shape[1:])], name="tfdpx.head")
@@ -104,22 +102,19 @@ def fit(table, settings):
     return Trained(model, plan, learning_rate, optimizer)
 
 
-def adapt(columns, kinds, ranges, epsilon, delta, seed=None):
+def adapt(columns, kinds, settings):
     """Makes the layers in front of a model of a table.
 
     Numbers are centred and scaled by a private mean and variance, or by their public range where
     rows are too few. Texts are one-hot over those that are frequent.
 
     Guarantee: the ledger has all that the statistics in the layers cost. Names and kinds of
-    columns, the number of rows and `ranges` are public.
+    columns, the number of rows and `settings.ranges` are public.
 
     Args:
         columns: Dict from a name to an array `[rows]`, of the rows to train on.
         kinds: Dict from a name to its kind.
-        ranges: Dict from names, or "*", to pairs of floats.
-        epsilon: Float, of the run.
-        delta: Float, of the run.
-        seed: Optional int, for experiments alone.
+        settings: The settings of the run.
 
     Returns:
         A `keras.Model` from a dict of `[rows, 1]` to `[rows, features]`, and a
@@ -128,26 +123,14 @@ def adapt(columns, kinds, ranges, epsilon, delta, seed=None):
     Raises:
         UserError: If there are too few rows to find ranges.
     """
-    num_rows = len(next(iter(columns.values())))
+    num_rows, ranges = len(next(iter(columns.values()))), settings.ranges
     limits = {n: ranges.get(n, ranges.get("*")) for n, kind in kinds.items() if kind == NUMBER}
     limits |= {n: (0.0, 1.0) for n, kind in kinds.items() if kind == BOOLEAN}
     unbounded = [name for name, pair in limits.items() if pair is None]
     bounded = [name for name, pair in limits.items() if pair is not None]
     texts = [name for name, kind in kinds.items() if kind == CATEGORY]
-    whole = tfdpx.PrivacyPlan(num_rows, num_rows, 1, epsilon=epsilon, delta=delta, accountant="gdp")
-    releases = 2 * bool(unbounded) + len(texts)
-    noise = whole.noise_multiplier * math.sqrt((releases + 1) / _SHARE)
-    takes_moments = 0 < noise * math.sqrt(1.25 * len(bounded)) < 2 * _WORTH * num_rows
-    noise = whole.noise_multiplier * math.sqrt((releases + takes_moments) / _SHARE)
-    deviation = noise * math.sqrt(len(unbounded))
-    needed = deviation * math.sqrt(2 * math.log(10 * _BINS * max(len(unbounded), 1))) / _FULLEST
-    if needed > num_rows:
-        raise UserError(
-            f"{num_rows} rows are too few to find the ranges of {len(unbounded)} columns at "
-            f"--epsilon={epsilon:g}, which takes some {math.ceil(needed)}. Give what is publicly "
-            f"known: --bounds={unbounded[0]}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
-        )
-    # A model of its own, because columns may be called as layers are.
+    noise_multiplier, takes_moments = _share(settings, num_rows, unbounded, bounded, texts)
+    release = {"noise_multiplier": noise_multiplier, "seed": settings.seed}
     inputs = {
         name: keras.Input((1,), dtype="string" if name in texts else "float32", name=f"column_{i}")
         for i, name in enumerate(columns)
@@ -162,9 +145,7 @@ def adapt(columns, kinds, ranges, epsilon, delta, seed=None):
         if names == unbounded or takes_moments:
             layer = keras.layers.Normalization()
             x = np.stack([columns[name] for name in names], axis=1)
-            ledger += tfdpx.private_adapt(
-                layer, x, noise_multiplier=noise, lower=lower, upper=upper, seed=seed
-            )
+            ledger += tfdpx.private_adapt(layer, x, lower=lower, upper=upper, **release)
         else:
             mean, variance = (lower + upper) / 2, ((upper - lower) / 2) ** 2
             layer = keras.layers.Normalization(mean=mean.tolist(), variance=variance.tolist())
@@ -172,15 +153,36 @@ def adapt(columns, kinds, ranges, epsilon, delta, seed=None):
         parts.append(ops.clip(ops.where(ops.isnan(z), 0.0, z), -_LARGEST, _LARGEST))
     for name in texts:
         layer = keras.layers.StringLookup(output_mode="one_hot")
-        ledger += tfdpx.private_adapt(layer, columns[name], noise_multiplier=noise, seed=seed)
+        ledger += tfdpx.private_adapt(layer, columns[name], **release)
         parts.append(layer(inputs[name]))
     features = ops.concatenate(parts, axis=-1)
+    # A model within a model, because columns may have the names of layers.
     inner = keras.Model(list(inputs.values()), features, name="tfdpx.preprocessing")
     outer = {
         input_name(name): keras.Input((1,), dtype=tensor.dtype, name=input_name(name))
         for name, tensor in inputs.items()
     }
     return keras.Model(outer, inner(list(outer.values()))), ledger
+
+
+def _share(settings, num_rows, unbounded, bounded, texts):
+    """The noise multiplier of each release, and whether columns with a range have one."""
+    budget = {"epsilon": settings.epsilon, "delta": settings.delta, "accountant": "gdp"}
+    whole = tfdpx.PrivacyPlan(num_rows, num_rows, 1, **budget).noise_multiplier
+    releases = 2 * bool(unbounded) + len(texts)
+    noise = whole * math.sqrt((releases + 1) / _SHARE) * math.sqrt(1.25 * len(bounded))
+    takes_moments = bool(bounded) and noise < 2 * _WORTH * num_rows
+    noise_multiplier = whole * math.sqrt((releases + takes_moments) / _SHARE)
+    bins = 10 * _BINS * max(len(unbounded), 1)
+    noise = noise_multiplier * math.sqrt(len(unbounded)) * math.sqrt(2 * math.log(bins))
+    if noise > _FULLEST * num_rows:
+        raise UserError(
+            f"{num_rows} rows are too few to find the ranges of {len(unbounded)} columns at "
+            f"--epsilon={settings.epsilon:g}, which takes some {math.ceil(noise / _FULLEST)}. Give "
+            f"what is publicly known: --bounds={unbounded[0]}:LOWER:UPPER,... or "
+            "--bounds=*:LOWER:UPPER."
+        )
+    return noise_multiplier, takes_moments
 
 
 def choose(settings, num_rows, spent):
@@ -293,25 +295,20 @@ def predict_rows(model, rows, path, all_classes=False):
             f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
             f"Received: --model={model}."
         )
-    file = pathlib.Path(rows).expanduser()
-    if not file.is_file():
-        raise UserError(f"There is no file at --rows={rows}.")
-    columns = data_tables.read_columns(file, record.inputs["columns"], flag="rows")
+    columns = data_tables.read_columns(rows, record.inputs["columns"], flag="rows")
     outputs = predict(finetuning.read(model, "model"), columns)
-    header, names = [record.inputs["target"]], record.inputs["class_names"]
+    target, names = record.inputs["target"], record.inputs["class_names"]
     if names:
-        probabilities = ops.convert_to_numpy(ops.softmax(outputs))
-        header += ["probability", *(names if all_classes else ())]
-        lines = []
-        for row in probabilities:
-            shown = [row.max(), *(row if all_classes else ())]
-            lines.append([names[row.argmax()], *(f"{value:.6f}" for value in shown)])
+        lines = [[target, "probability", *names]]
+        for row in ops.convert_to_numpy(ops.softmax(outputs)):
+            lines.append([names[row.argmax()], *(f"{p:.6f}" for p in (row.max(), *row))])
+        lines = lines if all_classes else [line[:2] for line in lines]
     else:
-        lines = [[f"{value:.6g}"] for value in outputs[:, 0]]
+        lines = [[target], *([f"{value:.6g}"] for value in outputs[:, 0])]
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([header, *lines])
+    csv.writer(text).writerows(lines)
     try:
         _files.write(pathlib.Path(path).expanduser(), text.getvalue().encode(), mode=0o644)
     except OSError as error:
         raise UserError(f"Cannot write --csv={path}: {error}.") from error
-    return {"rows": len(lines), "model": model, "csv": path}
+    return {"rows": len(outputs), "model": model, "csv": path}

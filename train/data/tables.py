@@ -1,7 +1,7 @@
 """Tables to train on: CSV and Parquet files as columns of numbers and texts.
 
-Names and types of columns are public, so errors name them. No error quotes a value. Importing
-pyarrow takes most of a second, so that it is imported where a table is read.
+Names and types of columns are public, so errors name them. No error quotes a value. pyarrow is
+imported where a table is read, because runs on images do not need it.
 """
 
 import collections
@@ -75,10 +75,16 @@ def load(settings):
     Raises:
         UserError: If the file cannot be read, or a column cannot be used.
     """
-    where, ranges = f"--dataset={settings.dataset}", settings.ranges
+    kind, _, path = settings.dataset.partition(":")
+    where = f"--dataset={settings.dataset}"
+    if (kind == "parquet") != path.endswith(".parquet"):
+        raise UserError(
+            "A file that ends in .parquet is named parquet:PATH, any other csv:PATH. Received: "
+            f"{where}."
+        )
     drop, categorical = settings.drop or (), settings.categorical or ()
-    bounded = [name for name in ranges if name != "*"]
-    source = read(_path_of(settings.dataset), dict.fromkeys(categorical, CATEGORY))
+    bounded = [name for name in settings.ranges if name != "*"]
+    source = _read(path, dict.fromkeys(categorical, CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
     if not names or settings.target in drop:
@@ -120,7 +126,7 @@ def read_columns(path, kinds, flag):
     """Reads columns of known kinds, for a model that was trained on them.
 
     Args:
-        path: `pathlib.Path` of a CSV or Parquet file.
+        path: String, a file. A name that ends in .parquet is of Parquet, any other of CSV.
         kinds: Dict from columns to kinds, as in `Table`.
         flag: String, the flag that names the file, for errors.
 
@@ -130,45 +136,31 @@ def read_columns(path, kinds, flag):
     Raises:
         UserError: If the file cannot be read, or a column is missing or of another kind.
     """
-    source = read(path, kinds, flag)
+    source = _read(path, kinds, f"--{flag}={path}")
     return {name: _values(source[name], kind) for name, kind in kinds.items()}
 
 
-def read(path, kinds, flag="dataset"):
-    """Reads a file.
-
-    Args:
-        path: `pathlib.Path`. A name that ends in .parquet is of Parquet, any other CSV.
-        kinds: Dict from columns to kinds, as in `Table`. Each other column gets the type that all
-            of its values have.
-        flag: String, the flag that names the file, for errors.
-
-    Returns:
-        `pyarrow.Table`.
-
-    Raises:
-        UserError: If the file cannot be read, or a column has no name of its own, is missing or of
-            another kind.
-    """
+def _read(path, kinds, where):
+    """Reads a file as a `pyarrow.Table`; columns without a kind get the type of their values."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
     types = {NUMBER: pa.float64(), BOOLEAN: pa.bool_(), CATEGORY: pa.string()}
     column_types = {name: types[kind] for name, kind in kinds.items()}
-    where = f"--{flag}={path}"
     try:
-        if path.suffix == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            with path.open(encoding="utf-8-sig") as file:
-                delimiter = max(_DELIMITERS, key=file.readline().count)
-            table = csv.read_csv(
-                path,
-                # With threads an error does not give the number of the row.
-                csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
-                csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
-            )
+        with pathlib.Path(path).expanduser().open("rb") as file:
+            if path.endswith(".parquet"):
+                table = parquet.read_table(file)
+            else:
+                delimiter = max(_DELIMITERS, key=file.readline().decode("utf-8-sig").count)
+                file.seek(0)
+                table = csv.read_csv(
+                    file,
+                    # With threads an error does not give the number of the row.
+                    csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
+                    csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
+                )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         # pyarrow quotes values at the end of its errors.
         text = re.sub(r"(got \d+): .*|: invalid value.*", r"\1", str(error), flags=re.DOTALL)
@@ -195,20 +187,6 @@ def read(path, kinds, flag="dataset"):
 def input_name(column):
     """Returns the name of a column's input of a model, because Keras's names have no slash."""
     return column.replace("/", "_")
-
-
-def _path_of(dataset):
-    """The file of `--dataset=csv:PATH` or `parquet:PATH`."""
-    kind, _, text = dataset.partition(":")
-    path = pathlib.Path(text).expanduser()
-    if not path.is_file():
-        raise UserError(f"There is no file {path}. Received: --dataset={dataset}.")
-    if (kind == "parquet") != (path.suffix == ".parquet"):
-        raise UserError(
-            "A file that ends in .parquet is named parquet:PATH, any other csv:PATH. Received: "
-            f"--dataset={dataset}."
-        )
-    return path
 
 
 def _require(wanted, names, where):
@@ -280,7 +258,8 @@ def _with_target(columns, column, settings):
     from pyarrow import types
 
     name, kind = settings.target, _kind_of(settings.target, column)
-    if column.null_count:
+    values = _values(column, kind)
+    if np.any(values == MISSING if kind == CATEGORY else np.isnan(values)):
         raise UserError(
             f"Some rows have no value in the column --target={name}. Remove them: the model can "
             "predict it for them later."
@@ -291,9 +270,6 @@ def _with_target(columns, column, settings):
                 f"Flag --task=regression needs a target of numbers. Received: --target={name}, a "
                 f"{kind}."
             )
-        values = _values(column, NUMBER)
-        if not np.all(np.isfinite(values)):
-            raise UserError(f"Some values of the column --target={name} are not finite.")
         clipped = np.clip(values, settings.target_lower, settings.target_upper)
         return Rows(columns, clipped.astype("float32")), ()
     if types.is_floating(column.type) or types.is_decimal(column.type):
