@@ -26,19 +26,18 @@ from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run import finetuning
 
-# The preprocessing gets this share of the squared mu of Gaussian differential privacy, which
-# adds up.
-_SHARE = 0.1
+# The share of the squared mu of Gaussian differential privacy, which adds up.
+_SHARE_OF_RELEASES = 0.1
 _LARGEST = 4.0  # Numbers are clipped to so many deviations.
-# Means of columns are not worth their noise where it exceeds this part of the range.
-_WORTH = 0.05
-# Ranges are found from bins of powers of two. The fullest bin should stand out.
-_FULLEST, _BINS = 1 / 3, 123
+_NOISIEST_MEAN = 0.05  # As a part of the range; noisier means are not worth their budget.
+# Ranges are found from the counts of powers of two. The fullest bin of a column has about a third
+# of the rows, and should stand out.
+_FULLEST_BIN, _BINS = 1 / 3, 123
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
     'categories as strings, "(missing)" where missing. The model does all else.'
 )
-# By epsilon times rows.
+# Limits of epsilon times rows, and what lies below and above.
 _NETWORK_FROM, _HIDDEN = 3_500, 64
 _FEW_STEPS_BELOW, _FEW_STEPS, _STEPS = 300, 60, 180
 _LARGEST_BATCH = 65_536
@@ -129,8 +128,8 @@ def adapt(columns, kinds, settings):
     unbounded = [name for name, pair in limits.items() if pair is None]
     bounded = [name for name, pair in limits.items() if pair is not None]
     texts = [name for name, kind in kinds.items() if kind == CATEGORY]
-    noise_multiplier, takes_moments = _share(settings, num_rows, unbounded, bounded, texts)
-    release = {"noise_multiplier": noise_multiplier, "seed": settings.seed}
+    noise, takes_moments = _noise_of(settings, num_rows, unbounded, bounded, texts)
+    release = {"noise_multiplier": noise, "seed": settings.seed}
     inputs = {
         name: keras.Input((1,), dtype="string" if name in texts else "float32", name=f"column_{i}")
         for i, name in enumerate(columns)
@@ -165,23 +164,28 @@ def adapt(columns, kinds, settings):
     return keras.Model(outer, inner(list(outer.values()))), ledger
 
 
-def _share(settings, num_rows, unbounded, bounded, texts):
-    """The noise multiplier of each release, and whether columns with a range have one."""
+def _noise_of(settings, num_rows, unbounded, bounded, texts):
+    """The noise multiplier of all releases, and whether there is one for the bounded columns.
+
+    Both follow from public numbers alone.
+    """
     budget = {"epsilon": settings.epsilon, "delta": settings.delta, "accountant": "gdp"}
-    whole = tfdpx.PrivacyPlan(num_rows, num_rows, 1, **budget).noise_multiplier
+    plan = tfdpx.PrivacyPlan(num_rows, num_rows, 1, **budget)
+    of_one = plan.noise_multiplier / math.sqrt(_SHARE_OF_RELEASES)
     releases = 2 * bool(unbounded) + len(texts)
-    noise = whole * math.sqrt((releases + 1) / _SHARE) * math.sqrt(1.25 * len(bounded))
-    takes_moments = bool(bounded) and noise < 2 * _WORTH * num_rows
-    noise_multiplier = whole * math.sqrt((releases + takes_moments) / _SHARE)
-    bins = 10 * _BINS * max(len(unbounded), 1)
-    noise = noise_multiplier * math.sqrt(len(unbounded)) * math.sqrt(2 * math.log(bins))
-    if noise > _FULLEST * num_rows:
-        raise UserError(
-            f"{num_rows} rows are too few to find the ranges of {len(unbounded)} columns at "
-            f"--epsilon={settings.epsilon:g}, which takes some {math.ceil(noise / _FULLEST)}. Give "
-            f"what is publicly known: --bounds={unbounded[0]}:LOWER:UPPER,... or "
-            "--bounds=*:LOWER:UPPER."
-        )
+    noise_of_means = of_one * math.sqrt((releases + 1) * 1.25 * len(bounded)) / (2 * num_rows)
+    takes_moments = bool(bounded) and noise_of_means < _NOISIEST_MEAN
+    noise_multiplier = of_one * math.sqrt(releases + takes_moments)
+    if unbounded:
+        noise_of_bins = noise_multiplier * math.sqrt(len(unbounded))
+        largest = noise_of_bins * math.sqrt(2 * math.log(10 * _BINS * len(unbounded)))
+        needed = math.ceil(largest / _FULLEST_BIN)
+        if needed > num_rows:
+            raise UserError(
+                f"{num_rows} rows are too few to find the ranges of {len(unbounded)} columns at "
+                f"--epsilon={settings.epsilon:g}, which takes some {needed}. Give what is publicly "
+                f"known: --bounds={unbounded[0]}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
+            )
     return noise_multiplier, takes_moments
 
 
@@ -271,13 +275,13 @@ def measure(model, rows, settings):
     return {name: float(score(rows.target, predicted)) for name, score in scores.items()}
 
 
-def predict_rows(model, rows, path, all_classes=False):
+def predict_rows(model_path, rows_path, csv_path, all_classes=False):
     """Predicts rows of a file, and writes a CSV file with a line for each, in their order.
 
     Args:
-        model: String, path of a .keras file.
-        rows: String, a CSV or Parquet file with the columns that the model was trained on.
-        path: String, the file to write.
+        model_path: String, a .keras file.
+        rows_path: String, a CSV or Parquet file with the columns that the model was trained on.
+        csv_path: String, the file to write.
         all_classes: Bool, whether it gets the probability of every class.
 
     Returns:
@@ -287,16 +291,16 @@ def predict_rows(model, rows, path, all_classes=False):
         UserError: If the model is not of a table, or a column is missing or of another kind.
     """
     try:
-        record = records.read(model)
+        record = records.read(model_path)
     except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read --model={model}: {error}") from error
+        raise UserError(f"Cannot read --model={model_path}: {error}") from error
     if record is None or "columns" not in (record.inputs or {}):
         raise UserError(
             f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
-            f"Received: --model={model}."
+            f"Received: --model={model_path}."
         )
-    columns = data_tables.read_columns(rows, record.inputs["columns"], flag="rows")
-    outputs = predict(finetuning.read(model, "model"), columns)
+    columns = data_tables.read_columns(rows_path, record.inputs["columns"], flag="rows")
+    outputs = predict(finetuning.read(model_path, "model"), columns)
     target, names = record.inputs["target"], record.inputs["class_names"]
     if names:
         lines = [[target, "probability", *names]]
@@ -308,7 +312,7 @@ def predict_rows(model, rows, path, all_classes=False):
     text = io.StringIO(newline="")
     csv.writer(text).writerows(lines)
     try:
-        _files.write(pathlib.Path(path).expanduser(), text.getvalue().encode(), mode=0o644)
+        _files.write(pathlib.Path(csv_path).expanduser(), text.getvalue().encode(), mode=0o644)
     except OSError as error:
-        raise UserError(f"Cannot write --csv={path}: {error}.") from error
-    return {"rows": len(outputs), "model": model, "csv": path}
+        raise UserError(f"Cannot write --csv={csv_path}: {error}.") from error
+    return {"rows": len(outputs), "model": model_path, "csv": csv_path}

@@ -118,7 +118,7 @@ REFUSALS = [
     (GOOD | {"t": ["a", ""] * 20}, {}, "no value in the column --target=t"),
     (GOOD | {"owns": ["true"] * 40}, dict(bounds=["owns:0:1"]), "--bounds is for columns of num"),
     (GOOD, dict(dataset="csv:nowhere.csv"), "Cannot read --dataset=csv:nowhere.csv: .*No such"),
-    (GOOD, dict(dataset="parquet:bad.csv"), "named parquet:PATH"),
+    (GOOD, dict(dataset="parquet:bad.csv"), "parquet:PATH if it ends in .parquet"),
 ]
 
 

@@ -79,8 +79,7 @@ def load(settings):
     where = f"--dataset={settings.dataset}"
     if (kind == "parquet") != path.endswith(".parquet"):
         raise UserError(
-            "A file that ends in .parquet is named parquet:PATH, any other csv:PATH. Received: "
-            f"{where}."
+            f"Name a file parquet:PATH if it ends in .parquet, else csv:PATH. Received: {where}."
         )
     drop, categorical = settings.drop or (), settings.categorical or ()
     bounded = [name for name in settings.ranges if name != "*"]
@@ -111,8 +110,12 @@ def load(settings):
             _check_texts(name, columns[name], name in categorical)
         elif name not in bounded:
             _check_numbers(name, columns[name])
-    rows, class_names = _with_target(columns, source[settings.target], settings)
-    is_test = _is_test(rows, class_names, settings.test_fraction, settings.test_seed)
+    column = source[settings.target]
+    target_kind = _kind_of(settings.target, column)
+    values = _values(column, target_kind)
+    target, class_names = _encode(column, values, target_kind, settings)
+    is_test = _is_test([*columns.values(), values], settings.test_fraction, settings.test_seed)
+    rows = Rows(columns, target)
     table = Table(kinds, class_names, rows[~is_test], rows[is_test])
     if not len(table.train) or (settings.test_fraction and not len(table.test)):
         raise UserError(
@@ -243,9 +246,8 @@ def _check_texts(name, texts, is_declared):
 def _check_numbers(name, numbers):
     present = numbers[np.isfinite(numbers)]
     values = np.unique(present)
-    if len(values) < max(_FEWEST_NAMES, len(present)):
-        return
-    if np.all(values == np.round(values)) and np.ptp(values) < 2 * len(values):
+    all_differ = len(values) == len(present) >= _FEWEST_NAMES
+    if all_differ and np.all(values == np.round(values)) and np.ptp(values) < 2 * len(values):
         raise UserError(
             f"Column {name!r} numbers the rows: its values are whole, all differ and leave few "
             f"out. Leave it out: --drop={name}. Or give its public range, "
@@ -253,12 +255,11 @@ def _check_numbers(name, numbers):
         )
 
 
-def _with_target(columns, column, settings):
-    """`Rows` of columns and a target, a `pyarrow.ChunkedArray`, and the names of classes."""
+def _encode(column, values, kind, settings):
+    """The target of `Rows` from a column and its values, and the names of classes."""
     from pyarrow import types
 
-    name, kind = settings.target, _kind_of(settings.target, column)
-    values = _values(column, kind)
+    name = settings.target
     if np.any(values == MISSING if kind == CATEGORY else np.isnan(values)):
         raise UserError(
             f"Some rows have no value in the column --target={name}. Remove them: the model can "
@@ -270,8 +271,7 @@ def _with_target(columns, column, settings):
                 f"Flag --task=regression needs a target of numbers. Received: --target={name}, a "
                 f"{kind}."
             )
-        clipped = np.clip(values, settings.target_lower, settings.target_upper)
-        return Rows(columns, clipped.astype("float32")), ()
+        return np.clip(values, settings.target_lower, settings.target_upper).astype("float32"), ()
     if types.is_floating(column.type) or types.is_decimal(column.type):
         raise UserError(
             f"Column --target={name} has numbers with fractions, which are no classes. Predict it "
@@ -287,18 +287,16 @@ def _with_target(columns, column, settings):
             f"{','.join(settings.classes or ())}. Numbers are predicted by --task=regression."
         )
     index = {label: i for i, label in enumerate(class_names)}
-    return Rows(columns, np.array([index[label] for label in labels], "int64")), class_names
+    return np.array([index[label] for label in labels], "int64"), class_names
 
 
-def _is_test(rows, class_names, fraction, seed):
-    """Splits by a hash of each row, bool `[rows]`, so that no row moves another.
+def _is_test(columns, fraction, seed):
+    """Splits by a hash of each row's values, bool `[rows]`, so that no row moves another.
 
     Equal rows are told apart by a running number. Of these it does not matter which is which.
     """
     salt, counts, hashes = seed.to_bytes(16, "little"), collections.Counter(), []
-    # Another label changes the numbers of classes, but not their names.
-    target = [class_names[i] for i in rows.target] if class_names else rows.target.tolist()
-    for row in zip(*(values.tolist() for values in rows.columns.values()), target, strict=True):
+    for row in zip(*(values.tolist() for values in columns), strict=True):
         text = repr(row)
         counts[text] += 1
         digest = hashlib.blake2b(f"{text}{counts[text]}".encode(), salt=salt, digest_size=8)
