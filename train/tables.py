@@ -130,7 +130,7 @@ def adapt(columns, kinds, settings):
     texts = [name for name, kind in kinds.items() if kind == CATEGORY]
     noise, takes_moments = _noise_of(settings, num_rows, unbounded, bounded, texts)
     release = {"noise_multiplier": noise, "seed": settings.seed}
-    inputs = {
+    inner_inputs = {
         name: keras.Input((1,), dtype="string" if name in texts else "float32", name=f"column_{i}")
         for i, name in enumerate(columns)
     }
@@ -148,20 +148,20 @@ def adapt(columns, kinds, settings):
         else:
             mean, variance = (lower + upper) / 2, ((upper - lower) / 2) ** 2
             layer = keras.layers.Normalization(mean=mean.tolist(), variance=variance.tolist())
-        z = layer(ops.concatenate([inputs[name] for name in names], axis=-1))
+        z = layer(ops.concatenate([inner_inputs[name] for name in names], axis=-1))
         parts.append(ops.clip(ops.where(ops.isnan(z), 0.0, z), -_LARGEST, _LARGEST))
     for name in texts:
         layer = keras.layers.StringLookup(output_mode="one_hot")
         ledger += tfdpx.private_adapt(layer, columns[name], **release)
-        parts.append(layer(inputs[name]))
+        parts.append(layer(inner_inputs[name]))
     features = ops.concatenate(parts, axis=-1)
     # A model within a model, because columns may have the names of layers.
-    inner = keras.Model(list(inputs.values()), features, name="tfdpx.preprocessing")
-    outer = {
+    inner = keras.Model(list(inner_inputs.values()), features, name="tfdpx.preprocessing")
+    outer_inputs = {
         input_name(name): keras.Input((1,), dtype=tensor.dtype, name=input_name(name))
-        for name, tensor in inputs.items()
+        for name, tensor in inner_inputs.items()
     }
-    return keras.Model(outer, inner(list(outer.values()))), ledger
+    return keras.Model(outer_inputs, inner(list(outer_inputs.values()))), ledger
 
 
 def _noise_of(settings, num_rows, unbounded, bounded, texts):
@@ -190,7 +190,7 @@ def _noise_of(settings, num_rows, unbounded, bounded, texts):
 
 
 def choose(settings, num_rows, spent):
-    """Chooses a model and its training; values in the settings stay.
+    """Chooses a model, its plan and its learning rate; the settings come first.
 
     Args:
         settings: The settings of the run.
@@ -198,7 +198,7 @@ def choose(settings, num_rows, spent):
         spent: `tfdpx.accounting.Ledger` of the preprocessing.
 
     Returns:
-        "linear" or "network", the `tfdpx.PrivacyPlan`, and the learning rate.
+        Tuple of "linear" or "network", the `tfdpx.PrivacyPlan`, and a float.
 
     Raises:
         ValueError: If the values do not go together.
@@ -224,7 +224,7 @@ def choose(settings, num_rows, spent):
 
 
 def inputs(table, settings):
-    """Returns the part of a record that says how to prepare rows for the model, a dict.
+    """Returns the `inputs` of a record, a dict: the columns, and how to prepare rows for the model.
 
     Args:
         table: `data.tables.Table`.

@@ -91,9 +91,9 @@ def load(settings):
             f"There is nothing to learn from: columns except --target={settings.target} and "
             f"--drop={','.join(drop)} are: {', '.join(names) or 'none'}."
         )
-    inputs = collections.Counter(map(input_name, names))
+    input_names = collections.Counter(map(input_name, names))
     for name in names:
-        if name.startswith("tfdpx.") or "\0" in name or inputs[input_name(name)] > 1:
+        if name.startswith("tfdpx.") or "\0" in name or input_names[input_name(name)] > 1:
             raise UserError(
                 f"Column {name!r} needs another name. In a model '/' becomes '_', and names must "
                 f"differ and not begin with 'tfdpx.'. Rename it, or --drop={name}."
@@ -228,6 +228,7 @@ def _values(column, kind):
 
 
 def _check_texts(name, texts, is_declared):
+    """Refuses dates, and texts that name the rows."""
     present = texts[texts != MISSING]
     dates = sum(bool(_DATE.match(text)) for text in present)
     if not is_declared and dates > _NEARLY_ALL * len(present):
@@ -244,6 +245,7 @@ def _check_texts(name, texts, is_declared):
 
 
 def _check_numbers(name, numbers):
+    """Refuses numbers that count the rows."""
     present = numbers[np.isfinite(numbers)]
     values = np.unique(present)
     all_differ = len(values) == len(present) >= _FEWEST_NAMES
