@@ -26,19 +26,18 @@ from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
 
-# The preprocessing gets this share of the squared mu of Gaussian differential privacy, which
-# adds up.
-_SHARE = 0.1
+# The share of the squared mu of Gaussian differential privacy, which adds up.
+_SHARE_OF_RELEASES = 0.1
 _LARGEST = 4.0  # Numbers are clipped to so many deviations.
-# Means of columns are not worth their noise where it exceeds this part of the range.
-_WORTH = 0.05
-# Ranges are found from bins of powers of two. The fullest bin should stand out.
-_FULLEST, _BINS = 1 / 3, 123
+_NOISIEST_MEAN = 0.05  # As a part of the range; noisier means are not worth their budget.
+# Ranges are found from the counts of powers of two. The fullest bin of a column has about a third
+# of the rows, and should stand out.
+_FULLEST_BIN, _BINS = 1 / 3, 123
 _PREPARATION = (
     "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
     'categories as strings, "(missing)" where missing. The model does all else.'
 )
-# By epsilon times rows.
+# Limits of epsilon times rows, and what lies below and above.
 _NETWORK_FROM, _HIDDEN = 3_500, 64
 _FEW_STEPS_BELOW, _FEW_STEPS, _STEPS = 300, 60, 180
 _LARGEST_BATCH = 65_536
@@ -79,9 +78,7 @@ def fit(table, settings):
         keras.utils.set_random_seed(settings.seed)
     columns, y = table.train.columns, table.train.target
     with checking_flags():
-        preprocessing, spent = adapt(
-            columns, table.kinds, settings.ranges, settings.epsilon, settings.delta, settings.seed
-        )
+        preprocessing, spent = adapt(columns, table.kinds, settings)
         name, plan, learning_rate = choose(settings, len(y), spent)
     x = predict(preprocessing, columns)
     head = keras.Sequential([keras.Input(x.shape[1:])], name="tfdpx.head")
@@ -104,22 +101,19 @@ def fit(table, settings):
     return Trained(model, plan, learning_rate, optimizer)
 
 
-def adapt(columns, kinds, ranges, epsilon, delta, seed=None):
+def adapt(columns, kinds, settings):
     """Makes the layers in front of a model of a table.
 
     Numbers are centred and scaled by a private mean and variance, or by their public range where
     rows are too few. Texts are one-hot over those that are frequent.
 
     Guarantee: the ledger has all that the statistics in the layers cost. Names and kinds of
-    columns, the number of rows and `ranges` are public.
+    columns, the number of rows and `settings.ranges` are public.
 
     Args:
         columns: Dict from a name to an array `[rows]`, of the rows to train on.
         kinds: Dict from a name to its kind.
-        ranges: Dict from names, or "*", to pairs of floats.
-        epsilon: Float, of the run.
-        delta: Float, of the run.
-        seed: Optional int, for experiments alone.
+        settings: The settings of the run.
 
     Returns:
         A `keras.Model` from a dict of `[rows, 1]` to `[rows, features]`, and a
@@ -128,27 +122,15 @@ def adapt(columns, kinds, ranges, epsilon, delta, seed=None):
     Raises:
         UserError: If there are too few rows to find ranges.
     """
-    num_rows = len(next(iter(columns.values())))
+    num_rows, ranges = len(next(iter(columns.values()))), settings.ranges
     limits = {n: ranges.get(n, ranges.get("*")) for n, kind in kinds.items() if kind == NUMBER}
     limits |= {n: (0.0, 1.0) for n, kind in kinds.items() if kind == BOOLEAN}
     unbounded = [name for name, pair in limits.items() if pair is None]
     bounded = [name for name, pair in limits.items() if pair is not None]
     texts = [name for name, kind in kinds.items() if kind == CATEGORY]
-    whole = tfdpx.PrivacyPlan(num_rows, num_rows, 1, epsilon=epsilon, delta=delta, accountant="gdp")
-    releases = 2 * bool(unbounded) + len(texts)
-    noise = whole.noise_multiplier * math.sqrt((releases + 1) / _SHARE)
-    takes_moments = 0 < noise * math.sqrt(1.25 * len(bounded)) < 2 * _WORTH * num_rows
-    noise = whole.noise_multiplier * math.sqrt((releases + takes_moments) / _SHARE)
-    deviation = noise * math.sqrt(len(unbounded))
-    needed = deviation * math.sqrt(2 * math.log(10 * _BINS * max(len(unbounded), 1))) / _FULLEST
-    if needed > num_rows:
-        raise UserError(
-            f"{num_rows} rows are too few to find the ranges of {len(unbounded)} columns at "
-            f"--epsilon={epsilon:g}, which takes some {math.ceil(needed)}. Give what is publicly "
-            f"known: --bounds={unbounded[0]}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
-        )
-    # A model of its own, because columns may be called as layers are.
-    inputs = {
+    noise, takes_moments = _noise_of(settings, num_rows, unbounded, bounded, texts)
+    release = {"noise_multiplier": noise, "seed": settings.seed}
+    inner_inputs = {
         name: keras.Input((1,), dtype="string" if name in texts else "float32", name=f"column_{i}")
         for i, name in enumerate(columns)
     }
@@ -162,29 +144,53 @@ def adapt(columns, kinds, ranges, epsilon, delta, seed=None):
         if names == unbounded or takes_moments:
             layer = keras.layers.Normalization()
             x = np.stack([columns[name] for name in names], axis=1)
-            ledger += tfdpx.private_adapt(
-                layer, x, noise_multiplier=noise, lower=lower, upper=upper, seed=seed
-            )
+            ledger += tfdpx.private_adapt(layer, x, lower=lower, upper=upper, **release)
         else:
             mean, variance = (lower + upper) / 2, ((upper - lower) / 2) ** 2
             layer = keras.layers.Normalization(mean=mean.tolist(), variance=variance.tolist())
-        z = layer(ops.concatenate([inputs[name] for name in names], axis=-1))
+        z = layer(ops.concatenate([inner_inputs[name] for name in names], axis=-1))
         parts.append(ops.clip(ops.where(ops.isnan(z), 0.0, z), -_LARGEST, _LARGEST))
     for name in texts:
         layer = keras.layers.StringLookup(output_mode="one_hot")
-        ledger += tfdpx.private_adapt(layer, columns[name], noise_multiplier=noise, seed=seed)
-        parts.append(layer(inputs[name]))
+        ledger += tfdpx.private_adapt(layer, columns[name], **release)
+        parts.append(layer(inner_inputs[name]))
     features = ops.concatenate(parts, axis=-1)
-    inner = keras.Model(list(inputs.values()), features, name="tfdpx.preprocessing")
-    outer = {
+    # A model within a model, because columns may have the names of layers.
+    inner = keras.Model(list(inner_inputs.values()), features, name="tfdpx.preprocessing")
+    outer_inputs = {
         input_name(name): keras.Input((1,), dtype=tensor.dtype, name=input_name(name))
-        for name, tensor in inputs.items()
+        for name, tensor in inner_inputs.items()
     }
-    return keras.Model(outer, inner(list(outer.values()))), ledger
+    return keras.Model(outer_inputs, inner(list(outer_inputs.values()))), ledger
+
+
+def _noise_of(settings, num_rows, unbounded, bounded, texts):
+    """The noise multiplier of all releases, and whether there is one for the bounded columns.
+
+    Both follow from public numbers alone.
+    """
+    budget = {"epsilon": settings.epsilon, "delta": settings.delta, "accountant": "gdp"}
+    plan = tfdpx.PrivacyPlan(num_rows, num_rows, 1, **budget)
+    of_one = plan.noise_multiplier / math.sqrt(_SHARE_OF_RELEASES)
+    releases = 2 * bool(unbounded) + len(texts)
+    noise_of_means = of_one * math.sqrt((releases + 1) * 1.25 * len(bounded)) / (2 * num_rows)
+    takes_moments = bool(bounded) and noise_of_means < _NOISIEST_MEAN
+    noise_multiplier = of_one * math.sqrt(releases + takes_moments)
+    if unbounded:
+        noise_of_bins = noise_multiplier * math.sqrt(len(unbounded))
+        largest = noise_of_bins * math.sqrt(2 * math.log(10 * _BINS * len(unbounded)))
+        needed = math.ceil(largest / _FULLEST_BIN)
+        if needed > num_rows:
+            raise UserError(
+                f"{num_rows} rows are too few to find the ranges of {len(unbounded)} columns at "
+                f"--epsilon={settings.epsilon:g}, which takes some {needed}. Give what is publicly "
+                f"known: --bounds={unbounded[0]}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
+            )
+    return noise_multiplier, takes_moments
 
 
 def choose(settings, num_rows, spent):
-    """Chooses a model and its training; values in the settings stay.
+    """Chooses a model, its plan and its learning rate; the settings come first.
 
     Args:
         settings: The settings of the run.
@@ -192,7 +198,7 @@ def choose(settings, num_rows, spent):
         spent: `tfdpx.accounting.Ledger` of the preprocessing.
 
     Returns:
-        "linear" or "network", the `tfdpx.PrivacyPlan`, and the learning rate.
+        Tuple of "linear" or "network", the `tfdpx.PrivacyPlan`, and a float.
 
     Raises:
         ValueError: If the values do not go together.
@@ -218,7 +224,7 @@ def choose(settings, num_rows, spent):
 
 
 def inputs(table, settings):
-    """Returns the part of a record that says how to prepare rows for the model, a dict.
+    """Returns the `inputs` of a record, a dict: the columns, and how to prepare rows for the model.
 
     Args:
         table: `data.tables.Table`.
@@ -269,13 +275,13 @@ def measure(model, rows, settings):
     return {name: float(score(rows.target, predicted)) for name, score in scores.items()}
 
 
-def predict_rows(model, rows, path, all_classes=False):
+def predict_rows(model_path, rows_path, csv_path, all_classes=False):
     """Predicts rows of a file, and writes a CSV file with a line for each, in their order.
 
     Args:
-        model: String, path of a .keras file.
-        rows: String, a CSV or Parquet file with the columns that the model was trained on.
-        path: String, the file to write.
+        model_path: String, a .keras file.
+        rows_path: String, a CSV or Parquet file with the columns that the model was trained on.
+        csv_path: String, the file to write.
         all_classes: Bool, whether it gets the probability of every class.
 
     Returns:
@@ -285,33 +291,28 @@ def predict_rows(model, rows, path, all_classes=False):
         UserError: If the model is not of a table, or a column is missing or of another kind.
     """
     try:
-        record = records.read(model)
+        record = records.read(model_path)
     except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read --model={model}: {error}") from error
+        raise UserError(f"Cannot read --model={model_path}: {error}") from error
     if record is None or "columns" not in (record.inputs or {}):
         raise UserError(
             f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
-            f"Received: --model={model}."
+            f"Received: --model={model_path}."
         )
-    file = pathlib.Path(rows).expanduser()
-    if not file.is_file():
-        raise UserError(f"There is no file at --rows={rows}.")
-    columns = data_tables.read_columns(file, record.inputs["columns"], flag="rows")
-    outputs = predict(start_from.read(model, "model"), columns)
-    header, names = [record.inputs["target"]], record.inputs["class_names"]
+    columns = data_tables.read_columns(rows_path, record.inputs["columns"], flag="rows")
+    outputs = predict(start_from.read(model_path, "model"), columns)
+    target, names = record.inputs["target"], record.inputs["class_names"]
     if names:
-        probabilities = ops.convert_to_numpy(ops.softmax(outputs))
-        header += ["probability", *(names if all_classes else ())]
-        lines = []
-        for row in probabilities:
-            shown = [row.max(), *(row if all_classes else ())]
-            lines.append([names[row.argmax()], *(f"{value:.6f}" for value in shown)])
+        lines = [[target, "probability", *names]]
+        for row in ops.convert_to_numpy(ops.softmax(outputs)):
+            lines.append([names[row.argmax()], *(f"{p:.6f}" for p in (row.max(), *row))])
+        lines = lines if all_classes else [line[:2] for line in lines]
     else:
-        lines = [[f"{value:.6g}"] for value in outputs[:, 0]]
+        lines = [[target], *([f"{value:.6g}"] for value in outputs[:, 0])]
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([header, *lines])
+    csv.writer(text).writerows(lines)
     try:
-        _files.write(pathlib.Path(path).expanduser(), text.getvalue().encode(), mode=0o644)
+        _files.write(pathlib.Path(csv_path).expanduser(), text.getvalue().encode(), mode=0o644)
     except OSError as error:
-        raise UserError(f"Cannot write --csv={path}: {error}.") from error
-    return {"rows": len(lines), "model": model, "csv": path}
+        raise UserError(f"Cannot write --csv={csv_path}: {error}.") from error
+    return {"rows": len(outputs), "model": model_path, "csv": csv_path}

@@ -15,6 +15,7 @@ import typing
 
 import numpy as np
 import own_images
+import own_tables
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -146,6 +147,15 @@ def _photos(runs, folder):
     return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **given)
 
 
+def _table(runs, folder):
+    """A linear model of a table, without a seed."""
+    from tfdpx.train import classify
+
+    path = own_tables.write(folder / "people.csv", own_tables.people(), encoding="utf-8-sig")
+    given = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
+    return run(classify, folder / "run", dataset=f"csv:{path}", **given)
+
+
 def _head(runs, folder):
     """A head on the backbone of the run "private"."""
     from tfdpx.train import classify
@@ -160,5 +170,6 @@ KINDS = {
     "private": _private,
     "public": _public,
     "photos": _photos,
+    "table": _table,
     "head": _head,
 }

@@ -1,7 +1,7 @@
 """Tables to train on: CSV and Parquet files as columns of numbers and texts.
 
-Names and types of columns are public, so errors name them. No error quotes a value. Importing
-pyarrow takes most of a second, so that it is imported where a table is read.
+Names and types of columns are public, so errors name them. No error quotes a value. pyarrow is
+imported where a table is read, because runs on images do not need it.
 """
 
 import collections
@@ -75,10 +75,15 @@ def load(settings):
     Raises:
         UserError: If the file cannot be read, or a column cannot be used.
     """
-    where, ranges = f"--dataset={settings.dataset}", settings.ranges
+    kind, _, path = settings.dataset.partition(":")
+    where = f"--dataset={settings.dataset}"
+    if (kind == "parquet") != path.endswith(".parquet"):
+        raise UserError(
+            f"Name a file parquet:PATH if it ends in .parquet, else csv:PATH. Received: {where}."
+        )
     drop, categorical = settings.drop or (), settings.categorical or ()
-    bounded = [name for name in ranges if name != "*"]
-    source = read(_path_of(settings.dataset), dict.fromkeys(categorical, CATEGORY))
+    bounded = [name for name in settings.ranges if name != "*"]
+    source = _read(path, dict.fromkeys(categorical, CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
     if not names or settings.target in drop:
@@ -86,9 +91,9 @@ def load(settings):
             f"There is nothing to learn from: columns except --target={settings.target} and "
             f"--drop={','.join(drop)} are: {', '.join(names) or 'none'}."
         )
-    inputs = collections.Counter(map(input_name, names))
+    input_names = collections.Counter(map(input_name, names))
     for name in names:
-        if name.startswith("tfdpx.") or "\0" in name or inputs[input_name(name)] > 1:
+        if name.startswith("tfdpx.") or "\0" in name or input_names[input_name(name)] > 1:
             raise UserError(
                 f"Column {name!r} needs another name. In a model '/' becomes '_', and names must "
                 f"differ and not begin with 'tfdpx.'. Rename it, or --drop={name}."
@@ -105,8 +110,12 @@ def load(settings):
             _check_texts(name, columns[name], name in categorical)
         elif name not in bounded:
             _check_numbers(name, columns[name])
-    rows, class_names = _with_target(columns, source[settings.target], settings)
-    is_test = _is_test(rows, class_names, settings.test_fraction, settings.test_seed)
+    column = source[settings.target]
+    target_kind = _kind_of(settings.target, column)
+    values = _values(column, target_kind)
+    target, class_names = _encode(column, values, target_kind, settings)
+    is_test = _is_test([*columns.values(), values], settings.test_fraction, settings.test_seed)
+    rows = Rows(columns, target)
     table = Table(kinds, class_names, rows[~is_test], rows[is_test])
     if not len(table.train) or (settings.test_fraction and not len(table.test)):
         raise UserError(
@@ -120,7 +129,7 @@ def read_columns(path, kinds, flag):
     """Reads columns of known kinds, for a model that was trained on them.
 
     Args:
-        path: `pathlib.Path` of a CSV or Parquet file.
+        path: String, a file. A name that ends in .parquet is of Parquet, any other of CSV.
         kinds: Dict from columns to kinds, as in `Table`.
         flag: String, the flag that names the file, for errors.
 
@@ -130,45 +139,31 @@ def read_columns(path, kinds, flag):
     Raises:
         UserError: If the file cannot be read, or a column is missing or of another kind.
     """
-    source = read(path, kinds, flag)
+    source = _read(path, kinds, f"--{flag}={path}")
     return {name: _values(source[name], kind) for name, kind in kinds.items()}
 
 
-def read(path, kinds, flag="dataset"):
-    """Reads a file.
-
-    Args:
-        path: `pathlib.Path`. A name that ends in .parquet is of Parquet, any other CSV.
-        kinds: Dict from columns to kinds, as in `Table`. Each other column gets the type that all
-            of its values have.
-        flag: String, the flag that names the file, for errors.
-
-    Returns:
-        `pyarrow.Table`.
-
-    Raises:
-        UserError: If the file cannot be read, or a column has no name of its own, is missing or of
-            another kind.
-    """
+def _read(path, kinds, where):
+    """Reads a file as a `pyarrow.Table`; columns without a kind get the type of their values."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
     types = {NUMBER: pa.float64(), BOOLEAN: pa.bool_(), CATEGORY: pa.string()}
     column_types = {name: types[kind] for name, kind in kinds.items()}
-    where = f"--{flag}={path}"
     try:
-        if path.suffix == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            with path.open(encoding="utf-8-sig") as file:
-                delimiter = max(_DELIMITERS, key=file.readline().count)
-            table = csv.read_csv(
-                path,
-                # With threads an error does not give the number of the row.
-                csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
-                csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
-            )
+        with pathlib.Path(path).expanduser().open("rb") as file:
+            if path.endswith(".parquet"):
+                table = parquet.read_table(file)
+            else:
+                delimiter = max(_DELIMITERS, key=file.readline().decode("utf-8-sig").count)
+                file.seek(0)
+                table = csv.read_csv(
+                    file,
+                    # With threads an error does not give the number of the row.
+                    csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
+                    csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
+                )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         # pyarrow quotes values at the end of its errors.
         text = re.sub(r"(got \d+): .*|: invalid value.*", r"\1", str(error), flags=re.DOTALL)
@@ -195,20 +190,6 @@ def read(path, kinds, flag="dataset"):
 def input_name(column):
     """Returns the name of a column's input of a model, because Keras's names have no slash."""
     return column.replace("/", "_")
-
-
-def _path_of(dataset):
-    """The file of `--dataset=csv:PATH` or `parquet:PATH`."""
-    kind, _, text = dataset.partition(":")
-    path = pathlib.Path(text).expanduser()
-    if not path.is_file():
-        raise UserError(f"There is no file {path}. Received: --dataset={dataset}.")
-    if (kind == "parquet") != (path.suffix == ".parquet"):
-        raise UserError(
-            "A file that ends in .parquet is named parquet:PATH, any other csv:PATH. Received: "
-            f"--dataset={dataset}."
-        )
-    return path
 
 
 def _require(wanted, names, where):
@@ -247,6 +228,7 @@ def _values(column, kind):
 
 
 def _check_texts(name, texts, is_declared):
+    """Refuses dates, and texts that name the rows."""
     present = texts[texts != MISSING]
     dates = sum(bool(_DATE.match(text)) for text in present)
     if not is_declared and dates > _NEARLY_ALL * len(present):
@@ -263,11 +245,11 @@ def _check_texts(name, texts, is_declared):
 
 
 def _check_numbers(name, numbers):
+    """Refuses numbers that count the rows."""
     present = numbers[np.isfinite(numbers)]
     values = np.unique(present)
-    if len(values) < max(_FEWEST_NAMES, len(present)):
-        return
-    if np.all(values == np.round(values)) and np.ptp(values) < 2 * len(values):
+    all_differ = len(values) == len(present) >= _FEWEST_NAMES
+    if all_differ and np.all(values == np.round(values)) and np.ptp(values) < 2 * len(values):
         raise UserError(
             f"Column {name!r} numbers the rows: its values are whole, all differ and leave few "
             f"out. Leave it out: --drop={name}. Or give its public range, "
@@ -275,12 +257,12 @@ def _check_numbers(name, numbers):
         )
 
 
-def _with_target(columns, column, settings):
-    """`Rows` of columns and a target, a `pyarrow.ChunkedArray`, and the names of classes."""
+def _encode(column, values, kind, settings):
+    """The target of `Rows` from a column and its values, and the names of classes."""
     from pyarrow import types
 
-    name, kind = settings.target, _kind_of(settings.target, column)
-    if column.null_count:
+    name = settings.target
+    if np.any(values == MISSING if kind == CATEGORY else np.isnan(values)):
         raise UserError(
             f"Some rows have no value in the column --target={name}. Remove them: the model can "
             "predict it for them later."
@@ -291,11 +273,7 @@ def _with_target(columns, column, settings):
                 f"Flag --task=regression needs a target of numbers. Received: --target={name}, a "
                 f"{kind}."
             )
-        values = _values(column, NUMBER)
-        if not np.all(np.isfinite(values)):
-            raise UserError(f"Some values of the column --target={name} are not finite.")
-        clipped = np.clip(values, settings.target_lower, settings.target_upper)
-        return Rows(columns, clipped.astype("float32")), ()
+        return np.clip(values, settings.target_lower, settings.target_upper).astype("float32"), ()
     if types.is_floating(column.type) or types.is_decimal(column.type):
         raise UserError(
             f"Column --target={name} has numbers with fractions, which are no classes. Predict it "
@@ -311,18 +289,16 @@ def _with_target(columns, column, settings):
             f"{','.join(settings.classes or ())}. Numbers are predicted by --task=regression."
         )
     index = {label: i for i, label in enumerate(class_names)}
-    return Rows(columns, np.array([index[label] for label in labels], "int64")), class_names
+    return np.array([index[label] for label in labels], "int64"), class_names
 
 
-def _is_test(rows, class_names, fraction, seed):
-    """Splits by a hash of each row, bool `[rows]`, so that no row moves another.
+def _is_test(columns, fraction, seed):
+    """Splits by a hash of each row's values, bool `[rows]`, so that no row moves another.
 
     Equal rows are told apart by a running number. Of these it does not matter which is which.
     """
     salt, counts, hashes = seed.to_bytes(16, "little"), collections.Counter(), []
-    # Another label changes the numbers of classes, but not their names.
-    target = [class_names[i] for i in rows.target] if class_names else rows.target.tolist()
-    for row in zip(*(values.tolist() for values in rows.columns.values()), target, strict=True):
+    for row in zip(*(values.tolist() for values in columns), strict=True):
         text = repr(row)
         counts[text] += 1
         digest = hashlib.blake2b(f"{text}{counts[text]}".encode(), salt=salt, digest_size=8)
