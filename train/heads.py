@@ -65,7 +65,7 @@ def run(settings, workdir):
     with checking_flags():
         head.fit(x, y, **({"public_data": public} if public else {}))
     ledger = head.ledger if head.epsilon != math.inf else not_private()
-    chosen = {"method": settings.head, **_given(settings)}
+    chosen = {"method": settings.head, "shots": settings.shots, **_given(settings)}
     return save(features, head, ledger, len(y), chosen, num_public=len(public[1]) if public else 0)
 
 
@@ -232,13 +232,13 @@ class FeatureFolder:
         start = Start(settings, settings.pixels)
         start.ledger_on(settings.dataset)
         data = _load(settings, settings.dataset, start.image_shape)
+        public = _public(settings, data) if settings.public_dataset else None
         print(*data.notes, *start.notes, sep="\n", end="\n" * bool(data.notes or start.notes))
         folder = cls(workdir, _extraction(settings, start, data))
         folder.extractor, folder.data = start.extractor(data.image_shape), data
         folder.extract("train", data.train_x, data.train_y)
         folder.extract("test", data.eval_x, data.eval_y)
-        if settings.public_dataset:
-            public = _public(settings, data)
+        if public:
             folder.extract("public", *public)
         return folder
 

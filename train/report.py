@@ -25,6 +25,7 @@ from tfdpx.accounting.statement import rounded_up
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import measure, pictures, settings
+from tfdpx.train.errors import UserError
 from tfdpx.train.output import print_table, readable, to_json
 from tfdpx.train.settings import OF_FILE, PRIVACY
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -46,10 +47,9 @@ _MEASURED = {
 }
 _MOST_CLASSES, _MOST_WRONG = 20, 12
 # Settings that a command always names.
-_ALWAYS = (
-    *("dataset", "target", "task", "target_lower", "target_upper", "head", "public_dataset"),
-    *("shots", "private", *PRIVACY, "delta"),
-)
+_ALWAYS = ("dataset", "target", "head", "public_dataset", "shots", *PRIVACY, "delta")
+# Settings that others depend on.
+_BASE = (*_ALWAYS, "task", "target_lower", "target_upper", "private")
 # The policy allows neither scripts nor the network, should an escape ever fail.
 _PAGE = string.Template("""<!doctype html>
 <html lang="en">
@@ -294,13 +294,17 @@ def _usual_settings(record):
         return dict.fromkeys(recorded)
     if record.program != "classify":
         return None
-    kind = settings.kind_of(recorded["dataset"], recorded.get("head"))
+    kind = settings.kind_of(recorded.get("dataset"), recorded.get("head"))
     given = {
         field.name: recorded.get(field.name)
         for field in dataclasses.fields(settings.Settings)
-        if field.name in _ALWAYS and kind in field.metadata["of"]
+        if field.name in _BASE and kind in field.metadata["of"]
     }
-    usual = dataclasses.asdict(settings.resolve(None, given)) | {"private": True}
+    try:
+        usual = dataclasses.asdict(settings.resolve(None, given)) | {"private": True}
+    except UserError:  # Of a record by another hand.
+        return None
+    usual["task"] = settings.CLASSIFICATION
     return usual | ({"model": OF_FILE} if recorded.get("model") == OF_FILE else {})
 
 

@@ -1,6 +1,6 @@
 """Accuracy (R2, of regressions) of private models of tables, beside diffprivlib and no privacy.
 
-    python -m experiments.tables.study --peer=/path/to/python/with/diffprivlib
+    python -m experiments.comparison.tables --peer=/path/to/python/with/diffprivlib
 
 Tables of scikit-learn with the ranges of their columns public, and generated ones, which nothing
 was fitted on, with ranges public and found. Preprocessing is paid from the same epsilon; delta is
@@ -92,7 +92,7 @@ def public_ranges(table):
 EPSILONS = (1.0, 3.0, 8.0)
 OF_SKLEARN = ("breast_cancer", "wine", "diabetes", "digits")
 KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
-PEER = "experiments/tables/peer.py"
+PEER = "experiments/comparison/of_diffprivlib.py"
 _FC = functools.partial(tfdpx.heads.FeatureCovariance, steps=10, initial_bias=0.0)
 _ADAM = functools.partial(tfdpx.heads.FirstOrder, steps=30, initial_bias=0.0)
 # A head, its learning rate, and how many times the typical norm of a row its clip is.

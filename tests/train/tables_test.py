@@ -15,7 +15,7 @@ from pyarrow import parquet
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.train import classify, predict, tables
-from tfdpx.train.config.table_settings import TableSettings
+from tfdpx.train.settings import resolve
 from tfdpx.train.data import tables as data_tables
 
 
@@ -99,7 +99,7 @@ REFUSALS = [
     (GOOD, dict(classes=["a", "c"]), "all of them in --classes"),
     (GOOD, dict(target="x"), "--task=regression"),
     (GOOD, dict(task="regression"), "--target_lower"),
-    (GOOD, dict(target_lower=0.0), "does not belong"),
+    (GOOD, dict(target_lower=0.0), "belong to --task=regression"),
     (GOOD, dict(bounds=["x:2:1"]), "COLUMN:LOWER:UPPER"),
     (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
     (GOOD, dict(epsilon=1.0), "too few to find the ranges.*--bounds=x"),
@@ -150,7 +150,7 @@ def test_errors_quote_no_value(tmp_path, workdir, refusal):
 
 def load(path, columns, **settings):
     own_tables.write(path, columns)
-    return data_tables.load(TableSettings(dataset=f"csv:{path}", target="t", **settings))
+    return data_tables.load(resolve(None, dict(dataset=f"csv:{path}", target="t", **settings)))
 
 
 def rows_of(path, columns, **settings):
@@ -182,7 +182,7 @@ def test_whole_numbers_are_categories_on_demand(tmp_path):
 
 def test_bounds_alone_cost_nothing_where_rows_are_few():
     columns = {f"c{i}": np.linspace(0, 1, 140) for i in range(13)}
-    settings = TableSettings(dataset="", target="t", epsilon=1.0, bounds=["*:0:1"])
+    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0, bounds=["*:0:1"]))
     layers, spent = tables.adapt(columns, dict.fromkeys(columns, "number"), settings)
     assert not spent.entries and layers.output_shape == (None, 13)
 
@@ -191,7 +191,7 @@ def test_the_share_of_the_preprocessing():
     """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
     rng = np.random.default_rng(0)
     columns = {"a": rng.normal(size=10_000), "b": rng.choice(["x", "y"], 10_000)}
-    settings = TableSettings(dataset="", target="t", epsilon=3.0)
+    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=3.0))
     _, spent = tables.adapt(columns, {"a": "number", "b": "category"}, settings)
     squared_mu = sum(entry.steps / entry.noise_multiplier**2 for entry in spent.entries)
     noise = (10 * squared_mu) ** -0.5
@@ -200,7 +200,7 @@ def test_the_share_of_the_preprocessing():
 
 
 def test_the_rule_of_epsilon_times_rows():
-    settings = TableSettings(dataset="", target="t", epsilon=1.0, accountant="gdp")
+    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0))
     for rows, *choice in ((142, "linear", 60), (400, "linear", 180), (5000, "network", 180)):
         name, plan, _ = tables.choose(settings, rows, Ledger())
         assert [name, plan.steps] == choice
