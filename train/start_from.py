@@ -178,8 +178,8 @@ class Start:
         if self._model is None:
             images = keras.Input(shape, dtype="uint8", name="image")
             grey = keras.layers.Rescaling(1 / 255, name="normalise")(images)
-            inputs, features = scattering_features(shape)
-            body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(features))
+            inputs, outputs = scattering_features(shape)
+            body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(outputs))
             return keras.Model(images, body(grey), name=_SCATTER)
         if is_ours(self._model):
             model = features(self._model)
