@@ -168,14 +168,13 @@ def write(epsilons, worst, history, model, data, workdir):
     pictures.individual_losses(epsilons, losses, folder / "loss.png")
     label = f"mean loss (correlation {on_average['group_correlation']:.2f})"
     pictures.individual_groups(on_average["groups"], "mean_loss", label, folder / "groups.png")
-    attacked = [group for group in at_the_end["groups"] if group["attack_success"] is not None]
-    attacked.sort(key=lambda group: group["mean_epsilon"])
+    attacked = sorted(at_the_end["groups"], key=lambda group: group["mean_epsilon"])
     label = "membership attack, share right"
     pictures.individual_groups(attacked, "attack_success", label, folder / "attacks.png")
     return folder
 
 
-def group_report(epsilons, losses, groups, held_out_losses=(), held_out_groups=()):
+def group_report(epsilons, losses, groups, held_out_losses=None, held_out_groups=None):
     """Compares groups of examples in privacy, in loss, and in the success of an attack.
 
     After Yu et al. 2022, section 5. All of it is a function of private data.
@@ -184,9 +183,9 @@ def group_report(epsilons, losses, groups, held_out_losses=(), held_out_groups=(
         epsilons: Float array [num_examples], of `IndividualAccountant.epsilon`.
         losses: Float array [num_examples], of the same examples.
         groups: Array [num_examples] of ids, such as classes: ints or strings.
-        held_out_losses: Float array [n] of examples that were not trained on, for the attack.
-            Losses of another model than the one of `epsilons` show more, because an attack against
-            a private one has next to no success.
+        held_out_losses: Optional float array [n] of examples that were not trained on, for the
+            attack. Losses of another model than the one of `epsilons` show more, because an attack
+            against a private one has next to no success.
         held_out_groups: Array [n] of their ids.
 
     Returns:
@@ -198,7 +197,8 @@ def group_report(epsilons, losses, groups, held_out_losses=(), held_out_groups=(
     """
     reports = []
     for name in np.unique(groups):
-        rows, others = groups == name, np.asarray(held_out_losses)[held_out_groups == name]
+        rows = groups == name
+        others = () if held_out_losses is None else held_out_losses[held_out_groups == name]
         can_attack = min(np.sum(rows), len(others)) > 1
         reports.append(
             {

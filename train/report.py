@@ -70,7 +70,7 @@ img { max-width: 100%; }
 pre { background: #f3f5f7; padding: .8rem; white-space: pre-wrap; margin: .3rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0;
-  border-top: 1px solid #dfe4e8; width: 40%; }
+  border-top: 1px solid #dfe4e8; }
 </style>
 </head>
 <body>
