@@ -47,7 +47,7 @@ class History(keras.callbacks.Callback):
     A pass over these takes as long as the forward part of an epoch of training.
 
     Args:
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         path: `pathlib.Path` of a file that keeps them for a resumed run.
 
     Attributes:
@@ -137,7 +137,7 @@ def write(epsilons, worst, history, model, data, workdir):
         worst: Float, the epsilon of the training for every example, before a release.
         history: `History`.
         model: The trained `keras.Model`.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         workdir: `pathlib.Path`.
 
     Returns:

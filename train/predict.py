@@ -21,10 +21,10 @@ from absl import app, flags
 from rich import console, table, text
 
 from tfdpx import _files
-from tfdpx.train.data import image_files, image_sources
+from tfdpx.train import start_from, tables
+from tfdpx.train.data import image_files, image_sources, images
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import to_json
-from tfdpx.train.run import finetuning, image_input
 
 _BATCH_SIZE = 256
 _MOST_ROWS = 50  # Of the table that is printed.
@@ -56,15 +56,13 @@ def run(values):
             f"--images=PATH. Received: --model={values.model} --images={values.images} "
             f"--rows={values.rows}."
         )
-    path = finetuning.model_file(values.model, "model", (".keras",))
+    path = start_from.model_file(values.model, "model", (".keras",))
     if values.rows:
-        from tfdpx.train.tables import prediction  # On the call: images need no pyarrow.
-
-        return prediction.run_on(path, values.rows, values.csv, values.all_classes)
-    takes = image_input.read(path)
+        return tables.predict_rows(path, values.rows, values.csv, values.all_classes)
+    takes = images.read_inputs(path)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
-    shares = probabilities(finetuning.read(path, "model"), takes, files)
+    shares = probabilities(start_from.read(path, "model"), takes, files)
     names = [takes.class_names[index] for index in shares.argmax(axis=1)]
     write(csv_path, files, names, shares, takes.class_names if values.all_classes else ())
     if folder.is_dir():
@@ -84,14 +82,14 @@ def probabilities(model, takes, files):
 
     Args:
         model: A `keras.Model` from uint8 images to logits.
-        takes: `image_input.ImageInput`.
+        takes: `images.ImageInput`.
         files: List of `pathlib.Path`, each of an image that can be read.
     """
     shares = []
     for start in range(0, len(files), _BATCH_SIZE):
         encoded = [file.read_bytes() for file in files[start : start + _BATCH_SIZE]]
-        images = np.stack([image_sources.decode(image, takes.image_shape) for image in encoded])
-        logits = np.asarray(model.predict_on_batch(images), "float32")
+        batch = np.stack([image_sources.decode(image, takes.image_shape) for image in encoded])
+        logits = np.asarray(model.predict_on_batch(batch), "float32")
         shares.append(np.asarray(keras.ops.softmax(logits)))
     return np.concatenate(shares)
 

@@ -24,10 +24,9 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train import measure, pictures
-from tfdpx.train.config import preset_lookup, pretraining
-from tfdpx.train.config.training import OF_FILE, PRIVACY
+from tfdpx.train import measure, pictures, settings
 from tfdpx.train.output import print_table, readable, to_json
+from tfdpx.train.settings import OF_FILE, PRIVACY
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
 from tfdpx.training.session import after_save
 
@@ -47,7 +46,10 @@ _MEASURED = {
 }
 _MOST_CLASSES, _MOST_WRONG = 20, 12
 # Settings that a command always names.
-_ALWAYS = ("dataset", "target", *PRIVACY, "delta")
+_ALWAYS = (
+    *("dataset", "target", "task", "target_lower", "target_upper", "head", "public_dataset"),
+    *("shots", "private", *PRIVACY, "delta"),
+)
 # The policy allows neither scripts nor the network, should an escape ever fail.
 _PAGE = string.Template("""<!doctype html>
 <html lang="en">
@@ -129,7 +131,7 @@ def write(record, model, data, measured, rows, workdir, public_test=False):
         record: `tfdpx.accounting.record.Record`. The model file holds a copy.
         model: A `keras.Model` that was never compiled, because a .keras file of a compiled model
             holds the optimizer, even with `include_optimizer=False`.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         measured: `measure.Measured`.
         rows: The rows of `Curve`. Without accuracy in them there is no learning curve.
         workdir: `pathlib.Path`.
@@ -154,7 +156,7 @@ def draw_measured(data, labels, predictions, workdir, public_test=False):
     """Draws the confusion matrix and, of public test images only, some wrong predictions.
 
     Args:
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         labels: Integer labels of its examples to measure on.
         predictions: Predicted labels of these.
         workdir: `pathlib.Path`.
@@ -271,8 +273,14 @@ def command_again(record):
     if usual is None:
         return None
     usual, lines = records.plain(usual), [f"tfdpx {record.program}"]
+    names = {field.name for field in dataclasses.fields(settings.Settings)}
     for name, value in records.plain(record.settings).items():
-        if value is not None and ((value and name in _ALWAYS) or value != usual.get(name)):
+        is_flag = name in names or record.program == "pretrain"
+        if (
+            is_flag
+            and value is not None
+            and ((value and name in _ALWAYS) or value != usual.get(name))
+        ):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             text = text.lower() if isinstance(value, bool) else text
             lines.append(f"--{name}={shlex.quote(text)}")
@@ -281,17 +289,13 @@ def command_again(record):
 
 def _usual_settings(record):
     """Returns the settings of a run that was given the data and the budget of a record only."""
-    settings = record.settings
     if record.program == "pretrain":
-        return dataclasses.asdict(pretraining.resolve("digits", {}))
+        return {}
     if record.program != "classify":
         return None
-    if "target" in settings:  # Of a table.
-        return {}
-    given = {name: settings.get(name) for name in ("private", *_ALWAYS)}
-    usual = preset_lookup.resolve(preset_lookup.default_for(settings["dataset"]), given)
-    usual = dataclasses.asdict(usual) | {"private": True}
-    return usual | ({"model": OF_FILE} if settings["model"] == OF_FILE else {})
+    given = {name: record.settings.get(name) for name in _ALWAYS}
+    usual = dataclasses.asdict(settings.resolve(None, given)) | {"private": True, "head": None}
+    return usual | ({"model": OF_FILE} if record.settings.get("model") == OF_FILE else {})
 
 
 def _table(title, values):

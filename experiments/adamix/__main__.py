@@ -3,6 +3,7 @@ r"""Compares AdaMix with its ablations and baselines: see README.md in this fold
     python -m experiments.adamix --workdir=W
     python -m experiments.adamix --workdir=W --shifts=rotated,inverted --epsilons=1
     python -m experiments.adamix --workdir=W --shots=1,2,5,10,50 --epsilons=1
+    python -m experiments.adamix --workdir=W --init_from=resnet50.keras --dataset=folder:photos
 
 Every fit is a line of `results.jsonl` in the working directory; an interrupted run continues after
 the last, and a further one with other flags adds to it. `table.md` and the pictures show all that
@@ -16,8 +17,9 @@ from absl import app, flags
 
 from experiments.adamix import methods, pictures
 from tfdpx import _resumable as resumable
-from tfdpx.train import adamix
+from tfdpx.train import adamix, features
 from tfdpx.train.config import run_flags
+from tfdpx.train.run import finetuning
 
 # Domains of public images: functions of images and the largest grey level of their format.
 SHIFTS = {
@@ -32,6 +34,8 @@ def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     common = {"flag_values": values}
     flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.adamix.", **common)
+    text = "Pre-trained network of the features, a .keras file. Default: they know no data."
+    flags.DEFINE_string("init_from", None, text, **common)
     flags.DEFINE_list("methods", list(methods.METHODS), "Methods to compare.", **common)
     flags.DEFINE_list("epsilons", ["1", "3"], "Budgets.", **common)
     flags.DEFINE_list("shots", ["2", "5"], "Public images of each class.", **common)
@@ -41,9 +45,13 @@ def define_flags(values):
 
 
 def load(values):
-    """The `methods.Study` of --dataset, on features that know no data."""
-    data = adamix.load(values.dataset)
-    extract, largest = adamix.extractor(data), adamix.largest_grey(data)
+    """Returns the `methods.Study` of --dataset, on features of --init_from."""
+    takes, build = (None, None, None), lambda shape: None
+    if values.init_from is not None:
+        takes, _, build = features.opened(finetuning.model_file(values.init_from))
+    data = adamix.load(values.dataset, takes=takes)
+    extract = adamix.extractor(data, build(data.image_shape))
+    largest = adamix.largest_grey(data)
     domains = {
         shift: extract(SHIFTS[shift](data.train_x, largest))
         for shift in sorted({"none", *values.shifts})
@@ -64,7 +72,8 @@ def run(values, workdir):
     """
     workdir.mkdir(parents=True, exist_ok=True)
     path, study = workdir / "results.jsonl", load(values)
-    about, results = {"dataset": values.dataset, "num_private": values.num_private}, {}
+    about = {name: values[name].value for name in ("dataset", "num_private", "init_from")}
+    results = {}
     for line in resumable.lines(path):
         if {name: line[name] for name in about} == about:
             results.setdefault(tuple(line[name] for name in _KEY), []).append(line)

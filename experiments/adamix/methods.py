@@ -38,11 +38,11 @@ class ZeroStart(Recording):
 
 
 class Theorem3(Recording):
-    """AdaMix with the step sizes and the average of Theorem 3, and decay toward zero."""
+    """AdaMix with the step sizes and the average of Theorem 3, and decay toward the start."""
 
-    def _moved(self, kernel, slope, start, count, step):
+    def _moved(self, kernel, slope, reference, count, step):
         decay = self.l2_regularization
-        return kernel - 2 / (decay * (step + 1)) * (slope + decay * kernel)
+        return kernel - 2 / (decay * (step + 1)) * (slope + decay * (kernel - reference))
 
     def _fit(self, examples, released):
         _, bias = super()._fit(examples, released)
@@ -110,7 +110,7 @@ def _joined(first, second):
 # and learning rates to choose from, None where there are no private steps.
 METHODS = {
     "adamix": (_mixed(), _ADAPTIVE),
-    "adamix_projected": (_mixed(projection=10), (24.0, 72.0, 216.0)),
+    "adamix_projected": (_mixed(projection=9), (24.0, 72.0, 216.0)),
     "zero_start": (_mixed(ZeroStart), _ADAPTIVE),
     "ngd": (_mixed(l2_norm_clip=1.0), _FIXED),
     "ppgd": (_mixed(PPGD), _ADAPTIVE),

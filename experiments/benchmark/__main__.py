@@ -207,7 +207,7 @@ def benchmark(settings, values):
 
 
 def _one_comparison(settings, values):
-    """What `measure` of the module that a flag names finds, also as a table."""
+    """Returns the comparison that a flag chose, and prints it as a table."""
     measure = measures.measure_epoch if values.end_to_end else measures.measure_individual
     measure = measures.measure_users if values.users else measure
     record = measure(settings, values.num_examples, values.repeats)

@@ -26,15 +26,16 @@ import numpy as np
 from sklearn import datasets, ensemble, linear_model
 
 import tfdpx
-from tfdpx.train.tables import columns, run
-from tfdpx.train.tables.reading import CATEGORY, NUMBER
-from tfdpx.train.tables.settings import TableSettings
+from tfdpx.train import tables
+from tfdpx.train.config.table_settings import TableSettings
+from tfdpx.train.data import tables as data_tables
+from tfdpx.train.data.tables import CATEGORY, NUMBER
 
 TEST_ROWS = 5_000
 
 
 def make_table(key, num_rows, task="classification", curved=None):
-    """A `columns.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
+    """A `data_tables.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
 
     Args:
         key: Int, which draws numbers of columns, their units, what depends on what, and the rows.
@@ -74,8 +75,8 @@ def make_table(key, num_rows, task="classification", curved=None):
         target = np.searchsorted(np.quantile(noisy, parts), noisy).astype("int64")
         names = tuple(f"class {j}" for j in range(classes))
     kinds = {name: NUMBER if name.startswith("number") else CATEGORY for name in found}
-    rows = columns.Rows(found, target)
-    return columns.Table(kinds, names, rows[:num_rows], rows[num_rows:])
+    rows = data_tables.Rows(found, target)
+    return data_tables.Table(kinds, names, rows[:num_rows], rows[num_rows:])
 
 
 def public_ranges(table):
@@ -121,8 +122,8 @@ def main():
             of_heads = []
             for seed in range(arguments.seeds):
                 table, settings = case(name, seed, epsilon, arguments.rows, ranges)
-                trained = run.fit(table, settings)
-                measured = run.measure(trained.model, table.test, settings)
+                trained = tables.fit(table, settings)
+                measured = tables.measure(trained.model, table.test, settings)
                 scores["tfdpx"].append(next(iter(measured.values())))
                 if ranges == "public":
                     task = as_arrays(table, settings)
@@ -178,7 +179,7 @@ def case(name, seed, epsilon, num_rows, ranges):
             test_seed=seed,
             **goal,
         )
-        return columns.load(settings), settings
+        return data_tables.load(settings), settings
 
 
 def as_arrays(table, settings):

@@ -98,7 +98,7 @@ def test_a_folder_is_asked_whole(private, public, ask, refusal, tmp_path):
     # Keras saves it without its record: nobody knows then.
     keras.saving.load_model(private / "model.keras").save(tmp_path / "own.keras")
     said = refusal(account, workdir=tmp_path)
-    assert "nobody knows what its weights have spent" in said
+    assert "what its weights have spent is unknown" in said
 
 
 @pytest.mark.slow

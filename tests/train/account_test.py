@@ -1,10 +1,14 @@
 """`account` by its flags: what is solved, what runs have spent together, and what is refused."""
 
 import functools
+import io
 import re
 import shutil
+import zipfile
 
 import dp_accounting
+import h5py
+import numpy as np
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
@@ -12,10 +16,10 @@ from PIL import Image
 
 import tfdpx
 from tfdpx.accounting import Ledger, group_epsilon
+from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import account
-from tfdpx.train.accounts import tf_privacy_note
+from tfdpx.train import account, account_question
 
 PHOTOS = Data("folder:photos", 500, "01")
 SMALL = dict(noise_multiplier=4.0, batch_size=50, num_examples=500, steps=60, delta=1e-5)
@@ -50,26 +54,19 @@ def test_people_with_several_rows(ask, refused):
     assert "--sampling=poisson" in refused(**SMALL, sampling="shuffle", rows_per_user=2)
 
 
-def epsilon_of(accountant, noise_multiplier, sampling_probability, steps, delta):
-    """By dp_accounting itself."""
-    judge = {
-        "pld": pld_privacy_accountant.PLDAccountant,
-        "rdp": rdp_privacy_accountant.RdpAccountant,
-    }[accountant]()
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-    judge.compose(dp_accounting.PoissonSampledDpEvent(sampling_probability, gaussian), steps)
+def composed(*runs, accountant="pld", delta=1e-5):
+    """Epsilon by dp_accounting itself, of runs of a noise, a number of updates and a rate."""
+    kinds = pld_privacy_accountant.PLDAccountant, rdp_privacy_accountant.RdpAccountant
+    judge = kinds[accountant == "rdp"]()
+    for noise, steps, *rate in runs:
+        gaussian = dp_accounting.GaussianDpEvent(noise)
+        judge.compose(dp_accounting.PoissonSampledDpEvent(*rate or [0.1], gaussian), steps)
     return judge.get_epsilon(delta)
 
 
 # Each with a change that would overspend.
-UNKNOWN = {
-    "noise_multiplier": lambda noise: noise * 0.999,
-    "batch_size": lambda size: size + 1,
-    "num_examples": lambda count: count - 1,
-    "steps": lambda steps: steps + 1,
-    "delta": lambda delta: delta * 0.99,
-    "epsilon": None,
-}
+UNKNOWN = {"noise_multiplier": 0.999, "batch_size": 1, "num_examples": -1, "steps": 1}
+UNKNOWN |= {"delta": 0.99, "epsilon": None}
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
@@ -82,18 +79,21 @@ def test_any_one_is_solved_from_the_others(ask, unknown):
     def spent(value):
         values = {**given, unknown: value}
         rate = values["batch_size"] / values["num_examples"]
-        return epsilon_of("rdp", values["noise_multiplier"], rate, values["steps"], values["delta"])
+        spent = values["noise_multiplier"], values["steps"], rate
+        return composed(spent, accountant="rdp", delta=values["delta"])
 
-    assert found["epsilon_rdp"] == pytest.approx(spent(found[unknown]), rel=1e-4)
-    if unknown != "epsilon":
-        assert spent(found[unknown]) <= 1.2 < spent(UNKNOWN[unknown](found[unknown]))
+    value, change = found[unknown], UNKNOWN[unknown]
+    assert found["epsilon_rdp"] == pytest.approx(spent(value), rel=1e-4)
+    if change is not None:
+        more = value + change if isinstance(value, int) else value * change
+        assert spent(value) <= 1.2 < spent(more)
 
 
 def test_epochs_and_pld(ask):
     given = {name: value for name, value in SMALL.items() if name != "steps"}
     found, _ = ask(**given, epochs=6)
     assert (found["steps"], found["epochs"], found["sampling_probability"]) == (60, 6.0, 0.1)
-    assert found["epsilon_pld"] == pytest.approx(epsilon_of("pld", 4.0, 0.1, 60, 1e-5), rel=2e-3)
+    assert found["epsilon_pld"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
     assert found["epsilon_gdp"] is None and found["epsilon_pld"] < found["epsilon_rdp"]
     assert found["epsilon"] == found["epsilon_pld"]
 
@@ -140,25 +140,29 @@ def test_a_doubtful_guarantee_is_said(ask, capsys):
 
 
 @pytest.mark.skipif(
-    tf_privacy_note.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy"
+    account_question.compute_dp_sgd_privacy_lib is None, reason="needs tensorflow-privacy"
 )
 @pytest.mark.parametrize(
-    "sampling, line, why",
+    "sampling, name, line",
     [
-        ("poisson", "assuming Poisson sampling (*)", "Why these differ"),
-        ("shuffle", "occurring once per epoch:", "without amplification"),
+        ("poisson", "poisson", "assuming Poisson sampling (*)"),
+        ("shuffle", "once_per_epoch", "occurring once per epoch:"),
     ],
 )
-def test_tensorflow_privacy_stands_beside(run, sampling, line, why):
+def test_tensorflow_privacy_stands_beside(run, sampling, name, line):
     found, text = run(account, **SMALL, sampling=sampling)
     [theirs] = [each.split()[-1] for each in text.splitlines() if line in each]
+    assert found[f"epsilon_tensorflow_privacy_{name}"] == float(theirs)
     assert found["epsilon_pld"] == pytest.approx(float(theirs), abs=6e-4)
-    assert why in text and found["is_exact"] is (sampling == "poisson")
+    assert re.search(rf"epsilon tensorflow privacy {name.replace('_', ' ')} *│ {theirs}", text)
+    assert "Why these differ" in text and found["is_exact"] is (sampling == "poisson")
 
 
 def test_tensorflow_privacy_is_said_to_be_absent(ask, monkeypatch):
-    monkeypatch.setattr(tf_privacy_note, "compute_dp_sgd_privacy_lib", None)
-    assert "tensorflow-privacy is not installed" in ask(**SMALL)[1]
+    monkeypatch.setattr(account_question, "compute_dp_sgd_privacy_lib", None)
+    found, text = ask(**SMALL)
+    assert "tensorflow-privacy is not installed" in text
+    assert found["epsilon_tensorflow_privacy_poisson"] is None and found["epsilon_pld"] > 0
 
 
 def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, **changes):
@@ -170,21 +174,23 @@ def leave(folder, noise=4.0, steps=60, run=1, data=PHOTOS, **changes):
     return folder
 
 
-def composed(*runs):
-    """Epsilon by dp_accounting itself, of pairs of a noise multiplier and a number of updates."""
-    judge = pld_privacy_accountant.PLDAccountant()
-    for noise, steps in runs:
-        gaussian = dp_accounting.GaussianDpEvent(noise)
-        judge.compose(dp_accounting.PoissonSampledDpEvent(0.1, gaussian), steps)
-    return judge.get_epsilon(1e-5)
+def save_model(path, ledger):
+    """A `.keras` file as Keras saves a model with a private optimizer."""
+    weights = io.BytesIO()
+    with h5py.File(weights, "w") as file:
+        file["optimizer/vars/ledger"] = np.frombuffer(ledger.to_json().encode(), "uint8")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", weights.getvalue())
 
 
 def test_one_statement_for_a_folder_of_runs_and_a_ledger(ask, tmp_path):
     leave(tmp_path / "runs" / "a")
     leave(tmp_path / "runs" / "b", noise=6.0, steps=30, run=2)
     shutil.copytree(tmp_path / "runs" / "a", tmp_path / "copy")  # It counts once.
-    Ledger((Entry(20.0, 0.1, 10, run=3),)).save(tmp_path / "ledger.json")
-    found, text = ask(workdir=[tmp_path / "runs", tmp_path / "copy", tmp_path / "ledger.json"])
+    shutil.copy(tmp_path / "runs" / "b" / "record.json", tmp_path / "copy" / "alice.json")
+    Ledger((Entry(20.0, 0.1, 10, run=3),)).save(tmp_path / "copy" / "ledger")
+    found, text = ask(workdir=[tmp_path / "runs", tmp_path / "copy"])
+    assert ask(workdir=tmp_path)[0] == found
     expected = composed((4.0, 60), (6.0, 30), (20.0, 10))
     assert found["epsilon_pld"] == pytest.approx(expected, rel=2e-3)
     assert found["epsilon_rdp"] > found["epsilon_pld"]
@@ -196,10 +202,8 @@ def test_a_shuffled_run_makes_all_neighbours_those_of_shuffling(ask, tmp_path):
     leave(tmp_path / "a", sampling="shuffle")
     leave(tmp_path / "b", run=2)
     found, text = ask(workdir=tmp_path)
-    judge = rdp_privacy_accountant.RdpAccountant()
-    judge.compose(dp_accounting.GaussianDpEvent(4.0), 6)
-    judge.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(4.0)), 60)
-    assert found["epsilon_rdp"] == pytest.approx(judge.get_epsilon(1e-5), rel=1e-4)
+    expected = composed((4.0, 6, 1.0), (4.0, 60), accountant="rdp")
+    assert found["epsilon_rdp"] == pytest.approx(expected, rel=1e-4)
     assert found["neighbours"] == "zero_out" and not found["epsilon_is_approximate"]
     assert "emptying the place of one example" in text
 
@@ -229,21 +233,58 @@ def test_different_data_or_deltas_do_not_compose_without_a_word(ask, refused, tm
 
 
 DAMAGED = [
-    ("a.json", "{", "not a whole ledger"),
+    ("a.json", "{", "neither a record, a model nor a ledger"),
+    ("ledger.json", '{"format": "tfdpx.Ledger/7"', "ledger.json.*not a whole ledger"),
     ("record.json", "{}", "no whole record"),
     ("m.keras", "weights", "Cannot read"),
-    ("notes.txt", "", "not a whole ledger"),
+    ("m.weights.h5", "weights", "m.weights.h5"),
+    ("report.html", "<html>", "report.html.*A page or a text is for people: name the folder"),
     ("missing/notes.txt", None, "says what was spent"),
+    ("empty", None, "Nothing in .*empty says what was spent"),
     ("run", None, "not finished.*finish it with --resume"),
 ]
 
 
 def test_files_that_do_not_say_what_was_spent(refused, tmp_path):
-    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    for folder in ("empty", "run/checkpoint"):
+        (tmp_path / folder).mkdir(parents=True)
     for name, text, message in DAMAGED:
         if text is not None:
             (tmp_path / name).write_text(text)
-        assert re.search(message, refused(workdir=tmp_path / name))
+        assert re.search(message, refused(workdir=tmp_path / name)), name
+
+
+def test_the_model_of_another_run_is_refused(finished_runs, ask, refused, tmp_path):
+    run = finished_runs("private").workdir
+    mixed = shutil.copytree(run, tmp_path / "mixed")
+    assert ask(workdir=mixed)[0]["epsilon"] == ask(workdir=run / "model.keras")[0]["epsilon"]
+    leave(mixed)
+    for flag in ("workdir", "compare"):
+        message = refused(**{flag: mixed})
+        assert f"{mixed / 'model.keras'} and {mixed / 'record.json'} are not of one run" in message
+
+
+def test_a_model_that_was_trained_on_and_saved_in_place(ask, refused, tmp_path):
+    ledger = records.read(leave(tmp_path) / "record.json").ledger
+    save_model(tmp_path / "model.keras", ledger)
+    assert ask(workdir=tmp_path)[0]["epsilon"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
+    more = Ledger((Entry(1.0, 0.1, 30, run=2),))
+    save_model(tmp_path / "model.keras", ledger + more)
+    both = pytest.approx(composed((4.0, 60), (1.0, 30)), rel=2e-3)
+    assert ask(workdir=tmp_path)[0]["epsilon"] == both
+    runs = ask(compare=tmp_path)[0]["runs"]
+    alone = pytest.approx(composed((4.0, 60)), rel=2e-3)
+    assert {run["name"]: run["epsilon"] for run in runs} == {
+        tmp_path.name: alone,
+        "model.keras": both,
+    }
+    # Loaded without the optimizer, Keras's file of a run has no ledger: it begins anew.
+    unknown = Ledger(more.entries, is_complete=False)
+    save_model(tmp_path / "model.keras", unknown)
+    assert "does not hold what the record says was spent" in refused(workdir=tmp_path)
+    found, text = ask(workdir=[tmp_path / "record.json", tmp_path / "model.keras"])
+    assert found["epsilon"] == both and found["epsilon_is_lower_bound"] is True
+    assert "All together are" not in text and "No differential privacy can be stated" in text
 
 
 NOT_RELEASABLE = [

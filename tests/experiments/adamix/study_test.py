@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 from absl import flags
@@ -33,13 +34,17 @@ def made_up(num_private=None):
     return methods.Study(domains, labels, (features(test, 0), test), 3, num_private)
 
 
-def run(workdir, **given):
+def flags_of(**given):
     values = flags.FlagValues()
     study.define_flags(values)
     values.mark_as_parsed()
     for name, value in {"methods": METHODS, "epsilons": ["1"], "shots": ["2"], **given}.items():
         setattr(values, name, value)
-    return study.run(values, workdir)
+    return values
+
+
+def run(workdir, **given):
+    return study.run(flags_of(**given), workdir)
 
 
 @pytest.mark.slow
@@ -68,6 +73,8 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     assert "2 public a class, epsilon 1 | rotated, 2 public a class" in table[0]
     # Results for another number of private images are kept, and not mixed up.
     assert len(run(tmp_path, methods=["only_public"], seeds=["0"], num_private=40)) == 1
+    public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")
+    assert len(public[0]) == 6 and len(private[0]) == 20
 
 
 def test_shifts_keep_shape_and_dtype_and_undo_themselves():
@@ -80,13 +87,6 @@ def test_shifts_keep_shape_and_dtype_and_undo_themselves():
     dark = study.SHIFTS["inverted"](images, 240)
     assert dark.dtype == "uint8" and dark[0, 0, 0] == 0
     np.testing.assert_array_equal(study.SHIFTS["inverted"](dark, 240), images)
-
-
-def test_private_sets_are_cut_to_size_and_apart_from_the_public():
-    public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")
-    assert len(public[0]) == 6 and len(private[0]) == 20
-    whole = made_up().features["none"]
-    assert all(any(np.array_equal(row, other) for other in whole) for row in private[0])
 
 
 def test_the_boost_is_the_papers():
@@ -107,8 +107,15 @@ def test_on_the_digits_it_beats_what_the_paper_compares(tmp_path):
     names = ["only_public", "fully_private", "ngd", "adamix"]
     with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
         results = run(tmp_path / "work", methods=names)
+        layers = keras.layers.Rescaling(1 / 16), keras.layers.Flatten(), keras.layers.Dense(5)
+        keras.Sequential([keras.Input((8, 8, 1)), *layers]).save(tmp_path / "other.keras")
+        values = flags_of(init_from=str(tmp_path / "other.keras"), shifts=["inverted"])
+        features = study.load(values).features
     only, private, ngd, adamix = (
         np.mean([each["error"] for each in results[name, 2, "none", epsilon]])
         for name, epsilon in zip(names, (None, 1.0, 1.0, 1.0), strict=True)
     )
     assert adamix <= ngd and adamix < 0.5 * only and adamix < 0.8 * private
+    for rows in features.values():  # Those of the network, without its last layer.
+        assert rows.shape == (1437, 64)
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)

@@ -51,14 +51,17 @@ def test_every_head_has_a_case():
 
 @pytest.mark.parametrize("name", head_cases.NAMES)
 def test_a_large_example_spends_no_more_than_epsilon(monkeypatch, name):
-    mus, epsilon = spent(monkeypatch, name, *large(name))
-    assert epsilon <= EPSILON
-    planned = make(name)._planned()
-    for (release, _), mu in mus.items():
-        assert mu <= 1 / planned[release][0]
-    assert max(mu * planned[release][0] for (release, _), mu in mus.items()) > 0.2
-    if name in ("least squares", "several positives"):  # Gradients may be small at some weights.
-        assert epsilon > 0.99 * EPSILON
+    row, *labels = large(name)
+    soft = np.array([0.7, 0.2, 0.1, 0.0]) if len(labels) > 1 else np.array([0.1, 0.9, 1.0, 0.999])
+    for target in (labels[0], soft):
+        mus, epsilon = spent(monkeypatch, name, row, target, *labels[1:])
+        assert epsilon <= EPSILON
+        planned = make(name)._planned()
+        for (release, _), mu in mus.items():
+            assert mu <= 1 / planned[release][0]
+        assert max(mu * planned[release][0] for (release, _), mu in mus.items()) > 0.2
+        if name in ("least squares", "several positives"):  # Gradients may be small otherwise.
+            assert epsilon > 0.9 * EPSILON
 
 
 @pytest.mark.parametrize("name", head_cases.NAMES)
@@ -109,8 +112,16 @@ rows = st.lists(
 )
 
 
-@hypothesis.given(row=rows)
-def test_no_row_is_longer_than_the_clip(row):
+@hypothesis.given(
+    row=rows,
+    labels=st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0])), min_size=1),
+    most=st.integers(1, 4),
+)
+def test_no_row_is_longer_than_the_clip(row, labels, most):
+    labels = np.array([labels])
+    assert np.linalg.norm(first_positives(labels, most)) <= math.sqrt(most) * (1 + 1e-9)
+    if labels.sum() <= most:
+        np.testing.assert_array_equal(first_positives(labels, most), labels)
     row = np.array([row])
     clipped = clipped_rows(row, CLIP)
     assert np.linalg.norm(clipped) <= CLIP
@@ -121,7 +132,7 @@ def test_no_row_is_longer_than_the_clip(row):
 
 
 def test_no_gradient_is_longer_than_the_clip():
-    x, y = np.ones([3, WIDTH], "float32"), np.eye(CLASSES)[:3]
+    x, y = np.ones([3, WIDTH], "float32"), np.eye(CLASSES)[:3] * [[1.0], [1.0], [0.4]]
     examples, newton = FeatureSet(x, y, CLASSES), Newton(CLASSES, EPSILON, l2_norm_clip=CLIP)
 
     @hypothesis.given(row=rows, scale=st.sampled_from([0.0, 1.0, 1e4, 1e38]))
