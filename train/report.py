@@ -24,7 +24,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train import measure, pictures, settings
+from tfdpx.train import measure, pictures, presets, settings
 from tfdpx.train.output import print_table, readable, to_json
 from tfdpx.train.settings import OF_FILE, PRIVACY
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -46,10 +46,7 @@ _MEASURED = {
 }
 _MOST_CLASSES, _MOST_WRONG = 20, 12
 # Settings that a command always names.
-_ALWAYS = (
-    *("dataset", "target", "task", "target_lower", "target_upper", "head", "public_dataset"),
-    *("shots", "private", *PRIVACY, "delta"),
-)
+_ALWAYS = ("dataset", *PRIVACY, "delta")
 # The policy allows neither scripts nor the network, should an escape ever fail.
 _PAGE = string.Template("""<!doctype html>
 <html lang="en">
@@ -152,22 +149,24 @@ def write(record, model, data, measured, rows, workdir, public_test=False):
     write_page(workdir)
 
 
-def draw_measured(data, labels, predictions, workdir, public_test=False):
+def draw_measured(data, labels, predictions, workdir, public_test=False, class_names=None):
     """Draws the confusion matrix and, of public test images only, some wrong predictions.
 
     Args:
-        data: `images.ImageData`.
-        labels: Integer labels of its examples to measure on.
-        predictions: Predicted labels of these.
+        data: `images.ImageData`, or None if there are no images; then `class_names` is needed.
+        labels: Integer labels `[count]` of the examples to measure on.
+        predictions: Predicted labels `[count]`.
         workdir: `pathlib.Path`.
         public_test: Bool, see `measure.is_public`.
+        class_names: List of strings; by default those of `data`.
     """
-    pictures.confusion_matrix(labels, predictions, data.class_names, workdir / CONFUSION)
+    class_names = class_names or data.class_names
+    pictures.confusion_matrix(labels, predictions, class_names, workdir / CONFUSION)
     wrong = np.flatnonzero(np.not_equal(labels, predictions))
-    if measure.is_public(data, public_test) and len(wrong):
+    if data is not None and len(wrong) and measure.is_public(data, public_test):
         rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
         images, _, _ = as_examples(*data.eval_examples).batch(rows, len(rows))
-        shown = (labels[rows], predictions[rows], data.class_names, workdir / WRONG)
+        shown = (labels[rows], predictions[rows], class_names, workdir / WRONG)
         pictures.wrong_predictions(np.asarray(images), *shown)
 
 
@@ -269,33 +268,31 @@ def command_again(record):
     A record has neither the seed nor paths, so files and folders are named by their ends. No
     command repeats a search.
     """
-    usual = None if record.searched else _usual_settings(record)
-    if usual is None:
+    if record.searched or record.program not in ("classify", "pretrain"):
         return None
-    usual, lines = records.plain(usual), [f"tfdpx {record.program}"]
-    names = {field.name for field in dataclasses.fields(settings.Settings)}
-    for name, value in records.plain(record.settings).items():
-        is_flag = name in names or record.program == "pretrain"
-        if (
-            is_flag
-            and value is not None
-            and ((value and name in _ALWAYS) or value != usual.get(name))
-        ):
+    recorded, usual = records.plain(record.settings), {}
+    if record.program == "classify":
+        usual = _usual_settings(recorded)
+        recorded = {name: recorded.get(name) for name in usual}  # The record of a head has more.
+    lines = [f"tfdpx {record.program}"]
+    for name, value in recorded.items():
+        is_asked = value != usual.get(name) or (value and name in _ALWAYS)
+        if is_asked and value not in (None, OF_FILE):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             text = text.lower() if isinstance(value, bool) else text
             lines.append(f"--{name}={shlex.quote(text)}")
     return " \\\n  ".join(lines)
 
 
-def _usual_settings(record):
-    """Returns the settings of a run that was given the data and the budget of a record only."""
-    if record.program == "pretrain":
-        return {}
-    if record.program != "classify":
-        return None
-    given = {name: record.settings.get(name) for name in _ALWAYS}
-    usual = dataclasses.asdict(settings.resolve(None, given)) | {"private": True, "head": None}
-    return usual | ({"model": OF_FILE} if record.settings.get("model") == OF_FILE else {})
+def _usual_settings(recorded):
+    """Returns the settings of a run of `classify` with no flag but data and budget, a dict."""
+    usual = {field.name: field.default for field in dataclasses.fields(settings.Settings)}
+    kind = settings.kind_of(recorded["dataset"], recorded.get("head"))
+    if kind != settings.IMAGES:
+        return usual | presets.OF_KIND[kind]
+    preset = presets.default_for(recorded["dataset"])
+    usual |= presets.values_of(preset, recorded["epsilon"])
+    return usual if recorded["private"] else usual | {"noise_multiplier": 0, "l2_norm_clip": "inf"}
 
 
 def _table(title, values):

@@ -11,9 +11,8 @@ import pytest
 
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import output, report
-from tfdpx.train.config import preset_lookup
-from tfdpx.train.run import provenance
+from tfdpx.train import output, report, settings
+from tfdpx.train.start_from import not_private, without_secrets
 
 ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
 
@@ -72,7 +71,7 @@ HEADLINES = [
     ({}, ")-differential privacy for the images of folder:photos."),
     ({}, "Releasable: epsilon"),
     (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Not releasable: the run had a"),
-    (dict(ledger=provenance.not_private(3)), "accuracy, trained without privacy on the images"),
+    (dict(ledger=not_private(3)), "accuracy, trained without privacy on the images"),
     (dict(searched="30 trials"), "Not releasable: arguments were searched"),
     (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "Not measured, nothing was spent"),
     (dict(results={"test_r2": 0.0}, unit="row"), "R² 0.000 on test rows, at"),
@@ -121,8 +120,8 @@ COMMANDS = [
 def test_the_command_asks_for_the_same():
     for asked, arguments in COMMANDS:
         asked = dict(asked, dataset="folder:/a/my photos", seed=7)
-        settings = provenance.without_secrets(preset_lookup.resolve("folder", asked))
-        command = report.command_again(record(program="classify", settings=settings))
+        recorded = without_secrets(settings.resolve(None, asked))
+        command = report.command_again(record(program="classify", settings=recorded))
         words = set(shlex.split(command.replace("\\\n", "")))
         expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}
         assert words - {"--delta=1e-05"} == expected
