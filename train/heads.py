@@ -28,7 +28,7 @@ from tfdpx.train.settings import DATA_DIR, DOWNLOAD
 from tfdpx.train.start_from import Start, not_private, without_paths, without_secrets
 
 SHARD = 4096
-_ABOUT, _KEY = "features.json", "features.key"
+_ABOUT, KEY = "features.json", "features.key"
 
 # Arguments besides the budget. Learning rates and alpha were chosen on other draws of the mixture
 # of docs/heads.md; steps are those of the paper.
@@ -52,7 +52,7 @@ def run(settings, workdir):
         The report, a dict.
     """
     features = FeatureFolder.of(settings, workdir)
-    (x, y), test = features.arrays("train"), features.arrays("test")
+    x, y = features.arrays("train")
     public = ()
     if settings.head == "adamix":
         if settings.shots is None:
@@ -65,37 +65,59 @@ def run(settings, workdir):
     with checking_flags():
         head.fit(x, y, **({"public_data": public} if public else {}))
     ledger = head.ledger if head.epsilon != math.inf else not_private()
+    chosen = {"method": settings.head, **_given(settings)}
+    return save(features, head, ledger, len(y), chosen, num_public=len(public[1]) if public else 0)
+
+
+def save(features, head, ledger, num_examples, chosen, searched=None, num_public=0):
+    """Measures a head, writes it with its record into a new folder, and returns the report.
+
+    Args:
+        features: `FeatureFolder`.
+        head: The fitted head.
+        ledger: `Ledger` of the head and of all that was fitted to choose it.
+        num_examples: Int, the examples that `ledger` is of.
+        chosen: Dict of the method, its arguments, and scores of a search.
+        searched: Optional string, how arguments were chosen on these examples.
+        num_public: Int, examples without a guarantee.
+    """
+    test = features.arrays("test")
     predictions = head.predict(test[0]).argmax(axis=1)
     before = features.before
     record = Record(
         program="classify",
-        data=dataclasses.replace(features.record.data, num_examples=len(y)),
+        data=dataclasses.replace(features.record.data, num_examples=num_examples),
         ledger=before + ledger,
-        delta=settings.delta,
+        delta=head.delta,
         accountant="pld" if before.steps else head.accountant,
         sampling="full_batch",
         seen=features.record.seen,
+        searched=searched,
         inputs=features.record.inputs,
-        settings={**features.record.settings, **_given(settings)},
+        settings={
+            **features.record.settings,
+            **{name: value for name, value in chosen.items() if name != "method"},
+            "head": chosen["method"],
+            "epsilon": head.epsilon,
+            "delta": head.delta,
+        },
         results={
+            **chosen,
             "test_accuracy": float(np.mean(predictions == test[1])),
-            "method": settings.head,
-            "dimension": x.shape[1],
-            "num_examples": len(y),
-            "num_public": len(public[1]) if public else None,
+            "dimension": test[0].shape[1],
+            "num_public": num_public or None,
             "left_out": features.record.settings.get("left_out"),
             "noise_multiplier": head.noise_multiplier,
             "steps": getattr(head, "steps", None),
-            "learning_rate": getattr(head, "learning_rate", None),
             "releases": head.num_releases,
         },
     )
     folder = features.new_head()
     record.save(folder / records.FILE)  # First: no weights exist without a record.
     text = record.statement()
-    if public:
+    if num_public:
         text += (
-            f"\nThe {len(public[1])} public images get no guarantee: the weights may tell all of "
+            f"\nThe {num_public} public images get no guarantee: the weights may tell all of "
             "them.\n"
         )
     files.write(folder / report.STATEMENT, text.encode(), mode=0o644)
@@ -104,9 +126,11 @@ def run(settings, workdir):
     if features.extractor is not None:
         logits = head.to_layer("logits")(features.extractor.output)
         report.save_model(keras.Model(features.extractor.inputs, logits), record, folder)
-    report.draw_measured(
-        features.data, test[1], predictions, folder, class_names=record.inputs["class_names"]
-    )
+    if features.data is not None:
+        report.draw_measured(features.data, test[1], predictions, folder)
+    else:
+        names = (record.inputs or {}).get("class_names") or range(features.num_classes)
+        report.draw_confusion(test[1], predictions, names, folder)
     report.write_page(folder)
     return {**record.view(), "workdir": str(folder)}
 
@@ -188,7 +212,7 @@ class FeatureFolder:
             )
         else:
             self.path.mkdir(parents=True, exist_ok=True)
-            files.write(self.path / _KEY, secrets.token_bytes(32))
+            files.write(self.path / KEY, secrets.token_bytes(32))
             self.record = record
             record.save(about)
 
@@ -279,7 +303,7 @@ class FeatureFolder:
 
     def _seal(self, x, y):
         """A digest of examples under a key of the folder, which tells nobody else of them."""
-        key = (self.path / _KEY).read_bytes()
+        key = (self.path / KEY).read_bytes()
         content = np.ascontiguousarray(x).tobytes() + np.asarray(y, "int64").tobytes()
         return hashlib.blake2b(content, key=key, digest_size=16).digest()
 

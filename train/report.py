@@ -149,25 +149,28 @@ def write(record, model, data, measured, rows, workdir, public_test=False):
     write_page(workdir)
 
 
-def draw_measured(data, labels, predictions, workdir, public_test=False, class_names=None):
+def draw_measured(data, labels, predictions, workdir, public_test=False):
     """Draws the confusion matrix and, of public test images only, some wrong predictions.
 
     Args:
-        data: `images.ImageData`, or None if there are no images; then `class_names` is needed.
-        labels: Integer labels `[count]` of the examples to measure on.
+        data: `images.ImageData`.
+        labels: Integer labels `[count]` of its examples to measure on.
         predictions: Predicted labels `[count]`.
         workdir: `pathlib.Path`.
         public_test: Bool, see `measure.is_public`.
-        class_names: List of strings; by default those of `data`.
     """
-    class_names = class_names or data.class_names
-    pictures.confusion_matrix(labels, predictions, class_names, workdir / CONFUSION)
+    draw_confusion(labels, predictions, data.class_names, workdir)
     wrong = np.flatnonzero(np.not_equal(labels, predictions))
-    if data is not None and len(wrong) and measure.is_public(data, public_test):
+    if measure.is_public(data, public_test) and len(wrong):
         rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
         images, _, _ = as_examples(*data.eval_examples).batch(rows, len(rows))
-        shown = (labels[rows], predictions[rows], class_names, workdir / WRONG)
+        shown = (labels[rows], predictions[rows], data.class_names, workdir / WRONG)
         pictures.wrong_predictions(np.asarray(images), *shown)
+
+
+def draw_confusion(labels, predictions, class_names, workdir):
+    """Draws the confusion matrix of integer labels and predictions."""
+    pictures.confusion_matrix(labels, predictions, class_names, workdir / CONFUSION)
 
 
 def save_model(model, record, workdir):

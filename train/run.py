@@ -233,8 +233,7 @@ def _run_on_table(settings, workdir):
     report.write_record(record, workdir)
     if table.class_names and len(table.test):
         predictions = tables.predict(trained.model, table.test.columns).argmax(axis=1)
-        names = list(table.class_names)
-        report.draw_measured(None, table.test.target, predictions, workdir, class_names=names)
+        report.draw_confusion(table.test.target, predictions, table.class_names, workdir)
     report.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 

@@ -182,13 +182,10 @@ class Start:
             body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(features))
             return keras.Model(images, body(grey), name=_SCATTER)
         if is_ours(self._model):
-            body = _before_last(self._model)
-            features = body(self._model.get_layer("normalise").output)
-            inputs = self._model.inputs
+            model = features(self._model)
         else:
             model = self._as_classifier(shape, None, "last")
-            inputs, features = model.inputs, model.output
-        return keras.Model(inputs, keras.layers.UnitNormalization()(features))
+        return keras.Model(model.inputs, keras.layers.UnitNormalization()(model.output))
 
     def _by_name(self, data):
         path, source = self.settings.init_from, self._model
@@ -314,6 +311,14 @@ def read(path, flag="init_from"):
 def is_ours(model):
     """Whether `classifiers.build` made a model, so that it can be made again."""
     return classifiers.is_name(model.name) and any(x.name == "normalise" for x in model.layers)
+
+
+def features(model):
+    """From a classifier of `classifiers.build`, a model of uint8 images to its last layer's inputs.
+
+    It shares the weights.
+    """
+    return keras.Model(model.inputs, _before_last(model)(model.get_layer("normalise").output))
 
 
 def _described(model, path, pixels):

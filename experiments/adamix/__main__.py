@@ -17,9 +17,9 @@ from absl import app, flags
 
 from experiments.adamix import methods, pictures
 from tfdpx import _resumable as resumable
-from tfdpx.train import adamix, features
-from tfdpx.train.config import run_flags
-from tfdpx.train.run import finetuning
+from tfdpx.train import settings
+from tfdpx.train.data import images
+from tfdpx.train.start_from import Start
 
 # Domains of public images: functions of images and the largest grey level of their format.
 SHIFTS = {
@@ -33,7 +33,7 @@ _KEY = ("method", "shots", "shift", "epsilon")
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     common = {"flag_values": values}
-    flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.adamix.", **common)
+    flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
     text = "Pre-trained network of the features, a .keras file. Default: they know no data."
     flags.DEFINE_string("init_from", None, text, **common)
     flags.DEFINE_list("methods", list(methods.METHODS), "Methods to compare.", **common)
@@ -46,12 +46,21 @@ def define_flags(values):
 
 def load(values):
     """Returns the `methods.Study` of --dataset, on features of --init_from."""
-    takes, build = (None, None, None), lambda shape: None
-    if values.init_from is not None:
-        takes, _, build = features.opened(finetuning.model_file(values.init_from))
-    data = adamix.load(values.dataset, takes=takes)
-    extract = adamix.extractor(data, build(data.image_shape))
-    largest = adamix.largest_grey(data)
+    asked = dict(head="adamix", shots=1, dataset=values.dataset, init_from=values.init_from)
+    start = Start(settings.resolve(None, asked))
+    data = images.load(
+        values.dataset,
+        settings.DATA_DIR.value,
+        download=settings.DOWNLOAD.value,
+        takes=start.image_shape,
+    )
+    features = start.extractor(data.image_shape)
+
+    def extract(x):
+        return features.predict(x, verbose=0)
+
+    # Of the file format, because the largest of the images is private.
+    largest = 255 if isinstance(data.centre, tuple) else 2 * data.centre
     domains = {
         shift: extract(SHIFTS[shift](data.train_x, largest))
         for shift in sorted({"none", *values.shifts})
@@ -106,7 +115,7 @@ def _jobs(values):
 
 def main(argv, values=flags.FLAGS):
     """Runs the study."""
-    workdir = pathlib.Path(run_flags.WORKDIR.value or "runs/adamix")
+    workdir = pathlib.Path(settings.WORKDIR.value or "runs/adamix")
     run(values, workdir)
     print((workdir / "table.md").read_text())
 

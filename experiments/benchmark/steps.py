@@ -12,8 +12,8 @@ from tfdpx import per_example
 from tfdpx._keras import model_internals
 from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
+from tfdpx.train import classifiers
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.run import classifiers
 from tfdpx.training import allocator, optimizers
 
 IMAGE_SIZE = 32

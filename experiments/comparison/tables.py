@@ -27,9 +27,9 @@ from sklearn import datasets, ensemble, linear_model
 
 import tfdpx
 from tfdpx.train import tables
-from tfdpx.train.config.table_settings import TableSettings
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import CATEGORY, NUMBER
+from tfdpx.train.settings import resolve
 
 TEST_ROWS = 5_000
 
@@ -153,7 +153,8 @@ def case(name, seed, epsilon, num_rows, ranges):
         table = make_table(key, num_rows, curved=curved)
         limits = public_ranges(table) if ranges == "public" else {}
         bounds = [f"{column}:{low!r}:{high!r}" for column, (low, high) in limits.items()]
-        return table, TableSettings(dataset=name, target="t", epsilon=epsilon, bounds=bounds)
+        asked = dict(dataset=f"csv:{name}", target="t", epsilon=epsilon, bounds=bounds)
+        return table, resolve(None, asked)
     data = getattr(datasets, f"load_{name}")()
     names = [f"column {i}" for i in range(data.data.shape[1])]
     # scikit-learn's documentation prints these ranges, so that they are known; outwards, one digit.
@@ -171,14 +172,8 @@ def case(name, seed, epsilon, num_rows, ranges):
         csv.writer(file).writerows([[*names, "t"], *rows])
         file.flush()
         bounds = [f"{n}:{low}:{high}" for n, (low, high) in zip(names, limits, strict=True)]
-        settings = TableSettings(
-            dataset=f"csv:{file.name}",
-            target="t",
-            epsilon=epsilon,
-            bounds=bounds,
-            test_seed=seed,
-            **goal,
-        )
+        asked = dict(dataset=f"csv:{file.name}", target="t", epsilon=epsilon, bounds=bounds)
+        settings = resolve(None, {**asked, **goal, "test_seed": seed})
         return data_tables.load(settings), settings
 
 

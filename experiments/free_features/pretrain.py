@@ -20,9 +20,9 @@ from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
 from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.train import report
-from tfdpx.train.data import datasets
-from tfdpx.train.run import classifiers, finetuning, optimization
+from tfdpx.train import classifiers, report, start_from
+from tfdpx.train.data import tfds
+from tfdpx.train.pretrain import add_weight_decay
 
 KINDS = {
     "strokes": synthetic.Strokes,
@@ -60,7 +60,7 @@ def pretrain(arguments):
         arguments: Namespace of the flags of `main`.
     """
     keras.utils.set_random_seed(arguments.seed)
-    entry = datasets.Name.parse(arguments.dataset).entry
+    entry = tfds.Name.parse(arguments.dataset).entry
     shape, count = entry.image_shape, arguments.num_images
     images = KINDS[arguments.generator](shape[:2], shape[2], seed=arguments.seed).images(count)
     images = np.rint(255 * images).astype("uint8")
@@ -73,10 +73,10 @@ def pretrain(arguments):
         weight_standardization=not arguments.no_weight_standardization,
         relu_first=arguments.relu_first,
     )
-    features = finetuning.features(classifier)
+    features = start_from.features(classifier)
     logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(features.output)
     model = keras.Model(features.input, logits)
-    optimization.add_weight_decay(model, 1e-4)
+    add_weight_decay(model, 1e-4)
     warmup = min(100, arguments.steps // 2)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, arguments.steps - warmup, warmup_target=arguments.learning_rate, warmup_steps=warmup

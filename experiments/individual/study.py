@@ -24,7 +24,7 @@ from tfdpx.accounting import IndividualAccountant
 from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import individual
-from tfdpx.train.data import digits
+from tfdpx.train.data import tfds
 from tfdpx.train.output import to_json
 from tfdpx.training.norms import GradientNorms
 
@@ -61,7 +61,7 @@ def arrays(name):
         x = (found.images[..., np.newaxis] / 16).astype("float32")
         train, test = model_selection.train_test_split(
             np.arange(len(x)),
-            test_size=digits.TEST_EXAMPLES,
+            test_size=tfds.TEST_EXAMPLES,
             stratify=found.target,
             random_state=0,
         )

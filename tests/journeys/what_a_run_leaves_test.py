@@ -14,9 +14,8 @@ from tensorboard.backend.event_processing import event_accumulator
 import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.train import account, classify, predict, report
-from tfdpx.train.data import loading
+from tfdpx.train.data import images
 from tfdpx.train.data.image_folder import ImageFolder
-from tfdpx.train.run import image_input
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +110,11 @@ def test_the_statement_can_be_cited(left, photos):
 @pytest.mark.slow
 def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path):
     workdir, _ = left
-    takes = image_input.read(workdir / "model.keras")
-    assert takes == image_input.ImageInput((8, 8, 1), ("3", "5", "8"))
+    takes = images.read_inputs(workdir / "model.keras")
+    assert takes == images.ImageInput((8, 8, 1), ("3", "5", "8"))
     # The same files give what the model makes of the arrays of the training.
     model = keras.saving.load_model(workdir / "model.keras")
-    data, folder = loading.load(f"folder:{photos}"), ImageFolder(photos)
+    data, folder = images.load(f"folder:{photos}"), ImageFolder(photos)
     files = [file for file, _ in folder.records("train").pairs]
     found = predict.probabilities(model, takes, files)
     np.testing.assert_array_equal(folder.records("train").labels(), data.train_y)

@@ -147,19 +147,12 @@ def _photos(runs, folder):
 
 
 def _head(runs, folder):
-    """A head on the backbone of the run "private", fitted by `features`."""
-    from tfdpx.train import features
+    """A head on the backbone of the run "private"."""
+    from tfdpx.train import classify
 
-    values = flags.FlagValues()
-    features.define_flags(values)
-    values.mark_as_parsed()
-    values.init_from, values.dataset = str(runs("private").workdir / "model.keras"), "digits"
-    values.method, values.epsilon = "dp_ls", 1.0
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        with flagsaver.flagsaver(workdir=str(folder / "run"), data_dir=runs.data_dir):
-            features.main(["features"], values)
-    return output.getvalue()
+    given = dict(head="least_squares", dataset="digits", epsilon=1.0, data_dir=runs.data_dir)
+    path = str(runs("private").workdir / "model.keras")
+    return run(classify, folder / "run", init_from=path, **given)
 
 
 KINDS = {

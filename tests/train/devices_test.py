@@ -17,9 +17,8 @@ from cases import slow
 
 from tfdpx.accounting import record as records
 from tfdpx.layers import trainable
-from tfdpx.train import classify
+from tfdpx.train import classify, devices
 from tfdpx.train.errors import UserError
-from tfdpx.train.run import devices
 
 CLUSTER = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 

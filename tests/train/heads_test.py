@@ -2,6 +2,7 @@
 
 import re
 
+import feature_folder
 import keras
 import numpy as np
 import own_images
@@ -67,16 +68,7 @@ def test_a_head_is_fitted_its_model_predicts_and_the_extraction_resumes(
 
 @pytest.fixture
 def folder(tmp_path):
-    """Features of a Gaussian mixture: 600 examples to train on and 200 to test on."""
-    record = Record(
-        "classify", Data("mixture"), not_private(), None,
-        settings={"num_classes": 3}, inputs={"class_names": ["a", "b", "c"]},
-    )  # fmt: skip
-    made = heads.FeatureFolder(tmp_path / "made", record)
-    made.extractor = keras.Sequential([keras.Input([12]), L.UnitNormalization()])
-    for split, seed, count in (("train", 0, 600), ("test", 1, 200)):
-        made.extract(split, *mixture(count, 12, 3, seed=seed, separation=3.0))
-    return made
+    return feature_folder.make(tmp_path / "made")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +121,7 @@ def test_unfit_arguments_are_one_line(folder, refusal, tmp_path):
 
 def test_features_of_other_images_are_not_used(folder):
     x, y = mixture(600, 12, 3, seed=0, separation=3.0)
+    folder.extractor = keras.Sequential([keras.Input([12]), L.UnitNormalization()])
     folder.extract("train", x, y)  # The same: nothing is written.
     changed = x.copy()
     changed[5, 3] = np.nextafter(changed[5, 3], 1e9)

@@ -7,11 +7,11 @@ import feature_folder
 import numpy as np
 import pytest
 
+from experiments.heads import methods
 from experiments.heads import search as head_search
 from experiments.heads.compare import mixture
 from tfdpx.accounting import record as records
 from tfdpx.train import measure
-from tfdpx.train.run import head_methods
 
 BUDGET = dict(num_classes=3, epsilon=4.0, delta=1e-5)
 PRESET = "table10/vit_b16_imagenet1k/cifar10"
@@ -86,12 +86,12 @@ def test_a_preset_is_a_column_of_its_table(name):
     assert preset["held_out"] == 0.05
 
 
-@pytest.mark.parametrize("method", head_methods.METHODS)
+@pytest.mark.parametrize("method", methods.METHODS)
 def test_clips_reach_the_papers(method):
     ranges = head_search.ranges(method)
     assert ranges["l2_norm_clip"][0] <= 0.005 and ranges["l2_norm_clip"][1] >= 1.0
     # What the method has by itself lies inside.
-    _, own = head_methods.METHODS[method]
+    _, own = methods.METHODS[method]
     assert all(low <= own.get(name, 1.0) <= high for name, (low, high) in ranges.items())
 
 
@@ -105,7 +105,7 @@ def test_a_head_can_be_fitted_at_the_ends_of_the_ranges(table):
             argument: bounds[end]
             for (argument, bounds), end in zip(preset["ranges"].items(), ends, strict=True)
         }
-        head = head_methods.build(
+        head = methods.build(
             preset["method"], 3, 1.0, 1e-5, l2_norm_clip=preset["l2_norm_clip"], **steps, **chosen
         )
         accuracy = head.fit(x, y).evaluate(x, y)["accuracy"]
@@ -114,9 +114,9 @@ def test_a_head_can_be_fitted_at_the_ends_of_the_ranges(table):
 
 def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkeypatch):
     preset = head_search.resolve_preset(PRESET)
-    built, build = [], head_methods.build
+    built, build = [], methods.build
     monkeypatch.setattr(
-        head_methods, "build", lambda *args, **given: built.append(given) or build(*args, **given)
+        methods, "build", lambda *args, **given: built.append(given) or build(*args, **given)
     )
     train, held_out = mixture(200, 8, 3, seed=0), mixture(50, 8, 3, seed=1)
     budget = {**BUDGET, "steps": preset["steps"], "l2_norm_clip": preset["l2_norm_clip"]}
@@ -131,7 +131,11 @@ def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkey
 
 
 def test_the_score_of_a_private_search_is_noisy(folder):
-    train, held_out = head_search.split(*folder.arrays("train"), 0.5)
+    x, y = folder.arrays("train")
+    train, held_out = head_search.split(x, y, head_search.draws(folder, x), 0.5)
+    # Leaving one example out moves no other.
+    draws = head_search.draws(folder, x)
+    np.testing.assert_array_equal(draws[1:], head_search.draws(folder, x[1:]))
     assert len(train[1]) + len(held_out[1]) == 600 and 200 < len(train[1]) < 400
     scores = [measure.noisy_count(100.4, 20.0) for _ in range(200)]
     assert np.std(scores) == pytest.approx(20.0, rel=0.2)
