@@ -273,28 +273,32 @@ def command_again(record):
     """
     if record.searched or record.program not in ("classify", "pretrain"):
         return None
-    recorded, usual = records.plain(record.settings), {}
+    recorded = records.plain(record.settings)
+    usual = _defaults(settings.RunSettings)
     if record.program == "classify":
-        usual = _usual_settings(recorded)
+        usual = _defaults(settings.Settings) | _usual_settings(recorded)
         recorded = {name: recorded.get(name) for name in usual}  # The record of a head has more.
     lines = [f"tfdpx {record.program}"]
     for name, value in recorded.items():
         is_asked = value != usual.get(name) or (value and name in _ALWAYS)
-        if is_asked and value not in (None, OF_FILE):
+        if is_asked and value not in (None, [], OF_FILE):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             text = text.lower() if isinstance(value, bool) else text
             lines.append(f"--{name}={shlex.quote(text)}")
     return " \\\n  ".join(lines)
 
 
+def _defaults(kind):
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
 def _usual_settings(recorded):
-    """Returns the settings of a run of `classify` with no flag but data and budget, a dict."""
-    usual = {field.name: field.default for field in dataclasses.fields(settings.Settings)}
+    """Returns the settings that data and budget alone give a run of `classify`, a dict."""
     kind = settings.kind_of(recorded["dataset"], recorded.get("head"))
     if kind != settings.IMAGES:
-        return usual | presets.OF_KIND[kind]
+        return presets.OF_KIND[kind]
     preset = presets.default_for(recorded["dataset"])
-    usual |= presets.values_of(preset, recorded["epsilon"])
+    usual = presets.values_of(preset, recorded["epsilon"])
     return usual if recorded["private"] else usual | {"noise_multiplier": 0, "l2_norm_clip": "inf"}
 
 
