@@ -5,7 +5,6 @@ read. Nothing of it goes to TensorBoard or into the report, except for released 
 """
 
 import json
-import os
 
 import keras
 import numpy as np
@@ -144,8 +143,7 @@ def write(epsilons, worst, history, model, data, workdir):
         Path of the folder.
     """
     folder = workdir / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    os.chmod(folder, 0o700)
+    files.make_folder(folder)
     (folder / "README.txt").write_text(_NOTICE)
     final, labels = losses_and_labels(model, (data.train_x, data.train_y))
     held_out, held_out_labels = losses_and_labels(model, data.eval_examples)
