@@ -5,7 +5,6 @@ read. Nothing of it goes to TensorBoard or into the report, except for released 
 """
 
 import json
-import os
 
 import keras
 import numpy as np
@@ -144,8 +143,7 @@ def write(epsilons, worst, history, model, data, workdir):
         Path of the folder.
     """
     folder = workdir / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    os.chmod(folder, 0o700)
+    files.make_folder(folder)
     (folder / "README.txt").write_text(_NOTICE)
     final, labels = losses_and_labels(model, (data.train_x, data.train_y))
     held_out, held_out_labels = losses_and_labels(model, data.eval_examples)
@@ -168,14 +166,13 @@ def write(epsilons, worst, history, model, data, workdir):
     pictures.individual_losses(epsilons, losses, folder / "loss.png")
     label = f"mean loss (correlation {on_average['group_correlation']:.2f})"
     pictures.individual_groups(on_average["groups"], "mean_loss", label, folder / "groups.png")
-    attacked = [group for group in at_the_end["groups"] if group["attack_success"] is not None]
-    attacked.sort(key=lambda group: group["mean_epsilon"])
+    attacked = sorted(at_the_end["groups"], key=lambda group: group["mean_epsilon"])
     label = "membership attack, share right"
     pictures.individual_groups(attacked, "attack_success", label, folder / "attacks.png")
     return folder
 
 
-def group_report(epsilons, losses, groups, held_out_losses=(), held_out_groups=()):
+def group_report(epsilons, losses, groups, held_out_losses=None, held_out_groups=None):
     """Compares groups of examples in privacy, in loss, and in the success of an attack.
 
     After Yu et al. 2022, section 5. All of it is a function of private data.
@@ -184,9 +181,9 @@ def group_report(epsilons, losses, groups, held_out_losses=(), held_out_groups=(
         epsilons: Float array [num_examples], of `IndividualAccountant.epsilon`.
         losses: Float array [num_examples], of the same examples.
         groups: Array [num_examples] of ids, such as classes: ints or strings.
-        held_out_losses: Float array [n] of examples that were not trained on, for the attack.
-            Losses of another model than the one of `epsilons` show more, because an attack against
-            a private one has next to no success.
+        held_out_losses: Optional float array [n] of examples that were not trained on, for the
+            attack. Losses of another model than the one of `epsilons` show more, because an attack
+            against a private one has next to no success.
         held_out_groups: Array [n] of their ids.
 
     Returns:
@@ -198,7 +195,8 @@ def group_report(epsilons, losses, groups, held_out_losses=(), held_out_groups=(
     """
     reports = []
     for name in np.unique(groups):
-        rows, others = groups == name, np.asarray(held_out_losses)[held_out_groups == name]
+        rows = groups == name
+        others = () if held_out_losses is None else held_out_losses[held_out_groups == name]
         can_attack = min(np.sum(rows), len(others)) > 1
         reports.append(
             {

@@ -11,7 +11,7 @@ import numpy as np
 
 MAX_LABELLED_CLASSES = 20
 _COLUMNS, _LONGEST_NAME = 3, 14
-_STRATA, _TENTHS = 5, 10
+_PRIVATE, _STRATA, _TENTHS = "private data: not to be published", 5, 10
 
 
 def learning_curve(rows, path, eval_split="test"):
@@ -60,7 +60,8 @@ def confusion_matrix(labels, predictions, class_names, path):
     np.add.at(counts, (np.asarray(labels), np.asarray(predictions)), 1)
     percent = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
-    axes = _axes((7, 6), f"{np.trace(counts)} of {len(labels)} right", grid=False)
+    axes = _axes((7, 6), f"{np.trace(counts)} of {len(labels)} right")
+    axes.grid(False)
     image = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
     axes.figure.colorbar(image, label="% of the true class")
     axes.set_xlabel("predicted class")
@@ -88,8 +89,7 @@ def wrong_predictions(images, labels, predictions, class_names, path):
     """
     from matplotlib import figure
 
-    names = [str(name) for name in class_names]
-    names = [f"{n[:11]}..." if len(n) > _LONGEST_NAME else n for n in names]
+    names = [f"{n[:11]}..." if len(n) > _LONGEST_NAME else n for n in map(str, class_names)]
     names, fonts = readable(names)
     rows = math.ceil(len(images) / _COLUMNS)
     fig = figure.Figure(figsize=(5.2, 2.1 * rows), layout="constrained", dpi=120)
@@ -140,7 +140,7 @@ def individual_histogram(epsilons, worst, path):
         worst: Float, the epsilon that holds for every example.
         path: PNG file to write.
     """
-    axes = _private_axes()
+    axes = _axes((6, 4), _PRIVATE)
     axes.hist(epsilons, bins=np.linspace(0, worst, 41))
     axes.axvline(np.mean(epsilons), color="black", linestyle="--", label="mean")
     axes.axvline(worst, color="black", label="of the plan")
@@ -159,7 +159,7 @@ def individual_norms(steps, norms, path):
         path: PNG file to write.
     """
     order = np.argsort(norms.mean(axis=0), kind="stable")
-    axes = _private_axes()
+    axes = _axes((6, 4), _PRIVATE)
     for number, part in enumerate(np.array_split(order, _STRATA)):
         label = f"{20 * number} to {20 * (number + 1)}%"
         axes.plot(steps, norms[:, part].mean(axis=1), marker="o", markersize=3, label=label)
@@ -178,7 +178,7 @@ def individual_losses(epsilons, losses, path):
         losses: Dict from a name, such as "loss at the end", to a float array [n].
         path: PNG file to write.
     """
-    axes = _private_axes()
+    axes = _axes((6, 4), _PRIVATE)
     for name, values in losses.items():
         parts = np.array_split(np.argsort(values, kind="stable"), _TENTHS)
         means = np.array([[values[part].mean(), epsilons[part].mean()] for part in parts])
@@ -202,7 +202,7 @@ def individual_groups(groups, value, label, path):
     """
     names, fonts = readable([group["name"] for group in groups])
     epsilons = [group["mean_epsilon"] for group in groups]
-    axes = _private_axes()
+    axes = _axes((6, 4), _PRIVATE)
     axes.bar(range(len(names)), epsilons, color="tab:blue", alpha=0.6)
     axes.set_ylim(0.9 * min(epsilons), 1.05 * max(epsilons))
     axes.set_ylabel(r"mean individual $\varepsilon$ (bars)")
@@ -255,18 +255,11 @@ def _letters(path):
     return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
 
 
-def _axes(size, title="", grid=True):
+def _axes(size, title=""):
     """Returns the axes of a new figure of `size`, a pair of inches."""
     from matplotlib import figure
 
     axes = figure.Figure(figsize=size, layout="constrained", dpi=120).add_subplot()
     axes.set_title(title)
-    if grid:
-        axes.grid(alpha=0.3)
-    return axes
-
-
-def _private_axes():
-    axes = _axes((6, 4))
-    axes.set_title("private data: not to be published", fontsize=8, color="grey")
+    axes.grid(alpha=0.3)
     return axes

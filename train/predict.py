@@ -23,7 +23,6 @@ from rich import console, table, text
 from tfdpx import _files
 from tfdpx.train import start_from, tables
 from tfdpx.train.data import image_files, image_sources, images
-from tfdpx.train.data.image_folder import Files
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.output import to_json
 
@@ -37,10 +36,8 @@ def define_flags(values):
     flags.DEFINE_string("model", None, "Working folder of a run, or a .keras file.", **common)
     flags.DEFINE_string("images", None, "An image, or a folder of images at any depth.", **common)
     flags.DEFINE_string("rows", None, "A CSV or Parquet file of new rows of a table.", **common)
-    csv_help = "File to write; an earlier one is replaced."
-    flags.DEFINE_string("csv", "predictions.csv", csv_help, **common)
-    broken_help = "Leave out images that cannot be read, and count them."
-    flags.DEFINE_bool("skip_broken", False, broken_help, **common)
+    flags.DEFINE_string("csv", "predictions.csv", "File to write, or to replace.", **common)
+    flags.DEFINE_bool("skip_broken", False, "Leave broken images out, and count them.", **common)
     flags.DEFINE_bool("all_classes", False, "Write the probability of every class.", **common)
 
 
@@ -88,12 +85,10 @@ def probabilities(model, takes, files):
         takes: `images.ImageInput`.
         files: List of `pathlib.Path`, each of an image that can be read.
     """
-    records = Files([(file, 0) for file in files])
-    images = image_sources.Images(records, range(len(files)), takes.image_shape, 0, 1)
     shares = []
     for start in range(0, len(files), _BATCH_SIZE):
-        rows = range(start, min(start + _BATCH_SIZE, len(files)))
-        batch = np.stack([image for image, _ in images.__getitems__(rows)])
+        encoded = [file.read_bytes() for file in files[start : start + _BATCH_SIZE]]
+        batch = np.stack([image_sources.decode(image, takes.image_shape) for image in encoded])
         logits = np.asarray(model.predict_on_batch(batch), "float32")
         shares.append(np.asarray(keras.ops.softmax(logits)))
     return np.concatenate(shares)
@@ -142,8 +137,7 @@ def _readable(path, skip_broken):
     """Returns the images under a path, and how many broken ones were left out."""
     if not path.exists():
         raise UserError(f"There is nothing at --images={path}.")
-    is_folder = path.is_dir()
-    files, folder = (image_files.find(path)[0], path) if is_folder else ([path], path.parent)
+    files, folder = (image_files.find(path)[0], path) if path.is_dir() else ([path], path.parent)
     readable, broken = image_files.check(files, folder, f"--images={path}", skip_broken)
     if not readable:
         raise UserError(

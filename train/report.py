@@ -24,8 +24,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train import measure, pictures, settings
-from tfdpx.train.errors import UserError
+from tfdpx.train import measure, pictures, presets, settings
 from tfdpx.train.output import print_table, readable, to_json
 from tfdpx.train.settings import OF_FILE, PRIVACY
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -47,9 +46,7 @@ _MEASURED = {
 }
 _MOST_CLASSES, _MOST_WRONG = 20, 12
 # Settings that a command always names.
-_ALWAYS = ("dataset", "target", "head", "public_dataset", "shots", *PRIVACY, "delta")
-# Settings that others depend on.
-_BASE = (*_ALWAYS, "task", "target_lower", "target_upper", "private")
+_ALWAYS = ("dataset", *PRIVACY, "delta")
 # The policy allows neither scripts nor the network, should an escape ever fail.
 _PAGE = string.Template("""<!doctype html>
 <html lang="en">
@@ -72,7 +69,7 @@ img { max-width: 100%; }
 pre { background: #f3f5f7; padding: .8rem; white-space: pre-wrap; margin: .3rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0;
-  border-top: 1px solid #dfe4e8; width: 40%; }
+  border-top: 1px solid #dfe4e8; }
 </style>
 </head>
 <body>
@@ -157,8 +154,8 @@ def draw_measured(data, labels, predictions, workdir, public_test=False):
 
     Args:
         data: `images.ImageData`.
-        labels: Integer labels of its examples to measure on.
-        predictions: Predicted labels of these.
+        labels: Integer labels `[count]` of its examples to measure on.
+        predictions: Predicted labels `[count]`.
         workdir: `pathlib.Path`.
         public_test: Bool, see `measure.is_public`.
     """
@@ -274,38 +271,35 @@ def command_again(record):
     A record has neither the seed nor paths, so files and folders are named by their ends. No
     command repeats a search.
     """
-    usual = None if record.searched else _usual_settings(record)
-    if usual is None:
+    if record.searched or record.program not in ("classify", "pretrain"):
         return None
-    usual, lines = records.plain(usual), [f"tfdpx {record.program}"]
-    for name, value in records.plain(record.settings).items():
-        is_own = (value and name in _ALWAYS) or value != usual.get(name)
-        if name in usual and is_own and value is not None:
+    recorded = records.plain(record.settings)
+    usual = _defaults(settings.RunSettings)
+    if record.program == "classify":
+        usual = _defaults(settings.Settings) | _usual_settings(recorded)
+        recorded = {name: recorded.get(name) for name in usual}  # The record of a head has more.
+    lines = [f"tfdpx {record.program}"]
+    for name, value in recorded.items():
+        is_asked = value != usual.get(name) or (value and name in _ALWAYS)
+        if is_asked and value not in (None, [], OF_FILE):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             text = text.lower() if isinstance(value, bool) else text
             lines.append(f"--{name}={shlex.quote(text)}")
     return " \\\n  ".join(lines)
 
 
-def _usual_settings(record):
-    """Returns the settings of a run that was given the data and the budget of a record only."""
-    recorded = record.settings
-    if record.program == "pretrain":
-        return dict.fromkeys(recorded)
-    if record.program != "classify":
-        return None
-    kind = settings.kind_of(recorded.get("dataset"), recorded.get("head"))
-    given = {
-        field.name: recorded.get(field.name)
-        for field in dataclasses.fields(settings.Settings)
-        if field.name in _BASE and kind in field.metadata["of"]
-    }
-    try:
-        usual = dataclasses.asdict(settings.resolve(None, given)) | {"private": True}
-    except UserError:  # Of a record by another hand.
-        return None
-    usual["task"] = settings.CLASSIFICATION
-    return usual | ({"model": OF_FILE} if recorded.get("model") == OF_FILE else {})
+def _defaults(kind):
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+def _usual_settings(recorded):
+    """Returns the settings that data and budget alone give a run of `classify`, a dict."""
+    kind = settings.kind_of(recorded["dataset"], recorded.get("head"))
+    if kind != settings.IMAGES:
+        return presets.OF_KIND[kind]
+    preset = presets.default_for(recorded["dataset"])
+    usual = presets.values_of(preset, recorded["epsilon"])
+    return usual if recorded["private"] else usual | {"noise_multiplier": 0, "l2_norm_clip": "inf"}
 
 
 def _table(title, values):
