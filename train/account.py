@@ -381,7 +381,7 @@ def _record_in(path):
             f"The file {path} is neither a record, a model nor a ledger. A page or a text is for "
             f"people: name the folder of its run, {path.parent}."
         )
-    return Record("a file of a ledger", None, ledger, ledger.delta)
+    return Record("a file of a ledger", None, ledger, None)
 
 
 def _ledger_in(path):
