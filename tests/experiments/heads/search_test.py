@@ -1,5 +1,6 @@
 """Searches of a head's arguments: what is reported and spent, and the presets of the paper."""
 
+import itertools
 import json
 import math
 
@@ -72,26 +73,22 @@ def test_errors_of_the_user_are_one_line(arguments, message):
         head_search.main(["--epsilon=1", *arguments])
 
 
-@pytest.mark.parametrize("name", head_search.preset_names())
-def test_a_preset_is_a_column_of_its_table(name):
-    table, backbone, data = name.split("/")
-    method, steps, trials, rate = METHODS[table]
-    preset = head_search.resolve_preset(name)
-    assert (preset["method"], preset["steps"], preset["trials"]) == (method, steps, trials)
-    assert preset["ranges"] == {rate: (1e-8, 1e8), "l2_regularization": (1e-8, 1e8)}
-    large = (backbone, data) == ("vit_g14_jft", "imagenet")
-    assert preset["l2_norm_clip"] == (1.0 if large else 0.005)
-    assert preset["delta"] == (8e-7 if data == "imagenet" else 1e-5)
-    assert preset["held_out"] == 0.05
-
-
-@pytest.mark.parametrize("method", head_methods.METHODS)
-def test_clips_reach_the_papers(method):
-    ranges = head_search.ranges(method)
-    assert ranges["l2_norm_clip"][0] <= 0.005 and ranges["l2_norm_clip"][1] >= 1.0
-    # What the method has by itself lies inside.
-    _, own = head_methods.METHODS[method]
-    assert all(low <= own.get(name, 1.0) <= high for name, (low, high) in ranges.items())
+def test_a_preset_is_a_column_of_its_table():
+    for name in head_search.preset_names():
+        table, backbone, data = name.split("/")
+        method, steps, trials, rate = METHODS[table]
+        preset = head_search.resolve_preset(name)
+        assert (preset["method"], preset["steps"], preset["trials"]) == (method, steps, trials)
+        assert preset["ranges"] == {rate: (1e-8, 1e8), "l2_regularization": (1e-8, 1e8)}
+        large = (backbone, data) == ("vit_g14_jft", "imagenet")
+        assert preset["l2_norm_clip"] == (1.0 if large else 0.005)
+        assert preset["delta"] == (8e-7 if data == "imagenet" else 1e-5)
+        assert preset["held_out"] == 0.05
+    assert len(head_search.preset_names()) == 32
+    for method, (_, arguments) in head_methods.METHODS.items():  # What it has lies inside.
+        ranges = head_search.ranges(method)
+        assert ranges["l2_norm_clip"][0] <= 0.005 and ranges["l2_norm_clip"][1] >= 1.0
+        assert all(low <= arguments.get(n, 1.0) <= high for n, (low, high) in ranges.items())
 
 
 @pytest.mark.parametrize("table", METHODS)
@@ -99,16 +96,12 @@ def test_a_head_can_be_fitted_at_the_ends_of_the_ranges(table):
     preset = head_search.resolve_preset(f"{table}/vit_b16_imagenet1k/cifar10")
     steps = {} if preset["steps"] is None else {"steps": 3}
     x, y = mixture(100, 8, 3)
-    for ends in np.ndindex(2, 2):
-        chosen = {
-            argument: bounds[end]
-            for (argument, bounds), end in zip(preset["ranges"].items(), ends, strict=True)
-        }
+    for ends in itertools.product(*preset["ranges"].values()):
+        chosen = dict(zip(preset["ranges"], ends, strict=True))
         head = head_methods.build(
             preset["method"], 3, 1.0, 1e-5, l2_norm_clip=preset["l2_norm_clip"], **steps, **chosen
         )
-        accuracy = head.fit(x, y).evaluate(x, y)["accuracy"]
-        assert math.isfinite(accuracy), chosen
+        assert math.isfinite(head.fit(x, y).evaluate(x, y)["accuracy"]), chosen
 
 
 def test_a_search_keeps_to_the_ranges_and_the_fixed_arguments_of_a_preset(monkeypatch):
