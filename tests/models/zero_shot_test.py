@@ -36,19 +36,6 @@ def test_columns_are_the_names_at_norm_100():
     np.testing.assert_array_equal(tokens, 100 * np.eye(4)[:, 1:3])
 
 
-def test_adamix_starts_from_the_names_alone():
-    kernel = tfdpx.models.zero_shot_head(encoder(), NAMES, scale=10)
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 60)  # Images at norm one, in the space of the texts.
-    x = kernel.T[y] / 10 * np.sqrt(2) + 0.4 * rng.normal(size=(60, 4))
-    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
-    settings = dict(l2_norm_clip=0.5, steps=3, seed=1, learning_rate=0.5)
-    head = tfdpx.heads.AdaMix(3, initial_weights=kernel, **settings).fit(x, y)
-    # Three steps of the rate, each as long as the sum of clipped gradients and its noise at most.
-    assert np.linalg.norm(head.kernel - kernel) < np.linalg.norm(kernel)
-    assert head.evaluate(x, y)["accuracy"] > 0.8
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

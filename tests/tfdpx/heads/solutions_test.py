@@ -134,14 +134,6 @@ def test_the_order_of_a_dataset_and_chunks_change_rounding_alone(monkeypatch, na
         np.testing.assert_allclose(kernel, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def test_rows_that_are_not_finite_count_as_zero():
-    x, y = data()
-    bad = np.vstack([x, np.full([2, WIDTH], np.nan), np.full([1, WIDTH], 1e300)])
-    expected = make("least squares", seed=2).fit(x, y).kernel
-    found = make("least squares", seed=2).fit(bad, np.append(y, [0, 1, 2])).kernel
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_two_replicas_are_refused():
     processes.run_alone("head_cases.on_replicas")
