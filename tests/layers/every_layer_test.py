@@ -51,14 +51,12 @@ def test_it_is_saved_whole_compiles_and_treats_examples_one_by_one(name, tmp_pat
 
 
 OPEN = r"needs .*\(None, None, 3\). Give keras.Input"
-BAD_CONSTANT = "`constant` must be a positive, finite.* Use 0.1"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: ChannelWhitening(0), "`regularization` must be a positive.*=0. Use 0.03"),
-        (lambda: ChannelWhitening(np.inf), "`regularization`"),
         (lambda: ChannelWhitening(exponent=0.5), "`exponent` must be a number from -1 to 0.*=0.5."),
         (lambda: ChannelWhitening(name="own")(keras.Input((None, 3))), "'own' " + OPEN),
         (
@@ -75,9 +73,7 @@ BAD_CONSTANT = "`constant` must be a positive, finite.* Use 0.1"
         (lambda: Scattering2D(3).build((None, 8, 1, 1)), "1 pixels here.*Use larger images."),
         (lambda: Scattering2D(3).build((None, None, 8, 1)), r"known height.*\(None, None, 8, 1\)"),
         (lambda: Scattering2D(3).build((None, 8, 8)), r"must have four axes.*\(None, 8, 8\)"),
-        (lambda: UnitNormWithConstant(0), BAD_CONSTANT),
-        (lambda: UnitNormWithConstant(np.inf), BAD_CONSTANT),
-        (lambda: UnitNormWithConstant("0.1"), BAD_CONSTANT),
+        (lambda: UnitNormWithConstant(0), "`constant` must be a positive, finite.* Use 0.1"),
         (lambda: UnitNormWithConstant(name="own")(keras.Input((None, 3))), "'own' " + OPEN),
         (
             lambda: WSConv2D(4, 1, groups=4, name="own").build((None, 8, 8, 4)),

@@ -31,8 +31,7 @@ def test_from_a_compiled_model_to_a_trained_private_one():
     assert (plan.epsilon, plan.steps, plan.batch_size) == (8.0, 8, 16)
     assert plan.epsilon_at(plan.steps) <= 8.0
     assert [type(layer).__name__ for layer in twin.layers] == ["Dense", "GroupNorm", "Dense"]
-    for mine, theirs in zip(model.layers[::2], twin.layers[::2], strict=True):
-        np.testing.assert_array_equal(mine.kernel, theirs.kernel)
+    np.testing.assert_array_equal(model.layers[0].kernel, twin.layers[0].kernel)
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=[64, 4]).astype("f4"), generator.integers(0, 3, 64)
     history = twin.fit(x, y, epochs=2, verbose=0).history
@@ -46,16 +45,14 @@ def test_from_a_compiled_model_to_a_trained_private_one():
 @pytest.mark.parametrize(
     "optimizer, name, attributes",
     [
-        (lambda: keras.optimizers.SGD(0.3, momentum=0.9, nesterov=True), "DPSGD",
-         {"momentum": 0.9, "nesterov": True}),
-        (lambda: keras.optimizers.Adam(0.3, beta_1=0.5), "DPAdam", {"beta_1": 0.5}),
-        (lambda: keras.optimizers.AdamW(0.3, weight_decay=0.1), "DPAdamW", {"weight_decay": 0.1}),
-        (lambda: keras.optimizers.Lion(0.3, use_ema=True, ema_momentum=0.9), "DPLion",
-         {"use_ema": True, "ema_momentum": 0.9}),
+        (keras.optimizers.SGD, "DPSGD", {"momentum": 0.9, "nesterov": True}),
+        (keras.optimizers.Adam, "DPAdam", {"beta_1": 0.5}),
+        (keras.optimizers.AdamW, "DPAdamW", {"weight_decay": 0.1}),
+        (keras.optimizers.Lion, "DPLion", {"use_ema": True, "ema_momentum": 0.9}),
     ],
-)  # fmt: skip
+)
 def test_the_optimizer_keeps_its_arguments(optimizer, name, attributes):
-    model = make_model(optimizer(), batch_norm=False)
+    model = make_model(optimizer(0.3, **attributes), batch_norm=False)
     twin, plan = private(model, l2_norm_clip=0.5, microbatch_size=8)
     assert twin is model and type(twin.optimizer).__name__ == name
     assert float(twin.optimizer.learning_rate) == pytest.approx(0.3)
@@ -86,14 +83,12 @@ def test_schedules_and_arguments_of_compile_stay():
     [
         (lambda: keras.Sequential([keras.Input([1])]), {}, "must be compiled"),
         (lambda: "model", {}, "`model` must be a keras.Model"),
-        (lambda: make_model(keras.optimizers.SGD(clipnorm=1.0)), {},
-         "has clipnorm, which would change.*l2_norm_clip"),
-        (lambda: make_model(tfdpx.DPSGD(batch_size=8, noise_multiplier=1.0)), {},
-         "private already.*DPSGD"),
+        (lambda: make_model(keras.optimizers.SGD(clipnorm=1.0)), {}, "has clipn.*l2_norm_clip"),
+        (lambda: private(make_model())[0], {}, "private already.*DPAdam"),
         (make_model, {"batch_size": 65}, "`batch_size` must not exceed"),
         (make_model, {"augmult": -1}, "`augmult` must be"),
     ],
-)  # fmt: skip
+)
 def test_errors(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         private(make(), **arguments)

@@ -85,25 +85,27 @@ def test_nested_models_and_channels_first():
     assert replaced(np.ones((2, 4, 6, 6))).shape == (2, 4, 6, 6)
 
 
-def test_what_is_refused():
-    class Subclassed(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.norm = keras.layers.BatchNormalization()
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization()
 
-        def call(self, inputs):
-            return self.norm(inputs)
 
-    norm, within = (keras.layers.BatchNormalization(name="norm") for _ in range(2))
-    wrapped = keras.layers.TimeDistributed(within, name="each")
-    for model, groups, message in [
-        (Subclassed(), 16, r"Functional or Sequential(?s:.)*functional API"),
-        (keras.Sequential([norm]), 16, "`model` must be built.*'norm'.*keras.Input"),
+NORM = keras.layers.BatchNormalization(name="norm")
+
+
+@pytest.mark.parametrize(
+    ("make", "groups", "message"),
+    [
+        (Subclassed, 16, r"Functional or Sequential(?s:.)*functional API"),
+        (lambda: keras.Sequential([NORM]), 16, "`model` must be built.*'norm'.*keras.Input"),
         (
-            keras.Sequential([keras.Input((5, 3)), wrapped]),
-            *(16, "Layer 'each' of class TimeDistributed holds .*'norm'"),
+            lambda: keras.Sequential([keras.Input((5, 3)), keras.layers.TimeDistributed(NORM)]),
+            *(16, "Layer '.*' of class TimeDistributed holds .*'norm'"),
         ),
-        (small_functional(), 2.5, "`groups` must be a positive integer. Received: groups="),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            replace_batch_norm(model, groups)
+        (small_functional, 2.5, "`groups` must be a positive integer. Received: groups="),
+    ],
+)
+def test_errors(make, groups, message):
+    with pytest.raises(ValueError, match=message):
+        replace_batch_norm(make(), groups)

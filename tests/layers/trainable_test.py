@@ -1,15 +1,12 @@
-"""`tfdpx.layers.trainable`: the weights that it leaves to train, their gradients, and files."""
+"""`tfdpx.layers.trainable`: the weights that it leaves to train, and saved models."""
 
 import keras
 import numpy as np
-import oracle
 import pytest
 import seeds
-from cases import slow
 
 import tfdpx
 from tfdpx.layers import trainable
-from tfdpx.per_example import explain
 
 layers = keras.layers
 
@@ -114,46 +111,6 @@ def test_a_quantized_last_layer_trains_by_lora_alone():
     assert trainable(model, "last") == (6 + 3) * 2 + 3
 
 
-def tokens(dtype="float32"):
-    """Two kinds of attention and of normalization, pads masked, an embedding used twice."""
-    seeds.fix(3)
-    inputs = keras.Input([5], dtype="int32")
-    table = layers.ReversibleEmbedding(9, 8, mask_zero=True, dtype=dtype)
-    x = table(inputs)
-    x = x + layers.MultiHeadAttention(2, 4, dtype=dtype)(x, x)
-    x = x + layers.GroupQueryAttention(4, 4, 2, dtype=dtype)(x, x)
-    x = layers.LayerNormalization(dtype=dtype)(x) + layers.RMSNormalization(dtype=dtype)(x)
-    x = layers.Dense(8, "gelu", dtype=dtype)(x)
-    return keras.Model(inputs, table(x, reverse=True))
-
-
-@pytest.mark.parametrize(
-    ("what", "dtype"),
-    [
-        slow("norm", "float32"),
-        ("lora", "float32"),
-        slow("lora", "mixed_bfloat16"),
-        slow("embedding", "float32"),
-    ],
-)
-def test_gradients_are_those_of_batches_of_one(what, dtype):
-    model, rng = tokens(dtype), np.random.default_rng(0)
-    if what == "embedding":
-        trainable(model, "last")
-        model.layers[1].enable_lora(2)
-    trainable(model, what if what != "embedding" else "lora")
-    for variable in model.trainable_variables:
-        variable.assign(variable + rng.normal(scale=0.2, size=variable.shape))
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x = rng.integers(0, 9, (4, 5))
-    if what == "norm":  # No norm of a kernel is paid for.
-        assert {choice.flops for choice in explain(model, x)} == {0}
-    tolerance = 1e-4 if dtype == "float32" else 0.05
-    oracle.assert_matches_batches_of_one(
-        model, x, (x + 1) % 9, tolerance=tolerance, norms=("auto",)
-    )
-
-
 @pytest.mark.slow
 def test_a_loaded_lora_model_trains_its_factors_and_nothing_else(tmp_path):
     model, rng = transformer(), np.random.default_rng(0)
@@ -168,13 +125,15 @@ def test_a_loaded_lora_model_trains_its_factors_and_nothing_else(tmp_path):
     layer = loaded.get_layer("between")  # Keras loads what was merged, and factors of zero.
     assert not np.any(layer.lora_kernel_a.numpy()) and not np.any(layer.lora_kernel_b.numpy())
     plan = tfdpx.PrivacyPlan(24, 24, steps=2, noise_multiplier=1e-6, delta=1e-3)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    loaded.compile(tfdpx.DPSGD(1.0, plan=plan), loss=loss)
+    loaded.compile(
+        tfdpx.DPSGD(1.0, plan=plan), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     np.testing.assert_allclose(loaded(x), model(x), atol=1e-5)
     before = {v.path: v.numpy() for v in loaded.weights}
     loaded.fit(x, y, verbose=0)
-    moved = {v.path for v in loaded.weights if np.abs(v.numpy() - before[v.path]).max() > 1e-3}
+    moved = {v.path for v in loaded.weights if (v.numpy() != before[v.path]).any()}
     assert moved == {v.path for v in loaded.trainable_variables}
+    assert np.abs(layer.lora_kernel_a.numpy()).max() > 0.1
 
 
 @pytest.mark.parametrize(

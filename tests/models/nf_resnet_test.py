@@ -1,9 +1,7 @@
-"""NFResNet: size, a second construction, initial weights, private gradients."""
+"""NFResNet: size, a second construction, initial weights."""
 
-import keras
 import numpy as np
 import pytest
-from oracle import assert_matches_batches_of_one
 from reference_ops import assert_close, convolve, randomized_weights, relu, standardized
 
 from tfdpx.layers import SkipInit
@@ -11,7 +9,6 @@ from tfdpx.models import NFResNet, networks
 
 # Parameters of the ResNets with batch normalization for 1000 classes, as published with weights.
 RESNET = {50: 25_557_032, 101: 44_549_160, 152: 60_192_808, 200: 64_673_832}
-BLOCKS = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3], 200: [3, 24, 36, 3]}
 
 
 def count_by_hand(blocks, width, num_classes):
@@ -31,12 +28,12 @@ def count_by_hand(blocks, width, num_classes):
 
 
 def test_number_of_parameters():
-    for depth, blocks in BLOCKS.items():
-        assert list(networks.BLOCKS[depth]) == blocks
+    for depth, published in RESNET.items():
+        blocks = networks.BLOCKS[depth]
         # Gain and bias of a filter replace scale and offset of its normalization.
-        assert count_by_hand(blocks, 64, 1000) == RESNET[depth] + sum(blocks)
+        assert count_by_hand(blocks, 64, 1000) == published + sum(blocks)
     model = NFResNet(50, num_classes=1000)
-    assert model.count_params() == count_by_hand(BLOCKS[50], 64, 1000)
+    assert model.count_params() == count_by_hand(networks.BLOCKS[50], 64, 1000)
     assert not model.non_trainable_weights
 
 
@@ -75,7 +72,7 @@ def nf_resnet_by_hand(weights, images, blocks):
 
 
 def test_same_logits_from_a_second_construction():
-    blocks = BLOCKS[50]
+    blocks = networks.BLOCKS[50]
     model = NFResNet(50, 10, input_shape=(32, 32, 3), width=16)
     weights = randomized_weights(model)
     images = np.random.default_rng(1).normal(size=(2, 32, 32, 3))
@@ -98,14 +95,3 @@ def test_weights_at_initialization():
     silent = NFResNet(26, 10, width=4, skip_init=0.0)
     gains = [layer.gain for layer in silent.layers if isinstance(layer, SkipInit)]
     assert len(gains) == 8 and not np.any(gains)
-
-
-@pytest.mark.slow
-def test_private_gradients_are_those_of_batches_of_one(monkeypatch):
-    monkeypatch.setitem(networks.BLOCKS, 8, (2, 1))  # Two stages show what four do.
-    model = NFResNet(8, 4, input_shape=(32, 32, 3), width=4)
-    randomized_weights(model)
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(4, 32, 32, 3)).astype("float32"), rng.integers(0, 4, size=4)
-    assert_matches_batches_of_one(model, x, y, views=2, tolerance=2e-5, norms=("auto",))

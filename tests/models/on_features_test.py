@@ -28,7 +28,9 @@ def unit_norm(rows, constant):
 
 
 def test_scattering_features_are_the_recipe_and_only_the_dense_layer_trains(linear):
-    x = np.sqrt(np.maximum(Scattering2D(2)(tf.image.resize(IMAGES, (16, 16))), 0.0))
+    x = np.sqrt(
+        np.maximum(Scattering2D(2, padding="zeros")(tf.image.resize(IMAGES, (16, 16))), 0.0)
+    )
     mean, matrix = (np.array(w) for w in linear.get_layer("whitening").weights)
     x = ((x - mean) @ matrix).reshape(4, -1)
     features = features_of(linear)(IMAGES)

@@ -32,7 +32,6 @@ def generated(function):
         (X, np.where(np.arange(COUNT) == 80, 4, Y), r"must lie in \[0, 4\).*to 4"),
         (X, Y - 1, "labels from -1"),
         (X, np.eye(CLASSES)[Y] * 1.1, r"must hold numbers in \[0, 1\]"),
-        (X, np.eye(CLASSES)[Y] - 0.1, r"must hold numbers in \[0, 1\]"),
         (X, np.full([COUNT, CLASSES], np.nan), r"must hold numbers in \[0, 1\]"),
         (X, np.full([COUNT, CLASSES], "1"), r"must hold numbers in \[0, 1\]"),
         (X, np.float32(1), "as many examples"),
@@ -59,16 +58,23 @@ def test_unfit_data_are_refused_before_anything_is_released(features, labels, me
 
 
 @pytest.mark.parametrize("name", PRIVATE_ALONE)
-def test_a_dataset_is_read_once(name):
+def test_a_dataset_is_read_once_and_must_end(name, monkeypatch):
     calls = []
 
     def generate():
-        calls.append(1)
-        yield X, Y
+        for _ in range(100 if endless else 1):
+            calls.append(1)
+            yield X, Y
 
+    endless = False
     head = make(name, seed=1).fit(generated(generate))
     assert len(calls) == 1
     np.testing.assert_array_equal(head.kernel, make(name, seed=1).fit(X, Y).kernel)
+    endless = True
+    monkeypatch.setattr("tfdpx.heads.features.MOST_EXAMPLES", 1000)
+    with pytest.raises(ValueError, match="takes 1 to 1000 examples"):
+        make(name).fit(generated(generate))
+    assert len(calls) < 50
 
 
 @pytest.mark.slow
@@ -111,17 +117,6 @@ def test_an_interrupted_fit_pays_for_what_was_released(monkeypatch):
     assert head.ledger.steps == 2 and 0 < head.epsilon_spent() < 1 and head.kernel is None
 
 
-def test_a_stream_that_does_not_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("tfdpx.heads.features.MOST_EXAMPLES", 1000)
-
-    def endless():
-        while True:
-            yield X, Y
-
-    with pytest.raises(ValueError, match="takes 1 to 1000 examples"):
-        make("covariance").fit(generated(endless))
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
@@ -131,11 +126,8 @@ def test_a_stream_that_does_not_end_is_stopped(monkeypatch):
         (LeastSquares, {"epsilon": math.nan}, "`epsilon` must be a positive number"),
         (LeastSquares, {"delta": 1}, "`delta` must lie"),
         (LeastSquares, {"num_classes": 1}, "integer >= 2. Received: num_classes=1. Two classes"),
-        (LeastSquares, {"num_classes": 2.0}, "integer >= 2"),
         (LeastSquares, {"num_classes": True}, "integer >= 2"),
         (LeastSquares, {"l2_norm_clip": 0}, "`l2_norm_clip` must be a number >="),
-        (LeastSquares, {"l2_norm_clip": None}, "`l2_norm_clip` must be a number >="),
-        (LeastSquares, {"l2_norm_clip": math.nan}, "`l2_norm_clip` must be a number"),
         (LeastSquares, {"l2_norm_clip": math.inf}, "must be finite"),
         (LeastSquares, {"max_positives": 4}, "not exceed num_classes=3"),
         (LeastSquares, {"accountant": "best"}, "`accountant` must be one of"),
