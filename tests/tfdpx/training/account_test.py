@@ -1,9 +1,7 @@
 """Attacks on the account: whatever a user does, the ledger is never below what was spent."""
 
 import contextlib
-import gc
 import warnings
-import weakref
 
 import keras
 import numpy as np
@@ -12,7 +10,6 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import account
 from tfdpx._keras import hook
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import Entry
@@ -73,23 +70,6 @@ def test_the_ledger_is_what_was_spent_and_nothing_that_is_assigned_lowers_it():
 
 
 @pytest.mark.slow
-def test_a_new_optimizer_on_the_same_model_goes_on():
-    model, logged = make(), []
-    for _ in range(2):
-        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
-        history = train(model, steps=4, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)]).history
-        logged.append(history["epsilon"][-1])
-        model.compile("sgd", loss=model.loss)  # An ordinary one in between forgets nothing.
-        gc.collect()
-    assert logged == [spent((PLAN, steps)) for steps in (4, 8)]
-    model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
-    assert epsilon(model) == logged[-1]  # Before any step, too.
-    train(model)
-    with pytest.raises(tfdpx.callbacks.BudgetExceeded):
-        train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
-
-
-@pytest.mark.slow
 def test_the_ledger_follows_weights_into_other_models():
     first = make()
     train(first)
@@ -101,18 +81,6 @@ def test_the_ledger_follows_weights_into_other_models():
     assert second.optimizer.ledger.steps == 6
     train(first, steps=1)  # The head of the second model has no part in it.
     assert second.optimizer.ledger.steps == 7
-
-
-@pytest.mark.slow
-def test_the_ledger_goes_with_values_that_are_passed_on():
-    first, other = make(), make()
-    train(first)
-    other(small.data(N)[0])  # Which makes its weights.
-    tfdpx.copy_weights(first, other)
-    other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=first.loss)
-    assert other.optimizer.ledger.steps == 4
-    train(other, steps=2)
-    assert epsilon(other) == spent((PLAN, 6)) and epsilon(first) == spent((PLAN, 4))
 
 
 @pytest.fixture(scope="module")
@@ -200,19 +168,6 @@ def test_a_damaged_ledger_is_refused(trained):
         make().optimizer.load_own_variables(arrays)
 
 
-@pytest.mark.slow
-def test_any_number_of_runs_and_files_count_each_update_once(tmp_path):
-    plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=90, noise_multiplier=2.0, delta=1e-3)
-    model = make(plan, run_eagerly=True)
-    train(model, plan, steps=1)
-    for i in range(66):
-        model.save_weights(tmp_path / "m.weights.h5")
-        model.load_weights(tmp_path / "m.weights.h5")
-        model.train_on_batch(*small.data(B))
-        assert model.optimizer.ledger.steps == i + 2
-    assert len(model.optimizer.ledger.entries) == 67
-
-
 def table():
     """The arrays of a ledger of version 0.2, of 9 updates and an unknown origin."""
     facts, steps = np.zeros([64, 5]), np.zeros([64], "int64")
@@ -237,19 +192,6 @@ def test_the_settings_that_the_account_counts_on_are_read_only():
         with pytest.raises(AttributeError, match=f"`{name}` of a private optimizer is read-only"):
             setattr(optimizer, name, 5.0)
     assert optimizer.noise_multiplier == 2.0
-
-
-@pytest.mark.slow
-def test_accounts_do_not_keep_models_alive():
-    model = make()
-    train(model, steps=1)
-    variable = weakref.ref(model.trainable_variables[0])
-    count = len(account._accounts)
-    keras.backend.clear_session()
-    del model
-    gc.collect()
-    assert variable() is None
-    assert len(account._accounts) < count
 
 
 @pytest.mark.slow

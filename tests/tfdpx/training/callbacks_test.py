@@ -2,7 +2,6 @@ import contextlib
 import csv
 import dataclasses
 import io
-import math
 import pathlib
 
 import keras
@@ -64,14 +63,6 @@ def test_training_stops_before_the_step_that_would_exceed():
     assert issubclass(callbacks.BudgetExceeded, RuntimeError)
 
 
-@pytest.mark.slow
-def test_executions_of_several_steps_never_overrun():
-    model = make_model(steps_per_execution=4)
-    for steps in (7, 11, 12):  # More than one execution, one, and less than one.
-        fit(model, callbacks.PrivacyBudget(make_plan(steps)))
-        assert steps_run(model) == model.optimizer.ledger.steps == steps
-
-
 def test_an_optimizer_without_privacy_is_an_error():
     model = make_model(keras.optimizers.SGD())
     with pytest.raises(TypeError, match=r"of type SGD, without batch_size.*tfdpx\.DPSGD"):
@@ -93,14 +84,6 @@ def test_a_plan_for_another_optimizer_is_an_error(arguments, message):
         budget.on_train_begin()
 
 
-def test_epsilon_without_noise_is_infinite():
-    with pytest.warns(UserWarning, match="epsilon is infinite"):
-        model = make_model(noise_multiplier=0.0)
-    plan = make_plan(noise_multiplier=0.0)
-    history = fit(model, callbacks.PrivacyBudget(plan), plan=plan).history
-    assert history["epsilon"] == [math.inf]
-
-
 def test_an_approximate_epsilon_is_called_so_where_data_are_shuffled(tmp_path):
     plan = make_plan(sampling="shuffle")
     budget, theirs = callbacks.PrivacyBudget(plan), keras.callbacks.TensorBoard(tmp_path / "keras")
@@ -112,15 +95,6 @@ def test_an_approximate_epsilon_is_called_so_where_data_are_shuffled(tmp_path):
         scalars = read_scalars(tmp_path / board)["train"]
         assert scalars["epoch_epsilon_approximate"] == pytest.approx([plan.epsilon])
         assert ("epoch_mae" in scalars) == (board == "keras")
-
-
-def test_an_approximate_epsilon_is_called_so_where_keras_batches_the_data(capsys):
-    plan = make_plan()
-    budget = callbacks.PrivacyBudget(plan, allow_approximate=True)
-    history = make_model().fit(*make_data(), batch_size=8, callbacks=[budget], verbose=1).history
-    assert history["epsilon_approximate"] == [plan.epsilon]
-    assert "epsilon" not in history
-    assert f"epsilon_approximate: {plan.epsilon:.4f}" in capsys.readouterr().out
 
 
 class RecordNorms(keras.callbacks.Callback):

@@ -37,10 +37,3 @@ def test_more_on_two_devices():
         "replica_cases.updates_on_people_agree",
         "replica_cases.what_would_void_the_guarantee_is_refused",
     )
-
-
-@pytest.mark.slow
-def test_four_devices():
-    processes.run_alone(
-        "replica_cases.updates_agree", "replica_noise_cases.noise_is_drawn_once", devices=4
-    )

@@ -13,7 +13,6 @@ from cases import slow
 
 import tfdpx
 from tfdpx.accounting import Ledger
-from tfdpx.sampling.users import Users
 from tfdpx.training.step import Views
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "users.md"
@@ -119,27 +118,6 @@ def test_leaving_out_a_person_moves_the_update_by_at_most_one_clip(model, longes
     assert moved <= 1 + 1e-5 and (moved > 0.99 or np.isnan(longest) and moved == 0)
 
 
-@pytest.mark.slow
-def test_augmentation_and_dropout_serve_all_examples():
-    seen = []
-
-    class Tall(keras.layers.Layer):
-        def call(self, x):
-            seen.append(x.shape)
-            return x
-
-    images = RNG.uniform(size=(len(IDS), 6, 6, 1)).astype("float32")
-    layers = [Tall(), keras.layers.Flatten(), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-    optimizer = tfdpx.DPSGD(
-        1.0, plan=make_plan(5, 3, 1.0), augment=tfdpx.augment.RandomCropFlip(1), augmult=2
-    )
-    model = small.model(optimizer, layers)
-    model.fit(images, Y, user_ids=IDS, examples_per_user=3, epochs=2, verbose=0)
-    assert model.optimizer.ledger.steps == 3 and {shape[1:] for shape in seen} == {(6, 6, 1)}
-    [way] = model.optimizer.independence
-    assert way.startswith("mapped")  # By `Tall`.
-
-
 def batches(ids=IDS, k=2, steps=200, seed=None, x=None, **arguments):
     x = np.arange(len(ids)) if x is None else x
     plan = make_plan(4, steps, 1.0)
@@ -165,16 +143,6 @@ def test_people_are_drawn_by_the_plan_and_give_k_examples_without_repetition_eac
     assert abs(np.mean(people) - 4) < 5 * np.sqrt(4 / steps)
 
 
-def test_what_a_person_gives_does_not_depend_on_others():
-    key = tf.constant([4, 2], tf.int64)
-    users = Users(tfdpx.sampling.examples.Examples(np.arange(len(IDS))), IDS, 2)
-    whole, _, _ = users.batch(tf.range(PEOPLE, dtype=tf.int64), PEOPLE, key)
-    part, _, _ = users.batch(tf.constant([2, 7], tf.int64), PEOPLE, key)
-    assert np.array_equal(part[:2], tf.gather(whole, [2, 7]))
-    other, _, _ = users.batch(tf.range(PEOPLE, dtype=tf.int64), PEOPLE, key + 1)
-    assert not np.array_equal(whole, other)
-
-
 @pytest.mark.slow
 def test_ids_of_any_kind_and_examples_on_disk_are_the_same():
     class Source:
@@ -191,14 +159,6 @@ def test_ids_of_any_kind_and_examples_on_disk_are_the_same():
     disk = tfdpx.RandomAccess(Source())
     for (x, there), (other, also) in zip(batches(seed=5, steps=4, x=disk), wanted, strict=True):
         assert np.array_equal(x[there], other[also]) and np.array_equal(there, also)
-
-
-def test_the_ids_are_read_once():
-    ids = IDS.copy()
-    data = make_plan(4, 5, 1.0).batches(np.arange(len(ids)), user_ids=ids, seed=1)
-    before = [x.numpy() for x, *_ in data]
-    ids[:] = 0
-    assert all(np.array_equal(x, y) for (x, *_), y in zip(data, before, strict=True))
 
 
 def test_ids_that_would_protect_somebody_less_are_refused(model):
