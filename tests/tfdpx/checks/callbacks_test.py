@@ -244,16 +244,6 @@ def test_fit_refuses_before_the_first_step():
     assert int(model.optimizer.iterations) == 0
 
 
-@pytest.mark.slow
-def test_a_training_metric_may_not_pass_for_something_else():
-    x, y = small.data()
-    metric = keras.metrics.SparseCategoricalAccuracy(name="val_loss")
-    model = small.model(public_validation=True, compile_arguments={"metrics": [metric]})
-    with pytest.raises(ValueError, match="training metric.*'val_loss'"):
-        model.fit(x, y, callbacks=[keras_callbacks.EarlyStopping("val_loss")], verbose=0)
-    assert int(model.optimizer.iterations) == 0
-
-
 def test_all_callbacks_that_are_refused_are_listed():
     stopping = keras_callbacks.EarlyStopping("loss")
     with pytest.raises(ValueError) as error:

@@ -91,14 +91,6 @@ def test_hidden_state_is_refused(make):
     refused(small.model(layers=[Keeps(make()), layers.Dense(3)]), "changes state")
 
 
-@pytest.mark.slow
-def test_state_that_a_gradient_changes_is_refused():
-    update = tf_variable()
-    keeps = tf.custom_gradient(lambda x: (tf.identity(x), lambda g: (update(g), g)[1]))
-    stack = [layers.Dense(4), layers.Lambda(keeps), layers.Dense(3)]
-    refused(small.model(layers=stack), "changes state")
-
-
 def test_a_weight_that_is_assigned_in_the_forward_pass_is_refused():
     class Halves(layers.Dense):
         def call(self, x, training=None):
@@ -207,24 +199,6 @@ def test_metrics_that_updates_depend_on_or_that_write_weights_are_refused():
     refused(measured("schedule"), "reads")
     refused(measured(kind=LossByItsMean), "reads")
     refused(measured(kind=WritesInMetrics), "changes state|that no noise was added to")
-
-
-@pytest.mark.slow
-def test_a_model_with_metrics_that_are_not_read_trains():
-    model, (x, y) = measured(), small.data()
-    model.build(x.shape)
-    loss = float(tf.reduce_mean(crossentropy(y, model(x))))
-    logs = model.train_on_batch(x, y, return_dict=True)
-    assert int(model.optimizer.iterations) == 1 and logs["loss"] == pytest.approx(loss, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_table_that_is_only_read_is_no_state():
-    x = np.array([["a"], ["b"]] * 8, dtype=object)
-    stack = [layers.StringLookup(vocabulary=["a", "b"]), layers.Embedding(4, 3), layers.Flatten()]
-    model = small.model(layers=[*stack, layers.Dense(3)])
-    model.fit(tf.constant(x.tolist()), np.arange(16) % 3, verbose=0)
-    assert int(model.optimizer.iterations) == 1
 
 
 def words(x):
