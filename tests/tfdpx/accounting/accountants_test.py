@@ -133,16 +133,6 @@ def test_errors_name_argument_and_value(arguments, name):
         epsilon(*arguments)
 
 
-def test_noise_too_small_for_the_memory_is_named(monkeypatch):
-    class Full:
-        def get_epsilon(self, delta):
-            raise MemoryError(delta)
-
-    monkeypatch.setattr(accountants, "composed", lambda runs, accountant: Full())
-    with pytest.raises(ValueError, match="noise_multiplier=0.4.*accountant='rdp'"):
-        epsilon(0.4, 0.01, 100, 1e-5)
-
-
 def test_at_tiny_deltas_pld_gives_way_to_rdp():
     """The FFT rounds: PLD says 5.84 at 1e-12, and infinity below 1e-15."""
     for delta, wanted in ((1e-11, 3.039), (1e-12, 3.247)):

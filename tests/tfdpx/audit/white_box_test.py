@@ -230,37 +230,6 @@ def test_less_noise_is_noticed_in_each_audit(monkeypatch):
     assert failures(monkeypatch, 20, 0.999, trials=300) == 20
 
 
-class Net(keras.Model):
-    def __init__(self, units=3, **kwargs):
-        super().__init__(**kwargs)
-        self.units, self.dense = units, layers.Dense(units)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def get_config(self):
-        return {"units": self.units}
-
-
-@pytest.mark.slow
-def test_a_subclassed_model_is_audited_given_its_shapes():
-    model = Net()
-    x, _ = small.data()
-    model(x)
-    optimizer = tfdpx.DPAdam(1e-2, batch_size=16, noise_multiplier=2.0)
-    report = audit.check_optimizer(model, optimizer, x=x, trials=50)
-    assert report.passed and report.trials == 50, str(report)
-
-
-@pytest.mark.slow
-def test_half_precision_and_dropout_are_no_false_alarm():
-    half = layers.Dense(9, "relu", dtype="mixed_bfloat16")
-    stack = [keras.Input((6,)), half, layers.Dropout(0.5), layers.Dense(3)]
-    model = small.model(layers=stack, noise_multiplier=1.0, **QUICK)
-    report = audit.check_optimizer(model, model.optimizer, trials=50)
-    assert report.passed, str(report)
-
-
 def test_what_cannot_be_audited_is_refused():
     model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0))
     for other in (keras.optimizers.SGD(), tfdpx.heads.AdaMix(num_classes=3, epsilon=1.0)):

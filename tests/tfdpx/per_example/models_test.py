@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from cases import slow
 from engines import MODES, make_engine
-from oracle import assert_matches_batches_of_one, run_engine
+from oracle import assert_matches_batches_of_one
 
-from tfdpx.layers import GroupNorm, WSConv2D
+from tfdpx.layers import WSConv2D
 from tfdpx.models import WideResNet
 from tfdpx.per_example.cost_model import forced_norms
 
@@ -226,35 +226,6 @@ def test_a_wide_resnet(views, mode, relu_first, norms, rng):
     assert_matches_batches_of_one(model, x, y, views=views, mode=mode, norms=norms)
 
 
-class SoftmaxInside(layers.Layer):
-    """Its logits are made inside a unit with the generic rule."""
-
-    def build(self, shape):
-        self.w = self.add_weight(shape=(shape[-1], 2))
-
-    def call(self, x):
-        return keras.activations.softmax(tf.matmul(x, self.w))
-
-
-def test_logits_made_inside_a_unit(rng):
-    x, _ = vectors_and_targets(rng)
-    model = keras.Sequential([layers.Dense(3), SoftmaxInside()])
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy())
-    assert_matches_batches_of_one(model, x, np.array([0, 1, 1, 0]), norms=AUTO)
-
-
-@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-def test_losses_that_reach_round_the_last_activation(activation, rng):
-    x, _ = vectors_and_targets(rng)
-    model = keras.Sequential([layers.Dense(3), layers.Dense(2, activation)])
-    loss = keras.losses.CategoricalCrossentropy()
-    if activation == "sigmoid":
-        loss = keras.losses.BinaryCrossentropy()
-    model.compile(loss=loss)
-    y = np.eye(2, dtype="float32")[[0, 1, 1, 0]]
-    assert_matches_batches_of_one(model, x, y, norms=AUTO)
-
-
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
 def test_reductions_and_weights_mean_what_they_mean_in_keras(reduction, rng):
     x, y = vectors_and_targets(rng)
@@ -283,27 +254,3 @@ def test_a_dropped_layer_is_caught(monkeypatch, rng):
     monkeypatch.setattr(engine, "_joined", lambda rules: original(rules)[1:])
     with pytest.raises(AssertionError, match="Not equal"):
         assert_matches_batches_of_one(model, *vectors_and_targets(rng))
-
-
-def test_an_example_that_is_not_finite_contributes_exactly_zero(rng):
-    x, y = vectors_and_targets(rng)
-    x[1] = np.inf
-    model = keras.Sequential(
-        [layers.Dense(3, "relu"), layers.LayerNormalization(), layers.Dense(2)]
-    )
-    model.compile(loss="mse")
-    _, weighted = run_engine(model, tf.constant(x), tf.constant(y))
-    assert np.isfinite(weighted([1.0, 0.0, 1.0, 1.0])).all()
-
-
-def test_mixed_bfloat16(rng):
-    x, y = vectors_and_targets(rng)
-    policy = "mixed_bfloat16"
-    model = keras.Sequential(
-        [
-            layers.Dense(8, "relu", dtype=policy),
-            GroupNorm(2, dtype=policy),
-            layers.Dense(2, dtype=policy),
-        ]
-    )
-    assert_matches_batches_of_one(model, x, y, tolerance=0.05)
