@@ -23,16 +23,6 @@ def built(optimizer, features=6):
     return small.model(optimizer, [inputs, layers.Dense(5, "relu"), layers.Dense(3)], **QUICK)
 
 
-def two_inputs(optimizer):
-    words, more = keras.Input((4,), dtype="int32", name="words"), keras.Input((3,), name="more")
-    x = {"words": words, "more": more}
-    words = layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(x["words"]))
-    both = layers.Concatenate()([words, x["more"]])
-    model = keras.Model(x, {"a": layers.Dense(2)(both), "b": layers.Dense(1)(both)})
-    model.compile(optimizer, "mse", jit_compile=False)
-    return model
-
-
 def plan():
     return tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=4.0, delta=1e-3)
 
@@ -50,20 +40,9 @@ def test_what_belongs_to_a_plan_is_audited_without_it():
     assert optimizer.individual.plan == plan()
 
 
-HONEST = {
-    "sgd": lambda: built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0, momentum=0.9)),
-    "structures": lambda: two_inputs(
-        tfdpx.make_private(keras.optimizers.Lion)(
-            1e-3, batch_size=8, noise_multiplier=0.7, l2_norm_clip=0.1, microbatch_size=2
-        )
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HONEST)
-def test_honest_optimizers_pass_with_a_close_bound(name):
-    model = HONEST[name]()
+def test_an_honest_optimizer_passes_with_a_close_bound():
+    model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0, momentum=0.9))
     report = audit.check_optimizer(model, model.optimizer, seconds=15.0)
     assert report.passed, str(report)
     assert 0.7 * report.epsilon < report.epsilon_lower_bound <= report.epsilon

@@ -112,20 +112,6 @@ class Positions(keras.Model):
         return self.dense(x + self.positions(tf.range(4))[:, 0])
 
 
-class ReadsOutside(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.embedding = layers.Embedding(5, 2)
-        self.dense = layers.Dense(2)
-
-    def build(self, shape):
-        self.embedding.build(None)
-        self.dense.build(shape)
-
-    def call(self, x, training=None):
-        return self.dense(x) @ self.embedding.embeddings[:2]
-
-
 class Loop(layers.Layer):
     def __init__(self):
         super().__init__()
@@ -140,13 +126,6 @@ class Loop(layers.Layer):
 
 def called_in_a_loop():
     return keras.Sequential([Loop(), layers.Dense(2)])
-
-
-def with_a_loss_that_reads_a_variable():
-    model = keras.Sequential([layers.Input((4,)), layers.Dense(3), layers.Dense(2)])
-    kernel = model.layers[1].kernel
-    model.compile(loss=lambda y, p: tf.reduce_sum(kernel**2) + tf.reduce_sum((y - p) ** 2))
-    return model
 
 
 class CallsAgain(keras.Sequential):
@@ -165,8 +144,8 @@ def with_a_loss_that_calls_it():
 @pytest.mark.parametrize(
     "make",
     [
-        nested_and_frozen, regularized, OwnsAVariable, Positions, ReadsOutside, called_in_a_loop,
-        with_a_loss_that_reads_a_variable, with_a_loss_that_calls_it,
+        nested_and_frozen, regularized, OwnsAVariable, Positions, called_in_a_loop,
+        with_a_loss_that_calls_it,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip
