@@ -57,10 +57,8 @@ if hasattr(keras_callbacks, "OrbaxCheckpoint"):
 
 WRAPS = {
     "alone": lambda c: c,
-    "list": lambda c: [c],
     "nested list": lambda c: [[keras_callbacks.History(), [c]]],
-    "CallbackList": lambda c: keras_callbacks.CallbackList([c]),
-    "CallbackList in a list": lambda c: [keras_callbacks.CallbackList([c])],
+    "CallbackList": lambda c: [keras_callbacks.CallbackList([c])],
 }
 
 

@@ -201,33 +201,6 @@ def test_tensorboard_by_batch(run):
     assert len(scalars["not_private"]["not_private/batch_mae"]) == 3
 
 
-def test_tensorboard_of_a_plan_shows_its_budget_and_without_it_no_epsilon(tmp_path):
-    plan, norms = make_plan(7), RecordNorms()
-    boards = [
-        callbacks.TensorBoard(tmp_path / "plan", plan=plan),
-        callbacks.TensorBoard(tmp_path / "none"),
-        callbacks.TensorBoard(tmp_path / "batches", update_freq=2),
-    ]
-    fit(make_model(), *boards, norms, epochs=2, steps_per_epoch=3)
-    always = {
-        "epoch_noise_multiplier": [1.0, 1.0],
-        "epoch_learning_rate": [0.25, 0.25],
-        "epoch_privatized_gradient_norm": pytest.approx(norms.seen[2::3]),
-    }
-    assert read_scalars(tmp_path / "none") == {"train": always}
-    assert read_scalars(tmp_path / "plan") == {
-        "train": {
-            **always,
-            "epsilon": pytest.approx([plan.epsilon_at(n) for n in (0, 3, 6)]),
-            "epoch_epsilon": pytest.approx([plan.epsilon_at(3), plan.epsilon_at(6)]),
-        },
-        "budget": {"epsilon": pytest.approx([plan.epsilon] * 3)},
-    }
-    scalars = read_scalars(tmp_path / "batches")
-    check_batches(scalars, norms.seen)
-    assert "not_private" not in scalars
-
-
 @pytest.mark.slow
 def test_gradient_norms_before_clipping_are_private_and_the_statement_is_not(tmp_path):
     plan = make_plan(6)

@@ -33,7 +33,6 @@ def test_more_on_two_devices():
         "replica_cases.updates_agree_with_and_without_jit",
         "replica_cases.augmented_updates_agree",
         "replica_cases.keras_fit_agrees_with_ours",
-        "replica_cases.a_draw_is_shared",
         "replica_cases.updates_on_people_agree",
         "replica_cases.what_would_void_the_guarantee_is_refused",
     )

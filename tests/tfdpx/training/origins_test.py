@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import tempfile
 import warnings
 
 import keras
@@ -175,12 +174,6 @@ def by_loading(model, folder):
     return keras.saving.load_model(folder / "m.keras")
 
 
-def by_loading_a_folder(model, folder):
-    path = tempfile.mkdtemp(dir=folder)
-    model.save(path, zipped=False)
-    return keras.saving.load_model(path)
-
-
 def by_loading_without_optimizer(model, folder):
     model.save(folder / "m.keras")
     return compiled(keras.saving.load_model(folder / "m.keras", compile=False))
@@ -204,13 +197,6 @@ def by_copy_weights(model, folder):
     return compiled(found)
 
 
-def by_layers(model, folder):
-    found = compiled(bare())
-    for layer, other in zip(found.layers, model.layers, strict=True):
-        tfdpx.copy_weights(other, layer)
-    return found
-
-
 def by_replace_batch_norm(model, folder):
     return compiled(tfdpx.layers.replace_batch_norm(model))
 
@@ -225,12 +211,10 @@ SEEN = [
     by_file("m.weights.json"),
     by_file("m.keras"),
     by_loading,
-    by_loading_a_folder,
     by_loading_without_optimizer,
     by_checkpoint,
     by_copy,
     by_copy_weights,
-    by_layers,
     by_replace_batch_norm,
     by_compile,
 ]
