@@ -147,7 +147,7 @@ def _counted_training(name, strategy, jit_compile):
 
 def adaptive_updates_agree():
     """Weights, the clip in the logs, and one noise for all, however many devices there are."""
-    updates_agree("adaptive", jit_compile=(False, True))
+    updates_agree("adaptive")
 
 
 def updates_agree_with_and_without_jit():

@@ -53,7 +53,7 @@ class Block(layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.recurrent, self.drop = layers.LSTM(4, dropout=0.3), layers.Dropout(0.5)
+        self.recurrent, self.drop = layers.SimpleRNN(4, dropout=0.3), layers.Dropout(0.5)
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(4,))
