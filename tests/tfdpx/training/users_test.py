@@ -207,33 +207,30 @@ def test_ids_in_another_order_than_the_examples_are_refused():
 
 
 def test_what_does_not_go_together_is_refused(model):
-    rows = tfdpx.PrivacyPlan(len(IDS), 8, 4, 1.0, delta=1e-3)
-    with pytest.raises(ValueError, match="`user_ids` needs a plan of people"):
-        make_model(rows).fit(X, Y, user_ids=IDS, verbose=0)
-    with pytest.raises(ValueError, match="`examples_per_user`"):
-        rows.batches(X, Y, examples_per_user=2)
-    with pytest.raises(ValueError, match="other people"):
-        model.fit(X, Y, user_ids=IDS, validation_split=0.5, verbose=0)
-    with pytest.raises(ValueError, match="whose these examples are"):
-        model.train_on_batch(X, Y)
-    with pytest.raises(ValueError, match="whose these examples are"):
-        model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE), verbose=0)
-    with pytest.raises(ValueError, match="that it drew.*shapes"):
-        model.train_step((X, Y, np.ones(len(X), "float32")))
-    with pytest.raises(ValueError, match="plan=None"):
-        other = small.model(batch_size=PEOPLE)
-        other.fit(make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS), verbose=0)
-    with pytest.raises(ValueError, match="cannot change batches"):
-        made = make_plan().batches(X, Y, user_ids=IDS)
-        model.fit(made, user_ids=IDS, verbose=0)
-    with pytest.raises(ValueError, match='"poisson"'):
-        make_plan(sampling="shuffle")
-    with pytest.raises(ValueError, match="`individual`"):
-        plan = make_plan(4, 3, 1.0)
-        tfdpx.DPSGD(plan=plan, individual=tfdpx.accounting.IndividualAccountant(plan))
-    with pytest.raises(TypeError, match="user_ids"):
-        other = small.model(keras.optimizers.SGD())
-        other.fit(X, Y, user_ids=IDS)
+    rows, plan = tfdpx.PrivacyPlan(len(IDS), 8, 4, 1.0, delta=1e-3), make_plan(4, 3, 1.0)
+    drawn = make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS)
+    of_rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE)
+    accountant, other = tfdpx.accounting.IndividualAccountant(plan), small.model
+    arguments = {"user_ids": IDS, "verbose": 0}
+    for call, message in (
+        (lambda: make_model(rows).fit(X, Y, **arguments), "`user_ids` needs a plan of people"),
+        (lambda: rows.batches(X, Y, examples_per_user=2), "`examples_per_user`"),
+        (lambda: model.fit(X, Y, validation_split=0.5, **arguments), "other people"),
+        (lambda: model.train_on_batch(X, Y), "whose these examples are"),
+        (lambda: model.fit(of_rows, verbose=0), "whose these examples are"),
+        (lambda: model.train_step((X, Y, np.ones(len(X), "float32"))), "that it drew.*shapes"),
+        (lambda: other(batch_size=PEOPLE).fit(drawn, verbose=0), "plan=None"),
+        (lambda: model.fit(drawn, **arguments), "cannot change batches"),
+        (lambda: make_plan(sampling="shuffle"), '"poisson"'),
+        (lambda: tfdpx.DPSGD(plan=plan, individual=accountant), "`individual`"),
+        (lambda: other(keras.optimizers.SGD()).fit(X, Y, **arguments), "user_ids"),
+        (
+            lambda: make_model(plan).fit(X, Y, validation_data=(X[:4], Y[:4]), **arguments),
+            "must hold other examples",
+        ),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
 
 
 @pytest.mark.slow
@@ -252,12 +249,6 @@ def test_ledger_statement_and_files_say_whom_epsilon_protects(tmp_path):
     both = ledger + rows
     assert both.unit is None and both.epsilon(1e-3) == np.inf
     assert "nothing protects both" in both.statement(1e-3)
-
-
-def test_examples_of_people_trained_on_are_no_validation_data():
-    model = make_model(make_plan(4, 3, 1.0))
-    with pytest.raises(ValueError, match="must hold other examples"):
-        model.fit(X, Y, user_ids=IDS, validation_data=(X[:4], Y[:4]), verbose=0)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")
