@@ -71,14 +71,6 @@ def test_a_broken_example_counts_as_zero_and_is_counted():
         np.testing.assert_allclose(change, absent, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
-@pytest.mark.slow
-def test_labels_that_are_none_under_xla():
-    labels = [lambda x, y: y.__setitem__(2, 77)]
-    [change], absent = updates(labels, compile_arguments={"jit_compile": True})
-    np.testing.assert_allclose(change, absent, atol=1e-6)
-
-
 def test_a_training_goes_on_after_broken_examples():
     x = X.copy()
     x[2] = np.nan
@@ -118,10 +110,3 @@ def test_draws_and_passes_without_examples():
     history = model.fit(batches, verbose=0, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)]).history
     assert model.optimizer.ledger.steps == 20  # An empty draw is an update too: it costs.
     assert np.isfinite(small.weights(model)).all() and np.isfinite(history["loss"]).all()
-
-
-def test_a_batch_that_is_larger_than_declared_is_refused():
-    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
-    with pytest.raises(ValueError, match="have 24 examples.*batch_size=8"):
-        model.train_on_batch(X, Y)
-    assert model.optimizer.ledger.steps == 0

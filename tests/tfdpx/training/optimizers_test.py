@@ -181,33 +181,3 @@ def test_a_keras_that_reduces_gradients_itself_is_refused(monkeypatch):
     monkeypatch.setattr(PrivateOptimizer, "all_reduce_sums", lambda self, pairs: pairs)
     with pytest.raises(RuntimeError, match="more than once"):
         small.step(small.model(), *small.data())
-
-
-@pytest.mark.slow
-def test_batches_keyed_by_iterations_are_those_of_one_pass():
-    x, y = small.data(40)
-    plan = tfdpx.PrivacyPlan(40, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)
-
-    def train(epochs):
-        optimizer = tfdpx.DPSGD(1.0, plan=plan, seed=1)
-        model = small.model(optimizer, compile_arguments={"steps_per_execution": 2})
-        for _ in range(epochs):
-            batches = plan.batches(x, y, seed=2, start=model.optimizer.iterations)
-            model.fit(batches, steps_per_epoch=6 // epochs, verbose=0)
-        return small.weights(model)
-
-    np.testing.assert_array_equal(train(3), train(1))
-
-
-@NO_NOISE
-@pytest.mark.slow
-def test_fit_on_arrays_and_datasets():
-    x, y = small.data()
-    made, trained = bench.Bench(noise_multiplier=0.0), []
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-    for data, how in (((x, y), {"batch_size": 8, "shuffle": False}), ((dataset,), {})):
-        made.restore()
-        made.model.fit(*data, **how, verbose=0)
-        trained.append(small.weights(made.model))
-        assert int(made.optimizer.iterations) == 2
-    np.testing.assert_allclose(*trained, atol=1e-7)

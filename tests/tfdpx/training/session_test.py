@@ -291,15 +291,3 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
 
     train(model, 2, [ByHand()])
     assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
-
-
-@pytest.mark.slow
-def test_averages_in_place_of_the_weights_are_not_saved(tmp_path):
-    swap = keras.callbacks.SwapEMAWeights
-    whole = make(seed=5, use_ema=True)
-    end = train(whole, 2, [swap(swap_on_epoch=True)], epochs=3)
-    for epochs in (1, 3):
-        model = make(seed=5, use_ema=True)
-        callbacks = [swap(swap_on_epoch=True), Checkpoint(tmp_path)]
-        resumed = train(model, 2, callbacks, epochs=epochs)
-    np.testing.assert_allclose(resumed, end, atol=1e-5)  # To swap is to add and subtract.

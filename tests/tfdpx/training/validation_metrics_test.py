@@ -4,7 +4,6 @@ import collections
 
 import pytest
 import small
-from cases import slow
 
 import tfdpx
 
@@ -31,7 +30,7 @@ def scalars(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loop, declared",
-    [("keras", False), slow("ours", False), slow("keras", True), slow("ours", True)],
+    [("keras", False), ("ours", True)],
 )
 def test_tensorboard_writes_validation_metrics_only_if_asked(loop, declared, tmp_path, recwarn):
     folders = {tmp_path / "a": False, tmp_path / "b": True}
