@@ -12,14 +12,21 @@ import re
 from absl import flags
 
 from tfdpx.train.command import PROGRAMS
-from tfdpx.train.config import preset_lookup, pretraining
+from tfdpx.train.config import preset_lookup
 from tfdpx.train.config.training import Training
 from tfdpx.train.tables.settings import TableSettings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-# Their flags are unset by default, so that a preset can say another value.
-SETTINGS = {"classify": [TableSettings, Training], "pretrain": [pretraining.Pretraining]}
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
+
+
+def settings_of(program):
+    """The settings of a program: their flags are unset, so that a preset can say another value."""
+    if program == "classify":
+        return [TableSettings, Training]
+    # Imported on the call, because it defines flags that classify has not.
+    module = importlib.import_module(f"tfdpx.train.{program}")
+    return [module.Pretraining] if program == "pretrain" else []
 
 
 def flags_of(program):
@@ -31,7 +38,7 @@ def flags_of(program):
         return {name: values[name] for name in values}
     found = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(module)}
     if program == "pretrain":  # It shares others with classify, which defines them.
-        shared = [field.name for field in dataclasses.fields(pretraining.Pretraining)]
+        shared = [field.name for field in dataclasses.fields(module.Pretraining)]
         found |= {name: flags.FLAGS[name] for name in (*shared, "workdir", "data_dir", "resume")}
     return found
 
@@ -42,7 +49,7 @@ def flags_page():
     for program in PROGRAMS:
         summary = inspect.getdoc(importlib.import_module(f"tfdpx.train.{program}")).split("\n")[0]
         parts.append(f"\n## {program}\n\n{summary}\n\n| flag | |\n|---|---|\n")
-        fields = [f for each in SETTINGS.get(program, ()) for f in dataclasses.fields(each)]
+        fields = [f for each in settings_of(program) for f in dataclasses.fields(each)]
         defaults = {field.name: field.default for field in fields}
         for name, flag in sorted(flags_of(program).items()):
             default = defaults.get(name) if flag.default is None else flag.default

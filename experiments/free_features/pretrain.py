@@ -21,7 +21,8 @@ from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.train.data import datasets
-from tfdpx.train.run import classifiers, finetuning, optimization, results
+from tfdpx.train.pretrain import add_weight_decay
+from tfdpx.train.run import classifiers, finetuning, results
 
 KINDS = {
     "strokes": synthetic.Strokes,
@@ -75,7 +76,7 @@ def pretrain(arguments):
     features = finetuning.features(classifier)
     logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(features.output)
     model = keras.Model(features.input, logits)
-    optimization.add_weight_decay(model, 1e-4)
+    add_weight_decay(model, 1e-4)
     warmup = min(100, arguments.steps // 2)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, arguments.steps - warmup, warmup_target=arguments.learning_rate, warmup_steps=warmup

@@ -4,7 +4,8 @@ import dataclasses
 import shlex
 
 from tfdpx.accounting.record import plain
-from tfdpx.train.config import preset_lookup, pretraining
+from tfdpx.train.config import preset_lookup
+from tfdpx.train.config.settings import RunSettings
 from tfdpx.train.config.training import OF_FILE, PRIVACY
 from tfdpx.train.data import datasets
 
@@ -48,8 +49,11 @@ def _of_classify(record):
 
 def _of_pretrain(record):
     settings = record.settings
-    usual = dataclasses.asdict(pretraining.resolve("digits", {}))
-    return {"recipe": "digits", "dataset": settings["dataset"]} | _differing(settings, usual)
+    usual = {field.name: field.default for field in dataclasses.fields(RunSettings)}
+    # Recipes have other values of these than usual, so they are always given.
+    always = {name: settings[name] for name in ("dataset", "momentum", "report_every")}
+    differing = {k: v for k, v in _differing(settings, usual).items() if v != []}
+    return {"recipe": "digits", **always, **differing}
 
 
 def _of_features(record):

@@ -28,6 +28,7 @@ def build(
     group_norm=True,
     weight_standardization=True,
     relu_first=False,
+    skip_init=1.0,
 ):
     """Returns a model from uint8 images to logits.
 
@@ -45,6 +46,7 @@ def build(
         group_norm: Bool, whether a WRN or the small CNN has group normalization.
         weight_standardization: Bool, whether the convolutions of those are weight-standardized.
         relu_first: Bool, whether a WRN has ReLU before each normalization.
+        skip_init: Float, the initial scale of the branches of an NF-ResNet.
 
     Returns:
         A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
@@ -55,7 +57,13 @@ def build(
     check_name(name)
     with checking_flags():
         body = _body(
-            name, tuple(image_shape), num_classes, group_norm, weight_standardization, relu_first
+            name,
+            tuple(image_shape),
+            num_classes,
+            group_norm,
+            weight_standardization,
+            relu_first,
+            skip_init,
         )
     if name in _ON_FEATURES:
         centre, deviation = 0.0, 255.0
@@ -82,7 +90,9 @@ def check_name(name):
         )
 
 
-def _body(name, input_shape, num_classes, group_norm, weight_standardization, relu_first):
+def _body(
+    name, input_shape, num_classes, group_norm, weight_standardization, relu_first, skip_init
+):
     if wide_resnet := _WIDE_RESNET.fullmatch(name):
         depth, width = map(int, wide_resnet.groups())
         return WideResNet(
@@ -115,4 +125,4 @@ def _body(name, input_shape, num_classes, group_norm, weight_standardization, re
     if name in _BY_NAME:
         return _BY_NAME[name](num_classes=num_classes, input_shape=input_shape)
     depth = int(_NF_RESNET.fullmatch(name)[1])
-    return NFResNet(depth, num_classes=num_classes, input_shape=input_shape)
+    return NFResNet(depth, num_classes, input_shape, skip_init=skip_init)

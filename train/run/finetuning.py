@@ -109,7 +109,7 @@ def is_ours(model):
     return classifiers.is_name(model.name) and any(x.name == "normalise" for x in model.layers)
 
 
-def build(settings, data, source=None):
+def build(settings, data, source=None, skip_init=1.0):
     """The classifier of a run: new, or with the weights of `--init_from`, and what it trains.
 
     From a `.keras` file of `classify` or `pretrain` come the weights of all layers but the last,
@@ -121,6 +121,7 @@ def build(settings, data, source=None):
         settings: A `settings.RunSettings`.
         data: `loading.ImageData`.
         source: The `KerasFile` of `source(settings)`, to which a new last layer is added, or None.
+        skip_init: As of `classifiers.build`, for a model from random weights.
 
     Returns:
         The `keras.Model`, not compiled.
@@ -146,6 +147,7 @@ def build(settings, data, source=None):
         group_norm=settings.group_norm,
         weight_standardization=settings.weight_standardization,
         relu_first=settings.relu_first,
+        skip_init=skip_init,
     )
     if source is not None:
         _copy(source, model, path)

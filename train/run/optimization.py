@@ -61,35 +61,6 @@ def private_optimizer(settings, plan, seed, individual=None, public_validation=F
         return tfdpx.DPAdamW(settings.learning_rate, weight_decay=decay, **common)
 
 
-def learning_rates(settings):
-    """The learning rate of a pre-training: a number, or the `LearningRateSchedule` of Keras.
-
-    Args:
-        settings: A `pretraining.Pretraining`.
-    """
-    rate, warmup = settings.learning_rate, settings.warmup_steps
-    if settings.schedule == "step":
-        rates = [rate / 10**i for i in range(len(settings.decay_steps) + 1)]
-        # Keras' value up to and including a boundary is the one before it.
-        boundaries = [step - 1 for step in settings.decay_steps]
-        return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
-    if settings.schedule == "cosine":
-        return keras.optimizers.schedules.CosineDecay(
-            initial_learning_rate=0.0 if warmup else rate,
-            decay_steps=settings.steps - warmup,
-            warmup_target=rate if warmup else None,
-            warmup_steps=warmup,
-        )
-    return rate
-
-
-def add_weight_decay(model, weight_decay):
-    """Gives every trained weight the regularizer whose gradient is `weight_decay` times it."""
-    if weight_decay:
-        for variable in model.trainable_variables:
-            variable.regularizer = keras.regularizers.L2(weight_decay / 2)
-
-
 def crossentropy(label_smoothing):
     """The loss of logits and class indices.
 

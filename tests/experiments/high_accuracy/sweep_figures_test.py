@@ -8,25 +8,18 @@ from PIL import Image
 from experiments.high_accuracy import sweep_figures
 
 
-def result(accuracy, seed, **point):
-    """What `tfdpx.train.sweeps.runs.read` says of a run."""
-    names = ("l2_norm_clip", "augmult", "ema_momentum", "optimizer", "validation")
-    settings = {"seed": seed, **dict.fromkeys(names), **point}
-    report = {"test_accuracy": None, "validation_accuracy": accuracy}
-    return {"point": point, "settings": settings, "report": report}
+def row(accuracy, learning_rate, batch_size):
+    """A row of `sweep.read_table`."""
+    point = {"learning_rate": learning_rate, "batch_size": batch_size}
+    return {**point, "accuracy": accuracy, "measured_on": "validation"}
 
 
-RESULTS = [
-    result(0.9, 1, learning_rate=4.0, batch_size=64),
-    result(0.5, 0, learning_rate=4.0, batch_size=64),
-    result(0.8, 2, learning_rate=4.0, batch_size=64),
-    result(0.7, 0, learning_rate=1.0, batch_size=64),
-    result(0.6, 0, learning_rate=1.0, batch_size=256),
-]
+SWEPT = ["learning_rate", "batch_size"]
+ROWS = [row(0.7, 1.0, 64), row(0.6, 1.0, 256), *(row(a, 4.0, 64) for a in (0.5, 0.8, 0.9))]
 
 
 def test_a_picture_for_each_swept_setting(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep_figures.runs, "read_all", lambda folder: RESULTS)
+    monkeypatch.setattr(sweep_figures.sweep, "read_table", lambda folder: (ROWS, SWEPT))
     drawn = []
     original = sweep_figures.figure.Figure.subplots
 
@@ -54,7 +47,7 @@ def test_a_picture_for_each_swept_setting(tmp_path, monkeypatch, capsys):
 def test_a_single_value_needs_no_picture_and_no_run_is_an_error(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="has finished"):
         sweep_figures.main([f"--workdir={tmp_path}"])
-    one = [result(0.5, 0, learning_rate=1.0)]
-    monkeypatch.setattr(sweep_figures.runs, "read_all", lambda folder: one)
+    one = [row(0.5, 1.0, 64)], ["learning_rate"]
+    monkeypatch.setattr(sweep_figures.sweep, "read_table", lambda folder: one)
     sweep_figures.main([f"--workdir={tmp_path}"])
     assert json.loads(capsys.readouterr().out) == {"figures": []}
