@@ -124,33 +124,31 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Runs the sweep that the flags describe; errors of the user become one line."""
-    began = time.perf_counter()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    is_paid, failures = values.private_tuning is not None, {}
+    is_paid = values.private_tuning is not None
     try:
         with in_one_line("tfdpx.train.sweep", argv):
             if run_flags.WORKDIR.value is None:
                 raise UserError("Flag --workdir names the folder of the sweep. It is not set.")
             workdir = pathlib.Path(run_flags.WORKDIR.value)
-            if is_paid:
-                record = _tune(values, workdir)
-            else:
-                failures = {} if values.table_only else _train_grid(values, workdir)
-                seconds = time.perf_counter() - began
-                record = {**summarize(workdir), "failures": failures, "seconds": seconds}
+            record = _tune(values, workdir) if is_paid else _sweep(values, workdir)
     except KeyboardInterrupt:
         remedy = "nothing is kept" if is_paid else "the same command resumes it"
         sys.exit(f"tfdpx.train.sweep: stopped; {remedy}.")
     print(to_json(record), flush=True)
-    if failures:
+    if record.get("failures"):
         sys.exit(1)
 
 
-def _train_grid(values, workdir):
-    seeds = _parse_values("seeds", "seed", ",".join(values.seeds))
-    grid = {**parse(values.grid), "seed": seeds}
-    shared = _settings_of_all(values, grid)
-    return execute(grid_runs(grid, shared), workdir, shared, values.jobs)
+def _sweep(values, workdir):
+    began, failures = time.perf_counter(), {}
+    if not values.table_only:
+        seeds = _parse_values("seeds", "seed", ",".join(values.seeds))
+        grid = {**parse(values.grid), "seed": seeds}
+        shared = _settings_of_all(values, grid)
+        failures = execute(grid_runs(grid, shared), workdir, shared, values.jobs)
+    seconds = time.perf_counter() - began
+    return {**summarize(workdir), "failures": failures, "seconds": seconds}
 
 
 def _tune(values, workdir):
@@ -161,16 +159,17 @@ def _tune(values, workdir):
                 f"--{name}={values[name].value}."
             )
     grid = parse(values.grid)
-    runs = grid_runs(grid, _settings_of_all(values, grid), hold_out=False)
-    return private_tuning.tune(runs, values.private_tuning, workdir, _train_alone)
+    final = {"validation": 0.0, "eval_split": "test"}
+    runs = grid_runs(grid, {**final, **_settings_of_all(values, grid)})
 
+    def train(run, folder):
+        with contextlib.redirect_stdout(None):  # The number of runs is secret.
+            failures = execute([run], folder, {})
+        if failures:
+            raise UserError(f"A run {failures[run.name]} Nothing is kept.")
+        return folder / "runs" / run.name
 
-def _train_alone(run, folder):
-    """Trains one run in a process, without a word; returns its folder."""
-    failures = execute([run], folder, {}, quiet=True)
-    if failures:
-        raise UserError(f"A run {failures[run.name]} Nothing is kept.")
-    return folder / "runs" / run.name
+    return private_tuning.tune(runs, values.private_tuning, workdir, train)
 
 
 def _settings_of_all(values, grid):
@@ -226,13 +225,12 @@ def _parse_values(flag, name, text):
     return values
 
 
-def grid_runs(grid, shared, hold_out=True):
-    """Returns the `Run`s of a grid.
+def grid_runs(grid, shared):
+    """Returns the `Run`s of a grid, which hold images out unless the settings say otherwise.
 
     Args:
         grid: What `parse` returned, and perhaps values of "seed".
         shared: Dict of settings that hold for all runs; "preset" is in it or in the grid.
-        hold_out: Whether to measure on images held out, unless the settings say otherwise.
 
     Raises:
         UserError: If a point is no valid configuration, or points have budgets that differ without
@@ -246,7 +244,7 @@ def grid_runs(grid, shared, hold_out=True):
             others = {k: v for k, v in shared.items() if not k.startswith("augment")}
             others |= _NO_AUGMENTATION
         chosen = {**others, **point}
-        if hold_out and "eval_split" not in chosen and chosen.get("validation") != 0:
+        if "eval_split" not in chosen and chosen.get("validation") != 0:
             chosen["validation"] = Run(point, chosen).settings.validation or HELD_OUT
             chosen["eval_split"] = "validation"
         runs.append(Run(point, chosen))
@@ -260,7 +258,7 @@ def grid_runs(grid, shared, hold_out=True):
     return runs
 
 
-def execute(runs, workdir, shared, jobs=1, quiet=False):
+def execute(runs, workdir, shared, jobs=1):
     """Trains every run that has not been finished yet.
 
     A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that one which fails
@@ -272,7 +270,6 @@ def execute(runs, workdir, shared, jobs=1, quiet=False):
         workdir: Folder of the sweep, `pathlib.Path`.
         shared: Dict of the settings that all runs share.
         jobs: Int, runs at a time.
-        quiet: Whether to print no progress.
 
     Returns:
         Dict from the names of failed runs to a line each.
@@ -294,10 +291,10 @@ def execute(runs, workdir, shared, jobs=1, quiet=False):
         waiting = [run for run in runs if _read_run(workdir / "runs" / run.name) is None]
         if len(waiting) < len(runs):
             print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.", flush=True)
-        return _train_all(waiting, workdir / "runs", jobs, lock, quiet)
+        return _train_all(waiting, workdir / "runs", jobs, lock)
 
 
-def _train_all(waiting, folder, jobs, lock, quiet):
+def _train_all(waiting, folder, jobs, lock):
     total, failures, running = len(waiting), {}, {}
     try:
         while waiting or running:
@@ -311,9 +308,8 @@ def _train_all(waiting, folder, jobs, lock, quiet):
                     text = f"{100 * _accuracy(finished['report'])['accuracy']:.1f}%"
                 else:
                     text = failures[name] = _reason(status, folder / name / "log.txt")
-                if not quiet:
-                    done = total - len(waiting) - len(running)
-                    print(f"[{done}/{total}] {name}: {text}", flush=True)
+                done = total - len(waiting) - len(running)
+                print(f"[{done}/{total}] {name}: {text}", flush=True)
     finally:
         for process in running.values():
             process.terminate()

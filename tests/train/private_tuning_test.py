@@ -25,9 +25,9 @@ def data_dir(finished_runs):
 
 
 def tune(workdir, train=None, grid="learning_rate=1,2", **given):
-    shared = {"preset": "digits", **GIVEN, **given}
+    shared = {"preset": "digits", "validation": 0.0, "eval_split": "test", **GIVEN, **given}
     grid = sweep.parse(grid)
-    runs = sweep.grid_runs(grid, {k: v for k, v in shared.items() if k not in grid}, hold_out=False)
+    runs = sweep.grid_runs(grid, {k: v for k, v in shared.items() if k not in grid})
     return private_tuning.tune(runs, 5.0, workdir, train)
 
 
