@@ -39,6 +39,7 @@ def build(
     group_norm=True,
     weight_standardization=True,
     relu_first=False,
+    skip_init=1.0,
 ):
     """Returns a model from uint8 images to logits.
 
@@ -56,6 +57,7 @@ def build(
         group_norm: Bool, whether a WRN or the small CNN has group normalization.
         weight_standardization: Bool, whether the convolutions of those are weight-standardized.
         relu_first: Bool, whether a WRN has ReLU before each normalization.
+        skip_init: Float, the initial scale of the branches of an NF-ResNet.
 
     Returns:
         A `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, num_classes]`.
@@ -81,7 +83,7 @@ def build(
                 f"--model={name} --{option}={value}."
             )
     with checking_flags():
-        body = _body(name, tuple(image_shape), num_classes, options)
+        body = _body(name, tuple(image_shape), num_classes, options, skip_init)
     if name in _ON_FEATURES:
         centre, deviation = 0.0, 255.0
     images = keras.Input(image_shape, dtype="uint8", name="image")
@@ -106,7 +108,7 @@ def check_name(name):
         )
 
 
-def _body(name, input_shape, num_classes, options):
+def _body(name, input_shape, num_classes, options, skip_init):
     common = dict(num_classes=num_classes, input_shape=input_shape)
     norms = options["group_norm"]
     standardized = dict(weight_standardization=options["weight_standardization"])
@@ -126,4 +128,4 @@ def _body(name, input_shape, num_classes, options):
         return SmallCNN(groups=4 if norms else None, **standardized, **common)
     if name in _BY_NAME:
         return _BY_NAME[name](**common)
-    return NFResNet(int(_NF_RESNET.fullmatch(name)[1]), **common)
+    return NFResNet(int(_NF_RESNET.fullmatch(name)[1]), skip_init=skip_init, **common)

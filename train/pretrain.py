@@ -3,136 +3,247 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning, on public i
     python -m tfdpx.train.pretrain --recipe=imagenet32 --workdir=/tmp/pretrained
     python -m tfdpx.train.classify --preset=table15/eps1 --init_from=/tmp/pretrained/model.keras
 
-The recipe gives every setting; flags win over it. The working directory receives `model.keras`,
-which `--init_from` of `classify` reads, `record.json`, of which the last line of the standard
-output is a view, and `report.html`, a page of it with its pictures. Ctrl-C ends a run after the
-update under way, saved; it resumes with --workdir=PATH --resume and no other flag. Training takes
-one device.
+The recipe gives every setting; flags win over it. Recipes are those of De et al. 2022
+(arXiv:2204.13650), appendix C.3. The working directory receives `model.keras`, which `--init_from`
+of `classify` reads, `record.json`, of which the last line of the standard output is a view, and
+`report.html`, a page of it with its pictures. Ctrl-C ends a run after the update under way, saved;
+it resumes with --workdir=PATH --resume and no other flag. Training takes one device.
 """
 
 import dataclasses
 import math
-import pathlib
 import sys
 import time
 
 import keras
 from absl import app, flags
 
+from tfdpx import _files as files
 from tfdpx import noise
+from tfdpx._keras import saving_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train import measure, report
-from tfdpx.train.config import pretraining, run_flags, setting_flags
-from tfdpx.train.config.training import Training
-from tfdpx.train.data import identity, loading
+from tfdpx.train import classifiers, devices, measure, report
+from tfdpx.train.data import identity, images
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.output import print_table, to_json
-from tfdpx.train.run import (
-    checkpoint,
-    classifiers,
-    devices,
-    finetuning,
-    image_input,
-    interruption,
-    optimization,
-    provenance,
+from tfdpx.train.fitting import augmentation, crossentropy
+from tfdpx.train.resume import RunFolder, SavingInterruption, facts, resumed, working_folder
+from tfdpx.train.settings import (
+    DATA_DIR,
+    DOWNLOAD,
+    NOT_NEGATIVE,
+    WORKDIR,
+    Check,
+    Conflict,
+    RunSettings,
+    Settings,
+    define,
+    given,
+    setting,
 )
+from tfdpx.train.start_from import Start, not_private, without_secrets
+
+# What a recipe does not say.
+_DEFAULTS = dict(momentum=0.9, weight_decay=0.0, report_every=1000)
+RECIPES = {
+    "digits": dict(
+        dataset="digits", model="small_cnn", batch_size=128, steps=600, learning_rate=0.05,
+        weight_decay=5e-4, schedule="cosine", warmup_steps=50,
+    ),
+    "cifar100": dict(
+        dataset="cifar100", model="wrn_40_4", batch_size=128, steps=100_000, learning_rate=0.1,
+        weight_decay=5e-4, schedule="step", decay_steps=[50_000, 75_000], augment_padding=4,
+        augment_flip=True,
+    ),
+    # The paper holds 10,000 images out (Table 11).
+    "imagenet32": dict(
+        dataset="imagenet32", validation=10_000, model="wrn_28_10", batch_size=1024, steps=240_000,
+        learning_rate=0.3, weight_decay=5e-5, augment_padding=4, augment_flip=True,
+    ),
+    # Of JFT-300M, which is not public: --dataset and --steps (10 epochs) are to be given.
+    "jft": dict(
+        model="nf_resnet_50", batch_size=1024, learning_rate=0.4, weight_decay=1e-6,
+        schedule="cosine", warmup_steps=5_000, image_size=224, augment_resize=1.2,
+        augment_flip=True,
+    ),
+}  # fmt: skip
+# Flags with a default: the recipe, and those of programs that train on several devices.
+_NO_SETTINGS = ("recipe", "strategy", "tpu", "cpu_devices")
+
+
+def _rise(steps):
+    """Whether all are whole numbers, as text or not, of which each is above the one before."""
+    if not all(str(step).isdecimal() for step in steps):
+        return False
+    return all(int(a) < int(b) for a, b in zip([0, *steps], steps, strict=False))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretraining(RunSettings):
+    """The settings of a run of `pretrain`; each field is the flag of that name.
+
+    `momentum` and `weight_decay` are those of SGD: the latter times the weight is added to the
+    gradient of every weight, before the momentum.
+
+    Raises:
+        UserError: If a value is out of its range, or values do not go together.
+    """
+
+    schedule: str = setting(
+        "How the learning rate changes: not; to a tenth after each of --decay_steps; or up from 0 "
+        "over --warmup_steps and then down to 0 at the end.",
+        choices=("constant", "step", "cosine"),
+        default="constant",
+    )
+    warmup_steps: int = setting(
+        "Updates of the rise before --schedule=cosine falls.", NOT_NEGATIVE, default=0
+    )
+    decay_steps: list = setting(
+        "Updates after which --schedule=step takes a tenth.",
+        Check(_rise, "be whole numbers that rise from above 0"),
+        default_factory=list,
+    )
+
+    conflicts = (
+        *RunSettings.conflicts,
+        Conflict(
+            lambda s: (
+                bool(s.decay_steps) != (s.schedule == "step")
+                or (s.warmup_steps and (s.schedule != "cosine" or s.warmup_steps >= s.steps))
+            ),
+            "schedule decay_steps warmup_steps steps",
+            "Flag --schedule=step needs --decay_steps, and no other schedule has them; "
+            "--warmup_steps belong to --schedule=cosine and must lie below --steps.",
+        ),
+    )
+
 
 _RECIPE = flags.DEFINE_string(
-    "recipe", "digits", f"Settings to start from, one of: {', '.join(pretraining.RECIPES)}."
+    "recipe", "digits", f"Settings to start from, one of: {', '.join(RECIPES)}."
 )
-# Besides the flags of private training, which name what does not belong here.
-for _name in setting_flags.define(pretraining.Pretraining):
+define(Pretraining)  # Those of private training are defined as well, and refused by name.
+for _name in ("dataset", "model", "steps", "batch_size", "learning_rate", "workdir", "resume"):
     flags.declare_key_flag(_name)
 
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.pretrain", argv):
-        given = _given()
-        base = ("recipe", None if flags.FLAGS["recipe"].using_default_value else _RECIPE.value)
-        settings = checkpoint.resumed(pretraining.Pretraining, base, given)
-        settings = settings or pretraining.resolve(_RECIPE.value, given)
-        path = run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
-        ending = interruption.ending_in_a_line("pretrain", path)
-        with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
-            workdir = run_flags.make_workdir(path)
+        asked = given(Settings) | given(Pretraining)
+        chosen = [name for name in _NO_SETTINGS if not flags.FLAGS[name].using_default_value]
+        asked |= {name: flags.FLAGS[name].value for name in chosen}
+        base = ("recipe", asked.pop("recipe", None))
+        settings = resumed(Pretraining, base, asked) or resolve(_RECIPE.value, asked)
+        path = WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
+        with working_folder("pretrain", path) as workdir:
             record = train(settings, workdir)
-    print(to_json(record), flush=True)
+    print(report.to_json(record), flush=True)
+
+
+def resolve(recipe, given):
+    """The `Pretraining` of a recipe with the given values in place of its own.
+
+    Args:
+        recipe: One of `RECIPES`.
+        given: Dict from flag names to values; None for those left out.
+
+    Raises:
+        UserError: If there is no such recipe, a value is out of its range, or a flag is of private
+            training or of several devices.
+    """
+    if recipe not in RECIPES:
+        raise UserError(
+            f"There is no recipe {recipe!r}. Received: --recipe={recipe}. Use one of: "
+            f"{', '.join(RECIPES)}."
+        )
+    given = {name: value for name, value in given.items() if value is not None}
+    foreign = sorted(set(given) - {field.name for field in dataclasses.fields(Pretraining)})
+    if foreign:
+        raise UserError(
+            "Pre-training is not private, takes one view of each image, and runs on one device: "
+            f"leave out {', '.join('--' + name for name in foreign)}."
+        )
+    values = {**_DEFAULTS, **RECIPES[recipe], **given}
+    for name in ("dataset", "model", "batch_size", "steps", "learning_rate"):
+        if name not in values:
+            raise UserError(f"Flag --{name} must be given: the recipe does not say it.")
+    for name, schedule in (("decay_steps", "step"), ("warmup_steps", "cosine")):
+        if values.get("schedule") != schedule and name not in given:
+            values.pop(name, None)
+    return Pretraining(**values)
 
 
 def train(settings, workdir):
     """Trains, writes the model and returns the report, a dict.
 
     Args:
-        settings: A `pretraining.Pretraining`.
+        settings: A `Pretraining`.
         workdir: `pathlib.Path`.
     """
     classifiers.check_name(settings.model)
-    asked_for = checkpoint.asked(_RECIPE.value, settings)
-    settings = finetuning.check(settings)
-    seen = provenance.seen_by(provenance.files(settings), settings.init_data)
-    resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
-    folder = checkpoint.RunFolder(workdir, determined_by, resume, asked=asked_for)
-    data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+    start = Start(settings)
+    seen = start.seen
+    data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value)
     print(*data.notes, sep="\n", end="\n" * bool(data.notes))
-    saved = checkpoint.LastState(folder, settings.steps)
+    determined = facts(data, start.files)
+    folder = RunFolder(workdir, _RECIPE.value, settings, start.settings, determined)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    model = finetuning.build(settings, data)
-    optimization.add_weight_decay(model, settings.weight_decay)
+    # Branches that start at 0 learn faster; private training from scratch prefers 1 (C.1).
+    model = start.build(data, skip_init=0.0)
+    add_weight_decay(model, settings.weight_decay)
     model.compile(
-        optimizer=keras.optimizers.SGD(
-            optimization.learning_rates(settings), momentum=settings.momentum
-        ),
-        loss=optimization.crossentropy(settings.label_smoothing),
+        optimizer=keras.optimizers.SGD(learning_rates(settings), momentum=settings.momentum),
+        loss=crossentropy(settings.label_smoothing),
         weighted_metrics=["accuracy"],
         jit_compile=settings.keras_jit_compile,
     )
+    saved = LastState(folder, settings.steps)
     saved.restore(model)
-    start = int(model.optimizer.iterations)
-    epoch = min(settings.report_every, settings.steps)
-    began = time.perf_counter()
-    ending = interruption.SavingInterruption(saved.save)
+    first, epoch = int(model.optimizer.iterations), min(settings.report_every, settings.steps)
+
+    def stop(batch, logs):  # The last epoch may be shorter.
+        del batch, logs
+        model.stop_training = int(model.optimizer.iterations) >= settings.steps
+
+    began, ending = time.perf_counter(), SavingInterruption(saved.save)
     with ending.waiting():
         history = model.fit(
-            _batches(settings, data, folder.seeds["sampling"], start),
-            initial_epoch=start // epoch,
+            _batches(settings, data, folder.seeds["sampling"], first),
+            initial_epoch=first // epoch,
             epochs=math.ceil(settings.steps / epoch),
             steps_per_epoch=epoch,
             validation_data=measure.batches(data),
-            callbacks=[saved, ending, _StopAfter(settings.steps)],
+            callbacks=[saved, ending, keras.callbacks.LambdaCallback(on_train_batch_end=stop)],
             shuffle=False,
             verbose=1 if sys.stdout.isatty() else 2,
         )
     seconds = time.perf_counter() - began
 
-    steps = int(model.optimizer.iterations)
-    model = devices.on_one_device(model)
+    model, steps = devices.on_one_device(model), int(model.optimizer.iterations)
     measured = measure.measure(model, data)
-    found = {
-        "test_accuracy": measured.accuracy if data.eval_split == "test" else None,
-        "validation_accuracy": measured.accuracy if data.eval_split == "validation" else None,
-        "top5_accuracy": measured.top5_accuracy,
-        "loss": history.history["loss"][-1],
-        "model": settings.model,
-        "parameters": model.count_params(),
-        "steps": steps,
-        "batch_size": settings.batch_size,
-        "seconds": seconds,
-    }
     record = Record(
         program="pretrain",
         data=identity.of(settings.dataset, data.num_train),
-        ledger=provenance.not_private(steps),
+        ledger=not_private(steps),
         delta=None,
         seen=seen,
-        inputs=image_input.of(data),
-        settings=provenance.without_secrets(settings),
-        results=found,
+        inputs=images.inputs(data),
+        settings=without_secrets(settings),
+        results={
+            "test_accuracy": None,
+            "validation_accuracy": None,
+            f"{data.eval_split}_accuracy": measured.accuracy,
+            "top5_accuracy": measured.top5_accuracy,
+            "loss": history.history["loss"][-1],
+            "model": settings.model,
+            "parameters": model.count_params(),
+            "steps": steps,
+            "batch_size": settings.batch_size,
+            "seconds": seconds,
+        },
     )
     report.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
@@ -140,26 +251,74 @@ def train(settings, workdir):
     report.draw_measured(data, *shown)
     report.write_page(workdir)
     view = {**record.view(), "workdir": str(workdir)}
-    print_table(view, title=f"{settings.model} on {data.name}, not private")
+    report.print_table(view, title=f"{settings.model} on {data.name}, not private")
     folder.remove()
     return view
 
 
-class _StopAfter(keras.callbacks.Callback):
-    """Ends the last epoch, which may be shorter, where the training ends."""
+class LastState(keras.callbacks.Callback):
+    """Saves model and optimizer after every Keras epoch.
 
-    def __init__(self, steps):
+    The state after the last update is not saved: a run that is cut off between its end and its
+    report makes its last epoch again, and reports that.
+
+    Args:
+        folder: The `resume.RunFolder`.
+        steps: Updates of the whole run.
+    """
+
+    def __init__(self, folder, steps):
         super().__init__()
-        self._steps = steps
+        self._folder, self._steps = folder, steps
+        self._weights = folder.path / "latest.weights.h5"
 
-    def on_train_batch_end(self, batch, logs=None):
-        del batch, logs
-        self.model.stop_training = int(self.model.optimizer.iterations) >= self._steps
+    def restore(self, model):
+        """Loads the last save, if there is one, into a compiled model."""
+        if self._weights.exists():
+            model.optimizer.build(model.trainable_variables)
+            model.load_weights(self._weights)
+
+    def on_train_begin(self, logs=None):
+        """Begins the folder."""
+        del logs
+        self._folder.begin()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Saves, but for the end of the run."""
+        del epoch, logs
+        if int(self.model.optimizer.iterations) < self._steps:
+            self.save()
+
+    def save(self):
+        """Saves the state between two updates."""
+        files.write(self._weights, saving_internals.weights_file(self.model))
+
+
+def learning_rates(settings):
+    """The learning rate of a `Pretraining`: a float, or a `LearningRateSchedule` of Keras."""
+    rate, warmup = settings.learning_rate, settings.warmup_steps
+    if settings.schedule == "step":
+        # Keras' value up to and including a boundary is the one before it.
+        boundaries = [int(step) - 1 for step in settings.decay_steps]
+        rates = [rate / 10**i for i in range(len(boundaries) + 1)]
+        return keras.optimizers.schedules.PiecewiseConstantDecay(boundaries, rates)
+    if settings.schedule == "cosine":
+        return keras.optimizers.schedules.CosineDecay(
+            0.0, settings.steps - warmup, warmup_target=rate, warmup_steps=warmup
+        )
+    return rate
+
+
+def add_weight_decay(model, weight_decay):
+    """Gives every trained weight the regularizer with the gradient `weight_decay` times it."""
+    if weight_decay:
+        for variable in model.trainable_variables:
+            variable.regularizer = keras.regularizers.L2(weight_decay / 2)
 
 
 def _batches(settings, data, seed, start):
     """Batches of a new permutation every epoch, with random views in place of the images."""
-    augment, key = optimization.augmentation(settings), noise.make_seed(seed)
+    augment, key = augmentation(settings), noise.make_seed(seed)
 
     def views(step, batch):
         choices = augment.draw(settings.batch_size, 1, noise.fold_in(key, step))
@@ -175,19 +334,6 @@ def _batches(settings, data, seed, start):
             start=start,
         ).dataset()
         return dataset if augment is None else dataset.enumerate(start).map(views).prefetch(1)
-
-
-def _given():
-    values = setting_flags.given(Training) | setting_flags.given(pretraining.Pretraining)
-    if values["decay_steps"] is not None:
-        try:
-            values["decay_steps"] = [int(step) for step in values["decay_steps"]]
-        except ValueError:
-            raise UserError(
-                "Flag --decay_steps must be whole numbers. Received: --decay_steps="
-                f"{','.join(values['decay_steps'])}."
-            ) from None
-    return values
 
 
 if __name__ == "__main__":

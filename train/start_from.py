@@ -106,38 +106,15 @@ class Start:
         )
 
     def ledger_on(self, dataset, allow_unaccounted=False):
-        """The `Ledger` of what was spent before by trainings that may have had a data set.
+        """As `ledger_on`, of the trainings behind the files."""
+        return ledger_on(self.seen, dataset, allow_unaccounted)
 
-        Args:
-            dataset: String as of `--dataset`.
-            allow_unaccounted: Bool: a training without an account makes epsilon infinite, in place
-                of an error.
-
-        Raises:
-            UserError: If a training without an account may have had these data.
-        """
-        before = Ledger()
-        for each in self.seen:
-            if not (each.ledger.steps and identity.overlap(each.data, dataset)):
-                continue
-            is_known = each.epsilon < math.inf and each.ledger.is_complete
-            if not is_known and not allow_unaccounted:
-                raise UserError(
-                    f"The weights to start from were trained on {each.data.name} already, without "
-                    "an account: no epsilon of this run would be true. Received: "
-                    f"--dataset={dataset}. Start from weights that have not seen these data, or "
-                    "that tfdpx trained on them. To train the last layer first and then all, give "
-                    "one run of classify --head_steps. With --allow_seen_data classify reports an "
-                    "infinite epsilon."
-                )
-            before += each.ledger if is_known else not_private()
-        return before
-
-    def build(self, data):
+    def build(self, data, skip_init=1.0):
         """The classifier of the run, not compiled, with what `--trainable` names trainable.
 
         Args:
             data: `images.ImageData`.
+            skip_init: As of `classifiers.build`, for a model from random weights.
 
         Returns:
             A `keras.Model` from uint8 images `[batch, height, width, channels]` to logits.
@@ -151,7 +128,7 @@ class Start:
         if self._as_it_is:
             model = self._as_classifier(shape, data.num_classes, settings.trainable)
         else:
-            model = self._by_name(data)
+            model = self._by_name(data, skip_init)
         if settings.trainable != "all":
             with checking_flags():
                 count = trainable(model, settings.trainable, settings.lora_rank)
@@ -187,13 +164,13 @@ class Start:
             model = self._as_classifier(shape, None, "last")
         return keras.Model(model.inputs, keras.layers.UnitNormalization()(model.output))
 
-    def _by_name(self, data):
+    def _by_name(self, data, skip_init):
         path, source = self.settings.init_from, self._model
         centre, deviation = data.centre, data.deviation
         if source is not None:
             centre, deviation = _standardization(source, path)
         model = _named_classifier(
-            self.settings, data.image_shape, data.num_classes, centre, deviation
+            self.settings, data.image_shape, data.num_classes, centre, deviation, skip_init
         )
         if source is not None:
             _copy(source, model, path)
@@ -224,7 +201,37 @@ class Start:
         return model
 
 
-def _named_classifier(settings, shape, num_classes, centre, deviation=None):
+def ledger_on(seen, dataset, allow_unaccounted=False):
+    """The `Ledger` of what was spent before by trainings that may have had a data set.
+
+    Args:
+        seen: Tuple of `Seen`.
+        dataset: String as of `--dataset`.
+        allow_unaccounted: Bool: a training without an account makes epsilon infinite, in place
+            of an error.
+
+    Raises:
+        UserError: If a training without an account may have had these data.
+    """
+    before = Ledger()
+    for each in seen:
+        if not (each.ledger.steps and identity.overlap(each.data, dataset)):
+            continue
+        is_known = each.epsilon < math.inf and each.ledger.is_complete
+        if not is_known and not allow_unaccounted:
+            raise UserError(
+                f"The weights to start from were trained on {each.data.name} already, without "
+                "an account: no epsilon of this run would be true. Received: "
+                f"--dataset={dataset}. Start from weights that have not seen these data, or "
+                "that tfdpx trained on them. To train the last layer first and then all, give "
+                "one run of classify --head_steps. With --allow_seen_data classify reports an "
+                "infinite epsilon."
+            )
+        before += each.ledger if is_known else not_private()
+    return before
+
+
+def _named_classifier(settings, shape, num_classes, centre, deviation=None, skip_init=1.0):
     """The classifier of `--model`, as `classifiers.build` makes it."""
     return classifiers.build(
         settings.model,
@@ -236,6 +243,7 @@ def _named_classifier(settings, shape, num_classes, centre, deviation=None):
         group_norm=settings.group_norm,
         weight_standardization=settings.weight_standardization,
         relu_first=settings.relu_first,
+        skip_init=skip_init,
     )
 
 

@@ -1,15 +1,15 @@
-r"""Trains at every point of a grid at a fixed budget, and writes a table of what came out.
+r"""Trains at every point of a grid at a fixed budget, and writes a table of the results.
 
     python -m tfdpx.train.sweep --preset=digits --epsilon=8 --seeds=0,1,2 --workdir=runs/sweep \
         --grid="learning_rate=1,2,4;batch_size=256,512,1024"
 
 Any setting of `tfdpx.train.classify` can be swept, and so can presets (`--grid="preset=a,b"`). Any
-of its flags holds for all runs. Of
-noise_multiplier, epsilon, steps and batch_size one is solved for, as there: sweeping the batch size
-at one epsilon and number of steps changes the noise. A grid that would change epsilon silently
-is refused. A sweep chooses, so accuracy is that on training images held out (a quarter, unless
-preset or flags say otherwise) and not on test images, unless --final or --eval_split=test asks for
-them.
+of its flags holds for all runs. Of noise_multiplier, epsilon, steps and batch_size one is solved
+for, as there: sweeping the batch size at one epsilon and number of steps changes the noise. A grid
+that would change epsilon silently is refused. `augmult=0` is a point without views, for which the
+augmentation is left out. A sweep chooses, so accuracy is that on training images held out (a
+quarter, unless preset or flags say otherwise) and not on test images, unless --final or
+--eval_split=test asks for them.
 
 The working directory receives:
 
@@ -30,36 +30,85 @@ keep to --epsilon:
         --grid="learning_rate=4,8,16" --workdir=runs/tuned
 """
 
+import contextlib
+import csv
+import dataclasses
+import itertools
 import pathlib
 import signal
+import statistics
+import subprocess
 import sys
 import time
+import urllib.parse
 
 from absl import app, flags
 
-from tfdpx.train.config import preset_lookup, run_flags
-from tfdpx.train.errors import UserError, in_one_line
+from tfdpx import _files as files
+from tfdpx import _resumable as resumable
+from tfdpx.accounting import record as records
+from tfdpx.train import devices, presets, private_tuning
+from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.output import to_json
-from tfdpx.train.run import devices
-from tfdpx.train.sweeps import grid, private_tuning, runs, table
+from tfdpx.train.settings import PRIVACY, WORKDIR, Settings, given, resolve
 
-# Where flags stand that are no settings and that every run is given too.
-_HANDED_ON = (run_flags, devices)
-_OF_A_RUN = (run_flags.WORKDIR.name, run_flags.RESUME.name)
+# Images held out where neither preset nor flags say so: a sweep chooses, and the images that it
+# chooses by must not be those that are reported in the end.
+HELD_OUT = 0.25
+# A change of one of these changes the epsilon of a run without --epsilon.
+_CHANGES_EPSILON = {
+    *PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"
+}  # fmt: skip
+# The settings of an augmentation, and their values without one.
+_NO_AUGMENTATION = dict(
+    augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0
+)  # fmt: skip
+# Flags of every run that are no settings.
+flags.adopt_module_key_flags(devices)
+_HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
+# Preset and settings of a run of the sweep; `classify` adds its own files.
+_POINT = "point.json"
+_SECONDS_BETWEEN_POLLS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A training run of a sweep.
+
+    Attributes:
+        point: Dict, the values of the swept settings.
+        chosen: Dict of "preset" and the settings that win over it, the point among them.
+    """
+
+    point: dict
+    chosen: dict
+
+    @property
+    def settings(self):
+        """The whole `Settings`."""
+        chosen = dict(self.chosen)
+        return resolve(chosen.pop("preset"), chosen)
+
+    @property
+    def name(self):
+        """Name of the run's folder, such as `"learning_rate=2.0,seed=0"`."""
+        return ",".join(f"{k}={urllib.parse.quote(str(v), safe='')}" for k, v in self.point.items())
+
+    @property
+    def arguments(self):
+        """Flags of `tfdpx.train.classify` that lead to these settings, a list."""
+        texts = {k: ",".join(v) if isinstance(v, list) else str(v) for k, v in self.chosen.items()}
+        return [f"--{name}={text}" for name, text in texts.items()]
 
 
 def define_flags(values):
-    """Defines the flags of this binary in `values`, an `absl.flags.FlagValues`.
+    """Defines the flags of this program in `values`, an `absl.flags.FlagValues`.
 
-    A function, since other binaries of this package have flags of the same names.
+    A function, because other programs of this package have flags of the same names.
     """
     common = {"flag_values": values}
-    flags.DEFINE_string(
-        "preset",
-        "digits",
-        f"Settings to start from, one of: {preset_lookup.summary()}.",
-        **common,
-    )
+    text = f"Settings to start from, one of: {presets.summary()}."
+    flags.DEFINE_string("preset", "digits", text, **common)
     flags.DEFINE_string(
         "grid", None, 'What to sweep, such as "learning_rate=1,2,4;batch_size=256,512".', **common
     )
@@ -73,67 +122,31 @@ def define_flags(values):
 
 def main(argv, values=flags.FLAGS):
     """Runs the sweep that the flags describe; errors of the user become one line."""
-    began = time.perf_counter()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    is_paid = values.private_tuning is not None
     try:
         with in_one_line("tfdpx.train.sweep", argv):
-            workdir = _workdir(values.table_only)
-            if values.private_tuning is not None:
-                print(to_json(_tune(values, workdir)), flush=True)
-                return
-            failures = {} if values.table_only else _sweep(values, workdir)
-            record = summarize(workdir)
+            if WORKDIR.value is None:
+                raise UserError("Flag --workdir names the folder of the sweep. It is not set.")
+            workdir = pathlib.Path(WORKDIR.value)
+            record = _tune(values, workdir) if is_paid else _sweep(values, workdir)
     except KeyboardInterrupt:
-        sys.exit("tfdpx.train.sweep: stopped; the same command resumes it.")
-    record |= {"failures": failures, "seconds": time.perf_counter() - began}
+        remedy = "nothing is kept" if is_paid else "the same command resumes it"
+        sys.exit(f"tfdpx.train.sweep: stopped; {remedy}.")
     print(to_json(record), flush=True)
-    if failures:
+    if record.get("failures"):
         sys.exit(1)
 
 
-def summarize(workdir):
-    """Writes the table of all finished runs of a sweep.
-
-    Args:
-        workdir: Its folder, `pathlib.Path`.
-
-    Returns:
-        Dict, what the last line of the output says.
-
-    Raises:
-        UserError: If no run has finished.
-    """
-    results = runs.read_all(workdir)
-    if not results:
-        raise UserError(f"No run in --workdir={workdir} has finished.")
-    rows, swept = table.rows(results), table.names(results)
-    path = workdir / "table.csv"
-    table.write(rows, path)
-    points = table.summaries(rows, swept)
-    for point in sorted(points, key=lambda point: point["median"]):
-        where = " ".join(f"{name}={point[name]}" for name in swept)
-        low, high = (f"{100 * point[end]:.1f}" for end in ("lowest", "highest"))
-        print(f"{100 * point['median']:.1f}% ({low} to {high}, {point['runs']} runs)  {where}")
-    top = table.best(points)
-    return {
-        "runs": len(rows),
-        "points": len(points),
-        "measured_on": rows[0]["measured_on"],
-        "best": {name: top[name] for name in swept},
-        "best_median_accuracy": top["median"],
-        "best_lowest_accuracy": top["lowest"],
-        "best_highest_accuracy": top["highest"],
-        "table": str(path),
-        "workdir": str(workdir),
-    }
-
-
 def _sweep(values, workdir):
-    swept, given = _grid(values)
-    wanted = grid.runs(values.preset, given, swept, parse_seeds(values.seeds))
-    return runs.execute(
-        wanted, workdir, handed_on(), values.jobs, say=lambda line: print(line, flush=True)
-    )
+    began, failures = time.perf_counter(), {}
+    if not values.table_only:
+        seeds = _parse_values("seeds", "seed", ",".join(values.seeds))
+        grid = {**parse(values.grid), "seed": seeds}
+        shared = _settings_of_all(values, grid)
+        failures = execute(grid_runs(grid, shared), workdir, shared, values.jobs)
+    seconds = time.perf_counter() - began
+    return {**summarize(workdir), "failures": failures, "seconds": seconds}
 
 
 def _tune(values, workdir):
@@ -143,64 +156,292 @@ def _tune(values, workdir):
                 f"Flags --private_tuning and --{name} exclude each other. Received: "
                 f"--{name}={values[name].value}."
             )
-    swept, given = _grid(values)
-    mean = values.private_tuning
-    return private_tuning.tune(values.preset, given, swept, mean, workdir, handed_on())
+    grid = parse(values.grid)
+    final = {"validation": 0.0, "eval_split": "test"}
+    runs = grid_runs(grid, {**final, **_settings_of_all(values, grid)})
+
+    def train(run, folder):
+        with contextlib.redirect_stdout(None):  # The number of runs is secret.
+            failures = execute([run], folder, {})
+        if failures:
+            raise UserError(f"A run {failures[run.name]} Nothing is kept.")
+        return folder / "runs" / run.name
+
+    return private_tuning.tune(runs, values.private_tuning, workdir, train)
 
 
-def _grid(values):
-    """What is swept, and what the flags give for all runs."""
-    if values.grid is None:
+def _settings_of_all(values, grid):
+    """A dict of the settings, and the preset unless it is swept, that the flags give for all."""
+    shared = {name: value for name, value in given().items() if value is not None}
+    if "preset" not in grid or values["preset"].present:
+        shared["preset"] = values.preset
+    for name in set(grid) & set(shared):
         raise UserError(
-            "Flag --grid says what to sweep, such as "
-            '--grid="learning_rate=1,2,4;batch_size=256,512". It is not set.'
+            f"Flags --grid and --seeds give values of {name}, and one is given for all runs: leave "
+            f"one of them out. Received: --{name}={shared[name]}."
         )
-    swept = grid.parse(values.grid)
-    if grid.PRESET in swept and values["preset"].present:
-        raise UserError(
-            f"The presets are swept, and one is given. Received: --preset={values.preset} "
-            f"--grid={values.grid}. Leave one of them out."
-        )
-    return swept, grid.given_by_flags()
+    return shared
 
 
-def parse_seeds(texts):
-    """Returns the ints of --seeds.
+def parse(text):
+    """Returns the grid that `"learning_rate=1,2,4;batch_size=256,512"` describes.
+
+    Args:
+        text: String: settings separated by `;`, their values by `,`.
+
+    Returns:
+        Dict from the names of settings to lists of values, of the types of their flags.
 
     Raises:
-        UserError: If there is none, or anything but different numbers from 0 on.
+        UserError: If a name is no setting or comes twice, or a value is missing, unfit or double.
     """
-    if not texts or not all(text.strip().isdecimal() for text in texts):
+    names = ["preset", *(field.name for field in dataclasses.fields(Settings))]
+    names.remove("seed")
+    grid = {}
+    for part in (text or "").split(";"):
+        name, _, values = (piece.strip() for piece in part.partition("="))
+        if name not in names or name in grid or not values:
+            raise UserError(
+                "Flag --grid says what to sweep, each setting once with its values, such as "
+                '--grid="learning_rate=1,2,4;batch_size=256,512". It can sweep '
+                f"{', '.join(names)}. Received: {part.strip()!r} in --grid={text}."
+            )
+        grid[name] = _parse_values("grid", name, values)
+    return grid
+
+
+def _parse_values(flag, name, text):
+    words = [word.strip() for word in text.split(",")]
+    try:
+        values = words if name == "preset" else [flags.FLAGS[name].parser.parse(w) for w in words]
+        if any(values.count(value) > 1 for value in values):
+            raise ValueError("a value comes twice")
+    except (ValueError, TypeError) as error:
         raise UserError(
-            "Flag --seeds lists numbers that are not negative, such as --seeds=0,1,2. Received: "
-            f"--seeds={','.join(texts)}."
+            f"Flag --{flag} has invalid values of {name}: {error}. Received: {text!r}."
+        ) from error
+    return values
+
+
+def grid_runs(grid, shared):
+    """Returns the `Run`s of a grid, which hold images out unless the settings say otherwise.
+
+    Args:
+        grid: What `parse` returned, and perhaps values of "seed".
+        shared: Dict of settings that hold for all runs; "preset" is in it or in the grid.
+
+    Raises:
+        UserError: If a point is no valid configuration, or points have budgets that differ without
+            being swept.
+    """
+    runs, changing = [], sorted(_CHANGES_EPSILON & set(grid))
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        others = shared
+        if point.get("augmult") == 0:  # Without views nothing is augmented.
+            others = {k: v for k, v in shared.items() if not k.startswith("augment")}
+            others |= _NO_AUGMENTATION
+        chosen = {**others, **point}
+        if "eval_split" not in chosen and chosen.get("validation") != 0:
+            chosen["validation"] = Run(point, chosen).settings.validation or HELD_OUT
+            chosen["eval_split"] = "validation"
+        runs.append(Run(point, chosen))
+        settings = runs[-1].settings
+        if changing and settings.private and settings.epsilon is None:
+            raise UserError(
+                f"Sweeping {', '.join(changing)} changes epsilon, and accuracies at different "
+                "budgets are not to be compared: give --epsilon (the noise or the number of "
+                "updates then follows), or sweep epsilon too. Received: no --epsilon."
+            )
+    return runs
+
+
+def execute(runs, workdir, shared, jobs=1):
+    """Trains every run that has not been finished yet.
+
+    A run is a process of `tfdpx.train.classify` in `<workdir>/runs/<name>`, so that one which fails
+    or is killed for its memory leaves the others alone. A run that was cut off resumes from its
+    last checkpoint. A run that fails is reported, and the others continue; the next call retries.
+
+    Args:
+        runs: List of `Run`.
+        workdir: Folder of the sweep, `pathlib.Path`.
+        shared: Dict of the settings that all runs share.
+        jobs: Int, runs at a time.
+
+    Returns:
+        Dict from the names of failed runs to a line each.
+
+    Raises:
+        UserError: If the folder cannot be written, holds a sweep whose runs differ from these in
+            more than the swept settings, or is being written to by another sweep.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            (workdir / "runs").mkdir(parents=True, exist_ok=True)
+            user = "Another sweep, or a run that one left behind, writes to the folder"
+            lock = stack.enter_context(files.locked(workdir, user))
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"Cannot write to --workdir={workdir}. {error}") from error
+        holder, remedy = f"The folder --workdir={workdir} holds a sweep", "Choose another folder."
+        with checking_flags():
+            resumable.begin(workdir / "sweep.json", shared, holder, remedy, runs[0].point)
+        waiting = [run for run in runs if _read_run(workdir / "runs" / run.name) is None]
+        if len(waiting) < len(runs):
+            print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.", flush=True)
+        return _train_all(waiting, workdir / "runs", jobs, lock)
+
+
+def _train_all(waiting, folder, jobs, lock):
+    total, failures, running = len(waiting), {}, {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                running[run.name] = _start(run, folder / run.name, lock)
+            time.sleep(_SECONDS_BETWEEN_POLLS)
+            for name in [n for n, process in running.items() if process.poll() is not None]:
+                status = running.pop(name).returncode
+                if finished := _read_run(folder / name):
+                    text = f"{100 * _accuracy(finished['report'])['accuracy']:.1f}%"
+                else:
+                    text = failures[name] = _reason(status, folder / name / "log.txt")
+                done = total - len(waiting) - len(running)
+                print(f"[{done}/{total}] {name}: {text}", flush=True)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+    return failures
+
+
+def _start(run, folder, lock):
+    folder.mkdir(exist_ok=True)
+    settings = {"preset": run.chosen["preset"], **dataclasses.asdict(run.settings)}
+    resumable.save(folder / _POINT, settings, point=run.point)
+    handed_on = [flags.FLAGS[name] for name in _HANDED_ON]
+    handed_on = [flag.serialize() for flag in handed_on if not flag.using_default_value]
+    program = [sys.executable, "-m", "tfdpx.train.classify", f"--workdir={folder}", "--resume"]
+    with (folder / "log.txt").open("w") as log:
+        return subprocess.Popen(
+            [*program, *run.arguments, *handed_on],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[] if lock is None else [lock],  # Held by runs that outlive this process.
         )
-    seeds = [int(text) for text in texts]
-    if len(set(seeds)) < len(seeds):
-        raise UserError(f"Flag --seeds has a seed twice. Received: --seeds={','.join(texts)}.")
-    return seeds
 
 
-def handed_on():
-    """Returns the flags given to this process that every run is to be given too."""
-    defined = flags.FLAGS.flags_by_module_dict()
-    found = [flag for module in _HANDED_ON for flag in defined[module.__name__]]
-    return [
-        flag.serialize()
-        for flag in found
-        if flag.name not in _OF_A_RUN and not flag.using_default_value
-    ]
+def _reason(status, log):
+    """A line on why a run has no result."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}: out of memory, unless you ended it"
+    lines = [line for line in log.read_text().splitlines() if line.strip()]
+    return f"failed: {lines[-1].strip() if lines else f'status {status}'}"
 
 
-def _workdir(must_exist):
-    if run_flags.WORKDIR.value is None:
-        raise UserError("Flag --workdir names the folder of the sweep. It is not set.")
-    workdir = pathlib.Path(run_flags.WORKDIR.value)
-    if must_exist and not workdir.is_dir():
-        raise UserError(
-            f"Flag --table_only needs a sweep. Received: --workdir={workdir}: no folder."
-        )
-    return workdir
+def _read_run(folder):
+    """The settings, point and report of a finished run, dicts in a dict; None if it is not."""
+    if not (folder / records.FILE).exists():
+        return None
+    with checking_flags():
+        run = resumable.begun(folder / _POINT)
+        return {**run, "report": records.read(folder / records.FILE).view()}
+
+
+def _accuracy(report):
+    """The images that a run was measured on, and its accuracy on them."""
+    measured_on = "validation" if report["test_accuracy"] is None else "test"
+    return {"measured_on": measured_on, "accuracy": report[f"{measured_on}_accuracy"]}
+
+
+def read_table(workdir):
+    """Returns a row for each finished run of a sweep, and the names of the swept settings.
+
+    A row is a dict of the run's settings, its report, and `accuracy` on the images `measured_on`.
+
+    Args:
+        workdir: Folder of the sweep, `pathlib.Path`.
+    """
+    runs = [run for folder in (workdir / "runs").glob("*") if (run := _read_run(folder))]
+    swept = [*dict.fromkeys(name for run in runs for name in run["point"] if name != "seed")]
+    rows = []
+    for run in runs:
+        settings, report = run["settings"], run["report"]
+        point = {name: settings[name] for name in swept}
+        rows.append({**settings, **report, **point, **_accuracy(report)})
+
+    def place(row):
+        values = [row[name] for name in (*swept, "seed")]
+        return [(value is not None, isinstance(value, str), value or 0) for value in values]
+
+    return sorted(rows, key=place), swept
+
+
+def medians(rows, swept):
+    """Returns the accuracy of each point over its seeds, in the order of the rows.
+
+    Args:
+        rows: Of `read_table`.
+        swept: Names of the settings that make a point.
+
+    Returns:
+        List of dicts: the settings `swept`, and `median`, `lowest`, `highest` and `runs`.
+    """
+    points = []
+    for values, group in itertools.groupby(rows, key=lambda row: [row[name] for name in swept]):
+        accuracies = [row["accuracy"] for row in group]
+        summary = {
+            "median": statistics.median(accuracies),
+            "lowest": min(accuracies),
+            "highest": max(accuracies),
+            "runs": len(accuracies),
+        }
+        points.append(dict(zip(swept, values, strict=True)) | summary)
+    return points
+
+
+def rank(point):
+    """Key that sorts points from the worst to the best: the median, then the lowest accuracy."""
+    return point["median"], point["lowest"]
+
+
+def summarize(workdir):
+    """Writes the table of all finished runs of a sweep.
+
+    Args:
+        workdir: Its folder, `pathlib.Path`.
+
+    Returns:
+        Dict for the last line of the output.
+
+    Raises:
+        UserError: If no run has finished.
+    """
+    rows, swept = read_table(workdir)
+    if not rows:
+        raise UserError(f"No run in --workdir={workdir} has finished.")
+    path = workdir / "table.csv"
+    columns = dict.fromkeys([*swept, "seed", "accuracy", "measured_on", *itertools.chain(*rows)])
+    with files.replacing(path, mode=0o644) as fresh, fresh.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(columns))
+        writer.writeheader()
+        writer.writerows(rows)
+    points = sorted(medians(rows, swept), key=rank)
+    for point in points:
+        where = " ".join(f"{name}={point[name]}" for name in swept)
+        low, high = (f"{100 * point[end]:.1f}" for end in ("lowest", "highest"))
+        print(f"{100 * point['median']:.1f}% ({low} to {high}, {point['runs']} runs)  {where}")
+    best = points[-1]
+    return {
+        "runs": len(rows),
+        "points": len(points),
+        "measured_on": rows[0]["measured_on"],
+        "best": {name: best[name] for name in swept},
+        **{f"best_{name}_accuracy": best[name] for name in ("median", "lowest", "highest")},
+        "table": str(path),
+        "workdir": str(workdir),
+    }
 
 
 if __name__ == "__main__":

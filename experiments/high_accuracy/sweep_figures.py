@@ -22,7 +22,7 @@ import sys
 import numpy as np
 from matplotlib import colormaps, figure, ticker
 
-from tfdpx.train.sweeps import runs, table
+from tfdpx.train import sweep
 
 # Values that span at least this factor are drawn on a logarithmic axis.
 _LOG_FROM = 4.0
@@ -33,10 +33,10 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--workdir", required=True, help="Folder of a sweep.")
     workdir = pathlib.Path(parser.parse_args(arguments).workdir)
-    results = runs.read_all(workdir)
-    if not results:
+    rows, swept = sweep.read_table(workdir)
+    if not rows:
         sys.exit(f"experiments.high_accuracy.sweep_figures: no run in {workdir} has finished.")
-    drawn = draw(table.rows(results), table.names(results), workdir)
+    drawn = draw(rows, swept, workdir)
     print(json.dumps({"figures": [str(path) for path in drawn]}))
 
 
@@ -49,14 +49,14 @@ def draw(rows, swept, folder):
     Next to it: the values of the others at which that best was found (their Figure 7).
 
     Args:
-        rows: What `table.rows` returned.
+        rows: Of `sweep.read_table`.
         swept: Names of the swept settings.
         folder: `pathlib.Path` to write to.
 
     Returns:
         Paths of the files.
     """
-    points = table.summaries(rows, swept)
+    points = sweep.medians(rows, swept)
     several = [name for name in swept if len(_values(points, name)) > 1]
     measured_on = " and ".join(sorted({row["measured_on"] for row in rows}))
     paths = []
@@ -126,7 +126,7 @@ def _optimum(panel, points, name, other):
 
 def _best_at(points, name, values):
     groups = [[point for point in points if point[name] == value] for value in values]
-    return [table.best(group) for group in groups if group]
+    return [max(group, key=sweep.rank) for group in groups if group]
 
 
 def _values(points, name):

@@ -8,16 +8,13 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tfdpx import _files as files
+from tfdpx import _resumable as resumable
 from tfdpx.accounting import Ledger
-from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train import sweep
 from tfdpx.train.config import preset_lookup, setting_flags
-from tfdpx.train.errors import UserError
 from tfdpx.train.run import auto_settings
-from tfdpx.train.sweeps import table
-from tfdpx.train.sweeps.grid import HELD_OUT, parse, runs
-from tfdpx.train.sweeps.runs import _locked, execute
 
 
 @pytest.mark.slow
@@ -27,10 +24,9 @@ def test_a_sweep_of_the_digits_and_its_table_again(run, tmp_path):
     record, _ = run(sweep, **given)
     assert (record["runs"], record["points"], record["failures"]) == (1, 1, {})
     assert record["measured_on"] == "validation" and record["best"] == {"l2_norm_clip": 0.1}
-    assert 0 < record["best_median_accuracy"] <= 1
-    report = records.read(tmp_path / "sweep/runs/l2_norm_clip=0.1,seed=0/record.json").view()
-    assert report["validation_accuracy"] == record["best_median_accuracy"]
-    assert 1.9 < report["epsilon"] <= 2.0
+    [row] = csv.DictReader((tmp_path / "sweep/table.csv").open())
+    assert row["validation_accuracy"] == str(record["best_median_accuracy"])
+    assert 1.9 < float(row["epsilon"]) <= 2.0
     (tmp_path / "sweep/table.csv").unlink()
     again, _ = run(sweep, table_only=True, workdir=tmp_path / "sweep")
     assert (tmp_path / "sweep/table.csv").exists()
@@ -41,68 +37,71 @@ GRID = dict(grid="steps=5")
 ERRORS = [
     ({}, "--grid says what to sweep"),
     (dict(GRID, workdir=None), "--workdir names the folder"),
-    (dict(GRID, seed=3), "Use --seeds=3"),
-    (dict(GRID, seeds=["a"]), "--seeds=a"),
-    (dict(GRID, seeds=["0", "0"]), "a seed twice"),
-    (dict(GRID, steps=7), "--steps=7"),
+    (dict(GRID, seed=3), "leave one of them out. Received: --seed=3"),
+    (dict(GRID, seeds=["a"]), "invalid values of seed.*Received: 'a'"),
+    (dict(GRID, seeds=["0", "0"]), "invalid values of seed: a value comes twice"),
+    (dict(GRID, steps=7), "leave one of them out. Received: --steps=7"),
     (dict(grid="steps=0"), "--steps must be at least 1"),
-    (dict(grid="color=5"), "can sweep .*learning_rate.*Received: --grid=color=5"),
-    (dict(grid="preset=digits", preset="digits"), "Leave one of them out"),
+    (dict(grid="color=5"), "can sweep .*learning_rate.*Received: 'color=5'"),
+    (dict(grid="preset=digits", preset="digits"), "leave one of them out"),
     (dict(grid="preset=none"), "no preset 'none'"),
-    (dict(grid="learning_rate"), "Received: 'learning_rate'"),
-    (dict(grid="learning_rate="), "lists settings and their values"),
-    (dict(grid="steps=1;steps=2"), "names steps twice"),
-    (dict(grid="steps=1,1"), "a value twice"),
-    (dict(grid="steps=many"), "invalid value of steps.*Received: 'many'"),
+    (dict(grid="learning_rate="), "says what to sweep.*Received: 'learning_rate='"),
+    (dict(grid="steps=1;steps=2"), "each setting once.*Received: 'steps=2'"),
+    (dict(grid="steps=many"), "invalid values of steps.*Received: 'many'"),
     (dict(grid="noise_multiplier=2,3", preset="table12/eps8"), "Sweeping noise.* changes epsilon"),
     (dict(grid="preset=table12/eps6,table12/eps8"), "Sweeping preset changes epsilon"),
-    (dict(table_only=True), "--table_only needs a sweep"),
+    (dict(table_only=True), "No run in --workdir"),
 ]
 
 
 def test_errors_of_the_user_are_one_line(refusal, tmp_path):
     for given, message in ERRORS:
-        said = refusal(sweep, **{"workdir": tmp_path / "sweep", **given})
-        assert re.search(message, said), (given, said)
+        line = refusal(sweep, **{"workdir": tmp_path / "sweep", **given})
+        assert re.search(message, line), (given, line)
         assert not (tmp_path / "sweep").exists()
-    assert "No run in --workdir" in refusal(sweep, workdir=tmp_path, table_only=True)
 
 
-def runs_of(text, given=(), preset="digits", seeds=(0,)):
-    return runs(preset, dict(given), parse(text), seeds)
-
-
-def test_every_point_runs_with_every_seed_at_one_epsilon():
-    text = " batch_size = 128,512 ;learning_rate=1,2.5;group_norm=false"
-    made = runs_of(text, {"epsilon": 3.0, "accountant": "rdp"}, seeds=(4, 5))
-    assert len({run.name for run in made}) == len(made) == 8
-    assert {run.settings.learning_rate for run in made} == {1.0, 2.5}
-    assert {run.settings.epsilon for run in made} == {3.0}
-    complete = [auto_settings.complete(run.settings, 1000)[0] for run in (made[0], made[-1])]
-    sigmas = {each.batch_size: each.privacy_plan(1000).noise_multiplier for each in complete}
-    assert sigmas[512] > 1.5 * sigmas[128]  # A budget that stays fixed, and not the noise.
-    assert [run.settings.seed for run in made] == [4, 5] * 4
-    swept = runs_of("noise_multiplier=2,3;epsilon=1,2", preset="table12/eps8")
-    assert {run.settings.epsilon for run in swept} == {1.0, 2.0}
-
-
-def test_the_arguments_of_a_run_lead_to_its_settings(run):
-    for made in runs_of("preset=digits,table2/ema;steps=7", {"group_norm": False, "epsilon": 1.0}):
-        preset, *rest = made.arguments
+def settings_of(text, **shared):
+    grid = {**sweep.parse(text), "seed": [4, 5]}
+    runs = sweep.grid_runs(grid, shared if "preset" in grid else {"preset": "digits", **shared})
+    for planned in runs:  # Its process gets these flags.
+        preset, arguments = planned.chosen["preset"], planned.arguments
+        arguments.remove(f"--preset={preset}")
         with flagsaver.flagsaver():
-            flags.FLAGS(["classify", *rest])
-            preset = preset.removeprefix("--preset=")
-            assert preset_lookup.resolve(preset, setting_flags.given()) == made.settings
+            flags.FLAGS(["classify", *arguments])
+            assert preset_lookup.resolve(preset, setting_flags.given()) == planned.settings
+    return [planned.settings for planned in runs]
+
+
+def test_every_point_runs_with_every_seed_at_one_epsilon(run):
+    text = " batch_size = 128,512 ;learning_rate=1,2.5;group_norm=false"
+    runs = settings_of(text, epsilon=3.0, accountant="rdp")
+    assert [settings.seed for settings in runs] == [4, 5] * 4
+    assert {settings.learning_rate for settings in runs} == {1.0, 2.5}
+    complete = [auto_settings.complete(settings, 1000)[0] for settings in (runs[0], runs[-1])]
+    small, large = (settings.privacy_plan(1000) for settings in complete)
+    assert 2.99 < small.epsilon <= 3 and 2.99 < large.epsilon <= 3
+    assert (large.batch_size, large.noise_multiplier > 1.5 * small.noise_multiplier) == (512, True)
+    swept = settings_of("preset=table12/eps8,table2/ema;epsilon=1,2;augmult=16", delta=1e-4)
+    assert {(s.epsilon, s.delta) for s in swept} == {(1.0, 1e-4), (2.0, 1e-4)}
+
+
+def test_without_views_the_augmentation_goes_too(run):
+    for preset in ("table2/augmult", "table14/eps8"):
+        settings = settings_of("augmult=0,1,2", preset=preset, epsilon=8.0)[0]
+        assert (settings.augmult, settings.augment_padding, settings.augment_resize) == (0, 0, 1)
+        assert not settings.augment_flip
+    paddings = [s.augment_padding for s in settings_of("augmult=0,1", augment_padding=2)]
+    assert paddings == [0, 0, 2, 2]
 
 
 @pytest.mark.parametrize("preset", ["digits", "table12/eps8", "table2/ema"])
-def test_nothing_is_chosen_on_test_images_unless_the_flags_ask_for_it(preset):
-    for said in ({}, {"validation": 0.1}):
-        chosen = runs_of("learning_rate=1", said, preset)[0].settings
-        assert chosen.eval_split == "validation" and chosen.validation > 0
-    asked = runs_of("learning_rate=1", {"eval_split": "test"}, preset)[0].settings
-    assert asked.eval_split == "test"
-    assert runs_of("steps=5")[0].settings.validation == HELD_OUT
+def test_nothing_is_chosen_on_test_images_unless_the_flags_ask_for_it(run, preset):
+    for shared in ({}, {"validation": 0.1}):
+        settings = settings_of("learning_rate=1", preset=preset, **shared)[0]
+        assert settings.eval_split == "validation" and settings.validation > 0
+    [settings, _] = settings_of("learning_rate=1", preset=preset, eval_split="test")
+    assert settings.eval_split == "test"
 
 
 # Stands for `python -m tfdpx.train.classify`: leaves a record, or fails where it is told to.
@@ -120,8 +119,9 @@ cp "$sweep/../record.json" "$folder/record.json"
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
-    found = {"test_accuracy": None, "validation_accuracy": 0.5}
-    Record("classify", Data("digits"), Ledger(), None, results=found).save(tmp_path / "record.json")
+    results = {"test_accuracy": None, "validation_accuracy": 0.5}
+    record = Record("classify", Data("digits"), Ledger(), None, results=results)
+    record.save(tmp_path / "record.json")
     fake = tmp_path / "python"
     fake.write_text(FAKE)
     fake.chmod(0o755)
@@ -134,7 +134,7 @@ def started(workdir):
     return len((workdir / "started").read_text().splitlines())
 
 
-def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, workdir):
+def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, refusal, workdir):
     given = dict(workdir=workdir, seeds=[0, 1])
     record, text = run(sweep, grid="learning_rate=1,2", **given)
     assert (record["runs"], started(workdir)) == (4, 4)
@@ -143,67 +143,49 @@ def test_every_run_is_taken_once_and_later_calls_add_what_is_new(run, workdir):
     assert started(workdir) == 4
     assert run(sweep, grid="learning_rate=1,2,4", jobs=3, **given)[0]["runs"] == 6
     run(sweep, grid="preset=digits,table2/ema", workdir=workdir, seeds=[0])
-    assert started(workdir) == 8
     rows = list(csv.DictReader((workdir / "table.csv").open()))
     assert [row["preset"] for row in rows] == ["digits"] * 7 + ["table2/ema"]
     assert {row["learning_rate"] for row in rows} >= {"1.0", "2.0", "4.0"}
+    line = refusal(sweep, workdir=workdir, grid="learning_rate=1", epsilon=3.0)
+    assert "with epsilon=not given. Received: epsilon=3.0" in line
+    assert started(workdir) == 8
+    with files.locked(workdir):
+        assert "Another sweep" in refusal(sweep, workdir=workdir, grid="learning_rate=1")
+    next((workdir / "runs").glob("*/record.json")).write_text('{"test_accu')
+    assert "no whole record" in refusal(sweep, workdir=workdir, table_only=True)
 
 
 def test_failed_runs_say_why_and_are_tried_again(run, workdir):
-    (workdir / "fail").touch()
-    made = runs_of("learning_rate=1,2")
-    assert set(execute(made, workdir).values()) == {"failed: no luck"}
-    (workdir / "fail").rename(workdir / "die")
-    assert "killed by SIGKILL" in next(iter(execute(made, workdir).values()))
-    (workdir / "die").unlink()
-    assert execute(made, workdir) == {}
+    shared = {"preset": "digits"}
+    runs = sweep.grid_runs({"learning_rate": [1.0, 2.0], "seed": [0]}, shared)
+    for file, reason in [("fail", "failed: no luck"), ("die", "killed by SIGKILL")]:
+        (workdir / file).touch()
+        failures = sweep.execute(runs, workdir, shared)
+        assert len(failures) == 2 and all(reason in text for text in failures.values())
+        (workdir / file).unlink()
+    record, _ = run(sweep, workdir=workdir, grid="learning_rate=1,2", seeds=[0])
+    assert (record["failures"], record["runs"], started(workdir)) == ({}, 2, 6)
 
 
-def test_runs_that_differ_in_more_than_what_is_swept_do_not_share_a_folder(run, refusal, workdir):
-    grid = dict(workdir=workdir, grid="learning_rate=1", seeds=[0])
-    run(sweep, **grid, steps=5)
-    assert "with steps=5. Received: steps=not given" in refusal(sweep, **grid)
-    said = refusal(sweep, **grid, steps=5, epsilon=3.0)
-    assert "with epsilon=not given. Received: epsilon=3.0" in said
-    assert started(workdir) == 1
-    record, _ = run(sweep, workdir=workdir, grid="learning_rate=1;steps=5,6", seeds=[0])
-    assert (record["runs"], record["points"]) == (3, 2)
-    next((workdir / "runs").glob("*/record.json")).write_text('{"test_accu')
-    assert "no whole record" in refusal(sweep, workdir=workdir, table_only=True)
-    with _locked(workdir), pytest.raises(UserError, match="Another sweep"):
-        execute(runs_of("steps=5"), workdir)
+def write_run(workdir, accuracy, seed, measured_on="validation", **point):
+    folder = workdir / "runs" / str(accuracy)
+    settings = {"seed": seed, "learning_rate": 2.0, "batch_size": 64, **point}
+    resumable.begin(folder / "point.json", settings, "", "", point={**point, "seed": seed})
+    results = {"test_accuracy": None, f"{measured_on}_accuracy": accuracy, "steps": 5}
+    Record("classify", None, Ledger(), None, results=results).save(folder / "record.json")
 
 
-def result(accuracy, seed, on_test=False, **point):
-    settings = {
-        "seed": seed, "learning_rate": 2.0, "l2_norm_clip": 1.0, "augmult": 0, "ema_momentum": 0.0,
-        "optimizer": "dpsgd", "validation": 0.0,
-    }  # fmt: skip
-    report = {"epsilon": 8.0, "workdir": "w", "steps": 5, "test_accuracy": None}
-    report["validation_accuracy"] = None
-    report["test_accuracy" if on_test else "validation_accuracy"] = accuracy
-    return {"point": point, "settings": {**settings, **point}, "report": report}
-
-
-RESULTS = [
-    result(0.9, 1, learning_rate=4.0, batch_size=64),
-    result(0.5, 0, learning_rate=4.0, batch_size=64),
-    result(0.8, 2, learning_rate=4.0, batch_size=64),
-    result(0.7, 0, learning_rate=1.0, batch_size=64),
-    result(0.6, 0, learning_rate=1.0, batch_size=256),
-]
-
-
-def test_rows_are_in_order_and_points_are_medians_and_ranges():
-    rows = table.rows(RESULTS)
-    assert [(r["learning_rate"], r["batch_size"], r["seed"], r["accuracy"]) for r in rows] == [
+def test_rows_are_in_order_and_points_are_medians_and_ranges(tmp_path):
+    for accuracy, seed, rate in [(0.9, 1, 10.0), (0.5, 0, 10.0), (0.8, 2, 10.0), (0.7, 0, 1.0)]:
+        write_run(tmp_path, accuracy, seed, learning_rate=rate)
+    write_run(tmp_path, 0.6, 0, "test", learning_rate=1.0, batch_size=256)
+    rows, swept = sweep.read_table(tmp_path)
+    names = ("learning_rate", "batch_size", "seed", "accuracy")
+    assert [tuple(row[name] for name in names) for row in rows] == [
         (1.0, 64, 0, 0.7), (1.0, 256, 0, 0.6),
-        (4.0, 64, 0, 0.5), (4.0, 64, 1, 0.9), (4.0, 64, 2, 0.8),
+        (10.0, 64, 0, 0.5), (10.0, 64, 1, 0.9), (10.0, 64, 2, 0.8),
     ]  # fmt: skip
-    assert {r["measured_on"] for r in rows} == {"validation"}
-    assert table.rows([result(0.4, 0, on_test=True)])[0]["measured_on"] == "test"
-    best = table.best(table.summaries(rows, table.names(RESULTS)))
-    assert best == {
-        "learning_rate": 4.0, "batch_size": 64, "median": 0.8, "lowest": 0.5, "highest": 0.9,
-        "runs": 3,
-    }  # fmt: skip
+    assert [row["measured_on"] for row in rows] == ["validation", "test", *["validation"] * 3]
+    best = dict(zip(names, (10.0, 64), strict=False))
+    best |= {"median": 0.8, "lowest": 0.5, "highest": 0.9, "runs": 3}
+    assert max(sweep.medians(rows, swept), key=sweep.rank) == best

@@ -15,8 +15,8 @@ from pyarrow import parquet
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.train import classify, predict, tables
-from tfdpx.train.settings import resolve
 from tfdpx.train.data import tables as data_tables
+from tfdpx.train.settings import resolve
 
 
 @pytest.fixture(scope="module")

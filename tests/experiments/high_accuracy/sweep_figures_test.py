@@ -3,30 +3,23 @@
 import json
 
 import pytest
+from PIL import Image
 
 from experiments.high_accuracy import sweep_figures
 
 
-def result(accuracy, seed, **point):
-    """What `tfdpx.train.sweeps.runs.read` says of a run."""
-    names = ("l2_norm_clip", "augmult", "ema_momentum", "optimizer", "validation")
-    settings = {"seed": seed, **dict.fromkeys(names), **point}
-    report = {"test_accuracy": None, "validation_accuracy": accuracy}
-    return {"point": point, "settings": settings, "report": report}
+def row(accuracy, learning_rate, batch_size):
+    """A row of `sweep.read_table`."""
+    point = {"learning_rate": learning_rate, "batch_size": batch_size}
+    return {**point, "accuracy": accuracy, "measured_on": "validation"}
 
 
-RESULTS = [
-    result(0.9, 1, learning_rate=4.0, batch_size=64),
-    result(0.5, 0, learning_rate=4.0, batch_size=64),
-    result(0.8, 2, learning_rate=4.0, batch_size=64),
-    result(0.7, 0, learning_rate=1.0, batch_size=64),
-    result(0.6, 0, learning_rate=1.0, batch_size=256),
-]
+SWEPT = ["learning_rate", "batch_size"]
+ROWS = [row(0.7, 1.0, 64), row(0.6, 1.0, 256), *(row(a, 4.0, 64) for a in (0.5, 0.8, 0.9))]
 
 
 def test_a_picture_for_each_swept_setting(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit, match="has finished"):
-        sweep_figures.main([f"--workdir={tmp_path}"])
+    monkeypatch.setattr(sweep_figures.sweep, "read_table", lambda folder: (ROWS, SWEPT))
     drawn = []
     original = sweep_figures.figure.Figure.subplots
 
@@ -35,15 +28,26 @@ def test_a_picture_for_each_swept_setting(tmp_path, monkeypatch, capsys):
         return drawn[-1]
 
     monkeypatch.setattr(sweep_figures.figure.Figure, "subplots", spy)
-    for results, swept in ((RESULTS[3:4], ()), (RESULTS, ("learning_rate", "batch_size"))):
-        monkeypatch.setattr(sweep_figures.runs, "read_all", lambda folder, kept=results: kept)
-        sweep_figures.main([f"--workdir={tmp_path}"])
-        paths = [tmp_path / f"accuracy_by_{name}.png" for name in swept]
-        assert json.loads(capsys.readouterr().out) == {"figures": list(map(str, paths))}
-        assert all(path.stat().st_size > 5000 for path in paths)
-    left, right = drawn[0]  # By learning rate: a line for each batch size, and the best of all.
+    sweep_figures.main([f"--workdir={tmp_path}"])
+    paths = [tmp_path / f"accuracy_by_{name}.png" for name in ("learning_rate", "batch_size")]
+    assert json.loads(capsys.readouterr().out) == {"figures": list(map(str, paths))}
+    for path in paths:
+        with Image.open(path) as picture:
+            assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(10**6)) > 20
+    left = drawn[0][0]  # By learning rate: a line for each batch size, and the best of all.
     assert [container.get_label() for container in left.containers] == ["64", "256", "best of all"]
-    for line in (left.containers[0].lines[0], left.containers[2].lines[0]):
-        assert list(line.get_xdata()) == [1.0, 4.0] and list(line.get_ydata()) == [70.0, 80.0]
+    assert list(left.containers[0].lines[0].get_xdata()) == [1.0, 4.0]
+    assert list(left.containers[0].lines[0].get_ydata()) == [70.0, 80.0]
+    assert list(left.containers[2].lines[0].get_ydata()) == [70.0, 80.0]
     assert left.get_xscale() == "log"
-    assert list(right.lines[0].get_ydata()) == [64, 64]  # The best at each learning rate.
+    right = drawn[0][1]  # The batch size that was best at each learning rate.
+    assert list(right.lines[0].get_ydata()) == [64, 64]
+
+
+def test_a_single_value_needs_no_picture_and_no_run_is_an_error(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="has finished"):
+        sweep_figures.main([f"--workdir={tmp_path}"])
+    one = [row(0.5, 1.0, 64)], ["learning_rate"]
+    monkeypatch.setattr(sweep_figures.sweep, "read_table", lambda folder: one)
+    sweep_figures.main([f"--workdir={tmp_path}"])
+    assert json.loads(capsys.readouterr().out) == {"figures": []}

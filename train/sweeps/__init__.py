@@ -1,1 +1,0 @@
-"""A sweep: its grid, its runs and the table of their results."""
