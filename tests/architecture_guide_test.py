@@ -16,7 +16,7 @@ import tfdpx
 from tfdpx import noise
 from tfdpx.train import presets
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.run import dry_run
 from tfdpx.training.clipping import ClipPolicy
 
@@ -122,8 +122,8 @@ def test_a_head(monkeypatch):
 @pytest.mark.slow
 def test_a_data_set(monkeypatch):
     entry = run("A data set")["ENTRY"]
-    assert datasets.find("kmnist") is None
-    monkeypatch.setattr(datasets, "ENTRIES", (*datasets.ENTRIES, entry))
+    assert tfds.find("kmnist") is None
+    monkeypatch.setattr(tfds, "ENTRIES", (*tfds.ENTRIES, entry))
     given = {
         "dataset": "kmnist",
         "model": "small_cnn",

@@ -26,7 +26,7 @@ from tfdpx.accounting.record import Record
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train import features
 from tfdpx.train.config import run_flags
-from tfdpx.train.data import identity, loading, public_split
+from tfdpx.train.data import identity, images
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report import page
 from tfdpx.train.report.record import print_table, to_json
@@ -130,12 +130,12 @@ def load(dataset, **options):
 
     Args:
         dataset: String as of --dataset.
-        **options: As of `loading.load`.
+        **options: As of `images.load`.
 
     Raises:
         UserError: If there is no such data set, or it does not fit into memory.
     """
-    data = loading.load(
+    data = images.load(
         dataset, run_flags.DATA_DIR.value, download=run_flags.DOWNLOAD.value, **options
     )
     if data.train_y is None or data.eval_y is None:
@@ -183,7 +183,7 @@ def _sets(values, data):
     """Public and private pairs of images and labels."""
     if values.shots is not None:
         with checking_flags():
-            parts = public_split.split(data.train_y, values.shots, values.seed or 0)
+            parts = images.public_split(data.train_y, values.shots, values.seed or 0)
         return tuple((data.train_x[part], data.train_y[part]) for part in parts)
     if identity.overlap(identity.of(values.dataset, len(data.train_y)), values.public_dataset):
         raise UserError(

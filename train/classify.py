@@ -53,7 +53,7 @@ from tfdpx import account
 from tfdpx.accounting.record import Record
 from tfdpx.train.config import preset_lookup, run_flags, setting_flags
 from tfdpx.train.config.training import AUTO, LINEAR_ON_FEATURES, Training
-from tfdpx.train.data import identity, loading
+from tfdpx.train.data import identity, images
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report import curve
 from tfdpx.train.report.record import print_table, to_json
@@ -149,7 +149,7 @@ def train(settings, workdir, strategy):
     unaccounted = settings.allow_seen_data or not settings.private
     before = provenance.on_same_data(seen, settings.dataset, unaccounted)
     with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
-        data = loading.load_for(
+        data = images.load_for(
             settings,
             run_flags.DATA_DIR.value,
             run_flags.DOWNLOAD.value,

@@ -32,7 +32,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.models.transfer import PIXELS
 from tfdpx.train.config import run_flags
-from tfdpx.train.data import identity, loading
+from tfdpx.train.data import identity, images
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.features_on_disk import FeatureFolder
 from tfdpx.train.report import page, pictures
@@ -200,8 +200,8 @@ def extract(
         workdir: String.
         init_data: Optional string as of `--dataset`, of a backbone that does not say what it saw.
         pixels: As of `keras_files.KerasFile`.
-        image_size: As of `loading.load`.
-        skip_broken: As of `loading.load`.
+        image_size: As of `images.load`.
+        skip_broken: As of `images.load`.
 
     Raises:
         UserError: If the backbone saw these data without an account, or a file does not fit.
@@ -212,7 +212,7 @@ def extract(
     seen = provenance.seen_by([path], init_data)
     provenance.on_same_data(seen, dataset)
     takes, about, build = opened(path, pixels)
-    data = loading.load(
+    data = images.load(
         dataset,
         run_flags.DATA_DIR.value,
         download=run_flags.DOWNLOAD.value,

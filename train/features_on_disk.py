@@ -30,7 +30,7 @@ class FeatureFolder:
         path: `pathlib.Path`.
         record: `Record`.
         extractor: `keras.Model` that this process extracts by; None if it only reads.
-        data: `loading.ImageData` that it extracts from, or None.
+        data: `images.ImageData` that it extracts from, or None.
 
     Raises:
         UserError: If the folder holds other features, or none and `record` is None.

@@ -21,9 +21,9 @@ from absl import app, flags
 from rich import console, table, text
 
 from tfdpx import _files
-from tfdpx.train.data import image_files, image_sources
-from tfdpx.train.data.image_folder import Files
-from tfdpx.train.errors import UserError, in_one_line
+from tfdpx.train.data.folder import SUFFIXES, Files, check, find
+from tfdpx.train.data.images import Images
+from tfdpx.train.errors import UserError, in_one_line, printable
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import finetuning, image_input
 
@@ -91,7 +91,7 @@ def probabilities(model, takes, files):
         files: List of `pathlib.Path`, each of an image that can be read.
     """
     records = Files([(file, 0) for file in files])
-    images = image_sources.Images(records, range(len(files)), takes.image_shape, 0, 1)
+    images = Images(records, range(len(files)), takes.image_shape, 0, 1, takes.center_crop)
     found = []
     for start in range(0, len(files), _BATCH_SIZE):
         rows = range(start, min(start + _BATCH_SIZE, len(files)))
@@ -108,7 +108,7 @@ def print_table(files, names, shares, csv_path):
         rows.add_column(title, overflow="fold")
     for file, name, share in list(zip(files, names, shares, strict=True))[:_MOST_ROWS]:
         # Names of files may hold what looks like markup.
-        rows.add_row(text.Text(image_files.printable(file)), text.Text(name), f"{share:.3f}")
+        rows.add_row(text.Text(printable(file)), text.Text(name), f"{share:.3f}")
     console.Console().print(rows)
     more = f"{len(files) - _MOST_ROWS:,} more are" if len(files) > _MOST_ROWS else "The same is"
     print(f"{more} in {csv_path}.")
@@ -149,13 +149,13 @@ def _readable(path, skip_broken):
     """The images under a path, and how many broken ones were left out."""
     if not path.exists():
         raise UserError(f"There is nothing at --images={path}.")
-    files = image_files.find(path)[0] if path.is_dir() else [path]
+    files = find(path)[0] if path.is_dir() else [path]
     folder = path if path.is_dir() else path.parent
-    readable, broken = image_files.check(files, folder, f"--images={path}", skip_broken)
+    readable, broken = check(files, folder, f"--images={path}", skip_broken)
     if not readable:
         raise UserError(
             f"There is no image that can be read under --images={path}. Suffixes are "
-            f"{', '.join(image_files.SUFFIXES)}. Broken: {len(broken)}."
+            f"{', '.join(SUFFIXES)}. Broken: {len(broken)}."
         )
     return [each.file for each in readable], len(broken)
 

@@ -26,7 +26,7 @@ from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.config import pretraining, run_flags, setting_flags
 from tfdpx.train.config.training import Training
-from tfdpx.train.data import identity, loading
+from tfdpx.train.data import identity, images
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.report import page
 from tfdpx.train.report.record import print_table, to_json
@@ -79,7 +79,7 @@ def train(settings, workdir):
     seen = provenance.seen_by(provenance.files(settings), settings.init_data)
     resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
     folder = checkpoint.RunFolder(workdir, determined_by, resume, asked=asked_for)
-    data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+    data = images.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     print(*data.notes, sep="\n", end="\n" * bool(data.notes))
     saved = checkpoint.LastState(folder, settings.steps)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])

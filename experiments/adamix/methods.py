@@ -8,7 +8,7 @@ from experiments.adamix import measures
 from tfdpx import AdaMix
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.heads.adamix import LEAST_CLIP, PublicSet
-from tfdpx.train.data import public_split
+from tfdpx.train.data.images import public_split
 
 # Learning rates to choose from: those of an adaptive clip are for smaller gradients. They are for
 # means, and the noise is added to a sum: fewer private examples than _MANY take less.
@@ -141,7 +141,7 @@ class Study:
 
     def sets(self, shots, seed, shift="none"):
         """Public and private pairs of features and labels."""
-        public, private = public_split.split(self.labels, shots, seed)
+        public, private = public_split(self.labels, shots, seed)
         private = np.random.default_rng([seed, 18]).permutation(private)[: self.most_private]
         return (
             (self.features[shift][public], self.labels[public]),

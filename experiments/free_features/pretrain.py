@@ -20,7 +20,7 @@ from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
 from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.run import classifiers, finetuning, optimization, results
 
 KINDS = {
@@ -59,7 +59,7 @@ def pretrain(arguments):
         arguments: Namespace of the flags of `main`.
     """
     keras.utils.set_random_seed(arguments.seed)
-    entry = datasets.Name.parse(arguments.dataset).entry
+    entry = tfds.Name.parse(arguments.dataset).entry
     shape, count = entry.image_shape, arguments.num_images
     images = KINDS[arguments.generator](shape[:2], shape[2], seed=arguments.seed).images(count)
     images = np.rint(255 * images).astype("uint8")

@@ -17,7 +17,7 @@ from absl import app, flags
 
 import tfdpx
 from tfdpx.accounting import group_epsilon
-from tfdpx.train.data import loading
+from tfdpx.train.data import images
 from tfdpx.train.report.record import print_table
 from tfdpx.train.run import auto_settings
 
@@ -68,7 +68,7 @@ def main(argv):
     """Trains by each way at each epsilon; prints the medians."""
     del argv
     warnings.simplefilter("ignore")
-    data = loading.load("digits")
+    data = images.load("digits")
     train, test = features_of(data)
     count, rows = len(train[1]), []
     for epsilon in map(float, _EPSILONS.value):

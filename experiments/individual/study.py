@@ -23,7 +23,7 @@ import tfdpx
 from tfdpx.accounting import IndividualAccountant
 from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.data import digits
+from tfdpx.train.data import tfds
 from tfdpx.train.report.groups import group_report
 from tfdpx.train.report.record import to_json
 from tfdpx.train.run import individual
@@ -62,7 +62,7 @@ def arrays(name):
         x = (found.images[..., np.newaxis] / 16).astype("float32")
         train, test = model_selection.train_test_split(
             np.arange(len(x)),
-            test_size=digits.TEST_EXAMPLES,
+            test_size=tfds.TEST_EXAMPLES,
             stratify=found.target,
             random_state=0,
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 import tfdpx
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.run import finetuning, optimization
 
 IMAGES = 2
@@ -27,7 +27,7 @@ IMAGES = 2
 def update(preset):
     """Makes the update and returns what is known of it, a dict."""
     settings = preset_lookup.resolve(preset, {})
-    entry = datasets.Name.parse(settings.dataset).entry
+    entry = tfds.Name.parse(settings.dataset).entry
     shape, num_classes = entry.image_shape, entry.num_classes
     if settings.image_size:
         shape = (settings.image_size, settings.image_size, shape[2])

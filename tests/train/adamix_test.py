@@ -8,7 +8,7 @@ import pytest
 
 from tfdpx.accounting import record as records
 from tfdpx.train import adamix
-from tfdpx.train.data import public_split
+from tfdpx.train.data import images
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_folders_of_private_and_public_images(tmp_path, run, refusal):
     given = dict(dataset=f"folder:{tmp_path / 'private'}", learning_rate=4.0)
     public = f"folder:{tmp_path / 'public'}"
     found, _ = run(adamix, workdir=tmp_path / "w", public_dataset=public, **given)
-    assert (found["num_examples"], found["num_public"]) == (96, 12)
+    assert 80 < found["num_examples"] < 112 and found["num_public"] == 12
     assert found["test_accuracy"] > 0.8
     for dataset, message in [
         (f"folder:{tmp_path / 'other'}", "same classes.*with 3, 7, for 3, 5"),
@@ -58,6 +58,6 @@ def test_which_images_are_public_is_said_once(tmp_path, refusal):
 
 def test_shots_are_of_each_class():
     labels = np.repeat(np.arange(3), [30, 40, 50])
-    public, private = public_split.split(labels, 5, seed=3)
+    public, private = images.public_split(labels, 5, seed=3)
     assert np.bincount(labels[public]).tolist() == [5, 5, 5]
     np.testing.assert_array_equal(np.sort(np.concatenate([public, private])), np.arange(120))

@@ -21,7 +21,7 @@ from tfdpx.accounting import record as records
 from tfdpx.train import classify
 from tfdpx.train.config import preset_lookup, setting_flags
 from tfdpx.train.config.training import Training
-from tfdpx.train.data import loading
+from tfdpx.train.data import images
 
 
 def recorded(workdir):
@@ -30,7 +30,7 @@ def recorded(workdir):
 
 def accuracy(workdir, data_dir):
     """Of the saved model on the test images."""
-    data = loading.load("digits", data_dir)
+    data = images.load("digits", data_dir)
     predictions = keras.saving.load_model(workdir / "model.keras").predict(data.eval_x, verbose=0)
     return np.mean(predictions.argmax(axis=-1) == data.eval_y)
 
@@ -70,7 +70,7 @@ def test_saved_model_is_the_averaged_one_that_was_measured(finished, finished_ru
     with np.load(workdir.parent / "weights_before_averaging.npz") as raw:
         assert not any(map(np.array_equal, model.get_weights(), raw.values()))
         model.set_weights(list(raw.values()))
-    data = loading.load("digits", finished_runs.data_dir)
+    data = images.load("digits", finished_runs.data_dir)
     predictions = model.predict(data.eval_x, verbose=0).argmax(axis=-1)
     assert np.mean(predictions == data.eval_y) == record["raw_accuracy"]
 

@@ -6,7 +6,7 @@ import pkgutil
 
 from tfdpx.train import presets
 from tfdpx.train.config.training import PRIVACY, Training
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.errors import UserError, did_you_mean
 
 
@@ -21,7 +21,7 @@ def default_for(dataset):
     Args:
         dataset: What --dataset says, or None.
     """
-    return datasets.FOLDER if (dataset or "").startswith(f"{datasets.FOLDER}:") else "digits"
+    return tfds.FOLDER if (dataset or "").startswith(f"{tfds.FOLDER}:") else "digits"
 
 
 def summary():

@@ -59,8 +59,8 @@ class RunSettings:
         "the classes; classify also takes csv:PATH and parquet:PATH."
     )
     test_fraction: float | None = setting(
-        "Of folder:PATH: the part of each class to test on; default 0.2. Not where PATH has train "
-        "and test.",
+        "Of folder:PATH: the expected part of the images, or people, to test on; default 0.2. Not "
+        "where PATH has train and test.",
         BELOW_ONE,
         default=None,
     )
@@ -140,6 +140,11 @@ class RunSettings:
         "folder:PATH: chosen from the files.",
         FROM_ONE,
         default=None,
+    )
+    center_crop: bool = setting(
+        "Crop images around their centre before they are resized, so that they keep their aspect "
+        "ratio.",
+        default=False,
     )
     label_smoothing: float = setting(
         "Weight of the uniform distribution in the targets.", BELOW_ONE, default=0.0

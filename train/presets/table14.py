@@ -13,6 +13,7 @@ IMAGENET = dict(
     dataset="imagenet2012",
     validation=10_000,
     eval_split="test",
+    center_crop=True,
     delta=8e-7,
     batch_size=16384,
     l2_norm_clip=1.0,

@@ -13,6 +13,7 @@ The columns of infinite epsilon neither clip nor add noise. Labels are smoothed 
 COMMON = dict(
     dataset="places365_small",
     image_size=256,
+    center_crop=True,
     model="nf_resnet_50",
     pretrained_on="jft",
     delta=5e-7,

@@ -6,7 +6,7 @@ import shlex
 from tfdpx.accounting.record import plain
 from tfdpx.train.config import preset_lookup, pretraining
 from tfdpx.train.config.training import OF_FILE, PRIVACY
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 
 # Without these the rest of a preset cannot be looked up.
 _FIRST = ("dataset", "private", *PRIVACY, "delta")
@@ -26,7 +26,7 @@ def of(record):
 
 def _of_classify(record):
     settings = record.settings
-    if datasets.Name.parse(settings["dataset"]).entry.name in datasets.TABLES:
+    if tfds.Name.parse(settings["dataset"]).entry.name in tfds.TABLES:
         # On the call: it defines flags, which are those of other programs too.
         from tfdpx.train.tables.settings import TableSettings
 

@@ -27,7 +27,7 @@ def facts(data, paths):
     """What a run has found, besides its settings: a dict of JSON values by what they are called.
 
     Args:
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         paths: Paths of the files that the run starts from.
     """
     found = {

@@ -6,7 +6,7 @@ import math
 from absl import flags
 
 from tfdpx import accounting
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.errors import UserError, did_you_mean
 from tfdpx.train.run import auto_settings, classifiers, finetuning, fitting
 
@@ -52,12 +52,12 @@ def describe(settings, seconds_per_update=None):
     Raises:
         UserError: If the size of the data set is not known, or the values do not go together.
     """
-    entry = datasets.find(settings.dataset)
+    entry = tfds.find(settings.dataset)
     if entry is None or entry.train_images is None:
-        known = [entry.source for entry in datasets.ENTRIES if entry.train_images]
+        known = [entry.source for entry in tfds.ENTRIES if entry.train_images]
         raise UserError(
             f"The size of the data set {settings.dataset!r} is not known without reading it."
-            f"{did_you_mean(settings.dataset, datasets.KNOWN)} "
+            f"{did_you_mean(settings.dataset, tfds.KNOWN)} "
             f"--dry_run knows: {', '.join(known)}."
         )
     num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)

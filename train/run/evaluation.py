@@ -8,7 +8,7 @@ import numpy as np
 from tfdpx.heads.releases import Releases
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.training.callbacks import steps_taken
 
 BATCH_SIZE = 500
@@ -38,11 +38,11 @@ def is_public(data, public_test):
     Images that were held out of the training images are as private as these.
 
     Args:
-        data: `loading.ImageData`. The test images of the data sets in `datasets.ENTRIES` are
+        data: `images.ImageData`. The test images of the data sets in `tfds.ENTRIES` are
             public.
         public_test: Bool, the flag `--public_test`: the user declares that they are public.
     """
-    is_known = datasets.Name.parse(data.name).entry in datasets.ENTRIES
+    is_known = tfds.Name.parse(data.name).entry in tfds.ENTRIES
     return data.eval_split == "test" and (is_known or public_test)
 
 
@@ -50,7 +50,7 @@ def batches(data):
     """The examples to measure on, a `tf.data.Dataset` to iterate over as often as needed.
 
     Args:
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
     """
     return sampled_batches.in_order(as_examples(*data.eval_examples), BATCH_SIZE)
 
@@ -60,7 +60,7 @@ def measure(model, data):
 
     Args:
         model: A `keras.Model` from images to logits.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
     """
     labels, predictions, within = [], [], []
     for logits, y in predicted(model, data.eval_examples):

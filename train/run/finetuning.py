@@ -119,7 +119,7 @@ def build(settings, data, source=None):
 
     Args:
         settings: A `settings.RunSettings`.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         source: The `KerasFile` of `source(settings)`, to which a new last layer is added, or None.
 
     Returns:

@@ -39,7 +39,7 @@ class Trainer:
         settings: A `training.Training`.
         strategy: The `tf.distribute.Strategy`.
         plan: The `tfdpx.PrivacyPlan` of the run.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         folder: The `checkpoint.RunFolder`.
         write: Bool, whether this host writes checkpoints and progress.
     """
@@ -145,7 +145,7 @@ def head_and_features(settings, model, data):
     Args:
         settings: A `training.Training`.
         model: The classifier that `finetuning.build` made; the head shares its last layer.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
 
     Returns:
         The `keras.Model` to train, and an `ImageData` whose images are what that takes.

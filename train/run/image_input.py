@@ -9,10 +9,11 @@ from tfdpx.accounting import record as records
 from tfdpx.train.errors import UserError
 
 _PREPARATION = (
-    "8-bit pixels, upright, transparent parts on white, resized to image_shape by Pillow's "
-    "bilinear filter without keeping the aspect ratio. The model scales them itself. Its outputs "
-    "are logits: their softmax are probabilities."
+    "8-bit pixels, upright, transparent parts on white, {resized} by Pillow's bilinear filter. The "
+    "model scales them itself. Its outputs are logits: their softmax are probabilities."
 )
+_CROPPED = "cropped around their centre to the aspect ratio of image_shape and resized to it"
+_SQUEEZED = "resized to image_shape without keeping the aspect ratio"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,24 +23,27 @@ class ImageInput:
     Attributes:
         image_shape: `(height, width, channels)`.
         class_names: Tuple, a name for each output.
+        center_crop: Whether images are cropped around their centre before they are resized.
     """
 
     image_shape: tuple
     class_names: tuple
+    center_crop: bool
 
 
 def of(data):
     """What a record says of a model's images and classes, a dict of JSON values.
 
     Args:
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
     """
     return {
         "image_shape": list(data.image_shape),
         "class_names": list(data.class_names),
         "centre": data.centre,
         "deviation": data.deviation,
-        "preparation": _PREPARATION,
+        "center_crop": data.center_crop,
+        "preparation": _PREPARATION.format(resized=_CROPPED if data.center_crop else _SQUEEZED),
     }
 
 
@@ -59,4 +63,7 @@ def read(path):
             "neither tfdpx.train.classify nor tfdpx.train.pretrain wrote it, or Keras has saved it "
             "again."
         )
-    return ImageInput(tuple(record.inputs["image_shape"]), tuple(record.inputs["class_names"]))
+    inputs = record.inputs
+    return ImageInput(
+        tuple(inputs["image_shape"]), tuple(inputs["class_names"]), inputs.get("center_crop", False)
+    )

@@ -48,7 +48,7 @@ class History(keras.callbacks.Callback):
     A pass over these takes as long as the forward part of an epoch of training.
 
     Args:
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         path: File to keep them in, so that a resumed run has those before it.
     """
 
@@ -131,7 +131,7 @@ def write(epsilons, worst, history, model, data, workdir):
         worst: Float, the plan's epsilon after it.
         history: `History`.
         model: The trained `keras.Model`.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         workdir: `pathlib.Path`.
 
     Returns:

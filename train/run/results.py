@@ -19,7 +19,7 @@ def write(record, model, data, measured, rows, workdir, public_test=False):
         record: `tfdpx.accounting.record.Record`, of which the model gets a copy.
         model: A `keras.Model` that was never compiled: a .keras file of a compiled model holds the
             optimizer, whatever `include_optimizer` says.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         measured: `evaluation.Measured`.
         rows: The rows of `curve.Curve`. Without accuracy in them there is no learning curve.
         workdir: `pathlib.Path`.
@@ -44,7 +44,7 @@ def draw_measured(data, labels, predictions, workdir, public_test=False):
     """Draws the confusion matrix and, of public test images alone, some that were taken wrong.
 
     Args:
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
         labels: Integer labels of its examples to measure on.
         predictions: Predicted labels of these.
         workdir: `pathlib.Path`.

@@ -46,7 +46,7 @@ def build(settings, data):
 
     Args:
         settings: A `training.Training` with `features`.
-        data: `loading.ImageData`.
+        data: `images.ImageData`.
 
     Returns:
         The `keras.Model` from `[batch, height, width, channels]` uint8 to `[batch, classes]`, not

@@ -20,7 +20,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.train.config import preset_lookup, run_flags
 from tfdpx.train.config.training import PRIVACY
-from tfdpx.train.data import loading
+from tfdpx.train.data import images
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.report import page
 from tfdpx.train.run import auto_settings, evaluation, provenance, results
@@ -66,7 +66,7 @@ def tune(preset, given, swept, mean, workdir, extra):
             "Private tuning protects single images. Received: --user="
             f"{user}. Leave it out, or run `classify` with settings chosen without these images."
         )
-    data = loading.load_for(points[0][1], run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+    data = images.load_for(points[0][1], run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
     if data.train_y is None:
         raise UserError(f"The images must fit in memory. Received: --dataset={data.name}.")
     points = [

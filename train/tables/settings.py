@@ -8,7 +8,7 @@ from absl import flags
 from tfdpx.train.config import run_flags, setting_flags
 from tfdpx.train.config.settings import BELOW_ONE, FROM_ONE, NOT_NEGATIVE, POSITIVE, Check, setting
 from tfdpx.train.config.training import Training
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.errors import UserError
 from tfdpx.train.run import devices, dry_run
 
@@ -120,7 +120,7 @@ setting_flags.define(TableSettings)
 
 def of_table(dataset):
     """Whether `--dataset` names a table."""
-    return (dataset or "").partition(":")[0] in datasets.TABLES
+    return (dataset or "").partition(":")[0] in tfds.TABLES
 
 
 def from_flags():

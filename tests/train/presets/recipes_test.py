@@ -4,7 +4,7 @@ import pytest
 from cases import nightly
 
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.run import dry_run, optimization
 
 # Updates and examples of an update, noise where it is published, and epsilon by RDP and by PLD
@@ -22,7 +22,7 @@ RECIPES = {
 
 def plan(preset, **given):
     settings = preset_lookup.resolve(preset, given)
-    return settings.privacy_plan(datasets.find(settings.dataset).train_images)
+    return settings.privacy_plan(tfds.find(settings.dataset).train_images)
 
 
 @pytest.mark.parametrize(

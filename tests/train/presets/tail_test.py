@@ -10,7 +10,7 @@ from tfdpx import noise
 from tfdpx.accounting import accountants
 from tfdpx.accounting.gaussian import added_delta
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.run import auto_settings
 
 RADIUS_OF_32_BITS = math.sqrt(2 * 33 * math.log(2))
@@ -35,7 +35,7 @@ def share_of_delta(preset, largest_radius):
     settings = preset_lookup.resolve(preset, {})
     # A part of a data set, such as some of its classes, is noisier than the whole. Of a folder's
     # images nobody knows how many there are.
-    whole = datasets.Name.parse(settings.dataset).entry.train_images or IMAGES_OF_A_FOLDER
+    whole = tfds.Name.parse(settings.dataset).entry.train_images or IMAGES_OF_A_FOLDER
     settings, _ = auto_settings.complete(settings, whole)
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:

@@ -10,7 +10,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import loading
+from tfdpx.train.data.images import ImageData
 from tfdpx.train.report import command_again, page
 from tfdpx.train.run import provenance, results
 
@@ -108,10 +108,10 @@ def test_the_headline_says_what_is_promised(tmp_path):
 
 def measured_data(name, eval_split="test"):
     """Data whose training images nothing may read."""
-    fields = dict.fromkeys(field.name for field in dataclasses.fields(loading.ImageData))
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(ImageData))
     images = np.arange(6 * 4, dtype="uint8").reshape(6, 2, 2, 1)
     fields |= dict(eval_x=images, eval_y=np.arange(6) % 2, class_names=("a", "b"))
-    return loading.ImageData(**{**fields, "name": name, "eval_split": eval_split})
+    return ImageData(**{**fields, "name": name, "eval_split": eval_split})
 
 
 WHERE_SHOWN = [

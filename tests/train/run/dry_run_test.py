@@ -8,7 +8,7 @@ import rdp_precision
 from cases import nightly, slow
 
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import datasets
+from tfdpx.train.data import tfds
 from tfdpx.train.errors import UserError
 from tfdpx.train.run import dry_run
 
@@ -87,8 +87,8 @@ def test_each_column_is_set_as_in_the_paper():
         assert {name: getattr(settings, name) for name in wanted} == wanted, preset
         if private:
             assert settings.delta == float(row["delta"]), preset
-        entry = datasets.find(settings.dataset)
-        assert entry is datasets.find(DATASETS.get(row["task"], row["task"])), preset
+        entry = tfds.find(settings.dataset)
+        assert entry is tfds.find(DATASETS.get(row["task"], row["task"])), preset
         assert (settings.image_size or entry.image_shape[0]) == size_of(row), preset
 
 

@@ -11,7 +11,7 @@ import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import loading
+from tfdpx.train.data.images import ImageData
 from tfdpx.train.errors import UserError
 from tfdpx.train.run import (
     auto_settings,
@@ -31,7 +31,7 @@ def data():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (COUNT, *SHAPE)).astype("uint8")
     labels = rng.integers(0, 3, COUNT)
-    return loading.ImageData(
+    return ImageData(
         "made up", images, labels, images[:5], labels[:5], COUNT, SHAPE, "test", ("a", "b", "c"),
         127.5, 127.5,
     )  # fmt: skip

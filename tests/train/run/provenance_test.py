@@ -1,8 +1,6 @@
 """What a model file says of the data that its weights have seen, and which starts are refused."""
 
 import math
-import os
-import pathlib
 
 import keras
 import pytest
@@ -68,66 +66,6 @@ def test_what_has_no_account_needs_a_word(file):
     other = Ledger((Entry(4.0, 0.1, 60, run=8),))
     paths = [file("digits"), file("digits", "mnist"), file("digits", ledger=other)]
     assert provenance.on_same_data(provenance.seen_by(paths), "digits") == PRIVATE + other
-
-
-def test_folders_are_the_same_by_whichever_path(file, tmp_path, monkeypatch):
-    (tmp_path / "images" / "train").mkdir(parents=True)
-    (tmp_path / "others").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "images")
-    monkeypatch.chdir(tmp_path)
-    path = file("folder:images")
-    monkeypatch.chdir("/")
-    for same in ("images", "link", "images/../link", "images/train", "."):
-        assert before(path, f"folder:{tmp_path}/{same}") == PRIVATE
-    assert before(path, f"folder:{tmp_path}/others") == Ledger()
-    assert before(path, "digits") == Ledger()
-    # It moves with the images.
-    os.rename(tmp_path / "images", tmp_path / "moved")
-    assert before(path, f"folder:{tmp_path}/moved") == PRIVATE
-    assert str(tmp_path).encode() not in path.read_bytes()
-
-
-def test_a_folder_that_cannot_be_written_is_known_by_its_owners_key(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "_KEY", tmp_path / "home" / "key")
-    open_ = pathlib.Path.open
-
-    def refusing(path, mode="r", *args, **kwargs):
-        if path.name == identity.FILE and mode == "x":
-            raise PermissionError
-        return open_(path, mode, *args, **kwargs)
-
-    monkeypatch.setattr(pathlib.Path, "open", refusing)
-    for name in ("images/train", "others"):
-        (tmp_path / name).mkdir(parents=True)
-    told = identity.of(f"folder:{tmp_path}/images")
-    assert identity.of(f"folder:{tmp_path}/images") == told and len(told.identifier) == 32
-    for same in ("images", "images/train", "."):
-        assert identity.overlap(told, f"folder:{tmp_path}/{same}")
-    assert not identity.overlap(told, f"folder:{tmp_path}/others")
-    assert (tmp_path / "home" / "key").stat().st_mode & 0o077 == 0
-    odd = tmp_path / os.fsdecode(b"bad\xff")
-    odd.mkdir()
-    assert identity.of(f"folder:{odd}").name.encode()
-
-
-def test_links_to_images_are_the_images(file, tmp_path):
-    for name in ("images/cats", "links", "files/cats"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "images/cats/1.png").touch()
-    (tmp_path / "links/cats").symlink_to(tmp_path / "images/cats")
-    (tmp_path / "links/back").symlink_to(tmp_path / "links")
-    (tmp_path / "files/cats/1.png").symlink_to(tmp_path / "images/cats/1.png")
-    (tmp_path / "files/cats/2.png").symlink_to(tmp_path / "nowhere")
-    path = file(f"folder:{tmp_path}/images")
-    for same in ("links", "files"):
-        assert before(path, f"folder:{tmp_path}/{same}") == PRIVATE
-
-
-def test_an_identifier_is_never_replaced(tmp_path):
-    (tmp_path / identity.FILE).write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="cannot be read or is damaged"):
-        identity.of(f"folder:{tmp_path}")
-    assert (tmp_path / identity.FILE).read_bytes() == b"\xff\xfe"
 
 
 @pytest.mark.parametrize("name", ["other.weights.h5", "rewritten.keras"])
