@@ -22,14 +22,10 @@ from tfdpx.train.data.people import People
 from tfdpx.train.data.tfds import FOLDER, Features
 from tfdpx.train.errors import UserError, checking_flags, printable
 
-# In any case; formats that Pillow reads without a plugin.
+# In any case; formats that Pillow reads without a plugin. HEIC, which telephones write, is not one.
 SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"),
 )  # fmt: skip
-# Of cameras and telephones; formats that Pillow reads with a plugin at most.
-UNREAD = (".heic", ".heif", ".hif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
-_NO_READER = "which has no reader, so convert it to JPEG"
-_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 _GRAY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L")
 _ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # Of EXIF, which cameras write.
@@ -156,7 +152,8 @@ class Files:
     def __len__(self):
         return len(self.pairs)
 
-    def __getitems__(self, rows):
+    def read(self, rows):
+        """Returns a list of pairs of the bytes of a file and its class."""
         return [(file.read_bytes(), label) for file, label in (self.pairs[row] for row in rows)]
 
     def labels(self):
@@ -173,16 +170,14 @@ class ImageFolder:
 
     Args:
         path: `pathlib.Path`.
-        image_size: Int, height and width to read images at; None chooses them.
         test_fraction: Float in [0, 1), the expected part of the images (or people) to test on;
             None: a fifth. Not where the folder has test images.
         test_seed: Int in [0, 2**63), the key of the hash that says which are tested on.
         skip_broken: Bool. Whether files that cannot be read are left out, not refused.
-        takes: `(height, width, channels)` of the images that a model takes; None where any.
         user: Says whose each image is, see `people.People`; None: each is its own.
 
     Attributes:
-        features: `tfds.Features`, with the size to read images at.
+        features: `tfds.Features`, with a shape for all images that is chosen from the files.
         notes: List of strings for people, on the images and the choices.
         left_out: Int, broken files that were left out.
 
@@ -191,16 +186,7 @@ class ImageFolder:
             or has no image of a class to train on.
     """
 
-    def __init__(
-        self,
-        path,
-        image_size=None,
-        test_fraction=None,
-        test_seed=0,
-        skip_broken=False,
-        takes=(None, None, None),
-        user=None,
-    ):
+    def __init__(self, path, test_fraction=None, test_seed=0, skip_broken=False, user=None):
         self._flag = f"--dataset={FOLDER}:{path}"
         train_folder, test_folder = _parts(existing(path))
         if test_folder and test_fraction is not None:
@@ -235,24 +221,20 @@ class ImageFolder:
             split: Files([(file, names.index(name)) for file, name in images.items()])
             for split, images in (("train", train), ("test", test))
         }
-        self.features = Features((), _shape(readable, image_size, takes), names)
+        self.features = Features((), _shape(readable), names)
 
         unit = "people" if people else "images"
         where = f"about {fraction:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
         where = f"those in {test_folder.name}" if test_folder else where
-        chosen = "--image_size" if image_size else "chosen from the files; --image_size changes it"
-        chosen = "the size that --init_from takes" if takes[0] or takes[1] else chosen
-        height, width, channels = self.features.shape
         self.notes = [
             f"{path}: {len(readable)} images of {len(names)} classes.",
             f"To train on: {len(train)}. To test on: {len(test)} ({where}).",
-            f"Read as {height}x{width} pixels, {'gray' if channels == 1 else 'in colour'} "
-            f"({chosen}).",
             f"Public, so not protected: how many {unit} there are to train on and how many images "
             "to test on, the names of the classes, size and colours.",
             *passed_over,
         ]
-        if untested := sorted(set(names) - set(test.values())):
+        untested = sorted(set(names) - set(test.values()))
+        if test and untested:
             self.notes.insert(2, f"Classes without a test image: {', '.join(untested)}.")
         if people:
             ids = np.array([people.of(file) for file in train], object)
@@ -293,7 +275,7 @@ class ImageFolder:
 
 
 def existing(path):
-    """Returns the path of a folder, resolved.
+    """Returns the path of a folder that is there.
 
     Raises:
         UserError: If there is no such folder.
@@ -308,23 +290,19 @@ def existing(path):
 
 def _passed_over(path, others, loose, broken, train_folder, names):
     """Returns notes on files in a folder that are not among the images."""
-    unread = [file for file in others if file.name.lower().endswith(UNREAD)]
-    formats = sorted({file.suffix.lower() for file in unread})
+    empty = [f for f in _folders(train_folder) if printable(f.name) not in names]
     kinds = {
-        "broken, so left out": sorted(broken),
+        "broken, so left out": broken,
         "in no folder of a class": loose,
-        f"of format {', '.join(formats)}, {_NO_READER}": unread,
-        "no image by its name": [file for file in others if file not in unread],
-        "class without an image": sorted(
-            folder for folder in _folders(train_folder) if printable(folder.name) not in names
-        ),
+        "no image by its name (convert HEIC and other formats to JPEG)": others,
+        "class without an image": empty,
     }
     notes = []
     for kind, files in kinds.items():
         if files:
-            some = ", ".join(printable(file.relative_to(path)) for file in files[:_SHOWN])
-            more = ", ..." if len(files) > _SHOWN else ""
-            notes.append(f"Not used, {kind}: {len(files)} ({some}{more}).")
+            some = [printable(file.relative_to(path)) for file in sorted(files)[:_SHOWN]]
+            more = ["..."] if len(files) > _SHOWN else []
+            notes.append(f"Not used, {kind}: {len(files)} ({', '.join(some + more)}).")
     return notes
 
 
@@ -346,11 +324,7 @@ def _look(file):
             image.draft(None, (1, 1))  # A JPEG is read whole, but decoded to an eighth.
             eight_bits(image, 3)
     except UnidentifiedImageError:
-        # Telephones send such images under the names of JPEG files.
-        is_heic = encoded[4:8] == b"ftyp" and encoded[8:12] in _HEIC_BRANDS
-        if is_heic or file.name.lower().endswith(UNREAD):
-            return f"is of format {'HEIC' if is_heic else file.suffix}, {_NO_READER}"
-        return "is no image" if encoded else "is empty"
+        return "is no image that can be read: convert HEIC to JPEG" if encoded else "is empty"
     # Of broken files Pillow raises nearly anything: OSError, SyntaxError, struct.error, ...
     except Exception as error:
         return f"{error}" or type(error).__name__
@@ -393,14 +367,9 @@ def _is_tested(unit, fraction, seed):
     return int.from_bytes(digest, "big") < fraction * 2**64
 
 
-def _shape(readable, image_size, takes):
-    """Returns `(height, width, channels)` to read images at."""
-    height, width, channels = takes
-    channels = channels or (1 if all(image.is_gray for image in readable) else 3)
-    if height or width:
-        return (height or width, width or height, channels)
-    if image_size:
-        return (image_size, image_size, channels)
+def _shape(readable):
+    """Returns a `(height, width, channels)` for all images."""
+    channels = 1 if all(image.is_gray for image in readable) else 3
     sizes = {image.size for image in readable}
     largest = _LARGEST_SIDE if len(readable) <= _MANY else _LARGEST_SIDE_OF_MANY
     if len(sizes) == 1 and max(next(iter(sizes))) <= largest:

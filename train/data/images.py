@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import io
 import math
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -93,11 +94,8 @@ def load(
     image_size=None,
     center_crop=False,
     train_scale=1.0,
-    test_fraction=None,
-    test_seed=0,
-    skip_broken=False,
     takes=(None, None, None),
-    user=None,
+    **of_folder,
 ):
     """Reads the training images of a data set and those to measure accuracy on.
 
@@ -119,12 +117,10 @@ def load(
         center_crop: Whether images of another aspect ratio are cropped around their centre, or
             resized without keeping it.
         train_scale: Float >= 1. Training images are made this many times larger, to cut views from.
-        test_fraction: Of a folder; see `folder.ImageFolder`.
-        test_seed: Likewise.
-        skip_broken: Likewise.
         takes: `(height, width, channels)` of the images that a model takes, None where any: they
             are resized, and made gray or coloured.
-        user: Of a folder; see `people.People`.
+        **of_folder: Of a folder: `test_fraction`, `test_seed`, `skip_broken` and `user`, see
+            `folder.ImageFolder`.
 
     Returns:
         An `ImageData`. The test images of ImageNet and Places-365 are the official validation
@@ -142,23 +138,30 @@ def load(
         )
     if name.entry.name in tfds.TABLES:
         raise UserError(f"Tables are for classify alone. Received: --dataset={name.text}.")
-    if name.path:
-        folder = ImageFolder(
-            name.path, image_size, test_fraction, test_seed, skip_broken, takes, user
-        )
-        kind, records, test_split = folder.features, folder.records, "test"
-    elif test_fraction is not None or test_seed or skip_broken or user:
+    if any(value not in (None, 0) for value in of_folder.values()) and not name.path:
         raise UserError(
             "Flags --test_fraction, --test_seed, --skip_broken and --user belong to "
             f"--dataset={tfds.FOLDER}:PATH. Received: --dataset={name.text}."
         )
+    folder, test_split = None, name.entry.test_split or "test"
+    if name.path:
+        folder = ImageFolder(name.path, **of_folder)
+        kind, records = folder.features, folder.records
+    elif name.entry.source == tfds.DIGITS:
+        kind, splits = tfds.DIGITS_FEATURES, tfds.read_digits()
+        records = {split: _in_memory(pairs) for split, pairs in splits.items()}.__getitem__
     else:
-        folder, builder = None, tfds.open_builder(name, data_dir, download)
-        kind = tfds.features(builder, name.full)
+        builder, kind = tfds.open_builder(name, data_dir, download)
         records = functools.partial(_records, builder, kind)
-        usual = "test" if "test" in builder.info.splits else "validation"
-        test_split = name.entry.test_split or usual
-    shape = _image_shape(name, [a or b for a, b in zip(takes, kind.shape, strict=True)], image_size)
+        test_split = test_split if test_split in builder.info.splits else "validation"
+    sizes = [length or image_size for length in takes[:2]]
+    shape = tuple(a or b for a, b in zip((*sizes, takes[2]), kind.shape, strict=True))
+    if None in shape:
+        raise UserError(
+            f"The images of {name.full!r} are of many sizes: give --image_size. Received: "
+            f"--image_size={image_size}."
+        )
+    notes = _notes(folder, shape, takes, image_size) if folder else ()
     large = (round(train_scale * shape[0]), round(train_scale * shape[1]), shape[2])
     classes = _kept_classes(name, len(kind.class_names))
 
@@ -172,7 +175,7 @@ def load(
         rows = measured.rows
     train_x, train_y = train.read(kept, large, center_crop)
     eval_x, eval_y = measured.read(rows, shape, center_crop)
-    people = getattr(train.records, "people", None)
+    people = train.records.people
     return ImageData(
         name=name.full,
         train_x=train_x,
@@ -185,7 +188,7 @@ def load(
         class_names=kind.class_names[classes.start : classes.stop],
         centre=name.entry.centre,
         deviation=name.entry.deviation,
-        notes=tuple(folder.notes) if folder else (),
+        notes=notes,
         left_out=folder.left_out if folder else 0,
         train_users=None if people is None else people[kept],
         center_crop=center_crop,
@@ -246,7 +249,7 @@ class Images:
     """Some examples of a split, as `tfdpx.RandomAccess` reads them.
 
     Args:
-        records: Sequence of (encoded image, label), of bytes (or a uint8 array) and int.
+        records: `folder.Files`, or as it.
         rows: Indices of `records` to take, an int array.
         shape: `(height, width, channels)` of the images to return.
         first_class: The label that becomes 0.
@@ -268,7 +271,7 @@ class Images:
     def __getitems__(self, indices):
         """Returns a list of pairs of an image, uint8, and its label, int64."""
         rows = [int(self._rows[index]) for index in indices]
-        pairs = zip(rows, self._records.__getitems__(rows), strict=True)
+        pairs = zip(rows, self._records.read(rows), strict=True)
         return [self._example(row, *record) for row, record in pairs]
 
     def _example(self, row, encoded, label):
@@ -319,16 +322,11 @@ class _Split:
     def __init__(self, records, split, kind, classes, name):
         self.records, self.labels = records(split), None
         self.rows, self._name, self._classes = np.arange(len(self.records)), name, classes
-        pixels = math.prod(length or 256 for length in kind.shape)
-        if len(self.rows) * pixels > IN_MEMORY_BYTES and name.classes is None:
-            return
-        self.labels, num_classes = self.records.labels(), len(kind.class_names)
-        if self.labels.min() < 0 or self.labels.max() >= num_classes:
-            raise UserError(
-                f"The labels of the {split!r} split of {name.full!r} must lie in [0, {num_classes})"
-                f". Received: labels from {self.labels.min()} to {self.labels.max()}."
-            )
-        self.rows = np.flatnonzero(np.isin(self.labels, classes))
+        pixels = len(self.rows) * math.prod(length or 256 for length in kind.shape)
+        if pixels <= IN_MEMORY_BYTES or name.classes:
+            self.labels = self.records.labels()
+        if name.classes:
+            self.rows = np.flatnonzero(np.isin(self.labels, classes))
         if not len(self.rows):
             raise UserError(f"The {split!r} split of {name.full!r} holds no image.")
 
@@ -346,15 +344,12 @@ class _Split:
         return x.numpy(), y.numpy()
 
 
-def _image_shape(name, shape, image_size):
-    if image_size:
-        return (image_size, image_size, shape[2])
-    if None in shape:
-        raise UserError(
-            f"The images of {name.full!r} are of many sizes: give --image_size. Received: "
-            f"--image_size={image_size}."
-        )
-    return tuple(shape)
+def _notes(folder, shape, takes, image_size):
+    reason = "chosen from the files; --image_size changes it"
+    if image_size or any(takes[:2]):
+        reason = "--image_size" if image_size else "the size that --init_from takes"
+    colours = "gray" if shape[2] == 1 else "in colour"
+    return (*folder.notes, f"Read as {shape[0]}x{shape[1]} pixels, {colours} ({reason}).")
 
 
 def _kept_classes(name, num_classes):
@@ -399,11 +394,18 @@ def _records(builder, kind, split):
             f"{sorted(info.splits)}. Training needs 'train', measuring needs 'test' or "
             "'validation' (or hold out a part of 'train' with --validation)."
         )
-    decoders, image = None, kind.keys[0]
+    image, label = kind.keys
+    decoders = None
     if isinstance(info.features[image], tensorflow_datasets.features.Image):
         decoders = {image: tensorflow_datasets.decode.SkipDecoding()}
     if info.available_file_formats() & tensorflow_datasets.core.FileFormat.with_random_access():
-        return _Records(builder.as_data_source(split, decoders=decoders), kind.keys)
+        source = builder.as_data_source(split, decoders=decoders)
+        return _Records(
+            len(source),
+            lambda rows: [
+                (example[image], example[label]) for example in source.__getitems__(rows)
+            ],
+        )
     size = info.splits[split].num_bytes
     if size > IN_MEMORY_BYTES:
         raise UserError(
@@ -413,33 +415,33 @@ def _records(builder, kind, split):
             "convert_format`."
         )
     examples = tensorflow_datasets.as_numpy(builder.as_dataset(split, decoders=decoders))
-    return _Records(_List(examples), kind.keys)
+    return _in_memory([(example[image], example[label]) for example in examples])
 
 
-class _List(list):
-    """Examples in memory, encoded, of a format that cannot be read in any order."""
-
-    def __getitems__(self, rows):
-        return [self[row] for row in rows]
+def _in_memory(pairs):
+    return _Records(len(pairs), lambda rows: [pairs[row] for row in rows])
 
 
+@dataclasses.dataclass(frozen=True)
 class _Records:
-    """Examples of a source of TensorFlow Datasets, or of a `_List`, as pairs."""
+    """Examples of a split that a function reads.
 
-    def __init__(self, source, keys):
-        self._source, self._keys = source, keys
+    Attributes:
+        count: Int.
+        read: Function from a list of rows to a list of pairs of an encoded image and a label.
+    """
+
+    count: int
+    read: Callable
+    people = None
 
     def __len__(self):
-        return len(self._source)
-
-    def __getitems__(self, rows):
-        examples = self._source.__getitems__(rows)
-        return [tuple(example[key] for key in self._keys) for example in examples]
+        return self.count
 
     def labels(self):
         """Returns the labels, an int64 array, by reading all of the split, a part at a time."""
-        parts = (range(len(self))[at : at + 1024] for at in range(0, len(self), 1024))
-        return np.array([label for part in parts for _, label in self.__getitems__(list(part))])
+        parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
+        return np.array([label for part in parts for _, label in self.read(list(part))])
 
     def name(self, row):
         """Returns the name of an example in errors."""

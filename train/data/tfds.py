@@ -1,4 +1,4 @@
-"""Data sets by name, and their builders of TensorFlow Datasets.
+"""Data sets by name: of TensorFlow Datasets, and the digits of scikit-learn.
 
 A new data set of TensorFlow Datasets is an entry of `ENTRIES`. One without an entry can be trained
 on too: its images are then mapped to [-1, 1], and --dry_run does not know its size.
@@ -16,53 +16,9 @@ from tfdpx.train.errors import UserError, did_you_mean
 
 FOLDER = "folder"
 TABLES = ("csv", "parquet")
-# Pixels hold 0..16. Times 15 they span 0..240: whole numbers, so that PNG files keep them exactly.
+# Pixels of the digits hold 0..16. Times 15 they span 0..240, whole numbers.
 PIXEL_SCALE = 15
 TEST_EXAMPLES = 360
-
-
-class SklearnDigits(tfds.core.GeneratorBasedBuilder):
-    """1,797 handwritten digits, 8x8 pixels with 17 grey levels, 10 classes.
-
-    Images are `[8, 8, 1]` uint8 and hold the pixel values of `sklearn.datasets.load_digits` times
-    15, so that dividing by 15 gives them back exactly. The splits `"train"` (1,437 examples) and
-    `"test"` (360) are those of `train_test_split(test_size=360, stratify=y, random_state=0)`.
-
-    Importing this module is enough for `tfds.builder("sklearn_digits")` to find it, and no network
-    is needed to prepare it.
-    """
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self):
-        image = tfds.features.Image(shape=(8, 8, 1), dtype=np.uint8)
-        label = tfds.features.ClassLabel(num_classes=10)
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="Handwritten digits of scikit-learn, 8x8 pixels, stored as value * 15.",
-            homepage="https://doi.org/10.24432/C50P49",
-            features=tfds.features.FeaturesDict({"image": image, "label": label}),
-            supervised_keys=("image", "label"),
-        )
-
-    def _split_generators(self, dl_manager):
-        del dl_manager  # scikit-learn carries the data.
-        digits = datasets.load_digits()
-        train, test = model_selection.train_test_split(
-            np.arange(len(digits.target)),
-            test_size=TEST_EXAMPLES,
-            stratify=digits.target,
-            random_state=0,
-        )
-        return {
-            name: self._generate_examples(digits, rows)
-            for name, rows in zip(("train", "test"), (train, test), strict=True)
-        }
-
-    def _generate_examples(self, digits, rows):
-        for row in rows:
-            image = (digits.images[row] * PIXEL_SCALE).astype(np.uint8)
-            yield int(row), {"image": image[..., None], "label": int(digits.target[row])}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +57,13 @@ _IMAGENET = (
     tuple(255 * deviation for deviation in (0.229, 0.224, 0.225)),
 )
 # A property of the digits' file format: half of its largest value.
-_DIGITS = (8.0 * PIXEL_SCALE, 8.0 * PIXEL_SCALE)
+_DIGITS_LEVELS = (8.0 * PIXEL_SCALE, 8.0 * PIXEL_SCALE)
 _IMAGENET32 = "imagenet_resized/32x32"
 
+DIGITS = "sklearn_digits"
+
 ENTRIES = (
-    DataSet("digits", SklearnDigits.name, 1_437, (8, 8, 1), 10, *_DIGITS),
+    DataSet("digits", DIGITS, 1_437, (8, 8, 1), 10, *_DIGITS_LEVELS),
     DataSet("mnist", "mnist", 60_000, (28, 28, 1), 10),
     DataSet("fashion_mnist", "fashion_mnist", 60_000, (28, 28, 1), 10),
     DataSet("cifar10", "cifar10", 50_000, (32, 32, 3), 10, *_IMAGENET),
@@ -185,6 +143,25 @@ class Features:
     class_names: tuple
 
 
+def read_digits():
+    """Returns the 1,797 handwritten digits of scikit-learn, a dict from splits to examples.
+
+    Images are `[8, 8, 1]` uint8 and hold the pixel values of `sklearn.datasets.load_digits` times
+    15. The splits `"train"` (1,437 examples) and `"test"` (360) are those of
+    `train_test_split(test_size=360, stratify=y, random_state=0)`.
+    """
+    digits = datasets.load_digits()
+    images = (digits.images * PIXEL_SCALE).astype(np.uint8)[..., np.newaxis]
+    examples = list(zip(images, digits.target, strict=True))
+    train, test = model_selection.train_test_split(
+        examples, test_size=TEST_EXAMPLES, stratify=digits.target, random_state=0
+    )
+    return {"train": train, "test": test}
+
+
+DIGITS_FEATURES = Features(("image", "label"), (8, 8, 1), tuple("0123456789"))
+
+
 def open_builder(name, data_dir, download):
     """Returns the builder of a data set, which it prepares if need be and allowed.
 
@@ -193,16 +170,18 @@ def open_builder(name, data_dir, download):
         data_dir: Folder with prepared data sets, or None.
         download: Whether to fetch and prepare a data set that is not there.
 
+    Returns:
+        A builder of TensorFlow Datasets, and its `Features`.
+
     Raises:
-        UserError: If there is no such data set, or it is not prepared and cannot be.
+        UserError: If there is no such data set, it is not prepared and cannot be, or it is no image
+            classification data set.
     """
     source = name.entry.source
     builder = _find(source, data_dir)
-    features(builder, source)  # Before it is fetched in vain.
+    kind = features(builder, source)  # Before it is fetched in vain.
     if builder.is_prepared():
-        return builder
-    if source == SklearnDigits.name:
-        return _prepare(source, data_dir)
+        return builder, kind
     if not download:
         raise UserError(
             f"The data set {source!r} is not prepared: {builder.data_dir} does not hold it. "
@@ -211,7 +190,19 @@ def open_builder(name, data_dir, download):
             f"and copy the result. Received: --data_dir={data_dir}."
         )
     # The format that can be read in any order, which large data sets need.
-    return _prepare(source, data_dir, file_format="array_record")
+    builder = _find(source, data_dir, file_format="array_record")
+    try:
+        builder.download_and_prepare()
+    # Any exception of a builder (no network, no space, files to be fetched by hand) means to the
+    # user that the data set could not be prepared, and why.
+    except Exception as error:
+        # Another process may have prepared it meanwhile.
+        if not _find(source, data_dir).is_prepared():
+            raise UserError(
+                f"The data set {source!r} could not be prepared under {builder.data_dir}: "
+                f"{type(error).__name__}: {error}. Received: --data_dir={data_dir}."
+            ) from error
+    return _find(source, data_dir), kind
 
 
 def features(builder, name):
@@ -220,26 +211,20 @@ def features(builder, name):
     Raises:
         UserError: If it has no such pairs, or the images are not uint8.
     """
-    keys = builder.info.supervised_keys
+    keys, info = builder.info.supervised_keys, builder.info.features
     # Those of places365_small end with the name of the file.
-    if not keys or len(keys) < 2 or not all(isinstance(key, str) for key in keys):
-        raise UserError(
-            f"The data set {name!r} has no (image, label) pairs: its supervised_keys are {keys}. "
-            "Use an image classification data set (ImageNet at 32 pixels with labels: imagenet32)."
-        )
-    image, label = (builder.info.features[key] for key in keys[:2])
-    if not isinstance(label, tfds.features.ClassLabel) or not label.num_classes:
-        raise UserError(
-            f"The labels {keys[1]!r} of the data set {name!r} are not class labels: {label}. "
-            "Use an image classification data set."
-        )
-    dtype = np.dtype(image.np_dtype)
-    if len(image.shape) != 3 or dtype != np.uint8 or image.shape[2] not in (1, 3):
-        raise UserError(
-            f"The images of the data set {name!r} must be uint8 of shape (height, width, 1 or 3). "
-            f"Received: shape={image.shape}, dtype={dtype}."
-        )
-    return Features(tuple(keys[:2]), tuple(image.shape), tuple(label.names))
+    if keys and len(keys) >= 2 and all(isinstance(key, str) for key in keys):
+        image, label = (info[key] for key in keys[:2])
+        is_image = np.dtype(image.np_dtype) == np.uint8 and len(image.shape) == 3
+        is_label = isinstance(label, tfds.features.ClassLabel) and label.num_classes
+        if is_image and image.shape[2] in (1, 3) and is_label:
+            return Features(tuple(keys[:2]), tuple(image.shape), tuple(label.names))
+    raise UserError(
+        f"The data set {name!r} is no image classification data set: it must have pairs of a uint8 "
+        "image of shape (height, width, 1 or 3) and a class label. Received: "
+        f"supervised_keys={keys} of {' '.join(repr(info).split())}. Use another (ImageNet at 32 "
+        "pixels with labels: imagenet32)."
+    )
 
 
 def _find(name, data_dir, **kwargs):
@@ -247,36 +232,13 @@ def _find(name, data_dir, **kwargs):
         return tfds.builder(name, data_dir=data_dir, **kwargs)
     # ValueError: not the name of a data set; AssertionError: no such version of it.
     except (ValueError, AssertionError) as error:
-        if name and pathlib.Path(name).expanduser().is_dir():
-            raise UserError(
-                f"There is no data set {name!r}, but a folder. Of its images the name is "
-                f"--dataset={FOLDER}:{name}."
-            ) from error
         raise UserError(
             f"There is no data set {name!r}.{did_you_mean(name, KNOWN)} Use one of "
-            f"{', '.join(KNOWN)}, or the name of any other image classification data set of "
-            "TensorFlow Datasets, with --data_dir naming the folder that holds it. Received: "
-            f"--data_dir={data_dir}."
+            f"{', '.join(KNOWN)} (for a folder of images), or the name of any other image "
+            "classification data set of TensorFlow Datasets, with --data_dir naming the folder "
+            f"that holds it. Received: --data_dir={data_dir}."
         ) from error
     except OSError as error:
         raise UserError(
             f"Cannot read the data set {name!r}: {error}. Received: --data_dir={data_dir}."
         ) from error
-
-
-def _prepare(source, data_dir, **kwargs):
-    builder, failure = _find(source, data_dir, **kwargs), None
-    try:
-        builder.download_and_prepare()
-    # Any exception of a builder (no network, no space, files to be fetched by hand) means to the
-    # user that the data set could not be prepared, and why.
-    except Exception as error:
-        failure = error
-    # Another process may have prepared it meanwhile, which fails here or leaves `builder` unaware.
-    prepared = _find(source, data_dir)
-    if not prepared.is_prepared():
-        raise UserError(
-            f"The data set {source!r} could not be prepared under {builder.data_dir}: "
-            f"{type(failure).__name__}: {failure}. Received: --data_dir={data_dir}."
-        ) from failure
-    return prepared

@@ -84,21 +84,21 @@ def gradients(count):
 
 MATRIX = tfds.features.Tensor(shape=(32, 32), dtype=np.uint8)
 UNFIT = [
-    ({"image": MATRIX}, (32, 32), 0, "must be uint8 of shape"),
-    ({"label": tfds.features.Scalar(dtype=np.int64)}, (32, 32, 3), 0, "not class labels"),
-    ({}, (32, 32, 3), -1, r"must lie in \[0, 3\).*from -1"),
+    ({"image": MATRIX}, (32, 32), 0, "uint8 image of shape"),
+    ({"label": tfds.features.Scalar(dtype=np.int64)}, (32, 32, 3), 0, "a class label"),
+    ({}, (32, 32, 3), -1, r"Example . has label -1, not in \[0, 3\)"),
     ({}, (32, 32, 3), 0, "no 'validation' split.*--validation"),
 ]
 
 
 def test_sets_that_are_no_image_classification(tmp_path):
-    for features, shape, least_label, message in UNFIT:
+    for number, (features, shape, least_label, message) in enumerate(UNFIT):
         pixels, labels = tiny_datasets.random_images(9, shape)
-        labels[4] = least_label
-        tiny_datasets.write(tmp_path / message, "tiny", {"train": (pixels, labels)}, **features)
-        held_out = dict(validation=0.3) if least_label else {}
+        labels[4], folder = least_label, tmp_path / str(number)
+        splits = {"train": (pixels, labels)} | ({"test": (pixels, labels)} if least_label else {})
+        tiny_datasets.write(folder, "tiny", splits, **features)
         with pytest.raises(UserError, match=message):
-            images.load("tiny", tmp_path / message, **held_out)
+            images.load("tiny", folder)
 
 
 def test_photographs_are_resized_and_training_images_larger(tmp_path):
