@@ -21,7 +21,7 @@ from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.train import report
-from tfdpx.train.data import identity, images
+from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import digest
 from tfdpx.train.settings import DATA_DIR, DOWNLOAD
@@ -370,7 +370,7 @@ def _extraction(settings, start, data):
         ledger=not_private(),
         delta=None,
         seen=seen,
-        inputs=images.inputs(data),
+        inputs=inputs.of(data),
         settings={
             **{name: recorded[name] for name in _OF_FEATURES if recorded[name]},
             "backbone": without_paths(start.settings.init_from) or "scatter",

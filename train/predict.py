@@ -22,8 +22,9 @@ from rich import console, table, text
 
 from tfdpx import _files
 from tfdpx.train import start_from, tables
-from tfdpx.train.data import image_files, image_sources, images
-from tfdpx.train.errors import UserError, in_one_line
+from tfdpx.train.data import inputs
+from tfdpx.train.data.folder import SUFFIXES, check, find
+from tfdpx.train.errors import UserError, in_one_line, printable
 from tfdpx.train.output import to_json
 
 _BATCH_SIZE = 256
@@ -59,7 +60,7 @@ def run(values):
     path = start_from.model_file(values.model, "model", (".keras",))
     if values.rows:
         return tables.predict_rows(path, values.rows, values.csv, values.all_classes)
-    takes = images.read_inputs(path)
+    takes = inputs.read(path)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
     shares = probabilities(start_from.read(path, "model"), takes, files)
@@ -82,7 +83,7 @@ def probabilities(model, takes, files):
 
     Args:
         model: A `keras.Model` from uint8 images to logits.
-        takes: `images.ImageInput`.
+        takes: `inputs.ImageInput`.
         files: List of `pathlib.Path`, each of an image that can be read.
     """
     shares = []
@@ -101,7 +102,7 @@ def print_table(files, names, shares, csv_path):
         rows.add_column(title, overflow="fold")
     for file, name, share in list(zip(files, names, shares, strict=True))[:_MOST_ROWS]:
         # As `Text`, because the name of a file or class may look like markup.
-        rows.add_row(text.Text(image_files.printable(file)), text.Text(name), f"{share:.3f}")
+        rows.add_row(text.Text(printable(file)), text.Text(name), f"{share:.3f}")
     console.Console().print(rows)
     more = f"{len(files) - _MOST_ROWS:,} more are" if len(files) > _MOST_ROWS else "The same is"
     print(f"{more} in {csv_path}.")
@@ -137,12 +138,12 @@ def _readable(path, skip_broken):
     """Returns the images under a path, and how many broken ones were left out."""
     if not path.exists():
         raise UserError(f"There is nothing at --images={path}.")
-    files, folder = (image_files.find(path)[0], path) if path.is_dir() else ([path], path.parent)
-    readable, broken = image_files.check(files, folder, f"--images={path}", skip_broken)
+    files, folder = (find(path)[0], path) if path.is_dir() else ([path], path.parent)
+    readable, broken = check(files, folder, f"--images={path}", skip_broken)
     if not readable:
         raise UserError(
             f"There is no image that can be read under --images={path}. Suffixes are "
-            f"{', '.join(image_files.SUFFIXES)}. Broken: {len(broken)}."
+            f"{', '.join(SUFFIXES)}. Broken: {len(broken)}."
         )
     return [image.file for image in readable], len(broken)
 

@@ -26,7 +26,7 @@ from tfdpx.accounting.record import Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train import classifiers, devices, measure, report
-from tfdpx.train.data import identity, images
+from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.fitting import augmentation, crossentropy
 from tfdpx.train.resume import RunFolder, SavingInterruption, facts, resumed, working_folder
@@ -230,7 +230,7 @@ def train(settings, workdir):
         ledger=not_private(steps),
         delta=None,
         seen=seen,
-        inputs=images.inputs(data),
+        inputs=inputs.of(data),
         settings=without_secrets(settings),
         results={
             "test_accuracy": None,

@@ -12,7 +12,7 @@ from tfdpx import account
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
 from tfdpx.train import defaults, devices, fitting, heads, individual, measure, report, tables
-from tfdpx.train.data import identity, images
+from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import RunFolder, facts
@@ -88,12 +88,12 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     start.settings = settings
     with strategy.scope():
         whole = model = start.build(data)
-    inputs = data
+    examples = data
     if strategy.num_replicas_in_sync == 1:
-        model, inputs = fitting.head_and_features(settings, whole, data)
+        model, examples = fitting.head_and_features(settings, whole, data)
     with checking_flags():
         plan = _counting(plan, account.ledger_of(whole.variables))
-    trainer = fitting.Trainer(settings, strategy, plan, inputs, folder, write=is_chief)
+    trainer = fitting.Trainer(settings, strategy, plan, examples, folder, write=is_chief)
     first_step = trainer.steps_saved
     if is_chief:
         # Before it trains: data that cannot be named are no reason to lose the training.
@@ -104,7 +104,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     # Fit: a Keras epoch is `report_every` updates; the curve is of the averaged weights.
     curve = report.Curve(workdir / "curve.jsonl", plan, first_step, before)
     raw = measure.RawWeights(plan.steps)
-    history = individual.History(inputs, folder.path / "individual_history.npz")
+    history = individual.History(examples, folder.path / "individual_history.npz")
     tensorboard = tfdpx.callbacks.TensorBoard(
         str(workdir / "tensorboard"),
         plan=plan,
@@ -126,8 +126,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
-    measured = measure.measure(model, inputs)
-    raw_measured = measure.measure(devices.on_one_device(model, raw.values), inputs)
+    measured = measure.measure(model, examples)
+    raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples)
 
     # Record: what was spent, on which data, and what came of it.
     ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
@@ -145,7 +145,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         sampling=plan.sampling,
         seen=start.seen,
         independence="; ".join(map(str, optimizer.independence)) or None,
-        inputs=images.inputs(data),
+        inputs=inputs.of(data),
         settings=without_secrets(settings),
         results={
             f"{data.eval_split}_accuracy": measured.accuracy,
@@ -179,7 +179,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     report.write(record, whole, data, measured, curve.rows, workdir, settings.public_test)
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
-        private = individual.write(epsilons, worst, history, model, inputs, workdir)
+        private = individual.write(epsilons, worst, history, model, examples, workdir)
         print(f"An epsilon for every training image is in {private}: private data.")
     folder.remove()
     return {**record.view(), "workdir": str(workdir)}

@@ -1,17 +1,15 @@
-"""One's own folder: what is taken, how it is parted, what is chosen, and what is refused."""
+"""One's own folder: which images are taken, the split, the choices, and the refusals."""
 
 import os
-import pathlib
+import shutil
 
 import numpy as np
 import own_images
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from tfdpx.train.data import image_files, image_folder, image_sources, loading
-from tfdpx.train.data.image_folder import ImageFolder
+from tfdpx.train.data import images
+from tfdpx.train.data.folder import ImageFolder, check
 from tfdpx.train.errors import UserError
 
 
@@ -28,55 +26,64 @@ def two_classes(folder, count=5, **kwargs):
 
 
 def files_of(folder, split):
-    return [str(file) for file, _ in folder.records(split).pairs]
+    return {str(file) for file, _ in folder.records(split).pairs}
 
 
-def test_what_people_have_is_taken_without_a_word(tmp_path):
+def test_messy_folders_are_taken_without_a_word(tmp_path):
     own_images.write(tmp_path, {3: 12, 5: 12, 8: 12})
     own_images.make_messy(tmp_path)
-    folder = ImageFolder(tmp_path)
+    folder = ImageFolder(tmp_path, test_fraction=0.0)
     assert folder.features.class_names == ("3", "5", "8") and folder.left_out == 0
-    assert len(folder.records("train")) == 30 and len(folder.records("test")) == 6
-    assert np.bincount(folder.records("test").labels()).tolist() == [2, 2, 2]
-    found = "".join(files_of(folder, "train") + files_of(folder, "test"))
+    assert np.bincount(folder.records("train").labels()).tolist() == [12, 12, 12]
+    files = "".join(files_of(folder, "train"))
     for name in ("photo one.JPG", "größe.png", "deeper/nested.PNG", "h.TIFF"):
-        assert name in found
-    assert "notes.txt" not in found and "._hidden" not in found
-    data = loading.load(f"folder:{tmp_path}")
+        assert name in files
+    assert "notes.txt" not in files and "._hidden" not in files
+    data = images.load(f"folder:{tmp_path}", test_fraction=0.0, validation=6)
     assert data.train_x.shape == (30, 16, 16, 3) and "notes.txt" in " ".join(data.notes)
     # All are the same digits, whatever the format: none is black, white or negative.
     means = data.train_x.mean(axis=(1, 2, 3))
     assert means.min() > 40 and means.max() < 130
 
 
-counts = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 30), min_size=2)
+def test_one_image_more_or_less_changes_no_others_side(tmp_path):
+    """Otherwise the training sets of neighbouring folders would be no neighbours."""
+    own_images.write(tmp_path, {3: 20, 5: 20})
+
+    def sides():
+        folder = ImageFolder(tmp_path)
+        return {split: files_of(folder, split) for split in ("train", "test")}
+
+    before = sides()
+    assert 2 <= len(before["test"]) <= 18 and sides() == before
+    for file in sorted(before["train"])[:8] + sorted(before["test"])[:2]:
+        os.rename(file, tmp_path / "aside")
+        assert {split: files - {file} for split, files in before.items()} == sides()
+        os.rename(tmp_path / "aside", file)
+    # A copy goes where its image is, under whatever name and class.
+    for number, file in enumerate(sorted(before["train"])[:6]):
+        shutil.copy(file, tmp_path / "5" / f"copy {number}.png")
+    assert sides()["test"] == before["test"]
+    assert files_of(ImageFolder(tmp_path, test_seed=1), "test") != before["test"]
 
 
-def parted(sizes, fraction, seed=0):
-    root = pathlib.Path("root")
-    found = {name: [root / name / f"{i}" for i in range(size)] for name, size in sizes.items()}
-    return image_folder._part(found, fraction, seed, root)
-
-
-@given(counts, st.floats(0, 0.99))
-def test_each_class_is_parted(sizes, fraction):
-    splits = parted(sizes, fraction)
-    for name, size in sizes.items():
-        train, test = splits["train"][name], splits["test"][name]
-        assert len({*train, *test}) == len(train) + len(test) == size
-        assert train and bool(test) == (fraction > 0 and size > 1)
-        assert abs(len(test) - fraction * size) <= 1
-    assert parted(sizes, fraction) == splits
-
-
-@given(counts, st.floats(0.05, 0.9))
-def test_one_image_more_moves_one_other_at_most(sizes, fraction):
-    """Else the training sets of neighbouring folders would be no neighbours."""
-    name = min(sizes)
-    before = parted(sizes, fraction)["train"]
-    after = parted({**sizes, name: sizes[name] + 1}, fraction)["train"]
-    assert len(set(after[name]) ^ set(before[name])) <= 2
-    assert all(after[other] == before[other] for other in sizes if other != name)
+def test_a_class_on_one_side_alone(tmp_path):
+    for value in range(30):
+        save(tmp_path / "dog" / f"{value}.png", value=value)
+    save(tmp_path / "cat" / "0.png", value=200)
+    refusals = notes = 0
+    for seed in range(20):
+        try:
+            folder = ImageFolder(tmp_path, test_seed=seed, test_fraction=0.5)
+        except UserError as error:
+            assert "images of class cat tested on. Give another" in str(error)
+            refusals += 1
+        else:
+            notes += "Classes without a test image: cat." in folder.notes
+            assert "how many images there are to train on and how many images to test on" in (
+                " ".join(folder.notes)
+            )
+    assert refusals + notes == 20 and 0 < refusals < 20
 
 
 def test_train_and_test_are_taken_where_they_are(tmp_path):
@@ -107,14 +114,13 @@ def test_train_and_test_are_taken_where_they_are(tmp_path):
 def test_the_size_comes_from_the_files(sizes, mode, shape, tmp_path):
     for name in ("cat", "dog"):
         for i, size in enumerate(sizes * 2):
-            save(tmp_path / name / f"{i}.png", size, mode, 128 if mode == "L" else (9, 99, 9))
-    assert ImageFolder(tmp_path).features.shape == shape
-    assert ImageFolder(tmp_path, image_size=10).features.shape == (10, 10, shape[2])
+            save(tmp_path / name / f"{i}.png", size, mode, i if mode == "L" else (9, 99, i))
+    assert ImageFolder(tmp_path, test_fraction=0.0).features.shape == shape
 
 
 def decoded(path, channels=1):
     width, height = Image.open(path).size
-    return image_sources.decode(path.read_bytes(), (height, width, channels))[..., 0]
+    return images.decode(path.read_bytes(), (height, width, channels))[..., 0]
 
 
 def test_pixels_mean_the_same_in_every_mode(tmp_path):
@@ -131,7 +137,7 @@ def test_pixels_mean_the_same_in_every_mode(tmp_path):
     opaque.save(tmp_path / "clear.png")
     assert (decoded(tmp_path / "clear.png") == 255).all()
     Image.fromarray(ramp.astype("float32")).save(tmp_path / "float.tiff")
-    _, broken = image_files.check([tmp_path / "float.tiff"], tmp_path, "--images", True)
+    _, broken = check([tmp_path / "float.tiff"], tmp_path, "--images", True)
     assert "32 bits" in broken[tmp_path / "float.tiff"]
 
 
@@ -140,9 +146,9 @@ def test_a_camera_on_its_side(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # Turned: the viewer turns it back by a quarter.
     upright.rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=100)
-    [found], _ = image_files.check([tmp_path / "turned.jpg"], tmp_path, "--images")
-    assert found.size == (20, 40)
-    pixels = image_sources.decode((tmp_path / "turned.jpg").read_bytes(), (20, 40, 1))
+    [image], _ = check([tmp_path / "turned.jpg"], tmp_path, "--images")
+    assert image.size == (20, 40)
+    pixels = images.decode((tmp_path / "turned.jpg").read_bytes(), (20, 40, 1))
     assert np.abs(pixels[..., 0].astype(int) - np.asarray(upright)).max() < 8
 
 
@@ -155,19 +161,18 @@ def test_links_and_odd_names(tmp_path):
     odd = os.fsencode(tmp_path / "real" / "cat") + b"/\xff[red].png"
     save(tmp_path / "real" / "cat" / "x.png")
     os.rename(os.fsencode(tmp_path / "real" / "cat" / "x.png"), odd)
-    folder = ImageFolder(tmp_path / "set")
-    assert len(folder.records("train")) + len(folder.records("test")) == 11
+    assert len(ImageFolder(tmp_path / "set", test_fraction=0.0).records("train")) == 11
     with open(odd, "wb") as file:
         file.write(b"no image")
-    with pytest.raises(UserError, match=r"cat/\\udcff\[red\].png \(is no image\)") as error:
+    with pytest.raises(UserError, match=r"cat/\\udcff\[red\].png \(is no image") as error:
         ImageFolder(tmp_path / "set")
     str(error.value).encode()
 
 
-def test_folders_that_are_none(tmp_path):
-    for name, message in [("file", "is no folder"), ("nothing", "does not exist")]:
-        (tmp_path / "file").touch()
-        with pytest.raises(UserError, match=f"folder:{tmp_path / name}: it {message}"):
+def test_folders_that_hold_no_classes(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("file", "nothing"):
+        with pytest.raises(UserError, match=f"There is no folder {tmp_path / name}"):
             ImageFolder(tmp_path / name)
     with pytest.raises(UserError, match=r"at least two classes, as PATH/CLASS/NAME.*none"):
         ImageFolder(tmp_path)
@@ -175,19 +180,19 @@ def test_folders_that_are_none(tmp_path):
     save(tmp_path / "1.png")
     with pytest.raises(UserError, match=r"at least two classes.*with classes: cat"):
         ImageFolder(tmp_path)
-    with pytest.raises(UserError, match="but a folder.*--dataset=folder:"):
-        loading.load(str(tmp_path), tmp_path)
+    with pytest.raises(UserError, match=r"folder:PATH \(for a folder of images\)"):
+        images.load(str(tmp_path), tmp_path)
     with pytest.raises(UserError, match="belong to --dataset=folder:PATH"):
-        loading.load("digits", tmp_path, test_fraction=0.3)
+        images.load("digits", tmp_path, test_fraction=0.3)
 
 
 def test_sizes_and_splits_that_do_not_fit(tmp_path):
     name = f"folder:{two_classes(tmp_path)}"
     with pytest.raises(UserError, match="takes images of 12x16.*--image_size=12"):
-        loading.load(name, image_size=12, takes=(12, 16, 3))
+        images.load(name, image_size=12, takes=(12, 16, 3))
     with pytest.raises(UserError, match="no image to test on.*--validation"):
-        loading.load(name, test_fraction=0.0)
-    data = loading.load(name, test_fraction=0.0, validation=2)
+        images.load(name, test_fraction=0.0)
+    data = images.load(name, test_fraction=0.0, validation=2)
     assert (data.num_train, data.num_eval, data.eval_split) == (8, 2, "validation")
 
 
@@ -196,11 +201,11 @@ def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
     (tmp_path / "unsorted").mkdir()
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "1.HEIC").write_bytes(b"x")
-    notes = " ".join(ImageFolder(tmp_path).notes)
-    assert ".heic, which has no reader, so convert it to JPEG: 1 (phone/1.HEIC)" in notes
+    notes = " ".join(ImageFolder(tmp_path, test_fraction=0.0).notes)
+    assert "name (convert HEIC and other formats to JPEG): 1 (phone/1.HEIC)" in notes
     assert "class without an image: 2 (phone, unsorted)" in notes
     (tmp_path / "cat" / "sent.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
-    with pytest.raises(UserError, match="cat/sent.jpg .is of format HEIC, which has no reader"):
+    with pytest.raises(UserError, match="cat/sent.jpg .is no image that can be read: convert HEIC"):
         ImageFolder(tmp_path)
 
 
@@ -209,13 +214,14 @@ def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
     ("takes", "image_size", "shape"),
     [
         ((12, 16, 3), None, (12, 16, 3)),
-        ((None, 10, 3), None, (10, 10, 3)),
+        ((None, 10, 3), None, (20, 10, 3)),
         ((None, None, 3), 8, (8, 8, 3)),
     ],
 )
 def test_images_are_read_as_a_model_takes_them(tmp_path, mode, takes, image_size, shape):
     value = 128 if mode == "L" else (128, 128, 128)
     name = f"folder:{two_classes(tmp_path, mode=mode, value=value)}"
-    data = loading.load(name, image_size=image_size, takes=takes)
+    data = images.load(name, image_size=image_size, takes=takes, test_fraction=0.0, validation=2)
     assert data.image_shape == data.train_x.shape[1:] == shape
+    assert data.notes[-1].startswith(f"Read as {shape[0]}x{shape[1]} pixels, in colour (")
     assert (data.train_x == 128).all() and data.train_x.dtype == np.uint8
