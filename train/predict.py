@@ -89,7 +89,7 @@ def probabilities(model, takes, files):
     shares = []
     for start in range(0, len(files), _BATCH_SIZE):
         encoded = [file.read_bytes() for file in files[start : start + _BATCH_SIZE]]
-        batch = np.stack([image_sources.decode(image, takes.image_shape) for image in encoded])
+        batch = np.stack([decode(image, takes.image_shape, takes.center_crop) for image in encoded])
         logits = np.asarray(model.predict_on_batch(batch), "float32")
         shares.append(np.asarray(keras.ops.softmax(logits)))
     return np.concatenate(shares)

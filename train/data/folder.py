@@ -170,9 +170,10 @@ class ImageFolder:
 
     Args:
         path: `pathlib.Path`.
+        validation: Float in [0, 1), the expected part of the other images (or people) to hold out.
         test_fraction: Float in [0, 1), the expected part of the images (or people) to test on;
             None: a fifth. Not where the folder has test images.
-        test_seed: Int in [0, 2**63), the key of the hash that says which are tested on.
+        test_seed: Int in [0, 2**63), the key of the hash that says which.
         skip_broken: Bool. Whether files that cannot be read are left out, not refused.
         user: Says whose each image is, see `people.People`; None: each is its own.
 
@@ -186,13 +187,20 @@ class ImageFolder:
             or has no image of a class to train on.
     """
 
-    def __init__(self, path, test_fraction=None, test_seed=0, skip_broken=False, user=None):
+    def __init__(
+        self, path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=False, user=None
+    ):
         self._flag = f"--dataset={FOLDER}:{path}"
         train_folder, test_folder = _parts(existing(path))
         if test_folder and test_fraction is not None:
             raise UserError(
                 f"The folder {self._flag} has test images in {test_folder.name}: leave out "
                 f"--test_fraction. Received: --test_fraction={test_fraction:g}."
+            )
+        if validation >= 1:
+            raise UserError(
+                f"Flag --validation must be a fraction for {self._flag}: each image is held "
+                f"out by itself. Received: --validation={validation:g}."
             )
         files, others = find(path)
         train, test = _in_classes(files, train_folder), _in_classes(files, test_folder)
@@ -206,29 +214,33 @@ class ImageFolder:
         self._check_classes(path, names, set(test.values()), passed_over)
 
         people = user and People(user, train_folder)
-        fraction = 0.2 if test_fraction is None else test_fraction
-        if not test_folder:
-            digests = {image.file: image.digest for image in readable}
-            units = {file: people.of(file) if people else digests[file] for file in train}
-            test = {f: c for f, c in train.items() if _is_tested(units[f], fraction, test_seed)}
-            train = {file: name for file, name in train.items() if file not in test}
-        if alone := sorted(set(names) - set(train.values())):
+        digests = {image.file: image.digest for image in readable}
+        tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
+        held_out = tested + (1 - tested) * validation
+        splits = {"train": {}, "validation": {}, "test": test}
+        for file, name in train.items():
+            place = _place(people.of(file) if people else digests[file], test_seed)
+            split = "test" if place < tested else "validation" if place < held_out else "train"
+            splits[split][file] = name
+        if alone := sorted(set(names) - set(splits["train"].values())):
             raise UserError(
-                f"Flag --test_seed={test_seed} has all images of class {alone[0]} tested on. Give "
-                "another, or a smaller --test_fraction."
+                f"Flag --test_seed={test_seed} leaves no image of class {alone[0]} to train on. "
+                "Give another, or a smaller --test_fraction or --validation."
             )
         self._splits = {
             split: Files([(file, names.index(name)) for file, name in images.items()])
-            for split, images in (("train", train), ("test", test))
+            for split, images in splits.items()
         }
         self.features = Features((), _shape(readable), names)
 
         unit = "people" if people else "images"
-        where = f"about {fraction:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
+        where = f"about {tested:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
         where = f"those in {test_folder.name}" if test_folder else where
+        train, held, test = splits.values()
         self.notes = [
             f"{path}: {len(readable)} images of {len(names)} classes.",
-            f"To train on: {len(train)}. To test on: {len(test)} ({where}).",
+            f"To train on: {len(train)}. {f'Held out: {len(held)}. ' if validation else ''}To test "
+            f"on: {len(test)} ({where}).",
             f"Public, so not protected: how many {unit} there are to train on and how many images "
             "to test on, the names of the classes, size and colours.",
             *passed_over,
@@ -247,15 +259,15 @@ class ImageFolder:
         """Returns the `Files` of a split.
 
         Args:
-            split: "train" or "test".
+            split: "train", "validation" or "test".
 
         Raises:
             UserError: If there is no image in it.
         """
         if not len(self._splits[split]):
             raise UserError(
-                f"There is no image to {split} on in {self._flag}. Add images, change "
-                "--test_fraction or --test_seed, or hold out a part by --validation."
+                f"There is no {split} image in {self._flag}. Add images, change --test_fraction "
+                "or --test_seed, or hold out a part by --validation."
             )
         return self._splits[split]
 
@@ -361,10 +373,10 @@ def _in_classes(files, folder):
     }
 
 
-def _is_tested(unit, fraction, seed):
-    """Whether an image or a person is tested on: follows from its bytes and the seed alone."""
+def _place(unit, seed):
+    """Returns a float in [0, 1], a keyed hash of the bytes of an image or a person."""
     digest = hashlib.blake2b(unit, key=seed.to_bytes(8, "little"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < fraction * 2**64
+    return int.from_bytes(digest, "big") / 2**64
 
 
 def _shape(readable):

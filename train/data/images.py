@@ -104,11 +104,11 @@ def load(
             `"folder:PATH"` with images as `PATH/CLASS/NAME.jpg`, or as `PATH/train/CLASS/NAME.jpg`
             and `PATH/test/...`. `"NAME:FIRST-LAST"` keeps those classes only (small data sets),
             numbered from 0.
-        data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets. The
-            digits are written there on first use.
+        data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets.
         validation: Training images to hold out: a fraction below 1, or a number. It is always the
             same part, so that runs can be compared: class by class, but at random for data sets on
-            disk, because their labels are not known without reading them all.
+            disk, because their labels are not known without reading them all. Of a folder a
+            fraction only, see `folder.ImageFolder`.
         download: Whether to fetch and prepare a data set that is not in `data_dir`.
         eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
             there are any.
@@ -145,7 +145,7 @@ def load(
         )
     folder, test_split = None, name.entry.test_split or "test"
     if name.path:
-        folder = ImageFolder(name.path, **of_folder)
+        folder = ImageFolder(name.path, validation, **of_folder)
         kind, records = folder.features, folder.records
     elif name.entry.source == tfds.DIGITS:
         kind, splits = tfds.DIGITS_FEATURES, tfds.read_digits()
@@ -166,12 +166,12 @@ def load(
     classes = _kept_classes(name, len(kind.class_names))
 
     train = _Split(records, "train", kind, classes, name)
-    kept, held_out = _hold_out(train, validation)
+    kept, held_out = _hold_out(train, 0 if folder else validation)
     eval_split = eval_split or ("validation" if validation else "test")
-    if eval_split == "validation":
-        measured, rows = train, held_out
-    else:
-        measured = _Split(records, test_split, kind, classes, name)
+    measured, rows = train, held_out
+    if folder or eval_split == "test":
+        split = test_split if eval_split == "test" else eval_split
+        measured = _Split(records, split, kind, classes, name)
         rows = measured.rows
     train_x, train_y = train.read(kept, large, center_crop)
     eval_x, eval_y = measured.read(rows, shape, center_crop)

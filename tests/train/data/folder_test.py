@@ -39,8 +39,8 @@ def test_messy_folders_are_taken_without_a_word(tmp_path):
     for name in ("photo one.JPG", "größe.png", "deeper/nested.PNG", "h.TIFF"):
         assert name in files
     assert "notes.txt" not in files and "._hidden" not in files
-    data = images.load(f"folder:{tmp_path}", test_fraction=0.0, validation=6)
-    assert data.train_x.shape == (30, 16, 16, 3) and "notes.txt" in " ".join(data.notes)
+    data = images.load(f"folder:{tmp_path}", test_fraction=0.0, validation=0.1)
+    assert data.train_x.shape[1:] == (16, 16, 3) and "notes.txt" in " ".join(data.notes)
     # All are the same digits, whatever the format: none is black, white or negative.
     means = data.train_x.mean(axis=(1, 2, 3))
     assert means.min() > 40 and means.max() < 130
@@ -51,19 +51,19 @@ def test_one_image_more_or_less_changes_no_others_side(tmp_path):
     own_images.write(tmp_path, {3: 20, 5: 20})
 
     def sides():
-        folder = ImageFolder(tmp_path)
-        return {split: files_of(folder, split) for split in ("train", "test")}
+        folder = ImageFolder(tmp_path, validation=0.3)
+        return {split: files_of(folder, split) for split in ("train", "validation", "test")}
 
     before = sides()
-    assert 2 <= len(before["test"]) <= 18 and sides() == before
-    for file in sorted(before["train"])[:8] + sorted(before["test"])[:2]:
+    assert all(2 <= len(files) <= 35 for files in before.values()) and sides() == before
+    for file in (sorted(files)[number] for files in before.values() for number in range(2)):
         os.rename(file, tmp_path / "aside")
         assert {split: files - {file} for split, files in before.items()} == sides()
         os.rename(tmp_path / "aside", file)
     # A copy goes where its image is, under whatever name and class.
     for number, file in enumerate(sorted(before["train"])[:6]):
         shutil.copy(file, tmp_path / "5" / f"copy {number}.png")
-    assert sides()["test"] == before["test"]
+    assert all(sides()[split] == before[split] for split in ("validation", "test"))
     assert files_of(ImageFolder(tmp_path, test_seed=1), "test") != before["test"]
 
 
@@ -76,7 +76,7 @@ def test_a_class_on_one_side_alone(tmp_path):
         try:
             folder = ImageFolder(tmp_path, test_seed=seed, test_fraction=0.5)
         except UserError as error:
-            assert "images of class cat tested on. Give another" in str(error)
+            assert "leaves no image of class cat to train on. Give another" in str(error)
             refusals += 1
         else:
             notes += "Classes without a test image: cat." in folder.notes
@@ -187,13 +187,16 @@ def test_folders_that_hold_no_classes(tmp_path):
 
 
 def test_sizes_and_splits_that_do_not_fit(tmp_path):
-    name = f"folder:{two_classes(tmp_path)}"
+    own_images.write(tmp_path, {3: 20, 5: 20})
+    name = f"folder:{tmp_path}"
     with pytest.raises(UserError, match="takes images of 12x16.*--image_size=12"):
         images.load(name, image_size=12, takes=(12, 16, 3))
-    with pytest.raises(UserError, match="no image to test on.*--validation"):
+    with pytest.raises(UserError, match="no test image in.*--validation"):
         images.load(name, test_fraction=0.0)
-    data = images.load(name, test_fraction=0.0, validation=2)
-    assert (data.num_train, data.num_eval, data.eval_split) == (8, 2, "validation")
+    data = images.load(name, test_fraction=0.0, validation=0.3)
+    assert data.num_train + data.num_eval == 40 and data.eval_split == "validation"
+    with pytest.raises(UserError, match="--validation must be a fraction.*--validation=2"):
+        images.load(name, validation=2)
 
 
 def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
@@ -220,8 +223,9 @@ def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
 )
 def test_images_are_read_as_a_model_takes_them(tmp_path, mode, takes, image_size, shape):
     value = 128 if mode == "L" else (128, 128, 128)
-    name = f"folder:{two_classes(tmp_path, mode=mode, value=value)}"
-    data = images.load(name, image_size=image_size, takes=takes, test_fraction=0.0, validation=2)
+    for split in ("train", "test"):
+        two_classes(tmp_path / split, mode=mode, value=value)
+    data = images.load(f"folder:{tmp_path}", image_size=image_size, takes=takes)
     assert data.image_shape == data.train_x.shape[1:] == shape
     assert data.notes[-1].startswith(f"Read as {shape[0]}x{shape[1]} pixels, in colour (")
     assert (data.train_x == 128).all() and data.train_x.dtype == np.uint8
