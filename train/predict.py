@@ -24,6 +24,7 @@ from tfdpx import _files
 from tfdpx.train import start_from, tables
 from tfdpx.train.data import inputs
 from tfdpx.train.data.folder import SUFFIXES, check, find
+from tfdpx.train.data.images import decode
 from tfdpx.train.errors import UserError, in_one_line, printable
 from tfdpx.train.output import to_json
 
