@@ -148,6 +148,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         inputs=inputs.of(data),
         settings=without_secrets(settings),
         results={
+            "test_accuracy": None,
+            "validation_accuracy": None,
             f"{data.eval_split}_accuracy": measured.accuracy,
             "top5_accuracy": measured.top5_accuracy,
             "raw_accuracy": raw_measured.accuracy,
