@@ -49,6 +49,7 @@ from tfdpx.train.errors import checking_flags, in_one_line
 from tfdpx.train.output import print_table, to_json
 
 _MODEL = "model.keras"  # Of a run, beside its record.
+_CHECKPOINT = "tfdpx-checkpoint.zip"  # Of `tfdpx.callbacks.Checkpoint`.
 _FEATURES = "features.json"  # It tells of features, which are not released; heads tell of theirs.
 # Folders that a run and a tuning leave behind where they were cut off.
 _UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
@@ -314,11 +315,12 @@ def _read(path, flag):
     except _UNREADABLE as error:
         raise ValueError(f"{received} {error}") from error
     for folder in unfinished:
-        if folder.name != _UNFINISHED or folder.parent not in finished:
-            raise ValueError(
-                f"The run in {folder.parent} is not finished, and no file says what it has spent: "
-                f"finish it with --resume, or delete {folder} of a tuning. {received}"
-            )
+        remedy = f"finish it with --resume, or name {folder} for what it has spent so far"
+        if folder.name != _UNFINISHED:
+            remedy = f"no file says what its tuning has spent, so delete {folder}"
+        elif folder.parent in finished:
+            continue
+        raise ValueError(f"The run in {folder.parent} is not finished: {remedy}. {received}")
     if not found:
         raise ValueError(
             f"Nothing in {path} says what was spent: it holds no {records.FILE}, no .keras file "
@@ -339,7 +341,6 @@ def _files_below(path):
         unfinished += [
             folder / name for name in folders if name == _UNFINISHED or name.startswith(_TUNING)
         ]
-        folders[:] = [name for name in folders if name != _UNFINISHED]
         files += [folder / name for name in names if _says_what_was_spent(folder / name)]
     return sorted(files), sorted(unfinished)
 
@@ -357,13 +358,14 @@ def _says_what_was_spent(path):
 
 
 def _is_model(path):
-    return path.name.endswith((".keras", ".weights.h5"))
+    return path.name.endswith((".keras", ".weights.h5", _CHECKPOINT))
 
 
 def _is(path, kind):
-    """Whether a file begins as JSON of a `Ledger` or a `Record` does."""
+    """Whether a file is JSON of a `Ledger` or a `Record`, be it whole or not."""
+    form = rf'"format"\s*:\s*"tfdpx\.{kind}/'.encode()
     with path.open("rb") as file:
-        return f'"tfdpx.{kind}/'.encode() in file.read(100)
+        return file.read(1) == b"{" and re.search(form, file.read()) is not None
 
 
 def _record_in(path):
@@ -387,7 +389,7 @@ def _record_in(path):
 def _ledger_in(path):
     """The `Ledger` that Keras saved with a private optimizer, read without Keras."""
     weights = path
-    if path.suffix == ".keras":
+    if path.suffix != ".h5":
         with zipfile.ZipFile(path) as archive:
             weights = io.BytesIO(archive.read("model.weights.h5"))
     with h5py.File(weights) as file:

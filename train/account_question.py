@@ -37,12 +37,10 @@ _COMPARED = (
 )
 
 _WHY = (
-    "Why these differ from the figures above: `assuming Poisson sampling` is the line for tfdpx's "
-    "own batches; what is left is the grid of {accountant}, and that we keep 0.01% of delta back. "
-    "`Once per epoch` is for an order that anybody may know, without amplification: it applies to "
-    "shuffled batches (--sampling=shuffle). tensorflow-privacy's default `used_microbatching=True` "
-    "halves the noise, because its microbatches average before they are clipped; tfdpx clips every "
-    "example."
+    "Why these differ from the figures above: `assuming Poisson sampling` is as tfdpx draws, which "
+    "keeps 0.01% of delta back; `once per epoch` is without amplification, as for shuffled batches "
+    "(--sampling=shuffle). Its default `used_microbatching=True` would halve the noise, because "
+    "its microbatches average before they are clipped: tfdpx clips every example."
 )
 
 
@@ -162,22 +160,21 @@ def people(answer: dict[str, Any], rows: int) -> tuple[dict[str, Any], str]:
     (noise, *drawn), delta, accountant = _run(answer), answer["delta"], answer["accountant"]
     ledger = Ledger((Entry(noise, *drawn),))
     by_rows = group_epsilon(ledger, rows, delta=delta, accountant=accountant)
-    text, by_people = f"A person with {rows} examples has epsilon {_rounded(by_rows)}", None
-    if noise and noise / rows < calibration.MIN_NOISE_MULTIPLIER:
-        text += "; if updates drew people, the noise would be too small to count."
-    else:
+    by_people = None
+    if not noise or noise / rows >= calibration.MIN_NOISE_MULTIPLIER:
         by_people = accountants.epsilon(noise / rows, *drawn, delta, accountant)
-        better = "examples" if by_rows <= by_people else "people"
-        text += (
-            f" as examples are drawn, and {_rounded(by_people)} if updates draw people "
-            '(PrivacyPlan(unit="user")), with the same noise on the mean gradient. Drawing '
-            f"{better} costs less here. docs/users.md has what each learns."
-        )
+    text = (
+        f"A person with {rows} examples has epsilon {_rounded(by_rows)} as examples are drawn, and "
+        f'{_rounded(by_people)} if updates draw people (PrivacyPlan(unit="user")), with the same '
+        "noise on the mean gradient. docs/users.md has what each learns."
+    )
     record = {"rows_per_user": rows, "epsilon_of_user": by_rows}
     return record | {"epsilon_of_user_drawing_people": by_people}, textwrap.fill(text, 88)
 
 
 def _rounded(epsilon):
+    if epsilon is None:
+        return "one too large to count"
     return rounded_up(epsilon) if epsilon < math.inf else "infinite"
 
 
@@ -216,7 +213,7 @@ def tf_privacy(answer: dict[str, Any]) -> tuple[dict[str, Any], str]:
         accountant_type=compute_dp_sgd_privacy_lib.AccountantType[accountant],
     )
     epsilons = map(float, re.findall(r"^ +Epsilon .*: +(\S+)$", statement, re.MULTILINE))
-    why = textwrap.fill(_WHY.format(accountant=accountant), 100)
+    why = textwrap.fill(_WHY, 100)
     return dict(zip(names, epsilons, strict=True)), f"tensorflow-privacy:\n\n{statement}\n{why}"
 
 
@@ -291,11 +288,9 @@ def compare(runs: dict[pathlib.Path, records.Record], delta: float | None = None
         {"program": record.program, "dataset": record.data and record.data.name, **record.settings}
         for record in runs.values()
     ]
-    differing = [
-        name
-        for name in dict.fromkeys(name for one in settings for name in one)
-        if any(one.get(name) != settings[0].get(name) for one in settings)
-    ]
+    names = dict.fromkeys(name for one in settings for name in one)
+    rows = {name: [one.get(name) for one in settings] for name in names}
+    differing = [name for name, row in rows.items() if any(value != row[0] for value in row)]
     columns = [
         {"name": "/".join(part[-depth:])}
         | _results(record, delta)
@@ -307,9 +302,9 @@ def compare(runs: dict[pathlib.Path, records.Record], delta: float | None = None
 
 def _results(record, delta):
     view = dataclasses.replace(record, delta=record.delta if delta is None else delta).view()
-    measured = [on for on in ("test", "validation") if view.get(f"{on}_accuracy") is not None]
-    view["measured_on"] = measured[0] if measured else None
-    view["accuracy"] = view.get(f"{view['measured_on']}_accuracy")
+    measured_on = "test" if view.get("test_accuracy") is not None else "validation"
+    accuracy = view.get(f"{measured_on}_accuracy")
+    view |= {"accuracy": accuracy, "measured_on": None if accuracy is None else measured_on}
     view["epsilon_is_lower_bound"] = not record.ledger.is_complete
     return {name: view.get(name) for name in _COMPARED}
 

@@ -85,7 +85,6 @@ def test_epochs_and_pld(ask):
     found, _ = ask(**given, epochs=6)
     assert (found["steps"], found["epochs"], found["sampling_probability"]) == (60, 6.0, 0.1)
     assert found["epsilon_pld"] == pytest.approx(composed((4.0, 60)), rel=2e-3)
-    assert found["epsilon_gdp"] is None
     assert found["epsilon"] == found["epsilon_pld"] < found["epsilon_rdp"]
 
 
@@ -160,17 +159,19 @@ def save_model(path, ledger):
         archive.writestr("model.weights.h5", weights.getvalue())
 
 
-def test_one_statement_for_a_folder_of_runs_and_a_ledger(ask, tmp_path):
-    leave(tmp_path / "runs" / "a")
-    leave(tmp_path / "runs" / "b", noise=6.0, steps=30, run=2)
-    shutil.copytree(tmp_path / "runs" / "a", tmp_path / "copy")  # It counts once.
-    shutil.copy(tmp_path / "runs" / "b" / "record.json", tmp_path / "copy" / "alice.json")
-    Ledger((Entry(20.0, 0.1, 10, run=3),)).save(tmp_path / "copy" / "ledger")
-    found, text = ask(workdir=[tmp_path / "runs", tmp_path / "copy"])
+def test_one_statement_for_a_folder_of_runs_and_ledgers(ask, tmp_path):
+    first, copy = leave(tmp_path / "runs" / "a"), tmp_path / "copy"
+    second = leave(first / "checkpoint" / "b", noise=6.0, steps=30, run=2)
+    shutil.copytree(first, copy)  # It counts once.
+    shutil.copy(second / "record.json", copy / "alice.json")
+    third, fourth = (Ledger((Entry(20.0, 0.1, 10, run=run),)) for run in (3, 4))
+    third.save(copy / "ledger")
+    save_model(copy / "tfdpx-checkpoint.zip", fourth)
+    found, text = ask(workdir=[first, copy])
     assert ask(workdir=tmp_path)[0] == found
-    expected = composed((4.0, 60), (6.0, 30), (20.0, 10))
+    expected = composed((4.0, 60), (6.0, 30), (20.0, 20))
     assert found["epsilon_pld"] == pytest.approx(expected, rel=2e-3)
-    assert (found["steps"], found["num_examples"]) == (100, 500)
+    assert (found["steps"], found["num_examples"]) == (110, 500)
     assert "adding or removing one example" in text and found["releasable"] is True
 
 
