@@ -343,8 +343,8 @@ class Settings(RunSettings):
             lambda s: s.features is not None
             and (s.model not in (AUTO, LINEAR_ON_FEATURES) or s.init_from or s.head_steps),
             "features model init_from head_steps",
-            "Flag --features takes the place of --model and --init_from, and trains nothing but the "
-            f"last layer: give --model={AUTO} and leave the others out."),
+            "Flag --features takes the place of --model and --init_from, and trains nothing but "
+            f"the last layer: give --model={AUTO} and leave the others out."),
         Conflict(lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
             f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
         Conflict(
