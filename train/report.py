@@ -294,10 +294,11 @@ def _defaults(kind):
 
 def _usual_settings(recorded):
     """Returns the settings that data and budget alone give a run of `classify`, a dict."""
-    kind = settings.kind_of(recorded["dataset"], recorded.get("head"))
+    dataset = recorded.get("dataset")  # A folder of features may have none.
+    kind = settings.kind_of(dataset, recorded.get("head"))
     if kind != settings.IMAGES:
         return presets.OF_KIND[kind]
-    preset = presets.default_for(recorded["dataset"])
+    preset = presets.default_for(dataset)
     usual = presets.values_of(preset, recorded["epsilon"])
     return usual if recorded["private"] else usual | {"noise_multiplier": 0, "l2_norm_clip": "inf"}
 

@@ -15,7 +15,7 @@ import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.train import account, classify, predict, report
 from tfdpx.train.data import images, inputs
-from tfdpx.train.data.image_folder import ImageFolder
+from tfdpx.train.data.folder import ImageFolder
 
 
 @pytest.fixture(scope="module")

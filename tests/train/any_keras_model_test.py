@@ -8,7 +8,6 @@ import pytest
 import seeds
 from PIL import Image
 
-from tfdpx.accounting import record as records
 from tfdpx.train import classify, predict
 
 L = keras.layers

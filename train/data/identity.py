@@ -17,7 +17,7 @@ import secrets
 
 from tfdpx import _files as files
 from tfdpx.accounting.record import Data
-from tfdpx.train.data import folder, tfds
+from tfdpx.train.data import folder, tables, tfds
 from tfdpx.train.errors import UserError, printable
 
 FILE = ".tfdpx_identifier"
@@ -78,9 +78,7 @@ def _images(name):
 
 
 def _of_table(name):
-    from tfdpx.train.tables import reading  # On the call: images need no pyarrow.
-
-    table = reading.read(reading.path_of(name))
+    table = tables.read(name.partition(":")[2], {}, f"--dataset={name}")
     names = sorted(table.column_names)
     rows = zip(*(table[column].to_pylist() for column in names), strict=True)
     return _keyed("\n".join([repr(names), *sorted(map(repr, rows))]).encode())

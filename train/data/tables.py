@@ -83,7 +83,7 @@ def load(settings):
         )
     drop, categorical = settings.drop or (), settings.categorical or ()
     bounded = [name for name in settings.ranges if name != "*"]
-    source = _read(path, dict.fromkeys(categorical, CATEGORY), where)
+    source = read(path, dict.fromkeys(categorical, CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
     if not names or settings.target in drop:
@@ -139,12 +139,21 @@ def read_columns(path, kinds, flag):
     Raises:
         UserError: If the file cannot be read, or a column is missing or of another kind.
     """
-    source = _read(path, kinds, f"--{flag}={path}")
+    source = read(path, kinds, f"--{flag}={path}")
     return {name: _values(source[name], kind) for name, kind in kinds.items()}
 
 
-def _read(path, kinds, where):
-    """Reads a file as a `pyarrow.Table`; columns without a kind get the type of their values."""
+def read(path, kinds, where):
+    """Reads a file as a `pyarrow.Table`.
+
+    Args:
+        path: String, a file. A name that ends in .parquet is of Parquet, any other of CSV.
+        kinds: Dict from columns to kinds; all others get the type of their values.
+        where: String, the flag that names the file, for errors.
+
+    Raises:
+        UserError: If the file cannot be read, or a column is missing or of another kind.
+    """
     import pyarrow as pa
     from pyarrow import csv, parquet
 
