@@ -76,7 +76,7 @@ def test_a_class_on_one_side_alone(tmp_path):
         try:
             folder = ImageFolder(tmp_path, test_seed=seed, test_fraction=0.5)
         except UserError as error:
-            assert "leaves no image of class cat to train on. Give another" in str(error)
+            assert "no image of class cat to train on" in str(error)
             refusals += 1
         else:
             notes += "Classes without a test image: cat." in folder.notes
@@ -97,7 +97,7 @@ def test_train_and_test_are_taken_where_they_are(tmp_path):
     with pytest.raises(UserError, match="test images in Test: leave out --test_fraction"):
         ImageFolder(tmp_path, test_fraction=0.1)
     save(tmp_path / "Test" / "bird" / "0.png")
-    with pytest.raises(UserError, match="classes without images to train on: bird"):
+    with pytest.raises(UserError, match="no image of class bird to train on"):
         ImageFolder(tmp_path)
 
 
