@@ -209,10 +209,15 @@ class ImageFolder:
         self.left_out = len(broken)
         for file in broken:
             (train if file in train else test).pop(file)
-        names = tuple(sorted(set(train.values())))
+        names = tuple(sorted({*train.values(), *test.values()}))
         passed_over = _passed_over(path, others, loose, broken, train_folder, names)
-        self._check_classes(path, names, set(test.values()), passed_over)
-
+        if len(names) < 2:
+            raise UserError(
+                f"--dataset={FOLDER}:PATH needs images of at least two classes, as PATH/CLASS/NAME "
+                f"with a suffix of {', '.join(SUFFIXES)}, or as PATH/train/CLASS/NAME and "
+                f"PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
+                f"{' '.join([', '.join(names) or 'none', *passed_over])}"
+            )
         people = user and People(user, train_folder)
         digests = {image.file: image.digest for image in readable}
         tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
@@ -224,8 +229,9 @@ class ImageFolder:
             splits[split][file] = name
         if alone := sorted(set(names) - set(splits["train"].values())):
             raise UserError(
-                f"Flag --test_seed={test_seed} leaves no image of class {alone[0]} to train on. "
-                "Give another, or a smaller --test_fraction or --validation."
+                f"There is no image of class {alone[0]} to train on in {self._flag}. Add some, or "
+                "give another --test_seed or a smaller --test_fraction or --validation. Received: "
+                f"--test_seed={test_seed}."
             )
         self._splits = {
             split: Files([(file, names.index(name)) for file, name in images.items()])
@@ -270,20 +276,6 @@ class ImageFolder:
                 "or --test_seed, or hold out a part by --validation."
             )
         return self._splits[split]
-
-    def _check_classes(self, path, names, tested, passed_over):
-        if len(names) < 2:
-            raise UserError(
-                f"--dataset={FOLDER}:PATH needs images of at least two classes, as PATH/CLASS/NAME "
-                f"with a suffix of {', '.join(SUFFIXES)}, or as PATH/train/CLASS/NAME "
-                f"and PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
-                f"{', '.join(names) or 'none'}.{''.join(f' {note}' for note in passed_over)}"
-            )
-        if unknown := sorted(tested - set(names)):
-            raise UserError(
-                f"The test images of {self._flag} have classes without images "
-                f"to train on: {', '.join(unknown)}. Remove them, or add such images."
-            )
 
 
 def existing(path):

@@ -232,8 +232,6 @@ def decode(encoded, shape, center_crop=False):
             its shorter side is kept whole, before it is resized.
     """
     height, width, channels = shape
-    if isinstance(encoded, np.ndarray) and encoded.shape == tuple(shape):
-        return encoded
     if isinstance(encoded, np.ndarray):
         image = Image.fromarray(encoded[..., 0] if encoded.shape[2] == 1 else encoded)
     else:

@@ -230,15 +230,11 @@ def features(builder, name):
 def _find(name, data_dir, **kwargs):
     try:
         return tfds.builder(name, data_dir=data_dir, **kwargs)
-    # ValueError: not the name of a data set; AssertionError: no such version of it.
-    except (ValueError, AssertionError) as error:
+    # An unknown name, an unknown version, and files that cannot be read.
+    except (ValueError, AssertionError, OSError) as error:
         raise UserError(
-            f"There is no data set {name!r}.{did_you_mean(name, KNOWN)} Use one of "
+            f"There is no data set {name!r} to be read.{did_you_mean(name, KNOWN)} Use one of "
             f"{', '.join(KNOWN)} (for a folder of images), or the name of any other image "
             "classification data set of TensorFlow Datasets, with --data_dir naming the folder "
             f"that holds it. Received: --data_dir={data_dir}."
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"Cannot read the data set {name!r}: {error}. Received: --data_dir={data_dir}."
         ) from error
