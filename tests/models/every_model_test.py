@@ -7,7 +7,7 @@ import small
 from cases import slow_but
 
 from tfdpx import models
-from tfdpx.layers import GroupNorm, UnitNormWithConstant, WSConv2D
+from tfdpx.layers import GroupNorm, SkipInit, UnitNormWithConstant, WSConv2D
 from tfdpx.models import networks
 
 SHAPE = (16, 16, 3)
@@ -76,6 +76,29 @@ def test_sizes_of_the_small_ones():
     parts = [layer for layer in model.layers if isinstance(layer, WSConv2D)]
     assert [(layer.filters, layer.strides) for layer in parts] == [(8, (1, 1)), (24, (2, 2))]
     assert [n.groups for n in model.layers if isinstance(n, GroupNorm)] == [4, 4]
+    model = models.NFResNet(26, 10, width=4, skip_init=0.0)
+    gains = [layer.gain for layer in model.layers if isinstance(layer, SkipInit)]
+    assert len(gains) == 8 and not np.any(gains)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: models.WideResNet(10, 4, 1000, input_shape=(8, 8, 3)),
+        lambda: models.NFResNet(26, 1000, width=32),
+    ],
+)
+def test_weights_are_gaussian_of_variance_one_over_fan_in(make):
+    for weight in make().trainable_weights:
+        value = np.asarray(weight)
+        if weight.name == "kernel":
+            scaled = value.ravel() * np.sqrt(np.prod(value.shape[:-1]))
+            error = 6 / np.sqrt(scaled.size)  # Six standard errors, up to the factor below.
+            assert abs(scaled.mean()) < error and abs(scaled.var() - 1) < np.sqrt(2) * error
+            # A truncated Gaussian of unit variance has a smaller fourth moment.
+            assert abs((scaled**4).mean() - 3) < np.sqrt(96) * error
+        else:
+            assert np.all(value == (1.0 if weight.name in ("gain", "gamma") else 0.0))
 
 
 GOOD = {

@@ -1,10 +1,9 @@
-"""NFResNet: size, a second construction, initial weights."""
+"""NFResNet: size, and a second construction from the same weights."""
 
 import numpy as np
 import pytest
 from reference_ops import assert_close, convolve, randomized_weights, relu, standardized
 
-from tfdpx.layers import SkipInit
 from tfdpx.models import NFResNet, networks
 
 # Parameters of the ResNets with batch normalization for 1000 classes, as published with weights.
@@ -81,17 +80,3 @@ def test_same_logits_from_a_second_construction():
     gain.assign(1.1 * gain)
     with pytest.raises(AssertionError):
         assert_close(model(images), nf_resnet_by_hand(weights, images, blocks))
-
-
-def test_weights_at_initialization():
-    model = NFResNet(26, 1000, width=32)
-    for weight in model.trainable_weights:
-        value = np.asarray(weight)
-        if weight.name == "kernel":
-            scaled = value.ravel() * np.sqrt(np.prod(value.shape[:-1]))
-            assert abs(scaled.var() - 1.0) < 8 / np.sqrt(scaled.size), weight.path
-        else:
-            assert np.all(value == (1.0 if weight.name == "gain" else 0.0)), weight.path
-    silent = NFResNet(26, 10, width=4, skip_init=0.0)
-    gains = [layer.gain for layer in silent.layers if isinstance(layer, SkipInit)]
-    assert len(gains) == 8 and not np.any(gains)

@@ -107,19 +107,6 @@ def test_number_of_parameters(depth, width, published_millions):
     assert plain.count_params() == model.count_params() - sum(norms)
 
 
-def test_weights_are_gaussian_of_variance_one_over_fan_in():
-    model = WideResNet(10, 4, 1000, input_shape=(8, 8, 3))
-    kernels = [np.asarray(weight) for weight in model.weights if weight.name == "kernel"]
-    assert len(kernels) == 11
-    for kernel in kernels:
-        scaled = kernel.ravel() * np.sqrt(np.prod(kernel.shape[:-1]))
-        error = 5 / np.sqrt(scaled.size)  # five standard errors, up to the factor below
-        assert abs(scaled.mean()) < error
-        assert abs(scaled.var() - 1.0) < np.sqrt(2.0) * error
-        # A truncated Gaussian of unit variance has a smaller fourth moment.
-        assert abs((scaled**4).mean() - 3.0) < np.sqrt(96.0) * error
-
-
 def test_any_image_size_and_plain_convolutions():
     model = WideResNet(
         10, 1, 7, input_shape=(None, None, 1), groups=4, weight_standardization=False, name="plain"

@@ -170,7 +170,6 @@ def test_peak_memory_is_that_of_the_step_alone(monkeypatch):
         (["--model=lenet", "--image_size=8"], "Argument `input_shape`"),
         (["--model=dense_head", "--image_size=32"], "--image_size=32.*Leave it out"),
         (["--images=0"], "^experiments.benchmark: Flag --images must be at least 1.*--images=0"),
-        (["--repeats=0"], "--repeats must be at least 1.*--repeats=0"),
         (["--microbatch_size=0"], "`microbatch_size` must be an int >= 1"),
         (["--end_to_end"], "needs --batch_size between 1 and --num_examples"),
         (["--end_to_end", "--batch_size=4", "--explain"], "--end_to_end goes without"),

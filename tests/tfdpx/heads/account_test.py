@@ -25,28 +25,21 @@ def gaussian_delta(mu, epsilon):
     return tail(mu / 2 - epsilon / mu) - math.exp(epsilon) * tail(-mu / 2 - epsilon / mu)
 
 
-@pytest.mark.parametrize(
-    ("kind", "steps", "noise_multiplier"),
-    [
-        ("LeastSquares", None, 6.462),
-        ("FeatureCovariance", 10, 12.37),
-        ("Newton", 10, 16.68),
-        ("FirstOrder", 100, 37.31),
-    ],
-)
-def test_noise_multipliers_of_the_exact_gaussian_mechanism(kind, steps, noise_multiplier):
-    steps = {} if steps is None else {"steps": steps}
-    head = getattr(heads, kind)(num_classes=10, epsilon=1.0, delta=1e-5, **steps)
-    assert float(f"{head.noise_multiplier:.4g}") == noise_multiplier
-    mu = math.sqrt(head.num_releases) / head.noise_multiplier
-    assert gaussian_delta(mu, 1.0) == pytest.approx(1e-5, rel=5e-4)
-
-
-@pytest.mark.parametrize(("epsilon", "steps"), [(1.0, 28), (3.0, 206)])
-def test_steps_of_adamix_are_those_of_the_exact_gaussian_mechanism(epsilon, steps):
-    assert AdaMix(10, epsilon, delta=1e-5, noise_multiplier=20).steps == steps
-    deltas = [gaussian_delta(math.sqrt(count) / 20, epsilon) for count in (steps, steps + 1)]
-    assert deltas[0] <= 1e-5 < deltas[1]
+def test_noise_and_steps_are_those_of_the_exact_gaussian_mechanism():
+    for kind, steps, noise_multiplier in (
+        ("LeastSquares", {}, 6.462),
+        ("FeatureCovariance", {"steps": 10}, 12.37),
+        ("Newton", {"steps": 10}, 16.68),
+        ("FirstOrder", {"steps": 100}, 37.31),
+    ):
+        head = getattr(heads, kind)(num_classes=10, epsilon=1.0, delta=1e-5, **steps)
+        assert float(f"{head.noise_multiplier:.4g}") == noise_multiplier
+        mu = math.sqrt(head.num_releases) / head.noise_multiplier
+        assert gaussian_delta(mu, 1.0) == pytest.approx(1e-5, rel=5e-4)
+    for epsilon, steps in ((1.0, 28), (3.0, 206)):
+        assert AdaMix(10, epsilon, delta=1e-5, noise_multiplier=20).steps == steps
+        deltas = [gaussian_delta(math.sqrt(count) / 20, epsilon) for count in (steps, steps + 1)]
+        assert deltas[0] <= 1e-5 < deltas[1]
 
 
 def test_accountants_of_full_batches():

@@ -1,7 +1,5 @@
 """AdaMix against its algorithm written out, and refusals."""
 
-import math
-
 import head_cases
 import numpy as np
 import pytest
@@ -140,25 +138,3 @@ def test_public_data_that_are_refused(public, arguments, message):
     with pytest.raises(ValueError, match=message):
         head.fit(*PRIVATE, public_data=public)
     assert head.ledger.steps == 0 and head.kernel is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epsilon": None}, "Exactly one of `epsilon` and `steps`"),
-        ({"steps": 3}, "Exactly one of `epsilon` and `steps`"),
-        ({"epsilon": math.inf}, "`epsilon` must be a positive, finite"),
-        ({"noise_multiplier": 0.0}, "`noise_multiplier` must be a positive"),
-        ({"epsilon": 1e-3}, "No `steps` keeps within the target"),
-        ({"quantile": 0.0}, "`quantile` must lie in"),
-        ({"quantile": 90}, "`quantile` must lie in"),
-        ({"projection": 0}, "`projection`"),
-        ({"decay_to": "end"}, "`decay_to` must be one of"),
-        ({"l2_norm_clip": math.inf}, "must be finite"),
-        ({"initial_weights": np.ones(3)}, "`initial_weights`"),
-        ({"l2_regularization": 0.0}, "`l2_regularization`"),
-    ],
-)
-def test_arguments_that_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        AdaMix(CLASSES, **{"epsilon": 1.0, **arguments})

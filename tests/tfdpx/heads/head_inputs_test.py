@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from head_cases import CLASSES, FIRST, WIDTH, data, make
 
-from tfdpx.heads import FeatureCovariance, FirstOrder, LeastSquares, Newton
+from tfdpx.heads import AdaMix, FeatureCovariance, FirstOrder, LeastSquares, Newton
 from tfdpx.heads.releases import Releases
 
 PRIVATE_ALONE = [name for name in FIRST if name != "adamix"]
@@ -141,6 +141,17 @@ def test_an_interrupted_fit_pays_for_what_was_released(monkeypatch):
         (FirstOrder, {"optimizer": "lion"}, "`optimizer` must be one of"),
         (FirstOrder, {"average": 1}, "`average` must be True or False"),
         (Newton, {"learning_rate": 0}, "`learning_rate` must be a positive"),
+        (AdaMix, {"epsilon": None}, "Exactly one of `epsilon` and `steps`"),
+        (AdaMix, {"steps": 3}, "Exactly one of `epsilon` and `steps`"),
+        (AdaMix, {"epsilon": math.inf}, "`epsilon` must be a positive, finite"),
+        (AdaMix, {"noise_multiplier": 0.0}, "`noise_multiplier` must be a positive"),
+        (AdaMix, {"epsilon": 1e-3}, "No `steps` keeps within the target"),
+        (AdaMix, {"quantile": 90}, "`quantile` must lie in"),
+        (AdaMix, {"projection": 0}, "`projection`"),
+        (AdaMix, {"decay_to": "end"}, "`decay_to` must be one of"),
+        (AdaMix, {"l2_norm_clip": math.inf}, "must be finite"),
+        (AdaMix, {"initial_weights": np.ones(3)}, "`initial_weights`"),
+        (AdaMix, {"l2_regularization": 0.0}, "`l2_regularization`"),
     ],
 )
 def test_unfit_arguments_are_refused(kind, arguments, message):

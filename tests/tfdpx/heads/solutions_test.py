@@ -18,8 +18,11 @@ def data():
     return head_cases.data(COUNT)
 
 
-def clip(rows, norm):
-    return rows * np.minimum(1, norm / np.linalg.norm(rows, axis=-1, keepdims=True))
+def mean_clipped(residuals, rows, norm):
+    """The mean `[d, m]` of the gradients of all examples, clipped."""
+    gradients = np.einsum("nd,nm->ndm", rows, residuals)
+    lengths = np.linalg.norm(gradients, axis=(1, 2), keepdims=True)
+    return (gradients * np.minimum(1, norm / lengths)).mean(axis=0)
 
 
 def regression(x, y):
@@ -85,14 +88,12 @@ def test_feature_covariance_is_algorithm_3():
         CLASSES, noise_multiplier=0.0, steps=4, learning_rate=3.0, l2_regularization=0.05,
         l2_norm_clip=0.8, feature_norm_clip=1.5, initial_bias=-1.0,
     ).fit(x, y)  # fmt: skip
-    rows, targets = clip(x.astype("float64"), 1.5), np.eye(CLASSES)[y]
+    rows, targets = x * np.minimum(1, 1.5 / np.linalg.norm(x, axis=1))[:, None], np.eye(CLASSES)[y]
     matrix = rows.T @ rows / COUNT + 0.05 * np.eye(WIDTH)
     kernel = np.zeros([WIDTH, CLASSES])
     for _ in range(4):
         residuals = 1 / (1 + np.exp(1 - x @ kernel)) - targets
-        each = np.einsum("nm,nd->nmd", residuals, x).reshape(COUNT, -1)
-        gradient = clip(each, 0.8).mean(0).reshape(CLASSES, WIDTH).T
-        kernel -= 3.0 * np.linalg.solve(matrix, gradient)
+        kernel -= 3.0 * np.linalg.solve(matrix, mean_clipped(residuals, x, 0.8))
     # The clip is smaller by what rounding is allowed, 0.01%.
     np.testing.assert_allclose(head.kernel, kernel, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(head.bias, [-1.0] * CLASSES)
@@ -109,9 +110,7 @@ def test_first_order_is_gradient_descent_on_kernel_and_bias(optimizer, momentum)
     both = np.vstack([np.zeros([WIDTH, CLASSES]), np.full([1, CLASSES], -1.0)])
     move = 0.0
     for _ in range(5):
-        residuals = 1 / (1 + np.exp(-rows @ both)) - targets
-        each = np.einsum("nm,nd->nmd", residuals, rows).reshape(COUNT, -1)
-        gradient = clip(each, 0.8).mean(0).reshape(CLASSES, -1).T
+        gradient = mean_clipped(1 / (1 + np.exp(-rows @ both)) - targets, rows, 0.8)
         gradient[:-1] += 0.1 * both[:-1]
         move = momentum * move - 0.9 * gradient
         both += move

@@ -194,13 +194,13 @@ def test_an_embedding_never_makes_a_table_for_each_example(rng):
 
 
 @pytest.mark.parametrize(
-    "views, mode, relu_first, norms",
+    "views, mode, norm_before_relu, norms",
     [(1, "chosen", False, AUTO), slow(2, "mapped", True, ("instantiate", "ghost"))],
 )
-def test_a_wide_resnet(views, mode, relu_first, norms, rng):
+def test_a_wide_resnet(views, mode, norm_before_relu, norms, rng):
     x = rng.normal(size=(2 * views, 8, 8, 3)).astype("float32")
     y = rng.integers(0, 4, size=2 * views)
-    model = WideResNet(10, 1, 4, input_shape=(8, 8, 3), relu_first=relu_first)
+    model = WideResNet(10, 1, 4, input_shape=(8, 8, 3), norm_before_relu=norm_before_relu)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     assert_matches_batches_of_one(model, x, y, views=views, mode=mode, norms=norms)
 
