@@ -74,21 +74,6 @@ def test_config_round_trip(make):
     assert again.batch_size == 16 and again.augment.padding == 2
 
 
-@NO_NOISE
-@pytest.mark.slow
-def test_a_saved_model_goes_on_where_it_stopped(tmp_path):
-    """Exactly so without noise: noise is fresh in a loaded optimizer."""
-    x, y = small.data()
-    model = small.model(noise_multiplier=0.0, momentum=0.9)
-    small.step(model, x, y)
-    model.save(tmp_path / "model.keras")
-    small.step(model, x, y)
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert int(loaded.optimizer.iterations) == loaded.optimizer.ledger.steps == 1
-    loaded.train_on_batch(x, y)
-    np.testing.assert_array_equal(small.weights(loaded), small.weights(model))
-
-
 def test_make_private_returns_one_class_and_refuses_others():
     assert tfdpx.make_private(keras.optimizers.Lion) is tfdpx.make_private(keras.optimizers.Lion)
     assert tfdpx.make_private(keras.optimizers.Lion).__name__ == "DPLion"
