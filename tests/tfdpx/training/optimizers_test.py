@@ -117,32 +117,6 @@ def test_no_noise_warns():
         tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=0.0)
 
 
-class OwnStep(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(3)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
-
-
-def test_gradients_from_outside_the_private_step_are_refused():
-    x, y = small.data()
-    model = OwnStep()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=tfdpx.DPSGD(0.1, **PRIVATE), loss=loss)
-    with pytest.raises(ValueError, match="did not come from the private step"):
-        model.fit(x, y, verbose=0)
-
-
 def test_every_door_is_shut():
     variable = keras.Variable([1.0, 2.0])
     optimizer = tfdpx.DPSGD(0.1, **PRIVATE)
