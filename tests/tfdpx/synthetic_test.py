@@ -118,37 +118,6 @@ def test_the_first_leaf_that_covers_a_pixel_is_seen(size, number, seed):
     )
 
 
-def mean_overlap(distance, r_min, r_max):
-    """Mean area shared by a leaf and itself moved by `distance`, and mean area of a leaf."""
-
-    def lens(r):
-        if distance >= 2 * r:
-            return 0.0
-        half = distance / 2
-        return 2 * r**2 * np.arccos(half / r) - distance * np.sqrt(r**2 - half**2)
-
-    def mean(area):
-        breaks = [distance / 2] if r_min < distance / 2 < r_max else None
-        whole = integrate.quad(lambda r: r**-3, r_min, r_max)[0]
-        return integrate.quad(lambda r: area(r) * r**-3, r_min, r_max, points=breaks)[0] / whole
-
-    return mean(lens), mean(lambda r: np.pi * r**2)
-
-
-def test_pixels_are_as_correlated_as_the_model_says():
-    """Lee, Mumford & Huang 2001: two pixels are alike if the first leaf on either is on both."""
-    images = DeadLeaves(8, r_min=1, r_max=5, seed=1).images(6000)[..., 0].astype("float64")
-    centred = (images - 0.5) * np.sqrt(12)  # Brightness is uniform in [0, 1].
-    for down, right in [(0, 1), (1, 1), (3, 0), (0, 6)]:
-        overlap, area = mean_overlap(np.hypot(down, right), 1, 5)
-        # At all places at once, and in a corner alone: the border does not show.
-        products = centred[:, : 8 - down, : 8 - right] * centred[:, down:, right:]
-        for measured in (products.mean(axis=(1, 2)), products[:, 0, 0]):
-            error = measured.std() / np.sqrt(len(measured))
-            assert measured.mean() == pytest.approx(overlap / (2 * area - overlap), abs=4 * error)
-            assert error < 0.02
-
-
 def test_gray_is_white_ink_on_black_paper_with_soft_edges():
     images = Strokes(28).images(200)
     ink = images.mean(axis=(1, 2, 3))

@@ -50,17 +50,6 @@ def test_unfit_models_are_refused_before_the_first_step(make, message):
     assert int(model.optimizer.iterations) == 0
 
 
-def test_float16_is_refused():
-    x, y = small.data()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = small.model()
-        with pytest.raises(checks.UnfitForPrivacy, match="mixed_bfloat16"):
-            model.fit(x, y, verbose=0)
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
 class Wrong(layers.Dense):
     pass
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from oracle import batch_of_one_gradients
 
 import tfdpx
-from tfdpx import audit, mechanism, noise
+from tfdpx import mechanism, noise
 
 X, Y = small.data()
 ABSENT = np.zeros(16, "float32")
@@ -128,15 +128,6 @@ def test_a_count_without_noise_is_noticed(monkeypatch):
     monkeypatch.setattr(mechanism, "privatize", planted)
     with pytest.raises(AssertionError):
         check_count_noise(drawn(noisy_bench(), 300)[0])
-
-
-@pytest.mark.slow
-def test_the_audit_finds_the_noise_of_gradients_and_a_tight_bound():
-    made = adaptive_bench(0.5, 0.5, 0.2, 1.5, batch_size=8, noise_multiplier=2.0, seed=None)
-    report = audit.check_optimizer(made.model, made.optimizer, trials=150)
-    assert report.passed, str(report)
-    assert 0.3 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
-    assert clip_of(made.model) == 0.5
 
 
 def test_gradients_of_an_adversary_end_at_the_largest_clip(quiet):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from oracle import batch_of_one_gradients
 
 import tfdpx
-from tfdpx import audit, mechanism, noise
+from tfdpx import mechanism, noise
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.training.clipping import AutomaticClip, ClipPolicy
 
@@ -121,16 +121,6 @@ def test_a_step_without_a_bound_is_noticed(monkeypatch, policy):
     assert moved(quiet_bench(policy())) > 50
 
 
-def test_nonfinite_examples_add_nothing(quiet):
-    x = X.copy()
-    x[3] = np.nan
-    wanted = quiet.step(X, Y, np.arange(16) != 3)
-    quiet.restore()
-    before = quiet.optimizer.nonfinite_examples
-    np.testing.assert_allclose(quiet.continue_step(x, Y), wanted, atol=1e-7)
-    assert quiet.optimizer.nonfinite_examples == before + 1
-
-
 def test_configurations_and_files_keep_the_word(quiet, tmp_path):
     for make in (tfdpx.DPAdam, tfdpx.make_private(keras.optimizers.Lion)):
         optimizer = make(0.1, batch_size=16, noise_multiplier=1.0, l2_norm_clip="automatic")
@@ -143,14 +133,6 @@ def test_configurations_and_files_keep_the_word(quiet, tmp_path):
     again = keras.saving.load_model(tmp_path / "model.keras").optimizer
     assert type(again.clip_policy) is AutomaticClip
     assert again.ledger.steps == quiet.optimizer.ledger.steps > 0
-
-
-@pytest.mark.slow
-def test_the_audit_finds_a_tight_bound():
-    made = bench.Bench(l2_norm_clip="automatic", batch_size=8, noise_multiplier=2.0, seed=None)
-    report = audit.check_optimizer(made.model, made.optimizer, trials=150)
-    assert report.passed, str(report)
-    assert 0.5 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
 
 
 def test_what_does_not_fit_is_refused():

@@ -35,8 +35,6 @@ CHANGED = {
     "take and cache": lambda batches: batches.take(5).cache(),
     "cache": lambda batches: batches.cache(),
     "mixup": lambda batches: batches.map(mixed_up),
-    "prefetch": lambda batches: batches.prefetch(2),
-    "repeat": lambda batches: batches.repeat(2),
     "first batch for ever": lambda batches: tf.data.Dataset.from_tensors(
         next(iter(batches))
     ).repeat(),

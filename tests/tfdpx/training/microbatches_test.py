@@ -1,12 +1,9 @@
 """Microbatches hold every present example once, at its place; and how many each takes."""
 
-import math
-
 import bench
 import keras
 import numpy as np
 import pytest
-import scipy.stats
 import seeds
 import small
 import tensorflow as tf
@@ -178,25 +175,3 @@ def test_auto_of_former_files_is_none():
     config = tfdpx.DPSGD(batch_size=4, noise_multiplier=1.0).get_config()
     again = tfdpx.DPSGD.from_config({**config, "microbatch_size": "auto"})
     assert again.microbatch_size is None
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 600),
-    st.floats(0.05, 1.0),
-    st.floats(1e-4, 1e-2),
-    st.floats(1e-4, 1e-1),
-    st.booleans(),
-)
-def test_passes_of_least_expected_time(batch_size, probability, each, every, varies):
-    number = max(round(batch_size / probability), batch_size)
-    drawn = np.arange(number + 1)
-    weights = scipy.stats.binom.pmf(drawn, number, probability)
-
-    def seconds(size):
-        rows = microbatches.of_examples(size, varies).rows(drawn)
-        return weights @ (-(-drawn // size) * every + rows * each)
-
-    mean, deviation = number * probability, math.sqrt(number * probability * (1 - probability))
-    size = microbatches.least_time(each, every, mean, deviation, number, number, varies)
-    assert seconds(size) <= 1.03 * min(seconds(other) for other in range(1, number + 1, 7))

@@ -339,25 +339,6 @@ def test_public_needs_a_layer_with_values():
         tfdpx.checks.mark_public(keras.layers.Dense(3))
 
 
-@pytest.mark.slow
-def test_a_ledger_of_another_run_that_is_restored_within_an_epoch_counts(tmp_path):
-    other = compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN))
-    train(other, 1)
-    file_of_arrays(other, tmp_path)
-    assert not is_complete(other)
-    path = tf.train.Checkpoint(optimizer=other.optimizer).save(str(tmp_path / "c"))
-
-    class Restore(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 3:
-                tf.train.Checkpoint(optimizer=self.model.optimizer).restore(path)
-                assert self.model.optimizer.ledger.steps == 5
-
-    model = compiled(bare())
-    train(model, 4, callbacks=[Restore()])
-    assert model.optimizer.ledger.steps == 5 and not is_complete(model)
-
-
 def test_hdf5_is_refused_for_private_models(trained, tmp_path):
     for name in ("m.h5", "m.hdf5"):
         for arguments in ({}, {"include_optimizer": False}):

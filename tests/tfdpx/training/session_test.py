@@ -1,11 +1,9 @@
 """Attacks on what trainings share: nothing may be shared but what was spent together."""
 
-import copy
 import itertools
 import json
 import os
 import pathlib
-import pickle
 import shutil
 import subprocess
 import sys
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow_but
 from scipy import stats
 
 import tfdpx
@@ -107,27 +104,6 @@ def test_two_continuations_have_independent_noise(name, tmp_path):
         both = ledgers[first] + ledgers[second]
         assert [ledgers[first].steps, ledgers[second].steps, both.steps] == [3, 3, 4]
         assert both.epsilon(DELTA, "gdp") == pytest.approx(wanted, rel=1e-9)
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but(COPIES, "deepcopy"))
-def test_no_training_shares_noise_with_another(name):
-    model = make()
-    model.build((None, 20))
-    start = small.weights(model)
-    other = COPIES[name](model)
-    first = train(model, 1)
-    second = train(other, 1)
-    again = train(model, 1)
-    noises = [first - start, second - start, again - first]
-    for one, another in itertools.combinations(noises, 2):
-        assert is_independent_noise(one - another)
 
 
 def test_a_forked_process_is_a_run_of_its_own():

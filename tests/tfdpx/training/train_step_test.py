@@ -111,12 +111,6 @@ def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise(noise, noise_o
     assert np.abs(first - second).max() > 0.1
 
 
-@pytest.mark.slow
-def test_the_operating_system_gives_the_seed():
-    [one], [other] = noise_of_steps(1, seed=None), noise_of_steps(1, seed=None)
-    assert np.abs(one - other).max() > 0.1
-
-
 @NO_NOISE
 def test_given_views_are_averaged_before_clipping():
     x, y = small.data(8)

@@ -136,24 +136,6 @@ def test_people_are_drawn_by_the_plan_and_give_k_examples_without_repetition_eac
     assert abs(np.mean(people) - 4) < 5 * np.sqrt(4 / steps)
 
 
-@pytest.mark.slow
-def test_ids_of_any_kind_and_examples_on_disk_are_the_same():
-    class Source:
-        def __len__(self):
-            return len(IDS)
-
-        def __getitem__(self, row):
-            return X[row], Y[row]
-
-    wanted = batches(seed=5, steps=4, x=X)
-    for ids in (IDS.astype("int8"), [f"user {i}" for i in IDS], tf.constant(IDS)):
-        for found, other in zip(batches(ids, seed=5, steps=4, x=X), wanted, strict=True):
-            assert len(found[0]) == len(other[0])
-    disk = tfdpx.RandomAccess(Source())
-    for (x, there), (other, also) in zip(batches(seed=5, steps=4, x=disk), wanted, strict=True):
-        assert np.array_equal(x[there], other[also]) and np.array_equal(there, also)
-
-
 def test_ids_that_would_protect_somebody_less_are_refused(model):
     for ids, message in (
         (IDS[:-1], "one id an example"),

@@ -54,12 +54,3 @@ def test_tensorboard_writes_validation_metrics_only_if_asked(loop, declared, tmp
         str(w.message) for w in recwarn if "leaves the validation metrics out" in str(w.message)
     ]
     assert bool(said) == (not declared)
-
-
-@pytest.mark.slow
-def test_tensorboard_after_a_split(tmp_path):
-    x, y = small.data(50)
-    board = tfdpx.callbacks.TensorBoard(tmp_path)
-    with pytest.warns(UserWarning, match="TensorBoard leaves .*public_validation=True"):
-        make().fit(PLAN.batches(x, y, validation_split=0.2), callbacks=[board], verbose=0)
-    assert not scalars(tmp_path)["validation"]

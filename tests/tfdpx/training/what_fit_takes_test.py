@@ -142,17 +142,6 @@ def test_fit_on_arrays_is_fit_on_the_batches_of_the_plan():
     assert optimizer.ledger.steps == 2 and not optimizer.epsilon_is_approximate
 
 
-@pytest.mark.slow
-def test_weights_of_classes_and_of_examples_are_the_same():
-    labels = (Y > 5).astype("float32")
-    by_class, _ = trained(
-        lambda model: model.fit(X, labels, class_weight={0: 0.5, 1: 2.0}, verbose=0)
-    )
-    weights = np.where(labels, 2.0, 0.5)
-    by_example, _ = trained(lambda model: model.fit(X, labels, sample_weight=weights, verbose=0))
-    same(by_class, by_example)
-
-
 def test_random_access_needs_a_plan():
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile(tfdpx.DPSGD(0.1, batch_size=6, noise_multiplier=1.0), "mse")
