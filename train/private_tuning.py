@@ -25,7 +25,7 @@ from tfdpx.train.config.training import PRIVACY
 from tfdpx.train.data import loading
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.report import page
-from tfdpx.train.run import auto_settings, evaluation, provenance, results
+from tfdpx.train.run import auto_settings, evaluation, finetuning, provenance, results
 
 # Settings that the guarantee needs.
 _NEEDED = dict(
@@ -66,7 +66,7 @@ def tune(runs, mean, workdir, train):
         selection.check_mean(mean)
     if (workdir / "best").exists():
         raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
-    points = [run.settings for run in runs]
+    points = [finetuning.check(run.settings) for run in runs]
     num_examples = _load(points[0]).num_train
     points = [auto_settings.complete(settings, num_examples)[0] for settings in points]
     _check(points)
@@ -82,14 +82,14 @@ def tune(runs, mean, workdir, train):
             run = _at_noise(runs[place], points[place], updates.noise_multiplier)
             trained = train(run, pathlib.Path(folder, "run"))
             entry = _entry_of(trained, before, updates)
-            right = evaluation.noisy_count(_count_right(trained, points[place]), score)
+            right = _count_right(trained, points[place])
+            right = evaluation.noisy_count(right, score.noise_multiplier)
             if right > top:
                 top, kept, point = right, entry, run.point
                 shutil.rmtree(best, ignore_errors=True)
                 trained.rename(best)
             shutil.rmtree(pathlib.Path(folder, "run"))
         search = {"best": point, "mean_runs": mean, "noisy_train_accuracy": top / num_examples}
-        score = Entry(score, 1.0, 1)
         ledger = before + Ledger.selected([kept, score], mean, points[0].delta)
         record = _write(best, ledger, seen, search)
         best.rename(workdir / "best")
@@ -122,15 +122,15 @@ def _load(settings, takes=None):
 
 
 def _entries(settings, num_examples, mean):
-    """The `Entry` of the updates of each run, and the noise multiplier of its score."""
+    """The `Entry` objects of the updates and of the score of each run."""
     plan = settings.privacy_plan(num_examples)
     once = dict(steps=1, epsilon=settings.epsilon, delta=settings.delta)
-    noise = _SCORE * calibration.solve("noise_multiplier", once, "gdp")
-    updates = Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps)
-    both = [updates, Entry(noise, 1.0, 1)]
-    scale = selection.selection_scale(both, settings.epsilon, settings.delta, mean)
-    noise_multiplier = scale * updates.noise_multiplier
-    return dataclasses.replace(updates, noise_multiplier=noise_multiplier), scale * noise
+    entries = [
+        Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps),
+        Entry(_SCORE * calibration.solve("noise_multiplier", once, "gdp"), 1.0, 1),
+    ]
+    scale = selection.selection_scale(entries, settings.epsilon, settings.delta, mean)
+    return [dataclasses.replace(e, noise_multiplier=scale * e.noise_multiplier) for e in entries]
 
 
 def _at_noise(run, settings, noise_multiplier):
