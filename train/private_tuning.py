@@ -65,12 +65,15 @@ def tune(runs, mean, workdir, train):
         selection.check_mean(mean)
     if (workdir / "best").exists():
         raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
-    points = [run.settings for run in runs]
+    starts = [Start(p, p.pixels, p.batch_norm, p.features) for p in (r.settings for r in runs)]
+    points = [
+        dataclasses.replace(run.settings, init_from=start.settings.init_from)
+        for run, start in zip(runs, starts, strict=True)
+    ]
     num_examples = _load(points[0]).num_train
     points = [defaults.complete(settings, num_examples)[0] for settings in points]
     _check(points)
     updates, score = _entries(points[0], num_examples, mean)
-    starts = [Start(p, p.pixels, p.batch_norm, p.features) for p in points]
     seen = tuple(dict.fromkeys(itertools.chain(*(start.seen for start in starts))))
     before = ledger_on(seen, points[0].dataset)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -81,14 +84,14 @@ def tune(runs, mean, workdir, train):
             run = _at_noise(runs[place], points[place], updates.noise_multiplier)
             trained = train(run, pathlib.Path(folder, "run"))
             entry = _entry_of(trained, before, updates)
-            right = measure.noisy_count(_count_right(trained, points[place]), score)
+            right = _count_right(trained, points[place])
+            right = measure.noisy_count(right, score.noise_multiplier)
             if right > top:
                 top, kept, point = right, entry, run.point
                 shutil.rmtree(best, ignore_errors=True)
                 trained.rename(best)
             shutil.rmtree(pathlib.Path(folder, "run"))
         search = {"best": point, "mean_runs": mean, "noisy_train_accuracy": top / num_examples}
-        score = Entry(score, 1.0, 1)
         ledger = before + Ledger.selected([kept, score], mean, points[0].delta)
         record = _write(best, ledger, seen, search)
         best.rename(workdir / "best")
@@ -121,15 +124,15 @@ def _load(settings, takes=None):
 
 
 def _entries(settings, num_examples, mean):
-    """The `Entry` of the updates of each run, and the noise multiplier of its score."""
+    """The `Entry` objects of the updates and of the score of each run."""
     plan = settings.privacy_plan(num_examples)
     once = dict(steps=1, epsilon=settings.epsilon, delta=settings.delta)
-    noise = _SCORE * calibration.solve("noise_multiplier", once, "gdp")
-    updates = Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps)
-    both = [updates, Entry(noise, 1.0, 1)]
-    scale = selection.selection_scale(both, settings.epsilon, settings.delta, mean)
-    noise_multiplier = scale * updates.noise_multiplier
-    return dataclasses.replace(updates, noise_multiplier=noise_multiplier), scale * noise
+    entries = [
+        Entry(plan.noise_multiplier, plan.sampling_probability, plan.steps),
+        Entry(_SCORE * calibration.solve("noise_multiplier", once, "gdp"), 1.0, 1),
+    ]
+    scale = selection.selection_scale(entries, settings.epsilon, settings.delta, mean)
+    return [dataclasses.replace(e, noise_multiplier=scale * e.noise_multiplier) for e in entries]
 
 
 def _at_noise(run, settings, noise_multiplier):

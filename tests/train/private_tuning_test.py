@@ -3,149 +3,107 @@
 import keras
 import own_images
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from tfdpx.accounting import record as records
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
 from tfdpx.train import classify, private_tuning, sweep
-from tfdpx.train.errors import UserError
 
-GIVEN = dict(model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def data_dir(finished_runs):
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["test"])
-    with flagsaver.flagsaver(data_dir=finished_runs.data_dir):
-        yield
-
-
-def tune(workdir, train=None, grid="learning_rate=1,2", **given):
-    shared = {"preset": "digits", "validation": 0.0, "eval_split": "test", **GIVEN, **given}
-    grid = sweep.parse(grid)
-    runs = sweep.grid_runs(grid, {k: v for k, v in shared.items() if k not in grid})
-    return private_tuning.tune(runs, 5.0, workdir, train)
+GIVEN = dict(private_tuning=5.0, model="small_cnn", steps=3, batch_size=64, epsilon=2.0)
+GIVEN |= dict(grid="learning_rate=1,2", dataset="digits")
 
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Four runs that train nothing and get so many images right, and the flags of each."""
-    right, runs = iter([500, 1400, 900, 1000]), []
+    """Has four runs train nothing; a list receives the settings that were chosen for each."""
+    right, chosen, entries = iter(10 * [500, 1400, 900, 1000]), [], []
 
-    def train(run, folder, steps=3, entries=()):
-        runs.append(run.chosen)
-        folder = folder / "runs" / run.name
+    def execute(runs, folder, shared):
+        del shared
+        chosen.append(runs[0].chosen)
+        folder = folder / "runs" / runs[0].name
         folder.mkdir(parents=True)
         keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]).save(folder / "model.keras")
-        updates = Entry(run.chosen["noise_multiplier"], 64 / 1437, steps, run=len(runs))
-        found = {"run": len(runs), "model": "small_cnn", "steps": 3}
-        for name in ("model.keras", "record.json"):
-            ledger = Ledger((updates, *entries))
-            record = Record("classify", Data("sklearn_digits", 1437), ledger, 1e-5, results=found)
-            record.save(folder / name)
+        noise_multiplier, number = runs[0].chosen["noise_multiplier"], len(chosen)
+        ledger = Ledger((Entry(noise_multiplier, 64 / 1437, 3, run=number), *entries))
+        results = {"run": number, "model": "small_cnn", "steps": 3}
+        record = Record("classify", Data("sklearn_digits", 1437), ledger, 1e-5, results=results)
+        record.save(folder / "model.keras")
+        record.save(folder / "record.json")
         for name in ("log.txt", "point.json", "curve.jsonl", "learning_curve.png"):
             (folder / name).write_text("epsilon of a run")
         (folder / "tensorboard").mkdir()
-        return folder
+        return {}
 
+    monkeypatch.setattr(sweep, "execute", execute)
     monkeypatch.setattr(private_tuning, "_count_right", lambda folder, settings: next(right))
     monkeypatch.setattr(selection, "draw_runs", lambda mean: 4)
-    return train, runs
+    return chosen, entries
 
 
 @pytest.mark.slow
-def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(tmp_path, made_up):
-    train, runs = made_up
-    report = tune(tmp_path / "tuned", train)
+def test_the_best_of_all_runs_is_kept_alone_and_pays_for_all(run, refusal, tmp_path, made_up):
+    report, _ = run(sweep, workdir=tmp_path, **GIVEN)
     assert report["run"] == 2  # 400 images ahead; the noise is of some 30.
-    assert [path.name for path in (tmp_path / "tuned").iterdir()] == ["best"]
-    best = tmp_path / "tuned/best"
-    assert sorted(path.name for path in best.iterdir()) == [
-        "model.keras",
-        "privacy_statement.txt",
-        "record.json",
-        "report.html",
-    ]
-    assert "differential privacy" in (best / "report.html").read_text()
-    assert "5 on average" in (best / "report.html").read_text()
-    assert 1.99 < report["epsilon"] <= 2.0
-    statement = " ".join((best / "privacy_statement.txt").read_text().split())
-    assert "number of runs, 5 on average" in statement
+    [best] = tmp_path.iterdir()
+    files = ["model.keras", "privacy_statement.txt", "record.json", "report.html"]
+    assert sorted(path.name for path in best.iterdir()) == files
+    for name in ("report.html", "privacy_statement.txt"):
+        text = " ".join((best / name).read_text().split())
+        assert "differential privacy" in text and "5 on average" in text
     assert not {"runs", "number_of_runs", "epsilon_of_a_run"} & set(report)
     # All runs have the same noise, and epsilon follows from the ledger of the one that is kept.
-    [sigma] = {chosen["noise_multiplier"] for chosen in runs}
-    assert all("epsilon" not in chosen for chosen in runs)
-    assert {chosen["learning_rate"] for chosen in runs} <= {1.0, 2.0}
+    chosen, entries = made_up
+    [sigma] = {settings["noise_multiplier"] for settings in chosen}
+    assert {settings["learning_rate"] for settings in chosen} <= {1.0, 2.0}
+    assert all("epsilon" not in settings for settings in chosen)
     for name in ("record.json", "model.keras"):
         record = records.read(best / name)
-        assert record.epsilon == report["epsilon"]
         [(updates, score)] = record.ledger.selections
         assert (updates.noise_multiplier, updates.steps) == (sigma, 3)
-        assert selection.selection_epsilon([updates, score], 1e-5, 5.0) == report["epsilon"]
-    with pytest.raises(UserError, match="holds a tuned run"):
-        tune(tmp_path / "tuned", train)
+        epsilon = selection.selection_epsilon([updates, score], 1e-5, 5.0)
+        assert 1.99 < epsilon == record.epsilon == report["epsilon"] <= 2.0
+    assert "holds a tuned run" in refusal(sweep, workdir=tmp_path, **GIVEN)
+
+    # A run that spends anything else ends it all.
+    entries.append(Entry(sigma, 64 / 1437, 1, run=99))
+    assert "not trained as planned" in refusal(sweep, workdir=tmp_path / "more", **GIVEN)
+    assert not list((tmp_path / "more").iterdir())
 
 
-def fail(run, folder):
-    folder.mkdir()
-    raise UserError("A run failed: loss. Nothing is kept.")
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_or_spends_more_than_planned_leaves_nothing(tmp_path, made_up):
-    train, _ = made_up
-    another = Entry(1.0, 0.5, 1, run=99)
-    for run, message in [
-        (fail, "Nothing is kept"),
-        (lambda run, folder: train(run, folder, steps=4), "not trained as planned"),
-        (lambda run, folder: train(run, folder, entries=[another]), "not trained as planned"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            tune(tmp_path / "tuned", run)
-        assert not list((tmp_path / "tuned").iterdir())
-
-
-SHARED = "batch_size=64,128 steps=3,4 epsilon=1,2 delta=1e-5,1e-4 accountant=rdp,pld".split()
-SHARED += ["dataset=digits,digits:0-4", "eval_split=test,validation;validation=0.25"]
+SHARED = ["batch_size=4,8", "steps=3,4", "epsilon=1,2", "delta=1e-5,1e-4", "accountant=rdp,pld"]
+SHARED += ["test_fraction=0.2,0.9", "test_seed=0,1", "skip_broken=0,1"]
 REFUSED = [
-    *((dict(grid=grid), f"all runs share {grid.partition('=')[0]}") for grid in SHARED[:-1]),
-    (dict(grid=SHARED[-1]), "--validation=0.25"),
+    *((dict(grid=text), f"all runs share {text.partition('=')[0]}") for text in SHARED),
+    (dict(grid="model=scatter_linear,small_cnn", steps=None), "all runs share"),
     (dict(grid="validation=0,0.25"), "--validation=0.25"),
-    (dict(grid="model=scatter_linear,small_cnn", steps=None, batch_size=None), "share batch_size"),
-    (dict(validation=0.25), "--validation=0.25"),
+    (dict(grid="individual=false,true"), "--individual=True"),
     (dict(sampling="shuffle"), "--sampling=shuffle"),
     (dict(private=False, epsilon=None), "--private=False"),
     (dict(noise_multiplier=1.0, steps=None), "--noise_multiplier=1.0"),
-    (dict(grid="individual=false,true"), "--individual=True"),
     (dict(seed=3), "--seed=3"),
+    (dict(private_tuning=1.0), "number above 1"),
+    *((more, "exclude each other") for more in (dict(seeds=[0]), dict(jobs=2), dict(table_only=1))),
 ]
 
 
-def test_what_the_account_has_no_room_for_is_refused(tmp_path):
+def test_other_images_and_releases_are_refused_by_name(refusal, tmp_path):
+    images = tmp_path / "images"
+    own_images.write(images, {3: 6, 5: 6}, size=8)
     for given, message in REFUSED:
-        with pytest.raises(UserError, match=message):
-            tune(tmp_path / "tuned", **given)
+        swept = given.get("grid", "").partition("=")[0]
+        settings = {**GIVEN, "dataset": f"folder:{images}", "batch_size": 8, swept: None, **given}
+        settings.pop("", None)
+        line = refusal(sweep, workdir=tmp_path / "tuned", **settings)
+        assert message in line, (given, line)
         assert not (tmp_path / "tuned").exists()
 
 
-@pytest.mark.parametrize("name", ["test_fraction=0.2,0.9", "test_seed=0,1", "skip_broken=0,1"])
-def test_points_of_other_training_images_are_refused(tmp_path, name):
-    own_images.write(tmp_path / "images", {3: 6, 5: 6}, size=8)
-    with pytest.raises(UserError, match=f"all runs share {name.partition('=')[0]}"):
-        tune(tmp_path / "tuned", grid=name, dataset=f"folder:{tmp_path / 'images'}", batch_size=8)
-
-
 @pytest.mark.slow
-def test_the_program_tunes_the_digits(tmp_path, run, refusal, monkeypatch):
-    given = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")
-    for more in (dict(seeds=[0]), dict(jobs=2), dict(table_only=True)):
-        assert "exclude each other" in refusal(sweep, **{**given, "workdir": tmp_path}, **more)
-    assert "number above 1" in refusal(sweep, **{**given, "private_tuning": 1.0})
+def test_the_program_tunes_the_digits(tmp_path, run, monkeypatch):
     monkeypatch.setattr(selection, "draw_runs", lambda mean: 1)  # For always the same time.
+    given = dict(private_tuning=1.5, grid="learning_rate=10,20", workdir=tmp_path / "tuned")
     record, _ = run(sweep, epsilon=4.0, **given)
     assert 3.9 < record["epsilon"] <= 4.0
     assert record["test_accuracy"] > 0.9 and record["noisy_train_accuracy"] > 0.8
