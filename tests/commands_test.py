@@ -1,0 +1,75 @@
+"""Every command of the README and the docs is one that its program takes."""
+
+import importlib
+import pathlib
+import re
+import shlex
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from tfdpx.train import presets, pretrain, settings, sweep
+from tfdpx.train.command import PROGRAMS
+
+ROOT = pathlib.Path(__file__).parents[1]
+_PLACEHOLDER = re.compile(r"\.\.\.|=(NAME|HEAD|[A-Za-z])(?= |$|`|\))")
+_OF_SWEEP = re.compile("--(grid|seeds|jobs|private_tuning|table_only)")
+pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="needs a checkout")
+_COMMAND = re.compile(r"(?:python -m tfdpx\.train\.|\btfdpx )(\w+)((?: +(?:--|\\)[^`]*)?)")
+
+
+def commands():
+    """Pairs of a program and its arguments, of all code in the pages."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in sorted(pages):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        lines = [
+            line.partition("  # ")[0] for line in text.splitlines() if not _PLACEHOLDER.search(line)
+        ]
+        for match in filter(None, map(_COMMAND.search, lines)):
+            if match[1] not in PROGRAMS or "--" not in match[2]:
+                continue
+            yield match[1], match[2].partition(" # ")[0]
+
+
+def check(program, arguments):
+    """Parses the flags of a command, and resolves the settings that they give."""
+    importlib.import_module("tfdpx.train.classify")  # Defines --preset.
+    module = importlib.import_module(f"tfdpx.train.{program}")
+    if hasattr(module, "define_flags") and program != "sweep":
+        values = flags.FlagValues()
+        module.define_flags(values)
+        values([program, *(a for a in arguments if "--workdir" not in a)])
+        return
+    own = [a for a in arguments if program == "sweep" and _OF_SWEEP.match(a)]
+    with flagsaver.flagsaver():
+        flags.FLAGS([program, *(a for a in arguments if a not in own)])
+        given, preset = settings.given(), flags.FLAGS["preset"].value
+        if program == "pretrain":
+            pretrain.resolve(
+                flags.FLAGS["recipe"].value, given | settings.given(pretrain.Pretraining)
+            )
+        elif program == "classify":
+            settings.resolve(preset, given)
+        else:
+            given = {name: value for name, value in given.items() if value is not None}
+            grids = [a.partition("=")[2] for a in own if a.startswith("--grid")]
+            grid = sweep.parse(*grids or ["seed=0"])
+            shared = given if "preset" in grid else {"preset": preset or "digits", **given}
+            assert sweep.grid_runs(grid, shared)
+
+
+def test_every_command_of_the_pages_is_understood():
+    pairs = list(commands())
+    assert len(pairs) > 50 and {program for program, _ in pairs} >= {"classify", "account", "sweep"}
+    for program, text in pairs:
+        try:
+            check(program, shlex.split(text))
+        except Exception as error:
+            raise AssertionError(f"tfdpx {program} {text}") from error
+
+
+def test_every_preset_has_its_section():
+    page = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    assert all(f"\n## {group}\n" in page for group in presets.COMMON)
