@@ -12,7 +12,9 @@ from tfdpx.accounting.gaussian import exact_epsilon
 from tfdpx.heads.releases import Releases
 
 
-class _Recorder:
+class Recorder:
+    """Keeps the values of all releases by name, use and part."""
+
     def __init__(self, monkeypatch, outputs=None):
         self.values, self.deviations, self.outputs = {}, {}, outputs or {}
         replay, given, draw = outputs is not None, Releases._count, Releases._noise
@@ -57,10 +59,10 @@ def spent(monkeypatch, head, data, neighbour):
         neighbour: Another, with one example more. Its labels are new too: a count is a release.
     """
     with monkeypatch.context() as patched:
-        first = _Recorder(patched)
+        first = Recorder(patched)
         one = head().fit(*data)
     with monkeypatch.context() as patched:
-        second = _Recorder(patched, first.outputs)
+        second = Recorder(patched, first.outputs)
         other = head().fit(*neighbour)
     assert first.values.keys() == second.values.keys()
     assert first.deviations == second.deviations, "The scale of the noise follows the data."

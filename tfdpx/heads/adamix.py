@@ -133,7 +133,9 @@ class AdaMix(Head):
         return {"gradient": self.steps}
 
     def _sizes(self, dimension):
-        rows = min(self.projection or dimension, self.num_classes - 1, dimension)
+        rows = dimension
+        if self.projection is not None:
+            rows = min(self.projection, self.num_classes - 1, dimension)
         return {"gradient": rows * self.num_classes}
 
     def fit(

@@ -83,11 +83,11 @@ class FeatureSet:
                 f"{self.count} features, labels of shape {labels.shape}."
             )
         if labels.ndim == 2 and labels.shape[1] == classes:
-            is_number = labels.dtype.kind not in "OSU"
-            if not (is_number and 0 <= labels.min() and labels.max() <= 1):
+            if labels.dtype.kind in "OSU" or not (0 <= labels.min() and labels.max() <= 1):
                 raise ValueError(
-                    f"Argument `labels` of shape [n, {classes}] must hold numbers in [0, 1]. "
-                    "Received: others. Give probabilities of the classes, or zeros and ones."
+                    f"Argument `labels` of shape [n, {classes}] must hold numbers in [0, 1], such "
+                    "as zeros and ones or probabilities of the classes. Received: other values, "
+                    f"of dtype {labels.dtype}."
                 )
             return labels
         if labels.ndim == 2 and labels.shape[1] == 1:

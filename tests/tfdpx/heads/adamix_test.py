@@ -76,11 +76,11 @@ def test_noise_is_that_of_the_clip_and_lies_in_the_subspace(monkeypatch):
         PublicSet, "quantile_clip", lambda *args: clips.append(quantile(*args)) or clips[-1]
     )
     # The gradient of a softmax has the rank of one class less.
-    for projection, columns in ((2, 2), (CLASSES, CLASSES - 1)):
+    for projection, rows in ((2, 2), (CLASSES, CLASSES - 1), (None, WIDTH)):
         deviations.clear(), clips.clear()
         head = fitted(steps=3, projection=projection, seed=1)
-        assert deviations == [((columns, CLASSES), pytest.approx(20.0 * clip)) for clip in clips]
-        assert len(clips) == 3 and head._sizes(WIDTH) == {"gradient": columns * CLASSES}
+        assert deviations == [((rows, CLASSES), pytest.approx(20.0 * clip)) for clip in clips]
+        assert len(clips) == 3 and head._sizes(WIDTH) == {"gradient": rows * CLASSES}
 
 
 def test_where_it_starts():

@@ -1,5 +1,6 @@
 """One example more or less moves no release by more than its noise is scaled for."""
 
+import collections
 import contextlib
 import math
 
@@ -62,6 +63,15 @@ def test_a_large_example_spends_no_more_than_epsilon(monkeypatch, name):
         assert max(mu * planned[release][0] for (release, _), mu in mus.items()) > 0.2
         if name in ("least squares", "several positives"):  # Gradients may be small otherwise.
             assert epsilon > 0.9 * EPSILON
+
+
+@pytest.mark.parametrize("name", head_cases.NAMES)
+def test_every_number_that_gets_noise_is_counted_for_its_tail(monkeypatch, name):
+    recorder, sizes = transcripts.Recorder(monkeypatch), collections.Counter()
+    planned = make(name, seed=1).fit(*head_cases.data())._sizes(WIDTH)
+    for (release, use, _), value in recorder.values.items():
+        sizes[release] += value.size * (use == 0)
+    assert sizes.items() <= planned.items()
 
 
 @pytest.mark.parametrize("name", head_cases.NAMES)
