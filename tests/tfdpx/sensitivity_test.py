@@ -358,6 +358,12 @@ def test_terms_that_cancel_are_added_at_so_many_clips_at_most(positions, most):
     assert lengths / norm <= most * (1 + 1e-5)
 
 
+def test_norms_are_raised_by_what_rounding_can_hide():
+    terms, magnitude = 4096, 20.0
+    [allowed] = np.sqrt(rounding.allow(tf.ones([1]), tf.fill([1], magnitude), terms))
+    assert allowed >= 1 + (terms + rounding.EXTRA) * rounding.UNIT * magnitude
+
+
 def test_a_clip_too_small_for_float32_is_refused():
     with pytest.raises(ValueError, match="`l2_norm_clip` must be at least 1e-09"):
         mechanism.clip_factors(tf.ones([2]), tf.constant([True, True]), 1e-30, 1)

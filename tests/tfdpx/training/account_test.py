@@ -283,17 +283,17 @@ def test_sample_weights_do_not_hide_the_size_of_a_batch():
 @pytest.mark.slow
 def test_a_second_plan_counts_what_the_weights_have_spent():
     first = tfdpx.PrivacyPlan(N, batch_size=B, epochs=4, epsilon=2.0, delta=1e-3)
-    model = make(first)
+    model = make(first, compile_arguments={"run_eagerly": True})
     model.fit(*small.data(N), epochs=4, verbose=0)
     second = tfdpx.PrivacyPlan(N, batch_size=10, epochs=4, epsilon=3.0, delta=1e-3)
-    model.compile(tfdpx.DPSGD(0.1, plan=second), model.loss)
+    model.compile(tfdpx.DPSGD(0.1, plan=second), model.loss, run_eagerly=True)
     model.fit(*small.data(N), epochs=4, verbose=0)
     assert epsilon(model) <= 3.0
     assert 0 < model.optimizer.ledger.of(second).steps < second.steps
     third = tfdpx.PrivacyPlan(
         N, B, 5, noise_multiplier=9.0, delta=1e-3, spent=model.optimizer.ledger
     )
-    model.compile(tfdpx.DPSGD(0.1, plan=third), model.loss)
+    model.compile(tfdpx.DPSGD(0.1, plan=third), model.loss, run_eagerly=True)
     model.fit(*small.data(N), epochs=2, verbose=0)
     assert epsilon(model) == pytest.approx(third.epsilon)
     same = tfdpx.PrivacyPlan(N, batch_size=B, epochs=4, epsilon=2.0, delta=1e-3)

@@ -77,12 +77,12 @@ def test_a_run_with_a_seed_that_is_killed_or_ended_goes_on_to_the_last_bit(tmp_p
     with pytest.raises(Killed):
         train(make(seed=4), [KillAfter(5), Checkpoint(tmp_path)])
     assert Checkpoint(tmp_path).saved_updates == 3
-    for epochs in (3, 4, 4):  # The last finds a run that has ended.
+    for epochs in (4, 4):  # The last finds a run that has ended.
         model = make(seed=4)
         train(model, [Checkpoint(tmp_path), tfdpx.callbacks.PrivacyBudget(PLAN)], epochs=epochs)
         assert model.optimizer.ledger.steps == 3 * epochs
     output = capsys.readouterr().out
-    assert all(f"Resumed at update {update}." in output for update in (3, 9, 12))
+    assert all(f"Resumed at update {update}." in output for update in (3, 12))
     assert_same(model, whole)
 
 
