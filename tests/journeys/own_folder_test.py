@@ -55,7 +55,7 @@ def test_one_command_says_what_it_took_and_chose(finished):
         "Read as 16x16 pixels, in colour (chosen from the files; --image_size changes it)",
         "Public, so not protected: how many images there are to train on and how many images to",
         "broken, so left out: 2",
-        "no image by its name: 1 (1/notes.txt)",
+        "no image by its name (convert HEIC and other formats to JPEG): 1 (1/notes.txt)",
         "fixed features cost no privacy",
     ):
         assert said in output

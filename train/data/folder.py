@@ -160,10 +160,6 @@ class Files:
         """Returns the classes, an int64 array, without reading an image."""
         return np.array([label for _, label in self.pairs])
 
-    def name(self, row):
-        """Returns the name of an example in errors."""
-        return str(self.pairs[row][0])
-
 
 class ImageFolder:
     """The images of `PATH/CLASS/...`, or of `PATH/train/CLASS/...` and `PATH/test/CLASS/...`.

@@ -247,7 +247,7 @@ class Images:
     """Some examples of a split, as `tfdpx.RandomAccess` reads them.
 
     Args:
-        records: `folder.Files`, or as it.
+        records: Has `read(rows)`, as `folder.Files`.
         rows: Indices of `records` to take, an int array.
         shape: `(height, width, channels)` of the images to return.
         first_class: The label that becomes 0.
@@ -277,7 +277,7 @@ class Images:
             image = self._decode(encoded)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(
-                f"{self._records.name(row)} cannot be decoded: {error}. Replace or remove it."
+                f"Example {row} cannot be decoded: {error}. Replace or remove it."
             ) from error
         label -= self._first_class
         if not 0 <= label < self._num_classes:
@@ -440,7 +440,3 @@ class _Records:
         """Returns the labels, an int64 array, by reading all of the split, a part at a time."""
         parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
         return np.array([label for part in parts for _, label in self.read(list(part))])
-
-    def name(self, row):
-        """Returns the name of an example in errors."""
-        return f"Example {row}"
