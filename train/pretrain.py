@@ -247,8 +247,8 @@ def train(settings, workdir):
     )
     results.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
-    shown = (measured.labels, measured.predictions, workdir, settings.public_test)
-    results.draw_measured(data, *shown)
+    labels, predictions = measured.labels, measured.predictions
+    results.draw_measured(data, labels, predictions, workdir, settings.public_test)
     page.write_page(workdir)
     report = {**record.view(), "workdir": str(workdir)}
     print_table(report, title=f"{settings.model} on {data.name}, not private")
