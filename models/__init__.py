@@ -3,12 +3,14 @@
 from tfdpx import _keras as _keras  # Says first if Keras has another backend.
 from tfdpx.models.networks import LeNet, NFResNet, SmallCNN, WideResNet
 from tfdpx.models.on_features import LinearOnFeatures, ScatterCNN, ScatterLinear
+from tfdpx.models.resnet20 import ResNet20
 from tfdpx.models.transfer import backbone, zero_shot_head
 
 __all__ = [
     "LeNet",
     "LinearOnFeatures",
     "NFResNet",
+    "ResNet20",
     "ScatterCNN",
     "ScatterLinear",
     "SmallCNN",

@@ -17,12 +17,12 @@ from tfdpx.synthetic import DeadLeaves
 def LinearOnFeatures(
     num_classes: int, input_shape: Any, extractors: Any, name: str = "linear_on_features"
 ) -> keras.Model:
-    """Builds a linear classifier on features of which none is trained.
+    """Builds a linear classifier on fixed features.
 
     Each model of `extractors` gives its features of the image. They are scaled to norm one, each
-    kind by itself, so that all kinds have the same weight, and put side by side. What the
-    extractors learned they must have learned without the private data: then the features spend no
-    privacy. Train it as `ScatterLinear`, which is the same with one kind of features.
+    kind by itself, so that all kinds have the same weight, and put side by side. The extractors
+    must not have been trained on the private data, because only then do the features spend no
+    privacy. Train it like `ScatterLinear`, which is the same with one kind of features.
 
     Args:
         num_classes: Positive integer, number of outputs.
@@ -89,13 +89,14 @@ def ScatterLinear(
     generator: Any = None,
     name: str = "scatter_linear",
 ) -> keras.Model:
-    """Builds a linear classifier on fixed features, of which nothing but the last layer is trained.
+    """Builds a linear classifier on fixed scattering features.
 
     The features are a Morlet scattering transform of the image, its square root, whitened by the
-    statistics of *generated* images (`tfdpx.synthetic`), and scaled to norm one. They know no data,
-    so they spend no privacy, and at small budgets and on small sets they beat what a private
-    training could learn: the noise of private training has as many dimensions as there are trained
-    weights, while with features of norm one its effect on a logit does not depend on their number.
+    statistics of *generated* images (`tfdpx.synthetic`), and scaled to norm one. Only the last
+    layer is trained. The features know no data, so they spend no privacy, and at small budgets and
+    on small sets they beat what a private training could learn: the noise of private training has
+    as many dimensions as there are trained weights, while with features of norm one its effect on
+    a logit does not depend on their number.
 
     Train it with full batches (`batch_size=num_examples`), plain `tfdpx.DPSGD` without momentum, a
     small clip such as 0.02 and a large learning rate; `tfdpx.train.classify --model=auto` chooses

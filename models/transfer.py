@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,11 +139,11 @@ def _load(network, weights, name):
         missing = [w.path for w in floating if keras.ops.all(keras.ops.isnan(w))]
         if missing:
             raise ValueError(f"{len(missing)} weights are not in it, such as {missing[0]}.")
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"The file of argument `weights` does not fit the backbone {name!r} of "
-            f"{len(network.weights)} weights, without classifier. Received: weights={weights!r}. "
-            f"Loading it says: {error}"
+            f"Argument `weights` must be a file that `save_weights` or `save` wrote of {name!r} "
+            f"without classifier, which has {len(network.weights)} weights. Received: "
+            f"weights={str(weights)!r}. Loading it says: {error}"
         ) from error
 
 

@@ -94,37 +94,6 @@ def test_wheel_holds_every_file_and_imports_anywhere(tmp_path):
     assert "`pip install -e .`" in last_error(python(code, checkout, PYTHONPATH=str(installed)))
 
 
-def interpreters(tmp_path, **works):
-    """A folder with interpreters that run or fail, as told, and no other program but `dirname`."""
-    for name, runs in works.items():
-        stub = tmp_path / name.replace("_", ".")
-        answer = f"echo {name.removeprefix('python').replace('_', '.')}" if runs else "exit 127"
-        stub.write_text(f"#!/bin/sh\n{answer}\n")
-        stub.chmod(0o755)
-    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
-    return tmp_path
-
-
-def run_tool(name, folder, **environment):
-    pyenv = {"PATH": str(folder), "PYENV_ROOT": str(folder / "pyenv"), **environment}
-    command = [shutil.which("bash"), str(ROOT / "tools" / name)]
-    return subprocess.run(command, env=pyenv, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
-def test_interpreters_are_found_on_the_path_and_in_pyenv_and_shims_that_fail_are_not(tmp_path):
-    stubs = {"python3_11": False, "python3_12": True, "python3_10": True, "python3": False}
-    folder = interpreters(tmp_path, **stubs)
-    assert run_tool("find_pythons.sh", folder).split() == [
-        str(folder / "python3.12"),
-        str(folder / "python3.10"),
-    ]
-    inside = folder / "pyenv" / "versions" / "3.11.7" / "bin" / "python"
-    inside.parent.mkdir(parents=True)
-    shutil.copy(folder / "python3.12", inside)
-    assert run_tool("find_pythons.sh", folder).split()[0] == str(inside)
-
-
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs a checkout")
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_each_python_gets_one_dp_accounting_that_installs_there(version):

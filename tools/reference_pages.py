@@ -11,22 +11,24 @@ import re
 
 from absl import flags
 
+from tfdpx.train import presets
 from tfdpx.train.command import PROGRAMS
-from tfdpx.train.config import preset_lookup
-from tfdpx.train.config.training import Training
-from tfdpx.train.tables.settings import TableSettings
+from tfdpx.train.pretrain import Pretraining
+from tfdpx.train.settings import Settings
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+# Their flags are unset by default, so that a preset can say another value.
+SETTINGS = {"classify": Settings, "pretrain": Pretraining}
+# Flags of a program that are neither its settings nor defined by its module.
+OTHERS = {
+    "classify": (
+        "preset log_private_metrics final workdir data_dir download resume dry_run "
+        "seconds_per_update strategy tpu cpu_devices"
+    ).split(),
+    "pretrain": "recipe workdir data_dir download resume".split(),
+}
 MARK = "<!-- What follows is made by tools/reference_pages.py. -->\n"
-
-
-def settings_of(program):
-    """The settings of a program: their flags are unset, so that a preset can say another value."""
-    if program == "classify":
-        return [TableSettings, Training]
-    # Imported on the call, because it defines flags that classify has not.
-    module = importlib.import_module(f"tfdpx.train.{program}")
-    return [module.Pretraining] if program == "pretrain" else []
+_TABLE = "| | settings |\n|---|---|\n"
 
 
 def flags_of(program):
@@ -36,21 +38,20 @@ def flags_of(program):
         values = flags.FlagValues()
         module.define_flags(values)
         return {name: values[name] for name in values}
-    found = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(module)}
-    if program == "pretrain":  # It shares others with classify, which defines them.
-        shared = [field.name for field in dataclasses.fields(module.Pretraining)]
-        found |= {name: flags.FLAGS[name] for name in (*shared, "workdir", "data_dir", "resume")}
-    return found
+    if program in SETTINGS:
+        fields = [field.name for field in dataclasses.fields(SETTINGS[program])]
+        return {name: flags.FLAGS[name] for name in (*fields, *OTHERS[program])}
+    return {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(module)}
 
 
 def flags_page():
-    """What docs/flags.md has below the mark."""
+    """The text of docs/flags.md below the mark."""
     parts = []
     for program in PROGRAMS:
         summary = inspect.getdoc(importlib.import_module(f"tfdpx.train.{program}")).split("\n")[0]
         parts.append(f"\n## {program}\n\n{summary}\n\n| flag | |\n|---|---|\n")
-        fields = [f for each in settings_of(program) for f in dataclasses.fields(each)]
-        defaults = {field.name: field.default for field in fields}
+        settings = SETTINGS.get(program)
+        defaults = {f.name: f.default for f in dataclasses.fields(settings)} if settings else {}
         for name, flag in sorted(flags_of(program).items()):
             default = defaults.get(name) if flag.default is None else flag.default
             known = default not in (None, "", dataclasses.MISSING)
@@ -61,7 +62,7 @@ def flags_page():
 
 def _marked(text):
     """The help of a flag as Markdown in a cell."""
-    text = " ".join(text.replace(preset_lookup.summary(), "[presets.md](presets.md)").split())
+    text = " ".join(text.split())
     words = re.match("<(.*?)>: ", text)  # Those that a flag takes.
     if words:
         text = f"`{words[1].replace('|', '`, `')}`. {text[words.end() :]}"
@@ -70,34 +71,39 @@ def _marked(text):
 
 
 def presets_page():
-    """What docs/presets.md has below the mark."""
-    names, parts = preset_lookup.names(), []
-    for name in dict.fromkeys(preset.partition("/")[0] for preset in names):
-        module = importlib.import_module(f"tfdpx.train.presets.{name}")
-        epsilon = getattr(module, "EPSILON", None)
-        rows = {
-            f"`{name}/{column}`": values
-            for column, values in vars(module).get("COLUMNS", {}).items()
+    """The text of docs/presets.md: a table of settings in the section of each group."""
+    page = (DOCS / "presets.md").read_text(encoding="utf-8")
+    for group, common in presets.COMMON.items():
+        start = page.index(_TABLE, page.index(f"\n## {group}\n"))
+        end = re.compile("(?:\\|.*\n)*").match(page, start).end()
+        page = page[:start] + _TABLE + "".join(_rows(group, common)) + page[end:]
+    return page
+
+
+def _rows(group, common):
+    """The rows of a group's table: of all columns, and of each."""
+    columns = presets.COLUMNS.get(group, {})
+    yield _row("all" if columns else f"`{group}`", common)
+    for column in columns:
+        name = f"{group}/{column}" if column else group
+        own = {
+            key: value
+            for key, value in presets.values_of(name).items()
+            if key not in common or common[key] != value
         }
-        rows = {"all": module.COMMON, **rows} if rows else {f"`{name}`": module.settings}
-        text = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", inspect.getdoc(module))
-        parts.append(f"\n## {name}\n\n{text}\n\n| | settings |\n|---|---|\n")
-        for title, values in rows.items():
-            at = ""
-            if callable(values):
-                values, at = values(epsilon), f" at epsilon {epsilon:g}"
-            cell = ", ".join(
-                f"`{key}={value}`" for key, value in values.items() if value is not None
-            )
-            parts.append(f"| {title}{at} | {cell} |\n")
-    return "".join(parts)
+        at = f" at epsilon {presets.EPSILON:g}" * (presets.BY_EPSILON in columns[column])
+        yield _row(f"`{name}`{at}", own)
+
+
+def _row(title, values):
+    shown = ", ".join(f"`{key}={value}`" for key, value in values.items() if value is not None)
+    return f"| {title} | {shown} |\n"
 
 
 def pages():
     """`{path: text}` of both pages, as they should be."""
-    made = {DOCS / "flags.md": flags_page(), DOCS / "presets.md": presets_page()}
-    heads = {path: path.read_text(encoding="utf-8").partition(MARK)[0] for path in made}
-    return {path: heads[path] + MARK + text for path, text in made.items()}
+    head = (DOCS / "flags.md").read_text(encoding="utf-8").partition(MARK)[0]
+    return {DOCS / "flags.md": head + MARK + flags_page(), DOCS / "presets.md": presets_page()}
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ or --epochs. With it comes what tensorflow-privacy says, and why it says somethi
 
 --sampling and --neighbours ask for what is not Poisson sampling; what no accountant knows is
 refused. --workdir=PATH,PATH is the statement of finished runs on one data set together: working
-folders, or a folder of them, `.keras` files, and files of `Ledger.save`. What several of them tell
-of counts once; runs on different data are refused without --same_data. --plot draws epsilon
-against steps, and noise against batch size. The last line is one JSON object.
+folders, or a folder of them, `.keras` and `.weights.h5` files, and files of `Ledger.save`. What
+several of them tell of counts once; runs on different data are refused without --same_data, and so
+is a folder with the record of one run and the model of another. --plot draws epsilon against steps,
+and noise against batch size. The last line is one JSON object.
 
 --rows_per_user=k adds what protects a person with up to k examples, if updates draw examples, and
 if they draw people (`PrivacyPlan(unit="user")`) at the same noise on the mean gradient.
@@ -21,141 +22,267 @@ if they draw people (`PrivacyPlan(unit="user")`) at the same noise on the mean g
 --plot draws them, accuracy against epsilon.
 """
 
+import dataclasses
+import io
+import math
+import os
 import pathlib
+import re
 import sys
+import textwrap
+import zipfile
+import zlib
 
+import h5py
+import numpy as np
 from absl import app, flags
 
-from tfdpx.accounting import groups
-from tfdpx.train.accounts import combined, comparison, recorded_runs, tf_privacy_note
-from tfdpx.train.accounts.people import people_of
-from tfdpx.train.accounts.question import NAMES, answer
-from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.accounting import groups, saved
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import SELECTION, Ledger
+from tfdpx.accounting.plan import plan_warnings
+from tfdpx.accounting.record import Record
+from tfdpx.accounting.statement import rounded_up
+from tfdpx.accounting.statement import steps as describe_steps
+from tfdpx.train import account_question as question
+from tfdpx.train.errors import checking_flags, in_one_line
+from tfdpx.train.output import print_table, to_json
+
+_MODEL = "model.keras"  # Of a run, beside its record.
+_CHECKPOINT = "tfdpx-checkpoint.zip"  # Of `tfdpx.callbacks.Checkpoint`.
+_FEATURES = "features.json"  # It tells of features, which are not released; heads tell of theirs.
+# Folders that a run and a tuning leave behind where they were cut off.
+_UNFINISHED, _TUNING = "checkpoint", ".private_tuning-"
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zlib.error)
+_UNREADABLE += (zipfile.BadZipFile,)
+_NEIGHBOURS = {
+    "add_or_remove_one": "adding or removing one example",
+    "add_or_remove_user": "adding or removing all examples of one person",
+    "zero_out": "emptying the place of one example",
+}
 
 
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
-    common = {"flag_values": values}
-    flags.DEFINE_float("noise_multiplier", None, "Noise deviation over l2_norm_clip.", **common)
-    flags.DEFINE_integer("batch_size", None, "Expected examples a model update.", **common)
-    flags.DEFINE_float(
-        "sampling_probability", None, "In place of batch_size / num_examples.", **common
-    )
-    flags.DEFINE_integer("num_examples", None, "Training examples.", **common)
-    flags.DEFINE_integer("steps", None, "Model updates.", **common)
-    flags.DEFINE_float("epochs", None, "In place of --steps: passes over the data.", **common)
-    flags.DEFINE_float("delta", None, "Delta; well below 1/num_examples.", **common)
-    flags.DEFINE_float("epsilon", None, "Privacy budget.", **common)
-    flags.DEFINE_enum(
-        "sampling", "poisson", list(groups.SAMPLINGS), "How batches are drawn.", **common
-    )
-    flags.DEFINE_enum(
-        "neighbours",
-        None,
-        list(groups.NEIGHBOURS),
-        "Which data sets are neighbours. Default: what fits --sampling.",
-        **common,
-    )
-    flags.DEFINE_enum("accountant", None, ["pld", "rdp"], "Who solves. Default: pld.", **common)
-    flags.DEFINE_integer(
-        "rows_per_user",
-        None,
-        "The most examples that a person has: what epsilon protects all of them together.",
-        lower_bound=1,
-        **common,
-    )
-    flags.DEFINE_list("workdir", None, "Finished runs, for one statement of all.", **common)
-    flags.DEFINE_bool(
-        "same_data", False, "Add up runs on different data of the same people.", **common
-    )
-    flags.DEFINE_list("compare", None, "Finished runs, for a table of what differs.", **common)
-    flags.DEFINE_string("plot", None, "PNG file for a picture of the answer.", **common)
+    real, whole = flags.DEFINE_float, flags.DEFINE_integer
+    for define, name, text in (
+        (real, "noise_multiplier", "Noise deviation over l2_norm_clip."),
+        (whole, "batch_size", "Expected examples a model update."),
+        (real, "sampling_probability", "In place of batch_size / num_examples."),
+        (whole, "num_examples", "Training examples."),
+        (whole, "steps", "Model updates."),
+        (real, "epochs", "In place of --steps: passes over the data."),
+        (real, "delta", "Delta; well below 1/num_examples."),
+        (real, "epsilon", "Privacy budget."),
+        (flags.DEFINE_list, "workdir", "Finished runs, for one statement of all."),
+        (flags.DEFINE_bool, "same_data", "Add up runs on different data of the same people."),
+        (flags.DEFINE_list, "compare", "Finished runs, for a table of what differs."),
+        (flags.DEFINE_string, "plot", "PNG file for a picture of the answer."),
+    ):
+        define(name, None, text, flag_values=values)
+    text = "The most examples that a person has: epsilon protects all of them together."
+    whole("rows_per_user", None, text, lower_bound=1, flag_values=values)
+    for name, default, choices, text in (
+        ("sampling", "poisson", groups.SAMPLINGS, "How batches are drawn."),
+        ("neighbours", None, groups.NEIGHBOURS, "Default: the usual ones of --sampling."),
+        ("accountant", None, ("pld", "rdp"), "Who solves. Default: pld."),
+    ):
+        flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)
 
 
 def main(argv, values=flags.FLAGS):
     """Answers what the flags ask; errors of the user become one line."""
-    with in_one_line("tfdpx.train.account", argv):
+    with in_one_line("tfdpx.train.account", argv), checking_flags():
         if values.plot and not values.plot.lower().endswith(".png"):
-            raise UserError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
+            raise ValueError(f"Flag --plot takes a .png file. Received: --plot={values.plot}.")
         report = _of_runs if values.workdir else _of_comparison if values.compare else _of_question
         record = report(values)
     print(to_json(record), flush=True)
 
 
-def _of_runs(values):
-    """Prints the statement of the runs in --workdir, and returns the record."""
-    also = [
-        f"--{name}"
-        for name in (*NAMES, "rows_per_user", "plot", "compare")
-        if name != "delta" and values[name].value
-    ]
-    if also:
-        raise UserError(
-            f"Flag --workdir reads what runs have recorded, and takes --delta only. Received also: "
-            f"{' '.join(also)}."
-        )
-    with checking_flags():
-        recorded = tuple(run for path in values.workdir for run in recorded_runs.read(path))
-        total = combined.CombinedRuns(recorded, values.delta, values.same_data)
-        record = total.record()
-    print(f"{total.statement()}\n")
-    print_table(record, title="what was spent")
-    return record
-
-
 def _of_question(values):
-    """Prints the answer to what the flags ask, and returns the record."""
-    with checking_flags():
-        sampling = groups.Sampling(values.sampling, values.neighbours)
-    given = {name: values[name].value for name in NAMES}
-    found = answer(given, sampling, values.accountant)
-    record = found.record()
-    people = values.rows_per_user and people_of(found, values.rows_per_user)
-    if people:
-        record |= people.record()
-    print_table(record, title=f"{found.solved} solved")
-    print(f"Epsilon is {sampling.about}.\n")
-    if people:
-        print(f"{people.about()}\n")
-    print(tf_privacy_note.lines(found))
-    for warning in found.warnings:
+    """Prints the answer to the question of the flags, and returns the record."""
+    sampling = groups.Sampling(values.sampling, values.neighbours)
+    quantities = {name: values[name].value for name in question.NAMES}
+    answer = question.answer(quantities, sampling, values.accountant)
+    theirs, text = question.tf_privacy(answer)
+    record = answer | theirs
+    if values.rows_per_user:
+        of_people, about_people = question.people(answer, values.rows_per_user)
+        record, text = record | of_people, f"{about_people}\n\n{text}"
+    print_table(record, title=f"{answer['solved']} solved")
+    print(f"Epsilon is {sampling.about}.\n\n{text}")
+    about = ("epsilon", "delta", "num_examples", "noise_multiplier")
+    for warning in plan_warnings(*(answer[name] for name in about)):
         print(f"Warning: {warning}", file=sys.stderr)
     if values.plot:
-        from tfdpx.train.accounts import tradeoff  # Matplotlib takes as long as all else.
-
-        if not found.noise_multiplier:
-            raise UserError("Flag --plot needs noise: epsilon is infinite after any steps.")
-        _plot("The trade-off is", values.plot, lambda path: tradeoff.draw(found, path))
+        if not answer["noise_multiplier"]:
+            raise ValueError("Flag --plot needs noise: epsilon is infinite after any steps.")
+        _plot(
+            "The trade-off is",
+            values.plot,
+            lambda path: question.draw_trade_off(answer, sampling, path),
+        )
     return record
+
+
+def _of_runs(values):
+    """Prints the statement of the runs in --workdir together, and returns the record."""
+    _refuse_others(values, "workdir", ("delta",))
+    runs = [run for path in values.workdir for run in _read(path, "workdir").items()]
+    read = [record for _, record in runs]
+    together = _together(read, values.delta, values.same_data)
+    ledger, data = together.ledger, [record.data for record in read if record.data]
+    try:
+        by_rdp = ledger.composed_epsilon(together.delta, "rdp")
+    except ValueError:  # It cannot resolve so small a loss.
+        by_rdp = None
+    counts = sorted({one.num_examples for one in data} - {None})
+    # An example that is emptied costs a Poisson sample or full batch what one that is removed does.
+    is_shuffled = any(record.is_shuffled for record in read)
+    problems = list(dict.fromkeys(why for record in (*read, together) for why in record.problems))
+    found = {
+        "solved": "epsilon",
+        "runs": len(runs),
+        "dataset": data[0].name if data else None,
+        "num_examples": counts if len(counts) > 1 else next(iter(counts), None),
+        "steps": ledger.steps,
+        "delta": together.total_delta,
+        "epsilon": together.epsilon,
+        "epsilon_pld": together.epsilon,
+        "epsilon_rdp": by_rdp,
+        "neighbours": "zero_out" if is_shuffled else together.neighbours,
+        "epsilon_is_approximate": ledger.is_approximate,
+        "epsilon_is_lower_bound": not ledger.is_complete,
+        "releasable": together.epsilon < math.inf and not problems,
+    }
+    lines = ["What was done to the data:"]
+    lines += [f"- {path}: {_about(record)}." for path, record in runs]
+    lines += ["", *_claims(runs, together, found["neighbours"])]
+    lines += [f"Not releasable: {problem}." for problem in problems]
+    for line in lines:
+        print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
+    print()
+    print_table(found, title="what was spent")
+    return found
+
+
+def _together(read, delta, same_data):
+    """One `Record` of all that several runs on the same data have spent.
+
+    Gaussian updates compose, and the best of a random number of runs adds its own epsilon and
+    delta. Steps that several records list count once. Shuffled batches count as they were drawn,
+    and earlier trainings behind the weights count where they may have seen the same examples.
+    """
+    data = [record.data for record in read if record.data]
+    other = next((one for one in data if not _is_same(one, data[0])), None)
+    if other is not None and not same_data:
+        raise ValueError(
+            f"These runs are not of one data set: {data[0].name} and {other.name} have different "
+            "identifiers. Give a statement for each; or, if the same people are in both, "
+            "--same_data, which adds up what all have spent."
+        )
+    ledgers = [record.ledger_as_drawn() for record in read]
+    for record in read:
+        behind = [seen for seen in record.seen if not record.counts(seen)]
+        ledgers += [b.ledger for b in behind if any(_overlap(b.data, one) for one in data)]
+    ledger = sum(ledgers, Ledger())
+    deltas = sorted({record.delta for record in read} - {None})
+    is_needed = ledger.has_noise and any(entry.kind != SELECTION for entry in ledger.entries)
+    if delta is None and (len(deltas) > 1 or (is_needed and not deltas)):
+        listed = ", ".join(f"{each:g}" for each in deltas) or "none"
+        raise ValueError(f"Give --delta: the runs have no one delta. Found: {listed}.")
+    delta = next(iter(deltas), None) if delta is None else delta
+    return Record("account", None, ledger, delta)
+
+
+def _is_same(one, other):
+    """Whether two `Data` may share examples: parts of one public data set count as all of it."""
+    if one.identifier is not None or other.identifier is not None:
+        return one.identifier == other.identifier
+    first, second = (re.split("[:/]", data.name)[0] for data in (one, other))
+    return first == second
+
+
+def _overlap(one, other):
+    """Whether two `Data` may share examples, and parts of one data set each other's."""
+    parts = [re.fullmatch(r".+:(\d+)-(\d+)", data.name) for data in (one, other)]
+    first, second = ((int(part[1]), int(part[2])) if part else (0, math.inf) for part in parts)
+    return _is_same(one, other) and first[0] <= second[1] and second[0] <= first[1]
+
+
+def _about(record):
+    """A line on one run."""
+    data = record.data.name if record.data else "data that the file does not name"
+    what = record.results.get("model") or record.results.get("method") or "weights"
+    spent = describe_steps(record.ledger).rstrip(".")
+    return f"{record.program}, {what} on {data}, {record.sampling} sampling: {spent}"
+
+
+def _claims(runs, together, neighbours):
+    """Sentences on the guarantee of all runs together, or on why there is none."""
+    ledger, spent, delta = together.ledger, together.epsilon, together.total_delta
+    if spent == math.inf:
+        return ["There is no differential privacy: epsilon is infinite."]
+    if not ledger.is_complete:
+        unknown = [str(path) for path, record in runs if not record.ledger.is_complete]
+        return [
+            f"No differential privacy can be stated: {', '.join(unknown) or 'an earlier training'} "
+            "has weights that came at some time from where no ledger could be seen. The steps that "
+            f"are known spend epsilon = {rounded_up(spent)} at delta = {delta or 0:.6g}."
+        ]
+    if not ledger.steps:
+        return ["No record has an update on these data."]
+    about = "about " if ledger.is_approximate else ""
+    claims = [
+        f"All together are {about}({rounded_up(spent)}, {delta:.6g})-differentially private under "
+        f"{_NEIGHBOURS[neighbours]}: by privacy loss distributions of dp_accounting. The number of "
+        "examples is public. What several of these files tell of counts once. Their digests find "
+        "accidents and are no signature."
+    ]
+    if neighbours == "zero_out":
+        claims.append(f"For shuffled batches this is {groups.Sampling('shuffle').about}.")
+    if ledger.is_approximate:
+        claims.append("Batches of unknown sampling count as Poisson samples: no theorem covers it.")
+    if ledger.selections:
+        claims.append("The best of several runs adds its own epsilon and delta (RDP).")
+    if any(record.data is None for _, record in runs):
+        claims.append("A file names no data: its updates count as if on the same data.")
+    return claims
 
 
 def _of_comparison(values):
     """Prints the runs in --compare side by side, and returns the record."""
-    also = [f"--{name}" for name in NAMES if name != "delta" and values[name].value]
-    if also:
-        raise UserError(
-            "Flag --compare reads what runs have recorded, and takes --delta and --plot only. "
-            f"Received also: {' '.join(also)}. Leave them out."
+    _refuse_others(values, "compare", ("delta", "plot"))
+    runs = {}
+    for path in values.compare:
+        runs |= {file.resolve(): record for file, record in _read(path, "compare").items()}
+    if len(runs) < 2:
+        raise ValueError(
+            "Flag --compare takes two runs at least. Received: "
+            f"--compare={','.join(values.compare)}, which is one. Name another run: --compare=A,B."
         )
-    with checking_flags():
-        compared = comparison.read(values.compare, values.delta)
-        record = comparison.as_record(compared)
-    comparison.print_tables(compared)
+    compared = question.compare(runs, values.delta)
+    question.print_comparison(compared)
     if values.plot:
-        from tfdpx.train.report import comparison_pictures
+        left_out = [run for run in compared["runs"] if run["accuracy"] is None]
+        if len(left_out) == len(runs):
+            raise ValueError("Flag --plot needs an accuracy, and no run has recorded one.")
+        _plot("The runs are", values.plot, lambda p: question.draw_comparison(compared, p))
+        if left_out:
+            print(f"Runs without an accuracy are left out of the picture: {len(left_out)}.")
+    return compared
 
-        points, measured_on = comparison.points(compared)
-        if not points:
-            raise UserError("Flag --plot needs an accuracy, and no run has recorded one.")
-        _plot(
-            "The runs are",
-            values.plot,
-            lambda path: comparison_pictures.draw(points, path, measured_on),
+
+def _refuse_others(values, flag, allowed):
+    names = (*question.NAMES, "rows_per_user", "plot", "compare")
+    others = [name for name in names if name not in (flag, *allowed) and values[name].value]
+    if others:
+        raise ValueError(
+            f"Flag --{flag} reads what runs have recorded, and takes "
+            f"{' and '.join(f'--{name}' for name in allowed)} only. Received also: "
+            f"{' '.join(f'--{name}' for name in others)}. Leave them out."
         )
-        if left_out := len(compared) - len(points):
-            print(f"Runs without an accuracy are left out of the picture: {left_out}.")
-    return record
 
 
 def _plot(what, path, draw):
@@ -163,8 +290,139 @@ def _plot(what, path, draw):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         draw(path)
     except OSError as error:
-        raise UserError(f"Cannot write --plot={path}: {error}.") from error
+        raise ValueError(f"Cannot write --plot={path}: {error}.") from error
     print(f"{what} drawn in {path}.")
+
+
+def _read(path, flag):
+    """Dict from files to their `Record`: of one file, or of a folder and all folders in it.
+
+    Of a folder every record, model and ledger counts, and an unfinished run is refused. --compare
+    takes the runs with a record, and their models.
+    """
+    received = f"Received: --{flag}={path}."
+    try:
+        path = pathlib.Path(path).expanduser()
+        files, unfinished = ([path], []) if path.is_file() else _files_below(path)
+        finished = {file.parent for file in files if file.name == records.FILE}
+        if flag == "compare" and path.is_dir():
+            of_run = (records.FILE, _MODEL)
+            files = [file for file in files if file.name in of_run and file.parent in finished]
+            unfinished = [] if files else unfinished
+        found = {file: _record_in(file) for file in files}
+        for folder in finished:
+            _check_model(folder, found)
+    except _UNREADABLE as error:
+        raise ValueError(f"{received} {error}") from error
+    for folder in unfinished:
+        remedy = f"finish it with --resume, or name {folder} for what it has spent so far"
+        if folder.name != _UNFINISHED:
+            remedy = f"no file says what its tuning has spent, so delete {folder}"
+        elif folder.parent in finished:
+            continue
+        raise ValueError(f"The run in {folder.parent} is not finished: {remedy}. {received}")
+    if not found:
+        raise ValueError(
+            f"Nothing in {path} says what was spent: it holds no {records.FILE}, no .keras file "
+            f"and no ledger. {received} Name the folder of a finished run."
+        )
+    return found
+
+
+def _files_below(path):
+    """Files of a folder that may say what was spent, and folders of unfinished work: sorted."""
+    files, unfinished, walked = [], [], set()
+    for parent, folders, names in os.walk(path, onerror=_refuse, followlinks=True):
+        folder, there = pathlib.Path(parent), os.path.realpath(parent)
+        if there in walked:  # A link that leads back.
+            folders.clear()
+            continue
+        walked.add(there)
+        unfinished += [
+            folder / name for name in folders if name == _UNFINISHED or name.startswith(_TUNING)
+        ]
+        files += [folder / name for name in names if _says_what_was_spent(folder / name)]
+    return sorted(files), sorted(unfinished)
+
+
+def _refuse(error):
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _says_what_was_spent(path):
+    if _is_model(path) or path.name == records.FILE:
+        return True
+    is_json = path.is_file() and (_is(path, "Ledger") or _is(path, "Record"))
+    return is_json and path.name != _FEATURES
+
+
+def _is_model(path):
+    return path.name.endswith((".keras", ".weights.h5", _CHECKPOINT))
+
+
+def _is(path, kind):
+    """Whether a file is JSON of a `Ledger` or a `Record`, be it whole or not."""
+    form = rf'"format"\s*:\s*"tfdpx\.{kind}/'.encode()
+    with path.open("rb") as file:
+        return file.read(1) == b"{" and re.search(form, file.read()) is not None
+
+
+def _record_in(path):
+    """The `Record` in a file; of a ledger alone one that names no data."""
+    if path.suffix == ".keras" or path.name == records.FILE or _is(path, "Record"):
+        record = records.read(path)
+        if record is not None:
+            return record
+    if _is_model(path):
+        ledger = _ledger_in(path)
+    elif _is(path, "Ledger"):
+        ledger = Ledger.load(path)
+    else:
+        raise ValueError(
+            f"The file {path} is neither a record, a model nor a ledger. A page or a text is for "
+            f"people: name the folder of its run, {path.parent}."
+        )
+    return Record("a file of a ledger", None, ledger, None)
+
+
+def _ledger_in(path):
+    """The `Ledger` that Keras saved with a private optimizer, read without Keras."""
+    weights = path
+    if path.suffix != ".h5":
+        with zipfile.ZipFile(path) as archive:
+            weights = io.BytesIO(archive.read("model.weights.h5"))
+    with h5py.File(weights) as file:
+        arrays = file.get("optimizer/vars", {})
+        ledger = saved.read({name: np.array(arrays[name]) for name in arrays})
+    if ledger is None:
+        raise ValueError(
+            f"The file {path} holds neither the record of a run nor a private optimizer, so what "
+            "its weights have spent is unknown. Save the compiled model, with its optimizer."
+        )
+    return ledger
+
+
+def _check_model(folder, found):
+    """Holds the model of a run against its record, and raises ValueError if it is of another run.
+
+    The same record counts once. A model that was trained on and saved in place has a ledger alone:
+    it counts as another training on the same data.
+    """
+    about, path = found[folder / records.FILE], folder / _MODEL
+    record = found.pop(path, about)
+    if record == about or record.ledger == about.ledger:
+        return
+    both = (about.ledger + record.ledger).entries
+    if record.data is not None or not set(both) <= set(record.ledger.entries):
+        raise ValueError(
+            f"The files {path} and {folder / records.FILE} are not of one run: the model does not "
+            "hold what the record says was spent. Put the run's own file back, or name each file "
+            "alone, which adds up both."
+        )
+    found[path] = dataclasses.replace(
+        about, program="trained on since", ledger=record.ledger, results={}
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ import sys
 import tfdpx
 from tfdpx.train.errors import did_you_mean
 
-PROGRAMS = ("classify", "predict", "account", "sweep", "pretrain", "features", "adamix")
+PROGRAMS = ("classify", "predict", "account", "sweep", "pretrain")
+# Programs that became flags of `classify`.
+_GONE = {
+    "features": "tfdpx classify --head=HEAD --init_from=MODEL.keras --dataset=NAME --workdir=PATH",
+    "adamix": "tfdpx classify --head=adamix --dataset=NAME --public_dataset=NAME --workdir=PATH",
+}
 _HELP, _VERSION = ("-h", "--help", "help"), ("--version", "version")
 
 
@@ -26,6 +31,8 @@ def main() -> None:
         del sys.argv[1]
         # As `python -m` does: the module is `__main__`, and the first argument its file.
         runpy.run_module(f"tfdpx.train.{name}", run_name="__main__", alter_sys=True)
+    elif name in _GONE:
+        sys.exit(f"tfdpx: {name} is now: {_GONE[name]}")
     else:
         sys.exit(
             f"tfdpx: there is no program {name!r}.{did_you_mean(name, PROGRAMS)} Programs are: "

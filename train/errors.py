@@ -52,3 +52,11 @@ def did_you_mean(name, names):
     """
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def printable(path):
+    """Returns a path as text that can be printed anywhere; the rest is written as escapes."""
+    text = str(path)
+    # Persian, Indic scripts and emoji join or part letters by these two.
+    shown = text.replace("\u200c", "").replace("\u200d", "")
+    return text if shown.isprintable() else ascii(text)[1:-1]

@@ -1,4 +1,4 @@
-"""Says what a trained model makes of images, or of rows of a table.
+"""Predicts classes of images, or the target of rows of a table, by a trained model.
 
     python -m tfdpx.train.predict --model=RUN --images=PATH
     python -m tfdpx.train.predict --model=RUN --rows=NEW.csv
@@ -6,8 +6,8 @@
 RUN is the working folder of `tfdpx.train.classify` (or `pretrain`), or a .keras file that it wrote;
 PATH an image, or a folder that is searched at any depth. Prints a table and writes a CSV file with
 the columns file, class, probability; with --all_classes also the probability of each class. Of a
-model of a table the second writes a line for each row of a CSV or Parquet file. What is printed or
-written of private images and rows is private.
+model of a table the second writes a line for each row of a CSV or Parquet file. Predictions for
+private images and rows are private.
 """
 
 import collections
@@ -21,11 +21,12 @@ from absl import app, flags
 from rich import console, table, text
 
 from tfdpx import _files
-from tfdpx.train.data import image_files, image_sources
-from tfdpx.train.data.image_folder import Files
-from tfdpx.train.errors import UserError, in_one_line
-from tfdpx.train.report.record import to_json
-from tfdpx.train.run import finetuning, image_input
+from tfdpx.train import start_from, tables
+from tfdpx.train.data import inputs
+from tfdpx.train.data.folder import SUFFIXES, check, find
+from tfdpx.train.data.images import decode
+from tfdpx.train.errors import UserError, in_one_line, printable
+from tfdpx.train.output import to_json
 
 _BATCH_SIZE = 256
 _MOST_ROWS = 50  # Of the table that is printed.
@@ -37,42 +38,38 @@ def define_flags(values):
     flags.DEFINE_string("model", None, "Working folder of a run, or a .keras file.", **common)
     flags.DEFINE_string("images", None, "An image, or a folder of images at any depth.", **common)
     flags.DEFINE_string("rows", None, "A CSV or Parquet file of new rows of a table.", **common)
-    flags.DEFINE_string(
-        "csv", "predictions.csv", "File to write; an earlier one is replaced.", **common
-    )
-    flags.DEFINE_bool(
-        "skip_broken", False, "Leave out images that cannot be read, and count them.", **common
-    )
+    flags.DEFINE_string("csv", "predictions.csv", "File to write, or to replace.", **common)
+    flags.DEFINE_bool("skip_broken", False, "Leave broken images out, and count them.", **common)
     flags.DEFINE_bool("all_classes", False, "Write the probability of every class.", **common)
 
 
 def main(argv, values=flags.FLAGS):
-    """Does what the flags describe; errors of the user become one line."""
+    """Predicts as the flags say; errors of the user become one line."""
     with in_one_line("tfdpx.train.predict", argv):
         record = run(values)
     print(to_json(record), flush=True)
 
 
 def run(values):
-    """Predicts, prints the table, writes the file, and returns what the last line says, a dict."""
+    """Predicts, prints the table, writes the file, and returns the last line, a dict."""
     if not values.model or bool(values.images) == bool(values.rows):
         raise UserError(
             "Flags --model and one of --images and --rows must be given: --model=RUN "
             f"--images=PATH. Received: --model={values.model} --images={values.images} "
             f"--rows={values.rows}."
         )
-    path = finetuning.model_file(values.model, "model", (".keras",))
+    path = start_from.model_file(values.model, "model", (".keras",))
     if values.rows:
-        from tfdpx.train.tables import prediction  # On the call: images need no pyarrow.
-
-        return prediction.run_on(path, values.rows, values.csv, values.all_classes)
-    takes = image_input.read(path)
+        return tables.predict_rows(path, values.rows, values.csv, values.all_classes)
+    takes = inputs.read(path)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
-    found = probabilities(finetuning.read(path, "model"), takes, files)
-    names = [takes.class_names[index] for index in found.argmax(axis=1)]
-    write(csv_path, files, names, found, takes.class_names if values.all_classes else ())
-    print_table(_below(folder, files), names, found.max(axis=1), csv_path)
+    shares = probabilities(start_from.read(path, "model"), takes, files)
+    names = [takes.class_names[index] for index in shares.argmax(axis=1)]
+    write(csv_path, files, names, shares, takes.class_names if values.all_classes else ())
+    if folder.is_dir():
+        files = [file.relative_to(folder) for file in files]
+    print_table(files, names, shares.max(axis=1), csv_path)
     return {
         "images": len(files),
         "left_out": left_out,
@@ -83,81 +80,73 @@ def run(values):
 
 
 def probabilities(model, takes, files):
-    """Probabilities of the classes, float32 `[images, classes]`.
+    """Returns the probabilities of the classes, float32 `[images, classes]`.
 
     Args:
         model: A `keras.Model` from uint8 images to logits.
-        takes: `image_input.ImageInput`.
+        takes: `inputs.ImageInput`.
         files: List of `pathlib.Path`, each of an image that can be read.
     """
-    records = Files([(file, 0) for file in files])
-    images = image_sources.Images(records, range(len(files)), takes.image_shape, 0, 1)
-    found = []
+    shares = []
     for start in range(0, len(files), _BATCH_SIZE):
-        rows = range(start, min(start + _BATCH_SIZE, len(files)))
-        batch = np.stack([image for image, _ in images.__getitems__(rows)])
+        encoded = [file.read_bytes() for file in files[start : start + _BATCH_SIZE]]
+        batch = np.stack([decode(image, takes.image_shape, takes.center_crop) for image in encoded])
         logits = np.asarray(model.predict_on_batch(batch), "float32")
-        found.append(np.asarray(keras.ops.softmax(logits)))
-    return np.concatenate(found)
+        shares.append(np.asarray(keras.ops.softmax(logits)))
+    return np.concatenate(shares)
 
 
 def print_table(files, names, shares, csv_path):
-    """Prints file, class and probability of the first images, and where the others are."""
+    """Prints file, class and probability of the first images, and the place of the others."""
     rows = table.Table()
     for title in ("file", "class", "probability"):
         rows.add_column(title, overflow="fold")
     for file, name, share in list(zip(files, names, shares, strict=True))[:_MOST_ROWS]:
-        # Names of files may hold what looks like markup.
-        rows.add_row(text.Text(image_files.printable(file)), text.Text(name), f"{share:.3f}")
+        # As `Text`, because the name of a file or class may look like markup.
+        rows.add_row(text.Text(printable(file)), text.Text(name), f"{share:.3f}")
     console.Console().print(rows)
     more = f"{len(files) - _MOST_ROWS:,} more are" if len(files) > _MOST_ROWS else "The same is"
     print(f"{more} in {csv_path}.")
 
 
-def write(path, files, names, found, class_names=()):
+def write(path, files, names, shares, class_names=()):
     """Writes the CSV file, whole or not at all.
 
     Args:
         path: `pathlib.Path`.
         files: List of `pathlib.Path`.
         names: List of the names of their classes.
-        found: Probabilities `[images, classes]`.
+        shares: Probabilities `[images, classes]`.
         class_names: Names of the classes, for a column each; none by default.
 
     Raises:
         UserError: If it cannot be written.
     """
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
+    content = io.StringIO(newline="")
+    writer = csv.writer(content)
     writer.writerow(["file", "class", "probability", *class_names])
-    for name, label, row in zip(files, names, found, strict=True):
-        shares = row if class_names else ()
-        writer.writerow([name, label, *(f"{share:.6f}" for share in (row.max(), *shares))])
+    for file, name, row in zip(files, names, shares, strict=True):
+        columns = [row.max(), *(row if class_names else ())]
+        writer.writerow([file, name, *(f"{share:.6f}" for share in columns)])
     try:
         # Names of files need not be UTF-8; they are written as they are.
-        _files.write(path, text.getvalue().encode(errors="surrogateescape"), mode=0o644)
+        _files.write(path, content.getvalue().encode(errors="surrogateescape"), mode=0o644)
     except OSError as error:
         raise UserError(f"Cannot write --csv={path}: {error}.") from error
 
 
-def _below(folder, files):
-    """The files as they are called below the folder that was searched."""
-    return [file.relative_to(folder) if file != folder else file for file in files]
-
-
 def _readable(path, skip_broken):
-    """The images under a path, and how many broken ones were left out."""
+    """Returns the images under a path, and how many broken ones were left out."""
     if not path.exists():
         raise UserError(f"There is nothing at --images={path}.")
-    files = image_files.find(path)[0] if path.is_dir() else [path]
-    folder = path if path.is_dir() else path.parent
-    readable, broken = image_files.check(files, folder, f"--images={path}", skip_broken)
+    files, folder = (find(path)[0], path) if path.is_dir() else ([path], path.parent)
+    readable, broken = check(files, folder, f"--images={path}", skip_broken)
     if not readable:
         raise UserError(
             f"There is no image that can be read under --images={path}. Suffixes are "
-            f"{', '.join(image_files.SUFFIXES)}. Broken: {len(broken)}."
+            f"{', '.join(SUFFIXES)}. Broken: {len(broken)}."
         )
-    return [each.file for each in readable], len(broken)
+    return [image.file for image in readable], len(broken)
 
 
 if __name__ == "__main__":

@@ -12,37 +12,38 @@ it resumes with --workdir=PATH --resume and no other flag. Training takes one de
 
 import dataclasses
 import math
-import pathlib
 import sys
 import time
 
 import keras
 from absl import app, flags
 
+from tfdpx import _files as files
 from tfdpx import noise
+from tfdpx._keras import saving_internals
 from tfdpx.accounting import record as records
 from tfdpx.accounting.record import Record
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.config import run_flags, setting_flags
-from tfdpx.train.config.settings import NOT_NEGATIVE, Check, RunSettings, setting
-from tfdpx.train.config.training import Training
-from tfdpx.train.data import identity, loading
+from tfdpx.train import classifiers, devices, measure, report
+from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.report import page
-from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import (
-    checkpoint,
-    classifiers,
-    devices,
-    evaluation,
-    finetuning,
-    image_input,
-    interruption,
-    optimization,
-    provenance,
-    results,
+from tfdpx.train.fitting import augmentation, crossentropy
+from tfdpx.train.resume import RunFolder, SavingInterruption, facts, resumed, working_folder
+from tfdpx.train.settings import (
+    DATA_DIR,
+    DOWNLOAD,
+    NOT_NEGATIVE,
+    WORKDIR,
+    Check,
+    Conflict,
+    RunSettings,
+    Settings,
+    define,
+    given,
+    setting,
 )
+from tfdpx.train.start_from import Start, not_private, without_secrets
 
 # What a recipe does not say.
 _DEFAULTS = dict(momentum=0.9, weight_decay=0.0, report_every=1000)
@@ -105,40 +106,40 @@ class Pretraining(RunSettings):
         default_factory=list,
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        is_stepped, warmup = self.schedule == "step", self.warmup_steps
-        self._refuse_if(
-            bool(self.decay_steps) != is_stepped
-            or (warmup and (self.schedule != "cosine" or warmup >= self.steps)),
+    conflicts = (
+        *RunSettings.conflicts,
+        Conflict(
+            lambda s: (
+                bool(s.decay_steps) != (s.schedule == "step")
+                or (s.warmup_steps and (s.schedule != "cosine" or s.warmup_steps >= s.steps))
+            ),
+            "schedule decay_steps warmup_steps steps",
             "Flag --schedule=step needs --decay_steps, and no other schedule has them; "
             "--warmup_steps belong to --schedule=cosine and must lie below --steps.",
-            *("schedule", "decay_steps", "warmup_steps", "steps"),
-        )
+        ),
+    )
 
 
 _RECIPE = flags.DEFINE_string(
     "recipe", "digits", f"Settings to start from, one of: {', '.join(RECIPES)}."
 )
-# The flags of private training are defined as well, so that they are refused by name.
-for _name in setting_flags.define(Pretraining):
+define(Pretraining)  # Those of private training are defined as well, and refused by name.
+for _name in ("dataset", "model", "steps", "batch_size", "learning_rate", "workdir", "resume"):
     flags.declare_key_flag(_name)
 
 
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.pretrain", argv):
-        given = setting_flags.given(Training) | setting_flags.given(Pretraining)
+        asked = given(Settings) | given(Pretraining)
         chosen = [name for name in _NO_SETTINGS if not flags.FLAGS[name].using_default_value]
-        given |= {name: flags.FLAGS[name].value for name in chosen}
-        base = ("recipe", given.pop("recipe", None))
-        settings = checkpoint.resumed(Pretraining, base, given) or resolve(_RECIPE.value, given)
-        path = run_flags.WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
-        ending = interruption.ending_in_a_line("pretrain", path)
-        with ending, run_flags.leaving_no_empty_folder(pathlib.Path(path)):
-            workdir = run_flags.make_workdir(path)
+        asked |= {name: flags.FLAGS[name].value for name in chosen}
+        base = ("recipe", asked.pop("recipe", None))
+        settings = resumed(Pretraining, base, asked) or resolve(_RECIPE.value, asked)
+        path = WORKDIR.value or time.strftime(f"runs/{_RECIPE.value}-%Y%m%d-%H%M%S")
+        with working_folder("pretrain", path) as workdir:
             record = train(settings, workdir)
-    print(to_json(record), flush=True)
+    print(report.to_json(record), flush=True)
 
 
 def resolve(recipe, given):
@@ -182,40 +183,39 @@ def train(settings, workdir):
         workdir: `pathlib.Path`.
     """
     classifiers.check_name(settings.model)
-    asked_for = checkpoint.asked(_RECIPE.value, settings)
-    settings = finetuning.check(settings)
-    seen = provenance.seen_by(provenance.files(settings), settings.init_data)
-    resume, determined_by = run_flags.RESUME.value, dataclasses.asdict(settings)
-    folder = checkpoint.RunFolder(workdir, determined_by, resume, asked=asked_for)
-    data = loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value)
+    start = Start(settings)
+    seen = start.seen
+    data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value)
     print(*data.notes, sep="\n", end="\n" * bool(data.notes))
+    determined = facts(data, start.files)
+    folder = RunFolder(workdir, _RECIPE.value, settings, start.settings, determined)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    # Branches that start at 0 learn faster; private training from scratch prefers 1 (C.1).
-    model = finetuning.build(settings, data, skip_init=0.0)
+    # As NF-ResNets are published; De et al. start at 1 where they train privately from scratch.
+    model = start.build(data, skip_init=0.0)
     add_weight_decay(model, settings.weight_decay)
     model.compile(
         optimizer=keras.optimizers.SGD(learning_rates(settings), momentum=settings.momentum),
-        loss=optimization.crossentropy(settings.label_smoothing),
+        loss=crossentropy(settings.label_smoothing),
         weighted_metrics=["accuracy"],
         jit_compile=settings.keras_jit_compile,
     )
-    saved = checkpoint.LastState(folder, settings.steps)
+    saved = LastState(folder, settings.steps)
     saved.restore(model)
-    start, epoch = int(model.optimizer.iterations), min(settings.report_every, settings.steps)
+    first, epoch = int(model.optimizer.iterations), min(settings.report_every, settings.steps)
 
     def stop(batch, logs):  # The last epoch may be shorter.
         del batch, logs
         model.stop_training = int(model.optimizer.iterations) >= settings.steps
 
-    began, ending = time.perf_counter(), interruption.SavingInterruption(saved.save)
+    began, ending = time.perf_counter(), SavingInterruption(saved.save)
     with ending.waiting():
         history = model.fit(
-            _batches(settings, data, folder.seeds["sampling"], start),
-            initial_epoch=start // epoch,
+            _batches(settings, data, folder.seeds["sampling"], first),
+            initial_epoch=first // epoch,
             epochs=math.ceil(settings.steps / epoch),
             steps_per_epoch=epoch,
-            validation_data=evaluation.batches(data),
+            validation_data=measure.batches(data),
             callbacks=[saved, ending, keras.callbacks.LambdaCallback(on_train_batch_end=stop)],
             shuffle=False,
             verbose=1 if sys.stdout.isatty() else 2,
@@ -223,15 +223,15 @@ def train(settings, workdir):
     seconds = time.perf_counter() - began
 
     model, steps = devices.on_one_device(model), int(model.optimizer.iterations)
-    measured = evaluation.measure(model, data)
+    measured = measure.measure(model, data)
     record = Record(
         program="pretrain",
         data=identity.of(settings.dataset, data.num_train),
-        ledger=provenance.not_private(steps),
+        ledger=not_private(steps),
         delta=None,
         seen=seen,
-        inputs=image_input.of(data),
-        settings=provenance.without_secrets(settings),
+        inputs=inputs.of(data),
+        settings=without_secrets(settings),
         results={
             "test_accuracy": None,
             "validation_accuracy": None,
@@ -245,15 +245,53 @@ def train(settings, workdir):
             "seconds": seconds,
         },
     )
-    results.save_model(model, record, workdir)
+    report.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
-    labels, predictions = measured.labels, measured.predictions
-    results.draw_measured(data, labels, predictions, workdir, settings.public_test)
-    page.write_page(workdir)
-    report = {**record.view(), "workdir": str(workdir)}
-    print_table(report, title=f"{settings.model} on {data.name}, not private")
+    shown = (measured.labels, measured.predictions, workdir, settings.public_test)
+    report.draw_measured(data, *shown)
+    report.write_page(workdir)
+    view = {**record.view(), "workdir": str(workdir)}
+    report.print_table(view, title=f"{settings.model} on {data.name}, not private")
     folder.remove()
-    return report
+    return view
+
+
+class LastState(keras.callbacks.Callback):
+    """Saves model and optimizer after every Keras epoch.
+
+    The state after the last update is not saved: a run that is cut off between its end and its
+    report makes its last epoch again, and reports that.
+
+    Args:
+        folder: The `resume.RunFolder`.
+        steps: Updates of the whole run.
+    """
+
+    def __init__(self, folder, steps):
+        super().__init__()
+        self._folder, self._steps = folder, steps
+        self._weights = folder.path / "latest.weights.h5"
+
+    def restore(self, model):
+        """Loads the last save, if there is one, into a compiled model."""
+        if self._weights.exists():
+            model.optimizer.build(model.trainable_variables)
+            model.load_weights(self._weights)
+
+    def on_train_begin(self, logs=None):
+        """Begins the folder."""
+        del logs
+        self._folder.begin()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Saves, but for the end of the run."""
+        del epoch, logs
+        if int(self.model.optimizer.iterations) < self._steps:
+            self.save()
+
+    def save(self):
+        """Saves the state between two updates."""
+        files.write(self._weights, saving_internals.weights_file(self.model))
 
 
 def learning_rates(settings):
@@ -280,7 +318,7 @@ def add_weight_decay(model, weight_decay):
 
 def _batches(settings, data, seed, start):
     """Batches of a new permutation every epoch, with random views in place of the images."""
-    augment, key = optimization.augmentation(settings), noise.make_seed(seed)
+    augment, key = augmentation(settings), noise.make_seed(seed)
 
     def views(step, batch):
         choices = augment.draw(settings.batch_size, 1, noise.fold_in(key, step))

@@ -20,12 +20,11 @@ import numpy as np
 from tfdpx.accounting import calibration, selection
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.train.config import preset_lookup, run_flags
-from tfdpx.train.config.training import PRIVACY
-from tfdpx.train.data import loading
+from tfdpx.train import defaults, measure, report
+from tfdpx.train.data import images
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.report import page
-from tfdpx.train.run import auto_settings, evaluation, finetuning, provenance, results
+from tfdpx.train.settings import DATA_DIR, DOWNLOAD, PRIVACY, resolve
+from tfdpx.train.start_from import Start, ledger_on
 
 # Settings that the guarantee needs.
 _NEEDED = dict(
@@ -66,14 +65,17 @@ def tune(runs, mean, workdir, train):
         selection.check_mean(mean)
     if (workdir / "best").exists():
         raise UserError(f"The folder --workdir={workdir} holds a tuned run. Choose another.")
-    points = [finetuning.check(run.settings) for run in runs]
+    starts = [Start(p, p.pixels, p.batch_norm, p.features) for p in (r.settings for r in runs)]
+    points = [
+        dataclasses.replace(run.settings, init_from=start.settings.init_from)
+        for run, start in zip(runs, starts, strict=True)
+    ]
     num_examples = _load(points[0]).num_train
-    points = [auto_settings.complete(settings, num_examples)[0] for settings in points]
+    points = [defaults.complete(settings, num_examples)[0] for settings in points]
     _check(points)
     updates, score = _entries(points[0], num_examples, mean)
-    seen = [provenance.seen_by(provenance.files(point), point.init_data) for point in points]
-    seen = tuple(dict.fromkeys(itertools.chain(*seen)))
-    before = provenance.on_same_data(seen, points[0].dataset)
+    seen = tuple(dict.fromkeys(itertools.chain(*(start.seen for start in starts))))
+    before = ledger_on(seen, points[0].dataset)
     workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".private_tuning-", dir=workdir) as folder:
         top, best = -math.inf, pathlib.Path(folder, "best")
@@ -83,7 +85,7 @@ def tune(runs, mean, workdir, train):
             trained = train(run, pathlib.Path(folder, "run"))
             entry = _entry_of(trained, before, updates)
             right = _count_right(trained, points[place])
-            right = evaluation.noisy_count(right, score.noise_multiplier)
+            right = measure.noisy_count(right, score.noise_multiplier)
             if right > top:
                 top, kept, point = right, entry, run.point
                 shutil.rmtree(best, ignore_errors=True)
@@ -118,7 +120,7 @@ def _check(points):
 
 
 def _load(settings, takes=None):
-    return loading.load_for(settings, run_flags.DATA_DIR.value, run_flags.DOWNLOAD.value, takes)
+    return images.load_for(settings, DATA_DIR.value, DOWNLOAD.value, takes)
 
 
 def _entries(settings, num_examples, mean):
@@ -137,7 +139,7 @@ def _at_noise(run, settings, noise_multiplier):
     """The `sweep.Run` of settings that leave nothing open, at the noise of all runs."""
     settings = dataclasses.replace(settings, epsilon=None, noise_multiplier=noise_multiplier)
     plan = {name: getattr(settings, name) for name in PRIVACY if name != "epsilon"}
-    usual = dataclasses.asdict(preset_lookup.resolve(run.chosen["preset"], plan))
+    usual = dataclasses.asdict(resolve(run.chosen["preset"], plan))
     differing = {
         name: value
         for name, value in dataclasses.asdict(settings).items()
@@ -173,7 +175,7 @@ def _count_right(folder, settings):
     # With --augment_resize training images are larger than those that the model takes.
     model = keras.Sequential([keras.layers.Resizing(*shape[:2]), model])
     on_training = dataclasses.replace(data, eval_x=data.train_x, eval_y=data.train_y)
-    measured = evaluation.measure(model, on_training)
+    measured = measure.measure(model, on_training)
     return np.sum(np.asarray(measured.predictions) == np.asarray(measured.labels))
 
 
@@ -182,7 +184,7 @@ def _write(folder, ledger, seen, search):
 
     Curves and events name the epsilon of a run alone, and Keras prints the training loss.
     """
-    for name in ("curve.jsonl", page.CURVE, "log.txt", "point.json"):
+    for name in ("curve.jsonl", report.CURVE, "log.txt", "point.json"):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     record = records.read(folder / records.FILE)
@@ -197,6 +199,6 @@ def _write(folder, ledger, seen, search):
         results={**record.results, **search},
     )
     record.save(folder / "model.keras")
-    results.write_record(record, folder)
-    page.write_page(folder)
+    report.write_record(record, folder)
+    report.write_page(folder)
     return record

@@ -47,12 +47,10 @@ from absl import app, flags
 from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
-from tfdpx.train import private_tuning
-from tfdpx.train.config import preset_lookup, run_flags, setting_flags
-from tfdpx.train.config.training import PRIVACY, Training
+from tfdpx.train import devices, presets, private_tuning
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.report.record import to_json
-from tfdpx.train.run import devices
+from tfdpx.train.output import to_json
+from tfdpx.train.settings import PRIVACY, WORKDIR, Settings, given, resolve
 
 # Images held out where neither preset nor flags say so: a sweep chooses, and the images that it
 # chooses by must not be those that are reported in the end.
@@ -61,9 +59,8 @@ HELD_OUT = 0.25
 _CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"}
 # The settings of an augmentation, and their values without one.
 _NO_AUGMENTATION = dict(augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0)
-for _module in (run_flags, devices):
-    flags.adopt_module_key_flags(_module)  # So that --help lists them.
-# The flags among these that every run gets too.
+# Flags of every run that are no settings.
+flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
 # Preset and settings of a run of the sweep; `classify` adds its own files.
 _POINT = "point.json"
@@ -84,9 +81,9 @@ class Run:
 
     @property
     def settings(self):
-        """The whole `Training`."""
+        """The whole `Settings`."""
         chosen = dict(self.chosen)
-        return preset_lookup.resolve(chosen.pop("preset"), chosen)
+        return resolve(chosen.pop("preset"), chosen)
 
     @property
     def name(self):
@@ -106,8 +103,8 @@ def define_flags(values):
     A function, because other programs of this package have flags of the same names.
     """
     common = {"flag_values": values}
-    presets = f"Settings to start from, one of: {preset_lookup.summary()}."
-    flags.DEFINE_string("preset", "digits", presets, **common)
+    text = f"Settings to start from, one of: {presets.summary()}."
+    flags.DEFINE_string("preset", "digits", text, **common)
     flags.DEFINE_string(
         "grid", None, 'What to sweep, such as "learning_rate=1,2,4;batch_size=256,512".', **common
     )
@@ -125,9 +122,9 @@ def main(argv, values=flags.FLAGS):
     is_paid = values.private_tuning is not None
     try:
         with in_one_line("tfdpx.train.sweep", argv):
-            if run_flags.WORKDIR.value is None:
+            if WORKDIR.value is None:
                 raise UserError("Flag --workdir names the folder of the sweep. It is not set.")
-            workdir = pathlib.Path(run_flags.WORKDIR.value)
+            workdir = pathlib.Path(WORKDIR.value)
             record = _tune(values, workdir) if is_paid else _sweep(values, workdir)
     except KeyboardInterrupt:
         remedy = "nothing is kept" if is_paid else "the same command resumes it"
@@ -171,7 +168,7 @@ def _tune(values, workdir):
 
 def _settings_of_all(values, grid):
     """A dict of the settings, and the preset unless it is swept, that the flags give for all."""
-    shared = {name: value for name, value in setting_flags.given().items() if value is not None}
+    shared = {name: value for name, value in given().items() if value is not None}
     if "preset" not in grid or values["preset"].present:
         shared["preset"] = values.preset
     for name in set(grid) & set(shared):
@@ -194,7 +191,7 @@ def parse(text):
     Raises:
         UserError: If a name is no setting or comes twice, or a value is missing, unfit or double.
     """
-    names = ["preset", *(field.name for field in dataclasses.fields(Training))]
+    names = ["preset", *(field.name for field in dataclasses.fields(Settings))]
     names.remove("seed")
     grid = {}
     for part in (text or "").split(";"):

@@ -3,6 +3,7 @@ r"""Compares AdaMix with its ablations and baselines: see README.md in this fold
     python -m experiments.adamix --workdir=W
     python -m experiments.adamix --workdir=W --shifts=rotated,inverted --epsilons=1
     python -m experiments.adamix --workdir=W --shots=1,2,5,10,50 --epsilons=1
+    python -m experiments.adamix --workdir=W --init_from=resnet50.keras --dataset=folder:photos
 
 Every fit is a line of `results.jsonl` in the working directory; an interrupted run continues after
 the last, and a further one with other flags adds to it. `table.md` and the pictures show all that
@@ -16,8 +17,9 @@ from absl import app, flags
 
 from experiments.adamix import methods, pictures
 from tfdpx import _resumable as resumable
-from tfdpx.train import adamix
-from tfdpx.train.config import run_flags
+from tfdpx.train import settings
+from tfdpx.train.data import images
+from tfdpx.train.start_from import Start
 
 # Domains of public images: functions of images and the largest grey level of their format.
 SHIFTS = {
@@ -31,7 +33,9 @@ _KEY = ("method", "shots", "shift", "epsilon")
 def define_flags(values):
     """Defines the flags in `values`, an `absl.flags.FlagValues`."""
     common = {"flag_values": values}
-    flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.adamix.", **common)
+    flags.DEFINE_string("dataset", "digits", "As for tfdpx.train.classify.", **common)
+    text = "Pre-trained network of the features, a .keras file. Default: they know no data."
+    flags.DEFINE_string("init_from", None, text, **common)
     flags.DEFINE_list("methods", list(methods.METHODS), "Methods to compare.", **common)
     flags.DEFINE_list("epsilons", ["1", "3"], "Budgets.", **common)
     flags.DEFINE_list("shots", ["2", "5"], "Public images of each class.", **common)
@@ -41,9 +45,22 @@ def define_flags(values):
 
 
 def load(values):
-    """The `methods.Study` of --dataset, on features that know no data."""
-    data = adamix.load(values.dataset)
-    extract, largest = adamix.extractor(data), adamix.largest_grey(data)
+    """Returns the `methods.Study` of --dataset, on features of --init_from."""
+    asked = dict(head="adamix", shots=1, dataset=values.dataset, init_from=values.init_from)
+    start = Start(settings.resolve(None, asked))
+    data = images.load(
+        values.dataset,
+        settings.DATA_DIR.value,
+        download=settings.DOWNLOAD.value,
+        takes=start.image_shape,
+    )
+    features = start.extractor(data.image_shape)
+
+    def extract(x):
+        return features.predict(x, verbose=0)
+
+    # Of the file format, because the largest of the images is private.
+    largest = 255 if isinstance(data.centre, tuple) else 2 * data.centre
     domains = {
         shift: extract(SHIFTS[shift](data.train_x, largest))
         for shift in sorted({"none", *values.shifts})
@@ -64,7 +81,8 @@ def run(values, workdir):
     """
     workdir.mkdir(parents=True, exist_ok=True)
     path, study = workdir / "results.jsonl", load(values)
-    about, results = {"dataset": values.dataset, "num_private": values.num_private}, {}
+    about = {name: values[name].value for name in ("dataset", "num_private", "init_from")}
+    results = {}
     for line in resumable.lines(path):
         if {name: line[name] for name in about} == about:
             results.setdefault(tuple(line[name] for name in _KEY), []).append(line)
@@ -97,7 +115,7 @@ def _jobs(values):
 
 def main(argv, values=flags.FLAGS):
     """Runs the study."""
-    workdir = pathlib.Path(run_flags.WORKDIR.value or "runs/adamix")
+    workdir = pathlib.Path(settings.WORKDIR.value or "runs/adamix")
     run(values, workdir)
     print((workdir / "table.md").read_text())
 

@@ -8,7 +8,7 @@ from experiments.adamix import measures
 from tfdpx import AdaMix
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.heads.adamix import LEAST_CLIP, PublicSet
-from tfdpx.train.data import public_split
+from tfdpx.train.data import images
 
 # Learning rates to choose from: those of an adaptive clip are for smaller gradients. They are for
 # means, and the noise is added to a sum: fewer private examples than _MANY take less.
@@ -38,11 +38,11 @@ class ZeroStart(Recording):
 
 
 class Theorem3(Recording):
-    """AdaMix with the step sizes and the average of Theorem 3, and decay toward zero."""
+    """AdaMix with the step sizes and the average of Theorem 3, and decay toward the start."""
 
-    def _moved(self, kernel, slope, start, count, step):
+    def _moved(self, kernel, slope, reference, count, step):
         decay = self.l2_regularization
-        return kernel - 2 / (decay * (step + 1)) * (slope + decay * kernel)
+        return kernel - 2 / (decay * (step + 1)) * (slope + decay * (kernel - reference))
 
     def _fit(self, examples, released):
         _, bias = super()._fit(examples, released)
@@ -110,7 +110,7 @@ def _joined(first, second):
 # and learning rates to choose from, None where there are no private steps.
 METHODS = {
     "adamix": (_mixed(), _ADAPTIVE),
-    "adamix_projected": (_mixed(projection=10), (24.0, 72.0, 216.0)),
+    "adamix_projected": (_mixed(projection=9), (24.0, 72.0, 216.0)),
     "zero_start": (_mixed(ZeroStart), _ADAPTIVE),
     "ngd": (_mixed(l2_norm_clip=1.0), _FIXED),
     "ppgd": (_mixed(PPGD), _ADAPTIVE),
@@ -141,7 +141,7 @@ class Study:
 
     def sets(self, shots, seed, shift="none"):
         """Public and private pairs of features and labels."""
-        public, private = public_split.split(self.labels, shots, seed)
+        public, private = images.public_split(self.labels, shots, seed)
         private = np.random.default_rng([seed, 18]).permutation(private)[: self.most_private]
         return (
             (self.features[shift][public], self.labels[public]),

@@ -33,7 +33,7 @@ import tfdpx
 from experiments.benchmark import measures, steps
 from tfdpx.layers.private_model import WHAT
 from tfdpx.train.errors import UserError, in_one_line
-from tfdpx.train.report.record import print_table, to_json
+from tfdpx.train.output import print_table, to_json
 
 
 def print_results(medians, peaks, failures, title):
@@ -207,7 +207,7 @@ def benchmark(settings, values):
 
 
 def _one_comparison(settings, values):
-    """What `measure` of the module that a flag names finds, also as a table."""
+    """Returns the comparison that a flag chose, and prints it as a table."""
     measure = measures.measure_epoch if values.end_to_end else measures.measure_individual
     measure = measures.measure_users if values.users else measure
     record = measure(settings, values.num_examples, values.repeats)

@@ -303,7 +303,7 @@ class Peak:
 
     @property
     def step_mib(self):
-        """What the step added to the imported libraries."""
+        """The memory of the step above that of the imported libraries, a float in MiB."""
         return self.peak_mib - self.baseline_mib
 
 

@@ -12,8 +12,8 @@ from tfdpx import per_example
 from tfdpx._keras import model_internals
 from tfdpx.layers import trainable
 from tfdpx.per_example import cost_model
+from tfdpx.train import classifiers
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.run import classifiers
 from tfdpx.training import allocator, optimizers
 
 IMAGE_SIZE = 32
@@ -114,7 +114,7 @@ def _transformer():
 
 
 def _base(inputs, embedded, name):
-    """Twelve blocks as of ViT-Base and BERT-Base, and a head on what they make of the first row."""
+    """Returns a model of twelve blocks like those in ViT-Base, with a head on the first row."""
     layers = keras.layers
     positions = layers.Embedding(embedded.shape[1], 768)(keras.ops.arange(embedded.shape[1]))
     x = layers.LayerNormalization()(_blocks(embedded + positions, 12, 12, 768))

@@ -173,7 +173,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("workload", choices=("scattering", "text"), help="Which one.")
     parser.add_argument("step", nargs="*", help="One step of text alone: model, weights, private.")
-    parser.add_argument("--repeats", type=int, default=20, help="Runs, of which medians are taken.")
+    parser.add_argument("--repeats", type=int, default=20, help="Runs; their medians are printed.")
     values = parser.parse_args(arguments)
     if values.step:
         print(*measure_text(*values.step[:2], private=len(values.step) > 2))

@@ -1,6 +1,6 @@
 """Accuracy (R2, of regressions) of private models of tables, beside diffprivlib and no privacy.
 
-    python -m experiments.tables.study --peer=/path/to/python/with/diffprivlib
+    python -m experiments.comparison.tables --peer=/path/to/python/with/diffprivlib
 
 Tables of scikit-learn with the ranges of their columns public, and generated ones, which nothing
 was fitted on, with ranges public and found. Preprocessing is paid from the same epsilon; delta is
@@ -26,15 +26,16 @@ import numpy as np
 from sklearn import datasets, ensemble, linear_model
 
 import tfdpx
-from tfdpx.train.tables import columns, run
-from tfdpx.train.tables.reading import CATEGORY, NUMBER
-from tfdpx.train.tables.settings import TableSettings
+from tfdpx.train import tables
+from tfdpx.train.data import tables as data_tables
+from tfdpx.train.data.tables import CATEGORY, NUMBER
+from tfdpx.train.settings import resolve
 
 TEST_ROWS = 5_000
 
 
 def make_table(key, num_rows, task="classification", curved=None):
-    """A `columns.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
+    """A `data_tables.Table` of `num_rows` rows to train on, and `TEST_ROWS` to test on.
 
     Args:
         key: Int, which draws numbers of columns, their units, what depends on what, and the rows.
@@ -74,8 +75,8 @@ def make_table(key, num_rows, task="classification", curved=None):
         target = np.searchsorted(np.quantile(noisy, parts), noisy).astype("int64")
         names = tuple(f"class {j}" for j in range(classes))
     kinds = {name: NUMBER if name.startswith("number") else CATEGORY for name in found}
-    rows = columns.Rows(found, target)
-    return columns.Table(kinds, names, rows[:num_rows], rows[num_rows:])
+    rows = data_tables.Rows(found, target)
+    return data_tables.Table(kinds, names, rows[:num_rows], rows[num_rows:])
 
 
 def public_ranges(table):
@@ -91,7 +92,7 @@ def public_ranges(table):
 EPSILONS = (1.0, 3.0, 8.0)
 OF_SKLEARN = ("breast_cancer", "wine", "diabetes", "digits")
 KEYS = {"generated, linear": (1_001, False), "generated, curved": (1_002, True)}
-PEER = "experiments/tables/peer.py"
+PEER = "experiments/comparison/of_diffprivlib.py"
 _FC = functools.partial(tfdpx.heads.FeatureCovariance, steps=10, initial_bias=0.0)
 _ADAM = functools.partial(tfdpx.heads.FirstOrder, steps=30, initial_bias=0.0)
 # A head, its learning rate, and how many times the typical norm of a row its clip is.
@@ -121,8 +122,8 @@ def main():
             of_heads = []
             for seed in range(arguments.seeds):
                 table, settings = case(name, seed, epsilon, arguments.rows, ranges)
-                trained = run.fit(table, settings)
-                measured = run.measure(trained.model, table.test, settings)
+                trained = tables.fit(table, settings)
+                measured = tables.measure(trained.model, table.test, settings)
                 scores["tfdpx"].append(next(iter(measured.values())))
                 if ranges == "public":
                     task = as_arrays(table, settings)
@@ -152,7 +153,8 @@ def case(name, seed, epsilon, num_rows, ranges):
         table = make_table(key, num_rows, curved=curved)
         limits = public_ranges(table) if ranges == "public" else {}
         bounds = [f"{column}:{low!r}:{high!r}" for column, (low, high) in limits.items()]
-        return table, TableSettings(dataset=name, target="t", epsilon=epsilon, bounds=bounds)
+        asked = dict(dataset=f"csv:{name}", target="t", epsilon=epsilon, bounds=bounds)
+        return table, resolve(None, asked)
     data = getattr(datasets, f"load_{name}")()
     names = [f"column {i}" for i in range(data.data.shape[1])]
     # scikit-learn's documentation prints these ranges, so that they are known; outwards, one digit.
@@ -170,15 +172,9 @@ def case(name, seed, epsilon, num_rows, ranges):
         csv.writer(file).writerows([[*names, "t"], *rows])
         file.flush()
         bounds = [f"{n}:{low}:{high}" for n, (low, high) in zip(names, limits, strict=True)]
-        settings = TableSettings(
-            dataset=f"csv:{file.name}",
-            target="t",
-            epsilon=epsilon,
-            bounds=bounds,
-            test_seed=seed,
-            **goal,
-        )
-        return columns.load(settings), settings
+        asked = dict(dataset=f"csv:{file.name}", target="t", epsilon=epsilon, bounds=bounds)
+        settings = resolve(None, {**asked, **goal, "test_seed": seed})
+        return data_tables.load(settings), settings
 
 
 def as_arrays(table, settings):

@@ -3,7 +3,7 @@ r"""Accuracy against epsilon of fixed features on small real images, for docs/fe
     python -m experiments.free_features.feature_study --out=/tmp/features --seeds=5
 
 Every kind of features gets the same linear classifier, trained privately with the steps, learning
-rate and clip of `tfdpx.train.run.auto_settings`. Writes `features.json` and `features.png`.
+rate and clip of `tfdpx.train.defaults`. Writes `features.json` and `features.png`.
 """
 
 import argparse
@@ -18,8 +18,7 @@ from sklearn import datasets, model_selection
 import tfdpx
 from tfdpx.layers import Scattering2D, UnitNormWithConstant
 from tfdpx.models import ScatterLinear
-from tfdpx.train.config import preset_lookup
-from tfdpx.train.run import auto_settings
+from tfdpx.train import defaults, settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -108,9 +107,7 @@ FEATURES = {
 def accuracy(data, epsilon, seed):
     """Test accuracy of a linear classifier that is trained privately on features."""
     x, test_x, y, test_y = data
-    chosen, _ = auto_settings.complete(
-        preset_lookup.resolve("digits", {"epsilon": epsilon}), len(x)
-    )
+    chosen, _ = defaults.complete(settings.resolve("digits", {"epsilon": epsilon}), len(x))
     plan = chosen.privacy_plan(len(x))
     model = keras.Sequential(
         [

@@ -24,7 +24,7 @@ import tfdpx
 from experiments.free_features.drawings import RandomViews, Shapes
 from tfdpx import _resumable as resumable
 from tfdpx import noise
-from tfdpx.train.data import digits
+from tfdpx.train.data import tfds
 
 WHAT = ("last", "bias", "norm", "lora", "all", "scratch")
 EPSILONS = (1.0, 3.0, 8.0)
@@ -122,8 +122,8 @@ def study(workdir, seeds, steps, pretraining_steps):
         pretrain(path, pretraining_steps)
     found = {tuple(r["key"]): (r["accuracy"], r["weights"]) for r in resumable.lines(results)}
     data = datasets.load_digits()
-    x, y = (data.images * digits.PIXEL_SCALE).astype("uint8")[..., None], data.target
-    split = dict(stratify=y, test_size=digits.TEST_EXAMPLES, random_state=0)
+    x, y = (data.images * tfds.PIXEL_SCALE).astype("uint8")[..., None], data.target
+    split = dict(stratify=y, test_size=tfds.TEST_EXAMPLES, random_state=0)
     train, test = model_selection.train_test_split(np.arange(len(y)), **split)
     kept, held_out = model_selection.train_test_split(
         train, stratify=y[train], test_size=0.25, random_state=0

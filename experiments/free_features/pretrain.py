@@ -20,9 +20,9 @@ from experiments.free_features.drawings import RandomViews, Shapes, Spectrum
 from tfdpx import noise, synthetic
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.train.data import datasets
+from tfdpx.train import classifiers, report, start_from
+from tfdpx.train.data import tfds
 from tfdpx.train.pretrain import add_weight_decay
-from tfdpx.train.run import classifiers, finetuning, results
 
 KINDS = {
     "strokes": synthetic.Strokes,
@@ -60,7 +60,7 @@ def pretrain(arguments):
         arguments: Namespace of the flags of `main`.
     """
     keras.utils.set_random_seed(arguments.seed)
-    entry = datasets.Name.parse(arguments.dataset).entry
+    entry = tfds.Name.parse(arguments.dataset).entry
     shape, count = entry.image_shape, arguments.num_images
     images = KINDS[arguments.generator](shape[:2], shape[2], seed=arguments.seed).images(count)
     images = np.rint(255 * images).astype("uint8")
@@ -73,7 +73,7 @@ def pretrain(arguments):
         weight_standardization=not arguments.no_weight_standardization,
         relu_first=arguments.relu_first,
     )
-    features = finetuning.features(classifier)
+    features = start_from.features(classifier)
     logits = keras.layers.Dense(count, dtype="float32", name="exemplars")(features.output)
     model = keras.Model(features.input, logits)
     add_weight_decay(model, 1e-4)
@@ -96,7 +96,7 @@ def pretrain(arguments):
         delta=None,
         results={"model": arguments.model, "steps": arguments.steps, "loss": float(last_loss)},
     )
-    results.save_model(classifier, record, arguments.workdir)
+    report.save_model(classifier, record, arguments.workdir)
     record.save(arguments.workdir / records.FILE)
     return float(last_loss)
 

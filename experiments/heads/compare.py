@@ -6,7 +6,7 @@ r"""Compares the private heads on features, over many epsilons, in a table and a
 Without --features it makes a Gaussian mixture of 50,000 x 768 features in 100 classes
 (`mixture`), which takes a quarter of an hour on two cores, and several hours
 with the ten steps of dp_newton: --methods leaves it out. --features is a folder that
-`tfdpx.train.features` wrote. Every fit is a line of `results.jsonl` in the working directory; a run
+`classify --head` wrote. Every fit is a line of `results.jsonl` in the working directory; a run
 that was interrupted resumes after the last. `table.md` and `heads.png` are the medians.
 """
 
@@ -18,10 +18,10 @@ import statistics
 import numpy as np
 from matplotlib import figure
 
+from experiments.heads import methods
 from tfdpx import _resumable as resumable
 from tfdpx.train.errors import in_one_line
-from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.run import head_methods
+from tfdpx.train.heads import FeatureFolder
 
 
 def mixture(count, dimension=768, num_classes=100, seed=0, separation=0.5):
@@ -114,7 +114,7 @@ def main(arguments=None):
     add = parser.add_argument
     add("--workdir", type=pathlib.Path, help="Folder for results.")
     add("--features", help="Folder of features. Default: a mixture.")
-    add("--methods", default=",".join(head_methods.METHODS), help="Methods to compare.")
+    add("--methods", default=",".join(methods.METHODS), help="Methods to compare.")
     add("--epsilons", default=EPSILONS, help="Budgets.")
     add("--seeds", default="0", help="Seeds of the noise.")
     add("--delta", type=float, default=1e-5)
@@ -140,7 +140,7 @@ def compare(values):
                 key = method, f"{epsilon:g}", seed
                 if key in found:
                     continue
-                head = head_methods.build(method, num_classes, epsilon, values.delta, seed=seed)
+                head = methods.build(method, num_classes, epsilon, values.delta, seed=seed)
                 accuracy = head.fit(*train).evaluate(*test)["accuracy"]
                 found[key] = accuracy
                 line = dict(zip(("method", "epsilon", "seed"), key, strict=True), accuracy=accuracy)
@@ -159,7 +159,7 @@ def _data(values):
         train = mixture(values.num_examples, seed=0)
         return train, mixture(5_000, seed=1), 100
     folder = FeatureFolder(values.features)
-    return folder.arrays("train")[:2], folder.arrays("test")[:2], folder.num_classes
+    return folder.arrays("train"), folder.arrays("test"), folder.num_classes
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ r"""Searches the arguments of a private head on features, by Optuna or at random
     python -m experiments.heads.search --preset=table10/vit_g14_jft/cifar10 --epsilon=1 \
         --dry_run
 
---workdir is a folder that `tfdpx.train.features` wrote; the head gets a new folder there, as those
+--workdir is a folder that `classify --head` wrote; the head gets a new folder there, as those
 of that program do. --preset is a column of Tables 7 to 10 of the paper on heads
 (`_TABLES`): method, delta, clip, steps, trials and ranges.
 
@@ -17,17 +17,18 @@ not, by a secret hash of itself. The last line of the standard output is one JSO
 """
 
 import argparse
+import hashlib
 import math
 
 import numpy as np
 
+from experiments.heads import methods
 from tfdpx.accounting import selection
 from tfdpx.accounting.ledger import Entry, Ledger
-from tfdpx.train import features
+from tfdpx.train import heads, measure
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
-from tfdpx.train.features_on_disk import FeatureFolder
-from tfdpx.train.report.record import print_table, to_json
-from tfdpx.train.run import evaluation, head_methods, provenance
+from tfdpx.train.output import print_table, to_json
+from tfdpx.train.start_from import not_private
 
 # Table -> method, trials, steps (the last of those that the paper compares), and what is searched.
 _RATE, _ALPHA = ("learning_rate", "l2_regularization"), ("alpha", "l2_regularization")
@@ -109,7 +110,7 @@ def main(arguments=None):
     add("--workdir", help="Folder of features.")
     add("--preset", help="A column of Tables 7 to 10.")
     add("--dry_run", action="store_true", help="Only say what a preset means and spends.")
-    add("--method", choices=head_methods.METHODS, help="Head to fit. Default: the preset's.")
+    add("--method", choices=methods.METHODS, help="Head to fit. Default: the preset's.")
     add("--epsilon", type=float, required=True, help="Privacy budget.")
     add("--delta", type=float, help="Delta; default: the preset's, or 1e-5.")
     add("--trials", type=int, help="Trials of Optuna, which are not paid for.")
@@ -128,7 +129,7 @@ def describe(values):
         raise UserError("Flag --dry_run needs --preset.")
     preset = resolve_preset(values.preset)
     budget = dict(num_classes=preset["num_classes"], epsilon=values.epsilon, delta=preset["delta"])
-    head = head_methods.build(preset["method"], **budget, **_fixed(preset))
+    head = methods.build(preset["method"], **budget, **_fixed(preset))
     plan = head.plan(preset["num_examples"])
     return {
         **preset,
@@ -153,9 +154,9 @@ def search(values):
         raise UserError("Flags --workdir and --method, or --preset, are needed.")
     if (values.trials and mean) or not (trials or mean):
         raise UserError("Give one of --trials and --private_tuning.")
-    folder = FeatureFolder(values.workdir)
-    train, test = folder.arrays("train"), folder.arrays("test")[:2]
-    parts = split(*train, preset.get("held_out", _HELD_OUT))
+    folder = heads.FeatureFolder(values.workdir)
+    train = folder.arrays("train")
+    parts = split(*train, draws(folder, train[0]), preset.get("held_out", _HELD_OUT))
     searched = preset.get("ranges", ranges(method))
     delta = values.delta or preset.get("delta", 1e-5)
     budget = dict(num_classes=folder.num_classes, epsilon=values.epsilon, delta=delta)
@@ -169,13 +170,13 @@ def search(values):
             found["noisy_accuracy"] = score
         else:
             chosen, best = by_optuna(method, *parts, budget, trials, searched)
-            head = head_methods.build(method, **budget, **chosen, seed=values.seed)
-            head.fit(*train[:2])
-            ledger = head.ledger if values.epsilon < math.inf else provenance.not_private()
+            head = methods.build(method, **budget, **chosen, seed=values.seed)
+            head.fit(*train)
+            ledger = head.ledger if values.epsilon < math.inf else not_private()
             how = f"{trials} trials of Optuna, on a part of these examples, without noise"
             found = {"validation_accuracy": best}
     chosen = {"method": method, **chosen, **found}
-    return features.save(folder, head, ledger, len(train[1]), test, chosen, how)
+    return heads.save(folder, head, ledger, len(train[1]), chosen, how)
 
 
 def _fixed(preset):
@@ -189,6 +190,21 @@ def ranges(method):
     return {**_RANGES[base], "l2_norm_clip": _CLIPS}
 
 
+def draws(folder, features):
+    """Draws in [0, 1), float array [n], that nobody else can compute.
+
+    Args:
+        folder: `tfdpx.train.heads.FeatureFolder`.
+        features: Float array [n, d].
+    """
+    key = (folder.path / heads.KEY).read_bytes()
+    digests = (
+        hashlib.blake2b(np.ascontiguousarray(row), key=key, digest_size=6).digest()
+        for row in features
+    )
+    return np.array([int.from_bytes(digest, "big") / 2**48 for digest in digests])
+
+
 def split(features, labels, draws, share):
     """Training and held-out parts, each a pair of arrays.
 
@@ -199,7 +215,7 @@ def split(features, labels, draws, share):
     Args:
         features: Float array [n, d].
         labels: Int array [n].
-        draws: Float array [n] in [0, 1), of `FeatureFolder.arrays`.
+        draws: Float array [n] in [0, 1), of `draws`.
         share: Float in (0, 1), of the held-out part.
     """
     held_out = draws < share
@@ -213,7 +229,7 @@ def by_optuna(method, train, held_out, budget, trials, searched):
     in the paper.
 
     Args:
-        method: Name in `head_methods.METHODS`.
+        method: Name in `methods.METHODS`.
         train: Pair of features and labels.
         held_out: Likewise.
         budget: Dict of num_classes, epsilon and delta, and of arguments that are not searched.
@@ -232,7 +248,7 @@ def by_optuna(method, train, held_out, budget, trials, searched):
             name: trial.suggest_float(name, low, high, log=True)
             for name, (low, high) in searched.items()
         }
-        head = head_methods.build(method, **budget, **chosen)
+        head = methods.build(method, **budget, **chosen)
         return head.fit(*train).evaluate(*held_out)["accuracy"]
 
     study = optuna.create_study(direction="maximize")
@@ -263,17 +279,17 @@ def privately(method, train, held_out, budget, mean, searched, rng=None):
     """
     rng = rng or np.random.default_rng()
     epsilon, delta = budget["epsilon"], budget["delta"]
-    releases = head_methods.build(method, **budget).num_releases
+    releases = methods.build(method, **budget).num_releases
     sigma = selection.selection_scale([Entry(1.0, 1.0, releases)], epsilon, delta, mean)
     best = None
     for _ in range(selection.draw_runs(mean)):
         chosen = {name: math.exp(rng.uniform(*np.log(of))) for name, of in searched.items()}
         unbudgeted = {**budget, "epsilon": None}
-        head = head_methods.build(method, **unbudgeted, **chosen, noise_multiplier=sigma)
+        head = methods.build(method, **unbudgeted, **chosen, noise_multiplier=sigma)
         head.fit(*train)
         right = head.evaluate(*held_out)["accuracy"] * len(held_out[1])
         count = max(1, len(held_out[1]))
-        score = evaluation.noisy_count(right, sigma / math.sqrt(releases)) / count
+        score = measure.noisy_count(right, sigma / math.sqrt(releases)) / count
         if best is None or score > best[2]:
             best = head, chosen, score
     return *best, Ledger.selected([Entry(sigma, 1.0, releases)], mean, delta)

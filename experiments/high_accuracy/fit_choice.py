@@ -2,7 +2,7 @@
 
     python -m experiments.high_accuracy.fit_choice
 
-The rule of `tfdpx.train.run.auto_settings` was read off what this prints. The problems are
+The rule of `tfdpx.train.defaults` was read off what this prints. The problems are
 generated: classes of distorted strokes and of distorted shapes, so that fitting a rule on them
 spends no privacy. For each number of images and epsilon, the best products of steps and learning
 rate.

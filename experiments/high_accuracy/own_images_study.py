@@ -22,7 +22,7 @@ from PIL import Image
 from sklearn import datasets, model_selection
 
 from tfdpx.train import classify
-from tfdpx.train.data.digits import PIXEL_SCALE, TEST_EXAMPLES
+from tfdpx.train.data.tfds import PIXEL_SCALE, TEST_EXAMPLES
 
 
 def write(folder, images, labels):

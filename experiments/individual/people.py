@@ -17,9 +17,9 @@ from absl import app, flags
 
 import tfdpx
 from tfdpx.accounting import group_epsilon
-from tfdpx.train.data import loading
-from tfdpx.train.report.record import print_table
-from tfdpx.train.run import auto_settings
+from tfdpx.train import defaults
+from tfdpx.train.data import images
+from tfdpx.train.output import print_table
 
 _RUNS = flags.DEFINE_integer("runs", 5, "Seeds, each with another dealing.", lower_bound=1)
 _EPSILONS = flags.DEFINE_list("epsilons", ["8", "3", "1"], "A writer's epsilon.")
@@ -68,12 +68,12 @@ def main(argv):
     """Trains by each way at each epsilon; prints the medians."""
     del argv
     warnings.simplefilter("ignore")
-    data = loading.load("digits")
+    data = images.load("digits")
     train, test = features_of(data)
     count, rows = len(train[1]), []
     for epsilon in map(float, _EPSILONS.value):
         size = epsilon * WRITERS
-        steps, move = auto_settings.steps_and_move(size, of_people=True)
+        steps, move = defaults.steps_and_move(size, of_people=True)
         for way, (plan, per_writer) in plans(epsilon, steps, count).items():
             found = []
             for seed in range(_RUNS.value):

@@ -23,10 +23,9 @@ import tfdpx
 from tfdpx.accounting import IndividualAccountant
 from tfdpx.accounting.individual import individual_epsilon
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train.data import digits
-from tfdpx.train.report.groups import group_report
-from tfdpx.train.report.record import to_json
-from tfdpx.train.run import individual
+from tfdpx.train import individual
+from tfdpx.train.data import tfds
+from tfdpx.train.output import to_json
 from tfdpx.training.norms import GradientNorms
 
 _REFRESHES = (0, 1, 2)
@@ -62,7 +61,7 @@ def arrays(name):
         x = (found.images[..., np.newaxis] / 16).astype("float32")
         train, test = model_selection.train_test_split(
             np.arange(len(x)),
-            test_size=digits.TEST_EXAMPLES,
+            test_size=tfds.TEST_EXAMPLES,
             stratify=found.target,
             random_state=0,
         )
@@ -135,21 +134,19 @@ def study(values):
         kept[f"estimated_{refreshes}"] = accountant.epsilon()[:_MEASURED]
         found[f"refreshes_{refreshes}"] = close
         print(f"{refreshes} refreshes an epoch: {to_json(close)}", file=sys.stderr, flush=True)
-    losses = individual.losses(model, (x, y))
+    losses = individual.losses_and_labels(model, (x, y))[0]
     if values.attack:
         other = train(values, data, 0, private=False)[0]
-        losses = individual.losses(other, (x, y))
+        losses = individual.losses_and_labels(other, (x, y))[0]
         model = other
-    report = group_report(
-        accountant.epsilon(), losses, y,
-        held_out_losses=individual.losses(model, (test_x, test_y)), held_out_groups=test_y,
-    )  # fmt: skip
+    held_out, _ = individual.losses_and_labels(model, (test_x, test_y))
+    report = individual.group_report(accountant.epsilon(), losses, y, held_out, test_y)
+    names = ("mean_epsilon", "mean_loss", "attack_success")
     found["groups"] = {
-        str(g.name): [round(v, 4) for v in (g.mean_epsilon, g.mean_loss, g.attack_success)]
-        for g in report.groups
+        str(group["name"]): [round(group[name], 4) for name in names] for group in report["groups"]
     }
-    found["correlation"] = report.correlation
-    found["group_correlation"] = report.group_correlation
+    found["correlation"] = report["correlation"]
+    found["group_correlation"] = report["group_correlation"]
     for name, refreshes in (("individual_clips", 0), ("one_clip", None)):
         found[name] = [train(values, data, 1 + s, refreshes)[3] for s in range(values.seeds)]
     return found, kept

@@ -17,7 +17,7 @@ from tensorflow.python.distribute import one_device_strategy
 import tfdpx
 from tfdpx import noise
 from tfdpx._keras import model_internals, step_context
-from tfdpx.train.run import classifiers
+from tfdpx.train import classifiers
 
 NUM_CLASSES = 10
 _CENTRE = 127.5

@@ -1,4 +1,4 @@
-"""ChannelWhitening against loops in float64, saving, and private training."""
+"""ChannelWhitening: its definition, its images (private ones are refused), private training."""
 
 import keras
 import numpy as np
@@ -9,29 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdpx.layers import ChannelWhitening
-from tfdpx.synthetic import DeadLeaves
+from tfdpx.synthetic import DeadLeaves, Generator, Strokes
 
 COLOUR = DeadLeaves(6, 3, r_max=4)
-
-
-def whitened_by_hand(adapted_on, inputs, regularization, exponent):
-    """The definition, one example, position and pair of channels after the other, in float64."""
-    channels = adapted_on.shape[-1]
-    rows = np.asarray(adapted_on, "float64").reshape(len(adapted_on), -1, channels)
-    mean = sum(rows) / len(rows)
-    covariance = np.zeros([channels, channels])
-    for row in rows:
-        for position in range(rows.shape[1]):
-            d = row[position] - mean[position]
-            for i in range(channels):
-                for j in range(channels):
-                    covariance[i, j] += d[i] * d[j] / rows.shape[0] / rows.shape[1]
-    values, vectors = np.linalg.eigh(covariance)
-    values = values + regularization * np.mean(values)
-    matrix = vectors @ np.diag(values**exponent) @ vectors.T
-    flat = np.asarray(inputs, "float64").reshape(len(inputs), -1, channels)
-    wanted = [[matrix @ (x - m) for x, m in zip(row, mean, strict=True)] for row in flat]
-    return np.reshape(wanted, inputs.shape)
+DATASET = tf.data.Dataset.from_tensor_slices(COLOUR.images(60)).batch(20)
 
 
 @settings(max_examples=15)
@@ -47,66 +28,109 @@ def test_equals_the_definition(shape, regularization, exponent, dtype):
     inputs = 100 + rng.normal(size=(4, *shape))
     layer = ChannelWhitening(regularization, exponent, dtype=dtype)
     layer.adapt(public, public=True, batch_size=7)
-    wanted = whitened_by_hand(public, inputs, regularization, exponent)
+    # One mean for each position, and one covariance of channels for all.
+    rows = (public - public.mean(axis=0)).reshape(-1, shape[-1])
+    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+    values = values + regularization * np.mean(values)
+    wanted = (inputs - public.mean(axis=0)) @ ((vectors * values**exponent) @ vectors.T)
     tolerance = 1e-4 if dtype == "float32" else 1e-10
     np.testing.assert_allclose(layer(inputs), wanted, atol=tolerance * np.abs(wanted).max())
     assert layer.mean.dtype == layer.matrix.dtype == dtype
 
 
-def model_with_whitening():
-    layers = [
-        keras.Input((6, 6, 3)),
-        keras.layers.AveragePooling2D(2, name="pool"),
-        ChannelWhitening(0.1, name="whiten"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(3),
+def test_statistics_depend_neither_on_batches_nor_on_how_images_arrive():
+    changed = DeadLeaves(6, 3, r_max=4)  # What is set on a generator does not count.
+    changed.images = lambda number, start=0: np.ones((number, 6, 6, 3))
+    changed.draw = lambda rng: np.ones((6, 6, 3))
+    changed.get_config = lambda: {"seed": 99}
+    arguments = [
+        dict(source=COLOUR, num_images=50),
+        dict(source=changed, num_images=50),
+        dict(source=COLOUR.images(60), num_images=50, public=True),
+        dict(source=tf.constant(COLOUR.images(50)), public=True),
+        dict(source=list(COLOUR.images(50)), public=True),
+        dict(source=DATASET, num_images=50, public=True),
     ]
-    return keras.Sequential(layers)
+    layers = [ChannelWhitening() for _ in arguments]
+    for layer, case in zip(layers, arguments, strict=True):
+        layer.adapt(**case)
+        np.testing.assert_allclose(layer.mean, layers[0].mean, atol=1e-6)
+        np.testing.assert_allclose(layer.matrix, layers[0].matrix, atol=1e-5)
 
 
-def test_a_model_is_built_first_and_adapted_afterwards():
-    model = model_with_whitening()
-    images = COLOUR.images(4)
-    for call in (model, tf.function(model), model.predict):
-        with pytest.raises(ValueError, match="'whiten' has no statistics yet. Call adapt"):
-            call(images)
-    whiten = model.get_layer("whiten")
-    whiten.adapt(COLOUR, 100, model.get_layer("pool"))
-    np.testing.assert_allclose(model.predict(images, verbose=0), model(images), atol=1e-5)
-    before = whiten(model.get_layer("pool")(images)).numpy()
-    whiten.trainable = not whiten.trainable
-    np.testing.assert_array_equal(whiten(model.get_layer("pool")(images)), before)
-    whiten.trainable = True
-    assert whiten.trainable_weights == [] and len(whiten.non_trainable_weights) == 2
+class Private(DeadLeaves):
+    """A generator that was given private data."""
+
+    def draw(self, rng):
+        return X[rng.integers(len(X))]
 
 
-def test_trains_privately_on_adapted_features():
-    layer = ChannelWhitening()
-    layer.adapt(COLOUR, 100)
-    statistics = [np.array(weight) for weight in layer.weights]
-    model = small.model(layers=[layer, keras.layers.Flatten(), keras.layers.Dense(3)])
-    labels = np.arange(16) % 3
-    assert np.all(small.step(model, COLOUR.images(16), labels) != 0)
-    for weight, before in zip(layer.weights, statistics, strict=True):
-        np.testing.assert_array_equal(weight, before)
+X = np.random.default_rng(0).uniform(size=(64, 6, 6, 3)).astype("float32")
 
 
-def test_private_training_without_statistics_is_refused():
-    model = small.model(layers=model_with_whitening().layers)
-    with pytest.raises(ValueError, match="'whiten' has no statistics yet"):
-        model.train_on_batch(COLOUR.images(16), np.arange(16) % 3)
+@pytest.mark.parametrize(
+    "source", [X, tf.data.Dataset.from_tensor_slices(X).batch(8), Private(6, 3)], ids=type
+)
+def test_what_may_be_private_is_refused_unless_it_is_vouched_for(source):
+    layer = ChannelWhitening(name="whiten")
+    for num_images in (None, 10):
+        with pytest.raises(ValueError, match="`source` must be a gen.*without noise.*") as raised:
+            layer.adapt(source, num_images)
+        assert type(source).__name__ in str(raised.value)
+        assert "public=True" in str(raised.value) and "0." not in str(raised.value)
+    assert not layer.weights
+    layer.adapt(source, public=True)
+    assert np.any(layer.matrix)
+
+
+class Broken(Generator):
+    def draw(self, rng):
+        return np.full(self.image_shape, np.nan)
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"regularization": 0}, "`regularization` must be a positive.*=0. Use 0.03"),
-        ({"regularization": np.inf}, "`regularization`"),
-        ({"exponent": 0.5}, "`exponent` must be a number from -1 to 0.*=0.5. Use -0.5"),
+        ({"num_images": 0}, "`num_images` must be a positive integer"),
+        ({"batch_size": 1.5}, "`batch_size` must be a positive integer"),
+        ({"features": "pool"}, "`features` must be a layer, model or function"),
+        ({"num_images": 1}, "'whiten' cannot adapt to features that do not vary or"),
+        ({"source": Broken(4), "public": True}, "or are not finite. Use more"),
+        ({"source": np.ones((0, 4)), "public": True}, "`source` must hold an image"),
+        ({"source": 5, "public": True}, "`source` must be a generator, an array or.*source=5"),
+        (
+            {"source": tf.data.Dataset.from_tensors((1.0, 2.0)), "public": True},
+            r"`source`.*images alone.*Use source.map",
+        ),
     ],
 )
-def test_refuses_by_name(arguments, message):
+def test_adapt_refuses_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
-        ChannelWhitening(**arguments)
-    with pytest.raises(ValueError, match=r"'whiten' needs .*\(None, None, 3\). Give keras.Input"):
-        ChannelWhitening(name="whiten")(keras.Input((None, 3)))
+        ChannelWhitening(name="whiten").adapt(**{"source": Strokes(4), **arguments})
+    layer = ChannelWhitening()
+    layer.build((None, 3, 3, 3))
+    with pytest.raises(ValueError, match=r"\(3, 3, 3\). Received: .*\(6, 6, 3\) in `adapt`. Give"):
+        layer.adapt(COLOUR, 10)
+
+
+def test_a_model_is_built_first_adapted_afterwards_and_trains_privately():
+    pool, whiten = keras.layers.AveragePooling2D(2), ChannelWhitening(0.1, name="whiten")
+    model = small.model(layers=[pool, whiten, keras.layers.Flatten(), keras.layers.Dense(3)])
+    model.build((None, 6, 6, 3))
+    images, labels = COLOUR.images(16), np.arange(16) % 3
+    for call in (
+        model,
+        tf.function(model),
+        model.predict,
+        lambda images: model.train_on_batch(images, labels),
+    ):
+        with pytest.raises(ValueError, match="'whiten' has no statistics yet. Call adapt"):
+            call(images)
+    whiten.adapt(COLOUR, 100, pool)
+    statistics = [np.array(weight) for weight in whiten.weights]
+    np.testing.assert_allclose(model.predict(images, verbose=0), model(images), atol=1e-5)
+    whiten.trainable = True
+    assert whiten.trainable_weights == [] and len(whiten.non_trainable_weights) == 2
+    assert np.all(small.step(model, images, labels) != 0)
+    for weight, before in zip(whiten.weights, statistics, strict=True):
+        np.testing.assert_array_equal(weight, before)

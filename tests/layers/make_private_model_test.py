@@ -31,8 +31,7 @@ def test_from_a_compiled_model_to_a_trained_private_one():
     assert (plan.epsilon, plan.steps, plan.batch_size) == (8.0, 8, 16)
     assert plan.epsilon_at(plan.steps) <= 8.0
     assert [type(layer).__name__ for layer in twin.layers] == ["Dense", "GroupNorm", "Dense"]
-    for mine, theirs in zip(model.layers[::2], twin.layers[::2], strict=True):
-        np.testing.assert_array_equal(mine.kernel, theirs.kernel)
+    np.testing.assert_array_equal(model.layers[0].kernel, twin.layers[0].kernel)
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=[64, 4]).astype("f4"), generator.integers(0, 3, 64)
     history = twin.fit(x, y, epochs=2, verbose=0).history
@@ -46,16 +45,14 @@ def test_from_a_compiled_model_to_a_trained_private_one():
 @pytest.mark.parametrize(
     "optimizer, name, attributes",
     [
-        (lambda: keras.optimizers.SGD(0.3, momentum=0.9, nesterov=True), "DPSGD",
-         {"momentum": 0.9, "nesterov": True}),
-        (lambda: keras.optimizers.Adam(0.3, beta_1=0.5), "DPAdam", {"beta_1": 0.5}),
-        (lambda: keras.optimizers.AdamW(0.3, weight_decay=0.1), "DPAdamW", {"weight_decay": 0.1}),
-        (lambda: keras.optimizers.Lion(0.3, use_ema=True, ema_momentum=0.9), "DPLion",
-         {"use_ema": True, "ema_momentum": 0.9}),
+        (keras.optimizers.SGD, "DPSGD", {"momentum": 0.9, "nesterov": True}),
+        (keras.optimizers.Adam, "DPAdam", {"beta_1": 0.5}),
+        (keras.optimizers.AdamW, "DPAdamW", {"weight_decay": 0.1}),
+        (keras.optimizers.Lion, "DPLion", {"use_ema": True, "ema_momentum": 0.9}),
     ],
-)  # fmt: skip
+)
 def test_the_optimizer_keeps_its_arguments(optimizer, name, attributes):
-    model = make_model(optimizer(), batch_norm=False)
+    model = make_model(optimizer(0.3, **attributes), batch_norm=False)
     twin, plan = private(model, l2_norm_clip=0.5, microbatch_size=8)
     assert twin is model and type(twin.optimizer).__name__ == name
     assert float(twin.optimizer.learning_rate) == pytest.approx(0.3)
@@ -64,39 +61,34 @@ def test_the_optimizer_keeps_its_arguments(optimizer, name, attributes):
     assert (twin.optimizer.l2_norm_clip, twin.optimizer.microbatch_size) == (0.5, 8)
 
 
-def test_a_schedule_stays_a_schedule_unless_another_rate_is_given():
-    def make():
-        schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 10, 0.5)
-        return make_model(keras.optimizers.SGD(schedule), batch_norm=False)
-
-    kept, _ = private(make())
-    assert kept.optimizer.get_config()["learning_rate"]["class_name"] == "ExponentialDecay"
-    assert float(private(make(), learning_rate=3.0)[0].optimizer.learning_rate) == 3.0
-
-
-def test_what_compile_was_given_stays():
+def test_schedules_and_arguments_of_compile_stay():
     def loss(y, z):
         return keras.ops.mean(keras.ops.abs(y - z), axis=-1)
 
-    model = make_model(loss=loss, steps_per_execution=2, jit_compile=False, batch_norm=False)
-    twin, _ = private(model)
+    def make():
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.2, 10, 0.5))
+        return make_model(
+            optimizer, loss, batch_norm=False, steps_per_execution=2, jit_compile=False
+        )
+
+    twin, _ = private(make())
     assert twin.loss is loss and twin.steps_per_execution == 2 and twin.jit_compile is False
+    assert twin.optimizer.get_config()["learning_rate"]["class_name"] == "ExponentialDecay"
     assert twin.optimizer.plan.batch_size == 64  # All data, where there are few.
+    assert float(private(make(), learning_rate=3.0)[0].optimizer.learning_rate) == 3.0
 
 
 @pytest.mark.parametrize(
-    "make, arguments, error, message",
+    "make, arguments, message",
     [
-        (lambda: keras.Sequential([keras.Input([1])]), {}, ValueError, "must be compiled"),
-        (lambda: "model", {}, ValueError, "`model` must be a keras.Model"),
-        (lambda: make_model(keras.optimizers.SGD(clipnorm=1.0)), {}, ValueError,
-         "has clipnorm, which would change.*l2_norm_clip"),
-        (lambda: make_model(tfdpx.DPSGD(batch_size=8, noise_multiplier=1.0)), {}, ValueError,
-         "private already.*DPSGD"),
-        (make_model, {"batch_size": 65}, ValueError, "`batch_size` must not exceed"),
-        (make_model, {"augmult": -1}, ValueError, "`augmult` must be"),
+        (lambda: keras.Sequential([keras.Input([1])]), {}, "must be compiled"),
+        (lambda: "model", {}, "`model` must be a keras.Model"),
+        (lambda: make_model(keras.optimizers.SGD(clipnorm=1.0)), {}, "has clipn.*l2_norm_clip"),
+        (lambda: private(make_model())[0], {}, "private already.*DPAdam"),
+        (make_model, {"batch_size": 65}, "`batch_size` must not exceed"),
+        (make_model, {"augmult": -1}, "`augmult` must be"),
     ],
-)  # fmt: skip
-def test_errors(make, arguments, error, message):
-    with pytest.raises(error, match=message):
+)
+def test_errors(make, arguments, message):
+    with pytest.raises(ValueError, match=message):
         private(make(), **arguments)

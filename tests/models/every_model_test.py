@@ -1,4 +1,4 @@
-"""What every model keeps to: files, precision, and no example touches another in its training."""
+"""What every model keeps to: size, files, precision, private training, and its errors."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import small
 from cases import slow_but
 
 from tfdpx import models
-from tfdpx.layers import UnitNormWithConstant
+from tfdpx.layers import GroupNorm, SkipInit, UnitNormWithConstant, WSConv2D
 from tfdpx.models import networks
 
 SHAPE = (16, 16, 3)
@@ -26,9 +26,10 @@ MODELS = {
     "ScatterLinear": lambda: models.ScatterLinear(3, SHAPE),
     "SmallCNN": lambda: models.SmallCNN(3, SHAPE),
     "WideResNet": lambda: models.WideResNet(10, 1, 3, input_shape=SHAPE),
+    "WideResNet of the authors' code": lambda: models.WideResNet(
+        10, 1, 3, SHAPE, use_gain=True, use_bias=True, norm_before_relu=False, projection_norm=True
+    ),
 }
-# The others are functions: `backbone` and `zero_shot_head`.
-NAMES = [name for name in models.__all__ if name[0].isupper()]
 X = np.random.default_rng(0).uniform(size=(4, *SHAPE)).astype("float32")
 
 
@@ -37,7 +38,12 @@ def of_two_stages(monkeypatch):
     monkeypatch.setitem(networks.BLOCKS, 8, (2, 1))
 
 
-@pytest.mark.parametrize("name", slow_but(NAMES, "SmallCNN"))
+def test_every_model_has_a_case():
+    # The others are functions: `backbone` and `zero_shot_head`.
+    assert {name for name in models.__all__ if name[0].isupper()} <= MODELS.keys()
+
+
+@pytest.mark.parametrize("name", slow_but(MODELS, "SmallCNN"))
 def test_it_is_saved_whole_and_trains_privately(name, tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
@@ -57,3 +63,84 @@ def test_it_is_saved_whole_and_trains_privately(name, tmp_path):
     [way] = model.optimizer.independence
     assert way.startswith(("batched", "mapped"))
     assert np.isfinite(changes).all() and np.mean(changes != 0) > 0.9
+
+
+def test_sizes_of_the_small_ones():
+    # LeCun et al.'s C1, F6 and C5, C3 with full connections, and ten outputs.
+    by_layer = (25 + 1) * 6, (150 + 1) * 16, (400 + 1) * 120, (120 + 1) * 84, (84 + 1) * 10
+    assert models.LeNet().count_params() == sum(by_layer) == 61_706
+    convolutions = (9 * 1 * 32 + 32) + (9 * 32 * 32 + 32) + (9 * 32 * 64 + 64)
+    dense = 2 * 2 * 64 * 10 + 10  # 8x8 halved twice
+    assert models.SmallCNN(10, (8, 8, 1)).count_params() == convolutions + 2 * 128 + dense
+    model = models.SmallCNN(10, (8, 8, 1), filters=(8, 24), groups=4)
+    parts = [layer for layer in model.layers if isinstance(layer, WSConv2D)]
+    assert [(layer.filters, layer.strides) for layer in parts] == [(8, (1, 1)), (24, (2, 2))]
+    assert [n.groups for n in model.layers if isinstance(n, GroupNorm)] == [4, 4]
+    model = models.NFResNet(26, 10, width=4, skip_init=0.0)
+    gains = [layer.gain for layer in model.layers if isinstance(layer, SkipInit)]
+    assert len(gains) == 8 and not np.any(gains)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: models.WideResNet(10, 4, 1000, input_shape=(8, 8, 3)),
+        lambda: models.NFResNet(26, 1000, width=32),
+    ],
+)
+def test_weights_are_gaussian_of_variance_one_over_fan_in(make):
+    for weight in make().trainable_weights:
+        value = np.asarray(weight)
+        if weight.name == "kernel":
+            scaled = value.ravel() * np.sqrt(np.prod(value.shape[:-1]))
+            error = 6 / np.sqrt(scaled.size)  # Six standard errors, up to the factor below.
+            assert abs(scaled.mean()) < error and abs(scaled.var() - 1) < np.sqrt(2) * error
+            # A truncated Gaussian of unit variance has a smaller fourth moment.
+            assert abs((scaled**4).mean() - 3) < np.sqrt(96) * error
+        else:
+            assert np.all(value == (1.0 if weight.name in ("gain", "gamma") else 0.0))
+
+
+GOOD = {
+    "LeNet": {},
+    "LinearOnFeatures": dict(num_classes=3, input_shape=(8, 8, 1)),
+    "NFResNet": dict(depth=50, num_classes=10),
+    "ScatterCNN": dict(num_classes=3, input_shape=(8, 8, 1)),
+    "ScatterLinear": dict(num_classes=3, input_shape=(8, 8, 1)),
+    "SmallCNN": dict(num_classes=10, input_shape=(8, 8, 1)),
+    "WideResNet": dict(depth=16, width=4, num_classes=10),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("LeNet", {"num_classes": 0}, "`num_classes` must be a positive integer. Received: num_cl"),
+        ("LeNet", {"input_shape": (28, 28)}, r"height, width, channels.*input_shape=\(28, 28\)"),
+        ("LeNet", {"input_shape": (11, 28, 1)}, r"at least 12.*\(11, 28, 1\).*Resizing"),
+        ("LinearOnFeatures", {"extractors": []}, r"`extractors` must be a list of one keras\.M"),
+        ("NFResNet", {"depth": 34}, r"one of \[8, 26, 50, 101, 152, 200\]. Received: depth=34"),
+        ("NFResNet", {"width": 1}, "`width` must be at least 2.*Received: width=1"),
+        ("NFResNet", {"input_shape": (224, 224)}, r"Received: input_shape=\(224, 224\)"),
+        ("ScatterCNN", {"filters": (10,)}, "`filters` must hold positive multiples"),
+        ("ScatterLinear", {"input_shape": (None, 8, 1)}, "`input_shape` must give the height"),
+        ("ScatterLinear", {"scales": 9}, "Argument `J` must be at most log2"),
+        ("ScatterLinear", {"generator": X}, "must be a generator of tfdpx.synthetic"),
+        ("SmallCNN", {"filters": ()}, "`filters`"),
+        ("SmallCNN", {"filters": (16, 18)}, "`filters`"),
+        ("SmallCNN", {"groups": 0}, "`groups`"),
+        ("SmallCNN", {"input_shape": (None, 8, 1)}, "`input_shape`"),
+        ("WideResNet", {"depth": 4}, r"6n \+ 4.*Received: depth=4\..*: 10\.$"),
+        ("WideResNet", {"depth": 18}, r"6n \+ 4.*Received: depth=18.*: 16 or 22\.$"),
+        ("WideResNet", {"width": 0}, "`width` must be a positive integer. Received: width=0"),
+        ("WideResNet", {"groups": 12}, "`groups` must divide 16.*groups=12. Use 1, 2, 4, 8 or 16"),
+        ("WideResNet", {"input_shape": (None, 32, 32, 3)}, "without the batch axis"),
+        ("WideResNet", {"input_shape": (32, 32, None)}, "known number of channels"),
+        ("WideResNet", {"use_gain": True, "weight_standardization": False}, "`use_gain` must be F"),
+        ("WideResNet", {"norm_before_relu": False, "groups": None}, "`norm_before_relu` must keep"),
+        ("WideResNet", {"projection_norm": True, "groups": None}, "`projection_norm` must keep"),
+    ],
+)
+def test_errors_name_argument_value_and_mend(name, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(models, name)(**{**GOOD[name], **arguments})

@@ -8,31 +8,15 @@ import tfdpx
 
 NAMES = ["round dark", "round light", "square dark"]
 # Two units for the shape, two for the shade: what the words mean is in the embedding.
-MEANING = {
-    "round": [1, 0, 0, 0],
-    "square": [0, 1, 0, 0],
-    "dark": [0, 0, 1, 0],
-    "light": [0, 0, 0, 1],
-}
+MEANING = dict(zip(("round", "square", "dark", "light"), np.eye(4), strict=True))
 
 
 def encoder():
     words = keras.layers.TextVectorization(output_mode="int", vocabulary=list(MEANING))
-    table = np.zeros([words.vocabulary_size(), 4], "float32")
-    for index, word in enumerate(words.get_vocabulary()):
-        table[index] = MEANING.get(word, np.zeros(4))
+    table = np.array([MEANING.get(word, np.zeros(4)) for word in words.get_vocabulary()])
     embedding = keras.layers.Embedding(*table.shape, weights=[table])
     inputs = keras.Input([], dtype="string")
     return keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(embedding(words(inputs))))
-
-
-def images(count=60, seed=0):
-    """Embeddings of images at norm one, in the space of the texts, and their classes."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 3, count)
-    means = np.array([np.add(*(MEANING[word] for word in name.split())) for name in NAMES])
-    x = means[labels] + 0.4 * rng.normal(size=(count, 4))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32"), labels
 
 
 def test_columns_are_the_names_at_norm_100():
@@ -50,18 +34,6 @@ def test_columns_are_the_names_at_norm_100():
         np.eye(4).__getitem__, ["a", "b"], preprocessor=preprocessor
     )
     np.testing.assert_array_equal(tokens, 100 * np.eye(4)[:, 1:3])
-
-
-def test_adamix_starts_from_the_names_alone():
-    kernel = tfdpx.models.zero_shot_head(encoder(), NAMES, scale=10)
-    x, y = images()
-    settings = dict(l2_norm_clip=0.5, steps=3, seed=1, learning_rate=0.5)
-    head = tfdpx.heads.AdaMix(3, initial_weights=kernel, **settings).fit(x, y)
-    # Three steps of the rate, each as long as the sum of clipped gradients and its noise at most.
-    assert np.linalg.norm(head.kernel - kernel) < np.linalg.norm(kernel)
-    assert head.evaluate(x, y)["accuracy"] > 0.8
-    with pytest.raises(ValueError, match=r"have the shape \[4, 3\]"):
-        tfdpx.heads.AdaMix(3, initial_weights=kernel[:2], **settings).fit(x, y)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import typing
 
 import numpy as np
 import own_images
+import own_tables
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -107,17 +108,16 @@ def run(program, workdir, **settings):
 
 def _network(runs, folder):
     """Six updates of a network with views, a seed and averaged weights."""
-    from tfdpx.train import classify
-    from tfdpx.train.report import curve
+    from tfdpx.train import classify, report
 
-    weights, record_row = [], curve.Curve.on_epoch_end
+    weights, record_row = [], report.Curve.on_epoch_end
 
     def spy(self, epoch, logs=None):
         weights[:] = self.model.get_weights()
         record_row(self, epoch, logs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curve.Curve, "on_epoch_end", spy)
+        patch.setattr(report.Curve, "on_epoch_end", spy)
         output = run(classify, folder / "run", data_dir=runs.data_dir, **NETWORK)
     np.savez(folder / "weights_before_averaging.npz", *weights)
     return output
@@ -147,20 +147,22 @@ def _photos(runs, folder):
     return run(classify, folder / "run", dataset=f"folder:{runs.photos}", **given)
 
 
-def _head(runs, folder):
-    """A head on the backbone of the run "private", fitted by `features`."""
-    from tfdpx.train import features
+def _table(runs, folder):
+    """A linear model of a table, without a seed."""
+    from tfdpx.train import classify
 
-    values = flags.FlagValues()
-    features.define_flags(values)
-    values.mark_as_parsed()
-    values.init_from, values.dataset = str(runs("private").workdir / "model.keras"), "digits"
-    values.method, values.epsilon = "dp_ls", 1.0
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        with flagsaver.flagsaver(workdir=str(folder / "run"), data_dir=runs.data_dir):
-            features.main(["features"], values)
-    return output.getvalue()
+    path = own_tables.write(folder / "people.csv", own_tables.people(), encoding="utf-8-sig")
+    given = dict(target="bought", epsilon=8.0, bounds=["income/month:0:20000"], model="linear")
+    return run(classify, folder / "run", dataset=f"csv:{path}", **given)
+
+
+def _head(runs, folder):
+    """A head on the backbone of the run "private"."""
+    from tfdpx.train import classify
+
+    given = dict(head="least_squares", dataset="digits", epsilon=1.0, data_dir=runs.data_dir)
+    path = str(runs("private").workdir / "model.keras")
+    return run(classify, folder / "run", init_from=path, **given)
 
 
 KINDS = {
@@ -168,5 +170,6 @@ KINDS = {
     "private": _private,
     "public": _public,
     "photos": _photos,
+    "table": _table,
     "head": _head,
 }

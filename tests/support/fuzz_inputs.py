@@ -185,23 +185,21 @@ def flag_strategy(settings_class):
 
 def flags():
     """Dicts of a preset and a few flags of `classify`."""
-    from tfdpx.train.config import preset_lookup
-    from tfdpx.train.config.training import Training
+    from tfdpx.train import presets, settings
 
-    values = flag_strategy(Training)
+    values = flag_strategy(settings.Settings)
     few = st.sets(st.sampled_from(sorted(values)), max_size=4)
     given = few.flatmap(lambda names: st.fixed_dictionaries({n: values[n] for n in names}))
-    return st.tuples(st.sampled_from([*preset_lookup.names(), "", "nothing", "table12/x"]), given)
+    return st.tuples(st.sampled_from([*presets.names(), "", "nothing", "table12/x"]), given)
 
 
 def check_flags(preset_and_given):
     """Flags give settings and a plan, or a line that says what is wrong."""
-    from tfdpx.train.config import preset_lookup
+    from tfdpx.train import defaults, settings
     from tfdpx.train.errors import UserError
-    from tfdpx.train.run import auto_settings
 
     preset, given = preset_and_given
     with contextlib.suppress(UserError), only_our_errors(), contextlib.redirect_stdout(None):
-        settings, _ = auto_settings.complete(preset_lookup.resolve(preset, given), 50_000)
-        plan = settings.privacy_plan(50_000)
+        asked, _ = defaults.complete(settings.resolve(preset, given), 50_000)
+        plan = asked.privacy_plan(50_000)
         assert plan.epsilon >= 0

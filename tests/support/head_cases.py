@@ -43,7 +43,11 @@ CASES = {
         "share": dict(steps=3, covariance_share=0.5, feature_norm_clip=2.0),
         "start": dict(steps=2, start="least_squares"),
     },
-    "FirstOrder": {"adam": dict(steps=4), "sgd": dict(steps=3, optimizer="sgd")},
+    "FirstOrder": {
+        "adam": dict(steps=4),
+        "sgd": dict(steps=3, optimizer="sgd"),
+        "momentum": dict(steps=3, optimizer="momentum"),
+    },
     "LeastSquares": {"least squares": {}, "several positives": dict(max_positives=3)},
     "Newton": {"newton": dict(steps=2)},
 }

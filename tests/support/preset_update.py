@@ -17,24 +17,23 @@ import keras
 import numpy as np
 
 import tfdpx
-from tfdpx.train.config import preset_lookup
-from tfdpx.train.data import datasets
-from tfdpx.train.run import finetuning, optimization
+from tfdpx.train import fitting, settings
+from tfdpx.train.data import tfds
+from tfdpx.train.start_from import Start
 
 IMAGES = 2
 
 
 def update(preset):
     """Makes the update and returns what is known of it, a dict."""
-    settings = preset_lookup.resolve(preset, {})
-    entry = datasets.Name.parse(settings.dataset).entry
+    asked = settings.resolve(preset, {})
+    entry = tfds.Name.parse(asked.dataset).entry
     shape, num_classes = entry.image_shape, entry.num_classes
-    if settings.image_size:
-        shape = (settings.image_size, settings.image_size, shape[2])
+    if asked.image_size:
+        shape = (asked.image_size, asked.image_size, shape[2])
     # No file of a trained model: the weights are new, all else is as the preset says.
-    settings = dataclasses.replace(settings, microbatch_size=1)
-    model = finetuning.build(
-        settings,
+    asked = dataclasses.replace(asked, microbatch_size=1)
+    model = Start(asked).build(
         types.SimpleNamespace(
             image_shape=shape,
             num_classes=num_classes,
@@ -42,16 +41,16 @@ def update(preset):
             deviation=entry.deviation,
         ),
     )
-    noise = settings.noise_multiplier if settings.noise_multiplier is not None else 1.0
+    noise = asked.noise_multiplier if asked.noise_multiplier is not None else 1.0
     plan = tfdpx.PrivacyPlan(
-        1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=settings.delta
+        1_000, batch_size=IMAGES, steps=1, noise_multiplier=noise, delta=asked.delta
     )
     model.compile(
-        optimization.private_optimizer(settings, plan, seed=0),
-        optimization.crossentropy(settings.label_smoothing),
+        fitting.private_optimizer(asked, plan, seed=0),
+        fitting.crossentropy(asked.label_smoothing),
     )
     rng = np.random.default_rng(0)
-    size = [round(settings.augment_resize * length) for length in shape[:2]]
+    size = [round(asked.augment_resize * length) for length in shape[:2]]
     x = rng.integers(0, 256, (IMAGES, *size, shape[2])).astype("uint8")
     y = rng.integers(0, num_classes, IMAGES)
     before = [v.numpy() for v in model.trainable_variables]
@@ -62,10 +61,10 @@ def update(preset):
     status = pathlib.Path("/proc/self/status").read_text().splitlines()
     [peak] = [line for line in status if line.startswith("VmHWM:")]
     return {
-        "model": settings.model,
+        "model": asked.model,
         "image_size": shape[0],
-        "views": settings.augmult,
-        "trainable": settings.trainable,
+        "views": asked.augmult,
+        "trainable": asked.trainable,
         "parameters": model.count_params(),
         "trained_parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
         "seconds": seconds,

@@ -16,8 +16,6 @@ import tfdpx
 from tfdpx import synthetic
 from tfdpx.checks import UnfitForPrivacy
 from tfdpx.layers import ChannelWhitening
-from tfdpx.sampling import sampled_batches
-from tfdpx.sampling.examples import Examples
 from tfdpx.training import distributed
 
 NUM_EXAMPLES, FEATURES, STEPS = 60, 6, 4
@@ -149,7 +147,7 @@ def _counted_training(name, strategy, jit_compile):
 
 def adaptive_updates_agree():
     """Weights, the clip in the logs, and one noise for all, however many devices there are."""
-    updates_agree("adaptive", jit_compile=(False, True))
+    updates_agree("adaptive")
 
 
 def updates_agree_with_and_without_jit():
@@ -250,28 +248,6 @@ def keras_fit_agrees_with_ours():
             tfdpx.distributed.fit(ours, plan, x, y, seed=3, verbose=0)
             assert_close(weights(ours), wanted)
         assert_close(weights(model), wanted)
-
-
-def a_draw_is_shared():
-    """Under Keras's own `fit`, of a model without privacy: in halves, and never one step more."""
-    strategy = strategies()[1]
-
-    def batches():
-        return sampled_batches.poisson_sampler(
-            Examples(np.arange(20.0), np.ones(20)),
-            sampling_probability=0.5, capacity=20, steps=9, seed=0,
-        ).dataset()  # fmt: skip
-
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Reshape([1]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    model.fit(batches(), epochs=3, steps_per_epoch=3, verbose=0)
-    assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 9
-    split = strategy.experimental_distribute_dataset(batches())
-    for (whole, *_), (parts, *_) in zip(batches(), split, strict=False):
-        parts = strategy.experimental_local_results(parts)
-        assert [part.shape[0] for part in parts] == [10, 10]
-        np.testing.assert_array_equal(tf.concat(parts, 0), whole)
 
 
 def refused(error, match, function, *args, **kwargs):

@@ -347,6 +347,17 @@ def test_ordinary_examples_are_not_clipped_harder(positions, tolerance):
     np.testing.assert_allclose(found, exact, rtol=tolerance)
 
 
+@pytest.mark.parametrize("positions, most", [(2, 32), (256, 64)])
+def test_terms_that_cancel_are_added_at_so_many_clips_at_most(positions, most):
+    """However small their sum: a partial sum with a long term absorbs what others add."""
+    inputs = tf.ones([1, 1, positions, FAN_IN])
+    signs = tf.where(tf.range(positions) % 2 == 0, 1.0, -1.0)[:, tf.newaxis]
+    outputs = signs * tf.ones([1, 1, positions, FAN_OUT])
+    norm = np.sqrt(rounding.add_up([contraction.ghost_product_norms(inputs, outputs)]))
+    lengths = positions * np.sqrt(FAN_IN * FAN_OUT)
+    assert lengths / norm <= most * (1 + 1e-5)
+
+
 def test_a_clip_too_small_for_float32_is_refused():
     with pytest.raises(ValueError, match="`l2_norm_clip` must be at least 1e-09"):
         mechanism.clip_factors(tf.ones([2]), tf.constant([True, True]), 1e-30, 1)

@@ -18,10 +18,8 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.train import classify
-from tfdpx.train.config import preset_lookup, setting_flags
-from tfdpx.train.config.training import Training
-from tfdpx.train.data import loading
+from tfdpx.train import classify, settings
+from tfdpx.train.data import images
 
 
 def recorded(workdir):
@@ -30,7 +28,7 @@ def recorded(workdir):
 
 def accuracy(workdir, data_dir):
     """Of the saved model on the test images."""
-    data = loading.load("digits", data_dir)
+    data = images.load("digits", data_dir)
     predictions = keras.saving.load_model(workdir / "model.keras").predict(data.eval_x, verbose=0)
     return np.mean(predictions.argmax(axis=-1) == data.eval_y)
 
@@ -70,7 +68,7 @@ def test_saved_model_is_the_averaged_one_that_was_measured(finished, finished_ru
     with np.load(workdir.parent / "weights_before_averaging.npz") as raw:
         assert not any(map(np.array_equal, model.get_weights(), raw.values()))
         model.set_weights(list(raw.values()))
-    data = loading.load("digits", finished_runs.data_dir)
+    data = images.load("digits", finished_runs.data_dir)
     predictions = model.predict(data.eval_x, verbose=0).argmax(axis=-1)
     assert np.mean(predictions == data.eval_y) == record["raw_accuracy"]
 
@@ -267,9 +265,9 @@ def test_a_run_is_not_overwritten_and_folders_that_were_there_stay(finished, ref
 
 def test_final_trains_on_what_the_preset_holds_out():
     with flagsaver.flagsaver(final=True):
-        settings = preset_lookup.resolve("table19/eps8", setting_flags.given())
-    assert (settings.validation, settings.eval_split) == (0.0, "test")
-    assert preset_lookup.resolve("table19/eps8", setting_flags.given()).validation == 0.1
+        values = settings.resolve("table19/eps8", settings.given())
+    assert (values.validation, values.eval_split) == (0.0, "test")
+    assert settings.resolve("table19/eps8", settings.given()).validation == 0.1
 
 
 def test_dry_run_prints_one_json_object_and_makes_no_folder(run, tmp_path):
@@ -279,7 +277,7 @@ def test_dry_run_prints_one_json_object_and_makes_no_folder(run, tmp_path):
 
 
 def test_every_setting_has_a_flag_that_is_unset_by_default():
-    for field in dataclasses.fields(Training):
+    for field in dataclasses.fields(settings.Settings):
         assert flags.FLAGS[field.name].default is None
     clip = flags.FLAGS["l2_norm_clip"].parser
     assert (clip.parse("0.5"), clip.parse("automatic")) == (0.5, "automatic")

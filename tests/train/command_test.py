@@ -43,4 +43,4 @@ def test_other_names_are_refused_in_one_line():
     found = run(PROGRAM, "clasify")
     assert found.returncode == 1 and not found.stdout
     (line,) = found.stderr.splitlines()
-    assert "'clasify'" in line and "Did you mean 'classify'?" in line and "adamix" in line
+    assert "'clasify'" in line and "Did you mean 'classify'?" in line and "pretrain" in line

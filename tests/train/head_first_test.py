@@ -12,8 +12,7 @@ import tfdpx
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import classify
-from tfdpx.train.run import classifiers
+from tfdpx.train import classifiers, classify
 
 HEAD_FIRST = dict(
     model="small_cnn", batch_size=256, steps=6, head_steps=2, head_learning_rate=4.0, epsilon=3.0,

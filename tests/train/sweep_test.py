@@ -12,9 +12,7 @@ from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import sweep
-from tfdpx.train.config import preset_lookup, setting_flags
-from tfdpx.train.run import auto_settings
+from tfdpx.train import defaults, settings, sweep
 
 
 @pytest.mark.slow
@@ -69,7 +67,7 @@ def settings_of(text, **shared):
         arguments.remove(f"--preset={preset}")
         with flagsaver.flagsaver():
             flags.FLAGS(["classify", *arguments])
-            assert preset_lookup.resolve(preset, setting_flags.given()) == planned.settings
+            assert settings.resolve(preset, settings.given()) == planned.settings
     return [planned.settings for planned in runs]
 
 
@@ -78,7 +76,7 @@ def test_every_point_runs_with_every_seed_at_one_epsilon(run):
     runs = settings_of(text, epsilon=3.0, accountant="rdp")
     assert [settings.seed for settings in runs] == [4, 5] * 4
     assert {settings.learning_rate for settings in runs} == {1.0, 2.5}
-    complete = [auto_settings.complete(settings, 1000)[0] for settings in (runs[0], runs[-1])]
+    complete = [defaults.complete(values, 1000)[0] for values in (runs[0], runs[-1])]
     small, large = (settings.privacy_plan(1000) for settings in complete)
     assert 2.99 < small.epsilon <= 3 and 2.99 < large.epsilon <= 3
     assert (large.batch_size, large.noise_multiplier > 1.5 * small.noise_multiplier) == (512, True)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from tfdpx._arguments import check_positive_integer, is_number, require
+from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
 from tfdpx.accounting import calibration
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.heads.features import FeatureSet
@@ -54,7 +54,8 @@ class AdaMix(Head):
     where w_0, the start, is the minimum over the public examples alone, private gradients are
     clipped to tau, the 90th percentile of the norms of the public ones at w, the noise has standard
     deviation `noise_multiplier tau`, and U holds the top left singular vectors of `G_public`.
-    Without public examples this is NoisyGD (Algorithm 1).
+    Without public examples this is NoisyGD (Algorithm 1, but no step is projected onto a ball).
+    Algorithm 2 prints `lambda w` for the decay, and Theorem 3 has `lambda (w - w_0)`.
 
     Guarantee: (epsilon, delta)-differential privacy of the *private* examples under adding or
     removing one, for kernel, bias and all weights on the way: `steps` Gaussians of sensitivity tau,
@@ -77,8 +78,9 @@ class AdaMix(Head):
         l2_regularization: Float > 0, lambda, for sums. The paper's 0.01 lets public gradients, and
             so the clip, fall further at the start; the learning rate must then be larger.
         quantile: Float in (0, 1], of the norms of the public gradients, where tau follows them.
-        projection: Int, number of columns of U, of which there are `num_classes` at most; None
-            projects nothing.
+        projection: Int, number of columns of U, at most `num_classes - 1`: the columns of
+            `G_public` sum to zero, so a further one would be rounding alone. None projects nothing.
+        decay_to: "start", w_0, or "zero", which puts `lambda w` in place of `lambda (w - w_0)`.
         initial_weights: Public array `[d, num_classes]`, from which the start is sought and toward
             which it decays, such as `tfdpx.models.zero_shot_head`; the start itself where there
             are no public examples. None: zeros.
@@ -99,6 +101,7 @@ class AdaMix(Head):
     l2_regularization: float = 0.1
     quantile: float = 0.9
     projection: int | None = None
+    decay_to: str = "start"
     initial_weights: ArrayLike | None = dataclasses.field(default=None, repr=False)
 
     _checks = {
@@ -110,6 +113,7 @@ class AdaMix(Head):
         "l2_regularization": positive,
         "quantile": _check_quantile,
         "projection": optional(check_positive_integer),
+        "decay_to": lambda name, value: check_choice(name, value, ("start", "zero")),
         "initial_weights": optional(_check_weights),
     }
     _solved = "steps"
@@ -129,7 +133,7 @@ class AdaMix(Head):
         return {"gradient": self.steps}
 
     def _sizes(self, dimension):
-        rows = min(self.projection, self.num_classes, dimension) if self.projection else dimension
+        rows = min(self.projection or dimension, self.num_classes - 1, dimension)
         return {"gradient": rows * self.num_classes}
 
     def fit(
@@ -148,8 +152,8 @@ class AdaMix(Head):
             features: Private array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)`
                 that ends and gives every example once, in any order. It is read once and held in
                 memory.
-            labels: Integers `[n]`, or zeros and a single one a row, `[n, num_classes]`. None with a
-                dataset.
+            labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]` that sum to one in each
+                row. None with a dataset.
             public_data: Pair of arrays `(features, labels)`, or such a dataset; held in memory.
                 None needs an `l2_norm_clip` and no `projection`.
 
@@ -177,12 +181,13 @@ class AdaMix(Head):
             self._public = PublicSet(np.zeros([0, shape[0]]), np.zeros([0, shape[1]]))
         else:
             self._public = PublicSet.of(public_data, self.num_classes)
-            _check_single_labels("public_data", self._public.y)
+            _check_sums("public_data", self._public.y)
         _check_private(examples, self._public)
         return self._fit_to(examples)
 
     def _fit(self, examples, released):
-        start = kernel = self._start()
+        kernel = self._start()
+        reference = kernel if self.decay_to == "start" else np.zeros_like(kernel)
         count, link = examples.count + len(self._public), functools.partial(softmax, axis=1)
         for step in range(1, self.steps + 1):
             clip, subspace = self._clip_and_subspace(kernel)
@@ -193,7 +198,7 @@ class AdaMix(Head):
             if subspace is not None:
                 slope = subspace @ slope
             slope += self._public.gradient(kernel)
-            kernel = self._moved(kernel, slope, start, count, step)
+            kernel = self._moved(kernel, slope, reference, count, step)
         return kernel, np.zeros(self.num_classes)
 
     def _start(self):
@@ -210,9 +215,9 @@ class AdaMix(Head):
             return self.l2_norm_clip
         return self._public.quantile_clip(kernel, self.quantile)
 
-    def _moved(self, kernel, slope, start, count, step):
-        """The next weights; `slope` is a sum over `count` examples."""
-        slope += self.l2_regularization * (kernel - start)
+    def _moved(self, kernel, slope, reference, count, step):
+        """Returns the next weights; `slope` is a sum over `count` examples."""
+        slope += self.l2_regularization * (kernel - reference)
         return kernel - self.learning_rate / count * slope
 
     def statement(self, num_examples: int, num_public: int = 0) -> str:
@@ -250,7 +255,7 @@ class PublicSet:
 
     Args:
         x: float64 `[n, d]`; n may be 0.
-        y: float64 `[n, num_classes]`, zeros and a single one a row.
+        y: float64 `[n, num_classes]`, in [0, 1], with sums of one in each row.
     """
 
     x: np.ndarray
@@ -350,17 +355,18 @@ class PublicSet:
         return max(LEAST_CLIP, float(np.quantile(norms, quantile)))
 
     def subspace(self, kernel: np.ndarray, dimension: int) -> np.ndarray:
-        """Returns float64 `[d, p]`, p = min(dimension, d, m), the subspace to release in.
+        """Returns float64 `[d, p]`, p = min(dimension, d, m - 1), the subspace to release in.
 
         The left singular vectors of the total public gradient with the largest singular values
-        ("Adaptive subspace projection"), shortened by what rounding could lengthen.
+        ("Adaptive subspace projection"), shortened by what rounding could lengthen. The gradient of
+        a softmax sums to zero over the m classes, so its rank is m - 1 at most.
 
         Args:
             kernel: float64 `[d, m]`.
             dimension: Int.
         """
         left, _, _ = np.linalg.svd(self.gradient(kernel), full_matrices=False)
-        return left[:, :dimension] / (1 + _ROUNDING)
+        return left[:, : min(dimension, self.y.shape[1] - 1)] / (1 + _ROUNDING)
 
 
 def _check_private(examples, public):
@@ -371,14 +377,14 @@ def _check_private(examples, public):
             f"{examples.dimension} and {public.x.shape[1]}."
         )
     for _, y in examples.chunks():
-        _check_single_labels("labels", y)
+        _check_sums("labels", y)
 
 
-def _check_single_labels(name, targets):
-    wrong = int(np.sum(targets.sum(axis=1) != 1))
+def _check_sums(name, targets):
+    wrong = int(np.sum(np.abs(targets.sum(axis=1) - 1) > 1e-3))
     if wrong:
         raise ValueError(
-            f"Argument `{name}` must give each example one class: the loss is a softmax cross-"
-            f"entropy. Received: {wrong} examples with none or several. For those use another "
-            "head, such as tfdpx.heads.FeatureCovariance."
+            f"Argument `{name}` must give each example one class, or soft labels that sum to one: "
+            f"the loss is a softmax cross-entropy. Received: {wrong} examples with other sums. For "
+            "those use another head, such as tfdpx.heads.FeatureCovariance."
         )

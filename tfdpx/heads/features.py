@@ -32,7 +32,7 @@ class FeatureSet:
     Args:
         features: Array `[n, d]`, which may be a `np.memmap`, or a `tf.data.Dataset` of batches
             `(features, labels)` that ends and gives every example once.
-        labels: Array of class numbers `[n]` or of zeros and ones `[n, num_classes]`; None with a
+        labels: Array of class numbers `[n]` or of numbers in [0, 1] `[n, num_classes]`; None with a
             dataset, or for features alone.
         num_classes: Int.
         labelled: Bool, whether there must be labels.
@@ -83,16 +83,18 @@ class FeatureSet:
                 f"{self.count} features, labels of shape {labels.shape}."
             )
         if labels.ndim == 2 and labels.shape[1] == classes:
-            if not np.isin(labels, (0, 1)).all():
+            is_number = labels.dtype.kind not in "OSU"
+            if not (is_number and 0 <= labels.min() and labels.max() <= 1):
                 raise ValueError(
-                    f"Argument `labels` of shape [n, {classes}] must hold zeros and ones alone."
+                    f"Argument `labels` of shape [n, {classes}] must hold numbers in [0, 1]. "
+                    "Received: others. Give probabilities of the classes, or zeros and ones."
                 )
             return labels
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(
-                f"Argument `labels` must hold integers [n], or zeros and ones [n, {classes}]. "
+                f"Argument `labels` must hold integers [n], or numbers in [0, 1] [n, {classes}]. "
                 f"Received: shape {labels.shape}, dtype {labels.dtype}. Convert whole numbers of "
                 "another type by `labels.astype(int)`."
             )
@@ -106,7 +108,7 @@ class FeatureSet:
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Yields float64 features `[<= ROWS, d]` and float64 targets, in order.
 
-        Targets `[<= ROWS, num_classes]` are zeros and ones; None without labels.
+        Targets `[<= ROWS, num_classes]` lie in [0, 1]; None without labels.
         """
         for start in range(0, self.count, ROWS):
             part = slice(start, start + ROWS)
@@ -158,8 +160,12 @@ def clipped_rows(x: np.ndarray, l2_norm_clip: float) -> np.ndarray:
 
 
 def first_positives(targets: np.ndarray, most: int) -> np.ndarray:
-    """Returns `targets` `[n, m]` of zeros and ones with the first `most` ones of each row alone."""
-    return targets * (np.cumsum(targets, axis=1) <= most)
+    """Returns `targets` `[n, m]` in [0, 1] with the first of each row alone, zeros for the rest.
+
+    They are the first `most` ones, or, of soft labels, as many as have a sum of squares of at most
+    `most`: all of them where they sum to one. So no row is longer than the root of `most`.
+    """
+    return targets * (np.cumsum(targets**2, axis=1) <= most)
 
 
 def _arrays_of(dataset, labelled):

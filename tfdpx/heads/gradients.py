@@ -7,6 +7,7 @@ per-example gradient is formed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import keras
@@ -17,7 +18,11 @@ from tfdpx._arguments import check_choice, require
 from tfdpx.heads.features import FeatureSet, clip_factors, finite_rows
 from tfdpx.heads.head import Head
 
-_OPTIMIZERS = {"adam": keras.optimizers.Adam, "sgd": keras.optimizers.SGD}
+_OPTIMIZERS = {
+    "adam": keras.optimizers.Adam,
+    "momentum": functools.partial(keras.optimizers.SGD, momentum=0.9),
+    "sgd": keras.optimizers.SGD,
+}
 
 
 def probabilities(
@@ -91,7 +96,7 @@ class FirstOrder(Head):
         epsilon: Float > 0; `math.inf` for a fit without clipping and noise.
         delta: Float in (0, 1).
         steps: Int.
-        optimizer: "adam" or "sgd".
+        optimizer: "adam", "sgd" or "momentum", which is SGD with a momentum of 0.9.
         learning_rate: Float.
         l2_regularization: Float, lambda, whose `lambda / 2 |kernel|^2` is added to the mean loss.
         initial_bias: Float.

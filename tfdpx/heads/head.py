@@ -132,7 +132,9 @@ class Head(abc.ABC):
         exactly_one_missing({"epsilon": self.epsilon, self._solved: solved})
         if solved is None:
             setattr(self, self._solved, self._solution())
-        if self.noise_multiplier and self.l2_norm_clip == math.inf:
+        if self.epsilon == math.inf:
+            self.l2_norm_clip = math.inf
+        elif self.noise_multiplier and self.l2_norm_clip == math.inf:
             raise ValueError(
                 "Argument `l2_norm_clip` must be finite for a private head. Received: "
                 "l2_norm_clip=inf. Without privacy use epsilon=math.inf."
@@ -184,7 +186,8 @@ class Head(abc.ABC):
             features: Array `[n, d]`, or a `tf.data.Dataset` of batches `(features, labels)` that
                 ends and gives every example once, in any order. A dataset is read once and held
                 in memory. For features that do not fit into it, give a `np.memmap`.
-            labels: Integers `[n]`, or zeros and ones `[n, num_classes]`. None with a dataset.
+            labels: Integers `[n]`, or numbers in [0, 1] `[n, num_classes]`: zeros and ones for an
+                example with several classes, or soft labels. None with a dataset.
 
         Returns:
             The head.
@@ -252,7 +255,8 @@ class Head(abc.ABC):
             labels: As for `fit`.
 
         Returns:
-            Dict with "accuracy": the share of examples whose predicted class is one of theirs.
+            Dict with "accuracy": the share of examples whose predicted class is one of theirs; for
+            soft labels the mean label of the predicted class.
 
         Raises:
             ValueError: If the head is not fitted, or features or labels do not fit.

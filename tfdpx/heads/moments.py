@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
 import keras
 import numpy as np
 import scipy.linalg
+import scipy.sparse
 from scipy.special import expit
 
 from tfdpx._arguments import check_choice, check_positive_integer, is_number, require
@@ -52,8 +54,10 @@ class LeastSquares(Head):
     Guarantee: (epsilon, delta)-differential privacy under adding or removing one example (Theorem
     2.2: three Gaussians). An example changes G by at most C^2 in the Frobenius norm, all A_j
     together by sqrt(k) C^2 and all b_j by sqrt(k) C, with k = `max_positives`. Of an example with
-    more positive classes only the first k count. Noise on matrices is symmetric, which is as
-    private as the paper's (`Releases.symmetric`).
+    more positive classes only the first k count. A soft label y_ij weighs x_i in A_j and b_j; the
+    squares of an example's labels sum to k at most, because what goes beyond counts as zero
+    (`first_positives`). Noise on matrices is symmetric, which is as private as the paper's
+    (`Releases.symmetric`).
 
     Args:
         num_classes: Int.
@@ -62,7 +66,8 @@ class LeastSquares(Head):
         alpha: Float > 0, the weight of examples of other classes.
         l2_regularization: Float, lambda, of sums and not of means; None makes it a quarter larger
             than the noise.
-        max_positives: Int, k: the most classes that an example has.
+        max_positives: Int, k: the most classes that an example has. Soft labels that sum to one
+            need no more than 1.
         noise_multiplier: Float, in place of epsilon.
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
@@ -179,7 +184,7 @@ class FeatureCovariance(Head):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.feature_norm_clip is None:
+        if self.feature_norm_clip is None or self.epsilon == math.inf:
             self.feature_norm_clip = self.l2_norm_clip
         is_valid = self.feature_norm_clip < math.inf or not self.noise_multiplier
         must = "be finite for a private head"
@@ -216,7 +221,9 @@ class FeatureCovariance(Head):
         covariance = released.symmetric(
             "covariance", second_moment(examples, self.feature_norm_clip), squared
         )
-        regularization = _times_count(self.l2_regularization, examples)
+        regularization = self.l2_regularization
+        if regularization is not None:  # That of the mean.
+            regularization *= examples.count
         solve = positive_solver(
             covariance,
             ridge(covariance, regularization, self.covariance_noise_multiplier, squared),
@@ -258,12 +265,13 @@ class Newton(Head):
 
         g_j = sum_i (p_ij - y_ij) x_i,   H_j = sum_i p_ij (1 - p_ij) x_i x_i^T,
 
-    and moves by `-eta (H_j/n + lambda I)^-1 g_j/n`. The weights start at zero, as does the bias,
-    which stays there: Algorithm 1 has none.
+    and moves by `-eta (H_j + lambda I)^-1 g_j`. The weights start at zero, as does the bias, which
+    stays there: Algorithm 1 has none.
 
     Guarantee: (epsilon, delta)-differential privacy under adding or removing one example: `2 steps`
-    Gaussians (Theorem 2.1). An example changes all g_j together by at most sqrt(num_classes) C, and
-    all H_j by sqrt(num_classes) C^2 / 4 in the Frobenius norm. The noise on the H_j is symmetric,
+    Gaussians (Theorem 2.1). An example changes all g_j together by at most sqrt(num_classes) C,
+    with soft labels too, because |p_ij - y_ij| <= 1, and all H_j by sqrt(num_classes) C^2 / 4 in
+    the Frobenius norm. The noise on the H_j is symmetric,
     which is as private (`Releases.symmetric`).
 
     Each class costs a pass over the examples and a product of n d^2 a step.
@@ -274,8 +282,8 @@ class Newton(Head):
         delta: Float in (0, 1).
         steps: Int.
         learning_rate: Float, eta.
-        l2_regularization: Float, lambda, added to the mean H_j/n; None makes it a quarter larger
-            than the noise.
+        l2_regularization: Float, lambda, added to the sum H_j as in Algorithm 1, where
+            `FeatureCovariance` adds it to a mean; None makes it a quarter larger than the noise.
         noise_multiplier: Float, in place of epsilon.
         l2_norm_clip: Float, C.
         accountant: "gdp" (exact), "zcdp", "pld" or "rdp".
@@ -301,7 +309,6 @@ class Newton(Head):
         root = math.sqrt(self.num_classes)
         kernel = np.zeros([examples.dimension, self.num_classes])
         bound = root * _CURVATURE * self.l2_norm_clip**2
-        regularization = _times_count(self.l2_regularization, examples)
         for _ in range(self.steps):
             gradient = self._gradient(examples, kernel)
             gradient = released.gaussian("gradient", gradient, root * self.l2_norm_clip)
@@ -310,7 +317,7 @@ class Newton(Head):
                 if j == 0 or kernel.any():  # At zero all classes have the same Hessian.
                     hessian = self._hessian(examples, kernel[:, j])
                 noisy = released.symmetric("hessian", hessian, bound, part=j)
-                least = ridge(noisy, regularization, self.noise_multiplier, bound)
+                least = ridge(noisy, self.l2_regularization, self.noise_multiplier, bound)
                 moves[:, j] = positive_solver(noisy, least)(gradient[:, j])
             kernel -= self.learning_rate * moves
         return kernel, np.zeros(self.num_classes)
@@ -367,13 +374,18 @@ def solve_classes(
         shared: The released matrix `[d, d]` that all classes have, weighted.
         num_classes: Int, m.
         l2_norm_clip: Float.
-        max_positives: Int: classes of an example that count, the first ones.
+        max_positives: Int, k of `first_positives`: the labels of an example that count.
         ridge_of: Function from a released matrix to its ridge.
     """
     root = math.sqrt(max_positives)
     kernel = np.zeros([examples.dimension, num_classes])
-    for j, places in enumerate(_places_by_class(examples, num_classes, max_positives)):
-        moment, total = _class_sums(examples.x, places, l2_norm_clip)
+    labels = scipy.sparse.vstack(
+        [scipy.sparse.csc_array(first_positives(y, max_positives)) for _, y in examples.chunks()],
+        format="csc",
+    )
+    for j, (start, end) in enumerate(itertools.pairwise(labels.indptr)):
+        places, weights = labels.indices[start:end], labels.data[start:end]
+        moment, total = _class_sums(examples.x, places, weights, l2_norm_clip)
         moment = released.symmetric(_CLASS_NAMES[0], moment, root * l2_norm_clip**2, part=j)
         total = released.gaussian(_CLASS_NAMES[1], total, root * l2_norm_clip, part=j)
         matrix = moment + shared
@@ -381,27 +393,14 @@ def solve_classes(
     return kernel
 
 
-def _places_by_class(examples, num_classes, max_positives):
-    """A list of int arrays, the places of the examples of each class among all examples."""
-    places, classes = [], []
-    for chunk, (_, targets) in enumerate(examples.chunks()):
-        row, j = np.nonzero(first_positives(targets, max_positives))
-        places.append(row + chunk * ROWS)
-        classes.append(j)
-    places, classes = np.concatenate(places), np.concatenate(classes)
-    order = np.argsort(classes, kind="stable")
-    ends = np.searchsorted(classes[order], range(1, num_classes))
-    return np.split(places[order], ends)
-
-
-def _class_sums(x, places, l2_norm_clip):
-    """The second moment `[d, d]` and the sum `[d]` of the clipped rows of `x` at `places`."""
+def _class_sums(x, places, weights, l2_norm_clip):
+    """Returns the weighted second moment `[d, d]` and sum `[d]` of the clipped rows at `places`."""
     moment, total = np.zeros([x.shape[1]] * 2), np.zeros(x.shape[1])
     for start in range(0, len(places), ROWS):
-        rows = np.asarray(x[places[start : start + ROWS]], "float64")
-        rows = clipped_rows(rows, l2_norm_clip)
-        moment += rows.T @ rows
-        total += rows.sum(axis=0)
+        part = slice(start, start + ROWS)
+        rows = clipped_rows(np.asarray(x[places[part]], "float64"), l2_norm_clip)
+        moment += (rows * weights[part, np.newaxis]).T @ rows
+        total += weights[part] @ rows
     return moment, total
 
 
@@ -458,8 +457,3 @@ def ridge(
         return 1e3 * least
     norm = math.sqrt(2 * len(matrix)) * noise_multiplier * sensitivity
     return max(_OF_THE_NOISE * norm, 1e3 * least)
-
-
-def _times_count(regularization, examples):
-    """The regularization of a sum over the examples, from the one of the mean."""
-    return None if regularization is None else examples.count * regularization

@@ -1,9 +1,11 @@
-"""Which data set a name means, so that no file needs to hold where it lies or what is in it.
+"""Which data set a name means, so that no file needs to hold where it lies or which rows it has.
 
-A folder of images is known by a random identifier in a hidden file in it, which moves with it, a
-table by one in a hidden file next to it. A
-digest of its images would tell whoever guesses them whether they were there. Where that file cannot
-be written the identifier is a hash of where the folder lies, under a key that stays with its owner.
+- A folder of images is known by a random identifier in a hidden file in it, which moves with it.
+  Where that file cannot be written it is known by a keyed hash of where it lies.
+- A table is known by a keyed hash of its columns and rows, in any file and in any order.
+
+The key of both hashes stays with its owner, because a hash without a key would tell anyone who
+guesses a row or a path whether it is the right one. It is in no other file.
 """
 
 import contextlib
@@ -15,62 +17,59 @@ import secrets
 
 from tfdpx import _files as files
 from tfdpx.accounting.record import Data
-from tfdpx.train.data import datasets, image_files
-from tfdpx.train.errors import UserError
+from tfdpx.train.data import folder, tables, tfds
+from tfdpx.train.errors import UserError, printable
 
 FILE = ".tfdpx_identifier"
 _KEY = pathlib.Path("~/.config/tfdpx/key")
 
 
 def of(name, num_examples=None):
-    """The `Data` that a name of `--dataset` means; what is the user's own gets its identifier.
+    """Returns the `Data` that a name of `--dataset` means.
 
     Args:
         name: String as of `--dataset`.
         num_examples: Optional int, of its training examples.
 
     Raises:
-        UserError: If it is a folder that is not there.
+        UserError: If it is a folder or a table that is not there, or no identifier can be kept.
     """
-    parsed = datasets.Name.parse(name)
+    parsed = tfds.Name.parse(name)
     if parsed.path is None:
         return Data(parsed.full, num_examples)
-    is_table = parsed.entry.name in datasets.TABLES
-    path = parsed.path.resolve() if is_table else _folder(parsed.path)
-    return Data(called(name), num_examples, _identifier(path))
+    is_table = parsed.entry.name in tfds.TABLES
+    identifier = _of_table(name) if is_table else _of_folder(folder.existing(parsed.path).resolve())
+    return Data(called(name), num_examples, identifier)
 
 
 def called(name):
-    """What records call the data that a name of `--dataset` means, a string without a path."""
-    parsed = datasets.Name.parse(name)
+    """Returns what records call the data of a name of `--dataset`, a string without a path."""
+    parsed = tfds.Name.parse(name)
     if parsed.path is None:
         return parsed.full
-    return f"{parsed.entry.name}:{image_files.printable(parsed.path.resolve().name)}"
+    return f"{parsed.entry.name}:{printable(parsed.path.resolve().name)}"
 
 
-def overlap(one, name):
-    """Whether a recorded data set may share examples with what a name of `--dataset` means.
+def overlap(data, name):
+    """Whether a recorded data set may share examples with the one that a name means.
 
     One folder may lie in the other; versions and sizes of a public data set are no other data.
 
     Args:
-        one: `Data`.
+        data: `Data`.
         name: String as of `--dataset`.
     """
-    parsed = datasets.Name.parse(name)
+    parsed = tfds.Name.parse(name)
+    if parsed.entry.name in tfds.TABLES:
+        return data.identifier == _of_table(name)
     if parsed.path is not None:
-        return one.identifier is not None and one.identifier in _around(_folder(parsed.path))
-    if one.identifier is not None:
+        return data.identifier in _around(folder.existing(parsed.path).resolve())
+    if data.identifier is not None:
         return False
-    return _share(datasets.Name.parse(one.name), parsed)
-
-
-def _share(one, other):
-    if _images(one) != _images(other):
-        return False
-    if one.classes is None or other.classes is None:
-        return True
-    return one.classes.start < other.classes.stop and other.classes.start < one.classes.stop
+    recorded, everything = tfds.Name.parse(data.name), range(10**9)
+    first, second = recorded.classes or everything, parsed.classes or everything
+    shared = range(max(first.start, second.start), min(first.stop, second.stop))
+    return _images(recorded) == _images(parsed) and len(shared) > 0
 
 
 def _images(name):
@@ -78,72 +77,61 @@ def _images(name):
     return "imagenet" if source.startswith("imagenet") else source
 
 
-def _folder(path):
-    folder = path.resolve()
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {path}. Received: --dataset=folder:{path}.")
-    return folder
+def _of_table(name):
+    table = tables.read(name.partition(":")[2], {}, f"--dataset={name}")
+    names = sorted(table.column_names)
+    rows = zip(*(table[column].to_pylist() for column in names), strict=True)
+    return _keyed("\n".join([repr(names), *sorted(map(repr, rows))]).encode())
 
 
-def _identifier(data):
-    """Of a folder, or of a file."""
-    path = data / FILE if data.is_dir() else data.with_name(f".{data.name}{FILE}")
-    if (found := _read(path)) is not None:
-        return found
+def _of_folder(path):
+    file = path / FILE
+    if identifier := _read(file):
+        return identifier
     try:
-        with path.open("x") as file:  # Never in place of one that a record may name.
-            file.write(f"{secrets.token_hex(16)}\n")
+        with file.open("x") as opened:  # Never in place of one that a record may name.
+            opened.write(f"{secrets.token_hex(16)}\n")
     except FileExistsError:
         pass
     except OSError:  # Of a read-only disk.
-        return _keyed(data, _owners_key())
-    if (found := _read(path)) is None:
-        raise UserError(
-            f"The file {path}, by which records know these data, cannot be read or is damaged: "
-            "restore it from a copy. If no run was on these data, delete it."
-        )
-    return found
+        return _keyed(os.fsencode(path))
+    if identifier := _read(file):
+        return identifier
+    raise UserError(
+        f"The file {file}, by which records know these data, cannot be read or is damaged: "
+        "restore it from a copy. If no run was on these data, delete it."
+    )
 
 
-def _read(path):
+def _read(file):
     with contextlib.suppress(OSError):
-        found = path.read_bytes().decode(errors="replace").strip()
-        if re.fullmatch("[0-9a-f]{32}", found):
-            return found
+        text = file.read_bytes().decode(errors="replace").strip()
+        if re.fullmatch("[0-9a-f]{32}", text):
+            return text
     return None
 
 
-def _around(folder):
-    """Identifiers of a folder, of those in it and behind its links, and of those above these."""
-    within, behind, waiting = set(), set(), [folder]
-    while waiting:
-        for parent, names, others in os.walk(waiting.pop()):
-            paths = [pathlib.Path(parent, name) for name in (*names, *others)]
-            targets = {path.resolve() for path in paths if path.is_symlink()}
-            names[:] = [] if pathlib.Path(parent) in within else names
-            within.add(pathlib.Path(parent))
-            behind |= {target.parent for target in targets if target.is_file()}
-            waiting += [target for target in targets - within if target.is_dir()]
-    folders = (within | behind).union(*(each.parents for each in within | behind))
-    found = {_read(each / FILE) for each in folders}
+def _around(path):
+    """Returns identifiers of a folder, of those in it, behind its links, and above all these."""
+    images, others = folder.find(path)
+    inside = {file.parent.resolve() for file in (*images, *others)} | {path}
+    behind = {file.resolve().parent for file in (*images, *others) if file.is_symlink()}
+    folders = (inside | behind).union(*(parent.parents for parent in inside | behind))
+    identifiers = {_read(parent / FILE) for parent in folders} - {None}
     if _KEY.expanduser().exists():
-        found |= {_keyed(each, _owners_key()) for each in folders}
-    return found - {None}
+        identifiers |= {_keyed(os.fsencode(parent)) for parent in folders}
+    return identifiers
 
 
-def _keyed(folder, key):
-    return hashlib.blake2b(os.fsencode(folder), key=key, digest_size=16).hexdigest()
-
-
-def _owners_key():
+def _keyed(content):
+    """Returns a hash of bytes under the owner's key, a string of 32 digits."""
     path = _KEY.expanduser()
     try:
         if not path.exists():
             files.make_folder(path.parent)
             files.write(path, secrets.token_bytes(32))
-        return path.read_bytes()
+        return hashlib.blake2b(content, key=path.read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
         raise UserError(
-            f"No identifier of the data can be kept, neither in their folder nor in {path}: "
-            f"{error}. Make one of them writable."
+            f"No identifier of the data can be kept: {error}. Make the file {path} writable."
         ) from error

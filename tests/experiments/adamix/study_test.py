@@ -2,12 +2,12 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-import tfdpx
 from experiments.adamix import __main__ as study
 from experiments.adamix import methods, pictures
 
@@ -33,13 +33,17 @@ def made_up(num_private=None):
     return methods.Study(domains, labels, (features(test, 0), test), 3, num_private)
 
 
-def run(workdir, **given):
+def flags_of(**given):
     values = flags.FlagValues()
     study.define_flags(values)
     values.mark_as_parsed()
     for name, value in {"methods": METHODS, "epsilons": ["1"], "shots": ["2"], **given}.items():
         setattr(values, name, value)
-    return study.run(values, workdir)
+    return values
+
+
+def run(workdir, **given):
+    return study.run(flags_of(**given), workdir)
 
 
 @pytest.mark.slow
@@ -55,10 +59,7 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(kept) == 14 == sum(len(found) for found in results.values())
     assert results["paragon", 2, "none", None][0]["error"] <= 0.1
-    exact = tfdpx.accounting.epsilon(20.0, 1.0, 28, 1e-5, "gdp")
-    for line in kept:
-        assert line["spent"] == {"only_public": 0, "paragon": np.inf}.get(line["method"], exact)
-        assert max(line.get("individual", [0])) <= exact * (1 + 1e-6)
+    assert all(max(line.get("individual", [0])) <= line["spent"] * (1 + 1e-6) for line in kept)
     assert {path.name for path in tmp_path.glob("*.png")} == {
         "errors_2_none.png", "errors_2_rotated.png", "membership_2.png", "boost_1.png",
         "individual_2_1.png",
@@ -68,25 +69,18 @@ def test_a_study_resumes_and_draws_what_is_there(tmp_path, monkeypatch):
     assert "2 public a class, epsilon 1 | rotated, 2 public a class" in table[0]
     # Results for another number of private images are kept, and not mixed up.
     assert len(run(tmp_path, methods=["only_public"], seeds=["0"], num_private=40)) == 1
+    public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")
+    assert len(public[0]) == 6 and len(private[0]) == 20
 
 
 def test_shifts_keep_shape_and_dtype_and_undo_themselves():
     images = np.random.default_rng(0).integers(0, 241, (3, 8, 8, 1)).astype("uint8")
-    images[0, 0, 0], images[0, 0, 1] = 240, 0
-    turned = images
-    for _ in range(4):
-        turned = study.SHIFTS["rotated"](turned, 240)
-    np.testing.assert_array_equal(turned, images)
-    dark = study.SHIFTS["inverted"](images, 240)
-    assert dark.dtype == "uint8" and dark[0, 0, 0] == 0
-    np.testing.assert_array_equal(study.SHIFTS["inverted"](dark, 240), images)
-
-
-def test_private_sets_are_cut_to_size_and_apart_from_the_public():
-    public, private = made_up(num_private=20).sets(2, seed=0, shift="rotated")
-    assert len(public[0]) == 6 and len(private[0]) == 20
-    whole = made_up().features["none"]
-    assert all(any(np.array_equal(row, other) for other in whole) for row in private[0])
+    for shift, times in (("rotated", 4), ("inverted", 2)):
+        shifted = images
+        for _ in range(times):
+            shifted = study.SHIFTS[shift](shifted, 240)
+            assert shifted.dtype == "uint8" and shifted.shape == images.shape
+        np.testing.assert_array_equal(shifted, images)
 
 
 def test_the_boost_is_the_papers():
@@ -107,8 +101,15 @@ def test_on_the_digits_it_beats_what_the_paper_compares(tmp_path):
     names = ["only_public", "fully_private", "ngd", "adamix"]
     with flagsaver.flagsaver(data_dir=str(tmp_path / "data")):
         results = run(tmp_path / "work", methods=names)
+        layers = keras.layers.Rescaling(1 / 16), keras.layers.Flatten(), keras.layers.Dense(5)
+        keras.Sequential([keras.Input((8, 8, 1)), *layers]).save(tmp_path / "other.keras")
+        values = flags_of(init_from=str(tmp_path / "other.keras"), shifts=["inverted"])
+        features = study.load(values).features
     only, private, ngd, adamix = (
         np.mean([each["error"] for each in results[name, 2, "none", epsilon]])
         for name, epsilon in zip(names, (None, 1.0, 1.0, 1.0), strict=True)
     )
     assert adamix <= ngd and adamix < 0.5 * only and adamix < 0.8 * private
+    for rows in features.values():  # Those of the network, without its last layer.
+        assert rows.shape == (1437, 64)
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,28 +19,17 @@ TINY = ["--model=dense_head", "--images=3", "--repeats=2"]
 
 
 def run(*arguments):
-    """Runs the binary in this process; returns its standard output."""
+    """Runs the program in this process; returns its standard output, and the last line as JSON."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         program.main(arguments)
-    return output.getvalue()
-
-
-def last_line(output):
-    return json.loads(output.splitlines()[-1], parse_constant=pytest.fail)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """One run with everything: its folder, standard output and JSON."""
-    folder = tmp_path_factory.mktemp("run")
-    output = run(*TINY, "--augmult=2", "--explain", f"--workdir={folder}")
-    return folder, output, last_line(output)
+    lines = output.getvalue().splitlines()
+    return "\n".join(lines[:-1]), json.loads(lines[-1], parse_constant=pytest.fail)
 
 
 @pytest.mark.slow
-def test_last_line_holds_ratios_of_medians_and_peaks(whole):
-    folder, _, record = whole
+def test_the_report_holds_ratios_of_medians_peaks_layers_and_flags(tmp_path):
+    output, record = run(*TINY, "--augmult=2", "--explain", f"--workdir={tmp_path}")
     for kind in ("ordinary", "private", "mapped"):
         assert 0 < record[f"{kind}_seconds"] < 60
         baseline, traced, peak = (
@@ -52,140 +40,91 @@ def test_last_line_holds_ratios_of_medians_and_peaks(whole):
     assert record["step_ratio"] == record["private_seconds"] / record["ordinary_seconds"]
     assert record["mapped_ratio"] == record["mapped_seconds"] / record["ordinary_seconds"]
     assert record["memory_ratio"] == record["private_step_mib"] / record["ordinary_step_mib"]
-    assert record["failures"] == {}
-    assert record["tensorflow"] == tf.__version__ and record["cpus"] >= 1
-    assert json.loads((folder / "benchmark.json").read_text()) == record
-
-
-@pytest.mark.slow
-def test_last_line_holds_every_flag(whole):
-    assert set(vars(program.parse([]))) <= whole[2].keys()
-    assert whole[2]["augmult"] == 2 and whole[2]["norms"] == "auto" and whole[2]["jit"] is False
-
-
-@pytest.mark.slow
-def test_layers_are_reported(whole):
-    _, output, record = whole
+    assert record["failures"] == {} and record["tensorflow"] == tf.__version__
+    assert json.loads((tmp_path / "benchmark.json").read_text()) == record
+    assert set(vars(program.parse([]))) <= record.keys() and record["augmult"] == 2
     (layer,) = record["layers"]
     assert layer["rule"] == "DenseRule" and layer["flops"] > 0
     assert layer["alternatives"].keys() >= {"ghost/ordinary", "instantiate/contract"}
-    for text in ("ghost/ordinary", "private, tfdpx"):
-        assert text in output
+    assert "ghost/ordinary" in output and "private, tfdpx" in output
 
 
 def test_what_is_left_out_is_null_and_no_failure():
-    record = last_line(run(*TINY, "--nomemory", "--nomapped", "--microbatch_size=2"))
-    assert record["step_ratio"] > 0
+    _, record = run(*TINY, "--nomemory", "--nomapped", "--microbatch_size=2")
+    assert record["step_ratio"] > 0 and record["microbatch_size"] == 2 and record["failures"] == {}
     for name in ("memory_ratio", "mapped_ratio", "mapped_seconds", "private_peak_mib"):
         assert record[name] is None
-    assert record["failures"] == {} and record["microbatch_size"] == 2
 
 
 @pytest.mark.slow
-def test_a_private_epoch_against_an_ordinary_one():
-    record = last_line(
-        run("--end_to_end", "--model=dense_head", "--batch_size=4", "--num_examples=40",
-            "--repeats=1")
-    )  # fmt: skip
-    assert record["end_to_end_ratio"] == record["private_seconds"] / record["ordinary_seconds"]
-    first = record["first_private_seconds"] / record["first_ordinary_seconds"]
-    assert record["first_step_ratio"] == first
-    # Passes of this size hold what was drawn, and less than one pass more.
-    assert 0 <= record["padding_rows"] < record["pass_size"] <= record["capacity"]
-    assert 0 < record["drawn_rows"] < record["capacity"]
-    assert record["end_to_end"] is True and record["batch_size"] == 4
-
-
-@pytest.mark.slow
-def test_a_step_of_people_and_one_of_views():
-    record = last_line(run(*TINY, "--users=3", "--images=8", "--num_examples=1000"))
-    assert record["users_ratio"] == record["users_seconds"] / record["views_seconds"]
-
-
-@pytest.mark.slow
-def test_a_step_with_and_without_individual_accounting():
-    record = last_line(run(*TINY, "--individual", "--images=8", "--num_examples=1000"))
-    ratio = record["individual_seconds"] / record["plain_seconds"]
-    assert record["individual_ratio"] == pytest.approx(ratio)
-    assert record["individual_mib"] == pytest.approx(4 * 1001 * 104 / 2**20)
+@pytest.mark.parametrize(
+    ("arguments", "ratio", "above", "below"),
+    [
+        (["--end_to_end", "--batch_size=4"], "end_to_end", "private", "ordinary"),
+        (["--users=3"], "users", "users", "views"),
+        (["--individual"], "individual", "individual", "plain"),
+    ],
+)
+def test_other_comparisons(arguments, ratio, above, below):
+    images = [] if "--end_to_end" in arguments else ["--images=8"]
+    _, record = run("--model=dense_head", "--repeats=1", *images, "--num_examples=100", *arguments)
+    quotient = record[f"{above}_seconds"] / record[f"{below}_seconds"]
+    assert record[f"{ratio}_ratio"] == pytest.approx(quotient)
+    if ratio == "end_to_end":  # Passes hold what was drawn, and less than one pass more.
+        assert 0 <= record["padding_rows"] < record["pass_size"] <= record["capacity"]
+        assert 0 < record["drawn_rows"] < record["capacity"]
 
 
 def test_a_step_that_fails_is_named_and_the_others_are_measured(monkeypatch):
-    make_step = steps.make_step
+    make_step, traced = steps.make_step, []
 
     def broken(kind, settings):
+        traced.append(kind)
         if kind == "mapped":
             raise tf.errors.ResourceExhaustedError(None, None, "no memory left")
         return make_step(kind, settings)
-
-    monkeypatch.setattr(steps, "make_step", broken)
-    output = run(*TINY, "--nomemory")
-    record = last_line(output)
-    assert record["mapped_ratio"] is None and record["step_ratio"] > 0
-    assert record["failures"] == {"mapped": "ResourceExhaustedError: no memory left"}
-    assert "no memory left" in "".join(output.splitlines()[:-1])
-
-
-def test_a_step_that_was_killed_alone_is_not_taken_here(monkeypatch):
-    traced = []
-    make_step = steps.make_step
 
     def measure(kind, settings):
         if kind == "mapped":
             raise measures.StepFailed("killed by SIGKILL: most likely out of memory")
         return measures.Peak(100.0, 110.0, 120.0 if kind == "ordinary" else 150.0)
 
-    def spy(kind, settings):
-        traced.append(kind)
-        return make_step(kind, settings)
-
+    monkeypatch.setattr(steps, "make_step", broken)
+    output, record = run(*TINY, "--nomemory")
+    assert record["mapped_ratio"] is None and record["step_ratio"] > 0
+    assert record["failures"] == {"mapped": "ResourceExhaustedError: no memory left"}
+    assert "no memory left" in output
+    # A step that was killed alone is not taken here.
     monkeypatch.setattr(measures, "measure_peak", measure)
-    monkeypatch.setattr(steps, "make_step", spy)
-    record = last_line(run(*TINY))
-    assert traced == ["ordinary", "private"]
-    assert record["memory_ratio"] == 2.5
+    traced.clear()
+    _, record = run(*TINY)
+    assert traced == ["ordinary", "private"] and record["memory_ratio"] == 2.5
     assert record["mapped_ratio"] is None and "SIGKILL" in record["failures"]["mapped"]
-
-
-def test_failure_of_the_private_step_is_a_failure_of_the_command(monkeypatch):
-    def broken(self, x, y, sample_weight):
-        raise ValueError("planted")
-
-    monkeypatch.setattr(Engine, "__call__", broken)
-    with pytest.raises(SystemExit) as error:
+    # A failure of the private step is one of the command.
+    monkeypatch.setattr(Engine, "__call__", lambda *_: 1 / 0)
+    with pytest.raises(SystemExit, match="^1$"):
         run(*TINY, "--nomemory", "--nomapped")
-    assert error.value.code == 1
 
 
 def test_timing_interleaves_in_random_order_after_a_warm_up():
-    calls, now = [], [0.0]
-    costs = {"a": 1.0, "b": 2.0, "c": 4.0}
-
-    def step(name):
-        calls.append(name)
-        now[0] += costs[name]
-
-    timed = {name: lambda name=name: step(name) for name in costs}
-    seconds = steps.interleaved(timed, 20, clock=lambda: now[0])
+    calls, costs = [], {"a": 1.0, "b": 2.0, "c": 4.0}
+    timed = {name: lambda name=name: calls.append(name) for name in costs}
+    seconds = steps.interleaved(timed, 20, clock=lambda: sum(costs[name] for name in calls))
     assert calls[:6] == ["a", "a", "b", "b", "c", "c"]
-    rounds = [tuple(calls[i : i + 3]) for i in range(6, len(calls), 3)]
-    assert len(rounds) == 20 and all(set(r) == set(costs) for r in rounds)
-    assert len(set(rounds)) > 3
+    rounds = {tuple(calls[i : i + 3]) for i in range(6, len(calls), 3)}
+    assert len(rounds) > 3 and all(set(r) == set(costs) for r in rounds)
     assert seconds == {name: [cost] * 20 for name, cost in costs.items()}
 
 
-@pytest.mark.parametrize("kind", ["private", slow("mapped")])
-@pytest.mark.parametrize("augmult", [slow(1), 3])
+@pytest.mark.parametrize(("kind", "augmult"), [("private", 3), slow("mapped", 1)])
 def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monkeypatch):
     # Without noise, and clipped at a norm that nothing reaches, the two updates are equal.
-    clip = 1e3
     build = tfdpx.DPSGD
-
-    def exact(learning_rate, **given):
-        given = {**given, "noise_multiplier": 0.0, "l2_norm_clip": clip}
-        return build(learning_rate * clip, **given)
-
-    monkeypatch.setattr(steps.optimizers, "DPSGD", exact)
+    monkeypatch.setattr(
+        steps.optimizers,
+        "DPSGD",
+        lambda _, **given: build(1e3, **given | {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}),
+    )
     monkeypatch.setattr(steps, "LEARNING_RATE", 1.0)
     settings = steps.Settings(
         model="small_cnn", images=3, image_size=8, augmult=augmult, microbatch_size=2
@@ -194,17 +133,16 @@ def test_private_and_ordinary_steps_learn_from_the_same_rows(kind, augmult, monk
     with pytest.warns(UserWarning, match="no noise"):
         for each in ("ordinary", kind):
             model = steps.make_model(each, settings)
-            before = model.get_weights()
+            before = np.concatenate([w.ravel() for w in model.get_weights()])
             model.train_step(steps.make_batch(each, settings))
-            pairs = zip(before, model.get_weights(), strict=True)
-            changes.append([after - earlier for earlier, after in pairs])
-    for ordinary, private in zip(*changes, strict=True):
-        assert np.any(ordinary)
-        np.testing.assert_allclose(private, ordinary, atol=2e-5)
+            after = np.concatenate([w.ravel() for w in model.get_weights()])
+            changes.append(after - before)
+    assert np.mean(changes[0] != 0) > 0.5
+    np.testing.assert_allclose(changes[1], changes[0], atol=2e-5)
 
 
 @pytest.mark.slow
-def test_peak_memory_is_that_of_the_step_alone():
+def test_peak_memory_is_that_of_the_step_alone(monkeypatch):
     # A process inherits the peak of its parent in some of the kernel's books; this one is large.
     ballast = np.ones([1 << 27])
     settings = steps.Settings(model="small_cnn", images=2, image_size=8)
@@ -215,15 +153,9 @@ def test_peak_memory_is_that_of_the_step_alone():
     large = steps.Settings(model="small_cnn", images=512, image_size=32)
     grown = measures.measure_peak("ordinary", large).step_mib - small.step_mib
     assert 128 < grown < 2048
-
-
-@pytest.mark.slow
-def test_peak_of_a_step_that_fails_names_the_cause(monkeypatch):
-    settings = steps.Settings(model="small_cnn", images=2, image_size=8)
+    object.__setattr__(settings, "norms", "nonsense")
     with pytest.raises(measures.StepFailed, match="KeyError|ValueError"):
-        object.__setattr__(settings, "norms", "nonsense")
         measures.measure_peak("private", settings)
-
     killed = subprocess.CompletedProcess([], -9, "", "")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: killed)
     with pytest.raises(measures.StepFailed, match="SIGKILL.*out of memory"):
@@ -237,8 +169,7 @@ def test_peak_of_a_step_that_fails_names_the_cause(monkeypatch):
         (["--model=wrn_17_4"], "Argument `depth`.*16 or 22"),
         (["--model=lenet", "--image_size=8"], "Argument `input_shape`"),
         (["--model=dense_head", "--image_size=32"], "--image_size=32.*Leave it out"),
-        (["--images=0"], "--images must be at least 1.*--images=0"),
-        (["--repeats=0"], "--repeats must be at least 1.*--repeats=0"),
+        (["--images=0"], "^experiments.benchmark: Flag --images must be at least 1.*--images=0"),
         (["--microbatch_size=0"], "`microbatch_size` must be an int >= 1"),
         (["--end_to_end"], "needs --batch_size between 1 and --num_examples"),
         (["--end_to_end", "--batch_size=4", "--explain"], "--end_to_end goes without"),
@@ -250,12 +181,3 @@ def test_errors_of_the_user_are_one_line(arguments, message):
     with pytest.raises(SystemExit, match=message) as error:
         run(*arguments)
     assert "\n" not in error.value.code
-
-
-@pytest.mark.slow
-def test_the_command_fails_with_one_line_and_without_a_stack_trace():
-    command = [sys.executable, "-m", "experiments.benchmark", "--images=0"]
-    done = subprocess.run(command, cwd=measures.ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("experiments.benchmark: Flag --images must")

@@ -10,6 +10,14 @@ ALL_REDUCE = (
     "  %all-reduce.1 = (f32[4,5]{1,0:T(8,128)S(1)}, f32[10]{0:T(128)}, /*index=2*/s32[]) "
     "all-reduce(%a, %b, %c), replica_groups={{0,1,2,3}}, to_apply=%add"
 )
+COUNTERS = (
+    "  %n = s64[4]{0} all-reduce(%m), to_apply=%add",
+    "  %n2 = f32[] all-reduce(%x), to_apply=%add",
+)
+ASYNCHRONOUS = (
+    "  %s = f32[30]{0} all-reduce-start(%a), replica_groups={{0,1}}, to_apply=%add",
+    "  %d = f32[30]{0} all-reduce-done(%s)",
+)
 
 
 def module(*entry, loop=()):
@@ -31,82 +39,46 @@ def module(*entry, loop=()):
     )
 
 
-def test_one_all_reduce_of_all_gradients_on_four_cores():
-    text = module(ALL_REDUCE)
-    (reduction,) = compiled.all_reduces(text)
-    assert reduction.bytes == 4 * (20 + 10 + 1)
-    assert reduction.dtypes == ("f32", "s32")
-    assert reduction.is_gradient and reduction.in_entry
-    assert compiled.faults(text, cores=4, parameters=PARAMETERS) == []
-
-
-def test_asynchronous_all_reduces_count_once():
-    text = module(
-        "  %s = f32[30]{0} all-reduce-start(%a), replica_groups={{0,1}}, to_apply=%add",
-        "  %d = f32[30]{0} all-reduce-done(%s)",
-    )
-    assert len(compiled.all_reduces(text)) == 1
-
-
-def test_counters_are_no_gradients():
-    text = module(ALL_REDUCE, "  %n = s64[4]{0} all-reduce(%m), to_apply=%add")
-    text = text.replace("ROOT", "%n2 = f32[] all-reduce(%x), to_apply=%add\n  ROOT")
-    assert [r.is_gradient for r in compiled.all_reduces(text)] == [True, False, False]
-    assert compiled.faults(text, cores=4, parameters=PARAMETERS) == []
-
-
-def test_bfloat16_gradients_are_less_than_was_asked_for():
-    text = module(ALL_REDUCE.replace("f32[", "bf16["))
-    (reduction,) = compiled.all_reduces(text)
-    assert reduction.is_gradient and reduction.bytes == 2 * 30 + 4
-    (fault,) = compiled.faults(text, cores=4, parameters=PARAMETERS)
-    assert "less than the float32 gradients" in fault
+@pytest.mark.parametrize(
+    ("entry", "loop", "cores", "fault"),
+    [
+        ((ALL_REDUCE,), (), 4, None),
+        ((ALL_REDUCE, *COUNTERS), (), 4, None),  # Counters are no gradients.
+        (ASYNCHRONOUS, (), 4, None),  # They count once.
+        ((), (), 1, None),  # One core has nothing to reduce.
+        ((ALL_REDUCE,), (), 1, "1 all-reduce"),
+        ((), (), 4, "0 all-reduces"),
+        ((ALL_REDUCE, ALL_REDUCE), (), 4, "2 all-reduces"),
+        ((), (ALL_REDUCE,), 4, "inside a loop"),
+        ((ALL_REDUCE.replace("4,5", "4"),), (), 4, "less than"),
+        ((ALL_REDUCE.replace("f32[", "bf16["),), (), 4, "less than the float32 gradients"),
+    ],
+)
+def test_one_all_reduce_of_all_gradients_outside_of_loops(entry, loop, cores, fault):
+    faults = compiled.faults(module(*entry, loop=loop), cores=cores, parameters=PARAMETERS)
+    assert len(faults) == (fault is not None) and (not faults or fault in faults[0])
+    if (ALL_REDUCE,) == entry:
+        [reduction] = compiled.all_reduces(module(*entry))
+        assert reduction.bytes == 4 * (20 + 10 + 1) and reduction.dtypes == ("f32", "s32")
 
 
 @pytest.mark.parametrize(
-    ("entry", "loop", "what"),
+    ("line", "waits"),
     [
-        ((), (), "0 all-reduces"),
-        ((ALL_REDUCE, ALL_REDUCE), (), "2 all-reduces"),
-        ((), (ALL_REDUCE,), "inside a loop"),
-        ((ALL_REDUCE.replace("4,5", "4"),), (), "less than"),
+        ("  %i = ((f32[8]{0}), token[]) infeed(%token)", True),
+        ("  %o = token[] outfeed(%x, %token)", True),
+        ("  %s = (f32[8]{0}, token[]) send(%x, %t), channel_id=1, is_host_transfer=true", True),
+        ("  %r = (f32[8]{0}, token[]) recv(%t), channel_id=1, is_host_transfer=true", True),
+        ('  %c = f32[8]{0} custom-call(%x), custom_call_target="xla_python_cpu_callback"', True),
+        ('  %c = f32[8]{0} custom-call(%x), custom_call_target="MoveToHost"', True),
+        ("  %h = f32[8]{0:T(128)S(5)} copy(%x)", True),
+        ('  %c = s64[] custom-call(%x, %y), custom_call_target="X64Combine"', False),
+        ("  %s = (f32[8]{0}, u32[], token[]) send(%x, %token), channel_id=1", False),
+        ("  %k = (f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)}) copy-start(%x)", False),
     ],
 )
-def test_a_step_that_reduces_otherwise_has_a_fault(entry, loop, what):
-    faults = compiled.faults(module(*entry, loop=loop), cores=4, parameters=PARAMETERS)
-    assert len(faults) == 1 and what in faults[0]
-
-
-def test_one_core_has_nothing_to_reduce():
-    assert compiled.faults(module(), cores=1, parameters=PARAMETERS) == []
-    assert compiled.faults(module(ALL_REDUCE), cores=1, parameters=PARAMETERS)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "  %i = ((f32[8]{0}), token[]) infeed(%token)",
-        "  %o = token[] outfeed(%x, %token)",
-        "  %s = (f32[8]{0}, u32[], token[]) send(%x, %token), channel_id=1, is_host_transfer=true",
-        "  %r = (f32[8]{0}, u32[], token[]) recv(%token), channel_id=1, is_host_transfer=true",
-        '  %c = f32[8]{0} custom-call(%x), custom_call_target="xla_python_cpu_callback"',
-        '  %c = f32[8]{0} custom-call(%x), custom_call_target="MoveToHost"',
-        "  %h = f32[8]{0:T(128)S(5)} copy(%x)",
-    ],
-)
-def test_what_waits_for_the_host_is_found(line):
-    (found,) = compiled.host_transfers(module(line))
-    (fault,) = compiled.faults(module(line), cores=1, parameters=PARAMETERS)
-    assert found in fault
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '  %c = s64[] custom-call(%x, %y), custom_call_target="X64Combine"',
-        "  %s = (f32[8]{0}, u32[], token[]) send(%x, %token), channel_id=1",
-        "  %k = (f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)}) copy-start(%x)",
-    ],
-)
-def test_what_stays_on_the_cores_is_not(line):
-    assert compiled.host_transfers(module(line)) == []
+def test_what_waits_for_the_host_is_found(line, waits):
+    transfers = compiled.host_transfers(module(line))
+    faults = compiled.faults(module(line), cores=1, parameters=PARAMETERS)
+    assert len(transfers) == len(faults) == waits
+    assert all(transfer in fault for transfer, fault in zip(transfers, faults, strict=True))

@@ -93,13 +93,6 @@ def test_a_loss_too_small_for_rdp_is_an_error(noise, probability):
         epsilon(noise, probability, 1000, 1e-5, "rdp")
 
 
-def test_rdp_is_exact_down_to_the_least_loss_it_accepts():
-    probability, noise, steps, delta = 1e-3, 90.0, 10_000_000, 1e-5
-    # So small a loss is that of a Gaussian with mu = sqrt(steps) * probability / noise.
-    gaussian = epsilon(noise / probability, 1.0, steps, delta, "rdp")
-    assert epsilon(noise, probability, steps, delta, "rdp") == pytest.approx(gaussian, rel=1e-3)
-
-
 def test_pld_grid_follows_the_loss():
     # 100,000 steps with a loss of 1e-4 each, where a grid of 1e-4 gives 0.1058, 8% too much.
     probability, noise, steps, delta = 1e-3, 10.0, 100_000, 1e-5
@@ -108,12 +101,6 @@ def test_pld_grid_follows_the_loss():
     gaussian = epsilon(1 / loss, 1.0, steps, delta, "pld")
     found = epsilon(noise, probability, steps, delta, "pld")
     assert gaussian * 0.999 < found < gaussian * 1.006 < 0.1
-    # A few steps of large loss beside them keep the grid coarse, and the cost low.
-    together = accountants.composed_epsilon(
-        ((noise, probability, steps), (1.0, 1.0, 4)), delta, "pld"
-    )
-    alone = epsilon(1.0, 1.0, 4, delta, "pld")
-    assert alone < together < alone * 1.01
 
 
 @pytest.mark.parametrize(
@@ -131,16 +118,6 @@ def test_pld_grid_follows_the_loss():
 def test_errors_name_argument_and_value(arguments, name):
     with pytest.raises(ValueError, match=f"Argument `{name}` .*Received: {name}="):
         epsilon(*arguments)
-
-
-def test_noise_too_small_for_the_memory_is_named(monkeypatch):
-    class Full:
-        def get_epsilon(self, delta):
-            raise MemoryError(delta)
-
-    monkeypatch.setattr(accountants, "composed", lambda runs, accountant: Full())
-    with pytest.raises(ValueError, match="noise_multiplier=0.4.*accountant='rdp'"):
-        epsilon(0.4, 0.01, 100, 1e-5)
 
 
 def test_at_tiny_deltas_pld_gives_way_to_rdp():

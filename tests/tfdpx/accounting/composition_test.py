@@ -2,13 +2,10 @@
 
 import dp_accounting
 import pytest
-import small
 from dp_accounting import pld
 
-import tfdpx
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.ledger import Entry
-from tfdpx.training import budget
 
 DELTA = 1e-5
 RUNS = [(1.0, 0.05, 300), (4.0, 0.3, 100), (2.0, 1.0, 3), (0.7, 0.01, 50)]
@@ -33,23 +30,3 @@ def test_a_ledger_of_unlike_entries_is_their_composition():
     assert ledger.epsilon(DELTA, "rdp") == pytest.approx(wanted, rel=0.02)
     halves = [Entry(s, q, part) for s, q, n in RUNS for part in (n // 2, n - n // 2)]
     assert Ledger(tuple(halves)).epsilon(DELTA) == ledger.epsilon(DELTA)
-
-
-@pytest.mark.slow
-def test_noise_sampling_and_clip_that_change_between_runs():
-    x, y = small.data(60)
-    given = [(1.0, 20, 4, 1.0), (3.0, 30, 5, 0.2)]
-    model, taken = small.model(), []
-    for sigma, batch_size, steps, clip in given:
-        plan = tfdpx.PrivacyPlan(
-            *(60, batch_size, steps, sigma),
-            delta=DELTA,
-            accountant="rdp",
-            spent=model.optimizer.ledger if taken else None,
-        )
-        model.compile(tfdpx.DPSGD(0.1, plan=plan, l2_norm_clip=clip), loss=model.loss)
-        model.fit(plan.batches(x, y, optimizer=model.optimizer), verbose=0)
-        taken.append((sigma, batch_size / 60, steps))
-    found = budget.epsilon_spent(model.optimizer, plan)
-    assert found == pytest.approx(composed(taken, dp_accounting.rdp.RdpAccountant()), rel=3e-3)
-    assert model.optimizer.ledger.steps == 9

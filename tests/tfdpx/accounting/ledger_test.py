@@ -78,21 +78,6 @@ def test_entries_do_not_change(ledger):
         ledger + 3
 
 
-@pytest.mark.parametrize(
-    "entry, name",
-    [
-        ((-1.0, 0.1, 1), "noise_multiplier"),
-        ((1.0, 0.0, 1), "sampling_probability"),
-        ((1.0, 1.5, 1), "sampling_probability"),
-        ((1.0, 0.1, 0), "steps"),
-        ((1.0, 0.1, 2.5), "steps"),
-    ],
-)
-def test_entries_are_checked(entry, name):
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        Entry(*entry)
-
-
 def test_files_give_back_what_was_saved(ledger, tmp_path):
     path = tmp_path / "ledger.json"
     of_numpy = Ledger((Entry(np.float32(1.5), np.float64(0.05), np.int64(10)),))

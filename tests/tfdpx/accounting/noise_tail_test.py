@@ -81,13 +81,3 @@ def test_32_bits_fall_short_as_reported_and_64_do_not():
     run = (3.0, 0.09102, 2_750_000, 2468)
     assert added_delta(*run, of_32_bits) == pytest.approx(2.3e-5, rel=0.03)
     assert added_delta(*run, noise.LARGEST_RADIUS) < 1e-4 * 1e-5
-
-
-def test_edges():
-    assert added_delta(1.0, 0.1, 10, 0, 9.0) == 0.0
-    assert added_delta(0.1, 1.0, 10, 1, 9.0) == 1.0  # The shift is longer than the radius.
-    more = [
-        added_delta(s, q, d, t, 9.0)
-        for s, q, d, t in [(2, 0.1, 8, 3), (1, 0.1, 8, 3), (1, 0.5, 80, 30), (1, 1.0, 80, 30)]
-    ]
-    assert 0 < more[0] < more[1] < more[2] < more[3] < 1e-9

@@ -23,16 +23,6 @@ def built(optimizer, features=6):
     return small.model(optimizer, [inputs, layers.Dense(5, "relu"), layers.Dense(3)], **QUICK)
 
 
-def two_inputs(optimizer):
-    words, more = keras.Input((4,), dtype="int32", name="words"), keras.Input((3,), name="more")
-    x = {"words": words, "more": more}
-    words = layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(x["words"]))
-    both = layers.Concatenate()([words, x["more"]])
-    model = keras.Model(x, {"a": layers.Dense(2)(both), "b": layers.Dense(1)(both)})
-    model.compile(optimizer, "mse", jit_compile=False)
-    return model
-
-
 def plan():
     return tfdpx.PrivacyPlan(100, batch_size=20, steps=5, noise_multiplier=4.0, delta=1e-3)
 
@@ -50,20 +40,9 @@ def test_what_belongs_to_a_plan_is_audited_without_it():
     assert optimizer.individual.plan == plan()
 
 
-HONEST = {
-    "sgd": lambda: built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0, momentum=0.9)),
-    "structures": lambda: two_inputs(
-        tfdpx.make_private(keras.optimizers.Lion)(
-            1e-3, batch_size=8, noise_multiplier=0.7, l2_norm_clip=0.1, microbatch_size=2
-        )
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HONEST)
-def test_honest_optimizers_pass_with_a_close_bound(name):
-    model = HONEST[name]()
+def test_an_honest_optimizer_passes_with_a_close_bound():
+    model = built(tfdpx.DPSGD(0.5, batch_size=16, noise_multiplier=1.0, momentum=0.9))
     report = audit.check_optimizer(model, model.optimizer, seconds=15.0)
     assert report.passed, str(report)
     assert 0.7 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
@@ -228,37 +207,6 @@ def test_false_alarms_are_as_rare_as_stated(monkeypatch):
 def test_less_noise_is_noticed_in_each_audit(monkeypatch):
     monkeypatch.setattr(Simulated, "factor", 2 / 3)
     assert failures(monkeypatch, 20, 0.999, trials=300) == 20
-
-
-class Net(keras.Model):
-    def __init__(self, units=3, **kwargs):
-        super().__init__(**kwargs)
-        self.units, self.dense = units, layers.Dense(units)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def get_config(self):
-        return {"units": self.units}
-
-
-@pytest.mark.slow
-def test_a_subclassed_model_is_audited_given_its_shapes():
-    model = Net()
-    x, _ = small.data()
-    model(x)
-    optimizer = tfdpx.DPAdam(1e-2, batch_size=16, noise_multiplier=2.0)
-    report = audit.check_optimizer(model, optimizer, x=x, trials=50)
-    assert report.passed and report.trials == 50, str(report)
-
-
-@pytest.mark.slow
-def test_half_precision_and_dropout_are_no_false_alarm():
-    half = layers.Dense(9, "relu", dtype="mixed_bfloat16")
-    stack = [keras.Input((6,)), half, layers.Dropout(0.5), layers.Dense(3)]
-    model = small.model(layers=stack, noise_multiplier=1.0, **QUICK)
-    report = audit.check_optimizer(model, model.optimizer, trials=50)
-    assert report.passed, str(report)
 
 
 def test_what_cannot_be_audited_is_refused():

@@ -5,7 +5,6 @@ import functools
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfdpx
 from tfdpx import checks
@@ -138,17 +137,6 @@ def test_layers_of_the_augmentation_are_found(mixed):
     model = holding(layers.Dense(3), NUMBERS, augment=augment, augmult=4)
     refused(model)
     checks.mark_public(norm)
-    declared.check_declared(model)
-
-
-def test_features_of_tables_are_found():
-    space = keras.utils.FeatureSpace({"a": "float_normalized", "b": "float"})
-    table = {"a": NUMBERS[:, :1], "b": NUMBERS[:, 1:2]}
-    space.adapt(tf.data.Dataset.from_tensor_slices(table))
-    model = keras.Model(space.get_inputs(), layers.Dense(1)(space.get_encoded_features()))
-    model.compile(tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0), loss="mse")
-    refused(model)
-    checks.mark_public(space)
     declared.check_declared(model)
 
 

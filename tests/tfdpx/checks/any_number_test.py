@@ -60,27 +60,3 @@ def test_metrics_do_not_write_for_the_number_that_runs(told):
     with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
         runs(x, y)
     np.testing.assert_array_equal(small.weights(made), before)
-
-
-@pytest.mark.slow
-def test_metrics_of_a_later_compile_are_looked_at():
-    """Also one whose attribute is a trained weight: Keras lists that among its variables."""
-
-    class Leak(keras.metrics.Mean):
-        def __init__(self, kernel):
-            super().__init__("leak")
-            self.kernel = kernel
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            self.kernel.assign_add(1e3 * tf.reduce_mean(y_pred) * tf.ones_like(self.kernel))
-            return super().update_state(y_pred)
-
-    made = model(learning_rate=0.0)
-    assert fitted(made) == [microbatches.MicrobatchSize(16, 1)]
-    [way] = made.optimizer.independence
-    assert way.startswith("batched")
-    before = small.weights(made)
-    made.compile(made.optimizer, made.loss, metrics=[Leak(made.layers[-1].kernel)])
-    with pytest.raises(checks.UnfitForPrivacy, match="compute_metrics"):
-        fitted(made)
-    np.testing.assert_array_equal(small.weights(made), before)

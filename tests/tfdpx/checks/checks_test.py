@@ -50,26 +50,6 @@ def test_unfit_models_are_refused_before_the_first_step(make, message):
     assert int(model.optimizer.iterations) == 0
 
 
-@pytest.mark.slow
-def test_a_new_loss_is_checked_again():
-    model, total = small.model(), tf.Variable(0.0)
-    model.fit(*small.data(), verbose=0)
-    model.compile(model.optimizer, lambda y, p: tf.reduce_sum(p**2) + total.assign_add(1.0))
-    with pytest.raises(checks.UnfitForPrivacy, match="changes state"):
-        model.fit(*small.data(), verbose=0)
-
-
-def test_float16_is_refused():
-    x, y = small.data()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = small.model()
-        with pytest.raises(checks.UnfitForPrivacy, match="mixed_bfloat16"):
-            model.fit(x, y, verbose=0)
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
 class Wrong(layers.Dense):
     pass
 
@@ -99,16 +79,6 @@ def test_rows_that_are_exchanged_or_wrong_are_found_out(monkeypatch, wrong):
         model = small.model(layers=[Wrong(3)])
         with pytest.raises(checks.UnfitForPrivacy, match="disagree with those of batches of one"):
             model.train_on_batch(x, y, sample_weight=sample_weight)
-
-
-def test_a_fit_model_trains():
-    frozen = layers.BatchNormalization(trainable=False)
-    head = layers.Dense(3, kernel_regularizer="l2", kernel_constraint="max_norm")
-    noise = [layers.Dropout(0.5), layers.GaussianNoise(0.1)]
-    model = small.model(layers=[layers.Dense(4), frozen, *noise, head])
-    model.fit(*small.data(), verbose=0)
-    assert int(model.optimizer.iterations) == 1
-    assert np.isfinite(small.weights(model)).all()
 
 
 def test_random_numbers_of_no_seed_generator_are_refused():

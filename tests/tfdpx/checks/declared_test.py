@@ -49,20 +49,6 @@ def test_methods_that_see_the_batch_first_are_refused(method):
     refused(derived, "`train_step` of its own")
 
 
-class UnitSpectralNorm(keras.constraints.Constraint):
-    """Divides a kernel by its largest singular value."""
-
-    def __call__(self, kernel):
-        return kernel / tf.linalg.svd(kernel, compute_uv=False)[0]
-
-
-def test_the_remedy_for_spectral_normalization_trains():
-    model = small.model(layers=[layers.Dense(4, kernel_constraint=UnitSpectralNorm())])
-    small.step(model, *small.data())
-    norm = tf.linalg.svd(model.layers[0].kernel, compute_uv=False)[0]
-    assert float(norm) == pytest.approx(1.0, abs=1e-5)
-
-
 def test_float8_layers_are_refused_by_name():
     model = small.model(layers=[layers.Dense(3, name="head")])
     model.build((None, 6))

@@ -14,12 +14,11 @@ layers = keras.layers
 
 
 class Keeps(layers.Layer):
-    """Calls `update(x)` in the forward pass and returns `x`; has a metric."""
+    """Calls `update(x)` in the forward pass and returns `x`."""
 
-    def __init__(self, update=None):
+    def __init__(self, update):
         super().__init__(name="keeper")
-        self.seen = keras.metrics.Mean(name="seen")
-        self.update = update or self.seen.update_state
+        self.update = update
 
     def call(self, x):
         self.update(x)
@@ -34,11 +33,6 @@ def tf_variable():
 def untracked_variable():
     hidden = [keras.Variable(0.0, trainable=False)]
     return lambda x: hidden[0].assign(keras.ops.sum(x))
-
-
-def metric():
-    mean = keras.metrics.Mean()
-    return lambda x: mean.update_state(x)
 
 
 def table():
@@ -61,23 +55,11 @@ def in_a_loop():
     return lambda x: tf.while_loop(lambda i: i < tf.shape(x)[0], body, [tf.constant(0)])
 
 
-def in_a_branch():
-    total = tf.Variable(0.0)
-    return lambda x: tf.cond(tf.reduce_max(x) > 1e20, lambda: total.assign(1.0), total.value)
-
-
 def in_a_function():
     return tf.function(tf_variable())
 
 
-def metric_of_the_layer():
-    return None
-
-
-UPDATES = [
-    tf_variable, untracked_variable, metric, metric_of_the_layer, table, queue, in_a_loop,
-    in_a_branch, in_a_function,
-]  # fmt: skip
+UPDATES = [tf_variable, untracked_variable, table, queue, in_a_loop, in_a_function]
 
 
 def refused(model, match):
@@ -89,14 +71,6 @@ def refused(model, match):
 @pytest.mark.parametrize("make", slow_but(UPDATES, untracked_variable, table))
 def test_hidden_state_is_refused(make):
     refused(small.model(layers=[Keeps(make()), layers.Dense(3)]), "changes state")
-
-
-@pytest.mark.slow
-def test_state_that_a_gradient_changes_is_refused():
-    update = tf_variable()
-    keeps = tf.custom_gradient(lambda x: (tf.identity(x), lambda g: (update(g), g)[1]))
-    stack = [layers.Dense(4), layers.Lambda(keeps), layers.Dense(3)]
-    refused(small.model(layers=stack), "changes state")
 
 
 def test_a_weight_that_is_assigned_in_the_forward_pass_is_refused():
@@ -209,40 +183,16 @@ def test_metrics_that_updates_depend_on_or_that_write_weights_are_refused():
     refused(measured(kind=WritesInMetrics), "changes state|that no noise was added to")
 
 
-@pytest.mark.slow
-def test_a_model_with_metrics_that_are_not_read_trains():
-    model, (x, y) = measured(), small.data()
-    model.build(x.shape)
-    loss = float(tf.reduce_mean(crossentropy(y, model(x))))
-    logs = model.train_on_batch(x, y, return_dict=True)
-    assert int(model.optimizer.iterations) == 1 and logs["loss"] == pytest.approx(loss, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_table_that_is_only_read_is_no_state():
-    x = np.array([["a"], ["b"]] * 8, dtype=object)
-    stack = [layers.StringLookup(vocabulary=["a", "b"]), layers.Embedding(4, 3), layers.Flatten()]
-    model = small.model(layers=[*stack, layers.Dense(3)])
-    model.fit(tf.constant(x.tolist()), np.arange(16) % 3, verbose=0)
-    assert int(model.optimizer.iterations) == 1
-
-
-def words(x):
-    return tf.strings.as_string(x[:, :4])
-
-
-def squares(function):
-    """A function of 2 x 2 matrices, of the first four numbers of each row."""
-    return lambda x: x[:, :4] * tf.reshape(function(tf.reshape(x[:, :4], [-1, 2, 2])), [-1, 4])
+def inverse(x):
+    """Of a 2 x 2 matrix of the first four numbers of each row."""
+    return x[:, :4] * tf.reshape(tf.linalg.inv(tf.reshape(x[:, :4], [-1, 2, 2])), [-1, 4])
 
 
 RAISING = {
     "Assert": lambda x: (tf.debugging.Assert(tf.reduce_all(x < 9.0), [x]), x)[1],
     "CheckNumerics": lambda x: tf.debugging.check_numerics(x, "not finite"),
-    "StringToNumber": lambda x: tf.strings.to_number(words(x)),
-    "DecodeBase64": lambda x: x[:, :4] * tf.cast(tf.io.decode_base64(words(x)) == "", "float32"),
-    "MatrixInverse": squares(tf.linalg.inv),
-    "MatrixSolve": squares(lambda m: tf.linalg.solve(m, m)),
+    "StringToNumber": lambda x: tf.strings.to_number(tf.strings.as_string(x)),
+    "MatrixInverse": inverse,
 }
 
 

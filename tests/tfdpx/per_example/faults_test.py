@@ -10,29 +10,13 @@ import tensorflow as tf
 import tfdpx
 
 N, B, STEPS = 24, 8, 6
-PLAN = tfdpx.PrivacyPlan(N, batch_size=B, steps=STEPS, noise_multiplier=1.0, delta=1e-3)
 X, Y = small.data(N)
-
-
-def train(x=X, y=Y, weight=None, plan=PLAN, **arguments):
-    """A trained model of known noise and draws."""
-    model = small.model(tfdpx.DPSGD(0.1, plan=plan, seed=3), **arguments)
-    model.fit(plan.batches(x, y, weight, seed=4), verbose=0)
-    return model
 
 
 def without(rows):
     weight = np.ones(N, "float32")
     weight[rows] = 0.0
     return weight
-
-
-def drawn(rows):
-    return sum(
-        int(weight.numpy()[x.numpy()[:, 0] == X[row, 0]].sum())
-        for x, _, weight in PLAN.batches(X, Y, seed=4)
-        for row in rows
-    )
 
 
 BROKEN = {
@@ -71,23 +55,6 @@ def test_a_broken_example_counts_as_zero_and_is_counted():
         np.testing.assert_allclose(change, absent, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
-@pytest.mark.slow
-def test_labels_that_are_none_under_xla():
-    labels = [lambda x, y: y.__setitem__(2, 77)]
-    [change], absent = updates(labels, compile_arguments={"jit_compile": True})
-    np.testing.assert_allclose(change, absent, atol=1e-6)
-
-
-def test_a_training_goes_on_after_broken_examples():
-    x = X.copy()
-    x[2] = np.nan
-    model = train(x)
-    assert model.optimizer.nonfinite_examples == drawn([2]) > 0
-    assert model.optimizer.ledger.steps == STEPS
-    assert np.isfinite(small.weights(model)).all()
-
-
 @tf.custom_gradient
 def infinite_where_negative(x):
     return x, lambda upstream: tf.where(x < 0, np.inf, 1.0) * upstream
@@ -118,10 +85,3 @@ def test_draws_and_passes_without_examples():
     history = model.fit(batches, verbose=0, callbacks=[tfdpx.callbacks.PrivacyBudget(plan)]).history
     assert model.optimizer.ledger.steps == 20  # An empty draw is an update too: it costs.
     assert np.isfinite(small.weights(model)).all() and np.isfinite(history["loss"]).all()
-
-
-def test_a_batch_that_is_larger_than_declared_is_refused():
-    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
-    with pytest.raises(ValueError, match="have 24 examples.*batch_size=8"):
-        model.train_on_batch(X, Y)
-    assert model.optimizer.ledger.steps == 0

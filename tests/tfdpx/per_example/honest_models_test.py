@@ -14,7 +14,6 @@ RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(ROWS, 4)).astype("float32")
 IMAGES = RNG.normal(size=(ROWS, 6, 6, 3)).astype("float32")
 SERIES = RNG.normal(size=(ROWS, 5, 3)).astype("float32")
-WORDS = tf.constant([["a", "b"], ["b", "z"], ["c", "c"]] * 2)
 TEXTS = tf.constant([["a b c"], ["b"], ["c c c c"]] * 2)
 TOKENS = RNG.integers(0, 9, (ROWS, 5))
 
@@ -49,21 +48,12 @@ class PenalizesGradients(keras.Sequential):
         return tf.reduce_mean((y - y_pred) ** 2) + tf.reduce_mean(tape.gradient(outputs, x) ** 2)
 
 
-class Draws(layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.seed_generator = keras.random.SeedGenerator()
-
-    def call(self, x):
-        return keras.random.shuffle(x, axis=1, seed=self.seed_generator) + x
-
-
 class Block(layers.Layer):
     """Weights of its own around layers that take a mask, and know when they train."""
 
     def __init__(self):
         super().__init__()
-        self.recurrent, self.drop = layers.LSTM(4, dropout=0.3), layers.Dropout(0.5)
+        self.recurrent, self.drop = layers.SimpleRNN(4, dropout=0.3), layers.Dropout(0.5)
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(4,))
@@ -87,12 +77,8 @@ HONEST = {
         layers.Flatten())),
     "fine-tuning": (VECTORS, FineTunes),
     "penalty on gradients": (VECTORS, lambda: PenalizesGradients([layers.Dense(2, "tanh")])),
-    "activation with weights": (VECTORS, lambda: stack(layers.Dense(3, layers.PReLU()))),
-    "sparse look-up": (WORDS, lambda: functional((2,), layers.StringLookup(
-        vocabulary=["a", "b", "c"], output_mode="multi_hot", sparse=True), "string")),
     "words": (TEXTS, lambda: functional((1,), lambda x: layers.GlobalAveragePooling1D()(
         layers.Embedding(9, 3)(layers.TextVectorization(vocabulary=["a", "b"])(x))), "string")),
-    "draws": (VECTORS, lambda: stack(keras.Input((4,)), layers.Dense(4), Draws())),
     "lora, int4": (TOKENS, quantized_lora),
     "masked block": (SERIES, lambda: stack(layers.Masking(), Block())),
 }  # fmt: skip

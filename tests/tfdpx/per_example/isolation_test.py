@@ -236,21 +236,3 @@ def test_models_that_may_mix_are_not_batched(name, request):
     if not isinstance(model, keras.Model):
         model = keras.Model(x, layers.Dense(3)(model))
     assert rowwise.find_obstacle(model) or make_engine(model, tf.ones((3, 1, 4))).obstacle
-
-
-CHANGES = {
-    "layer added": lambda model: model.add(layers.Lambda(centre)),
-    "call replaced": lambda model: with_call(model.layers[1]),
-    "activation set": lambda model: setattr(model.layers[0], "activation", centre),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHANGES)
-def test_models_that_changed_since_the_last_step_are_not_batched(name):
-    stack = [keras.Input((6,)), layers.Dense(3), layers.ReLU()]
-    model, (x, y) = small.model(layers=stack), small.data()
-    model.train_on_batch(x[:8], y[:8])
-    CHANGES[name](model)
-    model.train_on_batch(x, y)
-    assert model.optimizer.independence[0].startswith("mapped")

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from oracle import assert_matches_batches_of_one
 
 import tfdpx
 
@@ -80,25 +79,3 @@ def test_fit_refuses_them_where_keras_chose_to_compile(monkeypatch):
     with pytest.raises(ValueError, match="jit_compile=False"):
         tfdpx.distributed.fit(model, plan, *data(), verbose=0)
     assert int(model.optimizer.iterations) == 0
-
-
-def test_a_loss_that_loops_is_refused():
-    def loss(y, y_pred):
-        _, target = tf.while_loop(
-            lambda step, _: step < 2,
-            lambda step, target: (step + 1, target**2),
-            (tf.constant(0), y),
-            maximum_iterations=2,
-        )
-        return tf.reduce_mean((y_pred - target) ** 2)
-
-    model = make_model(layers.Dense(2))
-    model.compile(model.optimizer, loss, jit_compile=True)
-    with pytest.raises(ValueError, match="The loss .*jit_compile=False"):
-        model.train_on_batch(*data())
-
-
-@pytest.mark.slow
-def test_without_a_loop_they_compile_and_equal_batches_of_one():
-    model, (x, y) = make_model(layers.SimpleRNN(2, unroll=True)), data()
-    assert_matches_batches_of_one(model, x, y, jit_compile=True, norms=("auto",))

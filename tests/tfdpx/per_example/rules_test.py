@@ -145,11 +145,6 @@ def test_a_strided_kernel_of_one_pixel_sees_every_other_pixel():
         np.testing.assert_allclose(strided, plain, rtol=1e-5, atol=1e-7)
 
 
-def test_ws_conv2d_whose_filters_are_nearly_constant():
-    # epsilon then holds the scale constant, and one term of the gradient goes away.
-    check_layers([(WSConv2D(2, 2, epsilon=1e6), (4, 4, 2))], 1)
-
-
 def generic():
     """Layers without a rule; recurrent ones stand among the models."""
     return [
@@ -201,15 +196,6 @@ def test_the_cheaper_norm_is_chosen():
     assert chosen(layers.Conv2D(256, 3), (8, 8, 256), views=16) == "instantiate"
     assert chosen(layers.Conv2D(16, 3), (32, 32, 3)) == "instantiate"
     assert chosen(layers.EinsumDense("abc,cde->abde", (None, 8, 64)), (16, 512)) == "ghost"
-
-
-@pytest.mark.slow
-def test_xla():
-    cases = [
-        (WSConv2D(4, 3, activation="relu"), (6, 6, 2)),
-        (layers.Embedding(4, 3), (5,), 4),
-    ]
-    check_layers(cases, 2, jit_compile=True)
 
 
 def _half_bias(self):
@@ -277,8 +263,3 @@ def test_a_subclass_that_changes_the_call_gets_the_generic_rule():
 
     cases = [(Scaled(3), (4,)), (ScaledConv(3, 2), (4, 4, 2))]
     check_layers(cases, 2, norms=["auto"])
-
-
-def test_register_refuses_what_is_no_layer():
-    with pytest.raises(TypeError, match="subclasses of keras.Layer"):
-        rule.register(int)

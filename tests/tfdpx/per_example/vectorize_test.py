@@ -66,12 +66,3 @@ def test_what_was_computed_from_the_batch_is_refused(jit_compile):
     np.testing.assert_allclose(mapped(x, lambda each, _: each * scale), 2 * x)
     with pytest.raises(TakesBatch, match="The layer reads '.*Mean.*computed from other examples"):
         mapped(x, lambda each, mean: each - mean)
-
-
-def test_shapes_that_depend_on_values_run_one_by_one():
-    def sum_of_positive(x):
-        return tf.reduce_sum(tf.boolean_mask(x, x > 0) ** 2)
-
-    x = tf.random.normal([9, 4], seed=1)
-    expected = tf.reduce_sum(tf.nn.relu(x) ** 2, axis=1)
-    np.testing.assert_allclose(vectorized_map(sum_of_positive, x), expected, rtol=1e-5)

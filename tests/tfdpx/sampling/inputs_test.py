@@ -10,8 +10,6 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.accounting import PrivacyPlan
-from tfdpx.sampling import inputs
-from tfdpx.sampling.examples import Examples
 
 ROWS = 16
 PLAN = PrivacyPlan(ROWS, batch_size=8, steps=2, noise_multiplier=1.0, delta=1e-3)
@@ -34,28 +32,6 @@ def test_batches_of_arrays_that_are_not_dense_are_refused(make, message):
     model = small.model(tfdpx.DPSGD(0.1, plan=PLAN))
     with pytest.raises(ValueError, match="Argument `x` must hold dense"):
         tfdpx.distributed.fit(model, PLAN, make(), y)
-
-
-@pytest.mark.parametrize("make, message", UNFIT.values(), ids=UNFIT)
-def test_a_step_on_tensors_that_are_not_dense_is_refused(make, message):
-    x, y = small.data()
-    message = message.split(".*")[0]
-    for data, name in (((make(), y), "x"), ((x, make()), "y")):
-        model = small.model(loss="mse")
-        with pytest.raises(ValueError, match=f"Argument `{name}` must hold dense.*{message}"):
-            model.fit(*data, batch_size=ROWS, verbose=0)
-        assert int(model.optimizer.iterations) == 0
-    if scipy.sparse.issparse(make()):
-        return  # tf.data does not take it.
-    dataset = tf.data.Dataset.from_tensor_slices((make(), y)).batch(ROWS)
-    with pytest.raises(ValueError, match="Argument `x` must hold dense"):
-        small.model().fit(dataset, verbose=0)
-
-
-def test_dense_and_string_arrays_pass():
-    x, y = small.data()
-    for array in (x, x.tolist(), tf.constant(x), {"a": x}, np.array(["a", "b"] * 8, object)):
-        assert Examples(array, y).count == ROWS
 
 
 def test_targets_that_are_strings_are_refused():
@@ -125,27 +101,6 @@ def test_a_missing_target_is_named():
     with pytest.raises(ValueError, match="`y` is missing, which the metrics.*compute_metrics"):
         model.fit(PLAN.batches(x), verbose=0)
     assert int(model.optimizer.iterations) == 0
-
-
-LENGTHS = [(16, 8, None), (16, 1, None), (16, 16, 1), (1, 16, None)]
-
-
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_a_batch_of_different_lengths_is_refused(lengths, known):
-    # One target taken for many examples would change many gradients.
-    of_x, of_y, of_weight = lengths
-    batch = [np.ones([of_x, 6], "float32"), np.zeros([of_y], "int32")]
-    if of_weight is not None:
-        batch.append(np.ones([of_weight], "float32"))
-
-    specs = [tf.TensorSpec([len(t) if known else None, *t.shape[1:]], t.dtype) for t in batch]
-    same = tf.function(
-        lambda *data: inputs.same_rows(data),
-        autograph=False, input_signature=specs,
-    )  # fmt: skip
-    with pytest.raises(ValueError if known else tf.errors.InvalidArgumentError):
-        same(*batch)
 
 
 def test_a_step_on_a_batch_of_different_lengths_is_refused():

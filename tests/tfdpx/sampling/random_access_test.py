@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfdpx
 from tfdpx.sampling import sampled_batches
-from tfdpx.sampling.examples import Examples, as_examples
+from tfdpx.sampling.examples import as_examples
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 4, 4, 3)).astype("uint8")
 LABELS = np.arange(50) % 3
@@ -79,19 +79,6 @@ def test_nests_and_float64():
     np.testing.assert_array_equal(y, [2, 0, 0])
     np.testing.assert_array_equal(z, [0.5, 0.5, 0])
     np.testing.assert_array_equal(weight, [1, 1, 0])
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_in_order_gives_all_once_and_again(source, in_memory):
-    examples = Examples(IMAGES, LABELS) if in_memory else tfdpx.RandomAccess(source)
-    dataset = sampled_batches.in_order(examples, 16)
-    for _ in range(2):
-        batches = list(dataset)
-        assert [x.shape[0] for x, _, _ in batches] == [16, 16, 16, 2]
-        assert all((weight == 1).numpy().all() for _, _, weight in batches)
-        np.testing.assert_array_equal(np.concatenate([x for x, _, _ in batches]), IMAGES)
-        np.testing.assert_array_equal(np.concatenate([y for _, y, _ in batches]), LABELS)
-    assert [x.shape[0] for x, _, _ in sampled_batches.in_order(examples, 64)] == [50]
 
 
 @pytest.mark.parametrize(

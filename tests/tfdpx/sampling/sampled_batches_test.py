@@ -202,9 +202,3 @@ def test_unfit_arguments(make, arguments, message):
 def test_overflow_is_an_error():
     with pytest.raises(tf.errors.InvalidArgumentError, match="more examples than the batch has"):
         read(make(capacity=6))
-
-
-def test_cardinality():
-    assert make().cardinality() == 12
-    assert make(start=5).cardinality() == 7
-    assert make(start=tf.Variable(5)).cardinality() == tf.data.UNKNOWN_CARDINALITY

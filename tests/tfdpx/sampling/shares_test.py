@@ -75,14 +75,6 @@ def test_the_shares_of_hosts_with_seeds_of_their_own_take_examples_twice():
     assert any(len(set(taken(parts))) < len(taken(parts)) for parts in steps)
 
 
-def test_an_empty_share_has_all_its_rows():
-    empty = [part for parts in shares("poisson", 8, 8) for part in parts if not part[2].any()]
-    assert empty
-    for x, y, weight in empty:
-        assert x.shape == y.shape == weight.shape == (math.ceil(plan().capacity / 8),)
-        assert not x.any()
-
-
 @BOTH
 def test_resuming_goes_on_with_the_same_shares(kind):
     for one, other in zip(shares(kind, 2, 4)[3:], shares(kind, 2, 4, start=3), strict=True):

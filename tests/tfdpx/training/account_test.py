@@ -1,9 +1,6 @@
 """Attacks on the account: whatever a user does, the ledger is never below what was spent."""
 
-import contextlib
-import gc
 import warnings
-import weakref
 
 import keras
 import numpy as np
@@ -12,8 +9,6 @@ import small
 import tensorflow as tf
 
 import tfdpx
-from tfdpx import account
-from tfdpx._keras import hook
 from tfdpx.accounting import saved
 from tfdpx.accounting.ledger import Entry
 
@@ -73,23 +68,6 @@ def test_the_ledger_is_what_was_spent_and_nothing_that_is_assigned_lowers_it():
 
 
 @pytest.mark.slow
-def test_a_new_optimizer_on_the_same_model_goes_on():
-    model, logged = make(), []
-    for _ in range(2):
-        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
-        history = train(model, steps=4, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)]).history
-        logged.append(history["epsilon"][-1])
-        model.compile("sgd", loss=model.loss)  # An ordinary one in between forgets nothing.
-        gc.collect()
-    assert logged == [spent((PLAN, steps)) for steps in (4, 8)]
-    model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
-    assert epsilon(model) == logged[-1]  # Before any step, too.
-    train(model)
-    with pytest.raises(tfdpx.callbacks.BudgetExceeded):
-        train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
-
-
-@pytest.mark.slow
 def test_the_ledger_follows_weights_into_other_models():
     first = make()
     train(first)
@@ -101,18 +79,6 @@ def test_the_ledger_follows_weights_into_other_models():
     assert second.optimizer.ledger.steps == 6
     train(first, steps=1)  # The head of the second model has no part in it.
     assert second.optimizer.ledger.steps == 7
-
-
-@pytest.mark.slow
-def test_the_ledger_goes_with_values_that_are_passed_on():
-    first, other = make(), make()
-    train(first)
-    other(small.data(N)[0])  # Which makes its weights.
-    tfdpx.copy_weights(first, other)
-    other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=first.loss)
-    assert other.optimizer.ledger.steps == 4
-    train(other, steps=2)
-    assert epsilon(other) == spent((PLAN, 6)) and epsilon(first) == spent((PLAN, 4))
 
 
 @pytest.fixture(scope="module")
@@ -200,19 +166,6 @@ def test_a_damaged_ledger_is_refused(trained):
         make().optimizer.load_own_variables(arrays)
 
 
-@pytest.mark.slow
-def test_any_number_of_runs_and_files_count_each_update_once(tmp_path):
-    plan = tfdpx.PrivacyPlan(N, batch_size=B, steps=90, noise_multiplier=2.0, delta=1e-3)
-    model = make(plan, run_eagerly=True)
-    train(model, plan, steps=1)
-    for i in range(66):
-        model.save_weights(tmp_path / "m.weights.h5")
-        model.load_weights(tmp_path / "m.weights.h5")
-        model.train_on_batch(*small.data(B))
-        assert model.optimizer.ledger.steps == i + 2
-    assert len(model.optimizer.ledger.entries) == 67
-
-
 def table():
     """The arrays of a ledger of version 0.2, of 9 updates and an unknown origin."""
     facts, steps = np.zeros([64, 5]), np.zeros([64], "int64")
@@ -237,19 +190,6 @@ def test_the_settings_that_the_account_counts_on_are_read_only():
         with pytest.raises(AttributeError, match=f"`{name}` of a private optimizer is read-only"):
             setattr(optimizer, name, 5.0)
     assert optimizer.noise_multiplier == 2.0
-
-
-@pytest.mark.slow
-def test_accounts_do_not_keep_models_alive():
-    model = make()
-    train(model, steps=1)
-    variable = weakref.ref(model.trainable_variables[0])
-    count = len(account._accounts)
-    keras.backend.clear_session()
-    del model
-    gc.collect()
-    assert variable() is None
-    assert len(account._accounts) < count
 
 
 @pytest.mark.slow
@@ -294,54 +234,24 @@ def test_weights_of_a_file_that_are_frozen_by_now_may_have_trained(tmp_path, tra
     assert other.optimizer.ledger.steps == 4
 
 
-class Quantized(keras.layers.Layer):
-    """A layer of one's own that replaces its kernel."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight(shape=(input_shape[-1], 3))
-
-    def call(self, x):
-        return x @ self.kernel
-
-    def quantize(self, mode=None, type_check=True, config=None):
-        value = self.kernel.numpy()
-        self._untrack_variable(self.kernel)
-        self.kernel = self.add_weight(shape=value.shape, trainable=False)
-        self.kernel.assign(value)
-        if config.mode == "int4":
-            raise RuntimeError("Too late: the kernel is another.")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("alone", "early"), [(False, False), (True, True)])
-@pytest.mark.parametrize("make_layer", [lambda: keras.layers.Dense(3, use_bias=False), Quantized])
-def test_quantized_weights_keep_the_ledger(make_layer, alone, early):
-    if early:  # As if made before `import tfdpx`.
-        hook.uninstall()
-    try:
-        model = keras.Sequential([keras.Input((6,)), make_layer()])
-    finally:
-        hook.install()
+def test_quantized_weights_keep_the_ledger():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, use_bias=False)])
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss, run_eagerly=True)
     train(model, steps=1)
-    mode = "int4" if make_layer is Quantized and alone else "int8"
-    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
-        warnings.simplefilter("ignore")  # Keras's, of layers that have nothing to quantize.
-        (model.layers[0] if alone else model).quantize(mode)
+    model.quantize("int8")
     other = keras.Sequential([model.layers[0], keras.layers.Dense(3)])
     other.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=model.loss)
     assert other.optimizer.ledger.steps == 1
 
 
-@pytest.mark.slow
 def test_models_that_share_frozen_weights_alone_share_no_account():
     """Grid search over heads on a public backbone."""
     backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
     backbone.trainable = False
     for _ in range(2):
         model = keras.Sequential([backbone, keras.layers.Dense(3)])
-        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss)
-        train(model, callbacks=[tfdpx.callbacks.PrivacyBudget(PLAN)])
+        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), loss=make().loss, run_eagerly=True)
+        train(model)
         assert model.optimizer.ledger.steps == 4
 
 
@@ -354,34 +264,20 @@ def test_batches_of_a_plan_of_other_noise_are_refused():
         model.fit(PLAN.batches(*small.data(N)), verbose=0)
 
 
-@pytest.mark.parametrize("way", ["fit", "train_on_batch", "compiled by XLA"])
-def test_sample_weights_do_not_hide_the_size_of_a_batch(way):
+@pytest.mark.slow
+def test_sample_weights_do_not_hide_the_size_of_a_batch():
     x, y = small.data(N)
     plan = tfdpx.PrivacyPlan(N, batch_size=2, steps=9, noise_multiplier=2.0, delta=1e-3)
     model = small.model(tfdpx.DPSGD(0.1, plan=plan))
-    few = np.zeros(N, "float32")
-    few[:2] = 1.0
-    model.train_on_batch(x, y, few)
-    before = [v.numpy() for v in model.weights]
-    allowing = tfdpx.PrivacyBudget(plan, allow_approximate=True)
-    ones = np.ones(N, "float32")
-    data = tf.data.Dataset.from_tensors((x, y, ones))
-    if way == "compiled by XLA":  # Which knows no errors: an update of noise alone.
-        model.compile(tfdpx.DPSGD(0.1, plan=plan), model.loss, jit_compile=True)
-        tfdpx_noise = 0.1 * plan.noise_multiplier / plan.batch_size
-        model.train_on_batch(x, y, ones)
-        moved = np.concatenate(
-            [(v.numpy() - old).ravel() for v, old in zip(model.weights, before, strict=True)]
-        )
-        assert np.std(moved) == pytest.approx(tfdpx_noise, rel=0.5)
-        return
+    model.train_on_batch(x, y, (np.arange(N) < 2).astype("float32"))
+    before = small.weights(model)
     with pytest.raises(tf.errors.InvalidArgumentError, match="batch is too large"):
-        if way == "fit":
-            model.fit(data, verbose=0, callbacks=[allowing])
-        else:
-            model.train_on_batch(x, y, ones)
-    for variable, old in zip(model.weights, before, strict=True):
-        np.testing.assert_array_equal(variable, old)
+        model.train_on_batch(x, y, np.ones(N, "float32"))
+    np.testing.assert_array_equal(small.weights(model), before)
+    # XLA knows no errors: an update of noise alone.
+    model.compile(tfdpx.DPSGD(0.1, plan=plan), model.loss, jit_compile=True)
+    moved = small.step(model, x, y, np.ones(N, "float32"))
+    assert np.std(moved) == pytest.approx(0.1 * 2.0 / 2, rel=0.5)
 
 
 @pytest.mark.slow
@@ -429,11 +325,9 @@ def test_without_weights_a_batch_has_as_many_examples_as_declared():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bases", [(), (keras.layers.TFSMLayer,)])
-def test_a_saved_model_inside_another_is_of_unknown_origin(trained, tmp_path, bases):
+def test_a_saved_model_inside_another_is_of_unknown_origin(trained, tmp_path):
     trained.export(tmp_path / "exported", verbose=False)
-    kind = type("Mine", bases, {}) if bases else keras.layers.TFSMLayer
-    layer = kind(tmp_path / "exported", call_endpoint="serve")
+    layer = keras.layers.TFSMLayer(tmp_path / "exported", call_endpoint="serve")
     inputs = keras.Input([6])
     model = keras.Model(inputs, keras.layers.Dense(3)(layer(inputs)))
     model.compile(tfdpx.DPSGD(0.1, plan=PLAN), trained.loss)
@@ -462,22 +356,28 @@ def test_noisy_statistics_are_counted_in_the_next_process_too(tmp_path):
     assert epsilon(loaded) == pytest.approx(plan.epsilon)
 
 
-@pytest.mark.slow
 def test_other_statistics_do_not_pass_for_noisy_ones_through_a_file(tmp_path):
-    layer, ledger = adapted()
-    plan = tfdpx.PrivacyPlan(N, B, 9, noise_multiplier=2.0, delta=1e-3, spent=ledger)
+    """A file of weights holds no vocabulary: that of a layer of the same name may be another."""
+    words, labels = np.array(["red", "blue"] * 200), np.zeros(N)
 
-    def holding(layer):
-        model = keras.Sequential([keras.Input([6]), layer, keras.layers.Dense(3)])
-        model.compile(tfdpx.DPSGD(0.1, plan=plan), make().loss)
+    def holding(adapt):
+        layer = keras.layers.StringLookup(output_mode="multi_hot", name="words")
+        adapt(layer)
+        text = keras.Input([1], dtype="string")
+        model = keras.Model(text, keras.layers.Dense(3)(layer(text)))
+        model.compile(tfdpx.DPSGD(0.1, plan=PLAN), make().loss, run_eagerly=True)
         return model
 
-    model = holding(layer)
-    train(model, plan, steps=1)
-    layer.adapt(small.data(N)[0])  # Without noise.
-    model.save(tmp_path / "m.keras")
+    def fit(model):
+        model.fit(PLAN.batches(words[:N, np.newaxis], labels), steps_per_epoch=1, verbose=0)
+
+    noisy = holding(lambda layer: tfdpx.private_adapt(layer, words, noise_multiplier=2.0))
+    fit(noisy)
+    noisy.save_weights(tmp_path / "m.weights.h5")
+    other = holding(lambda layer: layer.adapt(np.array(["red", "green"] * 20)))
+    other.load_weights(tmp_path / "m.weights.h5")
     with pytest.raises(tfdpx.checks.UnfitForPrivacy, match="was adapted to data"):
-        train(keras.saving.load_model(tmp_path / "m.keras"), plan)
+        fit(other)
 
 
 def test_a_checkpoint_of_version_0_2_brings_its_ledger(tmp_path):

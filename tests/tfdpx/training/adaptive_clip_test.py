@@ -12,7 +12,7 @@ import tensorflow as tf
 from oracle import batch_of_one_gradients
 
 import tfdpx
-from tfdpx import audit, mechanism, noise
+from tfdpx import mechanism, noise
 
 X, Y = small.data()
 ABSENT = np.zeros(16, "float32")
@@ -77,16 +77,14 @@ def test_the_clip_and_the_update_are_the_formulas(quiet):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("quantile", "initial"), [(0.5, 30.0), (0.9, 0.05)])
-def test_it_finds_the_quantile(monkeypatch, quantile, initial):
+def test_it_finds_the_quantile(monkeypatch):
     monkeypatch.setattr(noise, "normal", lambda shape, seed, stddev=1.0: tf.zeros(shape))
     x, y = small.data(rows=100)
-    clip = initial, quantile, 0.5
-    made = adaptive_bench(*clip, batch_size=100, learning_rate=1e-6)  # The weights stay.
+    made = adaptive_bench(0.05, 0.9, 0.5, batch_size=100, learning_rate=1e-6)  # The weights stay.
     for _ in range(60):
         made.continue_step(x, y)
     rows = batch_of_one_gradients(made.model, tf.constant(x), tf.constant(y), None, 1)
-    wanted = np.quantile(np.linalg.norm(rows, axis=1), quantile)
+    wanted = np.quantile(np.linalg.norm(rows, axis=1), 0.9)
     assert clip_of(made.model) == pytest.approx(wanted, rel=0.05)
 
 
@@ -132,15 +130,6 @@ def test_a_count_without_noise_is_noticed(monkeypatch):
         check_count_noise(drawn(noisy_bench(), 300)[0])
 
 
-@pytest.mark.slow
-def test_the_audit_finds_the_noise_of_gradients_and_a_tight_bound():
-    made = adaptive_bench(0.5, 0.5, 0.2, 1.5, batch_size=8, noise_multiplier=2.0, seed=None)
-    report = audit.check_optimizer(made.model, made.optimizer, trials=150)
-    assert report.passed, str(report)
-    assert 0.3 * report.epsilon < report.epsilon_lower_bound <= report.epsilon
-    assert clip_of(made.model) == 0.5
-
-
 def test_gradients_of_an_adversary_end_at_the_largest_clip(quiet):
     # Norms that are not finite, and labels of no class, by which the loss is not.
     for x, y in ((np.nan * X, Y), (X, np.full(16, 9))):
@@ -181,14 +170,6 @@ def test_the_history_has_each_epochs_clip_and_the_ledger_the_plans_noise(unbroke
     assert ledger.entries[0].noise_multiplier == 1.0
 
 
-@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
-@pytest.mark.slow
-def test_without_noise_there_is_none_on_the_count():
-    counts, gradients = drawn(noisy_bench(own=4.0, noise_multiplier=0.0), 3)
-    assert not counts.any() and not gradients.any()
-    noisy_bench(own=0.0, noise_multiplier=0.0)
-
-
 @pytest.mark.slow
 def test_after_the_plans_end_the_data_move_it_no_more(monkeypatch):
     """A compiled step knows no errors: it then releases noise alone, here none."""
@@ -217,22 +198,6 @@ def test_a_policy_serves_several_optimizers():
     first, second = (small.model(l2_norm_clip=policy) for _ in range(2))
     first.optimizer.clip_policy._clip.assign(3.0)
     assert clip_of(first) == 3.0 and clip_of(second) == policy.l2_norm_clip == 1.0
-
-
-@pytest.mark.slow
-def test_a_resume_continues_from_the_noisy_clip(tmp_path, unbroken):
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                raise KeyboardInterrupt
-
-    keep = tfdpx.callbacks.Checkpoint(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        trained(callbacks=[keep, Stop()])
-    resumed, _ = trained(callbacks=[tfdpx.callbacks.Checkpoint(tmp_path)])
-    assert clip_of(resumed) == clip_of(unbroken[0])  # With a seed, to the last bit.
-    np.testing.assert_array_equal(small.weights(resumed), small.weights(unbroken[0]))
-    assert resumed.optimizer.ledger.steps == 8
 
 
 def test_what_is_out_of_range_is_refused():

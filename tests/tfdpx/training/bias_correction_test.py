@@ -117,18 +117,6 @@ def test_the_update_is_the_formula(noted):
         np.testing.assert_allclose(change, wanted, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
-@pytest.mark.slow
-def test_without_noise_it_is_adam():
-    plain, corrected = (
-        bias_bench(tfdpx.DPAdamW, noise_multiplier=0.0, bias_correction=name, epsilon=1e-12)
-        for name in (None, "noise")
-    )
-    for _ in range(3):
-        changes = plain.continue_step(X, Y), corrected.continue_step(X, Y)
-        np.testing.assert_allclose(*changes, rtol=1e-3, atol=1e-6)
-
-
 def test_weights_of_16_bits_all_move():
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("bfloat16")

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import small
-import tensorflow as tf
 from cases import slow_but
 
 import tfdpx
@@ -152,29 +151,6 @@ def test_the_same_model_goes_on_without_going_back(tmp_path):
     assert len(model.optimizer.ledger.entries) == 1
 
 
-@pytest.mark.slow
-def test_it_is_an_ordinary_fit_that_follows_one_that_was_interrupted(tmp_path):
-    for after in (7, 8):
-        model = make()
-        with pytest.raises(Killed):
-            train(model, [Checkpoint(tmp_path), KillAfter(after)])
-    train(model, epochs=1, steps_per_epoch=1)  # The epoch that was restored is forgotten.
-    assert model.optimizer.ledger.steps == 9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["arrays", "dataset"])
-def test_other_data_than_a_plans(tmp_path, kind):
-    data = (X, Y) if kind == "arrays" else (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)
-    arguments = {"batch_size": B} if kind == "arrays" else {}
-    budget = tfdpx.callbacks.PrivacyBudget(PLAN, allow_approximate=True)
-    for epochs in (1, 2):
-        model, callbacks = make(), [Checkpoint(tmp_path), budget]
-        model.fit(*data, epochs=epochs, verbose=0, callbacks=callbacks, **arguments)
-        assert model.optimizer.ledger.steps == 3 * epochs
-        assert model.optimizer.epsilon_is_approximate == (kind == "dataset")
-
-
 @pytest.fixture(scope="module")
 def first_epoch(tmp_path_factory):
     """The folder of a run that ended after its first epoch."""
@@ -199,18 +175,6 @@ def test_another_run_is_refused_by_name(first_epoch, what):
     with pytest.raises(ValueError, match=f"is of a run with another ({name})"):
         train(model, [Checkpoint(first_epoch)], **arguments)
     assert model.optimizer.state.updates == 0
-
-
-def half_loss(y_true, y_pred):
-    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True) / 2
-
-
-@pytest.mark.slow
-def test_what_the_account_does_not_count_on_may_change(first_epoch):
-    changed = make(rate=0.2, l2_norm_clip=0.5, loss=half_loss)
-    changed.run_eagerly = True
-    train(changed, [Checkpoint(first_epoch, write=False)], epochs=2, x=X + 1)
-    assert changed.optimizer.ledger.steps == 6
 
 
 def test_what_it_cannot_save_is_refused(tmp_path):

@@ -30,17 +30,8 @@ def test_hosts_update_like_one_device_and_stop_if_they_hold_different_things():
 def test_more_on_two_devices():
     processes.run_alone(
         "replica_cases.masks_are_drawn_for_each_replica",
-        "replica_cases.updates_agree_with_and_without_jit",
         "replica_cases.augmented_updates_agree",
         "replica_cases.keras_fit_agrees_with_ours",
-        "replica_cases.a_draw_is_shared",
         "replica_cases.updates_on_people_agree",
         "replica_cases.what_would_void_the_guarantee_is_refused",
-    )
-
-
-@pytest.mark.slow
-def test_four_devices():
-    processes.run_alone(
-        "replica_cases.updates_agree", "replica_noise_cases.noise_is_drawn_once", devices=4
     )

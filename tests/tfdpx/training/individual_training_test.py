@@ -19,14 +19,6 @@ def test_each_example_is_clipped_at_what_it_is_charged_for():
     replay.check(plan, accountant, views=2, microbatch_size=6)
 
 
-@pytest.mark.slow
-def test_full_batches_are_counted_exactly():
-    plan = replay.make_plan(batch_size=replay.COUNT)
-    accountant = IndividualAccountant(plan, rounding=0.05)
-    replay.check(plan, accountant, microbatch_size=16)
-    assert accountant.epsilon().max() == pytest.approx(plan.epsilon, rel=1e-6)
-
-
 def clip_at_one(self, ids, count):
     return tf.ones([count])
 

@@ -1,16 +1,13 @@
 """An optimizer that holds a plan ends with it by itself, whoever asks for more."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
 import seeds
 import tensorflow as tf
-from cases import slow
 
 import tfdpx
-from tfdpx.callbacks import BudgetExceeded, Checkpoint, PrivacyBudget
+from tfdpx.callbacks import BudgetExceeded, PrivacyBudget
 
 ROWS = 64
 X = np.random.default_rng(0).normal(size=[ROWS, 2]).astype("float32")
@@ -62,17 +59,6 @@ def test_fit_ends_with_the_plan(capsys):
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("execution", [3, slow(8)])
-def test_executions_of_several_steps_end_with_it(capsys, execution):
-    plan = make_plan(7)
-    for data in ((plan.batches(X, Y),), (X, Y)):
-        model = make_model(plan, steps_per_execution=execution)
-        model.fit(*data, verbose=2)
-        assert model.optimizer.ledger.steps == 7
-        assert "used up after 7 updates: epsilon=" in capsys.readouterr().out
-
-
 class SpendsMeanwhile(keras.callbacks.Callback):
     """Has another optimizer train the same weights once, in the middle of a `fit`."""
 
@@ -107,18 +93,6 @@ def test_executions_on_other_data_end_before_it(capsys):
     assert "`steps_per_execution=3` of them do not fit: epsilon_approximate=" in text
     with pytest.raises(BudgetExceeded, match="execution of 3 steps does not fit.*6 of 7"):
         fit_approximately(model, plan)
-
-
-def test_a_callback_that_lets_training_go_on_is_not_heard():
-    class Stubborn(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = False
-
-    model = make_model(make_plan(3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras's, of data that end.
-        model.fit(X, Y, batch_size=8, epochs=3, verbose=0, callbacks=[Stubborn()])
-    assert model.optimizer.ledger.steps == 3
 
 
 def test_a_loop_of_ones_own_gets_an_error():
@@ -174,25 +148,6 @@ def test_epochs_share_the_steps(capsys):
     assert np.diff([0, *taken]).tolist() == lengths
     text = capsys.readouterr().out
     assert f"Epoch {epochs}/{epochs}" in text and f"{lengths[-1]}/{lengths[-1]}" in text
-
-
-@pytest.mark.slow
-def test_a_resumed_run_has_epochs_as_long_as_before(tmp_path):
-    plan, ends = make_plan(6), []
-    for stop_after, wanted in ((1, 2), (3, 6), (3, 6)):
-        model = make_model(plan, run_eagerly=True)
-        stop = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs, m=model, n=stop_after: setattr(
-                m, "stop_training", epoch + 1 >= n
-            )
-        )
-        batches = plan.batches(X, Y, optimizer=model.optimizer)
-        callbacks = [Checkpoint(tmp_path), PrivacyBudget(plan), stop]
-        model.fit(batches, epochs=3, verbose=0, callbacks=callbacks)
-        assert model.optimizer.ledger.steps == wanted
-        ends.append(model.get_weights())
-    for one, other in zip(*ends[1:], strict=True):  # The last found a finished run.
-        np.testing.assert_array_equal(one, other)
 
 
 def test_keras_says_nothing_of_our_batches(recwarn):

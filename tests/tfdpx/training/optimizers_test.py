@@ -74,21 +74,6 @@ def test_config_round_trip(make):
     assert again.batch_size == 16 and again.augment.padding == 2
 
 
-@NO_NOISE
-@pytest.mark.slow
-def test_a_saved_model_goes_on_where_it_stopped(tmp_path):
-    """Exactly so without noise: noise is fresh in a loaded optimizer."""
-    x, y = small.data()
-    model = small.model(noise_multiplier=0.0, momentum=0.9)
-    small.step(model, x, y)
-    model.save(tmp_path / "model.keras")
-    small.step(model, x, y)
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert int(loaded.optimizer.iterations) == loaded.optimizer.ledger.steps == 1
-    loaded.train_on_batch(x, y)
-    np.testing.assert_array_equal(small.weights(loaded), small.weights(model))
-
-
 def test_make_private_returns_one_class_and_refuses_others():
     assert tfdpx.make_private(keras.optimizers.Lion) is tfdpx.make_private(keras.optimizers.Lion)
     assert tfdpx.make_private(keras.optimizers.Lion).__name__ == "DPLion"
@@ -132,32 +117,6 @@ def test_no_noise_warns():
         tfdpx.DPSGD(0.1, batch_size=16, noise_multiplier=0.0)
 
 
-class OwnStep(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(3)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
-
-
-def test_gradients_from_outside_the_private_step_are_refused():
-    x, y = small.data()
-    model = OwnStep()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=tfdpx.DPSGD(0.1, **PRIVATE), loss=loss)
-    with pytest.raises(ValueError, match="did not come from the private step"):
-        model.fit(x, y, verbose=0)
-
-
 def test_every_door_is_shut():
     variable = keras.Variable([1.0, 2.0])
     optimizer = tfdpx.DPSGD(0.1, **PRIVATE)
@@ -181,33 +140,3 @@ def test_a_keras_that_reduces_gradients_itself_is_refused(monkeypatch):
     monkeypatch.setattr(PrivateOptimizer, "all_reduce_sums", lambda self, pairs: pairs)
     with pytest.raises(RuntimeError, match="more than once"):
         small.step(small.model(), *small.data())
-
-
-@pytest.mark.slow
-def test_batches_keyed_by_iterations_are_those_of_one_pass():
-    x, y = small.data(40)
-    plan = tfdpx.PrivacyPlan(40, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)
-
-    def train(epochs):
-        optimizer = tfdpx.DPSGD(1.0, plan=plan, seed=1)
-        model = small.model(optimizer, compile_arguments={"steps_per_execution": 2})
-        for _ in range(epochs):
-            batches = plan.batches(x, y, seed=2, start=model.optimizer.iterations)
-            model.fit(batches, steps_per_epoch=6 // epochs, verbose=0)
-        return small.weights(model)
-
-    np.testing.assert_array_equal(train(3), train(1))
-
-
-@NO_NOISE
-@pytest.mark.slow
-def test_fit_on_arrays_and_datasets():
-    x, y = small.data()
-    made, trained = bench.Bench(noise_multiplier=0.0), []
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-    for data, how in (((x, y), {"batch_size": 8, "shuffle": False}), ((dataset,), {})):
-        made.restore()
-        made.model.fit(*data, **how, verbose=0)
-        trained.append(small.weights(made.model))
-        assert int(made.optimizer.iterations) == 2
-    np.testing.assert_allclose(*trained, atol=1e-7)

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import tempfile
 import warnings
 
 import keras
@@ -82,20 +81,6 @@ def arrays_that_do_not_fit(model, folder):
         model.set_weights([np.ones(v.shape) for v in model.weights[:-1]] + [np.ones(7)])
 
 
-def arrays_changed_in_place(model, folder):
-    arrays = model.get_weights()
-    arrays[0] += 1
-    model.set_weights(arrays)
-
-
-def arrays_computed(model, folder):
-    model.set_weights([0.9 * array for array in model.get_weights()])
-
-
-def arrays_of_another_model(model, folder):
-    model.set_weights(bare().get_weights())
-
-
 def tree_of_states(model, folder):
     kept = {v.path: np.ones(v.shape) for v in model.trainable_variables}
     tree = {}
@@ -126,9 +111,6 @@ UNSEEN = [
     file_of_arrays,
     arrays_of_one_layer,
     arrays_that_do_not_fit,
-    arrays_changed_in_place,
-    arrays_computed,
-    arrays_of_another_model,
     tree_of_states,
     ordinary_fit,
     ordinary_batch,
@@ -192,12 +174,6 @@ def by_loading(model, folder):
     return keras.saving.load_model(folder / "m.keras")
 
 
-def by_loading_a_folder(model, folder):
-    path = tempfile.mkdtemp(dir=folder)
-    model.save(path, zipped=False)
-    return keras.saving.load_model(path)
-
-
 def by_loading_without_optimizer(model, folder):
     model.save(folder / "m.keras")
     return compiled(keras.saving.load_model(folder / "m.keras", compile=False))
@@ -221,13 +197,6 @@ def by_copy_weights(model, folder):
     return compiled(found)
 
 
-def by_layers(model, folder):
-    found = compiled(bare())
-    for layer, other in zip(found.layers, model.layers, strict=True):
-        tfdpx.copy_weights(other, layer)
-    return found
-
-
 def by_replace_batch_norm(model, folder):
     return compiled(tfdpx.layers.replace_batch_norm(model))
 
@@ -242,12 +211,10 @@ SEEN = [
     by_file("m.weights.json"),
     by_file("m.keras"),
     by_loading,
-    by_loading_a_folder,
     by_loading_without_optimizer,
     by_checkpoint,
     by_copy,
     by_copy_weights,
-    by_layers,
     by_replace_batch_norm,
     by_compile,
 ]
@@ -365,36 +332,11 @@ def test_a_declaration_is_on_present_values_alone(tmp_path):
     assert not is_complete(other)
 
 
-def test_a_word_lowers_nothing(trained, tmp_path):
-    model = by_loading(trained, tmp_path)
-    tfdpx.checks.mark_public(model)
-    assert model.optimizer.ledger == trained.optimizer.ledger
-
-
 def test_public_needs_a_layer_with_values():
     with pytest.raises(TypeError, match="keras.Layer"):
         tfdpx.checks.mark_public(np.ones(3))
     with pytest.raises(ValueError, match="no values yet"):
         tfdpx.checks.mark_public(keras.layers.Dense(3))
-
-
-@pytest.mark.slow
-def test_a_ledger_of_another_run_that_is_restored_within_an_epoch_counts(tmp_path):
-    other = compiled(bare(), tfdpx.DPSGD(0.1, plan=PLAN))
-    train(other, 1)
-    file_of_arrays(other, tmp_path)
-    assert not is_complete(other)
-    path = tf.train.Checkpoint(optimizer=other.optimizer).save(str(tmp_path / "c"))
-
-    class Restore(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 3:
-                tf.train.Checkpoint(optimizer=self.model.optimizer).restore(path)
-                assert self.model.optimizer.ledger.steps == 5
-
-    model = compiled(bare())
-    train(model, 4, callbacks=[Restore()])
-    assert model.optimizer.ledger.steps == 5 and not is_complete(model)
 
 
 def test_hdf5_is_refused_for_private_models(trained, tmp_path):

@@ -1,11 +1,9 @@
 """Attacks on what trainings share: nothing may be shared but what was spent together."""
 
-import copy
 import itertools
 import json
 import os
 import pathlib
-import pickle
 import shutil
 import subprocess
 import sys
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 import small
 import tensorflow as tf
-from cases import slow_but
 from scipy import stats
 
 import tfdpx
@@ -109,27 +106,6 @@ def test_two_continuations_have_independent_noise(name, tmp_path):
         assert both.epsilon(DELTA, "gdp") == pytest.approx(wanted, rel=1e-9)
 
 
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but(COPIES, "deepcopy"))
-def test_no_training_shares_noise_with_another(name):
-    model = make()
-    model.build((None, 20))
-    start = small.weights(model)
-    other = COPIES[name](model)
-    first = train(model, 1)
-    second = train(other, 1)
-    again = train(model, 1)
-    noises = [first - start, second - start, again - first]
-    for one, another in itertools.combinations(noises, 2):
-        assert is_independent_noise(one - another)
-
-
 def test_a_forked_process_is_a_run_of_its_own():
     """Both count on: their ledgers compose, though they began as one."""
     account = make().optimizer.account
@@ -196,7 +172,7 @@ class Kill(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 1:
             os._exit(9)
-from tfdpx.train.report.curve import Curve
+from tfdpx.train.report import Curve
 folder = sys.argv[1]
 model = t.make()
 model.compile(model.optimizer, model.loss, metrics=["accuracy"])
@@ -291,15 +267,3 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
 
     train(model, 2, [ByHand()])
     assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
-
-
-@pytest.mark.slow
-def test_averages_in_place_of_the_weights_are_not_saved(tmp_path):
-    swap = keras.callbacks.SwapEMAWeights
-    whole = make(seed=5, use_ema=True)
-    end = train(whole, 2, [swap(swap_on_epoch=True)], epochs=3)
-    for epochs in (1, 3):
-        model = make(seed=5, use_ema=True)
-        callbacks = [swap(swap_on_epoch=True), Checkpoint(tmp_path)]
-        resumed = train(model, 2, callbacks, epochs=epochs)
-    np.testing.assert_allclose(resumed, end, atol=1e-5)  # To swap is to add and subtract.

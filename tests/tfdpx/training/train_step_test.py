@@ -4,7 +4,6 @@ import bench
 import keras
 import numpy as np
 import pytest
-import seeds
 import small
 import tensorflow as tf
 from oracle import batch_of_one_gradients
@@ -13,7 +12,6 @@ from scipy import stats
 import tfdpx
 from tfdpx import mechanism
 from tfdpx.checks import UnfitForPrivacy
-from tfdpx.models import WideResNet
 from tfdpx.training import preflight
 
 NO_NOISE = pytest.mark.filterwarnings("ignore:`noise_multiplier=0`")
@@ -62,24 +60,6 @@ def test_the_sensitivity_test_rejects_a_step_without_clipping(monkeypatch):
         quiet_bench().step(*small.data())
     monkeypatch.setattr(preflight, "_ROUNDING", np.inf)  # Without the step's own check.
     assert largest_change(quiet_bench(), *small.data()) > 2.0
-
-
-@pytest.mark.slow
-def test_a_wide_resnet_updates_alike_for_any_microbatch_size():
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, size=(4, 32, 32, 3)).astype("uint8")
-    y = rng.integers(0, 10, size=4)
-    updates = []
-    for microbatch_size in (1, 4):
-        seeds.fix(3)
-        model = WideResNet(10, 1, 10)
-        optimizer = tfdpx.DPSGD(
-            1.0, batch_size=4, noise_multiplier=1.0, microbatch_size=microbatch_size, seed=5
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=optimizer, loss=loss)
-        updates.append(small.step(model, x, y))
-    np.testing.assert_allclose(*updates, atol=2e-5)
 
 
 def noise_of_steps(count=2, views=None, **arguments):
@@ -131,23 +111,6 @@ def test_noise_is_replayed_by_seed_and_step_and_differs_otherwise(noise, noise_o
     assert np.abs(first - second).max() > 0.1
 
 
-@pytest.mark.slow
-def test_the_operating_system_gives_the_seed():
-    [one], [other] = noise_of_steps(1, seed=None), noise_of_steps(1, seed=None)
-    assert np.abs(one - other).max() > 0.1
-
-
-@pytest.mark.slow
-def test_xla_and_eager_updates_agree():
-    x, y = small.data()
-    updates = [
-        small.step(small.model(compile_arguments=arguments), x, y)
-        for arguments in ({}, {"jit_compile": True}, {"run_eagerly": True})
-    ]
-    np.testing.assert_allclose(updates[1], updates[0], atol=1e-6)
-    np.testing.assert_allclose(updates[2], updates[0], atol=1e-6)
-
-
 @NO_NOISE
 def test_given_views_are_averaged_before_clipping():
     x, y = small.data(8)
@@ -183,19 +146,6 @@ def test_an_example_that_is_not_finite_counts_as_zero_and_is_counted(quiet):
     assert quiet.optimizer.nonfinite_examples == before + 1
     quiet.continue_step(x, y, np.arange(16) != 3)
     assert quiet.optimizer.nonfinite_examples == before + 1
-
-
-@NO_NOISE
-@pytest.mark.slow
-def test_class_weight_and_sample_weight_through_fit(quiet):
-    x, y = small.data()
-    weight = np.random.default_rng(1).uniform(0.5, 2.0, 3).astype("float32")
-    fit, trained = dict(batch_size=16, shuffle=False, verbose=0), []
-    for given in ({"class_weight": dict(enumerate(weight.tolist()))}, {"sample_weight": weight[y]}):
-        quiet.restore()
-        quiet.model.fit(x, y, **given, **fit)
-        trained.append(small.weights(quiet.model))
-    np.testing.assert_allclose(*trained, atol=1e-6)
 
 
 @NO_NOISE

@@ -10,10 +10,10 @@ import pytest
 import small
 import tensorflow as tf
 from cases import slow
+from oracle import batch_of_one_gradients
 
 import tfdpx
 from tfdpx.accounting import Ledger
-from tfdpx.sampling.users import Users
 from tfdpx.training.step import Views
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "users.md"
@@ -55,24 +55,16 @@ def _model():
     return make_model(make_plan(steps=100), microbatch_size=4)
 
 
-def by_a_loop(model, weights=None, rows_of=lambda rows: rows):
+def by_a_loop(model, weights=None):
     """As `update`, person by person: the mean gradient of their examples, clipped."""
     total, clip = 0.0, model.optimizer.l2_norm_clip
     weights = np.ones(len(IDS), "float32") if weights is None else weights
+    gradients = batch_of_one_gradients(model, *map(tf.constant, (X, Y, weights)), 1)
     for person in range(PEOPLE):
-        rows = [row for row in np.flatnonzero(IDS == person) if weights[row]]
-        if not rows:
-            continue
-        gradients = []
-        for row in rows_of(rows):
-            with tf.GradientTape() as tape:
-                loss = weights[row] * model.compute_loss(
-                    y=Y[row : row + 1], y_pred=model(X[row : row + 1])
-                )
-            each = tape.gradient(loss, [v.value for v in model.trainable_variables])
-            gradients.append(np.concatenate([g.numpy().ravel() for g in each]))
-        mean = np.mean(gradients, axis=0)
-        total += mean * min(1, clip / np.linalg.norm(mean))
+        rows = (IDS == person) & (weights > 0)
+        if rows.any():
+            mean = gradients[rows].mean(axis=0)
+            total += mean * min(1, clip / np.linalg.norm(mean))
     return -total / clip / PEOPLE
 
 
@@ -119,27 +111,6 @@ def test_leaving_out_a_person_moves_the_update_by_at_most_one_clip(model, longes
     assert moved <= 1 + 1e-5 and (moved > 0.99 or np.isnan(longest) and moved == 0)
 
 
-@pytest.mark.slow
-def test_augmentation_and_dropout_serve_all_examples():
-    seen = []
-
-    class Tall(keras.layers.Layer):
-        def call(self, x):
-            seen.append(x.shape)
-            return x
-
-    images = RNG.uniform(size=(len(IDS), 6, 6, 1)).astype("float32")
-    layers = [Tall(), keras.layers.Flatten(), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-    optimizer = tfdpx.DPSGD(
-        1.0, plan=make_plan(5, 3, 1.0), augment=tfdpx.augment.RandomCropFlip(1), augmult=2
-    )
-    model = small.model(optimizer, layers)
-    model.fit(images, Y, user_ids=IDS, examples_per_user=3, epochs=2, verbose=0)
-    assert model.optimizer.ledger.steps == 3 and {shape[1:] for shape in seen} == {(6, 6, 1)}
-    [way] = model.optimizer.independence
-    assert way.startswith("mapped")  # By `Tall`.
-
-
 def batches(ids=IDS, k=2, steps=200, seed=None, x=None, **arguments):
     x = np.arange(len(ids)) if x is None else x
     plan = make_plan(4, steps, 1.0)
@@ -163,42 +134,6 @@ def test_people_are_drawn_by_the_plan_and_give_k_examples_without_repetition_eac
         wanted = steps * 4 / PEOPLE * min(2, count) / count
         assert np.all(np.abs(mine - wanted) < 5 * np.sqrt(wanted))
     assert abs(np.mean(people) - 4) < 5 * np.sqrt(4 / steps)
-
-
-def test_what_a_person_gives_does_not_depend_on_others():
-    key = tf.constant([4, 2], tf.int64)
-    users = Users(tfdpx.sampling.examples.Examples(np.arange(len(IDS))), IDS, 2)
-    whole, _, _ = users.batch(tf.range(PEOPLE, dtype=tf.int64), PEOPLE, key)
-    part, _, _ = users.batch(tf.constant([2, 7], tf.int64), PEOPLE, key)
-    assert np.array_equal(part[:2], tf.gather(whole, [2, 7]))
-    other, _, _ = users.batch(tf.range(PEOPLE, dtype=tf.int64), PEOPLE, key + 1)
-    assert not np.array_equal(whole, other)
-
-
-@pytest.mark.slow
-def test_ids_of_any_kind_and_examples_on_disk_are_the_same():
-    class Source:
-        def __len__(self):
-            return len(IDS)
-
-        def __getitem__(self, row):
-            return X[row], Y[row]
-
-    wanted = batches(seed=5, steps=4, x=X)
-    for ids in (IDS.astype("int8"), [f"user {i}" for i in IDS], tf.constant(IDS)):
-        for found, other in zip(batches(ids, seed=5, steps=4, x=X), wanted, strict=True):
-            assert len(found[0]) == len(other[0])
-    disk = tfdpx.RandomAccess(Source())
-    for (x, there), (other, also) in zip(batches(seed=5, steps=4, x=disk), wanted, strict=True):
-        assert np.array_equal(x[there], other[also]) and np.array_equal(there, also)
-
-
-def test_the_ids_are_read_once():
-    ids = IDS.copy()
-    data = make_plan(4, 5, 1.0).batches(np.arange(len(ids)), user_ids=ids, seed=1)
-    before = [x.numpy() for x, *_ in data]
-    ids[:] = 0
-    assert all(np.array_equal(x, y) for (x, *_), y in zip(data, before, strict=True))
 
 
 def test_ids_that_would_protect_somebody_less_are_refused(model):
@@ -254,33 +189,30 @@ def test_ids_in_another_order_than_the_examples_are_refused():
 
 
 def test_what_does_not_go_together_is_refused(model):
-    rows = tfdpx.PrivacyPlan(len(IDS), 8, 4, 1.0, delta=1e-3)
-    with pytest.raises(ValueError, match="`user_ids` needs a plan of people"):
-        make_model(rows).fit(X, Y, user_ids=IDS, verbose=0)
-    with pytest.raises(ValueError, match="`examples_per_user`"):
-        rows.batches(X, Y, examples_per_user=2)
-    with pytest.raises(ValueError, match="other people"):
-        model.fit(X, Y, user_ids=IDS, validation_split=0.5, verbose=0)
-    with pytest.raises(ValueError, match="whose these examples are"):
-        model.train_on_batch(X, Y)
-    with pytest.raises(ValueError, match="whose these examples are"):
-        model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE), verbose=0)
-    with pytest.raises(ValueError, match="that it drew.*shapes"):
-        model.train_step((X, Y, np.ones(len(X), "float32")))
-    with pytest.raises(ValueError, match="plan=None"):
-        other = small.model(batch_size=PEOPLE)
-        other.fit(make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS), verbose=0)
-    with pytest.raises(ValueError, match="cannot change batches"):
-        made = make_plan().batches(X, Y, user_ids=IDS)
-        model.fit(made, user_ids=IDS, verbose=0)
-    with pytest.raises(ValueError, match='"poisson"'):
-        make_plan(sampling="shuffle")
-    with pytest.raises(ValueError, match="`individual`"):
-        plan = make_plan(4, 3, 1.0)
-        tfdpx.DPSGD(plan=plan, individual=tfdpx.accounting.IndividualAccountant(plan))
-    with pytest.raises(TypeError, match="user_ids"):
-        other = small.model(keras.optimizers.SGD())
-        other.fit(X, Y, user_ids=IDS)
+    rows, plan = tfdpx.PrivacyPlan(len(IDS), 8, 4, 1.0, delta=1e-3), make_plan(4, 3, 1.0)
+    drawn = make_plan(noise_multiplier=1.0).batches(X, Y, user_ids=IDS)
+    of_rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(PEOPLE)
+    accountant, other = tfdpx.accounting.IndividualAccountant(plan), small.model
+    arguments = {"user_ids": IDS, "verbose": 0}
+    for call, message in (
+        (lambda: make_model(rows).fit(X, Y, **arguments), "`user_ids` needs a plan of people"),
+        (lambda: rows.batches(X, Y, examples_per_user=2), "`examples_per_user`"),
+        (lambda: model.fit(X, Y, validation_split=0.5, **arguments), "other people"),
+        (lambda: model.train_on_batch(X, Y), "whose these examples are"),
+        (lambda: model.fit(of_rows, verbose=0), "whose these examples are"),
+        (lambda: model.train_step((X, Y, np.ones(len(X), "float32"))), "that it drew.*shapes"),
+        (lambda: other(batch_size=PEOPLE).fit(drawn, verbose=0), "plan=None"),
+        (lambda: model.fit(drawn, **arguments), "cannot change batches"),
+        (lambda: make_plan(sampling="shuffle"), '"poisson"'),
+        (lambda: tfdpx.DPSGD(plan=plan, individual=accountant), "`individual`"),
+        (lambda: other(keras.optimizers.SGD()).fit(X, Y, **arguments), "user_ids"),
+        (
+            lambda: make_model(plan).fit(X, Y, validation_data=(X[:4], Y[:4]), **arguments),
+            "must hold other examples",
+        ),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
 
 
 @pytest.mark.slow
@@ -299,12 +231,6 @@ def test_ledger_statement_and_files_say_whom_epsilon_protects(tmp_path):
     both = ledger + rows
     assert both.unit is None and both.epsilon(1e-3) == np.inf
     assert "nothing protects both" in both.statement(1e-3)
-
-
-def test_examples_of_people_trained_on_are_no_validation_data():
-    model = make_model(make_plan(4, 3, 1.0))
-    with pytest.raises(ValueError, match="must hold other examples"):
-        model.fit(X, Y, user_ids=IDS, validation_data=(X[:4], Y[:4]), verbose=0)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="needs a checkout")

@@ -4,7 +4,6 @@ import collections
 
 import pytest
 import small
-from cases import slow
 
 import tfdpx
 
@@ -31,7 +30,7 @@ def scalars(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loop, declared",
-    [("keras", False), slow("ours", False), slow("keras", True), slow("ours", True)],
+    [("keras", False), ("ours", True)],
 )
 def test_tensorboard_writes_validation_metrics_only_if_asked(loop, declared, tmp_path, recwarn):
     folders = {tmp_path / "a": False, tmp_path / "b": True}
@@ -55,12 +54,3 @@ def test_tensorboard_writes_validation_metrics_only_if_asked(loop, declared, tmp
         str(w.message) for w in recwarn if "leaves the validation metrics out" in str(w.message)
     ]
     assert bool(said) == (not declared)
-
-
-@pytest.mark.slow
-def test_tensorboard_after_a_split(tmp_path):
-    x, y = small.data(50)
-    board = tfdpx.callbacks.TensorBoard(tmp_path)
-    with pytest.warns(UserWarning, match="TensorBoard leaves .*public_validation=True"):
-        make().fit(PLAN.batches(x, y, validation_split=0.2), callbacks=[board], verbose=0)
-    assert not scalars(tmp_path)["validation"]

@@ -126,18 +126,6 @@ def test_shares_out_of_range():
         PLAN.batches(X, Y, validation_split=0.2)
 
 
-def test_random_access_has_no_last_part():
-    class Source:
-        def __len__(self):
-            return ROWS
-
-        def __getitem__(self, row):
-            return X[row], Y[row]
-
-    with pytest.raises(ValueError, match="`validation_split` needs arrays.*RandomAccess"):
-        PLAN.batches(tfdpx.RandomAccess(Source()), validation_split=0.2)
-
-
 def trained(fit, **arguments):
     """Weights after `fit(model, plan)` of a small regression with a seed, and its optimizer."""
     seeds.fix(3)
@@ -152,22 +140,6 @@ def test_fit_on_arrays_is_fit_on_the_batches_of_the_plan():
     by_batches, _ = trained(lambda model: model.fit(PLAN.batches(X, Y), verbose=0))
     same(by_arrays, by_batches)
     assert optimizer.ledger.steps == 2 and not optimizer.epsilon_is_approximate
-
-
-@pytest.mark.slow
-def test_weights_of_classes_and_of_examples_are_the_same():
-    labels = (Y > 5).astype("float32")
-    by_class, _ = trained(
-        lambda model: model.fit(X, labels, class_weight={0: 0.5, 1: 2.0}, verbose=0)
-    )
-    weights = np.where(labels, 2.0, 0.5)
-    by_example, _ = trained(lambda model: model.fit(X, labels, sample_weight=weights, verbose=0))
-    same(by_class, by_example)
-
-
-def test_another_batch_size_is_refused():
-    with pytest.raises(ValueError, match="`batch_size` must be the plan's, 6,.*batch_size=8"):
-        trained(lambda model: model.fit(X, Y, batch_size=8, verbose=0))
 
 
 def test_random_access_needs_a_plan():

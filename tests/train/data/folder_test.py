@@ -1,0 +1,206 @@
+"""One's own folder: which images are taken, the split, the choices, and the refusals."""
+
+import os
+import shutil
+
+import numpy as np
+import own_images
+import pytest
+from PIL import Image
+
+from tfdpx.train.data import images
+from tfdpx.train.data.folder import ImageFolder, check
+from tfdpx.train.errors import UserError
+
+
+def save(path, size=(20, 20), mode="L", value=128):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+def two_classes(folder, count=5, **kwargs):
+    for name in ("cat", "dog"):
+        for i in range(count):
+            save(folder / name / f"{i}.png", **kwargs)
+    return folder
+
+
+def files_of(folder, split):
+    return {str(file) for file, _ in folder.records(split).pairs}
+
+
+def test_messy_folders_are_taken_without_a_word(tmp_path):
+    own_images.write(tmp_path, {3: 12, 5: 12, 8: 12})
+    own_images.make_messy(tmp_path)
+    folder = ImageFolder(tmp_path, test_fraction=0.0)
+    assert folder.features.class_names == ("3", "5", "8") and folder.left_out == 0
+    assert np.bincount(folder.records("train").labels()).tolist() == [12, 12, 12]
+    files = "".join(files_of(folder, "train"))
+    for name in ("photo one.JPG", "größe.png", "deeper/nested.PNG", "h.TIFF"):
+        assert name in files
+    assert "notes.txt" not in files and "._hidden" not in files
+    data = images.load(f"folder:{tmp_path}", test_fraction=0.0, validation=0.1)
+    assert data.train_x.shape[1:] == (16, 16, 3) and "notes.txt" in " ".join(data.notes)
+    # All are the same digits, whatever the format: none is black, white or negative.
+    means = data.train_x.mean(axis=(1, 2, 3))
+    assert means.min() > 40 and means.max() < 130
+
+
+def test_one_image_more_or_less_changes_no_others_side(tmp_path):
+    """Otherwise the training sets of neighbouring folders would be no neighbours."""
+    own_images.write(tmp_path, {3: 20, 5: 20})
+
+    def sides():
+        folder = ImageFolder(tmp_path, validation=0.3)
+        return {split: files_of(folder, split) for split in ("train", "validation", "test")}
+
+    before = sides()
+    assert all(2 <= len(files) <= 35 for files in before.values()) and sides() == before
+    for file in (sorted(files)[number] for files in before.values() for number in range(2)):
+        os.rename(file, tmp_path / "aside")
+        assert {split: files - {file} for split, files in before.items()} == sides()
+        os.rename(tmp_path / "aside", file)
+    # A copy goes where its image is, under whatever name and class.
+    for number, file in enumerate(sorted(before["train"])[:6]):
+        shutil.copy(file, tmp_path / "5" / f"copy {number}.png")
+    assert all(sides()[split] == before[split] for split in ("validation", "test"))
+    assert files_of(ImageFolder(tmp_path, test_seed=1), "test") != before["test"]
+
+
+def test_a_class_on_one_side_alone(tmp_path):
+    for value in range(30):
+        save(tmp_path / "dog" / f"{value}.png", value=value)
+    save(tmp_path / "cat" / "0.png", value=200)
+    results = []
+    for seed in range(20):
+        try:
+            results.append(" ".join(ImageFolder(tmp_path, test_seed=seed, test_fraction=0.5).notes))
+        except UserError as error:
+            results.append(str(error))
+    refusals = ["no image of class cat to train on" in text for text in results]
+    notes = ["Classes without a test image: cat." in text for text in results]
+    assert 0 < sum(refusals) < 20 and sum(refusals) + sum(notes) == 20
+    public = "Public, so not protected: how many images there are to train on and how many images"
+    assert sum(public in text for text in results) == sum(notes)
+
+
+def test_train_and_test_are_taken_where_they_are(tmp_path):
+    for name, count in (("train", 5), ("val", 2), ("Test", 3)):
+        two_classes(tmp_path / name, count)
+    folder = ImageFolder(tmp_path)
+    assert (len(folder.records("train")), len(folder.records("test"))) == (10, 6)
+    assert all("Test" in file for file in files_of(folder, "test"))
+    assert "in no folder of a class: 4" in " ".join(folder.notes)
+    with pytest.raises(UserError, match="test images in Test: leave out --test_fraction"):
+        ImageFolder(tmp_path, test_fraction=0.1)
+    save(tmp_path / "Test" / "bird" / "0.png")
+    with pytest.raises(UserError, match="no image of class bird to train on"):
+        ImageFolder(tmp_path)
+
+
+SIZES = [
+    ([(20, 12)], "L", (12, 20, 1)),
+    ([(20, 12)], "RGB", (12, 20, 3)),
+    ([(100, 300)], "L", (64, 64, 1)),
+    ([(20, 12), (30, 40), (30, 50)], "L", (30, 30, 1)),
+    ([(4, 4), (4, 5)], "L", (8, 8, 1)),
+]
+
+
+def test_the_size_comes_from_the_files(tmp_path):
+    for number, (sizes, mode, shape) in enumerate(SIZES):
+        path = tmp_path / f"{number}"
+        for i, size in enumerate(sizes * 2):
+            save(path / f"class {i % 2}" / f"{i}.png", size, mode, (9, 99, 9)[: len(mode)])
+        assert ImageFolder(path, test_fraction=0.0).features.shape == shape
+
+
+def test_pixels_mean_the_same_in_every_mode(tmp_path):
+    def decoded(name, channels=1):
+        return images.decode((tmp_path / name).read_bytes(), (8, 52, channels))[..., 0]
+
+    ramp = np.tile(np.arange(0, 256, 5, dtype="uint8"), (8, 1))
+    gray = Image.fromarray(ramp)
+    opaque = gray.convert("RGBA")
+    sixteen = Image.fromarray(ramp.astype("uint16") * 257)
+    for image in (gray, sixteen, opaque):
+        image.save(tmp_path / "image.png")
+        for channels in (1, 3):
+            np.testing.assert_array_equal(decoded("image.png", channels), ramp)
+    opaque.putalpha(0)
+    opaque.save(tmp_path / "clear.png")
+    assert (decoded("clear.png") == 255).all()
+    Image.fromarray(ramp.astype("float32")).save(tmp_path / "float.tiff")
+    _, broken = check([tmp_path / "float.tiff"], tmp_path, "--images", True)
+    assert "32 bits" in broken[tmp_path / "float.tiff"]
+
+
+def test_a_camera_on_its_side(tmp_path):
+    upright = Image.fromarray(np.tile(np.arange(0, 240, 6, dtype="uint8"), (20, 1)))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # Turned: the viewer turns it back by a quarter.
+    upright.rotate(90, expand=True).save(tmp_path / "turned.jpg", exif=exif, quality=100)
+    [image], _ = check([tmp_path / "turned.jpg"], tmp_path, "--images")
+    assert image.size == (20, 40)
+    pixels = images.decode((tmp_path / "turned.jpg").read_bytes(), (20, 40, 1))
+    assert np.abs(pixels[..., 0].astype(int) - np.asarray(upright)).max() < 8
+
+
+def test_links_and_odd_names(tmp_path):
+    two_classes(tmp_path / "real")
+    (tmp_path / "set").mkdir()
+    for name, target in (("set/cat", "cat"), ("set/dog", "dog"), ("real/dog/again", "dog")):
+        (tmp_path / name).symlink_to(tmp_path / "real" / target)
+    odd = tmp_path / "real" / "cat" / os.fsdecode(b"\xff[red].png")
+    shutil.copy(tmp_path / "real" / "cat" / "0.png", odd)
+    assert len(ImageFolder(tmp_path / "set", test_fraction=0.0).records("train")) == 11
+    odd.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"cat/\\udcff\[red\].png \(is no image") as error:
+        ImageFolder(tmp_path / "set")
+    str(error.value).encode()
+
+
+def test_folders_and_options_that_do_not_fit(tmp_path):
+    (tmp_path / "file").touch()
+    two_classes(tmp_path / "set")
+    save(tmp_path / "one" / "cat" / "0.png")
+    save(tmp_path / "one" / "1.png")
+    for name, options, message in [
+        ("folder:{}/file", {}, f"There is no folder {tmp_path}/file"),
+        ("folder:{}/set/cat", {}, "at least two classes, as PATH/CLASS/NAME.*with classes: none"),
+        ("folder:{}/one", {}, "classes: cat Not used, in no folder of a class: 1 .1.png"),
+        ("{}/set", {}, r"folder:PATH \(for a folder of images\)"),
+        ("digits", dict(test_fraction=0.3), "belong to --dataset=folder:PATH"),
+        ("folder:{}/set", dict(image_size=12, takes=(12, 16, 3)), "images of 12x16.*_size=12"),
+        ("folder:{}/set", dict(test_fraction=0.0), "no test image in.*--validation"),
+        ("folder:{}/set", dict(validation=2), "must be a fraction.*--validation=2"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            images.load(name.format(tmp_path), **options)
+
+
+def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
+    two_classes(tmp_path)
+    (tmp_path / "unsorted").mkdir()
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / "1.HEIC").write_bytes(b"x")
+    notes = " ".join(ImageFolder(tmp_path, test_fraction=0.0).notes)
+    assert "name (convert HEIC and other formats to JPEG): 1 (phone/1.HEIC)" in notes
+    assert "class without an image: 2 (phone, unsorted)" in notes
+    (tmp_path / "cat" / "sent.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
+    with pytest.raises(UserError, match="cat/sent.jpg .is no image that can be read: convert HEIC"):
+        ImageFolder(tmp_path)
+
+
+def test_images_are_read_as_a_model_takes_them(tmp_path):
+    for split, mode, value in (("train", "L", 128), ("test", "RGB", (128, 128, 128))):
+        two_classes(tmp_path / split, mode=mode, value=value)
+    for takes, image_size, shape in (
+        ((12, 16, 3), None, (12, 16, 3)),
+        ((None, 10, 1), None, (20, 10, 1)),
+        ((None, None, 3), 8, (8, 8, 3)),
+    ):
+        data = images.load(f"folder:{tmp_path}", image_size=image_size, takes=takes)
+        assert data.image_shape == data.train_x.shape[1:] == data.eval_x.shape[1:] == shape
+        assert (data.train_x == 128).all() and (data.eval_x == 128).all()
+        assert data.notes[-1].startswith(f"Read as {shape[0]}x{shape[1]} pixels, ")

@@ -1,0 +1,145 @@
+"""Fixed features are computed once: of --trainable=last and of --features."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import seeds
+
+import tfdpx
+from tfdpx.accounting import Ledger
+from tfdpx.accounting.record import Data, Record
+from tfdpx.train import classifiers, defaults, fitting, settings
+from tfdpx.train.data.images import ImageData
+from tfdpx.train.errors import UserError
+from tfdpx.train.start_from import Start
+
+COUNT, SHAPE = 24, (8, 8, 1)
+DATA = types.SimpleNamespace(image_shape=SHAPE, num_classes=3, centre=120.0, deviation=60.0)
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (COUNT, *SHAPE)).astype("uint8")
+    labels = rng.integers(0, 3, COUNT)
+    return ImageData(
+        "made up", images, labels, images[:5], labels[:5], COUNT, SHAPE, "test", ("a", "b", "c"),
+        127.5, 127.5,
+    )  # fmt: skip
+
+
+def last_layer(**given):
+    given = dict(model="small_cnn", trainable="last", init_data="mnist") | given
+    values = dict(epsilon=3.0, steps=3, batch_size=COUNT, learning_rate=0.5, l2_norm_clip=0.1)
+    return settings.resolve("digits", values | given)
+
+
+@pytest.fixture
+def whole(tmp_path, data):
+    """A function that builds the classifier of a run from a file."""
+    seeds.fix(0)
+    path = tmp_path / "source.keras"
+    classifiers.build("small_cnn", SHAPE, 4, 100.0).save(path)
+    return lambda **given: Start(last_layer(init_from=str(path), **given)).build(data)
+
+
+def fitted(model, x, y):
+    plan = tfdpx.PrivacyPlan(COUNT, COUNT // 2, steps=3, noise_multiplier=0.5, delta=1e-5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tfdpx.DPSGD(0.5, plan=plan, l2_norm_clip=0.1, seed=0), loss)
+    model.fit(plan.batches(x, y, optimizer=model.optimizer, seed=1), verbose=0)
+
+
+@pytest.mark.slow
+def test_equals_training_the_whole_model(data, whole):
+    quick = whole()
+    started = quick.get_weights()
+    head, features = fitting.head_and_features(last_layer(init_from="x.keras"), quick, data)
+    fitted(head, features.train_x, features.train_y)
+    np.testing.assert_allclose(
+        head.predict(features.eval_x, verbose=0), quick.predict(data.eval_x, verbose=0), atol=1e-5
+    )
+    # Another model, since weights that were trained before continue their run.
+    slow = whole()
+    slow.set_weights(started)
+    fitted(slow, data.train_x, data.train_y)
+    pairs = zip(started, quick.get_weights(), strict=True)
+    changed = [np.abs(a - b).max() > 1e-3 for a, b in pairs]
+    assert sum(changed) == len(head.trainable_variables) == len(quick.trainable_variables)
+    for ours, plain in zip(quick.get_weights(), slow.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, plain, atol=2e-5)
+
+
+def test_layers_that_must_run_in_every_update_do(monkeypatch, data, whole):
+    def kept(**given):
+        values = last_layer(init_from="x.keras", **given)
+        head, features = fitting.head_and_features(values, whole(**given), data)
+        return features is not data
+
+    assert kept() and not kept(trainable="all") and not kept(augmult=2, augment_padding=1)
+    monkeypatch.setattr(fitting, "MOST_BYTES", 10_000)
+    assert not kept()  # Too large for memory.
+
+
+def start(features):
+    values = dict(model="auto", features=features, epsilon=3.0)
+    return Start(settings.resolve("digits", values), features=features)
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    classifier = classifiers.build("small_cnn", SHAPE, 4, 100.0, 50.0)
+    classifier.save(tmp_path / "model.keras")
+    Record("pretrain", Data("synthetic:strokes"), Ledger(), None).save(tmp_path / "model.keras")
+    return tmp_path
+
+
+def inputs_of_the_last_layer(model, images):
+    inner = model.layers[-1]
+    body = keras.Model(inner.inputs, inner.layers[-1].input)
+    return np.asarray(body(model.get_layer("normalise")(images)))
+
+
+@pytest.mark.slow
+def test_features_are_those_of_the_file_and_of_scattering(run_folder, data):
+    built = start(f"scatter + {run_folder}").build(DATA)
+    assert built.input.dtype == "uint8" and built.output_shape == (None, 3)
+    images = np.random.default_rng(0).integers(0, 256, [4, *SHAPE]).astype("uint8")
+    rows = inputs_of_the_last_layer(built, images)[:, :-1]
+    source = keras.saving.load_model(run_folder / "model.keras")
+    network = inputs_of_the_last_layer(source, images)
+    scatter = inputs_of_the_last_layer(classifiers.build("scatter_linear", SHAPE, 3, 0.0), images)[
+        :, :-1
+    ]
+    parts = np.split(rows, [scatter.shape[1]], axis=1)
+    for part, wanted in zip(parts, (scatter, network), strict=True):
+        unit = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
+        np.testing.assert_allclose(part * np.sqrt(2 * 1.01), unit, atol=1e-4)
+    # The model is chosen, and its features are computed once.
+    values, text = defaults.complete(start(f"{run_folder}/model.keras").settings, 100)
+    assert values.model == "linear_on_features" and "--model=linear_on_features" in text
+    assert values.l2_norm_clip == 0.02
+    whole = start(f"{run_folder}/model.keras").build(DATA)
+    head, features = fitting.head_and_features(values, whole, data)
+    assert len(head.trainable_variables) == 1 and features.train_x.shape == (COUNT, 257)
+
+
+def test_files_that_do_not_fit_are_refused_and_asked_for_their_data(run_folder):
+    keras.Sequential([keras.Input(SHAPE), keras.layers.Flatten()]).save(run_folder / "o.keras")
+    (run_folder / "broken.keras").write_bytes(b"no archive")
+    wider = types.SimpleNamespace(**(vars(DATA) | {"image_shape": (16, 16, 1)}))
+    for names, data, message in [
+        (f"{run_folder}+{run_folder}/model.keras", DATA, "must name each kind once"),
+        (f"{run_folder}/model.keras", wider, r"takes images of shape \(8, 8, 1\)"),
+        (f"{run_folder}/o.keras", DATA, r"--features=.*o\.keras was written by neither"),
+        (f"{run_folder}/broken.keras", DATA, r"Cannot read --features=.*broken\.keras"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            start(names).build(data)
+    [seen] = start(f"scatter+{run_folder}").seen
+    assert seen.data.name == "synthetic:strokes" and seen.epsilon == 0
+    classifiers.build("small_cnn", SHAPE, 4, 100.0).save(run_folder / "own.keras")
+    with pytest.raises(UserError, match=r"own\.keras does not say what it was trained on"):
+        start(f"scatter+{run_folder}+{run_folder}/own.keras").seen  # noqa: B018

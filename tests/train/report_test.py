@@ -1,0 +1,136 @@
+"""The report of a run: strict JSON, and a page that loads nothing and shows no private image."""
+
+import html.parser
+import json
+import math
+import shlex
+import types
+
+import numpy as np
+import pytest
+
+from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.record import Data, Record
+from tfdpx.train import output, report, settings
+from tfdpx.train.start_from import not_private, without_secrets
+
+ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page with their attributes, and all text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def record(name="photos", **changed):
+    arguments = dict(
+        program="adamix", data=Data(f"folder:{name}", 400, "0" * 32), delta=1e-5,
+        ledger=Ledger((Entry(5.0, 0.1, 20),)), results={"test_accuracy": 0.75, "model": name},
+        settings={"dataset": f"folder:{name}"}, inputs={"class_names": [name, "other"]},
+    )  # fmt: skip
+    return Record(**arguments | changed)
+
+
+def page_of(folder, record):
+    record.save(folder / "record.json")
+    (folder / report.STATEMENT).write_text(record.statement(), errors="backslashreplace")
+    (folder / report.CONFUSION).write_bytes(b"\x89PNG")
+    report.write_page(folder)
+    return Page((folder / report.FILE).read_text())
+
+
+def test_names_of_a_user_are_text_and_nothing_is_loaded_or_run(tmp_path):
+    usual = page_of(tmp_path, record())
+    text = (tmp_path / report.FILE).read_text().replace("http-equiv", "")
+    assert not any(word in text for word in ("url(", "@import", "http"))
+    names = dict(independence=ATTACK, versions={ATTACK: ATTACK}, date=ATTACK)
+    page = page_of(tmp_path, record(ATTACK, settings={ATTACK: [ATTACK]}, **names))
+    assert "<script>alert(1)</script>" in page.text
+    assert {tag: set(attrs) for tag, attrs in page.tags} == {
+        tag: set(attrs) for tag, attrs in usual.tags
+    }
+    assert not {"script", "link", "iframe", "object", "a", "base"} & {tag for tag, _ in page.tags}
+    [url] = [attrs[name] for _, attrs in page.tags for name in ("src", "href") if name in attrs]
+    assert url.startswith("data:image/png;base64,")
+    [policy] = [attrs["content"] for _, attrs in page.tags if "http-equiv" in attrs]
+    assert policy.startswith("default-src 'none'")
+
+
+HEADLINES = [
+    ({}, "75.0% test accuracy, at ("),
+    ({}, ")-differential privacy for the images of folder:photos."),
+    ({}, "Releasable: epsilon"),
+    (dict(ledger=Ledger((Entry(5.0, 0.1, 20, seeded=True),))), "Not releasable: the run had a"),
+    (dict(ledger=not_private(3)), "accuracy, trained without privacy on the images"),
+    (dict(searched="30 trials"), "Not releasable: arguments were searched"),
+    (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "Not measured, nothing was spent"),
+    (dict(results={"test_r2": 0.0}, unit="row"), "R² 0.000 on test rows, at"),
+]
+
+
+def test_the_page_says_what_is_guaranteed(tmp_path):
+    for changed, text in HEADLINES:
+        assert text in page_of(tmp_path, record(**changed)).text
+
+
+WHERE_SHOWN = [
+    ("sklearn_digits:0-1", "test", False, True),
+    ("sklearn_digits", "validation", True, False),
+    ("folder:/photos", "test", False, False),
+    ("folder:/photos", "test", True, True),
+    ("my_own_builder", "test", False, False),  # It may be private, as a folder.
+]
+
+
+@pytest.mark.parametrize(("name", "split", "public_test", "is_shown"), WHERE_SHOWN)
+def test_pictures_are_of_public_test_images_only(
+    tmp_path, monkeypatch, name, split, public_test, is_shown
+):
+    drawn, labels, images = [], np.arange(6) % 2, np.arange(6, dtype="uint8").reshape(6, 1, 1, 1)
+    data = types.SimpleNamespace(
+        name=name, eval_split=split, eval_examples=(images, labels), class_names=("a", "b")
+    )
+    monkeypatch.setattr(report.pictures, "wrong_predictions", lambda *args: drawn.append(args))
+    report.draw_measured(data, labels, np.array([1, 1, 0, 0, 0, 1]), tmp_path, public_test)
+    assert (tmp_path / report.CONFUSION).exists() and len(drawn) == is_shown
+    for pixels, *classes, _, _ in drawn:
+        assert pixels.ravel().tolist() == [0, 3]
+        np.testing.assert_array_equal(classes, [[0, 1], [1, 0]])
+
+
+COMMANDS = [
+    (
+        dict(epsilon=3.0, l2_norm_clip="automatic", delta=1e-4),
+        "--epsilon=3.0 --delta=0.0001 --l2_norm_clip=automatic",
+    ),
+    (dict(private=False, steps=9, batch_size=8), "--private=false --steps=9 --batch_size=8"),
+]
+
+
+def test_the_command_asks_for_the_same():
+    for asked, arguments in COMMANDS:
+        asked = dict(asked, dataset="folder:/a/my photos", seed=7)
+        recorded = without_secrets(settings.resolve(None, asked))
+        command = report.command_again(record(program="classify", settings=recorded))
+        words = set(shlex.split(command.replace("\\\n", "")))
+        expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}
+        assert words - {"--delta=1e-05"} == expected
+    assert report.command_again(record(program="classify", searched="30 trials")) is None
+
+
+def test_the_last_line_is_strict_json():
+    values = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": "x\ny", "e": np.float32(0.5)}
+    line = output.to_json(values)
+    parsed = json.loads(line, parse_constant=pytest.fail)
+    assert parsed == {"a": "inf", "b": "-inf", "c": None, "d": "x\ny", "e": 0.5}
+    assert "\n" not in line

@@ -1,0 +1,181 @@
+"""Presets and flags: which wins, the quantity that is solved for or chosen, and the step of a run.
+
+classify_test.py has the refusals.
+"""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import seeds
+
+import tfdpx
+from tfdpx.train import defaults, fitting, presets, settings
+from tfdpx.train.errors import UserError
+
+
+def resolve(preset="digits", **given):
+    return settings.resolve(preset, given)
+
+
+def chosen(num_examples=1437, replicas=1, **given):
+    return defaults.complete(resolve(**given), num_examples, replicas)
+
+
+def test_every_preset_resolves_at_any_budget():
+    for name in presets.names():
+        if resolve(name).private:
+            for epsilon in (8.0, 1.0):
+                values = resolve(name, epsilon=epsilon)
+                assert values.epsilon == epsilon
+                assert values.noise_multiplier is None or values.steps is None
+
+
+LEFT_OPEN = [
+    ({}, "noise_multiplier"),
+    ({"epsilon": 1.0, "steps": 7, "batch_size": 9}, "noise_multiplier"),
+    ({"noise_multiplier": 0.0}, "epsilon"),
+    ({"noise_multiplier": 2.0, "steps": 7}, "epsilon"),
+    ({"noise_multiplier": 2.0, "epsilon": 1.0}, "steps"),
+    ({"noise_multiplier": 2.0, "epsilon": 1.0, "steps": 7}, "batch_size"),
+]
+
+
+def test_the_quantity_that_is_left_open():
+    for given, solved in LEFT_OPEN:
+        values, _ = chosen(**given)
+        assert [name for name in settings.PRIVACY if getattr(values, name) is None] == [solved]
+        assert all(getattr(values, name) == value for name, value in given.items())
+
+
+def test_flags_beside_a_column_of_a_table():
+    column = resolve("table12/eps8", model=None, momentum=0.25)
+    assert (column.noise_multiplier, column.steps, column.epsilon) == (3.0, 2468, None)
+    assert (column.model, column.momentum) == ("wrn_16_4", 0.25)
+    asked = resolve("table12/eps8", epsilon=3.0)
+    assert (asked.noise_multiplier, asked.steps, asked.epsilon) == (None, 2468, 3.0)
+    assert resolve("table12/eps8", steps=7).noise_multiplier == 3.0
+
+
+@pytest.mark.parametrize("preset", ["digits", "table12/eps8", "table21/last_eps8"])
+def test_the_arm_without_privacy_keeps_everything_else(preset):
+    private, plain = vars(resolve(preset)), vars(resolve(preset, private=False))
+    assert (plain["noise_multiplier"], plain["epsilon"]) == (0.0, None)
+    assert plain["l2_norm_clip"] == math.inf
+    changed = {name for name in plain if plain[name] != private[name]}
+    assert changed <= {"private", "noise_multiplier", "epsilon", "l2_norm_clip"}
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "num_examples", "steps", "move"),
+    [(3, 1437, 31, 1293), (0.1, 300, 10, 100), (8, 20_000, 120, 6000)],
+)
+def test_the_rule_of_epsilon_times_images(epsilon, num_examples, steps, move):
+    values, text = chosen(num_examples, epsilon=epsilon)
+    assert values.model == "scatter_linear" and values.batch_size == num_examples
+    assert (values.l2_norm_clip, values.ema_momentum, values.steps) == (0.02, 0.0, steps)
+    assert values.steps * values.learning_rate == pytest.approx(move, rel=0.01)
+    for shown in ("--model=scatter_linear", f"--steps={steps}", "0.3 * epsilon * images"):
+        assert shown in text
+
+
+def test_other_choices():
+    given = dict(learning_rate=0.5, steps=7, l2_norm_clip=1.0, ema_momentum=0.9, epsilon=2.0)
+    values, text = chosen(**given)
+    assert {name: getattr(values, name) for name in given} == given
+    assert "--learning_rate" not in text and "--batch_size=1437" in text
+    values, text = chosen(model="small_cnn", epsilon=3.0)
+    assert (values.learning_rate, values.l2_norm_clip) == (3.1, "automatic")
+    assert values.steps == 60 and "--model" not in text
+    # Replicas share a batch evenly.
+    assert chosen(replicas=8, epsilon=3.0)[0].batch_size == 1432
+    with pytest.raises(UserError, match=r"20,000 training images. Received: 50,000.*wrn_16_4"):
+        chosen(50_000)
+
+
+def test_flags_of_another_kind_of_run_and_all_problems_are_named_at_once():
+    table, head = {"dataset": "csv:x.csv"}, {"head": "newton", "dataset": "digits"}
+    for given, message in [
+        ({**table, "target": "y", "model": "wrn_16_4"}, "--model must be linear or network"),
+        ({**table, "target": "y", "augmult": 4}, "--augmult belongs to images, not to tables"),
+        ({**head, "momentum": 0.9, "target": "y"}, "--momentum .*--target belongs to tables, not"),
+        ({**head, "shots": 3}, "--shots belong to --head=adamix"),
+        ({**head, "head": "adamix"}, "Exactly one of --public_dataset and --shots"),
+        ({"quantile": 0.5}, "--quantile belongs to heads, not to images"),
+        ({"steps": 0, "seed": -1}, "--steps must be at least 1.*--seed must not be negative"),
+        ({"augment_flip": True, "momentum": 0.9, "optimizer": "dpadam"}, "--momentum.*--augmult"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            settings.resolve(None, given)
+    with pytest.raises(UserError, match="Flag --preset belongs to images, not to heads"):
+        settings.resolve("digits", head)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_smoothed_crossentropy_is_that_of_keras_for_one_hot_targets(smoothing):
+    logits, labels = np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 1, 2, 3, 1, 0])
+    expected = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
+    wanted = float(expected(np.eye(4)[labels], logits))
+    loss = fitting.crossentropy(smoothing)
+    assert float(loss(labels, logits)) == pytest.approx(wanted, rel=1e-6)
+    assert float(loss(labels[:, None], logits)) == pytest.approx(wanted, rel=1e-6)
+
+
+def views(**values):
+    return fitting.views(resolve(**values))
+
+
+def test_views_by_the_settings():
+    assert views() is None
+    crops = views(augmult=2, augment_padding=3)
+    assert (type(crops), crops.padding, crops.flip) == (tfdpx.augment.RandomCropFlip, 3, False)
+    resized = views(augmult=2, augment_resize=1.2, image_size=10, augment_flip=True)
+    assert isinstance(resized, tfdpx.augment.ResizeCropFlip)
+    assert (resized.height, resized.scale, resized.flip) == (10, 1.2, True)
+    mixed = views(augmult=6, augment_padding=1, augment_mix=2, augment_mix_alpha=1.0)
+    assert (type(mixed), mixed.mixed_views, mixed.alpha) == (tfdpx.augment.MixViews, 2, 1.0)
+    assert type(mixed.augment) is tfdpx.augment.RandomCropFlip and mixed.augment.padding == 1
+
+
+def test_views_by_layers_of_keras_and_keras_cv():
+    several = views(augmult=2, augment=["RandomFlip:mode=horizontal", "RandomContrast:factor=0.2"])
+    assert [type(layer).__name__ for layer in several.layers] == ["RandomFlip", "RandomContrast"]
+    assert several.layers[0].mode == "horizontal"
+    assert several.layers[1].factor == keras.layers.RandomContrast(0.2).factor
+    cutout = views(augmult=2, augment=["RandomCutout:height_factor=0.3:width_factor=0.1..0.2"])
+    assert type(cutout).__module__.startswith("keras_cv")
+    for text, message in [
+        ("RandomFlop", "neither keras.layers nor keras_cv.layers has 'RandomFlop'"),
+        ("RandomFlip:modus=x", "modus.*--augment=RandomFlip:modus=x"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            views(augmult=2, augment=[text])
+    with pytest.raises(UserError, match="--augment takes the place of --augment_padding"):
+        views(augmult=2, augment=["RandomFlip"], augment_padding=2)
+
+
+def small_model():
+    seeds.fix(0)
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+
+
+@pytest.mark.slow
+def test_without_privacy_the_step_is_that_of_keras_on_the_same_batch():
+    values = resolve(
+        private=False, steps=3, batch_size=8, learning_rate=0.5, momentum=0.9, ema_momentum=0
+    )
+    plan = values.privacy_plan(8)
+    x = np.random.default_rng(1).normal(size=(8, 3)).astype("float32") * 100
+    y = np.arange(8) % 4
+    ours, keras_own = small_model(), small_model()
+    with pytest.warns(UserWarning, match="no noise is added.*l2_norm_clip=inf"):
+        optimizer = fitting.private_optimizer(values, plan, seed=0)
+    loss = fitting.crossentropy(0.1)
+    ours.compile(optimizer, loss)
+    keras_own.compile(keras.optimizers.SGD(0.5, momentum=0.9), loss)
+    # batch_size = num_examples: Poisson sampling draws every example at every step.
+    ours.fit(plan.batches(x, y, seed=0), verbose=0)
+    keras_own.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    for a, b in zip(ours.get_weights(), keras_own.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,206 @@
+"""A run on a table from end to end, predictions, and refusals."""
+
+import csv
+import dataclasses
+import re
+import zipfile
+
+import keras
+import numpy as np
+import own_tables
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.train import classify, predict, tables
+from tfdpx.train.data import tables as data_tables
+from tfdpx.train.settings import resolve
+
+
+@pytest.fixture(scope="module")
+def workdir(finished_runs):
+    """The folder of a finished run on a table."""
+    return finished_runs("table").workdir
+
+
+def write_predictions(run, path, **settings):
+    run(predict, csv=path, **settings)
+    return list(csv.DictReader(path.open(encoding="utf-8")))
+
+
+def test_a_run_learns_and_accounts_for_its_preprocessing(workdir):
+    record = records.read(workdir / "record.json")
+    assert record == records.read(workdir / "model.keras")
+    assert record.results["test_accuracy"] > 0.85
+    assert record.results["releases"] == 4  # Ranges and moments; moments by bounds; city.
+    assert record.ledger.steps == record.results["steps"] + 4
+    assert record.epsilon == pytest.approx(8.0, rel=1e-3) and record.epsilon <= 8.0
+    assert record.is_releasable and record.unit == "row"
+    statement = (workdir / "privacy_statement.txt").read_text()
+    assert f"{record.data.num_examples:,} rows" in statement
+    assert (workdir / "confusion_matrix.png").exists() and (workdir / "report.html").exists()
+
+
+def test_no_private_value_is_in_the_files(workdir):
+    record = (workdir / "record.json").read_text()
+    for private in (own_tables.RARE, "Old", "Bonn", str(workdir.parent)):
+        assert private not in record
+    with zipfile.ZipFile(workdir / "model.keras") as archive:
+        assert "DPSGD" not in archive.read("config.json").decode()
+    layers = (
+        keras.saving.load_model(workdir / "model.keras").get_layer("tfdpx.preprocessing").layers
+    )
+    [lookup] = [layer for layer in layers if isinstance(layer, keras.layers.StringLookup)]
+    assert set(lookup.get_vocabulary(False)) == {'Old "Town"', "Bonn, West", "(missing)"}
+    # One row of 1e30 moved no mean out of the range of all others.
+    normalizations = [x for x in layers if isinstance(x, keras.layers.Normalization)]
+    assert all(np.all(np.abs(layer.adapt_mean) < 2e4) for layer in normalizations)
+
+
+def test_new_rows_are_predicted_whatever_they_hold(workdir, run, refusal, tmp_path):
+    rows, path = tmp_path / "new.csv", tmp_path / "out.csv"
+    rows.write_text(
+        "unused;city;owns;constant;income/month;age in years\n1;Bonn, West;true;;-inf;79\n"
+        "2;never seen;;7;1e308;1e308\n3;;false;1e308;;\n"
+    )
+    lines = write_predictions(run, path, model=workdir, rows=rows, all_classes=True)
+    assert lines[0]["bought"] == "yes" and len(lines) == 3
+    for line in lines:
+        assert float(line["yes"]) + float(line["no"]) == pytest.approx(1, abs=1e-5)
+    lines = write_predictions(run, path, model=workdir, rows=rows)
+    assert list(lines[0]) == ["bought", "probability"]
+    rows.write_text("city\nx\n")
+    assert "no column 'age in years'" in refusal(predict, model=workdir, rows=rows)
+
+
+@pytest.mark.slow
+def test_a_regression_of_a_parquet_file(run, tmp_path):
+    x = np.random.default_rng(0).uniform(-1, 1, size=(2000, 2))
+    # Columns with names that Keras gives to layers.
+    table = {"normalization": x[:, 0], "clip": x[:, 1].astype("float32"), "y": 30 * x[:, 0] + 100}
+    path = tmp_path / "numbers.parquet"
+    parquet.write_table(pa.table(table), path)
+    limits = dict(target_lower=50.0, target_upper=150.0, bounds=["*:-1:1"])
+    settings = dict(target="y", task="regression", epsilon=8.0, workdir=tmp_path / "run", **limits)
+    report, _ = run(classify, dataset=f"parquet:{path}", **settings)
+    assert report["test_r2"] > 0.9 and report["releases"] == 1  # The ranges are public.
+    lines = write_predictions(run, tmp_path / "out.csv", model=tmp_path / "run", rows=path)
+    errors = np.array([float(line["y"]) for line in lines]) - table["y"]
+    assert np.mean(errors**2) < 6**2
+
+
+GOOD = {"x": [1.5, 2.5] * 20, "t": ["a", "b"] * 20}
+REFUSALS = [
+    (GOOD, dict(target="T"), "no column 'T'.*Columns are: x, t"),
+    (GOOD, dict(target=None), "--target=COLUMN"),
+    (GOOD, dict(drop=["x"]), "nothing to learn from"),
+    (GOOD, dict(classes=["a", "c"]), "all of them in --classes"),
+    (GOOD, dict(target="x"), "--task=regression"),
+    (GOOD, dict(task="regression"), "--target_lower"),
+    (GOOD, dict(target_lower=0.0), "belong to --task=regression"),
+    (GOOD, dict(bounds=["x:2:1"]), "COLUMN:LOWER:UPPER"),
+    (GOOD, dict(bounds=["z:0:1"]), "no column 'z'"),
+    (GOOD, dict(epsilon=1.0), "too few to find the ranges.*--bounds=x"),
+    (GOOD, dict(augmult=4), "--augmult belongs to images"),
+    (GOOD, dict(resume=True), "--resume belongs to images"),
+    (GOOD | {"day": ["2024-01-02"] * 40}, {}, "'day' is of type date.*--drop=day"),
+    (GOOD | {"day": ["31/12/2024", "1/2/2025"] * 20}, {}, "'day' is of dates.*--drop=day"),
+    (GOOD | {"id": [f"p{i}" for i in range(40)]}, {}, "'id' names the rows.*--drop=id"),
+    (GOOD | {"id": list(range(100, 140))}, {}, "'id' numbers the rows.*--bounds=id:"),
+    (GOOD | {"tfdpx.head": [1.5] * 40}, {}, "'tfdpx.head' needs another name"),
+    (GOOD | {"a/b": [1] * 40, "a_b": [1] * 40}, {}, "'/' becomes '_'"),
+    (GOOD | {"none": [""] * 40}, {}, "'none' is empty.*--drop=none"),
+    (GOOD | {"": [1] * 40}, {}, "name of its own"),
+    ({n: v[:1] for n, v in GOOD.items()}, {}, "two to 100 labels"),
+    ({n: [] for n in GOOD}, {}, "no row"),
+    (GOOD | {"t": ["a", ""] * 20}, {}, "no value in the column --target=t"),
+    (GOOD | {"owns": ["true"] * 40}, dict(bounds=["owns:0:1"]), "--bounds is for columns of num"),
+    (GOOD, dict(dataset="csv:nowhere.csv"), "Cannot read --dataset=csv:nowhere.csv: .*No such"),
+    (GOOD, dict(dataset="parquet:bad.csv"), "parquet:PATH if it ends in .parquet"),
+]
+
+
+def test_a_refusal_is_one_line_and_leaves_no_folder(tmp_path, refusal):
+    path = tmp_path / "bad.csv"
+    for columns, settings, words in REFUSALS:
+        own_tables.write(path, columns)
+        settings = dict(dataset=f"csv:{path}", target="t", workdir=tmp_path / "run") | settings
+        assert re.search(words, refusal(classify, **settings)), words
+        assert not (tmp_path / "run").exists()
+    path.write_text("a,a,t\n1,2,x\n3,4,y\n")
+    assert "'a', double" in refusal(classify, dataset=f"csv:{path}", target="t")
+    path.write_text("köln,t\n1,x\n2,y\n", encoding="latin-1")
+    assert "Cannot read" in refusal(classify, dataset=f"csv:{path}", target="t")
+
+
+def test_errors_quote_no_value(tmp_path, workdir, refusal):
+    """Rows of another length, and values of another kind."""
+    columns = {name: [own_tables.RARE] for name in own_tables.people(9)}
+    parquet.write_table(pa.table(columns), tmp_path / "bad.parquet")
+    text = refusal(predict, model=workdir, rows=tmp_path / "bad.parquet")
+    assert re.search("'age in years' .* is not of number values", text)
+    text += refusal(predict, model=workdir, rows=own_tables.write(tmp_path / "bad.csv", columns))
+    assert "Cannot read --rows" in text
+    (tmp_path / "bad.csv").write_text(f"x,t\n1,a\n2,b,{own_tables.RARE}\n")
+    text += refusal(classify, dataset=f"csv:{tmp_path / 'bad.csv'}", target="t")
+    assert "Row #3: Expected 2 columns, got 3" in text and own_tables.RARE not in text
+
+
+def load(path, columns, **settings):
+    own_tables.write(path, columns)
+    return data_tables.load(resolve(None, dict(dataset=f"csv:{path}", target="t", **settings)))
+
+
+def rows_of(path, columns, **settings):
+    table = load(path, columns, **settings)
+    return set(table.train.columns["x"]), set(table.test.columns["x"])
+
+
+def test_a_row_moves_no_other(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "t.csv"
+    columns = {"x": rng.normal(size=200), "t": rng.choice(["b", "c"], 200)}
+    train, test = rows_of(path, columns)
+    assert 20 <= len(test) <= 60 and len(train) + len(test) == 200
+    fewer = rows_of(path, {name: values[1:] for name, values in columns.items()})
+    assert fewer[0] <= train and fewer[1] <= test
+    # A row with a label of its own, which comes before the others.
+    more = rows_of(path, {"x": [*columns["x"], 5.0], "t": [*columns["t"], "a"]})
+    assert train <= more[0] and test <= more[1]
+    assert rows_of(path, columns, test_seed=1)[1] != test
+    assert 40 <= len(load(path, {"x": [1, 2] * 200, "t": ["a", "b"] * 200}).test) <= 120
+
+
+def test_whole_numbers_are_categories_on_demand(tmp_path):
+    columns = {"zip": ["01234", "99999"] * 20, "t": [0, 10] * 20}
+    table = load(tmp_path / "t.csv", columns)
+    assert table.kinds == {"zip": "number"} and table.class_names == ("0", "10")
+    table = load(tmp_path / "t.csv", columns, categorical=["zip"])
+    assert set(table.train.columns["zip"]) == {"01234", "99999"}
+
+
+def test_bounds_alone_cost_nothing_where_rows_are_few():
+    columns = {f"c{i}": np.linspace(0, 1, 140) for i in range(13)}
+    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0, bounds=["*:0:1"]))
+    layers, spent = tables.adapt(columns, dict.fromkeys(columns, "number"), settings)
+    assert not spent.entries and layers.output_shape == (None, 13)
+
+
+def test_the_share_of_the_preprocessing():
+    """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
+    rng = np.random.default_rng(0)
+    columns = {"a": rng.normal(size=10_000), "b": rng.choice(["x", "y"], 10_000)}
+    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=3.0))
+    _, spent = tables.adapt(columns, {"a": "number", "b": "category"}, settings)
+    squared_mu = sum(entry.steps / entry.noise_multiplier**2 for entry in spent.entries)
+    noise = (10 * squared_mu) ** -0.5
+    alone = dataclasses.replace(spent.entries[0], noise_multiplier=noise, steps=1)
+    assert Ledger((alone,)).epsilon(1e-5) == pytest.approx(3.0, rel=5e-3)
+
+
+def test_the_rule_of_epsilon_times_rows():
+    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0))
+    for rows, *choice in ((142, "linear", 60), (400, "linear", 180), (5000, "network", 180)):
+        name, plan, _ = tables.choose(settings, rows, Ledger())
+        assert [name, plan.steps] == choice

@@ -1,0 +1,365 @@
+"""The questions of `account`: one quantity of a run from all others, and runs side by side."""
+
+import dataclasses
+import math
+import pathlib
+import re
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+from rich import console, table
+from rich.text import Text
+
+from tfdpx._arguments import exactly_one_missing
+from tfdpx.accounting import accountants, calibration
+from tfdpx.accounting import record as records
+from tfdpx.accounting.gaussian import exact_epsilon
+from tfdpx.accounting.groups import Sampling, group_epsilon
+from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.statement import rounded_up
+from tfdpx.train.output import readable
+
+# Other parts of tensorflow_privacy fail to import on TensorFlow >= 2.16, and this skips them.
+sys.skip_tf_privacy_import = True
+try:
+    from tensorflow_privacy.privacy.analysis import compute_dp_sgd_privacy_lib
+except ImportError:
+    compute_dp_sgd_privacy_lib = None
+
+# The rate and the length can each be given in two ways.
+_RATE, _LENGTH = ("batch_size", "num_examples", "sampling_probability"), ("steps", "epochs")
+NAMES = ("noise_multiplier", *_RATE, *_LENGTH, "delta", "epsilon")
+_COMPARED = (
+    *("accuracy", "measured_on", "epsilon", "delta", "accountant", "noise_multiplier", "steps"),
+    *("epsilon_is_approximate", "epsilon_is_lower_bound", "releasable"),
+)
+
+_WHY = (
+    "Why these differ from the figures above: `assuming Poisson sampling` is as tfdpx draws, which "
+    "keeps 0.01% of delta back; `once per epoch` is without amplification, as for shuffled batches "
+    "(--sampling=shuffle). Its default `used_microbatching=True` would halve the noise, because "
+    "its microbatches average before they are clipped: tfdpx clips every example."
+)
+
+
+def answer(
+    quantities: dict[str, Any], sampling: Sampling, accountant: str | None = None
+) -> dict[str, Any]:
+    """Solves for the quantity that is left out, as `tfdpx.PrivacyPlan` does.
+
+    One of the noise, the rate, the length, delta and epsilon is left out, and solved: the least
+    noise, the highest rate, the most steps, the least delta that keep within epsilon, or epsilon.
+    The rate is `batch_size` of `num_examples`, or a `sampling_probability`, and the one that is
+    missing of it is solved. The length is `steps` or `epochs`.
+
+    Args:
+        quantities: Dict of any of `NAMES`; None is unknown.
+        sampling: `Sampling`.
+        accountant: The accountant that solves; the tightest of the sampling if left out.
+
+    Returns:
+        Dict of JSON values: `solved`, the name of the quantity; all of `NAMES`, of which
+        `batch_size` and `num_examples` are None where neither is known; epsilon by each accountant,
+        None where it has none; and how batches are drawn.
+
+    Raises:
+        ValueError: If a value is out of its range, there is not one unknown, nothing meets
+            `epsilon`, or the accountant cannot resolve the loss.
+    """
+    accountant = accountant or sampling.accountants[0]
+    known = {name: quantities[name] for name in NAMES if quantities.get(name) is not None}
+    sampling.check_accountant(accountant)
+    calibration.check(known)
+    solved = _left_out(known)
+    if solved == "epsilon":
+        value = sampling.epsilon(*calibration.run_of(known), known["delta"], accountant)
+    elif solved == "delta":
+        calibration.check_target(known["epsilon"])
+        value = sampling.delta(*calibration.run_of(known), known["epsilon"], accountant)
+        if not 0 < value < 1:
+            raise ValueError(
+                f"No delta between 0 and 1 belongs to --epsilon={known['epsilon']}: it would "
+                f"be {value:g}. Give another --epsilon, or --delta and no --epsilon."
+            )
+    else:
+        value = calibration.solve(solved, known, accountant, sampling.epsilon)
+    known[solved] = value
+    run = _, rate, steps = calibration.run_of(known)
+    size, count = known.get("batch_size"), known.get("num_examples")
+    if count is None and size is not None:
+        count = round(size / rate)
+    elif size is None and count is not None:
+        size = max(1, round(count * rate))
+    known |= {"sampling_probability": rate, "batch_size": size, "num_examples": count}
+    known |= {"steps": steps, "epochs": steps * rate}
+    by_each = {by: _epsilon(sampling, run, known["delta"], by) for by in ("pld", "rdp", "gdp")}
+    return {
+        "solved": solved,
+        **{name: known[name] for name in NAMES},
+        **{f"epsilon_{name}": epsilon for name, epsilon in by_each.items()},
+        "accountant": accountant,
+        "sampling": sampling.name,
+        "neighbours": sampling.neighbours,
+        "is_exact": sampling.name == "poisson",
+    }
+
+
+def _epsilon(sampling, run, delta, accountant):
+    """Epsilon by "pld", "rdp", or exactly by "gdp"; None where the accountant has none."""
+    try:
+        if accountant != "gdp":
+            return sampling.epsilon(*run, delta, accountant)
+        noise_multiplier, probability, steps = sampling.run(*run)
+    except ValueError:  # It does not know the sampling, or cannot resolve so small a loss.
+        return None
+    is_gaussian = probability == 1 and noise_multiplier and sampling.name != "without_replacement"
+    return exact_epsilon(math.sqrt(steps) / noise_multiplier, delta) if is_gaussian else None
+
+
+def _run(answer):
+    return answer["noise_multiplier"], answer["sampling_probability"], answer["steps"]
+
+
+def _left_out(known):
+    """The name of the quantity that is to be solved."""
+    for names in (_LENGTH, _RATE):
+        if all(name in known for name in names):
+            listed = " ".join(f"--{name}={known[name]}" for name in names)
+            raise ValueError(f"Each of {listed} follows from the rest: leave one of them out.")
+    rate = [name for name in _RATE[:2] if name in known]
+    needed = _RATE[2:] if "sampling_probability" in known or not rate else _RATE[:2]
+    values = {name: known.get(name) for name in ("noise_multiplier", "delta", "epsilon", *needed)}
+    return exactly_one_missing({**values, "steps": known.get("steps", known.get("epochs"))}, "--{}")
+
+
+def people(answer: dict[str, Any], rows: int) -> tuple[dict[str, Any], str]:
+    """The epsilon of a person with several examples, if updates draw examples, or people.
+
+    With people of k examples each, an update of B examples has B / k people, whose mean gradients
+    are clipped at C each: noise of C sigma / k on their sum has then the same ratio to the signal
+    as C sigma to the sum of B gradients.
+
+    Args:
+        answer: Dict that `answer` returned.
+        rows: Int k, the most examples of a person.
+
+    Returns:
+        Pair of a dict of JSON values and sentences. `epsilon_of_user_drawing_people` is None
+        below the least noise that the accountants take.
+
+    Raises:
+        ValueError: If batches are not Poisson samples.
+    """
+    if answer["sampling"] != "poisson":
+        raise ValueError(
+            "Flag --rows_per_user needs --sampling=poisson. Received: "
+            f"--sampling={answer['sampling']}."
+        )
+    (noise, *drawn), delta, accountant = _run(answer), answer["delta"], answer["accountant"]
+    ledger = Ledger((Entry(noise, *drawn),))
+    by_rows = group_epsilon(ledger, rows, delta=delta, accountant=accountant)
+    by_people = None
+    if not noise or noise / rows >= calibration.MIN_NOISE_MULTIPLIER:
+        by_people = accountants.epsilon(noise / rows, *drawn, delta, accountant)
+    text = (
+        f"A person with {rows} examples has epsilon {_rounded(by_rows)} as examples are drawn, and "
+        f'{_rounded(by_people)} if updates draw people (PrivacyPlan(unit="user")), with the same '
+        "noise on the mean gradient. docs/users.md has what each learns."
+    )
+    record = {"rows_per_user": rows, "epsilon_of_user": by_rows}
+    return record | {"epsilon_of_user_drawing_people": by_people}, textwrap.fill(text, 88)
+
+
+def _rounded(epsilon):
+    if epsilon is None:
+        return "one too large to count"
+    return rounded_up(epsilon) if epsilon < math.inf else "infinite"
+
+
+def tf_privacy(answer: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """tensorflow-privacy's own statement on the same numbers.
+
+    Args:
+        answer: Dict that `answer` returned.
+
+    Returns:
+        Pair of a dict of JSON values, its two epsilons, and a text: its statement and why it
+        differs, or why it is missing. The epsilons are then None.
+    """
+    names = [f"epsilon_tensorflow_privacy_{name}" for name in ("once_per_epoch", "poisson")]
+    why_missing, count, size = None, answer["num_examples"], answer["batch_size"]
+    if not answer["noise_multiplier"]:
+        why_missing = "Without noise there is no differential privacy: epsilon is infinite."
+    elif compute_dp_sgd_privacy_lib is None:
+        why_missing = (
+            "tensorflow-privacy is not installed (it refuses Python 3.12 and later), so its "
+            "statement is missing here; the other figures need none of it."
+        )
+    elif count is None:
+        why_missing = "tensorflow-privacy's statement needs --num_examples and --batch_size."
+    if why_missing:
+        return dict.fromkeys(names), why_missing
+    accountant = answer["accountant"].upper()
+    statement = compute_dp_sgd_privacy_lib.compute_dp_sgd_privacy_statement(
+        number_of_examples=count,
+        batch_size=size,
+        # It rounds the steps up from here; the whole number could round to one more.
+        num_epochs=(answer["steps"] - 1e-6) * size / count,
+        noise_multiplier=answer["noise_multiplier"],
+        delta=answer["delta"],
+        used_microbatching=False,
+        accountant_type=compute_dp_sgd_privacy_lib.AccountantType[accountant],
+    )
+    epsilons = map(float, re.findall(r"^ +Epsilon .*: +(\S+)$", statement, re.MULTILINE))
+    why = textwrap.fill(_WHY, 100)
+    return dict(zip(names, epsilons, strict=True)), f"tensorflow-privacy:\n\n{statement}\n{why}"
+
+
+def draw_trade_off(answer: dict[str, Any], sampling: Sampling, path: str) -> None:
+    """Draws the trade-off around an answer: epsilon against steps, and noise against batch size.
+
+    Args:
+        answer: Dict that `answer` returned, of a run with noise.
+        sampling: `Sampling`.
+        path: PNG file to write.
+    """
+    from matplotlib import figure  # It takes as long to import as all else.
+
+    (noise, rate, steps), delta, accountant = _run(answer), answer["delta"], answer["accountant"]
+    fig = figure.Figure(figsize=(10, 4), layout="constrained")
+    left, right = fig.subplots(1, 2)
+    marked = dict(marker="o", color="black", linestyle="", label=f"answer, by {accountant}")
+    numbers = np.unique(np.geomspace(max(1, steps / 10), 4 * steps, 9).astype(int))
+    epsilons = [_epsilon(sampling, (noise, rate, int(n)), delta, accountant) for n in numbers]
+    left.plot(numbers, epsilons, marker=".", label=accountant)
+    left.plot(steps, answer["epsilon"], **marked)
+    left.set(xlabel="model updates", ylabel=r"$\varepsilon$")
+    left.set_title(f"noise multiplier {noise:.4g}")
+
+    rates, size = np.geomspace(rate / 10, min(1.0, 4 * rate), 9), answer["num_examples"] or 1
+    noises = [_noise(answer, sampling, float(one)) for one in rates]
+    right.plot(size * rates, noises, marker=".", label="rdp")
+    right.plot(size * rate, noise, **marked)
+    label = "expected batch size" if answer["num_examples"] else "sampling probability"
+    right.set(xlabel=label, ylabel="noise multiplier")
+    right.set_title(rf"$\varepsilon$ = {answer['epsilon']:.4g} after {steps} updates")
+    for axes in (left, right):
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    fig.suptitle(rf"$\delta$ = {delta:g}, {sampling.name} sampling")
+    fig.savefig(path, dpi=120)
+
+
+def _noise(around, sampling, rate):
+    """The noise by RDP, the quickest, that keeps within epsilon at a rate; NaN where none does."""
+    known = {name: around[name] for name in ("steps", "delta", "epsilon")}
+    known["sampling_probability"] = rate
+    try:
+        return calibration.solve("noise_multiplier", known, "rdp", sampling.epsilon)
+    except ValueError:  # Less noise than accountants resolve.
+        return math.nan
+
+
+def compare(runs: dict[pathlib.Path, records.Record], delta: float | None = None) -> dict[str, Any]:
+    """The runs side by side: the settings that differ, accuracy and epsilon.
+
+    Args:
+        runs: Dict from files to the `Record`s in them.
+        delta: Optional float in (0, 1), at which all epsilons are.
+
+    Returns:
+        Dict of JSON values: the names of the settings that differ, and a dict for each run. A run
+        is named by the end of its path by which it differs from the others.
+
+    Raises:
+        ValueError: If `delta` is out of its range, or a record needs one.
+    """
+    parts = [(file.parent if file.name == records.FILE else file).parts for file in runs]
+    depth = 1
+    while len({part[-depth:] for part in parts}) < len(parts) and depth < max(map(len, parts)):
+        depth += 1
+    settings = [
+        {"program": record.program, "dataset": record.data and record.data.name, **record.settings}
+        for record in runs.values()
+    ]
+    names = dict.fromkeys(name for one in settings for name in one)
+    rows = {name: [one.get(name) for one in settings] for name in names}
+    differing = [name for name, row in rows.items() if any(value != row[0] for value in row)]
+    columns = [
+        {"name": "/".join(part[-depth:])}
+        | _results(record, delta)
+        | {"settings": {name: one.get(name) for name in differing}}
+        for part, record, one in zip(parts, runs.values(), settings, strict=True)
+    ]
+    return records.plain({"differing": differing, "runs": columns})
+
+
+def _results(record, delta):
+    view = dataclasses.replace(record, delta=record.delta if delta is None else delta).view()
+    measured_on = "test" if view.get("test_accuracy") is not None else "validation"
+    accuracy = view.get(f"{measured_on}_accuracy")
+    view |= {"accuracy": accuracy, "measured_on": None if accuracy is None else measured_on}
+    view["epsilon_is_lower_bound"] = not record.ledger.is_complete
+    return {name: view.get(name) for name in _COMPARED}
+
+
+def print_comparison(compared: dict[str, Any]) -> None:
+    """Prints a column for each run.
+
+    Args:
+        compared: Dict that `compare` returned.
+    """
+    runs, columns = compared["runs"], table.Table(title="settings that differ, and results")
+    for name in ("", *(run["name"] for run in runs)):  # As text: a name may look like markup.
+        columns.add_column(Text(name), overflow="fold")
+    rows = {name: [run["settings"][name] for run in runs] for name in compared["differing"]}
+    for name in _COMPARED:
+        label = {"epsilon": "epsilon spent", "steps": "updates made"}.get(name, name)
+        rows[label] = [run[name] for run in runs]
+    for name, row in rows.items():
+        columns.add_row(name.replace("_", " "), *(Text(readable(value)) for value in row))
+    console.Console().print(columns)
+    if not compared["differing"]:
+        print("No recorded setting differs: seeds and noise are in no record.")
+    if len({run["delta"] for run in runs} - {None}) > 1:
+        print("The epsilons are at different deltas: --delta=D compares all at one.")
+    print(
+        "Each epsilon is of its run alone. Choosing among runs on the same data spends what all of "
+        "them spent: --workdir=A,B,... adds it up."
+    )
+
+
+def draw_comparison(compared: dict[str, Any], path: str) -> None:
+    """Draws accuracy against epsilon, a point a run; runs without privacy stand at the right.
+
+    Args:
+        compared: Dict that `compare` returned. Runs without an accuracy are left out.
+        path: PNG file to write.
+    """
+    from matplotlib import figure  # It takes as long to import as all else.
+
+    runs = [run for run in compared["runs"] if run["accuracy"] is not None]
+    epsilons = [float(run["epsilon"]) for run in runs]
+    right = 1.25 * max((e for e in epsilons if e < math.inf), default=1.0) or 1.0
+    fig = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = fig.add_subplot()
+    for run, epsilon in zip(runs, epsilons, strict=True):
+        place = min(epsilon, right), 100 * run["accuracy"]
+        axes.plot(*place, marker="o" if epsilon < math.inf else "s")
+        # A pair of dollars in the name of a folder is no formula.
+        offset = dict(xytext=(5, 4), textcoords="offset points", parse_math=False)
+        axes.annotate(run["name"], place, fontsize=8, **offset)
+    if math.inf in epsilons:
+        axes.axvline(right, color="grey", linestyle=":", zorder=0, label="without privacy")
+        axes.legend()
+    measured_on = " and ".join(sorted({run["measured_on"] for run in runs}))
+    axes.set(xlabel="privacy spent, epsilon", ylabel=f"{measured_on} accuracy, %")
+    axes.margins(0.15)
+    axes.grid(alpha=0.3)
+    fig.savefig(path, dpi=120)

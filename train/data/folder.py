@@ -1,0 +1,383 @@
+"""Images in folders: which files there are, which can be read, and folders of images by class.
+
+The size and the colours that are chosen from the files, the names of the classes, and the numbers
+of images to train and to test on count as public. An image is a training or a test image by a hash
+of its own bytes (or of its person), so adding or removing one changes no other's side.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import io
+import os
+import pathlib
+import statistics
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+from rich import console, progress
+
+from tfdpx.sampling.users import numbered
+from tfdpx.train.data.people import People
+from tfdpx.train.data.tfds import FOLDER, Features
+from tfdpx.train.errors import UserError, checking_flags, printable
+
+# In any case; formats that Pillow reads without a plugin. HEIC, which telephones write, is not one.
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"),
+)  # fmt: skip
+_GRAY_MODES = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L")
+_ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # Of EXIF, which cameras write.
+
+# The sides that are chosen. Larger images have more features than memory, where there are many.
+_LEAST_SIDE, _LARGEST_SIDE, _LARGEST_SIDE_OF_MANY, _MANY = 8, 64, 32, 5_000
+_TRAIN, _TEST = ("train", "training"), ("test", "testing", "validation", "valid", "val")
+_SHOWN = 5  # Names in a note.
+
+
+@dataclasses.dataclass(frozen=True)
+class Readable:
+    """An image file that can be read to its end.
+
+    Attributes:
+        file: `pathlib.Path`.
+        size: `(height, width)` in pixels, upright.
+        is_gray: Bool, whether it is stored without colours.
+        digest: Bytes, a hash of the file's bytes.
+    """
+
+    file: pathlib.Path
+    size: tuple
+    is_gray: bool
+    digest: bytes
+
+
+def find(folder):
+    """Returns the files under a folder that are images by their names, and all other files.
+
+    Hidden files and folders are passed over. Links to folders are followed.
+
+    Args:
+        folder: `pathlib.Path`.
+
+    Returns:
+        Two sorted lists of `pathlib.Path`.
+
+    Raises:
+        UserError: If a folder cannot be listed.
+    """
+    images, others, visited = [], [], set()
+    for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        place = os.path.realpath(parent)
+        if place in visited:  # A link that leads back.
+            folders.clear()
+            continue
+        visited.add(place)
+        folders[:] = sorted(filter(_is_shown, folders))
+        for name in filter(_is_shown, names):
+            kind = images if name.lower().endswith(SUFFIXES) else others
+            kind.append(pathlib.Path(parent, name))
+    return sorted(images), sorted(others)
+
+
+def check(files, folder, named, skip_broken=False):
+    """Reads each file to its end, and sorts out those that are no images.
+
+    Args:
+        files: List of `pathlib.Path`.
+        folder: `pathlib.Path`, relative to which an error names them.
+        named: String, the name of all in an error, such as "--images=PATH".
+        skip_broken: Bool, whether files that cannot be read are no error.
+
+    Returns:
+        List of `Readable`, and a dict from each broken file to the reason, a string.
+
+    Raises:
+        UserError: If there are broken ones: it names all.
+    """
+    screen = console.Console(stderr=True)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        results = progress.track(
+            threads.map(_look, files),
+            "Checking images",
+            len(files),
+            console=screen,
+            transient=True,
+            disable=not screen.is_terminal,
+        )
+        looks = dict(zip(files, results, strict=True))
+    broken = {file: look for file, look in looks.items() if isinstance(look, str)}
+    if broken and not skip_broken:
+        names = [f"{printable(f.relative_to(folder))} ({why})" for f, why in broken.items()]
+        raise UserError(
+            f"{len(broken)} of {len(files)} images of {named} cannot be read: {'; '.join(names)}. "
+            "Repair or remove them, or add --skip_broken to leave them out."
+        )
+    return [look for look in looks.values() if isinstance(look, Readable)], broken
+
+
+def eight_bits(image, channels):
+    """Returns an image upright and in 8 bits, on white where it is transparent.
+
+    Args:
+        image: `PIL.Image.Image`.
+        channels: 1 for gray, 3 for colours.
+
+    Raises:
+        ValueError: If its pixels have more than 16 bits, because their white is unknown.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) // 257).astype("uint8"))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels have 32 bits (mode {image.mode}): save it with 8 or 16")
+    if image.mode in _ALPHA_MODES or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+class Files:
+    """Images of a split, a file each: records for `images.Images`.
+
+    Args:
+        pairs: List of a `pathlib.Path` and an int, the class.
+        people: Optional array of the person of each.
+    """
+
+    def __init__(self, pairs, people=None):
+        self.pairs, self.people = pairs, people
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def read(self, rows):
+        """Returns a list of pairs of the bytes of a file and its class."""
+        return [(file.read_bytes(), label) for file, label in (self.pairs[row] for row in rows)]
+
+    def labels(self):
+        """Returns the classes, an int64 array, without reading an image."""
+        return np.array([label for _, label in self.pairs])
+
+    def name(self, row):
+        """Returns the name of an example in errors."""
+        return str(self.pairs[row][0])
+
+
+class ImageFolder:
+    """The images of `PATH/CLASS/...`, or of `PATH/train/CLASS/...` and `PATH/test/CLASS/...`.
+
+    Args:
+        path: `pathlib.Path`.
+        validation: Float in [0, 1), the expected part of the other images (or people) to hold out.
+        test_fraction: Float in [0, 1), the expected part of the images (or people) to test on;
+            None: a fifth. Not where the folder has test images.
+        test_seed: Int in [0, 2**63), the key of the hash that says which.
+        skip_broken: Bool. Whether files that cannot be read are left out, not refused.
+        user: Says whose each image is, see `people.People`; None: each is its own.
+
+    Attributes:
+        features: `tfds.Features`, with a shape for all images that is chosen from the files.
+        notes: List of strings for people, on the images and the choices.
+        left_out: Int, broken files that were left out.
+
+    Raises:
+        UserError: If the folder does not hold images of at least two classes, holds broken ones,
+            or has no image of a class to train on.
+    """
+
+    def __init__(
+        self, path, validation=0.0, test_fraction=None, test_seed=0, skip_broken=False, user=None
+    ):
+        self._flag = f"--dataset={FOLDER}:{path}"
+        train_folder, test_folder = _parts(existing(path))
+        if test_folder and test_fraction is not None:
+            raise UserError(
+                f"The folder {self._flag} has test images in {test_folder.name}: leave out "
+                f"--test_fraction. Received: --test_fraction={test_fraction:g}."
+            )
+        if validation >= 1:
+            raise UserError(
+                f"Flag --validation must be a fraction for {self._flag}: each image is held "
+                f"out by itself. Received: --validation={validation:g}."
+            )
+        files, others = find(path)
+        train, test = _in_classes(files, train_folder), _in_classes(files, test_folder)
+        loose = [file for file in files if file not in train and file not in test]
+        readable, broken = check([*train, *test], path, self._flag, skip_broken)
+        self.left_out = len(broken)
+        for file in broken:
+            (train if file in train else test).pop(file)
+        names = tuple(sorted({*train.values(), *test.values()}))
+        passed_over = _passed_over(path, others, loose, broken, train_folder, names)
+        if len(names) < 2:
+            raise UserError(
+                f"--dataset={FOLDER}:PATH needs images of at least two classes, as PATH/CLASS/NAME "
+                f"with a suffix of {', '.join(SUFFIXES)}, or as PATH/train/CLASS/NAME and "
+                f"PATH/test/CLASS/NAME. Received: PATH={path}, with classes: "
+                f"{' '.join([', '.join(names) or 'none', *passed_over])}"
+            )
+        people = user and People(user, train_folder)
+        digests = {image.file: image.digest for image in readable}
+        tested = 0.0 if test_folder else 0.2 if test_fraction is None else test_fraction
+        held_out = tested + (1 - tested) * validation
+        splits = {"train": {}, "validation": {}, "test": test}
+        for file, name in train.items():
+            place = _place(people.of(file) if people else digests[file], test_seed)
+            split = "test" if place < tested else "validation" if place < held_out else "train"
+            splits[split][file] = name
+        if alone := sorted(set(names) - set(splits["train"].values())):
+            raise UserError(
+                f"There is no image of class {alone[0]} to train on in {self._flag}. Add some, or "
+                "give another --test_seed or a smaller --test_fraction or --validation. Received: "
+                f"--test_seed={test_seed}."
+            )
+        self._splits = {
+            split: Files([(file, names.index(name)) for file, name in images.items()])
+            for split, images in splits.items()
+        }
+        self.features = Features((), _shape(readable), names)
+
+        unit = "people" if people else "images"
+        where = f"about {tested:g} of the {unit}, --test_fraction; which, --test_seed={test_seed}"
+        where = f"those in {test_folder.name}" if test_folder else where
+        train, held, test = splits.values()
+        self.notes = [
+            f"{path}: {len(readable)} images of {len(names)} classes.",
+            f"To train on: {len(train)}. {f'Held out: {len(held)}. ' if validation else ''}To test "
+            f"on: {len(test)} ({where}).",
+            f"Public, so not protected: how many {unit} there are to train on and how many images "
+            "to test on, the names of the classes, size and colours.",
+            *passed_over,
+        ]
+        untested = sorted(set(names) - set(test.values()))
+        if test and untested:
+            self.notes.insert(2, f"Classes without a test image: {', '.join(untested)}.")
+        if people:
+            ids = np.array([people.of(file) for file in train], object)
+            with checking_flags():
+                count = numbered(ids, len(ids))[1]  # Refuses names that mean nobody.
+            self._splits["train"].people = ids
+            self.notes.insert(2, f"People to train on, by --user={user}: {count}.")
+
+    def records(self, split):
+        """Returns the `Files` of a split.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Raises:
+            UserError: If there is no image in it.
+        """
+        if not len(self._splits[split]):
+            raise UserError(
+                f"There is no {split} image in {self._flag}. Add images, change --test_fraction "
+                "or --test_seed, or hold out a part by --validation."
+            )
+        return self._splits[split]
+
+
+def existing(path):
+    """Returns the path of a folder that is there.
+
+    Raises:
+        UserError: If there is no such folder.
+    """
+    if not path.is_dir():
+        raise UserError(
+            f"There is no folder {path}. Name one that holds a folder of images for each class. "
+            f"Received: --dataset={FOLDER}:{path}."
+        )
+    return path
+
+
+def _passed_over(path, others, loose, broken, train_folder, names):
+    """Returns notes on files in a folder that are not among the images."""
+    empty = [f for f in _folders(train_folder) if printable(f.name) not in names]
+    kinds = {
+        "broken, so left out": broken,
+        "in no folder of a class": loose,
+        "no image by its name (convert HEIC and other formats to JPEG)": others,
+        "class without an image": empty,
+    }
+    notes = []
+    for kind, files in kinds.items():
+        if files:
+            some = [printable(file.relative_to(path)) for file in sorted(files)[:_SHOWN]]
+            more = ["..."] if len(files) > _SHOWN else []
+            notes.append(f"Not used, {kind}: {len(files)} ({', '.join(some + more)}).")
+    return notes
+
+
+def _is_shown(name):
+    """Whether a file or folder of that name is the user's, not a program's."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def _look(file):
+    """Returns a `Readable`, or the fault of the file, a string."""
+    encoded = b""
+    try:
+        encoded = file.read_bytes()
+        with Image.open(io.BytesIO(encoded)) as image:
+            width, height = image.size
+            if image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:
+                width, height = height, width
+            is_gray = image.mode in _GRAY_MODES
+            image.draft(None, (1, 1))  # A JPEG is read whole, but decoded to an eighth.
+            eight_bits(image, 3)
+    except UnidentifiedImageError:
+        return "is no image that can be read: convert HEIC to JPEG" if encoded else "is empty"
+    # Of broken files Pillow raises nearly anything: OSError, SyntaxError, struct.error, ...
+    except Exception as error:
+        return f"{error}" or type(error).__name__
+    return Readable(file, (height, width), is_gray, hashlib.blake2b(encoded).digest())
+
+
+def _refuse(error):
+    raise UserError(f"Cannot list the folder {error.filename}: {error.strerror}.") from error
+
+
+def _parts(path):
+    """Returns the folders of the training and of the test images; the latter None without any."""
+    folders = {folder.name.lower(): folder for folder in _folders(path)}
+    train = next((folders[name] for name in _TRAIN if name in folders), None)
+    test = next((folders[name] for name in _TEST if name in folders), None)
+    # Not where `train` is a class, of pictures of trains.
+    if train and test and _folders(train) and _folders(test):
+        return train, test
+    if train and len(folders) == 1 and _folders(train):
+        return train, None
+    return path, None
+
+
+def _folders(path):
+    return [child for child in path.iterdir() if child.is_dir() and _is_shown(child.name)]
+
+
+def _in_classes(files, folder):
+    """Returns a dict from those of the files that are in a folder of a class to its name."""
+    return {
+        file: printable(file.relative_to(folder).parts[0])
+        for file in files
+        if folder in file.parents[1:]
+    }
+
+
+def _place(unit, seed):
+    """Returns a float in [0, 1], a keyed hash of the bytes of an image or a person."""
+    digest = hashlib.blake2b(unit, key=seed.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _shape(readable):
+    """Returns a `(height, width, channels)` for all images."""
+    channels = 1 if all(image.is_gray for image in readable) else 3
+    sizes = {image.size for image in readable}
+    largest = _LARGEST_SIDE if len(readable) <= _MANY else _LARGEST_SIDE_OF_MANY
+    if len(sizes) == 1 and max(next(iter(sizes))) <= largest:
+        return (*sizes.pop(), channels)
+    side = round(statistics.median(min(image.size) for image in readable))
+    side = min(max(side, _LEAST_SIDE), largest)
+    return (side, side, channels)

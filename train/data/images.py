@@ -1,0 +1,446 @@
+"""Reads the images to train on and those to measure on: from memory, or large sets from disk."""
+
+import dataclasses
+import functools
+import io
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets
+from PIL import Image, ImageOps
+from sklearn import model_selection
+
+import tfdpx
+from tfdpx.train.data import tfds
+from tfdpx.train.data.folder import ImageFolder, eight_bits
+from tfdpx.train.errors import UserError
+
+# The most that is held in memory: of decoded images, or of encoded ones that cannot be read in any
+# order.
+IN_MEMORY_BYTES = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+    """Images with labels, and what a model needs to know of them.
+
+    Examples are a pair of arrays, uint8 images `[count, height, width, channels]` and int64 labels
+    `[count]` in `[0, num_classes)`. Where they would fill more than `IN_MEMORY_BYTES`, the first of
+    the pair is a `tfdpx.RandomAccess` that reads both from disk, and the second is None:
+    `plan.batches(data.train_x, data.train_y)` takes either.
+
+    Attributes:
+        name: Name of the data set.
+        train_x, train_y: The private data. Larger than `image_shape` with a `train_scale`.
+        eval_x, eval_y: Examples on which accuracy is measured.
+        num_train: Number of training examples.
+        image_shape: `(height, width, channels)` of the images that the model takes.
+        eval_split: `"test"`, or `"validation"` for a part of the training images held out.
+        class_names: One name a class.
+        centre: Grey level that the model maps to 0, or a tuple, one for each channel.
+        deviation: Likewise, grey levels that it maps to a difference of 1.
+        notes: Tuple of sentences for people, on the images and the choices.
+        left_out: Number of images that could not be read, where these are left out.
+        train_users: The person of each training example, an array; None without people.
+        center_crop: Whether images were cropped to the shape before they were resized.
+    """
+
+    name: str
+    train_x: np.ndarray | tfdpx.RandomAccess
+    train_y: np.ndarray | None
+    eval_x: np.ndarray | tfdpx.RandomAccess
+    eval_y: np.ndarray | None
+    num_train: int
+    image_shape: tuple
+    eval_split: str
+    class_names: tuple
+    centre: float | tuple
+    deviation: float | tuple
+    notes: tuple = ()
+    left_out: int = 0
+    train_users: np.ndarray | None = None
+    center_crop: bool = False
+
+    @property
+    def num_protected(self):
+        """Number of training examples, or of the people behind them."""
+        return self.num_train if self.train_users is None else len(set(self.train_users))
+
+    @property
+    def num_classes(self):
+        """Number of classes."""
+        return len(self.class_names)
+
+    @property
+    def num_eval(self):
+        """Number of examples on which accuracy is measured."""
+        return self.eval_x.count if self.eval_y is None else len(self.eval_y)
+
+    @property
+    def eval_examples(self):
+        """The examples to measure on, as `Model.evaluate` and `distributed.fit` take them."""
+        return (self.eval_x,) if self.eval_y is None else (self.eval_x, self.eval_y)
+
+
+def load(
+    name,
+    data_dir=None,
+    validation=0.0,
+    download=False,
+    *,
+    eval_split=None,
+    image_size=None,
+    center_crop=False,
+    train_scale=1.0,
+    takes=(None, None, None),
+    **of_folder,
+):
+    """Reads the training images of a data set and those to measure accuracy on.
+
+    Args:
+        name: `"digits"`, any image classification data set of TensorFlow Datasets, or
+            `"folder:PATH"` with images as `PATH/CLASS/NAME.jpg`, or as `PATH/train/CLASS/NAME.jpg`
+            and `PATH/test/...`. `"NAME:FIRST-LAST"` keeps those classes only (small data sets),
+            numbered from 0.
+        data_dir: Folder with prepared data sets; `None` is the default of TensorFlow Datasets.
+        validation: Training images to hold out: a fraction below 1, or a number. It is always the
+            same part, so that runs can be compared: class by class, but at random for data sets on
+            disk, because their labels are not known without reading them all. Of a folder a
+            fraction only, see `folder.ImageFolder`.
+        download: Whether to fetch and prepare a data set that is not in `data_dir`.
+        eval_split: `"validation"` (the images held out) or `"test"`; None for those held out, if
+            there are any.
+        image_size: Height and width in pixels to resize to; None leaves images of one size alone,
+            and chooses for a folder.
+        center_crop: Whether images of another aspect ratio are cropped around their centre, or
+            resized without keeping it.
+        train_scale: Float >= 1. Training images are made this many times larger, to cut views from.
+        takes: `(height, width, channels)` of the images that a model takes, None where any: they
+            are resized, and made gray or coloured.
+        **of_folder: Of a folder: `test_fraction`, `test_seed`, `skip_broken` and `user`, see
+            `folder.ImageFolder`.
+
+    Returns:
+        An `ImageData`. The test images of ImageNet and Places-365 are the official validation
+        images, as in Table 11 of De et al. 2022.
+
+    Raises:
+        UserError: If there is no such data set, it is not prepared or cannot be, or it does not
+            consist of uint8 images, each with one label.
+    """
+    name = tfds.Name.parse(name)
+    if image_size and any(side not in (None, image_size) for side in takes[:2]):
+        raise UserError(
+            f"The model takes images of {takes[0]}x{takes[1]} pixels, to which they are resized: "
+            f"leave out --image_size. Received: --image_size={image_size}."
+        )
+    if name.entry.name in tfds.TABLES:
+        raise UserError(f"Tables are for classify alone. Received: --dataset={name.text}.")
+    if any(value not in (None, 0) for value in of_folder.values()) and not name.path:
+        raise UserError(
+            "Flags --test_fraction, --test_seed, --skip_broken and --user belong to "
+            f"--dataset={tfds.FOLDER}:PATH. Received: --dataset={name.text}."
+        )
+    folder, test_split = None, name.entry.test_split or "test"
+    if name.path:
+        folder = ImageFolder(name.path, validation, **of_folder)
+        kind, records = folder.features, folder.records
+    elif name.entry.source == tfds.DIGITS:
+        kind, splits = tfds.DIGITS_FEATURES, tfds.read_digits()
+        records = {split: _in_memory(pairs) for split, pairs in splits.items()}.__getitem__
+    else:
+        builder, kind = tfds.open_builder(name, data_dir, download)
+        records = functools.partial(_records, builder, kind)
+        test_split = test_split if test_split in builder.info.splits else "validation"
+    sizes = [length or image_size for length in takes[:2]]
+    shape = tuple(a or b for a, b in zip((*sizes, takes[2]), kind.shape, strict=True))
+    if None in shape:
+        raise UserError(
+            f"The images of {name.full!r} are of many sizes: give --image_size. Received: "
+            f"--image_size={image_size}."
+        )
+    notes = _notes(folder, shape, takes, image_size) if folder else ()
+    large = (round(train_scale * shape[0]), round(train_scale * shape[1]), shape[2])
+    classes = _kept_classes(name, len(kind.class_names))
+
+    train = _Split(records, "train", kind, classes, name)
+    kept, held_out = _hold_out(train, 0 if folder else validation)
+    eval_split = eval_split or ("validation" if validation else "test")
+    measured, rows = train, held_out
+    if folder or eval_split == "test":
+        split = test_split if eval_split == "test" else eval_split
+        measured = _Split(records, split, kind, classes, name)
+        rows = measured.rows
+    train_x, train_y = train.read(kept, large, center_crop)
+    eval_x, eval_y = measured.read(rows, shape, center_crop)
+    people = train.records.people
+    return ImageData(
+        name=name.full,
+        train_x=train_x,
+        train_y=train_y,
+        eval_x=eval_x,
+        eval_y=eval_y,
+        num_train=len(kept),
+        image_shape=shape,
+        eval_split=eval_split,
+        class_names=kind.class_names[classes.start : classes.stop],
+        centre=name.entry.centre,
+        deviation=name.entry.deviation,
+        notes=notes,
+        left_out=folder.left_out if folder else 0,
+        train_users=None if people is None else people[kept],
+        center_crop=center_crop,
+    )
+
+
+_SETTINGS = (
+    *("validation", "eval_split", "image_size", "center_crop"),
+    *("test_fraction", "test_seed", "skip_broken"),
+)
+
+
+def load_for(settings, data_dir, download, takes=None, user=None):
+    """Does as `load`, with the settings of a run.
+
+    Args:
+        settings: A `settings.RunSettings`.
+        data_dir: As for `load`.
+        download: As for `load`.
+        takes: As for `load`; None for any images.
+        user: As for `load`.
+    """
+    return load(
+        settings.dataset,
+        data_dir,
+        download=download,
+        train_scale=settings.augment_resize,
+        takes=takes or (None, None, None),
+        user=user,
+        **{name: getattr(settings, name) for name in _SETTINGS},
+    )
+
+
+def decode(encoded, shape, center_crop=False):
+    """Returns an image of `shape`, uint8, from the bytes of a file or from an array.
+
+    Args:
+        encoded: Bytes of an image file, or a uint8 array `[h, w, channels]`.
+        shape: `(height, width, channels)`, of 1 channel or 3.
+        center_crop: Whether an image of another aspect ratio is cropped around its centre, so that
+            its shorter side is kept whole, before it is resized.
+    """
+    height, width, channels = shape
+    if isinstance(encoded, np.ndarray):
+        image = Image.fromarray(encoded[..., 0] if encoded.shape[2] == 1 else encoded)
+    else:
+        image = Image.open(io.BytesIO(encoded))
+    image = eight_bits(image, channels)
+    if image.size != (width, height):
+        resize = ImageOps.fit if center_crop else Image.Image.resize
+        image = resize(image, (width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(shape)
+
+
+class Images:
+    """Some examples of a split, as `tfdpx.RandomAccess` reads them.
+
+    Args:
+        records: `folder.Files`, or as it.
+        rows: Indices of `records` to take, an int array.
+        shape: `(height, width, channels)` of the images to return.
+        first_class: The label that becomes 0.
+        num_classes: Int. Labels that are returned lie below.
+        center_crop: As for `decode`.
+    """
+
+    def __init__(self, records, rows, shape, first_class, num_classes, center_crop=False):
+        self._records, self._rows = records, rows
+        self._first_class, self._num_classes = first_class, num_classes
+        self._decode = functools.partial(decode, shape=shape, center_crop=center_crop)
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        """Returns a list of pairs of an image, uint8, and its label, int64."""
+        rows = [int(self._rows[index]) for index in indices]
+        pairs = zip(rows, self._records.read(rows), strict=True)
+        return [self._example(row, *record) for row, record in pairs]
+
+    def _example(self, row, encoded, label):
+        try:
+            image = self._decode(encoded)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ValueError(
+                f"{self._records.name(row)} cannot be decoded: {error}. Replace or remove it."
+            ) from error
+        label -= self._first_class
+        if not 0 <= label < self._num_classes:
+            raise ValueError(f"Example {row} has label {label}, not in [0, {self._num_classes}).")
+        return image, np.int64(label)
+
+
+def public_split(labels, shots, seed):
+    """Returns the indices of public and of private examples, two int arrays.
+
+    Args:
+        labels: Integers `[n]`.
+        shots: Int, public examples of each class.
+        seed: Int.
+
+    Raises:
+        ValueError: If a class has no more than `shots` examples.
+    """
+    order = np.random.default_rng([seed, 17]).permutation(len(labels))
+    public = []
+    for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
+        if count <= shots:
+            raise ValueError(
+                f"Argument `shots` must leave private examples of each class. Received: "
+                f"shots={shots}, and class {label} has {count} examples."
+            )
+        public.extend(order[np.asarray(labels)[order] == label][:shots])
+    return np.sort(np.array(public, int)), np.setdiff1d(order, public)
+
+
+class _Split:
+    """The examples of a split that belong to some of the classes.
+
+    Attributes:
+        records: The records of the split.
+        labels: int64 array `[num_records]`, or None for all of a large split.
+        rows: Indices of the examples, an int array.
+    """
+
+    def __init__(self, records, split, kind, classes, name):
+        self.records, self.labels = records(split), None
+        self.rows, self._name, self._classes = np.arange(len(self.records)), name, classes
+        pixels = len(self.rows) * math.prod(length or 256 for length in kind.shape)
+        if pixels <= IN_MEMORY_BYTES or name.classes:
+            self.labels = self.records.labels()
+        if name.classes:
+            self.rows = np.flatnonzero(np.isin(self.labels, classes))
+        if not len(self.rows):
+            raise UserError(f"The {split!r} split of {name.full!r} holds no image.")
+
+    def read(self, rows, shape, center_crop):
+        """Returns images and labels of the examples `rows`; or a `RandomAccess` and None."""
+        first, count = self._classes.start, len(self._classes)
+        images = Images(self.records, rows, shape, first, count, center_crop)
+        try:
+            examples = tfdpx.RandomAccess(images)
+            if len(rows) * math.prod(shape) > IN_MEMORY_BYTES:
+                return examples, None
+            x, y, _ = examples.batch(tf.range(len(rows), dtype=tf.int64), len(rows))
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise UserError(f"Cannot read --dataset={self._name.text}: {error}") from error
+        return x.numpy(), y.numpy()
+
+
+def _notes(folder, shape, takes, image_size):
+    reason = "chosen from the files; --image_size changes it"
+    if image_size or any(takes[:2]):
+        reason = "--image_size" if image_size else "the size that --init_from takes"
+    colours = "gray" if shape[2] == 1 else "in colour"
+    return (*folder.notes, f"Read as {shape[0]}x{shape[1]} pixels, {colours} ({reason}).")
+
+
+def _kept_classes(name, num_classes):
+    classes = range(num_classes) if name.classes is None else name.classes
+    if len(classes) < 2 or classes.stop > num_classes:
+        raise UserError(
+            f"The data set {name.entry.source!r} has the classes 0 to {num_classes - 1}, and at "
+            f"least two are needed. Received: --dataset={name.text}."
+        )
+    return classes
+
+
+def _hold_out(split, validation):
+    """Returns the rows to train on, and the rows held out."""
+    rows, labels = split.rows, split.labels
+    if not validation:
+        return rows, rows[:0]
+    try:
+        return model_selection.train_test_split(
+            rows,
+            test_size=validation if validation < 1 else int(validation),
+            stratify=None if labels is None else labels[rows],
+            random_state=0,
+        )
+    except ValueError as error:  # Too few images for one of each class on both sides.
+        raise UserError(
+            f"Cannot hold out --validation={validation:g} of {len(rows)} training images: {error}"
+        ) from error
+
+
+def _records(builder, kind, split):
+    """Returns the records of a split of TensorFlow Datasets.
+
+    Raises:
+        UserError: If there is no such split, or it is large and of a format that has to be read
+            from beginning to end.
+    """
+    info = builder.info
+    if split not in info.splits or not info.splits[split].num_examples:
+        raise UserError(
+            f"The data set {builder.name!r} has no {split!r} split. Received: splits="
+            f"{sorted(info.splits)}. Training needs 'train', measuring needs 'test' or "
+            "'validation' (or hold out a part of 'train' with --validation)."
+        )
+    image, label = kind.keys
+    decoders = None
+    if isinstance(info.features[image], tensorflow_datasets.features.Image):
+        decoders = {image: tensorflow_datasets.decode.SkipDecoding()}
+    if info.available_file_formats() & tensorflow_datasets.core.FileFormat.with_random_access():
+        source = builder.as_data_source(split, decoders=decoders)
+        return _Records(
+            len(source),
+            lambda rows: [
+                (example[image], example[label]) for example in source.__getitems__(rows)
+            ],
+        )
+    size = info.splits[split].num_bytes
+    if size > IN_MEMORY_BYTES:
+        raise UserError(
+            f"The data set {builder.name!r} is too large to be held in memory ({size} bytes), and "
+            f"its format {info.file_format.value} cannot be read in any order. Prepare it "
+            f"by `tfds build {builder.name} --file_format=array_record`, or convert it by `tfds "
+            "convert_format`."
+        )
+    examples = tensorflow_datasets.as_numpy(builder.as_dataset(split, decoders=decoders))
+    return _in_memory([(example[image], example[label]) for example in examples])
+
+
+def _in_memory(pairs):
+    return _Records(len(pairs), lambda rows: [pairs[row] for row in rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Records:
+    """Examples of a split that a function reads.
+
+    Attributes:
+        count: Int.
+        read: Function from a list of rows to a list of pairs of an encoded image and a label.
+    """
+
+    count: int
+    read: Callable
+    people = None
+
+    def __len__(self):
+        return self.count
+
+    def labels(self):
+        """Returns the labels, an int64 array, by reading all of the split, a part at a time."""
+        parts = (range(self.count)[at : at + 1024] for at in range(0, self.count, 1024))
+        return np.array([label for part in parts for _, label in self.read(list(part))])
+
+    def name(self, row):
+        """Returns the name of an example in errors."""
+        return f"Example {row}"

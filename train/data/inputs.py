@@ -1,0 +1,69 @@
+"""What a saved classifier says of its images: how to prepare them, and what its classes are called.
+
+Keras saves neither, so the record in a `.keras` file of `classify` and `pretrain` does.
+"""
+
+import dataclasses
+
+from tfdpx.accounting import record as records
+from tfdpx.train.errors import UserError
+
+_PREPARATION = (
+    "8-bit pixels, upright, transparent parts on white, {resized} by Pillow's bilinear filter. The "
+    "model scales them itself. Its outputs are logits: their softmax are probabilities."
+)
+_CROPPED = "cropped around their centre to the aspect ratio of image_shape and resized to it"
+_SQUEEZED = "resized to image_shape without keeping the aspect ratio"
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageInput:
+    """What a model takes and gives.
+
+    Attributes:
+        image_shape: `(height, width, channels)`.
+        class_names: Tuple, a name for each output.
+        center_crop: Whether images are cropped around their centre before they are resized.
+    """
+
+    image_shape: tuple
+    class_names: tuple
+    center_crop: bool
+
+
+def of(data):
+    """What a record says of a model's images and classes, a dict of JSON values.
+
+    Args:
+        data: `images.ImageData`.
+    """
+    return {
+        "image_shape": list(data.image_shape),
+        "class_names": list(data.class_names),
+        "centre": data.centre,
+        "deviation": data.deviation,
+        "center_crop": data.center_crop,
+        "preparation": _PREPARATION.format(resized=_CROPPED if data.center_crop else _SQUEEZED),
+    }
+
+
+def read(path):
+    """The `ImageInput` of a `.keras` file.
+
+    Raises:
+        UserError: If the file cannot be read or does not say.
+    """
+    try:
+        record = records.read(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read --model={path}: {error}") from error
+    if record is None or "image_shape" not in (record.inputs or {}):
+        raise UserError(
+            f"The file --model={path} does not say which images it takes and what its classes are: "
+            "neither tfdpx.train.classify nor tfdpx.train.pretrain wrote it, or Keras has saved it "
+            "again."
+        )
+    inputs = record.inputs
+    return ImageInput(
+        tuple(inputs["image_shape"]), tuple(inputs["class_names"]), inputs.get("center_crop", False)
+    )

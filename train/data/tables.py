@@ -1,0 +1,315 @@
+"""Tables to train on: CSV and Parquet files as columns of numbers and texts.
+
+Names and types of columns are public, so errors name them. No error quotes a value. pyarrow is
+imported where a table is read, because runs on images do not need it.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import pathlib
+import re
+
+import numpy as np
+
+from tfdpx.train.errors import UserError, did_you_mean
+
+NUMBER, BOOLEAN, CATEGORY = "number", "boolean", "category"
+MISSING = "(missing)"  # The category of a field without a text.
+_DELIMITERS = ",;\t|"
+_BLOCK_SIZE = 2**30  # pyarrow infers types from the first block of a file.
+_MOST_CLASSES = 100
+_MOST_NAMES = 30  # Of columns in an error.
+# A column of at least so many texts that nearly all differ names the rows. A column of texts that
+# are nearly all dates is of dates.
+_FEWEST_NAMES, _NEARLY_ALL = 20, 0.9
+_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a table.
+
+    Attributes:
+        columns: Dict from a name to an array `[rows]`: float64 with NaN, or texts.
+        target: float32 numbers, or int64 classes `[rows]`.
+    """
+
+    columns: dict
+    target: np.ndarray
+
+    def __len__(self):
+        return len(self.target)
+
+    def __getitem__(self, index):
+        columns = {name: values[index] for name, values in self.columns.items()}
+        return Rows(columns, self.target[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table that was read, with its rows split into training and test rows.
+
+    Attributes:
+        kinds: Dict from the columns that the model takes to `NUMBER`, `BOOLEAN` or `CATEGORY`.
+        class_names: Tuple with a label for each class; empty for a regression.
+        train: `Rows` to train on.
+        test: `Rows` to test on.
+    """
+
+    kinds: dict
+    class_names: tuple
+    train: Rows
+    test: Rows
+
+
+def load(settings):
+    """Reads the table of a run.
+
+    Args:
+        settings: The settings of the run.
+
+    Returns:
+        `Table`.
+
+    Raises:
+        UserError: If the file cannot be read, or a column cannot be used.
+    """
+    kind, _, path = settings.dataset.partition(":")
+    where = f"--dataset={settings.dataset}"
+    if (kind == "parquet") != path.endswith(".parquet"):
+        raise UserError(
+            f"Name a file parquet:PATH if it ends in .parquet, else csv:PATH. Received: {where}."
+        )
+    drop, categorical = settings.drop or (), settings.categorical or ()
+    bounded = [name for name in settings.ranges if name != "*"]
+    source = read(path, dict.fromkeys(categorical, CATEGORY), where)
+    _require([settings.target, *drop, *bounded], source.column_names, where)
+    names = [name for name in source.column_names if name not in (settings.target, *drop)]
+    if not names or settings.target in drop:
+        raise UserError(
+            f"There is nothing to learn from: columns except --target={settings.target} and "
+            f"--drop={','.join(drop)} are: {', '.join(names) or 'none'}."
+        )
+    input_names = collections.Counter(map(input_name, names))
+    for name in names:
+        if name.startswith("tfdpx.") or "\0" in name or input_names[input_name(name)] > 1:
+            raise UserError(
+                f"Column {name!r} needs another name. In a model '/' becomes '_', and names must "
+                f"differ and not begin with 'tfdpx.'. Rename it, or --drop={name}."
+            )
+    kinds = {name: _kind_of(name, source[name]) for name in names}
+    for name in bounded:
+        if kinds.get(name) != NUMBER:
+            raise UserError(
+                f"Flag --bounds is for columns of numbers that the model takes. Received: {name!r}."
+            )
+    columns = {name: _values(source[name], kind) for name, kind in kinds.items()}
+    for name, kind in kinds.items():
+        if kind == CATEGORY:
+            _check_texts(name, columns[name], name in categorical)
+        elif name not in bounded:
+            _check_numbers(name, columns[name])
+    column = source[settings.target]
+    target_kind = _kind_of(settings.target, column)
+    values = _values(column, target_kind)
+    target, class_names = _encode(column, values, target_kind, settings)
+    is_test = _is_test([*columns.values(), values], settings.test_fraction, settings.test_seed)
+    rows = Rows(columns, target)
+    table = Table(kinds, class_names, rows[~is_test], rows[is_test])
+    if not len(table.train) or (settings.test_fraction and not len(table.test)):
+        raise UserError(
+            f"There are too few rows: {len(table.train)} to train on, {len(table.test)} to test "
+            f"on. Received: {where} --test_fraction={settings.test_fraction}."
+        )
+    return table
+
+
+def read_columns(path, kinds, flag):
+    """Reads columns of known kinds, for a model that was trained on them.
+
+    Args:
+        path: String, a file. A name that ends in .parquet is of Parquet, any other of CSV.
+        kinds: Dict from columns to kinds, as in `Table`.
+        flag: String, the flag that names the file, for errors.
+
+    Returns:
+        Dict from a name to an array `[rows]`, as in `Rows`.
+
+    Raises:
+        UserError: If the file cannot be read, or a column is missing or of another kind.
+    """
+    source = read(path, kinds, f"--{flag}={path}")
+    return {name: _values(source[name], kind) for name, kind in kinds.items()}
+
+
+def read(path, kinds, where):
+    """Reads a file as a `pyarrow.Table`.
+
+    Args:
+        path: String, a file. A name that ends in .parquet is of Parquet, any other of CSV.
+        kinds: Dict from columns to kinds; all others get the type of their values.
+        where: String, the flag that names the file, for errors.
+
+    Raises:
+        UserError: If the file cannot be read, or a column is missing or of another kind.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    types = {NUMBER: pa.float64(), BOOLEAN: pa.bool_(), CATEGORY: pa.string()}
+    column_types = {name: types[kind] for name, kind in kinds.items()}
+    try:
+        with pathlib.Path(path).expanduser().open("rb") as file:
+            if path.endswith(".parquet"):
+                table = parquet.read_table(file)
+            else:
+                delimiter = max(_DELIMITERS, key=file.readline().decode("utf-8-sig").count)
+                file.seek(0)
+                table = csv.read_csv(
+                    file,
+                    # With threads an error does not give the number of the row.
+                    csv.ReadOptions(block_size=_BLOCK_SIZE, use_threads=False),
+                    csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    csv.ConvertOptions(column_types=column_types, strings_can_be_null=True),
+                )
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        # pyarrow quotes values at the end of its errors.
+        text = re.sub(r"(got \d+): .*|: invalid value.*", r"\1", str(error), flags=re.DOTALL)
+        raise UserError(f"Cannot read {where}: {text}.") from error
+    names = table.column_names
+    if unfit := [name for name in names if names.count(name) > 1 or not name.strip()]:
+        raise UserError(
+            f"The first line of {where} must give every column a name of its own. Received: "
+            f"{unfit[0]!r}, double or empty. (With pandas: to_csv(index=False).)"
+        )
+    _require(kinds, names, where)
+    if not table.num_rows:
+        raise UserError(f"There is no row in {where}.")
+    for name, column_type in column_types.items():
+        try:
+            column = table[name].cast(column_type, safe=False)
+        except pa.ArrowException as error:
+            kind = kinds[name]
+            raise UserError(f"Column {name!r} of {where} is not of {kind} values.") from error
+        table = table.set_column(names.index(name), name, column)
+    return table
+
+
+def input_name(column):
+    """Returns the name of a column's input of a model, because Keras's names have no slash."""
+    return column.replace("/", "_")
+
+
+def _require(wanted, names, where):
+    """Refuses columns that are not there."""
+    for name in wanted:
+        if name not in names:
+            raise UserError(
+                f"There is no column {name!r} in {where}.{did_you_mean(name, names)} Columns are: "
+                f"{', '.join(names[:_MOST_NAMES])}."
+            )
+
+
+def _kind_of(name, column):
+    """The kind of a `pyarrow.ChunkedArray`."""
+    from pyarrow import types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_boolean(kind):
+        return BOOLEAN
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return NUMBER
+    if types.is_string(kind) or types.is_large_string(kind):
+        return CATEGORY
+    raise UserError(
+        f"Column {name!r} is {'empty' if types.is_null(kind) else f'of type {kind}'}, and columns "
+        f"are numbers, booleans or texts. Leave it out: --drop={name}. Or make dates numbers, such "
+        "as days since a public date, and save texts as UTF-8."
+    )
+
+
+def _values(column, kind):
+    """A `pyarrow.ChunkedArray` as an array of `Rows`."""
+    if kind == CATEGORY:
+        return np.array([text or MISSING for text in column.cast("string").to_pylist()])
+    return column.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+
+
+def _check_texts(name, texts, is_declared):
+    """Refuses dates, and texts that name the rows."""
+    present = texts[texts != MISSING]
+    dates = sum(bool(_DATE.match(text)) for text in present)
+    if not is_declared and dates > _NEARLY_ALL * len(present):
+        raise UserError(
+            f"Column {name!r} is of dates. Replace it by numbers, such as days since a public "
+            f"date, or --drop={name}, or name it in --categorical if each date is a category."
+        )
+    if len(present) >= _FEWEST_NAMES and len(set(present)) > _NEARLY_ALL * len(present):
+        raise UserError(
+            f"Column {name!r} names the rows: nearly all of its texts differ, so nothing can be "
+            f"learned from it. Leave it out: --drop={name}. Or correct the values that are no "
+            "numbers, if it should be of numbers."
+        )
+
+
+def _check_numbers(name, numbers):
+    """Refuses numbers that count the rows."""
+    present = numbers[np.isfinite(numbers)]
+    values = np.unique(present)
+    all_differ = len(values) == len(present) >= _FEWEST_NAMES
+    if all_differ and np.all(values == np.round(values)) and np.ptp(values) < 2 * len(values):
+        raise UserError(
+            f"Column {name!r} numbers the rows: its values are whole, all differ and leave few "
+            f"out. Leave it out: --drop={name}. Or give its public range, "
+            f"--bounds={name}:LOWER:UPPER, if it measures something."
+        )
+
+
+def _encode(column, values, kind, settings):
+    """The target of `Rows` from a column and its values, and the names of classes."""
+    from pyarrow import types
+
+    name = settings.target
+    if np.any(values == MISSING if kind == CATEGORY else np.isnan(values)):
+        raise UserError(
+            f"Some rows have no value in the column --target={name}. Remove them: the model can "
+            "predict it for them later."
+        )
+    if settings.task == "regression":
+        if kind != NUMBER:
+            raise UserError(
+                f"Flag --task=regression needs a target of numbers. Received: --target={name}, a "
+                f"{kind}."
+            )
+        return np.clip(values, settings.target_lower, settings.target_upper).astype("float32"), ()
+    if types.is_floating(column.type) or types.is_decimal(column.type):
+        raise UserError(
+            f"Column --target={name} has numbers with fractions, which are no classes. Predict it "
+            "with --task=regression, or write the classes as texts or whole numbers."
+        )
+    labels = _values(column, CATEGORY).tolist()
+    present = sorted(set(labels), key=int if kind == NUMBER else str)
+    class_names = tuple(dict.fromkeys(settings.classes or present))
+    if not 2 <= len(class_names) <= _MOST_CLASSES or not set(present) <= set(class_names):
+        raise UserError(
+            f"Column --target={name} must have from two to {_MOST_CLASSES} labels, all of them in "
+            f"--classes where that is given. Received: {len(present)} different labels, --classes="
+            f"{','.join(settings.classes or ())}. Numbers are predicted by --task=regression."
+        )
+    index = {label: i for i, label in enumerate(class_names)}
+    return np.array([index[label] for label in labels], "int64"), class_names
+
+
+def _is_test(columns, fraction, seed):
+    """Splits by a hash of each row's values, bool `[rows]`, so that no row moves another.
+
+    Equal rows are told apart by a running number. Of these it does not matter which is which.
+    """
+    salt, counts, hashes = seed.to_bytes(16, "little"), collections.Counter(), []
+    for row in zip(*(values.tolist() for values in columns), strict=True):
+        text = repr(row)
+        counts[text] += 1
+        digest = hashlib.blake2b(f"{text}{counts[text]}".encode(), salt=salt, digest_size=8)
+        hashes.append(int.from_bytes(digest.digest(), "little"))
+    return np.array(hashes, "uint64") < fraction * 2**64

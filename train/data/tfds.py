@@ -1,0 +1,240 @@
+"""Data sets by name: of TensorFlow Datasets, and the digits of scikit-learn.
+
+A new data set of TensorFlow Datasets is an entry of `ENTRIES`. One without an entry can be trained
+on too: its images are then mapped to [-1, 1], and --dry_run does not know its size.
+"""
+
+import dataclasses
+import pathlib
+import re
+
+import numpy as np
+import tensorflow_datasets as tfds
+from sklearn import datasets, model_selection
+
+from tfdpx.train.errors import UserError, did_you_mean
+
+FOLDER = "folder"
+TABLES = ("csv", "parquet")
+# Pixels of the digits hold 0..16. Times 15 they span 0..240, whole numbers.
+PIXEL_SCALE = 15
+TEST_EXAMPLES = 360
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set as it is known without reading it.
+
+    `centre` and `deviation` are public constants, because statistics of the private images would
+    be a release that no budget pays for.
+
+    Attributes:
+        name: Its name in `--dataset`.
+        source: Its name in TensorFlow Datasets.
+        train_images: Number of training images; None if unknown.
+        image_shape: `(height, width, channels)`; None where it varies.
+        num_classes: Number of classes; None if unknown.
+        centre: Grey level that becomes 0: a float, or a tuple with one for each channel.
+        deviation: Difference of grey levels that becomes 1, likewise. By default both are 127.5,
+            which maps bytes to [-1, 1].
+        test_split: Split to measure on; None: "test" if there is one, else "validation".
+    """
+
+    name: str
+    source: str
+    train_images: int | None = None
+    image_shape: tuple = (None, None, 3)
+    num_classes: int | None = None
+    centre: float | tuple = 127.5
+    deviation: float | tuple = 127.5
+    test_split: str | None = None
+
+
+# Constants that are published for ImageNet serve all photographs. (Of ImageNet itself they are
+# averages over more than a million images, rounded to three digits.)
+_IMAGENET = (
+    tuple(255 * mean for mean in (0.485, 0.456, 0.406)),
+    tuple(255 * deviation for deviation in (0.229, 0.224, 0.225)),
+)
+# A property of the digits' file format: half of its largest value.
+_DIGITS_LEVELS = (8.0 * PIXEL_SCALE, 8.0 * PIXEL_SCALE)
+_IMAGENET32 = "imagenet_resized/32x32"
+
+DIGITS = "sklearn_digits"
+
+ENTRIES = (
+    DataSet("digits", DIGITS, 1_437, (8, 8, 1), 10, *_DIGITS_LEVELS),
+    DataSet("mnist", "mnist", 60_000, (28, 28, 1), 10),
+    DataSet("fashion_mnist", "fashion_mnist", 60_000, (28, 28, 1), 10),
+    DataSet("cifar10", "cifar10", 50_000, (32, 32, 3), 10, *_IMAGENET),
+    DataSet("cifar100", "cifar100", 50_000, (32, 32, 3), 100, *_IMAGENET),
+    DataSet("svhn_cropped", "svhn_cropped", 73_257, (32, 32, 3), 10),
+    DataSet("imagenet32", _IMAGENET32, 1_281_167, (32, 32, 3), 1000),
+    # The test images of these two have no labels.
+    DataSet(
+        *("imagenet2012", "imagenet2012", 1_281_167, (None, None, 3), 1000, *_IMAGENET),
+        test_split="validation",
+    ),
+    DataSet(
+        *("places365_small", "places365_small", 1_803_460, (256, 256, 3), 365, *_IMAGENET),
+        test_split="validation",
+    ),
+)
+KNOWN = (*(entry.name for entry in ENTRIES), f"{FOLDER}:PATH")
+
+
+def find(name):
+    """Returns the entry of that name or source, None if there is none."""
+    return next((entry for entry in ENTRIES if name in (entry.name, entry.source)), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """The value of `--dataset`, taken apart.
+
+    Attributes:
+        text: The value itself.
+        entry: `DataSet`, with nothing but a name if it is not one of `ENTRIES`.
+        path: `pathlib.Path` of the folder of images or of the table, or None.
+        classes: The classes to keep, a range; None for all.
+    """
+
+    text: str
+    entry: DataSet
+    path: pathlib.Path | None = None
+    classes: range | None = None
+
+    @classmethod
+    def parse(cls, text):
+        """Reads `NAME`, `folder:PATH` and tables, and `NAME:FIRST-LAST` for some classes."""
+        kind, _, path = text.partition(":")
+        if kind in (FOLDER, *TABLES):
+            if not path:
+                source = "folder of images" if kind == FOLDER else "table"
+                raise UserError(
+                    f"Name the {source}: --dataset={kind}:PATH. Received: --dataset={text}."
+                )
+            return cls(text, DataSet(kind, kind), path=pathlib.Path(path).expanduser())
+        part = re.fullmatch(r"(.+):(\d+)-(\d+)", text)
+        name = part[1] if part else text
+        classes = range(int(part[2]), int(part[3]) + 1) if part else None
+        return cls(text, find(name) or DataSet(name, name), classes=classes)
+
+    @property
+    def full(self):
+        """The name in full, such as `"sklearn_digits:0-4"`."""
+        if self.classes is None:
+            return self.text if self.path else self.entry.source
+        return f"{self.entry.source}:{self.classes.start}-{self.classes.stop - 1}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """The examples of a data set of images.
+
+    Attributes:
+        keys: Names of the image and the label in an example.
+        shape: `(height, width, channels)` of an image; None where it varies.
+        class_names: Tuple, a name for each class.
+    """
+
+    keys: tuple
+    shape: tuple
+    class_names: tuple
+
+
+def read_digits():
+    """Returns the 1,797 handwritten digits of scikit-learn, a dict from splits to examples.
+
+    Images are `[8, 8, 1]` uint8 and hold the pixel values of `sklearn.datasets.load_digits` times
+    15. The splits `"train"` (1,437 examples) and `"test"` (360) are those of
+    `train_test_split(test_size=360, stratify=y, random_state=0)`.
+    """
+    digits = datasets.load_digits()
+    images = (digits.images * PIXEL_SCALE).astype(np.uint8)[..., np.newaxis]
+    examples = list(zip(images, digits.target, strict=True))
+    train, test = model_selection.train_test_split(
+        examples, test_size=TEST_EXAMPLES, stratify=digits.target, random_state=0
+    )
+    return {"train": train, "test": test}
+
+
+DIGITS_FEATURES = Features(("image", "label"), (8, 8, 1), tuple("0123456789"))
+
+
+def open_builder(name, data_dir, download):
+    """Returns the builder of a data set, which it prepares if need be and allowed.
+
+    Args:
+        name: `Name`.
+        data_dir: Folder with prepared data sets, or None.
+        download: Whether to fetch and prepare a data set that is not there.
+
+    Returns:
+        A builder of TensorFlow Datasets, and its `Features`.
+
+    Raises:
+        UserError: If there is no such data set, it is not prepared and cannot be, or it is no image
+            classification data set.
+    """
+    source = name.entry.source
+    builder = _find(source, data_dir)
+    kind = features(builder, source)  # Before it is fetched in vain.
+    if builder.is_prepared():
+        return builder, kind
+    if not download:
+        raise UserError(
+            f"The data set {source!r} is not prepared: {builder.data_dir} does not hold it. "
+            "Add --download to fetch it, or name the folder that has it with --data_dir, or run "
+            f"`tfds build {source} --file_format=array_record` on a machine with a network "
+            f"and copy the result. Received: --data_dir={data_dir}."
+        )
+    # The format that can be read in any order, which large data sets need.
+    builder = _find(source, data_dir, file_format="array_record")
+    try:
+        builder.download_and_prepare()
+    # Any exception of a builder (no network, no space, files to be fetched by hand) means to the
+    # user that the data set could not be prepared, and why.
+    except Exception as error:
+        # Another process may have prepared it meanwhile.
+        if not _find(source, data_dir).is_prepared():
+            raise UserError(
+                f"The data set {source!r} could not be prepared under {builder.data_dir}: "
+                f"{type(error).__name__}: {error}. Received: --data_dir={data_dir}."
+            ) from error
+    return _find(source, data_dir), kind
+
+
+def features(builder, name):
+    """Returns the `Features` of a builder of (image, label) pairs.
+
+    Raises:
+        UserError: If it has no such pairs, or the images are not uint8.
+    """
+    keys, info = builder.info.supervised_keys, builder.info.features
+    # Those of places365_small end with the name of the file.
+    if keys and len(keys) >= 2 and all(isinstance(key, str) for key in keys):
+        image, label = (info[key] for key in keys[:2])
+        is_image = np.dtype(image.np_dtype) == np.uint8 and len(image.shape) == 3
+        is_label = isinstance(label, tfds.features.ClassLabel) and label.num_classes
+        if is_image and image.shape[2] in (1, 3) and is_label:
+            return Features(tuple(keys[:2]), tuple(image.shape), tuple(label.names))
+    raise UserError(
+        f"The data set {name!r} is no image classification data set: it must have pairs of a uint8 "
+        "image of shape (height, width, 1 or 3) and a class label. Received: "
+        f"supervised_keys={keys} of {' '.join(repr(info).split())}. Use another (ImageNet at 32 "
+        "pixels with labels: imagenet32)."
+    )
+
+
+def _find(name, data_dir, **kwargs):
+    try:
+        return tfds.builder(name, data_dir=data_dir, **kwargs)
+    # An unknown name, an unknown version, and files that cannot be read.
+    except (ValueError, AssertionError, OSError) as error:
+        raise UserError(
+            f"There is no data set {name!r} to be read.{did_you_mean(name, KNOWN)} Use one of "
+            f"{', '.join(KNOWN)} (for a folder of images), or the name of any other image "
+            "classification data set of TensorFlow Datasets, with --data_dir naming the folder "
+            f"that holds it. Received: --data_dir={data_dir}."
+        ) from error

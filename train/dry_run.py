@@ -1,0 +1,129 @@
+"""The size, the epsilon and the time of a run, without data and without training."""
+
+import math
+
+from absl import flags
+
+from tfdpx import accounting
+from tfdpx.train import defaults
+from tfdpx.train.data import tfds
+from tfdpx.train.errors import UserError, did_you_mean
+from tfdpx.train.fitting import check
+from tfdpx.train.start_from import Start
+
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Only say how large the run is and what epsilon it spends, without data."
+)
+_SECONDS_PER_UPDATE = flags.DEFINE_float(
+    "seconds_per_update",
+    None,
+    "With --dry_run: the measured seconds of an update, to estimate the hours.",
+)
+
+
+def from_flags(settings):
+    """Returns the dict of `describe` if the flags ask for a dry run, else None.
+
+    Raises:
+        UserError: As `describe`, or if --seconds_per_update is unfit, or given for a real run.
+    """
+    seconds = _SECONDS_PER_UPDATE.value
+    if seconds is not None and not (_DRY_RUN.value and 0 < seconds < math.inf):
+        raise UserError(
+            "Flag --seconds_per_update must be positive and finite, and belongs to --dry_run. "
+            f"Received: --seconds_per_update={seconds} --dry_run={_DRY_RUN.value}."
+        )
+    return describe(settings, seconds) if _DRY_RUN.value else None
+
+
+def describe(settings, seconds_per_update=None):
+    """Describes the run of `settings`.
+
+    Args:
+        settings: A `settings.Settings`.
+        seconds_per_update: Optional float, the seconds of an update.
+
+    Returns:
+        Dict. `epsilon` is by `accountant`, the one of the run. Both accountants judge the same
+        updates, so `epsilon_rdp` and `epsilon_pld` differ whichever of the two solved for the
+        missing quantity; None where the accountant cannot resolve so small a loss, infinity without
+        privacy. `images_per_update` counts views, on average. `estimated_hours` is None if no time
+        is given.
+
+    Raises:
+        UserError: If the size of the data set is not known, or the values do not go together.
+    """
+    entry = tfds.find(settings.dataset)
+    if entry is None or entry.train_images is None:
+        names = [entry.source for entry in tfds.ENTRIES if entry.train_images]
+        raise UserError(
+            f"The size of the data set {settings.dataset!r} is not known without reading it."
+            f"{did_you_mean(settings.dataset or '', tfds.KNOWN)} "
+            f"--dry_run knows: {', '.join(names)}."
+        )
+    num_examples = entry.train_images - _held_out(entry.train_images, settings.validation)
+    start = Start(settings, settings.pixels, settings.batch_norm, settings.features)
+    shape = _image_shape(settings, start, entry)
+    settings, _ = defaults.complete(start.settings, num_examples)
+    plan = settings.privacy_plan(num_examples)
+    check(settings, plan, shape)
+    return {
+        "dataset": entry.source,
+        "num_examples": num_examples,
+        "image_height": shape[0],
+        "image_width": shape[1],
+        "model": settings.model,
+        "pretrained_on": settings.pretrained_on,
+        "trainable": settings.trainable,
+        "head_steps": settings.head_steps,
+        "parameters": start.parameters(settings.model, shape, entry.num_classes),
+        "private": settings.private,
+        "batch_size": plan.batch_size,
+        "augmult": settings.augmult,
+        "images_per_update": plan.batch_size * max(settings.augmult, 1),
+        "learning_rate": settings.learning_rate,
+        "l2_norm_clip": settings.l2_norm_clip,
+        "noise_multiplier": plan.noise_multiplier,
+        "steps": plan.steps,
+        "epochs": plan.steps * plan.sampling_probability,
+        "delta": plan.delta if settings.private else None,
+        "accountant": plan.accountant,
+        "epsilon": _epsilon(plan, plan.accountant),
+        "epsilon_rdp": _epsilon(plan, "rdp"),
+        "epsilon_pld": _epsilon(plan, "pld"),
+        "epsilon_is_approximate": plan.is_approximate,
+        "estimated_hours": seconds_per_update and plan.steps * seconds_per_update / 3600,
+    }
+
+
+def _held_out(images, validation):
+    """How many of so many images `--validation` holds out."""
+    held_out = math.ceil(validation * images) if validation < 1 else int(validation)
+    if held_out >= images:
+        raise UserError(
+            f"Flag --validation must leave some of the {images} images to train on. Received: "
+            f"--validation={validation:g}."
+        )
+    return held_out
+
+
+def _image_shape(settings, start, entry):
+    sizes = zip(start.image_shape, entry.image_shape, strict=True)
+    shape = tuple(of_model or of_data for of_model, of_data in sizes)
+    if settings.image_size:
+        shape = (settings.image_size, settings.image_size, shape[2])
+    if None in shape:
+        raise UserError(
+            f"The images of {settings.dataset!r} are of many sizes: give --image_size. Received: "
+            f"--image_size={settings.image_size}."
+        )
+    return shape
+
+
+def _epsilon(plan, accountant):
+    try:
+        return accounting.epsilon(
+            plan.noise_multiplier, plan.sampling_probability, plan.steps, plan.delta, accountant
+        )
+    except ValueError:  # The values are in range: `plan` checked them.
+        return None

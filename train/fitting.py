@@ -1,0 +1,323 @@
+"""The training of an image classifier: optimizer, loss, views, and the calls of `fit`."""
+
+import dataclasses
+import importlib
+import math
+import sys
+import warnings
+
+import keras
+import numpy as np
+
+import tfdpx
+from tfdpx.layers.private_model import last_layer, train_only
+from tfdpx.train import individual, measure
+from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.resume import SavingInterruption
+
+# Features of all images, of training and to measure on, are kept in memory up to this size.
+MOST_BYTES = 2**30
+
+
+def augmentation(settings):
+    """The `tfdpx.augment` object of `--augment_padding`, `_flip` and `_resize`, or None.
+
+    Args:
+        settings: A `settings.RunSettings`.
+    """
+    if settings.augment_resize > 1:
+        return tfdpx.augment.ResizeCropFlip(
+            settings.image_size, scale=settings.augment_resize, flip=settings.augment_flip
+        )
+    if settings.augment_padding or settings.augment_flip:
+        return tfdpx.augment.RandomCropFlip(settings.augment_padding, settings.augment_flip)
+    return None
+
+
+def views(settings):
+    """The views of a private training, the layers of `--augment` and mixtures among them; or None.
+
+    Args:
+        settings: A `settings.Settings`.
+    """
+    if not settings.augmult:
+        return None
+    alone = augmentation(settings)
+    if settings.augment:
+        layers = [_layer(text) for text in settings.augment]
+        alone = layers[0] if len(layers) == 1 else keras.Sequential(layers)
+    if not settings.augment_mix:
+        return alone
+    alpha = 0.2 if settings.augment_mix_alpha is None else settings.augment_mix_alpha
+    return tfdpx.augment.MixViews(alone, settings.augment_mix, alpha)
+
+
+def _layer(text):
+    """The layer of Keras, or else of KerasCV, that `NAME:ARGUMENT=VALUE:...` makes."""
+    name, *arguments = text.strip().split(":")
+    kind = getattr(keras.layers, name, None)
+    if kind is None:
+        with warnings.catch_warnings():  # Its import warns of Keras 2.
+            warnings.simplefilter("ignore")
+            kind = getattr(importlib.import_module("keras_cv").layers, name, None)
+    try:
+        if kind is None:
+            raise ValueError(f"neither keras.layers nor keras_cv.layers has {name!r}")
+        pairs = [argument.split("=", 1) for argument in arguments]
+        return kind(**{key: _value(value) for key, value in pairs})
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            "Flag --augment must be names of layers of Keras or KerasCV, with arguments as in "
+            f"RandomRotation:factor=0.1: {error}. Received: --augment={text}."
+        ) from error
+
+
+def _value(text):
+    """A number, a pair of numbers joined by "..", True, False, or the text."""
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        numbers = [float(part) for part in text.split("..")]
+    except ValueError:
+        return text
+    numbers = [int(number) if number.is_integer() and number > 1 else number for number in numbers]
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
+
+
+def private_optimizer(settings, plan, seed, accountant=None, public_validation=False):
+    """The private optimizer that the settings name, or the same step without privacy.
+
+    Args:
+        settings: A `settings.Settings`.
+        plan: The `tfdpx.PrivacyPlan` of the run.
+        seed: Int, of the noise and the views, or None.
+        accountant: `tfdpx.accounting.IndividualAccountant` of the run, or None.
+        public_validation: Bool, see `measure.is_public`.
+    """
+    arguments = dict(
+        plan=plan,
+        individual=accountant,
+        public_validation=public_validation,
+        l2_norm_clip=settings.l2_norm_clip,
+        microbatch_size=settings.microbatch_size,
+        augment=views(settings),
+        augmult=settings.augmult,
+        seed=seed,
+        use_ema=settings.ema_momentum > 0,
+        ema_momentum=settings.ema_momentum,
+    )
+    kinds = {"dpadam": tfdpx.DPAdam, "dpadamw": tfdpx.DPAdamW}
+    if settings.optimizer == "dpadamw":
+        decay = settings.weight_decay
+        arguments["weight_decay"] = 0.004 if decay is None else decay
+    elif settings.optimizer != "dpadam":
+        arguments["momentum"] = settings.momentum
+    with checking_flags():
+        return kinds.get(settings.optimizer, tfdpx.DPSGD)(settings.learning_rate, **arguments)
+
+
+def crossentropy(label_smoothing):
+    """The loss of logits and class indices.
+
+    Args:
+        label_smoothing: Float in [0, 1), the weight of the uniform distribution over all classes
+            in the target. It is a part of each example's own loss, so privacy does not notice it.
+    """
+    if not label_smoothing:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return SmoothedCrossentropy(label_smoothing)
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class SmoothedCrossentropy(keras.losses.Loss):
+    """`keras.losses.CategoricalCrossentropy(from_logits=True)` for class indices.
+
+    Args:
+        label_smoothing: Float in [0, 1).
+        **kwargs: Those of `keras.losses.Loss`.
+    """
+
+    def __init__(self, label_smoothing, name="smoothed_crossentropy", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.label_smoothing = label_smoothing
+
+    def call(self, y_true, y_pred):
+        """Losses `[batch]` of classes `[batch]` or `[batch, 1]` and logits `[batch, classes]`."""
+        classes = keras.ops.reshape(y_true, [-1])
+        targets = keras.ops.one_hot(classes, y_pred.shape[-1], dtype=y_pred.dtype)
+        return keras.losses.categorical_crossentropy(
+            targets, y_pred, from_logits=True, label_smoothing=self.label_smoothing
+        )
+
+    def get_config(self):
+        """Returns the configuration as a JSON-serialisable dict."""
+        return {**super().get_config(), "label_smoothing": self.label_smoothing}
+
+
+def check(settings, plan, image_shape):
+    """Raises UserError unless head steps and views fit the updates of the plan and the images."""
+    if settings.augment_padding >= min(image_shape[:2]):
+        raise UserError(
+            f"Flag --augment_padding must be smaller than the images, of shape {image_shape}. "
+            f"Received: --augment_padding={settings.augment_padding}."
+        )
+    if settings.head_steps >= plan.steps:
+        raise UserError(
+            f"Flag --head_steps must lie below the updates of the run, {plan.steps}. Received: "
+            f"--head_steps={settings.head_steps}. For the last layer alone use --trainable=last."
+        )
+
+
+class Trainer:
+    """The calls of `fit` that make a run.
+
+    With `head_steps` there are two, each with an optimizer of its own. They share the plan, and the
+    ledger follows the weights from one to the other: epsilon is of all updates. Privacy does
+    not notice which layers train.
+
+    Args:
+        settings: A `settings.Settings`.
+        strategy: The `tf.distribute.Strategy`.
+        plan: The `tfdpx.PrivacyPlan` of the run.
+        data: `images.ImageData`.
+        folder: The `resume.RunFolder`.
+        write: Bool, whether this host writes checkpoints and progress.
+    """
+
+    def __init__(self, settings, strategy, plan, data, folder, write):
+        self._settings, self._strategy, self._plan, self._data = settings, strategy, plan, data
+        self._write = write
+        self._saved_head = tfdpx.callbacks.Checkpoint(folder.path / "head", write=write)
+        self._saved = tfdpx.callbacks.Checkpoint(folder.path, write=write)
+
+    @property
+    def steps_saved(self):
+        """Int: the updates of the run so far, as its checkpoints have them.
+
+        Raises:
+            UserError: If a checkpoint is damaged.
+        """
+        with checking_flags():
+            return (self._saved if self._saved.exists else self._saved_head).saved_updates
+
+    def fit_head(self, model, callbacks):
+        """Trains the last layer for `head_steps` updates, a single Keras epoch.
+
+        Args:
+            model: The `keras.Model`, of which all that is to train in the end is trainable.
+            callbacks: List of Keras callbacks.
+        """
+        if self._saved.exists:  # It holds the outcome of this.
+            return
+        rate = self._settings.head_learning_rate or self._settings.learning_rate
+        settings = dataclasses.replace(self._settings, learning_rate=rate)
+        trained = model.trainable_variables
+        train_only(model, last_layer(model).trainable_variables)
+        # A run that ended within them makes the rest.
+        steps = settings.head_steps - self._saved_head.saved_updates or settings.head_steps
+        self._fit(model, settings, self._saved_head, steps, steps, callbacks)
+        train_only(model, trained)
+
+    def fit(self, model, callbacks):
+        """Trains all that is trainable for the rest of the plan.
+
+        Args:
+            model: The `keras.Model`.
+            callbacks: List of Keras callbacks.
+        """
+        settings, steps = self._settings, self._plan.steps - self._settings.head_steps
+        epoch = min(settings.report_every, steps)
+        self._fit(model, settings, self._saved, steps, epoch, callbacks)
+
+    def _fit(self, model, settings, saved, steps, epoch, callbacks):
+        """Compiles and fits; `fit` leaves the averaged weights in the model."""
+        plan, data, strategy = self._plan, self._data, self._strategy
+        with strategy.scope():
+            model.compile(
+                optimizer=private_optimizer(
+                    settings,
+                    plan,
+                    settings.seed,
+                    individual.accountant(settings, plan),
+                    measure.is_public(data, settings.public_test),
+                ),
+                loss=crossentropy(settings.label_smoothing),
+                weighted_metrics=["accuracy"],
+                jit_compile=settings.keras_jit_compile,
+            )
+        averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []
+        ending = SavingInterruption(saved.save)
+        run = dict(
+            epochs=math.ceil(steps / epoch),
+            steps_per_epoch=epoch,
+            callbacks=[*averaging, saved, ending, tfdpx.callbacks.PrivacyBudget(plan), *callbacks],
+            verbose=0 if not self._write else 1 if sys.stdout.isatty() else 2,
+        )
+        people = {}
+        if data.train_users is not None:
+            people = dict(user_ids=data.train_users, examples_per_user=settings.examples_per_user)
+        with ending.waiting():
+            if strategy.num_replicas_in_sync > 1:
+                tfdpx.distributed.fit(
+                    model,
+                    plan,
+                    data.train_x,
+                    data.train_y,
+                    validation_data=data.eval_examples,
+                    validation_batch_size=measure.BATCH_SIZE,
+                    **people,
+                    **run,
+                )
+            else:
+                batches = plan.batches(
+                    data.train_x, data.train_y, optimizer=model.optimizer, **people
+                )
+                # `batches` draws at random already.
+                model.fit(batches, shuffle=False, validation_data=measure.batches(data), **run)
+
+
+def head_and_features(settings, model, data):
+    """The last layer as a model of its own, and the data as it sees them; else model and data.
+
+    Without augmentation an image has the same features in every update where nothing trains but the
+    last layer, so an update on the features is the update on the images, at a fraction of its time.
+
+    Args:
+        settings: A `settings.Settings`.
+        model: The classifier of `start_from.Start.build`; the head shares its last layer.
+        data: `images.ImageData`.
+
+    Returns:
+        The `keras.Model` to train, and the `ImageData` of its inputs.
+    """
+    features = _features(model)
+    arrays = [data.train_x, data.eval_x]
+    in_memory = all(isinstance(images, np.ndarray) for images in arrays)
+    if settings.augmult or settings.head_steps or not in_memory or features is None:
+        return model, data
+    shape = features.output_shape[1:]
+    if 4 * math.prod(shape) * sum(map(len, arrays)) > MOST_BYTES:
+        return model, data
+    print(f"Computing features of shape {shape} once: the layers before the last do not train.")
+    train_x, eval_x = (
+        features.predict(images, batch_size=measure.BATCH_SIZE, verbose=0)
+        if len(images)
+        else np.zeros((0, *shape), "float32")
+        for images in arrays
+    )
+    head = keras.Sequential([keras.Input(shape), last_layer(model)], name=model.name)
+    return head, dataclasses.replace(data, train_x=train_x, eval_x=eval_x, image_shape=shape)
+
+
+def _features(model):
+    """A model from images to the inputs of the last layer, if that alone trains; else None."""
+    last, inner = last_layer(model), model.layers[-1]
+    trained = {id(v) for v in model.trainable_variables}
+    if not trained or trained != {id(v) for v in last.trainable_variables}:
+        return None
+    if not isinstance(inner, keras.Model) or len(inner.inputs) != 1:
+        return None
+    if inner.outputs[0] is not last.output:
+        return None
+    body = keras.Model(inner.inputs, last.input)
+    return keras.Model(model.inputs, body(model.layers[-2].output))

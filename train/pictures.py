@@ -1,0 +1,265 @@
+"""Pictures of runs: accuracy, mistakes, runs side by side, and individual epsilons.
+
+matplotlib is imported when something is drawn, because most runs of `account` draw nothing. Class
+names may be in any script.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+MAX_LABELLED_CLASSES = 20
+_COLUMNS, _LONGEST_NAME = 3, 14
+_PRIVATE, _STRATA, _TENTHS = "private data: not to be published", 5, 10
+
+
+def learning_curve(rows, path, eval_split="test"):
+    """Draws accuracy against the epsilon spent, with the model updates on a second axis.
+
+    Without privacy (an infinite epsilon) the updates are the only axis.
+
+    Args:
+        rows: List of dicts with `step`, `epsilon` and `accuracy`, in the order of steps.
+        path: PNG file to write.
+        eval_split: String, the examples that the accuracy was measured on.
+    """
+    from matplotlib import ticker
+
+    steps, epsilons, accuracy = np.array(
+        [[row["step"], row["epsilon"], 100 * row["accuracy"]] for row in rows], float
+    ).T
+    is_private = bool(np.isfinite(epsilons).all())
+    title = f"{accuracy[-1]:.1f}% after {steps[-1]:.0f} updates"
+    axes = _axes((7, 4.5), title)
+    axes.plot(epsilons if is_private else steps, accuracy, marker="o", markersize=3)
+    axes.set_xlabel(r"privacy spent, $\varepsilon$" if is_private else "model updates")
+    axes.set_ylabel(f"{eval_split} accuracy, %")
+    if is_private:
+        locator = ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
+        ticks = locator.tick_values(steps[0], steps[-1])
+        ticks = ticks[(steps[0] <= ticks) & (ticks <= steps[-1])]
+        top = axes.twiny()
+        top.set_xlim(axes.get_xlim())
+        top.set_xticks(np.interp(ticks, steps, epsilons), [f"{tick:.0f}" for tick in ticks])
+        top.set_xlabel("model updates")
+    axes.figure.savefig(path)
+
+
+def confusion_matrix(labels, predictions, class_names, path):
+    """Draws how often each class (row) was taken for each other (column), in percent of the row.
+
+    Args:
+        labels: Integer labels `[num_examples]`.
+        predictions: Predicted labels `[num_examples]`.
+        class_names: One name a class.
+        path: PNG file to write.
+    """
+    num_classes = len(class_names)
+    counts = np.zeros([num_classes, num_classes], int)
+    np.add.at(counts, (np.asarray(labels), np.asarray(predictions)), 1)
+    percent = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+    axes = _axes((7, 6), f"{np.trace(counts)} of {len(labels)} right")
+    axes.grid(False)
+    image = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
+    axes.figure.colorbar(image, label="% of the true class")
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    if num_classes <= MAX_LABELLED_CLASSES:
+        names, fonts = readable(class_names)
+        axes.set_xticks(range(num_classes), names, rotation=45, ha="right", fontfamily=fonts)
+        axes.set_yticks(range(num_classes), names, fontfamily=fonts)
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            color = "white" if percent[row, column] > 50 else "black"
+            place = dict(ha="center", va="center", color=color, fontsize=8)
+            axes.text(column, row, str(counts[row, column]), **place)
+    axes.figure.savefig(path)
+
+
+def wrong_predictions(images, labels, predictions, class_names, path):
+    """Draws images with their class and the one that they were taken for.
+
+    Args:
+        images: uint8 array `[count, height, width, channels]`.
+        labels: Integer labels `[count]`.
+        predictions: Predicted labels `[count]`.
+        class_names: One name a class.
+        path: PNG file to write.
+    """
+    from matplotlib import figure
+
+    names = [f"{n[:11]}..." if len(n) > _LONGEST_NAME else n for n in map(str, class_names)]
+    names, fonts = readable(names)
+    rows = math.ceil(len(images) / _COLUMNS)
+    fig = figure.Figure(figsize=(5.2, 2.1 * rows), layout="constrained", dpi=120)
+    for index, image in enumerate(images):
+        axes = fig.add_subplot(rows, _COLUMNS, index + 1)
+        axes.imshow(image[..., 0] if image.shape[-1] < 3 else image, "gray", vmin=0, vmax=255)
+        axes.set_axis_off()
+        title = f"{names[labels[index]]}\ntaken for {names[predictions[index]]}"
+        axes.set_title(title, fontfamily=fonts, fontsize=9)
+    fig.savefig(path)
+
+
+def comparison(points, path, measured_on="test"):
+    """Draws the accuracy of runs against epsilon, each under its name.
+
+    Args:
+        points: Tuples of a name, an epsilon (infinite without privacy, then at the right) and an
+            accuracy in [0, 1].
+        path: PNG file to write.
+        measured_on: String, the examples that the accuracies were measured on.
+    """
+    finite = [epsilon for _, epsilon, _ in points if epsilon < math.inf]
+    right = 1.25 * max(finite, default=1.0) or 1.0  # An epsilon may be zero.
+    axes = _axes((7, 4.5))
+    for name, epsilon, accuracy in points:
+        place = min(epsilon, right), 100 * accuracy
+        axes.plot(*place, marker="o" if epsilon < math.inf else "s")
+        text = dict(xytext=(5, 4), textcoords="offset points", fontsize=8)
+        axes.annotate(name, place, parse_math=False, **text)  # Dollars in a name are no formula.
+    if len(finite) < len(points):
+        axes.axvline(right, color="grey", linestyle=":", linewidth=1, zorder=0)
+        place = dict(xycoords=("data", "axes fraction"), ha="right")
+        axes.annotate("without privacy", (right, 1.01), **place)
+    axes.set_xlabel("privacy spent, epsilon")
+    axes.set_ylabel(f"{measured_on} accuracy, %")
+    axes.margins(0.15)
+    axes.figure.savefig(path)
+
+
+# Figures 1, 2, 5, 6 and 7 of Yu et al. 2022. They show private data.
+
+
+def individual_histogram(epsilons, worst, path):
+    """Draws how many examples have which epsilon (Figure 1).
+
+    Args:
+        epsilons: Float array [n], at most `worst`.
+        worst: Float, the epsilon that holds for every example.
+        path: PNG file to write.
+    """
+    axes = _axes((6, 4), _PRIVATE)
+    axes.hist(epsilons, bins=np.linspace(0, worst, 41))
+    axes.axvline(np.mean(epsilons), color="black", linestyle="--", label="mean")
+    axes.axvline(worst, color="black", label="of the plan")
+    axes.set_xlabel(r"individual $\varepsilon$")
+    axes.set_ylabel("examples")
+    axes.legend()
+    axes.figure.savefig(path)
+
+
+def individual_norms(steps, norms, path):
+    """Draws the norms of five groups of examples, by their mean over the training (Figure 2).
+
+    Args:
+        steps: Int array [t].
+        norms: Float array [t, n], fractions of the clip.
+        path: PNG file to write.
+    """
+    order = np.argsort(norms.mean(axis=0), kind="stable")
+    axes = _axes((6, 4), _PRIVATE)
+    for number, part in enumerate(np.array_split(order, _STRATA)):
+        label = f"{20 * number} to {20 * (number + 1)}%"
+        axes.plot(steps, norms[:, part].mean(axis=1), marker="o", markersize=3, label=label)
+    axes.set_xlabel("model updates")
+    axes.set_ylabel("mean gradient norm over the clip")
+    axes.set_ylim(0, 1.03)
+    axes.legend(title="examples, by mean norm")
+    axes.figure.savefig(path)
+
+
+def individual_losses(epsilons, losses, path):
+    """Draws the mean epsilon of tenths of the examples, by loss (Figure 5).
+
+    Args:
+        epsilons: Float array [n].
+        losses: Dict from a name, such as "loss at the end", to a float array [n].
+        path: PNG file to write.
+    """
+    axes = _axes((6, 4), _PRIVATE)
+    for name, values in losses.items():
+        parts = np.array_split(np.argsort(values, kind="stable"), _TENTHS)
+        means = np.array([[values[part].mean(), epsilons[part].mean()] for part in parts])
+        label = f"{name}; r = {np.corrcoef(epsilons, values)[0, 1]:.2f}"
+        axes.plot(*means.T, marker="o", label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("mean loss of a tenth of the examples")
+    axes.set_ylabel(r"mean individual $\varepsilon$")
+    axes.legend()
+    axes.figure.savefig(path)
+
+
+def individual_groups(groups, value, label, path):
+    """Draws the mean epsilon of groups as bars, and another value as a line (Figures 6 and 7).
+
+    Args:
+        groups: List of dicts of `individual.group_report`, in the order to draw.
+        value: String, the entry to draw as a line.
+        label: String, its name.
+        path: PNG file to write.
+    """
+    names, fonts = readable([group["name"] for group in groups])
+    epsilons = [group["mean_epsilon"] for group in groups]
+    axes = _axes((6, 4), _PRIVATE)
+    axes.bar(range(len(names)), epsilons, color="tab:blue", alpha=0.6)
+    axes.set_ylim(0.9 * min(epsilons), 1.05 * max(epsilons))
+    axes.set_ylabel(r"mean individual $\varepsilon$ (bars)")
+    rotation = 45 if max(map(len, names)) > 3 else 0
+    axes.set_xticks(range(len(names)), names, rotation=rotation, fontfamily=fonts)
+    right = axes.twinx()
+    right.plot([group[value] for group in groups], color="tab:red", marker="o")
+    right.set_ylabel(label, color="tab:red")
+    axes.figure.savefig(path)
+
+
+def readable(names):
+    r"""Returns names as matplotlib is to show them, and the fonts that have their letters.
+
+    Args:
+        names: List of names.
+
+    Returns:
+        List of strings, in which letters that no installed font has are escapes, such as `\u732b`,
+        and dollars too, because a pair of them means a formula; and a list of font families.
+    """
+    import matplotlib
+    from matplotlib import font_manager
+
+    names = [str(name) for name in names]
+    families = list(matplotlib.rcParams["font.family"])
+    missing = set("".join(names)) - _letters(font_manager.findfont(font_manager.FontProperties()))
+    for font in font_manager.fontManager.ttflist:
+        if not missing:
+            break
+        # The font "Last Resort" has a box for every letter.
+        if font.style != "normal" or font.name.startswith("Last Resort"):
+            continue
+        if letters := missing & _letters(font.fname):
+            families.append(font.name)
+            missing -= letters
+    escapes = {ord(letter): ascii(letter)[1:-1] for letter in missing} | {ord("$"): r"\$"}
+    return [name.translate(escapes) for name in names], families
+
+
+@functools.cache
+def _letters(path):
+    """Returns the characters that a font file has; none if matplotlib cannot draw it."""
+    from matplotlib import font_manager
+
+    try:
+        font = font_manager.get_font(path)
+    except (OSError, RuntimeError):  # Of coloured bitmaps.
+        return frozenset()
+    return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
+
+
+def _axes(size, title=""):
+    """Returns the axes of a new figure of `size`, a pair of inches."""
+    from matplotlib import figure
+
+    axes = figure.Figure(figsize=size, layout="constrained", dpi=120).add_subplot()
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    return axes

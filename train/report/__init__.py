@@ -1,1 +1,0 @@
-"""What a run says of itself: the record, the curve, pictures, the privacy statement."""

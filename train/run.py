@@ -1,0 +1,261 @@
+"""The story of a run of `classify`: load, model, plan, fit, measure, record, report."""
+
+import dataclasses
+import math
+import time
+
+import keras
+import tensorflow as tf
+
+import tfdpx
+from tfdpx import account
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.accounting.record import Record
+from tfdpx.train import defaults, devices, fitting, heads, individual, measure, report, tables
+from tfdpx.train.data import identity, images, inputs
+from tfdpx.train.data import tables as data_tables
+from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.resume import RunFolder, facts
+from tfdpx.train.settings import DATA_DIR, DOWNLOAD, HEADS, TABLES
+from tfdpx.train.start_from import Start, without_paths, without_secrets
+from tfdpx.training.budget import steps_taken
+
+
+def run(settings, preset, workdir, strategy, log_private_metrics=False):
+    """Trains, measures and writes to `workdir` all that a run leaves.
+
+    Args:
+        settings: `settings.Settings`.
+        preset: String, the name of the preset that they began with.
+        workdir: `pathlib.Path`.
+        strategy: The `tf.distribute.Strategy`; the chief alone writes.
+        log_private_metrics: Bool, whether TensorBoard receives metrics that no guarantee covers.
+
+    Returns:
+        The report, a dict; None on a host that is not the chief.
+
+    Raises:
+        UserError: If settings, files and data do not go together.
+    """
+    if settings.kind == TABLES:
+        return _run_on_table(settings, workdir)
+    if settings.kind == HEADS:
+        return heads.run(settings, workdir)
+    try:
+        return _run_on_images(settings, preset, workdir, strategy, log_private_metrics)
+    except tf.errors.UnavailableError as error:
+        raise UserError(f"another worker is gone; start all with --resume: {error}") from error
+
+
+def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
+    is_chief = devices.is_chief(strategy)
+
+    # Load: the weights to start from and what they have seen; then the images, as bytes, in memory
+    # or read as they are drawn. The model normalises them.
+    with strategy.scope():
+        start = Start(asked, asked.pixels, asked.batch_norm, asked.features)
+    settings = start.settings
+    before = start.ledger_on(settings.dataset, settings.allow_seen_data or not settings.private)
+    with devices.chief_first(strategy, dataclasses.asdict(settings)) as entropy:
+        data = images.load_for(
+            settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape, settings.user
+        )
+    say = print if is_chief else lambda *lines: None
+    for note in (*data.notes, *start.notes):
+        say(note)
+
+    # Plan: choices that were left open, and the updates that the budget allows.
+    settings, chosen = defaults.complete(
+        settings, data.num_protected, strategy.num_replicas_in_sync
+    )
+    if chosen:
+        say(chosen)
+    plan = settings.privacy_plan(data.num_protected)
+    if before.steps:
+        epsilon = before.composed_epsilon(plan.delta, plan.accountant)
+        say(
+            f"The weights to start from have seen these data at epsilon {epsilon:.4g}; this run "
+            "is recorded together with it."
+        )
+    fitting.check(settings, plan, data.image_shape)
+    devices.check_batch_size(strategy, plan.batch_size)
+
+    # Model: new, of a file, or as an interrupted run left it.
+    determined = facts(data, start.files) | {"noise_multiplier": plan.noise_multiplier}
+    folder = RunFolder(workdir, preset, asked, settings, determined, entropy())
+    keras.utils.set_random_seed(folder.seeds["initial_weights"])
+    keras.config.set_dtype_policy(settings.precision)
+    start.settings = settings
+    with strategy.scope():
+        whole = model = start.build(data)
+    examples = data
+    if strategy.num_replicas_in_sync == 1:
+        model, examples = fitting.head_and_features(settings, whole, data)
+    with checking_flags():
+        plan = _counting(plan, account.ledger_of(whole.variables))
+    trainer = fitting.Trainer(settings, strategy, plan, examples, folder, write=is_chief)
+    first_step = trainer.steps_saved
+    if is_chief:
+        # Before it trains: data that cannot be named are no reason to lose the training.
+        trained_on = identity.of(settings.dataset, plan.num_examples)
+        folder.begin()
+        say(f"{_description(settings, plan)}; {first_step} steps are done.")
+
+    # Fit: a Keras epoch is `report_every` updates; the curve is of the averaged weights.
+    curve = report.Curve(workdir / "curve.jsonl", plan, first_step, before)
+    raw = measure.RawWeights(plan.steps)
+    history = individual.History(examples, folder.path / "individual_history.npz")
+    tensorboard = tfdpx.callbacks.TensorBoard(
+        str(workdir / "tensorboard"),
+        plan=plan,
+        log_private_metrics=log_private_metrics,
+        before=before,
+    )
+    writers = [tensorboard, curve, raw]
+    if settings.individual and strategy.num_replicas_in_sync == 1:
+        writers.append(history)
+    began = time.perf_counter()
+    if settings.head_steps:
+        trainer.fit_head(model, [curve] if is_chief else [])
+    trainer.fit(model, writers if is_chief else [])
+    seconds = time.perf_counter() - began
+    if not is_chief:
+        return None
+
+    # Measure: `fit` has left the averaged weights in the model.
+    optimizer, trained = model.optimizer, model.trainable_variables
+    steps = steps_taken(optimizer)
+    model, whole = devices.on_one_device(model), devices.on_one_device(whole)
+    measured = measure.measure(model, examples)
+    raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples)
+
+    # Record: what was spent, on which data, and what came of it.
+    ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
+    epsilons, released, of_statistics = None, {}, Ledger()
+    if settings.individual:
+        epsilons, released, of_statistics = individual.release(
+            optimizer.individual, settings.individual_release
+        )
+    record = Record(
+        program="classify",
+        data=trained_on,
+        ledger=ledger + of_statistics,
+        delta=plan.delta if settings.private else None,
+        accountant=plan.accountant,
+        sampling=plan.sampling,
+        seen=start.seen,
+        independence="; ".join(map(str, optimizer.independence)) or None,
+        inputs=inputs.of(data),
+        settings=without_secrets(settings),
+        results={
+            "test_accuracy": None,
+            "validation_accuracy": None,
+            f"{data.eval_split}_accuracy": measured.accuracy,
+            "top5_accuracy": measured.top5_accuracy,
+            "raw_accuracy": raw_measured.accuracy,
+            "raw_top5_accuracy": raw_measured.top5_accuracy,
+            "noise_multiplier": plan.noise_multiplier,
+            "steps": steps,
+            "seconds": seconds,
+            "batch_size": plan.batch_size,
+            "sampling_probability": plan.sampling_probability,
+            "measured_on": data.eval_split,
+            "num_measured": data.num_eval,
+            "left_out": data.left_out,
+            "model": whole.name,
+            "learning_rate": settings.learning_rate,
+            "l2_norm_clip": settings.l2_norm_clip,
+            "ema_momentum": settings.ema_momentum,
+            "features": without_paths(settings.features),
+            "init_from": without_paths(settings.init_from),
+            "trainable": settings.trainable,
+            "head_steps": settings.head_steps,
+            "parameters": whole.count_params(),
+            "trained_parameters": sum(math.prod(v.shape) for v in trained),
+            "replicas": strategy.num_replicas_in_sync,
+            **released,
+        },
+    )
+
+    # Report: model, record, statement, pictures and page.
+    report.write(record, whole, data, measured, curve.rows, workdir, settings.public_test)
+    if settings.individual:
+        worst = ledger.composed_epsilon(plan.delta, plan.accountant)
+        private = individual.write(epsilons, worst, history, model, examples, workdir)
+        print(f"An epsilon for every training image is in {private}: private data.")
+    folder.remove()
+    return {**record.view(), "workdir": str(workdir)}
+
+
+def _run_on_table(settings, workdir):
+    table = data_tables.load(settings)
+    columns = ", ".join(f"{name} ({kind})" for name, kind in table.kinds.items())
+    print(f"{len(table.train)} rows to train on, {len(table.test)} to test on; {columns}")
+    labels = f", the labels {', '.join(table.class_names)}" if table.class_names else ""
+    print(
+        "Public, so not protected: how many rows there are to train on, names and types of "
+        f"columns{labels}."
+    )
+    data = identity.of(settings.dataset, len(table.train))
+    began = time.perf_counter()
+    trained = tables.fit(table, settings)
+    seconds = time.perf_counter() - began
+    plan, optimizer = trained.plan, trained.optimizer
+    record = Record(
+        program="classify",
+        data=data,
+        ledger=optimizer.ledger,
+        delta=plan.delta,
+        accountant=plan.accountant,
+        sampling=plan.sampling,
+        independence="; ".join(map(str, optimizer.independence)) or None,
+        inputs=tables.inputs(table, settings),
+        unit="row",
+        settings=without_secrets(settings),
+        results={
+            **tables.measure(trained.model, table.test, settings),
+            "noise_multiplier": plan.noise_multiplier,
+            "steps": plan.steps,
+            "preprocessing_noise_multiplier": max(
+                (entry.noise_multiplier for entry in plan.spent.entries), default=None
+            ),
+            "releases": plan.spent.steps,
+            "seconds": seconds,
+            "batch_size": plan.batch_size,
+            "sampling_probability": plan.sampling_probability,
+            "measured_on": "test",
+            "num_measured": len(table.test),
+            "model": trained.model.name,
+            "learning_rate": trained.learning_rate,
+            "l2_norm_clip": "automatic",
+            "parameters": trained.model.count_params(),
+        },
+    )
+    report.save_model(trained.model, record, workdir)
+    report.write_record(record, workdir)
+    if table.class_names and len(table.test):
+        predictions = tables.predict(trained.model, table.test.columns).argmax(axis=1)
+        report.draw_confusion(table.test.target, predictions, table.class_names, workdir)
+    report.write_page(workdir)
+    return {**record.view(), "workdir": str(workdir)}
+
+
+def _counting(plan, ledger):
+    """The plan with what the weights to start from have spent, on whatever data."""
+    if not ledger.entries or not plan.noise_multiplier:
+        return plan
+    names = ("sampling", "accountant", "unit", "delta", "noise_multiplier")
+    return tfdpx.PrivacyPlan(
+        *(plan.num_examples, plan.batch_size, plan.steps),
+        **{name: getattr(plan, name) for name in names},
+        spent=ledger.assuming(plan.sampling_probability),
+    )
+
+
+def _description(settings, plan):
+    if settings.private:
+        return plan.summary()
+    return (
+        f"NOT PRIVATE (--private=false): {plan.steps} steps of {plan.batch_size} out of "
+        f"{plan.num_examples} examples without clipping and noise; epsilon is infinite"
+    )

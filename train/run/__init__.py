@@ -1,1 +1,0 @@
-"""The parts of one training run: model, optimization, devices, checkpoint, evaluation."""

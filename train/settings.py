@@ -1,0 +1,605 @@
+"""The settings of a run of `classify`, the flags made of them, and which go together.
+
+A field of `Settings` is a flag of the same name, and one of the settings in the record. A flag that
+is not given is None, and then the preset decides.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from absl import flags
+
+import tfdpx
+from tfdpx._arguments import exactly_one_missing
+from tfdpx.layers.private_model import WHAT
+from tfdpx.models.transfer import PIXELS
+from tfdpx.train import classifiers, presets
+from tfdpx.train.data.tfds import TABLES as TABLE_FORMATS
+from tfdpx.train.errors import UserError, checking_flags
+
+# The kinds of runs: updates on images, a run on a table, a head on features of images.
+IMAGES, TABLES, HEADS = "images", "tables", "heads"
+# Values of `model`: chosen for the user; for `features`; the file of `init_from` as it is.
+AUTO, LINEAR_ON_FEATURES, OF_FILE = "auto", "linear_on_features", "of init_from"
+# These determine each other: three are given and tfdpx.PrivacyPlan solves for the fourth. In this
+# order the preset's are dropped where the flags give too many.
+PRIVACY = ("noise_multiplier", "epsilon", "steps", "batch_size")
+HEAD_NAMES = ("least_squares", "newton", "feature_covariance", "first_order", "adamix")
+CLASSIFICATION, REGRESSION = "classification", "regression"
+TABLE_MODELS = ("linear", "network")
+_OPTIMIZERS = {
+    IMAGES: ("dpsgd", "dpadam", "dpadamw"),
+    HEADS: ("adam", "momentum", "sgd"),
+}
+
+
+class Check(NamedTuple):
+    """A condition on the value of a setting, and the same in words after "must"."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+POSITIVE = Check(lambda v: 0 < v < math.inf, "be positive and finite")
+NOT_NEGATIVE = Check(lambda v: v >= 0, "not be negative")
+FINITE = Check(lambda v: 0 <= v < math.inf, "be at least 0 and finite")
+FROM_ONE = Check(lambda v: v >= 1, "be at least 1")
+BELOW_ONE = Check(lambda v: 0 <= v < 1, "lie in [0, 1)")
+SHARE = Check(lambda v: 0 < v < 1, "lie strictly between 0 and 1")
+
+
+class Conflict(NamedTuple):
+    """Settings that do not go together: a condition of them, their names, and the sentence."""
+
+    holds: Callable[[Any], Any]
+    names: str
+    sentence: str
+
+
+def setting(flag_help, check=None, *, choices=None, of=(IMAGES,), **default):
+    """Returns the field of a dataclass of which `define` makes a flag.
+
+    Args:
+        flag_help: The text of the flag.
+        check: `Check` of every value but None.
+        choices: Tuple of strings, all values that there are.
+        of: Kinds of runs that have the setting.
+        **default: `default` or `default_factory`, as for `dataclasses.field`.
+    """
+    if choices:
+        check = Check(lambda v: v in choices, f"be {' or '.join(choices)}")
+    metadata = {"help": flag_help, "check": check, "choices": choices, "of": of}
+    return dataclasses.field(metadata=metadata, **default)
+
+
+_ALL, _PHOTOS = (IMAGES, TABLES, HEADS), (IMAGES, HEADS)
+
+
+# Tables of flags and of conflicts, not formatted, to be read as such.
+# fmt: off
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings that `classify` and `pretrain` share.
+
+    Raises:
+        UserError: If a value is out of its range, or values do not go together.
+    """
+
+    dataset: str | None = setting("digits, any image data set of TensorFlow Datasets, folder:PATH "
+        "for images as PATH/CLASS/*.jpg (or PATH/train/CLASS and PATH/test/CLASS), NAME:FIRST-LAST "
+        "for a part of the classes; classify also takes csv:PATH and parquet:PATH.", of=_ALL,
+        default=None)
+    test_fraction: float | None = setting("Of folder:PATH and tables: the part to test on; default "
+        "0.2. Not where PATH has train and test.", BELOW_ONE, of=_ALL, default=None)
+    test_seed: int = setting("Of folder:PATH and tables: another number tests on other images or "
+        "rows.", Check(lambda v: 0 <= v < 2**63, "be a number from 0 on"), of=_ALL, default=0)
+    skip_broken: bool = setting("Of folder:PATH: leave out images that cannot be read, and count "
+        "them.", of=_PHOTOS, default=False)
+    image_size: int | None = setting("Height and width to resize images to, in pixels. Default: "
+        "their own, if all have one; of folder:PATH: chosen from the files.", FROM_ONE, of=_PHOTOS,
+        default=None)
+    center_crop: bool = setting("Cut the square in the middle out of each image before it is "
+        "resized; else it is squeezed.", of=_PHOTOS, default=False)
+    validation: float = setting("Hold out this fraction of the training images, or this number "
+        "from 2 on.",
+        Check(lambda v: 0 <= v < 1 or (v >= 2 and float(v).is_integer()),
+            "be a fraction in [0, 1), or a number of images from 2 on"),
+        default=0.0)
+    eval_split: str | None = setting("Images to measure on: those held out, or the test images. "
+        "Default: those held out, if any.", choices=("validation", "test"), default=None)
+    public_test: bool = setting("Declares that the test images are public: the learning curve and "
+        "TensorBoard show the accuracy on them, and the page of the run some that are taken for "
+        "another class. Known data sets need no such flag.", default=False)
+    model: str | None = setting(
+        f"One of: {classifiers.NAMES}; of tables: {', '.join(TABLE_MODELS)}.", of=(IMAGES, TABLES),
+        default=None)
+    variant: str = setting("A WRN as in the text of De et al. 2022, or as in the authors' code, of "
+        "which the paper's accuracies are.", choices=("text", "code"), default="text")
+    group_norm: bool = setting("Whether a WRN has group normalization.", default=True)
+    weight_standardization: bool = setting("Whether the convolutions of a WRN are "
+        "weight-standardized.", default=True)
+    relu_first: bool = setting("Whether a WRN has ReLU before each normalization, not behind it.",
+        default=False)
+    init_from: str | None = setting("Start from this .keras file, of tfdpx or of any Keras image "
+        "model, or from the run folder that holds it. The last layer starts anew.", of=_PHOTOS,
+        default=None)
+    pretrained_on: str | None = setting("What --init_from was trained on; presets say so, nothing "
+        "depends on it.", default=None)
+    init_data: str | None = setting("The data set that --init_from was trained on, where the file "
+        "does not say.", of=_PHOTOS, default=None)
+    trainable: str = setting("Weights to train: all, or the last layer and those that "
+        "tfdpx.layers.trainable calls so.", choices=("all", *WHAT), default="all")
+    lora_rank: int = setting("Rank of --trainable=lora.", FROM_ONE, default=8)
+    steps: int | None = setting("Model updates.", FROM_ONE, of=_ALL, default=None)
+    batch_size: int | None = setting("Expected examples of a model update.", FROM_ONE,
+        of=(IMAGES, TABLES), default=None)
+    learning_rate: float | None = setting("Learning rate, independent of l2_norm_clip.", POSITIVE,
+        of=_ALL, default=None)
+    momentum: float = setting("Momentum of dpsgd.", BELOW_ONE, default=0.0)
+    weight_decay: float | None = setting("Weight decay of dpadamw; default 0.004.", FINITE,
+        default=None)
+    augment_padding: int = setting("Views are shifted by up to this many pixels.", NOT_NEGATIVE,
+        default=0)
+    augment_flip: bool = setting("Whether views are flipped left to right at random.",
+        default=False)
+    augment_resize: float = setting("Views are cut from images so many times --image_size high and "
+        "wide.", Check(lambda v: 1 <= v < math.inf, "be at least 1 and finite"), default=1.0)
+    label_smoothing: float = setting("Weight of the uniform distribution in the targets.",
+        BELOW_ONE, default=0.0)
+    precision: str = setting("Keras dtype policy.", choices=("float32", "mixed_bfloat16"),
+        default="float32")
+    jit_compile: str = setting("Compile with XLA.", choices=("auto", "true", "false"),
+        default="auto")
+    report_every: int = setting("Updates between reports: the length of a Keras epoch.", FROM_ONE,
+        default=100)
+    seed: int | None = setting("For repeatable experiments. Somebody who knows it can remove the "
+        "noise: never for a release.", NOT_NEGATIVE, of=_ALL, default=None)
+
+    conflicts: typing.ClassVar[tuple[Conflict, ...]] = (
+        Conflict(lambda s: s.augment_resize > 1 and (s.augment_padding or not s.image_size),
+            "augment_resize image_size augment_padding", "Flag --augment_resize needs "
+            "--image_size, and takes the place of --augment_padding."),
+        Conflict(lambda s: s.eval_split == "validation" and not s.validation, "validation", "Flag "
+            "--eval_split=validation measures on the images that --validation holds out."),
+        Conflict(lambda s: s.public_test and s.validation and s.eval_split != "test",
+            "public_test validation", "Flag --public_test is about test images, and this run "
+            "measures on images held out: leave it out, or give --eval_split=test."),
+        Conflict(lambda s: s.trainable != "all" and not (s.init_from or s.pretrained_on),
+            "trainable", "Flag --trainable keeps all other weights as they are and needs a trained "
+            "model: give --init_from."),
+        Conflict(lambda s: s.variant == "code" and (s.relu_first or not s.weight_standardization),
+            "variant relu_first weight_standardization", "Flag --variant=code says how the WRN is "
+            "built: leave out --relu_first and --weight_standardization."),
+    )
+
+    def __post_init__(self):
+        problems = []
+        for field in dataclasses.fields(self):
+            value, check = getattr(self, field.name), field.metadata["check"]
+            if value is not None and check and not check.holds(value):
+                problems.append(
+                    f"Flag --{field.name} must {check.text}. Received: --{field.name}={value}."
+                )
+        # Conditions compare values that are in their ranges.
+        for conflict in () if problems else self.conflicts:
+            if conflict.holds(self):
+                values = [f"--{name}={getattr(self, name)}" for name in conflict.names.split()]
+                problems.append(f"{conflict.sentence} Received: {' '.join(values)}.")
+        if problems:
+            raise UserError(" ".join(problems))
+
+    @property
+    def keras_jit_compile(self):
+        """`jit_compile` as `keras.Model.compile` takes it."""
+        return {"auto": "auto", "true": True, "false": False}[self.jit_compile]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """The settings of a run of `classify`.
+
+    Without privacy (`private` False) the same step neither clips nor adds noise: then
+    `noise_multiplier` is 0, `epsilon` None and `l2_norm_clip` infinite.
+    """
+
+    private: bool = setting("False: the same step without clipping and noise.", default=True)
+    epsilon: float | None = setting("Privacy budget; of heads inf fits without clipping and noise.",
+        Check(lambda v: v > 0, "be positive"), of=_ALL, default=None)
+    delta: float = setting("The delta of (epsilon, delta)-differential privacy.", SHARE, of=_ALL,
+        default=1e-5)
+    noise_multiplier: float | None = setting("Noise deviation over l2_norm_clip; 0: no privacy. Of "
+        "heads: of every release.", FINITE, of=_PHOTOS, default=None)
+    sampling: str = setting("How batches are drawn.", choices=("poisson", "shuffle"),
+        default="poisson")
+    accountant: str | None = setting("The accountant of epsilon, pld by default; of heads gdp, "
+        "which is exact.", choices=("pld", "rdp", "gdp", "zcdp"), of=_ALL, default=None)
+    optimizer: str | None = setting("Optimizer, dpsgd by default; of --head=first_order adam, "
+        "momentum or sgd.", choices=tuple(name for names in _OPTIMIZERS.values() for name in names),
+        of=_PHOTOS, default=None)
+    l2_norm_clip: float | str | None = setting("Bound on the norm of each example's gradient, or "
+        "automatic: each is divided by its norm. Of heads: on the norm of features or gradients.",
+        Check(lambda v: v == "automatic" or v > 0, "be automatic or positive"), of=_PHOTOS,
+        default=None)
+    microbatch_size: int | None = setting("Examples of a microbatch; bounds memory and changes no "
+        "result.", FROM_ONE, default=None)
+    features: str | None = setting("Kinds of fixed features side by side, joined by +, for a "
+        "linear classifier instead of --model: scatter, and working folders or .keras files of "
+        "pretrain.", default=None)
+    augmult: int = setting("Augmented views of each example; 0: none.", NOT_NEGATIVE, default=0)
+    augment: list | None = setting("Layers of Keras and KerasCV that make the views, with their "
+        "arguments: RandomFlip,RandomRotation:factor=0.1.", default=None)
+    batch_norm: str | None = setting("What becomes of batch normalization in --init_from; default: "
+        "freeze.", choices=("freeze", "replace"), default=None)
+    pixels: str | None = setting("Values of pixels that the Keras model of --init_from was trained "
+        "on, if it does not scale them itself: from ... to ..., or as keras.applications prepares "
+        "images of ImageNet.", choices=PIXELS, of=_PHOTOS, default=None)
+    head_steps: int = setting("Updates of the last layer alone, the first of the run.",
+        NOT_NEGATIVE, default=0)
+    head_learning_rate: float | None = setting("Learning rate of these; default: --learning_rate.",
+        POSITIVE, default=None)
+    augment_mix: int = setting("Of the --augmult views so many are mixtures of two of the others.",
+        NOT_NEGATIVE, default=0)
+    augment_mix_alpha: float | None = setting("Alpha of the Beta distribution of the weights of "
+        "--augment_mix; default 0.2.", POSITIVE, default=None)
+    allow_seen_data: bool = setting("Start from weights that saw these images without an account: "
+        "epsilon is infinite.", default=False)
+    user: str | None = setting("Of folder:PATH: protect people, not images. The person of an image "
+        "is parent_folder, of images as PATH/CLASS/PERSON/NAME, or a regular expression for the "
+        "path below the folders of training images.", default=None)
+    examples_per_user: int = setting("Images of a person in an update, with --user; more are drawn "
+        "from.", FROM_ONE, default=4)
+    individual: bool = setting("Clip each image at its own last norm, and write an epsilon for "
+        "each to a private folder.", default=False)
+    individual_rounding: float = setting("Norms of --individual are rounded up to multiples of "
+        "this part of l2_norm_clip.", Check(lambda v: 1e-4 <= v <= 1, "lie in [0.0001, 1]"),
+        default=0.01)
+    individual_refreshes: int = setting("How often an epoch --individual measures all norms.",
+        NOT_NEGATIVE, default=0)
+    individual_release: float | None = setting("Report the mean and quantiles of --individual, at "
+        "this noise multiplier.", POSITIVE, default=None)
+    ema_momentum: float | None = setting("Decay of the average of the weights; 0: no average.",
+        BELOW_ONE, default=0.9999)
+
+    target: str | None = setting("The column to predict.", of=(TABLES,), default=None)
+    task: str = setting("Whether one of the labels is predicted, or a number.",
+        choices=(CLASSIFICATION, REGRESSION), of=(TABLES,), default=CLASSIFICATION)
+    drop: list | None = setting("Columns to leave out.", of=(TABLES,), default=None)
+    categorical: list | None = setting("Columns of numbers that name categories, such as "
+        "postcodes.", of=(TABLES,), default=None)
+    bounds: list | None = setting("Publicly known ranges of columns of numbers, as "
+        "COLUMN:LOWER:UPPER, or *:LOWER:UPPER for all others. Ranges that are left out are found, "
+        "which costs budget.", of=(TABLES,), default=None)
+    classes: list | None = setting("All labels. Default: those in the column, which then count as "
+        "public.", of=(TABLES,), default=None)
+    target_lower: float | None = setting("Of --task=regression: the least value of the target, "
+        "public.", of=(TABLES,), default=None)
+    target_upper: float | None = setting("Of --task=regression: the largest value of the target, "
+        "public.", of=(TABLES,), default=None)
+
+    head: str | None = setting("In place of updates: fit the last layer by this head of "
+        "tfdpx.heads, on features of --init_from that are kept in --workdir.", choices=HEAD_NAMES,
+        of=(HEADS,), default=None)
+    public_dataset: str | None = setting("Of --head=adamix: public images of the same classes.",
+        of=(HEADS,), default=None)
+    shots: int | None = setting("Of --head=adamix: in place of --public_dataset, so many training "
+        "images of each class are taken as public.", FROM_ONE, of=(HEADS,), default=None)
+    l2_regularization: float | None = setting("Lambda of heads.", of=(HEADS,), default=None)
+    alpha: float | None = setting("Of least_squares, and of feature_covariance that starts from "
+        "it: the weight of examples of other classes.", of=(HEADS,), default=None)
+    covariance_share: float | None = setting("Of feature_covariance: the share of the budget for "
+        "the covariance.", of=(HEADS,), default=None)
+    start: str | None = setting("Of feature_covariance: zeros or least_squares.", of=(HEADS,),
+        default=None)
+    start_scale: float | None = setting("Of feature_covariance: the factor of "
+        "--start=least_squares.", of=(HEADS,), default=None)
+    initial_bias: float | None = setting("Of feature_covariance and first_order: the bias at the "
+        "start.", of=(HEADS,), default=None)
+    feature_norm_clip: float | None = setting("Of feature_covariance: the bound on the norm of "
+        "features.", of=(HEADS,), default=None)
+    average: bool | None = setting("Of first_order: average the weights of all updates.",
+        of=(HEADS,), default=None)
+    quantile: float | None = setting("Of adamix: the quantile of the public norms to clip at.",
+        of=(HEADS,), default=None)
+    projection: int | None = setting("Of adamix: directions of the public gradients that the "
+        "private ones are projected on.", of=(HEADS,), default=None)
+    decay_to: str | None = setting("Of adamix: whether weights decay to the start or to zero.",
+        of=(HEADS,), default=None)
+    initial_weights: str | None = setting("Of adamix: a .npy file of public weights [features, "
+        "classes] to start from, for example of tfdpx.models.zero_shot_head.", of=(HEADS,),
+        default=None)
+
+    conflicts = (
+        *RunSettings.conflicts,
+        Conflict(lambda s: s.kind == IMAGES and s.epsilon == math.inf, "epsilon", "Flag --epsilon "
+            "must be finite; for a run without privacy use --private=false."),
+        Conflict(lambda s: s.kind == TABLES and not (s.epsilon and s.epsilon < math.inf), "epsilon",
+            "A run on a table needs a finite --epsilon."),
+        Conflict(lambda s: s.kind != HEADS and s.accountant in ("gdp", "zcdp"), "accountant",
+            "Flag --accountant must be pld or rdp but for heads."),
+        Conflict(lambda s: s.optimizer and s.optimizer not in _OPTIMIZERS.get(s.kind, ()),
+            "optimizer", "Flag --optimizer must be dpsgd, dpadam or dpadamw, and adam, momentum or "
+            "sgd of --head=first_order."),
+        Conflict(lambda s: s.momentum and s.optimizer not in (None, "dpsgd"), "optimizer momentum",
+            "Flag --momentum belongs to --optimizer=dpsgd."),
+        Conflict(lambda s: s.weight_decay is not None and s.optimizer != "dpadamw",
+            "optimizer weight_decay", "Flag --weight_decay belongs to --optimizer=dpadamw."),
+        Conflict(lambda s: s.kind == IMAGES and s.private and s.l2_norm_clip == math.inf,
+            "l2_norm_clip", "Flag --l2_norm_clip must be finite for a private run; for one without "
+            "privacy use --private=false."),
+        Conflict(
+            lambda s: not s.private
+            and (s.noise_multiplier, s.epsilon, s.l2_norm_clip) != (0, None, math.inf),
+            "noise_multiplier l2_norm_clip epsilon", "Flag --private=false means no noise, no "
+            "clipping and no epsilon: leave out --noise_multiplier, --l2_norm_clip and --epsilon."),
+        Conflict(lambda s: s.head_learning_rate and not s.head_steps,
+            "head_learning_rate head_steps", "Flag --head_learning_rate belongs to --head_steps."),
+        Conflict(lambda s: s.head_steps and s.trainable == "last", "head_steps trainable", "Flag "
+            "--head_steps trains the last layer before all layers: leave out --trainable=last."),
+        Conflict(
+            lambda s: s.features is not None
+            and (s.model not in (AUTO, LINEAR_ON_FEATURES) or s.init_from or s.head_steps),
+            "features model init_from head_steps",
+            "Flag --features takes the place of --model and --init_from, and trains nothing but "
+            f"the last layer: give --model={AUTO} and leave the others out."),
+        Conflict(lambda s: s.model == LINEAR_ON_FEATURES and s.features is None, "model features",
+            f"Flag --model={LINEAR_ON_FEATURES} needs --features, such as --features=scatter."),
+        Conflict(
+            lambda s: s.individual and (not s.private or s.sampling != "poisson" or s.head_steps),
+            "private sampling head_steps", "Flag --individual needs a private run, Poisson "
+            "sampling and no --head_steps."),
+        Conflict(
+            lambda s: s.user is not None
+            and (s.individual or s.validation or s.sampling != "poisson"),
+            "user individual validation sampling", "Flag --user needs Poisson sampling, and no "
+            "--individual or --validation."),
+        Conflict(lambda s: not s.individual and (s.individual_release or s.individual_refreshes),
+            "individual individual_release individual_refreshes", "Flags --individual_release and "
+            "--individual_refreshes belong to --individual."),
+        Conflict(
+            lambda s: s.augment and (s.augment_padding or s.augment_flip or s.augment_resize > 1),
+            "augment augment_padding augment_flip augment_resize", "Flag --augment takes the place "
+            "of --augment_padding, --augment_flip and --augment_resize: leave them out."),
+        Conflict(
+            lambda s: bool(s.augment or s.augment_padding or s.augment_flip or s.augment_resize > 1)
+            != bool(s.augmult),
+            "augmult augment augment_padding augment_resize augment_flip", "Flag --augmult is the "
+            "number of augmented views of each example and needs --augment, --augment_padding, "
+            "--augment_resize or --augment_flip, which need it."),
+        Conflict(lambda s: s.augment_mix and s.augment_mix > s.augmult - 2, "augment_mix augmult",
+            "Flag --augment_mix mixes two of the other --augmult views and must leave at least 2."),
+        Conflict(lambda s: s.augment_mix_alpha is not None and not s.augment_mix,
+            "augment_mix_alpha augment_mix", "Flag --augment_mix_alpha belongs to --augment_mix."),
+        Conflict(lambda s: s.kind == TABLES and not s.target, "dataset target", "Name the column "
+            "to predict: --target=COLUMN."),
+        Conflict(lambda s: s.kind == TABLES and s.model not in (None, *TABLE_MODELS), "model",
+            f"Flag --model must be {' or '.join(TABLE_MODELS)} for a table."),
+        Conflict(lambda s: s.is_regression and not _is_range(s.target_lower, s.target_upper),
+            "target_lower target_upper", "Flag --task=regression clips the target to a range that "
+            "is publicly known: give --target_lower and --target_upper, not read off the data."),
+        Conflict(lambda s: s.is_regression and s.classes, "classes task", "Flag --classes does not "
+            "belong to --task=regression."),
+        Conflict(lambda s: not s.is_regression and (s.target_lower, s.target_upper) != (None, None),
+            "target_lower target_upper task", "Flags --target_lower and --target_upper belong to "
+            "--task=regression."),
+        Conflict(lambda s: s.head == "adamix" and (s.public_dataset is None) == (s.shots is None),
+            "public_dataset shots", "Exactly one of --public_dataset and --shots says which images "
+            "of --head=adamix are public."),
+        Conflict(lambda s: s.head != "adamix" and (s.public_dataset or s.shots),
+            "public_dataset shots", "Flags --public_dataset and --shots belong to --head=adamix."),
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.ranges  # noqa: B018 - refuses --bounds that it cannot read.
+        given = {name: getattr(self, name) for name in PRIVACY}
+        if self.kind == IMAGES and not (self.open and None in given.values()):
+            with checking_flags():
+                exactly_one_missing(given, "--{}")
+
+    @property
+    def kind(self):
+        """`IMAGES`, `TABLES` or `HEADS`."""
+        return kind_of(self.dataset, self.head)
+
+    @property
+    def is_regression(self):
+        """Whether numbers are predicted."""
+        return self.task == REGRESSION
+
+    @property
+    def open(self):
+        """Whether something is left for `tfdpx.train.defaults` to choose."""
+        chosen = (self.learning_rate, self.l2_norm_clip, self.ema_momentum)
+        return self.model == AUTO or None in chosen
+
+    @property
+    def ranges(self):
+        """`bounds` as a dict from a column, or "*", to a pair of floats."""
+        ranges = {}
+        for text in self.bounds or ():
+            name, *limits = text.rsplit(":", 2)
+            try:
+                ranges[name] = tuple(map(float, limits))
+            except ValueError:
+                limits = ()
+            if len(limits) != 2 or not _is_range(*ranges[name]):
+                raise UserError(
+                    "Flag --bounds must be COLUMN:LOWER:UPPER with finite LOWER < UPPER, more "
+                    f"separated by commas. Received: --bounds={text}."
+                )
+        return ranges
+
+    def privacy_plan(self, num_examples):
+        """Returns the `tfdpx.PrivacyPlan` of the run on so many training images, or people.
+
+        Raises:
+            UserError: If the values do not go together.
+        """
+        with checking_flags():
+            return tfdpx.PrivacyPlan(
+                num_examples=num_examples,
+                batch_size=self.batch_size,
+                steps=self.steps,
+                noise_multiplier=self.noise_multiplier,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                sampling=self.sampling,
+                accountant=self.accountant or "pld",
+                unit="example" if self.user is None else "user",
+            )
+
+
+# fmt: on
+def kind_of(dataset, head):
+    """The kind of a run.
+
+    Args:
+        dataset: String as of `--dataset`, or None.
+        head: String as of `--head`, or None.
+    """
+    if (dataset or "").partition(":")[0] in TABLE_FORMATS:
+        return TABLES
+    return HEADS if head else IMAGES
+
+
+def resolve(preset, given):
+    """Returns the `Settings` of a preset with the given values in place of its own.
+
+    Of noise_multiplier, epsilon, steps and batch_size exactly one is left open. Given values stay;
+    where they and the preset's are too many, the preset's noise_multiplier goes first, then its
+    epsilon, its steps, its batch_size. So `epsilon` alone chooses the noise, and `noise_multiplier`
+    alone gives the epsilon that follows from it. Without privacy (`private=False`) the preset's
+    noise, clip and epsilon go.
+
+    Args:
+        preset: Name of a preset, or None for the usual one of the data.
+        given: Dict of the fields of `Settings` that the user chose; None is not chosen.
+
+    Raises:
+        UserError: If there is no such preset, a value is out of its range, or a flag belongs to
+            another kind of run.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    kind = kind_of(given.get("dataset"), given.get("head"))
+    foreign = [
+        f"Flag --{field.name} belongs to {' and '.join(field.metadata['of'])}, not to {kind}. "
+        f"Received: --{field.name}={given[field.name]}."
+        for field in dataclasses.fields(Settings)
+        if field.name in given and kind not in field.metadata["of"]
+    ]
+    if kind != IMAGES and preset is not None:
+        foreign.append(f"Flag --preset belongs to {IMAGES}, not to {kind}.")
+    if foreign:
+        raise UserError(" ".join(foreign))
+    if kind != IMAGES:
+        return Settings(**{**presets.OF_KIND[kind], **given})
+    epsilon = given.get("epsilon")
+    if epsilon is not None and not 0 < epsilon < math.inf:  # Presets compute with it.
+        raise UserError(
+            f"Flag --epsilon must be positive and finite. Received: --epsilon={epsilon}. "
+            "For a run without privacy use --private=false."
+        )
+    values = presets.values_of(preset or presets.default_for(given.get("dataset")), epsilon)
+    if given.get("private", values.get("private", True)):
+        values.update(given)
+    else:
+        values.pop("epsilon", None)
+        values.update({"noise_multiplier": 0.0, "l2_norm_clip": math.inf, **given})
+    left_open = None in (values.get("steps"), values.get("batch_size"))
+    if left_open and "noise_multiplier" in given and "epsilon" not in given:
+        values.pop("epsilon", None)  # What the preset leaves open is chosen, not solved for.
+    if all(values.get(name) is not None for name in PRIVACY):
+        values.pop(next((name for name in PRIVACY if name not in given), None), None)
+    return Settings(**values)
+
+
+class _NumberOrAutomatic(flags.ArgumentParser):
+    """Parser of a flag that is a number or `automatic`."""
+
+    syntactic_help = "a number or automatic"
+
+    def parse(self, argument):
+        """Returns the number, or the word."""
+        if argument == "automatic":
+            return argument
+        try:
+            return float(argument)
+        except ValueError:
+            raise ValueError(f"give {self.syntactic_help}") from None
+
+    def flag_type(self):
+        """The kind of value in `--help`."""
+        return self.syntactic_help
+
+
+# By the types of a field, None aside.
+_DEFINE = {
+    (str,): flags.DEFINE_string,
+    (int,): flags.DEFINE_integer,
+    (float,): flags.DEFINE_float,
+    (bool,): flags.DEFINE_bool,
+    (list,): flags.DEFINE_list,
+    (float, str): lambda *args: flags.DEFINE(_NumberOrAutomatic(), *args),
+}
+
+
+def define(settings):
+    """Defines a flag for each field that has none yet; unset means as the preset says.
+
+    Args:
+        settings: A dataclass whose fields `setting` made.
+    """
+    for field in dataclasses.fields(settings):
+        text, choices = field.metadata["help"], field.metadata["choices"]
+        if field.name in flags.FLAGS:
+            continue
+        if choices:
+            flags.DEFINE_enum(field.name, None, choices, text)
+            continue
+        kinds = typing.get_args(field.type) or (field.type,)
+        _DEFINE[tuple(kind for kind in kinds if kind is not types.NoneType)](field.name, None, text)
+
+
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
+)
+DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Folder with TensorFlow Datasets. Default: that library's own."
+)
+DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if --data_dir has it not.")
+RESUME = flags.DEFINE_bool("resume", False, "Go on with the unfinished run in --workdir, if any.")
+FINAL = flags.DEFINE_bool(
+    "final", False, "Train on all training images: --validation=0 --eval_split=test."
+)
+define(Settings)
+
+
+def given(settings=Settings):
+    """Returns a dict from the fields of `settings` to the values of their flags, None if unset.
+
+    Args:
+        settings: A dataclass for which `define` was called.
+
+    Raises:
+        UserError: If --final comes with a flag that it excludes.
+    """
+    values = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(settings)}
+    if not FINAL.value:
+        return values
+    final = {"validation": 0.0, "eval_split": "test"}
+    for name, value in final.items():
+        if values[name] not in (None, value):
+            raise UserError(
+                "Flag --final means --validation=0 --eval_split=test. Received: --final "
+                f"--{name}={values[name]}."
+            )
+    return {**values, **final}
+
+
+def _is_range(lower, upper):
+    given = lower is not None and upper is not None
+    return given and math.isfinite(lower) and math.isfinite(upper) and lower < upper

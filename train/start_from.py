@@ -1,0 +1,475 @@
+"""The trained weights that a run starts from: their files, their classifier, and their account.
+
+A model that saw the private data before would have a guarantee for its last training alone. So
+every run reads the records of the weights or features that it starts from: what was spent on the
+same data is added, and weights that saw them without an account are refused.
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import zipfile
+
+import keras
+import numpy as np
+
+from tfdpx import account
+from tfdpx._keras import layer_internals, lora
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Entry, Ledger
+from tfdpx.accounting.record import Seen
+from tfdpx.layers import UnitNormWithConstant
+from tfdpx.layers.private_model import last_layer, trainable
+from tfdpx.models import LinearOnFeatures, backbone, transfer
+from tfdpx.models.networks import logits
+from tfdpx.models.on_features import linear, scattering_features
+from tfdpx.train import classifiers
+from tfdpx.train.data import identity
+from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
+
+_SCATTER = "scatter"
+# The file of a run folder that holds its model.
+MODEL_FILE = "model.keras"
+
+
+class Start:
+    """The trained model of `--init_from`, and the fixed features of `--features`.
+
+    A `.keras` file of `classify` or `pretrain` gives the weights of all layers but the last, and
+    how grey levels are normalised; a `.weights.h5` file the weights of all layers. Any other Keras
+    image model is taken as it is, in place of `--model`.
+
+    Args:
+        settings: A `settings.RunSettings`.
+        pixels: As of `tfdpx.models.backbone`.
+        batch_norm: "freeze" or "replace"; None is "freeze".
+        features: String as of `--features`, or None.
+
+    Attributes:
+        settings: With the path of a file, and `model` `OF_FILE` where the model of the file is
+            taken as it is.
+        files: Paths of the files that are read.
+        image_shape: `(height, width, channels)` that the model of the file takes, None where any.
+        notes: Sentences for people.
+
+    Raises:
+        UserError: If a file is not there or cannot be read, or flags do not fit it.
+    """
+
+    def __init__(self, settings, pixels=None, batch_norm=None, features=None):
+        if settings.init_from:
+            settings = dataclasses.replace(settings, init_from=model_file(settings.init_from))
+        path = settings.init_from
+        self._pixels, self._batch_norm, self._features = pixels, batch_norm, features
+        self._model = read(path) if path and path.endswith(".keras") else None
+        self._as_it_is = self._model is not None and (
+            settings.model in (AUTO, None) or not is_ours(self._model)
+        )
+        self.image_shape, self.notes = (None, None, None), []
+        if self._as_it_is:
+            if settings.precision != "float32":
+                raise UserError(
+                    f"The layers of --init_from={path} keep the precision that they were saved "
+                    f"with. Received: --precision={settings.precision}. Leave it out."
+                )
+            settings = dataclasses.replace(settings, model=OF_FILE)
+            self.image_shape, note = _described(self._model, path, pixels)
+            self.notes = [note]
+        elif pixels or batch_norm:
+            raise UserError(
+                "Flags --pixels and --batch_norm belong to a model of --init_from that is taken as "
+                f"it is. Received: --pixels={pixels} --batch_norm={batch_norm}, with "
+                f"--model={settings.model} --init_from={path}. Leave them out."
+            )
+        elif settings.model not in (AUTO, LINEAR_ON_FEATURES, None):
+            classifiers.check_name(settings.model)
+        self.settings = settings
+        self.files = [*([path] if path else []), *_feature_files(features)]
+
+    @functools.cached_property
+    def seen(self):
+        """The trainings behind the files, a tuple of `Seen`.
+
+        Raises:
+            UserError: If a file is missing, or says nothing and the user neither.
+        """
+        init_data, pretrained_on = self.settings.init_data, self.settings.pretrained_on
+        if pretrained_on and not self.files:
+            raise UserError(
+                f"These settings fine-tune a model trained on {pretrained_on!r}: name its file "
+                "with --init_from (tfdpx.train.pretrain writes one). Received: no --init_from."
+            )
+        return tuple(
+            dict.fromkeys(seen for path in self.files for seen in _seen_by(path, init_data))
+        )
+
+    def ledger_on(self, dataset, allow_unaccounted=False):
+        """As `ledger_on`, of the trainings behind the files."""
+        return ledger_on(self.seen, dataset, allow_unaccounted)
+
+    def build(self, data, skip_init=1.0):
+        """The classifier of the run, not compiled, with what `--trainable` names trainable.
+
+        Args:
+            data: `images.ImageData`.
+            skip_init: As of `classifiers.build`, for a model from random weights.
+
+        Returns:
+            A `keras.Model` from uint8 images `[batch, height, width, channels]` to logits.
+
+        Raises:
+            UserError: If a file does not fit.
+        """
+        settings, shape = self.settings, tuple(data.image_shape)
+        if self._features:
+            return _on_features(self._features, shape, data.num_classes)
+        if self._as_it_is:
+            model = self._as_classifier(shape, data.num_classes, settings.trainable)
+        else:
+            model = self._by_name(data, skip_init)
+        if settings.trainable != "all":
+            with checking_flags():
+                count = trainable(model, settings.trainable, settings.lora_rank)
+            print(
+                f"Train {count:,} of {model.count_params():,} weights "
+                f"(--trainable={settings.trainable})."
+            )
+        return model
+
+    def parameters(self, name, shape, num_classes):
+        """The number of weights of the classifier that `--model` names, without any data."""
+        if self._features:
+            return _on_features(self._features, shape, num_classes).count_params()
+        if self._as_it_is:
+            return self._as_classifier(shape, num_classes, "all").count_params()
+        settings = dataclasses.replace(self.settings, model=name)
+        return _named_classifier(settings, shape, num_classes, 127.5).count_params()
+
+    def extractor(self, shape):
+        """A `keras.Model` from uint8 images of a shape to features `[batch, dimensions]`, norm one.
+
+        Without a file the features are those of scattering, which know no data.
+        """
+        if self._model is None:
+            images = keras.Input(shape, dtype="uint8", name="image")
+            grey = keras.layers.Rescaling(1 / 255, name="normalise")(images)
+            inputs, outputs = scattering_features(shape)
+            body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(outputs))
+            return keras.Model(images, body(grey), name=_SCATTER)
+        if is_ours(self._model):
+            model = features(self._model)
+        else:
+            model = self._as_classifier(shape, None, "last")
+        return keras.Model(model.inputs, keras.layers.UnitNormalization()(model.output))
+
+    def _by_name(self, data, skip_init):
+        path, source = self.settings.init_from, self._model
+        centre, deviation = data.centre, data.deviation
+        if source is not None:
+            centre, deviation = _standardization(source, path)
+        model = _named_classifier(
+            self.settings, data.image_shape, data.num_classes, centre, deviation, skip_init
+        )
+        if source is not None:
+            _copy(source, model, path)
+        elif path:
+            _load_weights(model, path)
+        return model
+
+    def _as_classifier(self, shape, num_classes, trained):
+        """The model of the file behind uint8 images, with a new last layer or as features."""
+        # One by one: Keras passes nothing on from a model that is trainable already.
+        for layer in layer_internals.flatten_layers(self._model):
+            layer.trainable = trained != "last"
+        pixels = keras.Input(shape)
+        with checking_flags():
+            x = backbone(
+                self._model,
+                input_shape=shape,
+                batch_norm=self._batch_norm or "freeze",
+                pixels=self._pixels,
+            )(pixels)
+        if num_classes is not None:
+            x = linear(x, num_classes) if trained == "last" else logits(x, num_classes)
+        body = keras.Model(pixels, x, name="body")
+        images = keras.Input(shape, dtype="uint8", name="image")
+        outputs = body(keras.layers.Rescaling(1.0, name="normalise")(images))
+        model = keras.Model(images, outputs, name=self._model.name)
+        account.mark_known(model.variables)  # `seen` accounts for what the file has seen.
+        return model
+
+
+def ledger_on(seen, dataset, allow_unaccounted=False):
+    """The `Ledger` of what was spent before by trainings that may have had a data set.
+
+    Args:
+        seen: Tuple of `Seen`.
+        dataset: String as of `--dataset`.
+        allow_unaccounted: Bool: a training without an account makes epsilon infinite, in place
+            of an error.
+
+    Raises:
+        UserError: If a training without an account may have had these data.
+    """
+    before = Ledger()
+    for each in seen:
+        if not (each.ledger.steps and identity.overlap(each.data, dataset)):
+            continue
+        is_known = each.epsilon < math.inf and each.ledger.is_complete
+        if not is_known and not allow_unaccounted:
+            raise UserError(
+                f"The weights to start from were trained on {each.data.name} already, without "
+                "an account: no epsilon of this run would be true. Received: "
+                f"--dataset={dataset}. Start from weights that have not seen these data, or "
+                "that tfdpx trained on them. To train the last layer first and then all, give "
+                "one run of classify --head_steps. With --allow_seen_data classify reports an "
+                "infinite epsilon."
+            )
+        before += each.ledger if is_known else not_private()
+    return before
+
+
+def _named_classifier(settings, shape, num_classes, centre, deviation=None, skip_init=1.0):
+    """The classifier of `--model`, as `classifiers.build` makes it."""
+    return classifiers.build(
+        settings.model,
+        shape,
+        num_classes,
+        centre,
+        deviation,
+        variant=settings.variant,
+        group_norm=settings.group_norm,
+        weight_standardization=settings.weight_standardization,
+        relu_first=settings.relu_first,
+        skip_init=skip_init,
+    )
+
+
+def not_private(steps=1):
+    """The `Ledger` of so many updates without noise."""
+    return Ledger((Entry(0.0, 1.0, steps),))
+
+
+def without_secrets(settings):
+    """A dict of JSON values of settings for a record: neither the seed nor where anything lies.
+
+    Args:
+        settings: A `settings.RunSettings`.
+    """
+    recorded = dataclasses.asdict(settings)
+    del recorded["seed"]  # With it the noise could be taken away.
+    for name in ("dataset", "init_data", "public_dataset"):
+        recorded[name] = recorded.get(name) and identity.called(recorded[name])
+    for name in ("init_from", "features", "initial_weights"):
+        recorded[name] = without_paths(recorded.get(name))
+    return recorded
+
+
+def without_paths(text):
+    """The last two parts of each path of `--init_from` or `--features`; None of None."""
+    return text and "+".join("/".join(pathlib.Path(part).parts[-2:]) for part in text.split("+"))
+
+
+def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
+    """The file that a flag means: itself, or the model of a run folder.
+
+    Args:
+        path: String.
+        flag: The flag that names it, for errors.
+        suffixes: Tuple of strings, of the files that may be named.
+
+    Raises:
+        UserError: If there is none.
+    """
+    file = pathlib.Path(path).expanduser()
+    if file.is_dir():
+        if not (file / records.FILE).exists() or not (file / MODEL_FILE).is_file():
+            raise UserError(
+                f"The folder --{flag}={path} holds no finished run: {records.FILE} and model.keras."
+                " Name a finished run (--resume ends one that was interrupted), or a .keras file."
+            )
+        file = file / MODEL_FILE
+    if not (file.name.endswith(suffixes) and file.is_file()):
+        reason = "a file of another kind" if file.exists() else "which does not exist"
+        raise UserError(
+            f"Flag --{flag} must name a run folder, or a file that ends in "
+            f"{' or '.join(suffixes)}. Received: --{flag}={path}, {reason}. An .h5 file of a whole "
+            "model becomes one by keras.saving.load_model(path).save('model.keras')."
+        )
+    if file.suffix == ".keras" and not zipfile.is_zipfile(file):
+        raise UserError(
+            f"Cannot read --{flag}={path}: it is not a model that Keras saved. Save one by "
+            "model.save('model.keras')."
+        )
+    return str(file)
+
+
+def read(path, flag="init_from"):
+    """The model of a `.keras` file, whose origin `Start.seen` accounts for."""
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"Cannot read --{flag}={path}: {error}") from error
+    account.mark_known(model.variables)
+    return model
+
+
+def is_ours(model):
+    """Whether `classifiers.build` made a model, so that it can be made again."""
+    return classifiers.is_name(model.name) and any(x.name == "normalise" for x in model.layers)
+
+
+def features(model):
+    """From a classifier of `classifiers.build`, a model of uint8 images to its last layer's inputs.
+
+    It shares the weights.
+    """
+    return keras.Model(model.inputs, _before_last(model)(model.get_layer("normalise").output))
+
+
+def _described(model, path, pixels):
+    """The shape of images that a Keras model takes, and a sentence on what is done with it."""
+    try:
+        shape = transfer.image_shape(model)
+        _, head = transfer.without_head(model)
+        _, scaled = transfer.preparation(model, pixels)
+    except ValueError as error:
+        raise UserError(f"Cannot start from --init_from={path}: {error}") from error
+    outputs = model.outputs[0].shape[-1]
+    last = f"its last layer, {head!r} of {outputs} outputs, is left out" if head else "no head"
+    height, width, channels = shape
+    size = f"{height or 'any'}x{width or 'any'} pixels" if height or width else "any size"
+    return shape, (
+        f"Start from {model.name!r} of {model.count_params():,} weights: {last}; images of "
+        f"{size}, {'gray' if channels == 1 else 'in colour'}; pixels {scaled} (--pixels "
+        "changes it)."
+    )
+
+
+def _feature_files(features):
+    """The `.keras` files that `--features` names."""
+    if features is None:
+        return []
+    kinds = [kind.strip() for kind in features.split("+")]
+    for index, kind in enumerate(kinds):
+        path = pathlib.Path(kind)
+        path = path / MODEL_FILE if path.is_dir() else path
+        if kind != _SCATTER and not (kind and path.suffix == ".keras" and path.is_file()):
+            raise UserError(
+                f"Flag --features must join {_SCATTER!r}, .keras files and working folders with a "
+                f"{MODEL_FILE} by '+'. Received: --features={features}, where {kind!r} is none of "
+                "these."
+            )
+        kinds[index] = kind if kind == _SCATTER else str(path)
+    if len(set(kinds)) < len(kinds):
+        raise UserError(
+            f"Flag --features must name each kind once. Received: --features={features}."
+        )
+    return [kind for kind in kinds if kind != _SCATTER]
+
+
+def _on_features(features, shape, num_classes):
+    """The linear classifier of `--features`, of which nothing but the last layer trains."""
+    extractors = [_extractor_of(path, shape) for path in _feature_files(features)]
+    with checking_flags():
+        if _SCATTER in [kind.strip() for kind in features.split("+")]:
+            extractors.insert(0, keras.Model(*scattering_features(shape), name=_SCATTER))
+        body = LinearOnFeatures(num_classes, shape, extractors)
+    images = keras.Input(shape, dtype="uint8", name="image")
+    grey = keras.layers.Rescaling(1 / 255, name="normalise")(images)
+    return keras.Model(images, body(grey), name=LINEAR_ON_FEATURES)
+
+
+def _extractor_of(path, shape):
+    """A frozen model from images with values from 0 to 1 to the inputs of a file's last layer."""
+    model = read(path, "features")
+    centre, deviation = map(np.array, _standardization(model, path, "features"))
+    body = _before_last(model)
+    if tuple(body.input_shape[1:]) != shape:
+        raise UserError(
+            f"The model of --features, {path}, takes images of shape {body.input_shape[1:]}. "
+            f"Received: images of shape {shape}. Pre-train for this --dataset, or give "
+            "--image_size."
+        )
+    images = keras.Input(shape)
+    normalise = keras.layers.Rescaling(
+        (255 / deviation).tolist(), (-centre / deviation).tolist(), name="normalise"
+    )
+    extractor = keras.Model(images, body(normalise(images)))
+    extractor.trainable = False
+    return extractor
+
+
+def _before_last(model):
+    body = model.layers[-1]
+    return keras.Model(body.inputs, last_layer(body).input, name="body")
+
+
+def _standardization(source, path, flag="init_from"):
+    layer = next((layer for layer in source.layers if layer.name == "normalise"), None)
+    if layer is None:
+        remedy = " Its weights in a .weights.h5 file do, if they fit --model."
+        raise UserError(
+            f"The model of --{flag}={path} was written by neither tfdpx.train.classify nor "
+            f"tfdpx.train.pretrain: it has no layer 'normalise'.{remedy * (flag == 'init_from')}"
+        )
+    scale, offset = np.array(layer.scale), np.array(layer.offset)
+    return (-offset / scale).tolist(), (1 / scale).tolist()
+
+
+def _copy(source, model, path):
+    """Copies the weights of all layers but the last."""
+    factors = {id(v) for v in lora.factors_of(source)}  # Their product is in the kernels.
+    old, new = [v for v in source.weights if id(v) not in factors], model.weights
+    last = {id(weight) for weight in last_layer(model).weights}
+    is_fit = len(old) == len(new) and source.name == model.name
+    is_fit = is_fit and all(
+        a.shape == b.shape or id(b) in last for a, b in zip(old, new, strict=True)
+    )
+    if not is_fit:
+        raise UserError(
+            f"The model of --init_from={path} is another than --model={model.name} for images of "
+            f"shape {model.input_shape[1:]}: it is {source.name!r} for {source.input_shape[1:]}, "
+            f"with {source.count_params()} parameters against {model.count_params()}."
+        )
+    kinds, expected = (
+        [type(layer) for layer in layer_internals.flatten_layers(m)] for m in (source, model)
+    )
+    if kinds != expected:
+        raise UserError(
+            f"The model of --init_from={path} has other layers than --model={model.name} here: "
+            "give --variant, --weight_standardization and --relu_first as it was trained with."
+        )
+    for a, b in zip(old, new, strict=True):
+        if id(b) not in last:
+            b.assign(a)
+    account.pass_on(old, new)
+
+
+def _load_weights(model, path):
+    try:
+        model.load_weights(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"The weights of --init_from={path} do not fit --model={model.name} with "
+            f"{model.output_shape[-1]} classes (a .keras file may have other classes): {error}"
+        ) from error
+    account.mark_known(model.variables)  # `Start.seen` accounts for what the file has seen.
+
+
+def _seen_by(path, init_data):
+    """The trainings behind one file, each a `Seen`."""
+    try:
+        record = records.read(path) if path.endswith(".keras") else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"Damaged: what the file says of its training data: {error}") from error
+    if record is None or record.data is None:
+        if init_data is None:
+            raise UserError(
+                f"The file {path} does not say what it was trained on. If it was trained on none "
+                "of the private data, name its data with --init_data."
+            )
+        return (Seen(identity.of(init_data), not_private()),)
+    return (*record.seen, Seen(record.data, record.ledger, record.delta))

@@ -1,0 +1,318 @@
+"""Private models of tables: `classify --dataset=csv:PATH` or `parquet:PATH`.
+
+A part of the budget pays for statistics of the columns, which scale numbers and find the frequent
+texts. The rest pays for the training of a linear model or of one hidden layer, by a rule of epsilon
+times rows that was fitted on generated tables (docs/tables.md).
+"""
+
+import csv
+import dataclasses
+import io
+import math
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+from sklearn import metrics
+
+import tfdpx
+from tfdpx import _files
+from tfdpx.accounting import record as records
+from tfdpx.accounting.ledger import Ledger
+from tfdpx.train import start_from
+from tfdpx.train.data import tables as data_tables
+from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
+from tfdpx.train.errors import UserError, checking_flags
+
+# The share of the squared mu of Gaussian differential privacy, which adds up.
+_SHARE_OF_RELEASES = 0.1
+_LARGEST = 4.0  # Numbers are clipped to so many deviations.
+_NOISIEST_MEAN = 0.05  # As a part of the range; noisier means are not worth their budget.
+# Ranges are found from the counts of powers of two. The fullest bin of a column has about a third
+# of the rows, and should stand out.
+_FULLEST_BIN, _BINS = 1 / 3, 123
+_PREPARATION = (
+    "A dict from columns to arrays [rows, 1]: numbers and booleans as float32, NaN where missing; "
+    'categories as strings, "(missing)" where missing. The model does all else.'
+)
+# Limits of epsilon times rows, and what lies below and above.
+_NETWORK_FROM, _HIDDEN = 3_500, 64
+_FEW_STEPS_BELOW, _FEW_STEPS, _STEPS = 300, 60, 180
+_LARGEST_BATCH = 65_536
+_PREDICT_BATCH = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model of a table that was trained.
+
+    Attributes:
+        model: `keras.Model` from a dict of columns to logits, or to values of the target.
+        plan: The `tfdpx.PrivacyPlan`.
+        learning_rate: Float.
+        optimizer: The tfdpx optimizer, with the ledger of all that was spent.
+    """
+
+    model: keras.Model
+    plan: tfdpx.PrivacyPlan
+    learning_rate: float
+    optimizer: keras.optimizers.Optimizer
+
+
+def fit(table, settings):
+    """Trains a model on the training rows of a table.
+
+    Args:
+        table: `data.tables.Table`.
+        settings: The settings of the run.
+
+    Returns:
+        `Trained`.
+
+    Raises:
+        UserError: If the rows are too few to find ranges, or settings do not go together.
+    """
+    if settings.seed is not None:
+        keras.utils.set_random_seed(settings.seed)
+    columns, y = table.train.columns, table.train.target
+    with checking_flags():
+        preprocessing, spent = adapt(columns, table.kinds, settings)
+        name, plan, learning_rate = choose(settings, len(y), spent)
+    x = predict(preprocessing, columns)
+    head = keras.Sequential([keras.Input(x.shape[1:])], name="tfdpx.head")
+    if name == "network":
+        head.add(keras.layers.Dense(_HIDDEN, "tanh"))
+    head.add(keras.layers.Dense(len(table.class_names) or 1, kernel_initializer="zeros"))
+    outputs = head(preprocessing.output)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if settings.task == "regression":
+        middle = (settings.target_upper + settings.target_lower) / 2
+        half = (settings.target_upper - settings.target_lower) / 2
+        y, loss = ((y - middle) / half)[:, np.newaxis], "mean_squared_error"
+        outputs = keras.layers.Rescaling(half, middle, name="tfdpx.rescaling")(outputs)
+    optimizer = tfdpx.DPSGD(learning_rate, plan=plan, l2_norm_clip="automatic", seed=settings.seed)
+    # Another model of the same layers, because a file of a compiled one would hold the optimizer.
+    private = keras.Model(head.inputs[0], head.outputs[0])
+    private.compile(optimizer, loss)
+    private.fit(plan.batches(x, y, optimizer=optimizer), shuffle=False, verbose=0)
+    model = keras.Model(preprocessing.input, outputs, name=f"{name}_on_table")
+    return Trained(model, plan, learning_rate, optimizer)
+
+
+def adapt(columns, kinds, settings):
+    """Makes the layers in front of a model of a table.
+
+    Numbers are centred and scaled by a private mean and variance, or by their public range where
+    rows are too few. Texts are one-hot over those that are frequent.
+
+    Guarantee: the ledger has all that the statistics in the layers cost. Names and kinds of
+    columns, the number of rows and `settings.ranges` are public.
+
+    Args:
+        columns: Dict from a name to an array `[rows]`, of the rows to train on.
+        kinds: Dict from a name to its kind.
+        settings: The settings of the run.
+
+    Returns:
+        A `keras.Model` from a dict of `[rows, 1]` to `[rows, features]`, and a
+        `tfdpx.accounting.Ledger`.
+
+    Raises:
+        UserError: If there are too few rows to find ranges.
+    """
+    num_rows, ranges = len(next(iter(columns.values()))), settings.ranges
+    limits = {n: ranges.get(n, ranges.get("*")) for n, kind in kinds.items() if kind == NUMBER}
+    limits |= {n: (0.0, 1.0) for n, kind in kinds.items() if kind == BOOLEAN}
+    unbounded = [name for name, pair in limits.items() if pair is None]
+    bounded = [name for name, pair in limits.items() if pair is not None]
+    texts = [name for name, kind in kinds.items() if kind == CATEGORY]
+    noise, takes_moments = _noise_of(settings, num_rows, unbounded, bounded, texts)
+    release = {"noise_multiplier": noise, "seed": settings.seed}
+    inner_inputs = {
+        name: keras.Input((1,), dtype="string" if name in texts else "float32", name=f"column_{i}")
+        for i, name in enumerate(columns)
+    }
+    ledger, parts = Ledger(), []
+    for names in (unbounded, bounded):
+        if not names:
+            continue
+        lower = upper = None
+        if names == bounded:
+            lower, upper = np.array([limits[name] for name in bounded]).T
+        if names == unbounded or takes_moments:
+            layer = keras.layers.Normalization()
+            x = np.stack([columns[name] for name in names], axis=1)
+            ledger += tfdpx.private_adapt(layer, x, lower=lower, upper=upper, **release)
+        else:
+            mean, variance = (lower + upper) / 2, ((upper - lower) / 2) ** 2
+            layer = keras.layers.Normalization(mean=mean.tolist(), variance=variance.tolist())
+        z = layer(ops.concatenate([inner_inputs[name] for name in names], axis=-1))
+        parts.append(ops.clip(ops.where(ops.isnan(z), 0.0, z), -_LARGEST, _LARGEST))
+    for name in texts:
+        layer = keras.layers.StringLookup(output_mode="one_hot")
+        ledger += tfdpx.private_adapt(layer, columns[name], **release)
+        parts.append(layer(inner_inputs[name]))
+    features = ops.concatenate(parts, axis=-1)
+    # A model within a model, because columns may have the names of layers.
+    inner = keras.Model(list(inner_inputs.values()), features, name="tfdpx.preprocessing")
+    outer_inputs = {
+        input_name(name): keras.Input((1,), dtype=tensor.dtype, name=input_name(name))
+        for name, tensor in inner_inputs.items()
+    }
+    return keras.Model(outer_inputs, inner(list(outer_inputs.values()))), ledger
+
+
+def _noise_of(settings, num_rows, unbounded, bounded, texts):
+    """The noise multiplier of all releases, and whether there is one for the bounded columns.
+
+    Both follow from public numbers alone.
+    """
+    budget = {"epsilon": settings.epsilon, "delta": settings.delta, "accountant": "gdp"}
+    plan = tfdpx.PrivacyPlan(num_rows, num_rows, 1, **budget)
+    of_one = plan.noise_multiplier / math.sqrt(_SHARE_OF_RELEASES)
+    releases = 2 * bool(unbounded) + len(texts)
+    noise_of_means = of_one * math.sqrt((releases + 1) * 1.25 * len(bounded)) / (2 * num_rows)
+    takes_moments = bool(bounded) and noise_of_means < _NOISIEST_MEAN
+    noise_multiplier = of_one * math.sqrt(releases + takes_moments)
+    if unbounded:
+        noise_of_bins = noise_multiplier * math.sqrt(len(unbounded))
+        largest = noise_of_bins * math.sqrt(2 * math.log(10 * _BINS * len(unbounded)))
+        needed = math.ceil(largest / _FULLEST_BIN)
+        if needed > num_rows:
+            raise UserError(
+                f"{num_rows} rows are too few to find the ranges of {len(unbounded)} columns at "
+                f"--epsilon={settings.epsilon:g}, which takes some {needed}. Give what is publicly "
+                f"known: --bounds={unbounded[0]}:LOWER:UPPER,... or --bounds=*:LOWER:UPPER."
+            )
+    return noise_multiplier, takes_moments
+
+
+def choose(settings, num_rows, spent):
+    """Chooses a model, its plan and its learning rate; the settings come first.
+
+    Args:
+        settings: The settings of the run.
+        num_rows: Int, of the rows to train on.
+        spent: `tfdpx.accounting.Ledger` of the preprocessing.
+
+    Returns:
+        Tuple of "linear" or "network", the `tfdpx.PrivacyPlan`, and a float.
+
+    Raises:
+        ValueError: If the values do not go together.
+    """
+    budget = settings.epsilon * num_rows
+    name = settings.model or ("network" if budget >= _NETWORK_FROM else "linear")
+    plan = tfdpx.PrivacyPlan(
+        num_rows,
+        settings.batch_size or min(num_rows, _LARGEST_BATCH),
+        settings.steps or (_FEW_STEPS if budget < _FEW_STEPS_BELOW else _STEPS),
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        accountant=settings.accountant,
+        spent=spent,
+    )
+    if settings.task == "regression":
+        rate = min(plan.suggested_learning_rate, 0.1)
+    elif name == "network":
+        rate = min(plan.suggested_learning_rate, 8.0)
+    else:
+        rate = 2.0  # The classes of a linear model do not depend on the scale of its weights.
+    return name, plan, settings.learning_rate or rate
+
+
+def inputs(table, settings):
+    """Returns the `inputs` of a record, a dict: the columns, and how to prepare rows for the model.
+
+    Args:
+        table: `data.tables.Table`.
+        settings: The settings of the run.
+    """
+    return {
+        "columns": table.kinds,
+        "target": settings.target,
+        "class_names": list(table.class_names),
+        "preparation": _PREPARATION,
+    }
+
+
+def predict(model, columns):
+    """Returns the outputs of a model for columns, float32 `[rows, outputs]`.
+
+    Args:
+        model: `keras.Model` that takes a dict of columns.
+        columns: Dict from a name to an array `[rows]`.
+    """
+    largest, tensors = np.finfo("float32").max, {}
+    for name, values in columns.items():
+        if values.dtype.kind != "U":  # The model clips the largest number, and not infinity.
+            values = np.clip(values, -largest, largest).astype("float32")
+        tensors[input_name(name)] = tf.constant(values[:, np.newaxis])
+    return model.predict(tensors, batch_size=_PREDICT_BATCH, verbose=0)
+
+
+def measure(model, rows, settings):
+    """Measures a model on rows.
+
+    Args:
+        model: `keras.Model`.
+        rows: `data.tables.Rows`.
+        settings: The settings of the run.
+
+    Returns:
+        Dict of floats, "test_accuracy", or "test_r2" and "test_mean_error"; None without rows.
+    """
+    if settings.task == "regression":
+        scores = {"test_r2": metrics.r2_score, "test_mean_error": metrics.mean_absolute_error}
+    else:
+        scores = {"test_accuracy": metrics.accuracy_score}
+    if not len(rows):
+        return dict.fromkeys(scores)
+    outputs = predict(model, rows.columns)
+    predicted = outputs[:, 0] if settings.task == "regression" else outputs.argmax(axis=1)
+    return {name: float(score(rows.target, predicted)) for name, score in scores.items()}
+
+
+def predict_rows(model_path, rows_path, csv_path, all_classes=False):
+    """Predicts rows of a file, and writes a CSV file with a line for each, in their order.
+
+    Args:
+        model_path: String, a .keras file.
+        rows_path: String, a CSV or Parquet file with the columns that the model was trained on.
+        csv_path: String, the file to write.
+        all_classes: Bool, whether it gets the probability of every class.
+
+    Returns:
+        Dict for the last line.
+
+    Raises:
+        UserError: If the model is not of a table, or a column is missing or of another kind.
+    """
+    try:
+        record = records.read(model_path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read --model={model_path}: {error}") from error
+    if record is None or "columns" not in (record.inputs or {}):
+        raise UserError(
+            f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
+            f"Received: --model={model_path}."
+        )
+    columns = data_tables.read_columns(rows_path, record.inputs["columns"], flag="rows")
+    outputs = predict(start_from.read(model_path, "model"), columns)
+    target, names = record.inputs["target"], record.inputs["class_names"]
+    if names:
+        lines = [[target, "probability", *names]]
+        for row in ops.convert_to_numpy(ops.softmax(outputs)):
+            lines.append([names[row.argmax()], *(f"{p:.6f}" for p in (row.max(), *row))])
+        lines = lines if all_classes else [line[:2] for line in lines]
+    else:
+        lines = [[target], *([f"{value:.6g}"] for value in outputs[:, 0])]
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(lines)
+    try:
+        _files.write(pathlib.Path(csv_path).expanduser(), text.getvalue().encode(), mode=0o644)
+    except OSError as error:
+        raise UserError(f"Cannot write --csv={csv_path}: {error}.") from error
+    return {"rows": len(outputs), "model": model_path, "csv": csv_path}

@@ -1,1 +1,0 @@
-"""Private models of tables: what `classify` does with --dataset=csv:PATH or parquet:PATH."""
