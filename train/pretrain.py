@@ -191,7 +191,7 @@ def train(settings, workdir):
     folder = RunFolder(workdir, _RECIPE.value, settings, start.settings, determined)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
-    # Branches that start at 0 learn faster; private training from scratch prefers 1 (C.1).
+    # As NF-ResNets are published; De et al. start at 1 where they train privately from scratch.
     model = start.build(data, skip_init=0.0)
     add_weight_decay(model, settings.weight_decay)
     model.compile(

@@ -56,13 +56,9 @@ from tfdpx.train.settings import PRIVACY, WORKDIR, Settings, given, resolve
 # chooses by must not be those that are reported in the end.
 HELD_OUT = 0.25
 # A change of one of these changes the epsilon of a run without --epsilon.
-_CHANGES_EPSILON = {
-    *PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"
-}  # fmt: skip
+_CHANGES_EPSILON = {*PRIVACY, "preset", "dataset", "validation", "delta", "sampling", "accountant"}
 # The settings of an augmentation, and their values without one.
-_NO_AUGMENTATION = dict(
-    augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0
-)  # fmt: skip
+_NO_AUGMENTATION = dict(augment_padding=0, augment_flip=False, augment_resize=1.0, augment_mix=0)
 # Flags of every run that are no settings.
 flags.adopt_module_key_flags(devices)
 _HANDED_ON = ("data_dir", "download", "strategy", "tpu", "cpu_devices")
@@ -391,13 +387,9 @@ def medians(rows, swept):
     points = []
     for values, group in itertools.groupby(rows, key=lambda row: [row[name] for name in swept]):
         accuracies = [row["accuracy"] for row in group]
-        summary = {
-            "median": statistics.median(accuracies),
-            "lowest": min(accuracies),
-            "highest": max(accuracies),
-            "runs": len(accuracies),
-        }
-        points.append(dict(zip(swept, values, strict=True)) | summary)
+        point = dict(zip(swept, values, strict=True))
+        point |= {"median": statistics.median(accuracies), "runs": len(accuracies)}
+        points.append({**point, "lowest": min(accuracies), "highest": max(accuracies)})
     return points
 
 
