@@ -26,17 +26,11 @@ _PRESET = flags.DEFINE_string(
     "Settings to start from: digits, folder, table12/eps8 and others (docs/presets.md). Default: "
     "folder for --dataset=folder:PATH, else digits.",
 )
-_LOG_PRIVATE_METRICS = flags.DEFINE_bool(
-    "log_private_metrics",
-    False,
-    "Also write training loss and the like, which no guarantee covers, to TensorBoard.",
-)
 # The flags that --help lists; --helpfull lists all.
 COMMON = (
-    "dataset", "epsilon", "delta", "model", "init_from", "trainable", "head", "target", "user",
-    "steps", "batch_size", "learning_rate", "augmult", "workdir", "data_dir", "download", "resume",
-    "dry_run",
-)  # fmt: skip
+    *("dataset", "epsilon", "delta", "model", "init_from", "trainable", "head", "target", "user"),
+    *("steps", "learning_rate", "workdir", "download", "resume", "dry_run"),
+)
 for _name in COMMON:
     flags.declare_key_flag(_name)
 # Flags of runs on images by updates alone.
@@ -60,7 +54,7 @@ def main(argv):
         strategy = devices.from_flags()
         path = settings.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
         with resume.working_folder("classify", path, devices.is_chief(strategy)) as workdir:
-            record = run(asked, preset, workdir, strategy, _LOG_PRIVATE_METRICS.value)
+            record = run(asked, preset, workdir, strategy, settings.LOG_PRIVATE_METRICS.value)
     if record is not None:
         print(report.to_json(record), flush=True)
 

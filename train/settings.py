@@ -572,6 +572,11 @@ DATA_DIR = flags.DEFINE_string(
 )
 DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if --data_dir has it not.")
 RESUME = flags.DEFINE_bool("resume", False, "Go on with the unfinished run in --workdir, if any.")
+LOG_PRIVATE_METRICS = flags.DEFINE_bool(
+    "log_private_metrics",
+    False,
+    "Also write training loss and the like, which no guarantee covers, to TensorBoard.",
+)
 FINAL = flags.DEFINE_bool(
     "final", False, "Train on all training images: --validation=0 --eval_split=test."
 )
