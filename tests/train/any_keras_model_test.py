@@ -59,7 +59,7 @@ def test_a_keras_model_is_fine_tuned_and_its_run_started_from(
     assert re.search("takes images of 16x12 pixels.*--image_size=16", said)
     last, printed = run(classify, **first, trainable="last")
     assert "Start from 'sequential" in printed and "broken, so left out: 1" in printed
-    assert "16x12 pixels, in colour (what --init_from takes)" in printed
+    assert "16x12 pixels, in colour (the size that --init_from takes)" in printed
     assert last["trained_parameters"] == 3 * (8 + 1)  # A constant beside the features.
     assert last["test_accuracy"] > 0.6
     assert last["seen"] == ["cifar10 at epsilon inf"]
