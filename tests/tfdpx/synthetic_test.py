@@ -1,4 +1,4 @@
-"""Generated images: sizes, range and seeds; dead leaves by their law; strokes pixel by pixel."""
+"""Generated images: sizes, range and seeds, and dead leaves by their law."""
 
 import inspect
 
@@ -116,17 +116,3 @@ def test_the_first_leaf_that_covers_a_pixel_is_seen(size, number, seed):
     np.testing.assert_array_equal(
         synthetic._front_leaf(rows, columns, radii, *size), wanted.ravel()
     )
-
-
-def test_gray_is_white_ink_on_black_paper_with_soft_edges():
-    images = Strokes(28).images(200)
-    ink = images.mean(axis=(1, 2, 3))
-    assert 0.03 < ink.min() and ink.max() < 0.6
-    assert np.mean(images == 0) > 0.5 and np.mean(images == 1) > 0.05
-    assert 0.02 < np.mean((images > 0) & (images < 1)) < 0.25
-
-
-def test_a_colour_image_mixes_two_colours():
-    for image in Strokes(16, 3).images(20).reshape(20, -1, 3).astype("float64"):
-        spread = np.linalg.svd(image - image[0], compute_uv=False)
-        assert spread[0] > 0.1 and spread[1] < 1e-5

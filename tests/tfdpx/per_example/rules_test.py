@@ -9,7 +9,7 @@ from oracle import assert_matches_batches_of_one, run_engine
 
 from tfdpx.layers import GroupNorm, WSConv2D
 from tfdpx.layers.ws_conv2d import WSConv2DRule
-from tfdpx.per_example import cost_model, explain, rounding, rule
+from tfdpx.per_example import cost_model, rounding, rule
 from tfdpx.per_example.rows import split_views
 from tfdpx.per_example.rules import contraction, convolution, embedding, normalization
 
@@ -178,24 +178,6 @@ def test_convolutions_by_one_call_an_example(monkeypatch):
     ]
     check_layers(convs, 2, norms=["instantiate"])
     assert chosen and all(chosen)
-
-
-def test_the_cheaper_norm_is_chosen():
-    def chosen(layer, shape, views=1):
-        model = keras.Sequential([keras.Input(shape), layer])
-        model.compile(loss="mse")
-        (found,) = explain(model, np.zeros([4 * views, *shape], "float32"), views)
-        alternatives = found.alternatives
-        assert alternatives[f"{found.norm}/{found.sum}"] == min(alternatives.values())
-        return found.norm
-
-    assert chosen(layers.Dense(512), (512,)) == "ghost"
-    assert chosen(layers.Dense(8), (512, 8)) == "instantiate"
-    assert chosen(layers.Conv2D(256, 3), (8, 8, 256)) == "ghost"
-    # As many views are as many positions, of one kernel.
-    assert chosen(layers.Conv2D(256, 3), (8, 8, 256), views=16) == "instantiate"
-    assert chosen(layers.Conv2D(16, 3), (32, 32, 3)) == "instantiate"
-    assert chosen(layers.EinsumDense("abc,cde->abde", (None, 8, 64)), (16, 512)) == "ghost"
 
 
 def _half_bias(self):

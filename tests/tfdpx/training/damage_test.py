@@ -9,11 +9,14 @@ import shutil
 import zipfile
 from unittest import mock
 
+import fuzz_inputs
 import h5py
 import individual_replay as replay
 import numpy as np
 import pytest
 from fuzz_inputs import CHECKPOINT, check_checkpoint, parts
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfdpx import _files as files
 from tfdpx.accounting import IndividualAccountant
@@ -54,6 +57,13 @@ def zipped(members):
         for name, part in members.items():
             archive.writestr(name, part)
     return made.getvalue()
+
+
+@given(data=st.data())
+@pytest.mark.slow
+def test_any_damage_is_refused_or_does_no_harm(whole, tmp_path_factory, data):
+    how = data.draw(fuzz_inputs.damage((whole / CHECKPOINT).stat().st_size))
+    check_checkpoint(whole, tmp_path_factory.mktemp("damaged"), how)
 
 
 def test_every_length_but_the_whole_is_refused(whole, folder):
