@@ -152,6 +152,11 @@ class Start:
 
         Without a file the features are those of scattering, which know no data.
         """
+        if self.settings.init_from and self._model is None:
+            raise UserError(
+                "Flag --head needs a whole model, a .keras file. Received: "
+                f"--init_from={self.settings.init_from}."
+            )
         if self._model is None:
             images = keras.Input(shape, dtype="uint8", name="image")
             grey = keras.layers.Rescaling(1 / 255, name="normalise")(images)
