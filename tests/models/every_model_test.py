@@ -22,6 +22,7 @@ MODELS = {
     "LeNet": lambda: models.LeNet(3, SHAPE),
     "LinearOnFeatures": on_features,
     "NFResNet": lambda: models.NFResNet(8, 3, input_shape=SHAPE, width=2),
+    "ResNet20": lambda: models.ResNet20(3, SHAPE),
     "ScatterCNN": lambda: models.ScatterCNN(3, SHAPE),
     "ScatterLinear": lambda: models.ScatterLinear(3, SHAPE),
     "SmallCNN": lambda: models.SmallCNN(3, SHAPE),
@@ -69,6 +70,7 @@ def test_sizes_of_the_small_ones():
     # LeCun et al.'s C1, F6 and C5, C3 with full connections, and ten outputs.
     by_layer = (25 + 1) * 6, (150 + 1) * 16, (400 + 1) * 120, (120 + 1) * 84, (84 + 1) * 10
     assert models.LeNet().count_params() == sum(by_layer) == 61_706
+    assert models.ResNet20(10).count_params() == 269_722
     convolutions = (9 * 1 * 32 + 32) + (9 * 32 * 32 + 32) + (9 * 32 * 64 + 64)
     dense = 2 * 2 * 64 * 10 + 10  # 8x8 halved twice
     assert models.SmallCNN(10, (8, 8, 1)).count_params() == convolutions + 2 * 128 + dense
