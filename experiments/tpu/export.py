@@ -28,7 +28,7 @@ class Step:
     """What is exported: one core's part of a training step.
 
     Attributes:
-        model: Name of a model as `tfdpx.train.run.classifiers` knows it.
+        model: Name of a model as `tfdpx.train.classifiers` knows it.
         image_shape: `(height, width, channels)`.
         batch_per_core: Examples that a core gets.
         cores: Replicas.
