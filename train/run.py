@@ -81,7 +81,9 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     devices.check_batch_size(strategy, plan.batch_size)
 
     # Model: new, of a file, or as an interrupted run left it.
-    determined = facts(data, start.files) | {"noise_multiplier": plan.noise_multiplier}
+    determined = facts(data, start.files) | {
+        name: getattr(plan, name) for name in ("batch_size", "steps", "noise_multiplier")
+    }
     folder = RunFolder(workdir, preset, asked, settings, determined, entropy())
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
