@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import seeds
+import tensorflow as tf
 from oracle import ALLOWANCE, batch_of_one_gradients
 
 import tfdpx
@@ -58,7 +59,8 @@ def test_norms_are_of_batches_of_one(layers, shape, private):
     x, y = data(7, shape)  # The last batch is shorter.
     weights = np.linspace(0.0, 2.0, 7).astype("f4")
     before = model.get_weights()
-    wanted = np.linalg.norm(batch_of_one_gradients(model, x, y, weights, 1), axis=1)
+    gradients = batch_of_one_gradients(model, *map(tf.constant, (x, y, weights)), 1)
+    wanted = np.linalg.norm(gradients, axis=1)
     assert_norms(gradient_norms(model, x, y, weights, batch_size=3), wanted)
     for kept, now in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(kept, now)
@@ -70,7 +72,8 @@ def test_norms_of_views_are_of_the_mean_gradient():
     optimizer = tfdpx.DPSGD(0.1, batch_size=4, noise_multiplier=1.0, augmult=2)
     model = compiled(lambda: [keras.layers.Dense(3)], optimizer, [4])
     x = np.stack([one, -one], axis=1)
-    gradients = batch_of_one_gradients(model, x.reshape(10, 4), np.repeat(y, 2), None, 2)
+    rows, labels = tf.constant(x.reshape(10, 4)), tf.constant(np.repeat(y, 2))
+    gradients = batch_of_one_gradients(model, rows, labels, None, 2)
     wanted = np.linalg.norm(gradients, axis=1)
     assert_norms(gradient_norms(model, x, y, batch_size=2), wanted)
 

@@ -43,10 +43,10 @@ def made(loss, shape, mask=False, **arguments):
     return model
 
 
-def by_batches_of_one(model, *drawn):
+def by_batches_of_one(model, x, y, weights=None):
     """The sum over examples of gradients clipped to 0.1, over 0.1 B."""
-    x, y, weights = (None if t is None else tf.constant(t) for t in (*drawn, None)[:3])
-    gradients = batch_of_one_gradients(model, x, y, weights, 1)
+    weights = None if weights is None else tf.constant(weights)
+    gradients = batch_of_one_gradients(model, tf.constant(x), tf.constant(y), weights, 1)
     norms = np.linalg.norm(gradients, axis=1, keepdims=True)
     return (gradients / np.maximum(norms, 0.1)).sum(axis=0) / PLAN.batch_size
 
