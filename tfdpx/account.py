@@ -416,7 +416,7 @@ def _tell_others(account):
     """Tells optimizers that follow weights of this account that more is spent on these."""
     for other in list(_of_optimizers):
         if other is not account and account in _accounts_of(other.variables()):
-            other.on_spent()
+            step_context.eagerly(other.on_spent)  # A plan's `spent` joins as a step is traced.
 
 
 def _loaded(model, arrays):
