@@ -77,7 +77,7 @@ class Entry:
         if is_search or self.delta is not None:
             accountants.check_delta(self.delta)
         if is_search or self.run is not None:
-            require(is_integer(self.run, int(is_search)), "run", self.run, "be an integer")
+            require(is_integer(self.run, is_search), "run", self.run, "be an integer, not negative")
         for name in ("poisson_sampled", "seeded"):
             value = getattr(self, name)
             require(isinstance(value, bool | np.bool_), name, value, "be True or False")
