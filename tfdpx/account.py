@@ -32,6 +32,7 @@ from tfdpx.accounting.ledger import EXAMPLE, Entry, Ledger
 
 # By the id of a keras.Variable, which cannot be hashed, as long as it lives.
 _accounts: dict[int, set] = {}
+_of_optimizers: weakref.WeakSet = weakref.WeakSet()
 _unknown: set[int] = set()
 
 # Layer -> the ledger of its statistics, empty where they are public, and their values.
@@ -56,7 +57,6 @@ class _Spent:
 
     def __init__(self, ledger):
         self._entries = {}
-        self.on_spent = lambda: None  # Called when others have spent on the same weights.
         self._join(ledger)
 
     def _join(self, ledger):
@@ -81,6 +81,8 @@ class Account(_Spent):
 
     def __init__(self, state, noise_multiplier, unit=EXAMPLE):
         super().__init__(Ledger())
+        self.on_spent = lambda: None  # Called when others have spent on the weights it follows.
+        _of_optimizers.add(self)
         self._state, self._noise_multiplier, self._unit = state, float(noise_multiplier), unit
         self._open = None  # The arguments of the entry that updates count in.
         self._counted = state.updates
@@ -155,8 +157,7 @@ class Account(_Spent):
         trained = [variable for variable in references if variable is not None]
         if any(id(v) in _unknown for v in self.variables()):
             mark_unknown(trained)  # They follow from those of unknown origin.
-        for other in _accounts_of(trained) - {self}:
-            other.on_spent()
+        _tell_others(self)
 
     def entries(self):
         """Tuple of `Entry`, the updates under way among them."""
@@ -207,6 +208,8 @@ class Account(_Spent):
         if not ledger.is_complete:
             mark_unknown(self.variables())
         self.renew()
+        self.on_spent()
+        _tell_others(self)
 
     def ledger(self):
         """All that was spent on the weights, a `tfdpx.accounting.Ledger`."""
@@ -318,6 +321,7 @@ def attach(ledger, variables):
                 accounts.discard(other)
     if ledger.entries:
         _add(spent, variables)
+        _tell_others(spent)
     if not ledger.is_complete:
         mark_unknown(variables)
 
@@ -331,6 +335,7 @@ def pass_on(source, target):
     """
     for account in _accounts_of(source):
         _add(account, target)
+        _tell_others(account)
     if any(id(v) in _unknown for v in source):
         mark_unknown(target)
 
@@ -405,6 +410,13 @@ def _add(account, variables):
             weakref.finalize(variable, _accounts.pop, id(variable), None)
             _accounts[id(variable)] = set()
         _accounts[id(variable)].add(account)
+
+
+def _tell_others(account):
+    """Tells optimizers that follow weights of this account that more is spent on these."""
+    for other in list(_of_optimizers):
+        if other is not account and account in _accounts_of(other.variables()):
+            step_context.eagerly(other.on_spent)  # A plan's `spent` joins as a step is traced.
 
 
 def _loaded(model, arrays):

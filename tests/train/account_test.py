@@ -179,7 +179,7 @@ def test_a_shuffled_run_makes_all_neighbours_those_of_shuffling(ask, tmp_path):
     leave(tmp_path / "a", sampling="shuffle")
     leave(tmp_path / "b", run=2)
     found, text = ask(workdir=tmp_path)
-    expected = composed((4.0, 6, 1.0), (4.0, 60), accountant="rdp")
+    expected = composed((4.0, 7, 1.0), (4.0, 60), accountant="rdp")
     assert found["epsilon_rdp"] == pytest.approx(expected, rel=1e-4)
     assert found["neighbours"] == "zero_out" and not found["epsilon_is_approximate"]
     assert "emptying the place of one example" in text

@@ -37,6 +37,7 @@ _LEAST_PLD_DELTA = 1e-9
 _LEAST_RDP_LOSS = 1e-5
 # Of a model, for what the noise's largest value adds to delta.
 _MOST_PARAMETERS = 10**9
+_MOST_STEPS = 2**53
 
 # Noise multiplier, sampling probability and steps.
 Run = tuple[float, float, int]
@@ -331,9 +332,10 @@ def check_delta(delta: Any) -> None:
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raises ValueError unless `noise_multiplier` is a finite number >= 0."""
-    fits = is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf
-    hint = " 0 trains without privacy."
+    """Raises ValueError unless `noise_multiplier` is 0 or a number whose square is a float."""
+    fits = is_number(noise_multiplier) and (not noise_multiplier or 1e-100 <= noise_multiplier)
+    fits = fits and noise_multiplier <= 1e100
+    hint = " 0 trains without privacy. Others lie in [1e-100, 1e100]."
     require(fits, "noise_multiplier", noise_multiplier, "be a finite number >= 0", hint)
 
 
@@ -341,7 +343,8 @@ def check_run(noise_multiplier: float, sampling_probability: float, steps: int) 
     """Raises ValueError unless the three numbers describe a run of DP-SGD."""
     check_noise_multiplier(noise_multiplier)
     check_probability(sampling_probability, " It is batch_size / num_examples.")
-    require(is_integer(steps, 0), "steps", steps, "be an integer >= 0")
+    fits = is_integer(steps, 0) and steps <= _MOST_STEPS
+    require(fits, "steps", steps, "be an integer >= 0 and at most 2**53")
 
 
 def check_probability(sampling_probability: float, hint: str = "") -> None:

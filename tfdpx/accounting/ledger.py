@@ -11,8 +11,10 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tfdpx import _files as files
-from tfdpx._arguments import check_choice, check_positive_integer
+from tfdpx._arguments import check_choice, check_positive_integer, is_integer, require
 from tfdpx._warnings import warn
 from tfdpx.accounting import accountants, selection, statement
 
@@ -69,10 +71,16 @@ class Entry:
     def __post_init__(self):
         check_choice("unit", self.unit, UNITS)
         check_choice("kind", self.kind, (UPDATE, RELEASE, SELECTION))
-        if self.kind == SELECTION:
+        is_search = self.kind == SELECTION
+        if is_search or self.mean_runs is not None:
             selection.check_mean(self.mean_runs)
+        if is_search or self.delta is not None:
             accountants.check_delta(self.delta)
-            check_positive_integer("run", self.run)
+        if is_search or self.run is not None:
+            require(is_integer(self.run, is_search), "run", self.run, "be an integer, not negative")
+        for name in ("poisson_sampled", "seeded"):
+            value = getattr(self, name)
+            require(isinstance(value, bool | np.bool_), name, value, "be True or False")
         probability = 1.0 if self.sampling_probability is None else self.sampling_probability
         accountants.check_run(self.noise_multiplier, probability, self.steps)
         check_positive_integer("steps", self.steps)
@@ -131,7 +139,11 @@ class Ledger:
                 f"Argument `entries` must hold ledger entries only. Received: {wrong[0]!r}. Build "
                 "one as Entry(noise_multiplier, sampling_probability, steps)."
             )
-        if self.is_complete not in (True, False):
+        if self.delta is not None:
+            accountants.check_delta(self.delta)
+        if self.num_examples is not None:
+            check_positive_integer("num_examples", self.num_examples)
+        if not isinstance(self.is_complete, bool):
             raise TypeError(
                 "Argument `is_complete` must be True or False. Received: "
                 f"is_complete={self.is_complete!r}."
@@ -274,6 +286,8 @@ class Ledger:
         """The epsilon of all entries together, under adding or removing one example, or user.
 
         Paid searches add theirs to that of all updates and releases: it holds at `total_delta`.
+        That a step draws more than the plan's `capacity`, which is an error, is paid for at the
+        plan's delta and above; below it, delta does not cover this error.
 
         Args:
             delta: Float in (0, 1), for updates and releases; None where there are none, or no
@@ -396,7 +410,9 @@ class Ledger:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Ledger:
         """The ledger of a dict of its arguments, as this or an older version saved it."""
-        entries = [dict(entry) for entry in saved["entries"]]
+        listed = saved["entries"]
+        require(isinstance(listed, list), "entries", listed, "be a list")
+        entries = [{**entry} for entry in listed]
         for entry in entries:
             if "exact" in entry:
                 entry["poisson_sampled"] = entry.pop("exact")

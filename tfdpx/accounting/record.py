@@ -160,7 +160,11 @@ class Record:
         return self.data is not None and self.is_approximate
 
     def ledger_as_drawn(self) -> Ledger:
-        """The ledger for an accountant of Poisson samples: shuffled batches are not amplified."""
+        """The ledger for an accountant of Poisson samples: shuffled batches are not amplified.
+
+        Each example is in one batch an epoch. An entry is of one `fit`, which may begin and end
+        within an epoch, so it counts as one epoch more than it is long, less a step.
+        """
         if not self.is_shuffled:
             return self.ledger
         entries = tuple(
@@ -342,9 +346,12 @@ def plain(value: Any) -> Any:
 
 
 def _as_shuffled(entry):
-    names = ("noise_multiplier", "sampling_probability", "steps")
-    run = Sampling("shuffle").run(*(getattr(entry, name) for name in names))
-    return dataclasses.replace(entry, poisson_sampled=True, **dict(zip(names, run, strict=True)))
+    noise, probability = entry.noise_multiplier, entry.sampling_probability
+    # The first step may be the last of an epoch.
+    later = Sampling("shuffle").run(noise, probability, entry.steps - 1)[-1]
+    return dataclasses.replace(
+        entry, sampling_probability=1.0, steps=1 + later, poisson_sampled=True
+    )
 
 
 def _ledger(saved):

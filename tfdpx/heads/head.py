@@ -202,11 +202,13 @@ class Head(abc.ABC):
         _check_one_device()
         planned = self._planned()
         releases.check_tail(planned, self._sizes(examples.dimension), self.delta)
-        released = releases.Releases(planned, self.seed)
+        released, before = releases.Releases(planned, self.seed), self.ledger
+        # All of them, until it is sure which were made: an interrupt may come at any time.
+        self.ledger = before + released.planned_ledger()
         try:
             kernel, bias = self._fit(examples, released)
-        finally:  # An interrupted fit has spent its releases.
-            self.ledger += released.ledger()
+        finally:
+            self.ledger = before + released.ledger()
         self.kernel, self.bias = np.asarray(kernel, "float32"), np.asarray(bias, "float32")
         return self
 

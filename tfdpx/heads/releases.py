@@ -94,6 +94,13 @@ class Releases:
         times: dict[str, int] = {}
         for (name, _), done in self._done.items():
             times[name] = max(times.get(name, 0), done)
+        return self._ledger_of(times)
+
+    def planned_ledger(self) -> Ledger:
+        """Returns the `ledger` after all releases that are planned."""
+        return self._ledger_of({name: times for name, (_, times) in self._planned.items()})
+
+    def _ledger_of(self, times):
         # By noise: entries of one run at the same noise are taken for the same steps.
         steps: collections.Counter[float] = collections.Counter()
         for name, done in times.items():

@@ -167,6 +167,8 @@ class Session:
                 )
             is_exact = draws is not None and not draws.plan.is_approximate
             seeded = self._seed is not None or self._is_seeded
+            if not is_exact:  # Its permutations are its own, and so is its entry in the ledger.
+                optimizer.account.renew()
             self._usual = optimizer.account.open(self._probability, is_exact, seeded)
             self.renew()
             optimizer.session, optimizer.account.on_spent = self, self.find_end

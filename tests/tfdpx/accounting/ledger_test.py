@@ -109,6 +109,17 @@ def damages():
     yield "not a number", whole.replace("1.5", "NaN")
     yield "infinite steps", whole.replace("10", "1E999")
     yield "deep", "[" * 100_000
+    yield "entries as a dict", json.dumps(content | {"entries": {}})
+    wrong = {"is_complete": 1.0, "delta": "x", "num_examples": math.nan}
+    for name, value in wrong.items():
+        yield name, json.dumps(content | {name: value})
+    [entry] = content["entries"]
+    wrong = [("poisson_sampled", "false"), ("seeded", 0), ("run", 1.5), ("delta", "x")]
+    wrong += [("mean_runs", []), ("steps", 10**400)]
+    wrong += [("noise_multiplier", value) for value in (1e308, 1e-320)]
+    for name, value in wrong:
+        entries = [entry | {name: value}]
+        yield f"{name} of {str(value)[:6]}", json.dumps(content | {"entries": entries})
 
 
 @pytest.mark.parametrize("damage, content", list(damages()))

@@ -117,6 +117,17 @@ def test_an_interrupted_fit_pays_for_what_was_released(monkeypatch):
     assert head.ledger.steps == 2 and 0 < head.epsilon_spent() < 1 and head.kernel is None
 
 
+def test_a_fit_that_is_interrupted_as_it_ends_pays_for_all_that_was_planned(monkeypatch):
+    def interrupt(releases):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Releases, "ledger", interrupt)
+    head = make("covariance")
+    with pytest.raises(KeyboardInterrupt):
+        head.fit(X, Y)
+    assert head.ledger.steps == head.num_releases and head.kernel is None
+
+
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [

@@ -315,6 +315,29 @@ def test_updates_that_a_spent_run_makes_later_count_too():
     assert epsilon(model) <= plan.epsilon and 5 < old.ledger.steps < 5 + 60
 
 
+@pytest.mark.parametrize("how", ["copy", "checkpoint", "release"])
+def test_what_is_spent_on_the_weights_within_an_epoch_shortens_the_plan(how, tmp_path):
+    source, individual = make(), tfdpx.accounting.IndividualAccountant(PLAN, rounding=0.5)
+    train(source, steps=8)
+    model = small.model(tfdpx.DPSGD(0.1, plan=PLAN, individual=individual))
+
+    def spend(batch, logs):
+        if batch != 1:
+            return
+        if how == "copy":
+            tfdpx.copy_weights(source, model)
+        elif how == "checkpoint":
+            path = tf.train.Checkpoint(optimizer=source.optimizer).save(str(tmp_path / "saved"))
+            tf.train.Checkpoint(optimizer=model.optimizer).restore(path)
+        else:
+            individual.release(noise_multiplier=12.0, steps=2)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=spend)
+    train(model, steps=STEPS, callbacks=[callback])
+    assert epsilon(model) <= PLAN.epsilon
+    assert model.optimizer.account._state.updates < STEPS
+
+
 def test_without_weights_a_batch_has_as_many_examples_as_declared():
     """Of a size that is known only as it is read, and below the capacity of the plan."""
     model, data = make(), tf.data.Dataset.from_tensor_slices(small.data(N)).batch(B + 5)

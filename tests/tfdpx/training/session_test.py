@@ -18,8 +18,12 @@ from scipy import stats
 
 import tfdpx
 from tfdpx import _files as files
+from tfdpx.account import attach
 from tfdpx.accounting import Ledger
+from tfdpx.accounting.ledger import Entry
+from tfdpx.accounting.record import Data, Record
 from tfdpx.callbacks import Checkpoint
+from tfdpx.sampling import sampled_batches
 
 N, STEPS, SIGMA, DELTA = 40, 12, 5.0, 1e-5
 # Every update on all examples: two continuations differ by their noise alone.
@@ -267,3 +271,29 @@ def test_threads_and_a_callback_that_train_by_hand_repeat_no_noise():
 
     train(model, 2, [ByHand()])
     assert len(seen) == len(set(seen)) == model.optimizer.ledger.steps - 1 == 10
+
+
+@pytest.mark.parametrize("fits, before", [((1,) * 4, 0), ((4,), 2)])
+def test_shuffled_batches_count_as_often_as_an_example_is_in_one(fits, before, monkeypatch):
+    """Each `fit` has permutations of its own, and may begin within an epoch of 4 updates."""
+    drawn, rows_of = [], sampled_batches._Shuffle.rows
+
+    def rows(shuffle, key, step):
+        drawn.append(rows_of(shuffle, key, step))
+        return drawn[-1]
+
+    monkeypatch.setattr(sampled_batches._Shuffle, "rows", rows)
+    plan = tfdpx.PrivacyPlan(
+        N, N // 4, STEPS, noise_multiplier=2.0, delta=DELTA, sampling="shuffle"
+    )
+    model, uses = small.model(tfdpx.DPSGD(0.1, plan=plan)), np.zeros(N, int)
+    model.build((None, 20))
+    if before:
+        attach(Ledger((Entry(50.0, 1.0, before, run=1),)), model.variables)
+    for steps in fits:
+        drawn.clear()
+        model.fit(X, Y, steps_per_epoch=steps, verbose=0)
+        np.add.at(uses, np.concatenate(drawn[:steps]), 1)
+    record = Record("x", Data("d", N), model.optimizer.ledger, DELTA, sampling="shuffle")
+    claimed = record.ledger_as_drawn().steps - before
+    assert uses.max() <= claimed <= 4 and len(model.optimizer.ledger.of(plan).entries) == len(fits)
