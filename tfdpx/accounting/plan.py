@@ -392,8 +392,6 @@ class PrivacyPlan:
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
         """The plan of `get_config`, without solving again.
 
-        Its epsilon is at least the one that follows from the other values.
-
         Args:
             config: Dict.
 
@@ -408,7 +406,6 @@ class PrivacyPlan:
             value = Ledger.from_json(value) if field.name == "spent" else value
             object.__setattr__(plan, field.name, value)
         plan._check()
-        object.__setattr__(plan, "epsilon", max(plan.epsilon, plan.epsilon_at(plan.steps)))
         return plan
 
 
