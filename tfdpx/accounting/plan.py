@@ -390,7 +390,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PrivacyPlan:
-        """The plan of `get_config`, without solving again.
+        """The plan of `get_config`, without solving again: its epsilon is believed.
 
         Args:
             config: Dict.
