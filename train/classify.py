@@ -34,7 +34,9 @@ COMMON = (
 for _name in COMMON:
     flags.declare_key_flag(_name)
 # Flags of runs on images by updates alone.
-_OF_UPDATES = ("resume", "dry_run", "strategy", "tpu", "cpu_devices", "log_private_metrics")
+_OF_UPDATES = (
+    *("resume", "dry_run", "final", "strategy", "tpu", "cpu_devices", "log_private_metrics"),
+)
 
 
 def main(argv):
@@ -42,11 +44,12 @@ def main(argv):
     with in_one_line("tfdpx.train.classify", argv):
         given = settings.given()
         preset = _PRESET.value or presets.default_for(given["dataset"])
+        kind = settings.kind_of(given["dataset"], given["head"])
+        if kind != settings.IMAGES:
+            _refuse_flags_of_updates(kind)
+            preset = kind
         asked = resume.resumed(settings.Settings, ("preset", _PRESET.value), given)
         asked = asked or settings.resolve(_PRESET.value, given)
-        if asked.kind != settings.IMAGES:
-            _refuse_flags_of_updates(asked.kind)
-            preset = asked.kind
         if record := dry_run.from_flags(asked):
             report.print_table(record, title=f"{preset}: nothing was trained")
             print(report.to_json(record), flush=True)

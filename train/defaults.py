@@ -59,6 +59,8 @@ def complete(settings, num_examples, replicas=1):
         values, reason = _for_features(budget, num_examples, settings.user is not None)
     else:
         values, reason = _for_networks(budget, num_examples)
+        if settings.individual:  # It clips each example below a constant.
+            values["l2_norm_clip"] = 1.0
     values["batch_size"] -= values["batch_size"] % replicas
     # A budget and a noise leave the steps to be solved for, or with these the batch size.
     if settings.epsilon is not None and settings.noise_multiplier is not None:

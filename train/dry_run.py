@@ -12,7 +12,9 @@ from tfdpx.train.fitting import check
 from tfdpx.train.start_from import Start
 
 _DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Only say how large the run is and what epsilon it spends, without data."
+    "dry_run",
+    False,
+    "Only say how large the run is and the epsilon of it alone, without data.",
 )
 _SECONDS_PER_UPDATE = flags.DEFINE_float(
     "seconds_per_update",

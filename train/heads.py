@@ -51,6 +51,7 @@ def run(settings, workdir):
     Returns:
         The report, a dict.
     """
+    build(settings, num_classes=2)  # Refuses unfit arguments before any image is read.
     features = FeatureFolder.of(settings, workdir)
     x, y = features.arrays("train")
     public = ()
@@ -228,6 +229,12 @@ class FeatureFolder:
             UserError: If the backbone saw these data without an account, or a file does not fit.
         """
         if settings.dataset is None:
+            usual = {field.name: field.default for field in dataclasses.fields(settings)}
+            given = [name for name in _OF_FEATURES if getattr(settings, name) != usual[name]]
+            if given:
+                raise UserError(
+                    f"The features in {workdir} are made already: --{given[0]} needs --dataset."
+                )
             return cls(workdir)
         start = Start(settings, settings.pixels)
         start.ledger_on(settings.dataset)
@@ -334,7 +341,8 @@ def _load(settings, dataset, takes):
 
 def _public(settings, data):
     """All images and labels of `--public_dataset`."""
-    if identity.overlap(identity.of(settings.dataset), settings.public_dataset):
+    pairs = (settings.dataset, settings.public_dataset), (settings.public_dataset, settings.dataset)
+    if any(identity.overlap(identity.of(one), other) for one, other in pairs):
         raise UserError(
             "Flag --public_dataset must name other images than --dataset, because public ones are "
             "used without clipping and noise. Received: "
@@ -363,7 +371,7 @@ def _extraction(settings, start, data):
         else each
         for each in start.seen
     )
-    recorded = without_secrets(settings)
+    recorded = without_secrets(start.settings)
     return Record(
         program="classify",
         data=mine,

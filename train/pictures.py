@@ -102,33 +102,6 @@ def wrong_predictions(images, labels, predictions, class_names, path):
     fig.savefig(path)
 
 
-def comparison(points, path, measured_on="test"):
-    """Draws the accuracy of runs against epsilon, each under its name.
-
-    Args:
-        points: Tuples of a name, an epsilon (infinite without privacy, then at the right) and an
-            accuracy in [0, 1].
-        path: PNG file to write.
-        measured_on: String, the examples that the accuracies were measured on.
-    """
-    finite = [epsilon for _, epsilon, _ in points if epsilon < math.inf]
-    right = 1.25 * max(finite, default=1.0) or 1.0  # An epsilon may be zero.
-    axes = _axes((7, 4.5))
-    for name, epsilon, accuracy in points:
-        place = min(epsilon, right), 100 * accuracy
-        axes.plot(*place, marker="o" if epsilon < math.inf else "s")
-        text = dict(xytext=(5, 4), textcoords="offset points", fontsize=8)
-        axes.annotate(name, place, parse_math=False, **text)  # Dollars in a name are no formula.
-    if len(finite) < len(points):
-        axes.axvline(right, color="grey", linestyle=":", linewidth=1, zorder=0)
-        place = dict(xycoords=("data", "axes fraction"), ha="right")
-        axes.annotate("without privacy", (right, 1.01), **place)
-    axes.set_xlabel("privacy spent, epsilon")
-    axes.set_ylabel(f"{measured_on} accuracy, %")
-    axes.margins(0.15)
-    axes.figure.savefig(path)
-
-
 # Figures 1, 2, 5, 6 and 7 of Yu et al. 2022. They show private data.
 
 

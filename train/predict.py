@@ -21,7 +21,7 @@ from absl import app, flags
 from rich import console, table, text
 
 from tfdpx import _files
-from tfdpx.train import start_from, tables
+from tfdpx.train import model_files, tables
 from tfdpx.train.data import inputs
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
@@ -58,13 +58,13 @@ def run(values):
             f"--images=PATH. Received: --model={values.model} --images={values.images} "
             f"--rows={values.rows}."
         )
-    path = start_from.model_file(values.model, "model", (".keras",))
+    path = model_files.model_file(values.model, "model", (".keras",))
     if values.rows:
         return tables.predict_rows(path, values.rows, values.csv, values.all_classes)
     takes = inputs.read(path)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
-    shares = probabilities(start_from.read(path, "model"), takes, files)
+    shares = probabilities(model_files.read(path, "model"), takes, files)
     names = [takes.class_names[index] for index in shares.argmax(axis=1)]
     write(csv_path, files, names, shares, takes.class_names if values.all_classes else ())
     if folder.is_dir():

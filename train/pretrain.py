@@ -187,7 +187,8 @@ def train(settings, workdir):
     seen = start.seen
     data = images.load_for(settings, DATA_DIR.value, DOWNLOAD.value)
     print(*data.notes, sep="\n", end="\n" * bool(data.notes))
-    determined = facts(data, start.files)
+    trained_on = identity.of(settings.dataset, data.num_train)
+    determined = facts(data, trained_on, start.files)
     folder = RunFolder(workdir, _RECIPE.value, settings, start.settings, determined)
     keras.utils.set_random_seed(folder.seeds["initial_weights"])
     keras.config.set_dtype_policy(settings.precision)
@@ -226,7 +227,7 @@ def train(settings, workdir):
     measured = measure.measure(model, data)
     record = Record(
         program="pretrain",
-        data=identity.of(settings.dataset, data.num_train),
+        data=trained_on,
         ledger=not_private(steps),
         delta=None,
         seen=seen,

@@ -174,6 +174,10 @@ def resumed(kind, base, given):
         )
     if run is None:
         return None
+    if run["kind"] != kind.__name__:
+        raise UserError(
+            f"The unfinished run in --workdir={path} is of another program: it has {run['kind']}."
+        )
     began, chosen = {base[0]: run["base"], **run["settings"]}, run["chosen"]
     for name, value in given.items():
         same = json.loads(json.dumps(value)) in (began.get(name), chosen.get(name))
@@ -200,19 +204,25 @@ def begun(workdir):
         UserError: If it is damaged.
     """
     with checking_flags():
-        if kept := resumable.begun(_file(workdir)):
-            return kept["run"] | {"facts": kept["settings"]}
-    return None
+        kept = resumable.begun(_file(workdir))
+    if kept and "run" not in kept:
+        raise UserError(
+            f"The folder {workdir} holds an unfinished run of an older version, which alone goes "
+            "on with it. Choose another --workdir."
+        )
+    return kept and kept["run"] | {"facts": kept["settings"]}
 
 
-def facts(data, paths):
+def facts(data, identity, paths):
     """A dict of JSON values of the data and the files that a run starts from.
 
     Args:
         data: `images.ImageData`.
+        identity: `Data` of the account.
         paths: Paths of files.
     """
     return {
+        "data": f"{identity.name} {identity.identifier or ''}".strip(),
         "num_examples": data.num_train,
         "class_names": list(data.class_names),
         "image_shape": list(data.image_shape),
@@ -270,6 +280,7 @@ class RunFolder:
         given = {name: flags.FLAGS[name].value for name in _FLAGS if name in flags.FLAGS}
         self._facts = facts
         self._run = {
+            "kind": type(settings).__name__,
             "base": base,
             "settings": _without_seed(settings),
             "chosen": _without_seed(chosen),

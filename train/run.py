@@ -45,6 +45,10 @@ def run(settings, preset, workdir, strategy, log_private_metrics=False):
         return _run_on_images(settings, preset, workdir, strategy, log_private_metrics)
     except tf.errors.UnavailableError as error:
         raise UserError(f"another worker is gone; start all with --resume: {error}") from error
+    except RuntimeError as error:
+        if "Another training uses" not in str(error):
+            raise
+        raise UserError(str(error)) from error
 
 
 def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
@@ -60,6 +64,8 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         data = images.load_for(
             settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape, settings.user
         )
+        # Before it trains: data that cannot be named are no reason to lose the training.
+        trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
     for note in (*data.notes, *start.notes):
         say(note)
@@ -81,7 +87,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     devices.check_batch_size(strategy, plan.batch_size)
 
     # Model: new, of a file, or as an interrupted run left it.
-    determined = facts(data, start.files) | {
+    determined = facts(data, trained_on, start.files) | {
         name: getattr(plan, name) for name in ("batch_size", "steps", "noise_multiplier")
     }
     folder = RunFolder(workdir, preset, asked, settings, determined, entropy())
@@ -98,8 +104,6 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     trainer = fitting.Trainer(settings, strategy, plan, examples, folder, write=is_chief)
     first_step = trainer.steps_saved
     if is_chief:
-        # Before it trains: data that cannot be named are no reason to lose the training.
-        trained_on = identity.of(settings.dataset, plan.num_examples)
         folder.begin()
         say(f"{_description(settings, plan)}; {first_step} steps are done.")
 
@@ -140,7 +144,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         )
     record = Record(
         program="classify",
-        data=trained_on,
+        data=dataclasses.replace(trained_on, num_examples=plan.num_examples),
         ledger=ledger + of_statistics,
         delta=plan.delta if settings.private else None,
         accountant=plan.accountant,

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import math
 import pathlib
-import zipfile
 
 import keras
 import numpy as np
@@ -27,11 +26,10 @@ from tfdpx.models.on_features import linear, scattering_features
 from tfdpx.train import classifiers
 from tfdpx.train.data import identity
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.model_files import MODEL_FILE, model_file, read
 from tfdpx.train.settings import AUTO, LINEAR_ON_FEATURES, OF_FILE
 
 _SCATTER = "scatter"
-# The file of a run folder that holds its model.
-MODEL_FILE = "model.keras"
 
 
 class Start:
@@ -263,62 +261,23 @@ def without_secrets(settings):
     Args:
         settings: A `settings.RunSettings`.
     """
-    recorded = dataclasses.asdict(settings)
+    kind = getattr(settings, "kind", None)
+    recorded = {
+        field.name: getattr(settings, field.name)
+        for field in dataclasses.fields(settings)
+        if kind is None or kind in field.metadata["of"]
+    }
     del recorded["seed"]  # With it the noise could be taken away.
-    for name in ("dataset", "init_data", "public_dataset"):
-        recorded[name] = recorded.get(name) and identity.called(recorded[name])
-    for name in ("init_from", "features", "initial_weights"):
-        recorded[name] = without_paths(recorded.get(name))
+    for name in {"dataset", "init_data", "public_dataset"} & set(recorded):
+        recorded[name] = recorded[name] and identity.called(recorded[name])
+    for name in {"init_from", "features", "initial_weights"} & set(recorded):
+        recorded[name] = without_paths(recorded[name])
     return recorded
 
 
 def without_paths(text):
     """The last two parts of each path of `--init_from` or `--features`; None of None."""
     return text and "+".join("/".join(pathlib.Path(part).parts[-2:]) for part in text.split("+"))
-
-
-def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
-    """The file that a flag means: itself, or the model of a run folder.
-
-    Args:
-        path: String.
-        flag: The flag that names it, for errors.
-        suffixes: Tuple of strings, of the files that may be named.
-
-    Raises:
-        UserError: If there is none.
-    """
-    file = pathlib.Path(path).expanduser()
-    if file.is_dir():
-        if not (file / records.FILE).exists() or not (file / MODEL_FILE).is_file():
-            raise UserError(
-                f"The folder --{flag}={path} holds no finished run: {records.FILE} and model.keras."
-                " Name a finished run (--resume ends one that was interrupted), or a .keras file."
-            )
-        file = file / MODEL_FILE
-    if not (file.name.endswith(suffixes) and file.is_file()):
-        reason = "a file of another kind" if file.exists() else "which does not exist"
-        raise UserError(
-            f"Flag --{flag} must name a run folder, or a file that ends in "
-            f"{' or '.join(suffixes)}. Received: --{flag}={path}, {reason}. An .h5 file of a whole "
-            "model becomes one by keras.saving.load_model(path).save('model.keras')."
-        )
-    if file.suffix == ".keras" and not zipfile.is_zipfile(file):
-        raise UserError(
-            f"Cannot read --{flag}={path}: it is not a model that Keras saved. Save one by "
-            "model.save('model.keras')."
-        )
-    return str(file)
-
-
-def read(path, flag="init_from"):
-    """The model of a `.keras` file, whose origin `Start.seen` accounts for."""
-    try:
-        model = keras.saving.load_model(path, compile=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"Cannot read --{flag}={path}: {error}") from error
-    account.mark_known(model.variables)
-    return model
 
 
 def is_ours(model):
@@ -414,7 +373,7 @@ def _before_last(model):
 
 def _standardization(source, path, flag="init_from"):
     layer = next((layer for layer in source.layers if layer.name == "normalise"), None)
-    if layer is None:
+    if layer is None or not isinstance(source.layers[-1], keras.Model):
         remedy = " Its weights in a .weights.h5 file do, if they fit --model."
         raise UserError(
             f"The model of --{flag}={path} was written by neither tfdpx.train.classify nor "

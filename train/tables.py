@@ -21,7 +21,7 @@ import tfdpx
 from tfdpx import _files
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
-from tfdpx.train import start_from
+from tfdpx.train import model_files
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
@@ -75,7 +75,7 @@ def fit(table, settings):
         UserError: If the rows are too few to find ranges, or settings do not go together.
     """
     if settings.seed is not None:
-        keras.utils.set_random_seed(settings.seed)
+        keras.utils.set_random_seed(settings.seed % 2**32)
     columns, y = table.train.columns, table.train.target
     with checking_flags():
         preprocessing, spent = adapt(columns, table.kinds, settings)
@@ -300,7 +300,7 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False):
             f"Received: --model={model_path}."
         )
     columns = data_tables.read_columns(rows_path, record.inputs["columns"], flag="rows")
-    outputs = predict(start_from.read(model_path, "model"), columns)
+    outputs = predict(model_files.read(model_path, "model"), columns)
     target, names = record.inputs["target"], record.inputs["class_names"]
     if names:
         lines = [[target, "probability", *names]]

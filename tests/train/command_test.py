@@ -44,3 +44,11 @@ def test_other_names_are_refused_in_one_line():
     assert found.returncode == 1 and not found.stdout
     (line,) = found.stderr.splitlines()
     assert "'clasify'" in line and "Did you mean 'classify'?" in line and "pretrain" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", command.PROGRAMS)
+def test_every_program_starts_and_lists_its_flags(program):
+    done = run(PROGRAM, program, "--help")
+    assert done.returncode == 1 and "--" in done.stdout, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr

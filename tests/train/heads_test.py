@@ -10,12 +10,8 @@ import pytest
 import seeds
 
 import tfdpx
-from experiments.heads.compare import mixture
 from tfdpx.accounting import record as records
-from tfdpx.accounting.record import Data, Record
 from tfdpx.train import account, classify, heads, predict
-from tfdpx.train.errors import UserError
-from tfdpx.train.start_from import not_private
 
 L = keras.layers
 
@@ -56,12 +52,17 @@ def test_a_head_is_fitted_its_model_predicts_and_the_extraction_resumes(
     asked = dict(model=tmp_path / "head-001", images=tmp_path / "a.png", csv=tmp_path / "p.csv")
     assert run(predict, **asked)[0]["images"] == 1
 
+    private = [tmp_path / name for name in ("train-00000.npz", "features.key")]
+    assert [path.stat().st_mode & 0o777 for path in private] == [0o600, 0o600]
+
     # A missing shard is made again, and no other.
     (tmp_path / "train-00001.npz").unlink()
     _, output = run(classify, **given | dict(head="first_order", steps=3))
     assert "train: 1000 of 1437" in output and "train: 1437" not in output
     (tmp_path / "train-00003.npz").write_bytes((tmp_path / "train-00001.npz").read_bytes())
     assert "holds features of other train images" in refusal(classify, **given)
+    other = given | dict(init_data="cifar100")
+    assert "holds features made with" in refusal(classify, **other)
     del given["init_data"]
     assert "does not say what it was trained on" in refusal(classify, **given)
 
@@ -119,32 +120,6 @@ def test_unfit_arguments_are_one_line(folder, refusal, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_features_of_other_images_are_not_used(folder):
-    x, y = mixture(600, 12, 3, seed=0, separation=3.0)
-    folder.extractor = keras.Sequential([keras.Input([12]), L.UnitNormalization()])
-    folder.extract("train", x, y)  # The same: nothing is written.
-    changed = x.copy()
-    changed[5, 3] += 1e-3
-    for other, labels in ((changed, y), (x, y[::-1]), (x[:7], y[:7])):
-        with pytest.raises(UserError, match="other train images or labels"):
-            folder.extract("train", other, labels)
-    private = [folder.path / name for name in ("train-00000.npz", "features.key")]
-    assert [path.stat().st_mode & 0o777 for path in private] == [0o600, 0o600]
-    other = Record("classify", Data("mixture"), not_private(), None, settings={"num_classes": 9})
-    with pytest.raises(UserError, match="holds features made with"):
-        heads.FeatureFolder(folder.path, other)
-
-
-@pytest.mark.slow
-def test_adamix_on_the_digits_by_scattering(tmp_path, run):
-    given = dict(head="adamix", dataset="digits", shots=5, epsilon=1.0)
-    report, _ = run(classify, workdir=tmp_path, **given)
-    assert report["test_accuracy"] > 0.93 and 0.98 < report["epsilon"] <= 1.0
-    assert (report["num_examples"], report["num_public"], report["steps"]) == (1387, 50, 28)
-    text = (tmp_path / "head-001" / "privacy_statement.txt").read_text()
-    assert "epsilon = 0.98" in text and "The 50 public images get no guarantee" in text
-
-
 @pytest.mark.slow
 def test_adamix_on_folders_of_private_and_public_images(tmp_path, run, refusal):
     own_images.write(tmp_path / "private", {3: 60, 5: 60})
@@ -152,9 +127,15 @@ def test_adamix_on_folders_of_private_and_public_images(tmp_path, run, refusal):
     own_images.write(tmp_path / "other", {3: 6, 7: 6})
     for path in (tmp_path / "private").glob("*/*"):
         (tmp_path / "public" / path.parent.name / path.name).unlink()
+    (tmp_path / "private" / "3" / "broken.png").write_bytes(b"no image")
     given = dict(dataset=f"folder:{tmp_path / 'private'}", learning_rate=4.0, epsilon=1.0)
     given |= dict(head="adamix", workdir=tmp_path / "w")
-    report, _ = run(classify, public_dataset=f"folder:{tmp_path / 'public'}", **given)
+    public = f"folder:{tmp_path / 'public'}"
+    said = refusal(classify, public_dataset=public, **given)
+    assert re.search("3/broken.png .is no image.*--skip_broken", said)
+    given["skip_broken"] = True
+    report, printed = run(classify, public_dataset=public, **given)
+    assert "broken, so left out: 1 (3/broken.png)" in printed and report["left_out"] == 1
     assert report["num_public"] == 12 and report["test_accuracy"] > 0.7
     for dataset, message in [
         (f"folder:{tmp_path / 'other'}", "same classes.*with 3, 7, for 3, 5"),

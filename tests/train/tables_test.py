@@ -180,13 +180,6 @@ def test_whole_numbers_are_categories_on_demand(tmp_path):
     assert set(table.train.columns["zip"]) == {"01234", "99999"}
 
 
-def test_bounds_alone_cost_nothing_where_rows_are_few():
-    columns = {f"c{i}": np.linspace(0, 1, 140) for i in range(13)}
-    settings = resolve(None, dict(dataset="csv:x", target="t", epsilon=1.0, bounds=["*:0:1"]))
-    layers, spent = tables.adapt(columns, dict.fromkeys(columns, "number"), settings)
-    assert not spent.entries and layers.output_shape == (None, 13)
-
-
 def test_the_share_of_the_preprocessing():
     """A tenth of the squared mu of the budget, by Gaussian differential privacy."""
     rng = np.random.default_rng(0)

@@ -29,23 +29,6 @@ def files_of(folder, split):
     return {str(file) for file, _ in folder.records(split).pairs}
 
 
-def test_messy_folders_are_taken_without_a_word(tmp_path):
-    own_images.write(tmp_path, {3: 12, 5: 12, 8: 12})
-    own_images.make_messy(tmp_path)
-    folder = ImageFolder(tmp_path, test_fraction=0.0)
-    assert folder.features.class_names == ("3", "5", "8") and folder.left_out == 0
-    assert np.bincount(folder.records("train").labels()).tolist() == [12, 12, 12]
-    files = "".join(files_of(folder, "train"))
-    for name in ("photo one.JPG", "größe.png", "deeper/nested.PNG", "h.TIFF"):
-        assert name in files
-    assert "notes.txt" not in files and "._hidden" not in files
-    data = images.load(f"folder:{tmp_path}", test_fraction=0.0, validation=0.1)
-    assert data.train_x.shape[1:] == (16, 16, 3) and "notes.txt" in " ".join(data.notes)
-    # All are the same digits, whatever the format: none is black, white or negative.
-    means = data.train_x.mean(axis=(1, 2, 3))
-    assert means.min() > 40 and means.max() < 130
-
-
 def test_one_image_more_or_less_changes_no_others_side(tmp_path):
     """Otherwise the training sets of neighbouring folders would be no neighbours."""
     own_images.write(tmp_path, {3: 20, 5: 20})
@@ -74,14 +57,12 @@ def test_a_class_on_one_side_alone(tmp_path):
     results = []
     for seed in range(20):
         try:
-            results.append(" ".join(ImageFolder(tmp_path, test_seed=seed, test_fraction=0.5).notes))
+            results += ImageFolder(tmp_path, test_seed=seed, test_fraction=0.5).notes
         except UserError as error:
             results.append(str(error))
     refusals = ["no image of class cat to train on" in text for text in results]
     notes = ["Classes without a test image: cat." in text for text in results]
     assert 0 < sum(refusals) < 20 and sum(refusals) + sum(notes) == 20
-    public = "Public, so not protected: how many images there are to train on and how many images"
-    assert sum(public in text for text in results) == sum(notes)
 
 
 def test_train_and_test_are_taken_where_they_are(tmp_path):
@@ -133,9 +114,7 @@ def test_pixels_mean_the_same_in_every_mode(tmp_path):
     Image.fromarray(ramp.astype("float32")).save(tmp_path / "float.tiff")
     _, broken = check([tmp_path / "float.tiff"], tmp_path, "--images", True)
     assert "32 bits" in broken[tmp_path / "float.tiff"]
-
-
-def test_a_camera_on_its_side(tmp_path):
+    # A camera on its side.
     upright = Image.fromarray(np.tile(np.arange(0, 240, 6, dtype="uint8"), (20, 1)))
     exif = Image.Exif()
     exif[0x0112] = 6  # Turned: the viewer turns it back by a quarter.
@@ -190,17 +169,3 @@ def test_formats_without_a_reader_and_empty_classes_are_named(tmp_path):
     (tmp_path / "cat" / "sent.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
     with pytest.raises(UserError, match="cat/sent.jpg .is no image that can be read: convert HEIC"):
         ImageFolder(tmp_path)
-
-
-def test_images_are_read_as_a_model_takes_them(tmp_path):
-    for split, mode, value in (("train", "L", 128), ("test", "RGB", (128, 128, 128))):
-        two_classes(tmp_path / split, mode=mode, value=value)
-    for takes, image_size, shape in (
-        ((12, 16, 3), None, (12, 16, 3)),
-        ((None, 10, 1), None, (20, 10, 1)),
-        ((None, None, 3), 8, (8, 8, 3)),
-    ):
-        data = images.load(f"folder:{tmp_path}", image_size=image_size, takes=takes)
-        assert data.image_shape == data.train_x.shape[1:] == data.eval_x.shape[1:] == shape
-        assert (data.train_x == 128).all() and (data.eval_x == 128).all()
-        assert data.notes[-1].startswith(f"Read as {shape[0]}x{shape[1]} pixels, ")

@@ -1,0 +1,57 @@
+"""The file of a model that a flag names, and the model in it."""
+
+import pathlib
+import zipfile
+
+import keras
+
+from tfdpx import account
+from tfdpx.accounting import record as records
+from tfdpx.train.errors import UserError
+
+# The file of a run folder that holds its model.
+MODEL_FILE = "model.keras"
+
+
+def model_file(path, flag="init_from", suffixes=(".keras", ".weights.h5")):
+    """The file that a flag means: itself, or the model of a run folder.
+
+    Args:
+        path: String.
+        flag: The flag that names it, for errors.
+        suffixes: Tuple of strings, of the files that may be named.
+
+    Raises:
+        UserError: If there is none.
+    """
+    file = pathlib.Path(path).expanduser()
+    if file.is_dir():
+        if not (file / records.FILE).exists() or not (file / MODEL_FILE).is_file():
+            raise UserError(
+                f"The folder --{flag}={path} holds no finished run: {records.FILE} and model.keras."
+                " Name a finished run (--resume ends one that was interrupted), or a .keras file."
+            )
+        file = file / MODEL_FILE
+    if not (file.name.endswith(suffixes) and file.is_file()):
+        reason = "a file of another kind" if file.exists() else "which does not exist"
+        raise UserError(
+            f"Flag --{flag} must name a run folder, or a file that ends in "
+            f"{' or '.join(suffixes)}. Received: --{flag}={path}, {reason}. An .h5 file of a whole "
+            "model becomes one by keras.saving.load_model(path).save('model.keras')."
+        )
+    if file.suffix == ".keras" and not zipfile.is_zipfile(file):
+        raise UserError(
+            f"Cannot read --{flag}={path}: it is not a model that Keras saved. Save one by "
+            "model.save('model.keras')."
+        )
+    return str(file)
+
+
+def read(path, flag="init_from"):
+    """The model of a `.keras` file, whose origin the record in the file accounts for."""
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"Cannot read --{flag}={path}: {error}") from error
+    account.mark_known(model.variables)
+    return model
