@@ -12,11 +12,9 @@ import keras
 import numpy as np
 import processes
 import pytest
-import tensorflow as tf
 from cases import slow
 
 from tfdpx.accounting import record as records
-from tfdpx.layers import trainable
 from tfdpx.train import classify, devices
 from tfdpx.train.errors import UserError
 
@@ -25,27 +23,6 @@ CLUSTER = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 
 def config(cluster=CLUSTER, kind="worker", index=0):
     return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
-
-
-def test_one_device_needs_no_strategy(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    for kind in ("auto", "cpu"):
-        assert devices.make(kind) is tf.distribute.get_strategy()
-        assert devices.is_chief(devices.make(kind))
-    assert devices.make("mirrored").num_replicas_in_sync == 1
-
-
-def test_of_a_cluster_with_a_chief_no_worker_writes(monkeypatch):
-    class OfCluster(tf.distribute.MultiWorkerMirroredStrategy):
-        cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-
-        def __init__(self):
-            pass
-
-    for kind in ("worker", "chief"):
-        cluster = {**CLUSTER, "chief": ["127.0.0.1:3"]}
-        monkeypatch.setenv("TF_CONFIG", config(cluster, kind))
-        assert devices.is_chief(OfCluster()) is (kind == "chief")
 
 
 @pytest.mark.parametrize(
@@ -65,19 +42,6 @@ def test_errors_of_the_user(kind, tpu, environment, message, monkeypatch):
         monkeypatch.setenv("TF_CONFIG", environment)
     with pytest.raises(UserError, match=message):
         devices.make(kind, tpu)
-
-
-def test_the_copy_for_one_device_has_the_lora_of_attention():
-    inputs = keras.Input((4, 6))
-    attended = keras.layers.MultiHeadAttention(2, 3)(inputs, inputs)
-    model = keras.Model(inputs, keras.layers.Dense(3)(attended))
-    trainable(model, "lora", rank=2)
-    for variable in model.trainable_variables:
-        variable.assign(variable + 0.1)
-    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype("float32")
-    np.testing.assert_array_equal(devices.on_one_device(model)(x), model(x))
-    zeros = [np.zeros_like(value) for value in model.get_weights()]
-    np.testing.assert_array_equal(devices.on_one_device(model, zeros)(x), 0 * model(x))
 
 
 GIVEN = dict(epsilon=1, seed=0, batch_size=1436, report_every=5)  # Two replicas share it evenly.

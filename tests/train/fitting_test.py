@@ -72,17 +72,6 @@ def test_equals_training_the_whole_model(data, whole):
         np.testing.assert_allclose(ours, plain, atol=2e-5)
 
 
-def test_layers_that_must_run_in_every_update_do(monkeypatch, data, whole):
-    def kept(**given):
-        values = last_layer(init_from="x.keras", **given)
-        head, features = fitting.head_and_features(values, whole(**given), data)
-        return features is not data
-
-    assert kept() and not kept(trainable="all") and not kept(augmult=2, augment_padding=1)
-    monkeypatch.setattr(fitting, "MOST_BYTES", 10_000)
-    assert not kept()  # Too large for memory.
-
-
 def start(features):
     values = dict(model="auto", features=features, epsilon=3.0)
     return Start(settings.resolve("digits", values), features=features)
@@ -96,34 +85,22 @@ def run_folder(tmp_path):
     return tmp_path
 
 
-def inputs_of_the_last_layer(model, images):
-    inner = model.layers[-1]
-    body = keras.Model(inner.inputs, inner.layers[-1].input)
-    return np.asarray(body(model.get_layer("normalise")(images)))
-
-
 @pytest.mark.slow
-def test_features_are_those_of_the_file_and_of_scattering(run_folder, data):
-    built = start(f"scatter + {run_folder}").build(DATA)
-    assert built.input.dtype == "uint8" and built.output_shape == (None, 3)
-    images = np.random.default_rng(0).integers(0, 256, [4, *SHAPE]).astype("uint8")
-    rows = inputs_of_the_last_layer(built, images)[:, :-1]
-    source = keras.saving.load_model(run_folder / "model.keras")
-    network = inputs_of_the_last_layer(source, images)
-    scatter = inputs_of_the_last_layer(classifiers.build("scatter_linear", SHAPE, 3, 0.0), images)[
-        :, :-1
-    ]
-    parts = np.split(rows, [scatter.shape[1]], axis=1)
-    for part, wanted in zip(parts, (scatter, network), strict=True):
-        unit = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
-        np.testing.assert_allclose(part * np.sqrt(2 * 1.01), unit, atol=1e-4)
-    # The model is chosen, and its features are computed once.
+def test_features_are_those_of_the_file_and_computed_once(run_folder, data):
+    both = start(f"scatter + {run_folder}").build(DATA)
+    assert both.input.dtype == "uint8" and both.output_shape == (None, 3)
     values, text = defaults.complete(start(f"{run_folder}/model.keras").settings, 100)
     assert values.model == "linear_on_features" and "--model=linear_on_features" in text
     assert values.l2_norm_clip == 0.02
     whole = start(f"{run_folder}/model.keras").build(DATA)
     head, features = fitting.head_and_features(values, whole, data)
     assert len(head.trainable_variables) == 1 and features.train_x.shape == (COUNT, 257)
+    source = keras.saving.load_model(run_folder / "model.keras")
+    inner = source.layers[-1]
+    body = keras.Model(inner.inputs, inner.layers[-1].input)
+    rows = np.asarray(body(source.get_layer("normalise")(data.train_x)))
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(features.train_x[:, :-1] * np.sqrt(1.01), rows, atol=1e-4)
 
 
 def test_files_that_do_not_fit_are_refused_and_asked_for_their_data(run_folder):

@@ -1,8 +1,6 @@
 """The report of a run: strict JSON, and a page that loads nothing and shows no private image."""
 
 import html.parser
-import json
-import math
 import shlex
 import types
 
@@ -11,7 +9,7 @@ import pytest
 
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import output, report, settings
+from tfdpx.train import report, settings
 from tfdpx.train.start_from import not_private, without_secrets
 
 ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
@@ -126,11 +124,3 @@ def test_the_command_asks_for_the_same():
         expected = {"tfdpx", "classify", "--dataset=folder:my photos", *arguments.split()}
         assert words - {"--delta=1e-05"} == expected
     assert report.command_again(record(program="classify", searched="30 trials")) is None
-
-
-def test_the_last_line_is_strict_json():
-    values = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": "x\ny", "e": np.float32(0.5)}
-    line = output.to_json(values)
-    parsed = json.loads(line, parse_constant=pytest.fail)
-    assert parsed == {"a": "inf", "b": "-inf", "c": None, "d": "x\ny", "e": 0.5}
-    assert "\n" not in line
