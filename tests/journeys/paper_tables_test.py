@@ -9,8 +9,10 @@ from tfdpx.train import classify
 
 def test_help_lists_what_can_be_asked_for():
     text = flags.FLAGS.module_help(classify)
-    for name in ("epsilon", "batch_size", "dataset", "workdir", "resume", "dry_run", "strategy"):
+    for name in ("epsilon", "dataset", "workdir", "resume", "dry_run", "head"):
         assert f"--{name}:" in text or f"--[no]{name}:" in text, name
+    assert "--strategy:" not in text and "--strategy:" in str(flags.FLAGS)  # By --helpfull.
+    assert len(text.splitlines()) < 60
 
 
 @pytest.mark.parametrize(
