@@ -242,7 +242,7 @@ class FeatureFolder:
         public = _public(settings, data) if settings.public_dataset else None
         print(*data.notes, *start.notes, sep="\n", end="\n" * bool(data.notes or start.notes))
         folder = cls(workdir, _extraction(settings, start, data))
-        folder.extractor, folder.data = start.extractor(data.image_shape), data
+        folder.extractor, folder.data = start.extractor(data.image_shape, data.largest_grey), data
         folder.extract("train", data.train_x, data.train_y)
         folder.extract("test", data.eval_x, data.eval_y)
         if public:

@@ -145,10 +145,11 @@ class Start:
         settings = dataclasses.replace(self.settings, model=name)
         return _named_classifier(settings, shape, num_classes, 127.5).count_params()
 
-    def extractor(self, shape):
+    def extractor(self, shape, largest=255):
         """A `keras.Model` from uint8 images of a shape to features `[batch, dimensions]`, norm one.
 
-        Without a file the features are those of scattering, which know no data.
+        Without a file the features are those of scattering, which know no data, of images that are
+        divided by the largest grey level of their format.
         """
         if self.settings.init_from and self._model is None:
             raise UserError(
@@ -157,7 +158,7 @@ class Start:
             )
         if self._model is None:
             images = keras.Input(shape, dtype="uint8", name="image")
-            grey = keras.layers.Rescaling(1 / 255, name="normalise")(images)
+            grey = keras.layers.Rescaling(1 / largest, name="normalise")(images)
             inputs, outputs = scattering_features(shape)
             body = keras.Model(inputs, UnitNormWithConstant(name="unit_norm")(outputs))
             return keras.Model(images, body(grey), name=_SCATTER)

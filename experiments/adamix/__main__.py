@@ -54,15 +54,13 @@ def load(values):
         download=settings.DOWNLOAD.value,
         takes=start.image_shape,
     )
-    features = start.extractor(data.image_shape)
+    features = start.extractor(data.image_shape, data.largest_grey)
 
     def extract(x):
         return features.predict(x, verbose=0)
 
-    # Of the file format, because the largest of the images is private.
-    largest = 255 if isinstance(data.centre, tuple) else 2 * data.centre
     domains = {
-        shift: extract(SHIFTS[shift](data.train_x, largest))
+        shift: extract(SHIFTS[shift](data.train_x, data.largest_grey))
         for shift in sorted({"none", *values.shifts})
     }
     test = extract(data.eval_x), data.eval_y

@@ -64,6 +64,11 @@ class ImageData:
     center_crop: bool = False
 
     @property
+    def largest_grey(self):
+        """The largest grey level of the format, because that of the images is private."""
+        return 255 if isinstance(self.centre, tuple) else 2 * self.centre
+
+    @property
     def num_protected(self):
         """Number of training examples, or of the people behind them."""
         return self.num_train if self.train_users is None else len(set(self.train_users))
