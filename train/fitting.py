@@ -204,7 +204,7 @@ class Trainer:
         """Trains the last layer for `head_steps` updates, a single Keras epoch.
 
         Args:
-            model: The `keras.Model`, of which all that is to train in the end is trainable.
+            model: The `keras.Model`; all weights that are to train in the end are trainable.
             callbacks: List of Keras callbacks.
         """
         if self._saved.exists:  # It holds the outcome of this.

@@ -5,7 +5,7 @@ r"""Pre-trains an image classifier without privacy, for fine-tuning, on public i
 
 The recipe gives every setting; flags win over it. Recipes are those of De et al. 2022
 (arXiv:2204.13650), appendix C.3. The working directory receives `model.keras`, which `--init_from`
-of `classify` reads, `record.json`, of which the last line of the standard output is a view, and
+of `classify` reads, `record.json`, which the last line of the standard output shows, and
 `report.html`, a page of it with its pictures. Ctrl-C ends a run after the update under way, saved;
 it resumes with --workdir=PATH --resume and no other flag. Training takes one device.
 """
@@ -74,7 +74,7 @@ _NO_SETTINGS = ("recipe", "strategy", "tpu", "cpu_devices")
 
 
 def _rise(steps):
-    """Whether all are whole numbers, as text or not, of which each is above the one before."""
+    """Whether all are whole numbers, as text or not, and each is above the one before."""
     if not all(str(step).isdecimal() for step in steps):
         return False
     return all(int(a) < int(b) for a, b in zip([0, *steps], steps, strict=False))

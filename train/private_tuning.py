@@ -1,4 +1,4 @@
-"""Tuning that is paid for: a random number of runs at random points, of which the best is kept.
+"""Tuning that is paid for: the best of a random number of runs at random points is kept.
 
 Papernot and Steinke 2021 (`tfdpx.accounting.selection`). All runs train on the same images, with
 the same noise, sampling and number of updates. A run is scored by how many of its training images

@@ -117,8 +117,8 @@ class RunSettings:
     model: str | None = setting(
         f"One of: {classifiers.NAMES}; of tables: {', '.join(TABLE_MODELS)}.", of=(IMAGES, TABLES),
         default=None)
-    variant: str = setting("A WRN as in the text of De et al. 2022, or as in the authors' code, of "
-        "which the paper's accuracies are.", choices=("text", "code"), default="text")
+    variant: str = setting("A WRN as in the text of De et al. 2022, or as in the authors' code, "
+        "which has the accuracies that they quote.", choices=("text", "code"), default="text")
     group_norm: bool = setting("Whether a WRN has group normalization.", default=True)
     weight_standardization: bool = setting("Whether the convolutions of a WRN are "
         "weight-standardized.", default=True)

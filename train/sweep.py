@@ -112,7 +112,10 @@ def define_flags(values):
     flags.DEFINE_integer("jobs", 1, "Runs at a time.", lower_bound=1, **common)
     flags.DEFINE_bool("table_only", False, "Train nothing: write the table of --workdir.", **common)
     flags.DEFINE_float(
-        "private_tuning", None, "Mean number of runs, of which the best is paid for.", **common
+        "private_tuning",
+        None,
+        "Mean number of runs; all are paid for, and the best is kept.",
+        **common,
     )
 
 

@@ -171,7 +171,7 @@ class ImageFolder:
             None: a fifth. Not where the folder has test images.
         test_seed: Int in [0, 2**63), the key of the hash that says which.
         skip_broken: Bool. Whether files that cannot be read are left out, not refused.
-        user: Says whose each image is, see `people.People`; None: each is its own.
+        user: The way to the person of an image, see `people.People`; None protects images.
 
     Attributes:
         features: `tfds.Features`, with a shape for all images that is chosen from the files.

@@ -1,4 +1,4 @@
-"""Whose each image of a folder is, by the names of files."""
+"""The person of each image of a folder, by the names of files."""
 
 import os
 import re
