@@ -60,8 +60,8 @@ def answer(
         accountant: The accountant that solves; the tightest of the sampling if left out.
 
     Returns:
-        Dict of JSON values: `solved`, the name of the quantity; all of `NAMES`, where
-        `batch_size` and `num_examples` are None where neither is known; epsilon by each accountant,
+        Dict of JSON values: `solved`, the name of the quantity; all of `NAMES`, with
+        `batch_size` and `num_examples` None if neither is known; epsilon by each accountant,
         None where it has none; and how batches are drawn.
 
     Raises:

@@ -114,7 +114,7 @@ def define_flags(values):
     flags.DEFINE_float(
         "private_tuning",
         None,
-        "Mean number of runs; all are paid for, and the best is kept.",
+        "Mean number of runs; all are paid for, the best is kept.",
         **common,
     )
 
