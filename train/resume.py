@@ -222,7 +222,7 @@ def facts(data, identity, paths):
         paths: Paths of files.
     """
     return {
-        "data": f"{identity.name} {identity.identifier or ''}".strip(),
+        "data": identity.identifier or identity.name,  # A folder may be renamed.
         "num_examples": data.num_train,
         "class_names": list(data.class_names),
         "image_shape": list(data.image_shape),

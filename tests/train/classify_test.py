@@ -14,8 +14,9 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx.accounting import record as records
+from tfdpx.accounting.record import Data
 from tfdpx.train import classify
-from tfdpx.train.data import images
+from tfdpx.train.data import identity, images
 
 
 def recorded(workdir):
@@ -108,6 +109,9 @@ def test_ctrl_c_ends_in_a_line_and_the_folder_alone_resumes(
         (dict(preset="table12/eps8"), "preset=digits. Received: preset=table12/eps8"),
     ]:
         assert message in refusal(classify, workdir=workdir, resume=True, **given)
+    with pytest.MonkeyPatch.context() as patch:  # Another folder of the same size and classes.
+        patch.setattr(identity, "of", lambda name: Data("sklearn_digits", None, "another"))
+        assert "began with data=sklearn_digits" in refusal(classify, workdir=workdir, resume=True)
     # As a user does, with no other flag, not even of the data. The seed is in no file; with it the
     # run equals the uninterrupted one.
     with flagsaver.flagsaver(workdir=str(workdir), resume=True, seed=3):

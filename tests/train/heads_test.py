@@ -113,10 +113,13 @@ def test_unfit_arguments_are_one_line(folder, refusal, tmp_path):
             "Cannot read --initial_weights",
         ),
         (dict(head="newton", epsilon=1.0, dry_run=True), "--dry_run belongs to images"),
+        (dict(head="newton", epsilon=1.0, image_size=9), "--image_size needs --dataset"),
     ]:
         assert message in refusal(classify, workdir=folder.path, **given), given
     given = dict(head="newton", epsilon=1.0)
     assert "holds no features" in refusal(classify, workdir=tmp_path / "new", **given)
+    given |= dict(alpha=0.5, dataset="digits")  # Refused before features are made.
+    assert "--alpha do not go" in refusal(classify, workdir=tmp_path / "new", **given)
     assert not (tmp_path / "new").exists()
 
 
@@ -137,6 +140,14 @@ def test_adamix_on_folders_of_private_and_public_images(tmp_path, run, refusal):
     report, printed = run(classify, public_dataset=public, **given)
     assert "broken, so left out: 1 (3/broken.png)" in printed and report["left_out"] == 1
     assert report["num_public"] == 12 and report["test_accuracy"] > 0.7
+    for path in (tmp_path / "private").glob("*/*"):
+        link = tmp_path / "links" / path.parent.name / path.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    for one, other in ("links", "private"), ("private", "links"):
+        pair = dict(dataset=f"folder:{tmp_path / one}", public_dataset=f"folder:{tmp_path / other}")
+        said = refusal(classify, **{**given, **pair, "workdir": tmp_path / "v"})
+        assert "must name other images than --dataset" in said
     for dataset, message in [
         (f"folder:{tmp_path / 'other'}", "same classes.*with 3, 7, for 3, 5"),
         (given["dataset"], "must name other images than --dataset"),

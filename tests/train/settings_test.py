@@ -79,6 +79,8 @@ def test_other_choices():
     values, text = chosen(model="small_cnn", epsilon=3.0)
     assert (values.learning_rate, values.l2_norm_clip) == (3.1, "automatic")
     assert values.steps == 60 and "--model" not in text
+    # An individual clip lies below a constant.
+    assert chosen(model="small_cnn", individual=True)[0].l2_norm_clip == 1.0
     # Replicas share a batch evenly.
     assert chosen(replicas=8, epsilon=3.0)[0].batch_size == 1432
     with pytest.raises(UserError, match=r"20,000 training images. Received: 50,000.*wrn_16_4"):
