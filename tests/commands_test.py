@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from tfdpx.train import presets, pretrain, settings, sweep
+from tfdpx.train import presets, pretrain, run_flags, settings, sweep
 from tfdpx.train.command import PROGRAMS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -45,10 +45,10 @@ def check(program, arguments):
     own = [a for a in arguments if program == "sweep" and _OF_SWEEP.match(a)]
     with flagsaver.flagsaver():
         flags.FLAGS([program, *(a for a in arguments if a not in own)])
-        given, preset = settings.given(), flags.FLAGS["preset"].value
+        given, preset = run_flags.given(), flags.FLAGS["preset"].value
         if program == "pretrain":
             pretrain.resolve(
-                flags.FLAGS["recipe"].value, given | settings.given(pretrain.Pretraining)
+                flags.FLAGS["recipe"].value, given | run_flags.given(pretrain.Pretraining)
             )
         elif program == "classify":
             settings.resolve(preset, given)

@@ -16,7 +16,7 @@ import time
 
 from absl import app, flags
 
-from tfdpx.train import devices, dry_run, presets, report, resume, settings
+from tfdpx.train import devices, dry_run, presets, report, resume, run_flags, settings
 from tfdpx.train.errors import UserError, in_one_line
 from tfdpx.train.run import run
 
@@ -42,7 +42,7 @@ _OF_UPDATES = (
 def main(argv):
     """Runs the training that the flags describe; errors of the user become one line."""
     with in_one_line("tfdpx.train.classify", argv):
-        given = settings.given()
+        given = run_flags.given()
         preset = _PRESET.value or presets.default_for(given["dataset"])
         kind = settings.kind_of(given["dataset"], given["head"])
         if kind != settings.IMAGES:
@@ -55,9 +55,9 @@ def main(argv):
             print(report.to_json(record), flush=True)
             return
         strategy = devices.from_flags()
-        path = settings.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
+        path = run_flags.WORKDIR.value or time.strftime(f"runs/{preset}-%Y%m%d-%H%M%S")
         with resume.working_folder("classify", path, devices.is_chief(strategy)) as workdir:
-            record = run(asked, preset, workdir, strategy, settings.LOG_PRIVATE_METRICS.value)
+            record = run(asked, preset, workdir, strategy, run_flags.LOG_PRIVATE_METRICS.value)
     if record is not None:
         print(report.to_json(record), flush=True)
 

@@ -24,7 +24,7 @@ from tfdpx.train import report
 from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import digest
-from tfdpx.train.settings import DATA_DIR, DOWNLOAD
+from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
 from tfdpx.train.start_from import Start, not_private, without_paths, without_secrets
 
 SHARD = 4096

@@ -30,19 +30,8 @@ from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.fitting import augmentation, crossentropy
 from tfdpx.train.resume import RunFolder, SavingInterruption, facts, resumed, working_folder
-from tfdpx.train.settings import (
-    DATA_DIR,
-    DOWNLOAD,
-    NOT_NEGATIVE,
-    WORKDIR,
-    Check,
-    Conflict,
-    RunSettings,
-    Settings,
-    define,
-    given,
-    setting,
-)
+from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD, WORKDIR, define, given
+from tfdpx.train.settings import NOT_NEGATIVE, Check, Conflict, RunSettings, Settings, setting
 from tfdpx.train.start_from import Start, not_private, without_secrets
 
 # What a recipe does not say.

@@ -23,7 +23,8 @@ from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.train import defaults, measure, report
 from tfdpx.train.data import images
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.settings import DATA_DIR, DOWNLOAD, PRIVACY, resolve
+from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
+from tfdpx.train.settings import PRIVACY, resolve
 from tfdpx.train.start_from import Start, ledger_on
 
 # Settings that the guarantee needs.

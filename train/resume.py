@@ -23,7 +23,7 @@ from absl import flags
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import record as records
 from tfdpx.train.errors import UserError, checking_flags
-from tfdpx.train.settings import RESUME, WORKDIR
+from tfdpx.train.run_flags import RESUME, WORKDIR
 
 # Fields of a run that may change on a resume: they touch neither the weights nor the guarantee.
 FREE = ("report_every", "seed", "public_test")

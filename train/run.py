@@ -16,7 +16,8 @@ from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import RunFolder, facts
-from tfdpx.train.settings import DATA_DIR, DOWNLOAD, HEADS, TABLES
+from tfdpx.train.run_flags import DATA_DIR, DOWNLOAD
+from tfdpx.train.settings import HEADS, TABLES
 from tfdpx.train.start_from import Start, without_paths, without_secrets
 from tfdpx.training.budget import steps_taken
 

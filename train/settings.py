@@ -1,17 +1,14 @@
-"""The settings of a run of `classify`, the flags made of them, and which go together.
+"""The settings of a run of `classify`, and which go together.
 
-A field of `Settings` is a flag of the same name, and one of the settings in the record. A flag that
-is not given is None, and then the preset decides.
+A field of `Settings` is a flag of the same name (`run_flags.py`), and one of the settings in the
+record. A flag that is not given is None, and then the preset decides.
 """
 
 import dataclasses
 import math
-import types
 import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-from absl import flags
 
 import tfdpx
 from tfdpx._arguments import exactly_one_missing
@@ -61,7 +58,7 @@ class Conflict(NamedTuple):
 
 
 def setting(flag_help, check=None, *, choices=None, of=(IMAGES,), **default):
-    """Returns the field of a dataclass of which `define` makes a flag.
+    """Returns the field of a dataclass; `run_flags.define` makes a flag of it.
 
     Args:
         flag_help: The text of the flag.
@@ -515,94 +512,6 @@ def resolve(preset, given):
     if all(values.get(name) is not None for name in PRIVACY):
         values.pop(next((name for name in PRIVACY if name not in given), None), None)
     return Settings(**values)
-
-
-class _NumberOrAutomatic(flags.ArgumentParser):
-    """Parser of a flag that is a number or `automatic`."""
-
-    syntactic_help = "a number or automatic"
-
-    def parse(self, argument):
-        """Returns the number, or the word."""
-        if argument == "automatic":
-            return argument
-        try:
-            return float(argument)
-        except ValueError:
-            raise ValueError(f"give {self.syntactic_help}") from None
-
-    def flag_type(self):
-        """The kind of value in `--help`."""
-        return self.syntactic_help
-
-
-# By the types of a field, None aside.
-_DEFINE = {
-    (str,): flags.DEFINE_string,
-    (int,): flags.DEFINE_integer,
-    (float,): flags.DEFINE_float,
-    (bool,): flags.DEFINE_bool,
-    (list,): flags.DEFINE_list,
-    (float, str): lambda *args: flags.DEFINE(_NumberOrAutomatic(), *args),
-}
-
-
-def define(settings):
-    """Defines a flag for each field that has none yet; unset means as the preset says.
-
-    Args:
-        settings: A dataclass whose fields `setting` made.
-    """
-    for field in dataclasses.fields(settings):
-        text, choices = field.metadata["help"], field.metadata["choices"]
-        if field.name in flags.FLAGS:
-            continue
-        if choices:
-            flags.DEFINE_enum(field.name, None, choices, text)
-            continue
-        kinds = typing.get_args(field.type) or (field.type,)
-        _DEFINE[tuple(kind for kind in kinds if kind is not types.NoneType)](field.name, None, text)
-
-
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder for everything written. Default: runs/<preset>-<date>-<time>."
-)
-DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Folder with TensorFlow Datasets. Default: that library's own."
-)
-DOWNLOAD = flags.DEFINE_bool("download", False, "Fetch the data set if --data_dir has it not.")
-RESUME = flags.DEFINE_bool("resume", False, "Go on with the unfinished run in --workdir, if any.")
-LOG_PRIVATE_METRICS = flags.DEFINE_bool(
-    "log_private_metrics",
-    False,
-    "Also write training loss and the like, which no guarantee covers, to TensorBoard.",
-)
-FINAL = flags.DEFINE_bool(
-    "final", False, "Train on all training images: --validation=0 --eval_split=test."
-)
-define(Settings)
-
-
-def given(settings=Settings):
-    """Returns a dict from the fields of `settings` to the values of their flags, None if unset.
-
-    Args:
-        settings: A dataclass for which `define` was called.
-
-    Raises:
-        UserError: If --final comes with a flag that it excludes.
-    """
-    values = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(settings)}
-    if not FINAL.value:
-        return values
-    final = {"validation": 0.0, "eval_split": "test"}
-    for name, value in final.items():
-        if values[name] not in (None, value):
-            raise UserError(
-                "Flag --final means --validation=0 --eval_split=test. Received: --final "
-                f"--{name}={values[name]}."
-            )
-    return {**values, **final}
 
 
 def _is_range(lower, upper):

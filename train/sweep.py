@@ -50,7 +50,8 @@ from tfdpx.accounting import record as records
 from tfdpx.train import devices, presets, private_tuning
 from tfdpx.train.errors import UserError, checking_flags, in_one_line
 from tfdpx.train.output import to_json
-from tfdpx.train.settings import PRIVACY, WORKDIR, Settings, given, resolve
+from tfdpx.train.run_flags import WORKDIR, given
+from tfdpx.train.settings import PRIVACY, Settings, resolve
 
 # Images held out where neither preset nor flags say so: a sweep chooses, and the images that it
 # chooses by must not be those that are reported in the end.

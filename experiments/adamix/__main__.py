@@ -17,7 +17,7 @@ from absl import app, flags
 
 from experiments.adamix import methods, pictures
 from tfdpx import _resumable as resumable
-from tfdpx.train import settings
+from tfdpx.train import run_flags, settings
 from tfdpx.train.data import images
 from tfdpx.train.start_from import Start
 
@@ -50,8 +50,8 @@ def load(values):
     start = Start(settings.resolve(None, asked))
     data = images.load(
         values.dataset,
-        settings.DATA_DIR.value,
-        download=settings.DOWNLOAD.value,
+        run_flags.DATA_DIR.value,
+        download=run_flags.DOWNLOAD.value,
         takes=start.image_shape,
     )
     features = start.extractor(data.image_shape, data.largest_grey)
@@ -113,7 +113,7 @@ def _jobs(values):
 
 def main(argv, values=flags.FLAGS):
     """Runs the study."""
-    workdir = pathlib.Path(settings.WORKDIR.value or "runs/adamix")
+    workdir = pathlib.Path(run_flags.WORKDIR.value or "runs/adamix")
     run(values, workdir)
     print((workdir / "table.md").read_text())
 

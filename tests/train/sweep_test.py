@@ -12,7 +12,7 @@ from tfdpx import _files as files
 from tfdpx import _resumable as resumable
 from tfdpx.accounting import Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import defaults, settings, sweep
+from tfdpx.train import defaults, run_flags, settings, sweep
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def settings_of(text, **shared):
         arguments.remove(f"--preset={preset}")
         with flagsaver.flagsaver():
             flags.FLAGS(["classify", *arguments])
-            assert settings.resolve(preset, settings.given()) == planned.settings
+            assert settings.resolve(preset, run_flags.given()) == planned.settings
     return [planned.settings for planned in runs]
 
 
