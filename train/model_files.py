@@ -55,3 +55,16 @@ def read(path, flag="init_from"):
         raise UserError(f"Cannot read --{flag}={path}: {error}") from error
     account.mark_known(model.variables)
     return model
+
+
+def recorded_inputs(path):
+    """The inputs in the record of a `.keras` file, a dict; empty if it has none.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
+    try:
+        record = records.read(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read --model={path}: {error}") from error
+    return (record and record.inputs) or {}

@@ -19,7 +19,6 @@ from sklearn import metrics
 
 import tfdpx
 from tfdpx import _files
-from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.train import model_files
 from tfdpx.train.data import tables as data_tables
@@ -290,18 +289,15 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False):
     Raises:
         UserError: If the model is not of a table, or a column is missing or of another kind.
     """
-    try:
-        record = records.read(model_path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read --model={model_path}: {error}") from error
-    if record is None or "columns" not in (record.inputs or {}):
+    recorded = model_files.recorded_inputs(model_path)
+    if "columns" not in recorded:
         raise UserError(
             f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
             f"Received: --model={model_path}."
         )
-    columns = data_tables.read_columns(rows_path, record.inputs["columns"], flag="rows")
+    columns = data_tables.read_columns(rows_path, recorded["columns"], flag="rows")
     outputs = predict(model_files.read(model_path, "model"), columns)
-    target, names = record.inputs["target"], record.inputs["class_names"]
+    target, names = recorded["target"], recorded["class_names"]
     if names:
         lines = [[target, "probability", *names]]
         for row in ops.convert_to_numpy(ops.softmax(outputs)):

@@ -1,12 +1,12 @@
-"""What a saved classifier says of its images: how to prepare them, and what its classes are called.
+"""The images that a saved classifier takes, how to prepare them, and the names of its classes.
 
 Keras saves neither, so the record in a `.keras` file of `classify` and `pretrain` does.
 """
 
 import dataclasses
 
-from tfdpx.accounting import record as records
 from tfdpx.train.errors import UserError
+from tfdpx.train.model_files import recorded_inputs
 
 _PREPARATION = (
     "8-bit pixels, upright, transparent parts on white, {resized} by Pillow's bilinear filter. The "
@@ -18,7 +18,7 @@ _SQUEEZED = "resized to image_shape without keeping the aspect ratio"
 
 @dataclasses.dataclass(frozen=True)
 class ImageInput:
-    """What a model takes and gives.
+    """The images that a model takes, and its classes.
 
     Attributes:
         image_shape: `(height, width, channels)`.
@@ -53,17 +53,13 @@ def read(path):
     Raises:
         UserError: If the file cannot be read or does not say.
     """
-    try:
-        record = records.read(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read --model={path}: {error}") from error
-    if record is None or "image_shape" not in (record.inputs or {}):
+    inputs = recorded_inputs(path)
+    if "image_shape" not in inputs:
         raise UserError(
             f"The file --model={path} does not say which images it takes and what its classes are: "
             "neither tfdpx.train.classify nor tfdpx.train.pretrain wrote it, or Keras has saved it "
             "again."
         )
-    inputs = record.inputs
     return ImageInput(
         tuple(inputs["image_shape"]), tuple(inputs["class_names"]), inputs.get("center_crop", False)
     )
