@@ -242,7 +242,7 @@ class Trainer:
                     measure.is_public(data, settings.public_test),
                 ),
                 loss=crossentropy(settings.label_smoothing),
-                weighted_metrics=["accuracy"],
+                weighted_metrics=["accuracy", *([measure.AUC()] if data.num_classes == 2 else [])],
                 jit_compile=settings.keras_jit_compile,
             )
         averaging = [keras.callbacks.SwapEMAWeights()] if settings.ema_momentum else []

@@ -20,7 +20,7 @@ from tfdpx import heads
 from tfdpx.accounting import record as records
 from tfdpx.accounting.ledger import Ledger
 from tfdpx.accounting.record import Record
-from tfdpx.train import report
+from tfdpx.train import measure, report
 from tfdpx.train.data import identity, images, inputs
 from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.resume import digest
@@ -53,6 +53,7 @@ def run(settings, workdir):
     """
     build(settings, num_classes=2)  # Refuses unfit arguments before any image is read.
     features = FeatureFolder.of(settings, workdir)
+    measure.check_threshold(settings.threshold, features.class_names)
     x, y = features.arrays("train")
     public = ()
     if settings.head == "adamix":
@@ -67,10 +68,11 @@ def run(settings, workdir):
         head.fit(x, y, **({"public_data": public} if public else {}))
     ledger = head.ledger if head.epsilon != math.inf else not_private()
     chosen = {"method": settings.head, "shots": settings.shots, **_given(settings)}
-    return save(features, head, ledger, len(y), chosen, num_public=len(public[1]) if public else 0)
+    num_public = len(public[1]) if public else 0
+    return save(features, head, ledger, len(y), chosen, None, num_public, settings.threshold)
 
 
-def save(features, head, ledger, num_examples, chosen, searched=None, num_public=0):
+def save(features, head, ledger, num_examples, chosen, searched=None, num_public=0, threshold=0.5):
     """Measures a head, writes it with its record into a new folder, and returns the report.
 
     Args:
@@ -81,9 +83,13 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
         chosen: Dict of the method, its arguments, and scores of a search.
         searched: Optional string, how arguments were chosen on these examples.
         num_public: Int, examples without a guarantee.
+        threshold: Float, see `measure.predicted_classes`.
     """
-    test = features.arrays("test")
-    predictions = head.predict(test[0]).argmax(axis=1)
+    x, y = features.arrays("test")
+    measured = measure.Measured(
+        *(y, head.predict(x), features.class_names, threshold),
+        is_public=measure.is_known(features.record.data.name),
+    )
     before = features.before
     record = Record(
         program="classify",
@@ -104,8 +110,8 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
         },
         results={
             **chosen,
-            "test_accuracy": float(np.mean(predictions == test[1])),
-            "dimension": test[0].shape[1],
+            **measured.results(),
+            "dimension": x.shape[1],
             "num_public": num_public or None,
             "left_out": features.record.settings.get("left_out"),
             "noise_multiplier": head.noise_multiplier,
@@ -127,11 +133,7 @@ def save(features, head, ledger, num_examples, chosen, searched=None, num_public
     if features.extractor is not None:
         logits = head.to_layer("logits")(features.extractor.output)
         report.save_model(keras.Model(features.extractor.inputs, logits), record, folder)
-    if features.data is not None:
-        report.draw_measured(features.data, test[1], predictions, folder)
-    else:
-        names = (record.inputs or {}).get("class_names") or range(features.num_classes)
-        report.draw_confusion(test[1], predictions, names, folder)
+    report.draw_metrics(measured, folder, features.data)
     report.write_page(folder)
     return {**record.view(), "workdir": str(folder)}
 
@@ -253,6 +255,12 @@ class FeatureFolder:
     def num_classes(self):
         """Int."""
         return self.record.settings["num_classes"]
+
+    @property
+    def class_names(self):
+        """Tuple of strings; numbers where the features do not say."""
+        names = (self.record.inputs or {}).get("class_names")
+        return tuple(names or map(str, range(self.num_classes)))
 
     @property
     def before(self):

@@ -1,38 +1,185 @@
-"""Measures a trained model: accuracy, top-1 and top-5, of its averaged and of its raw weights."""
+"""Measures trained models of images, heads and tables: metrics, warnings and their privacy."""
 
 import dataclasses
 
 import keras
 import numpy as np
+from scipy import special, stats
+from sklearn import metrics
 
+from tfdpx.accounting import record as records
 from tfdpx.heads.releases import Releases
 from tfdpx.sampling import sampled_batches
 from tfdpx.sampling.examples import as_examples
 from tfdpx.train.data import tfds
+from tfdpx.train.errors import UserError
 from tfdpx.training.callbacks import steps_taken
 
 BATCH_SIZE = 500
 TOP = 5
+THRESHOLD = 0.5
+NOT_PROTECTED = (
+    "Metrics and pictures of private test examples are exact, without noise: do not publish them, "
+    "or test on public examples."
+)
+_MOST_NAMES = 5
+_THRESHOLDS_OF_AUC = 2000
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Predictions of a model for the examples to measure on, and their accuracy.
+    """The outputs of a model for the examples to measure on, and their metrics.
 
     Attributes:
-        labels: int64 array `[count]`.
-        predictions: int64 array `[count]`, the class of the largest logit.
-        accuracy: Float, share of examples whose label has the largest logit.
-        top5_accuracy: Float, share whose label is among the five; None with five classes or fewer.
+        targets: Array `[count]`: integer labels, or the values of a regression.
+        outputs: float32 array: logits `[count, classes]`, or predicted values `[count]`.
+        class_names: Names of the classes; none of a regression.
+        threshold: Float, see `predicted_classes`.
+        split: "test" or "validation", the first word of the metrics' names.
+        is_public: Bool, see `is_public`.
     """
 
-    labels: np.ndarray
-    predictions: np.ndarray
-    accuracy: float
-    top5_accuracy: float | None
+    targets: np.ndarray
+    outputs: np.ndarray
+    class_names: tuple = ()
+    threshold: float = THRESHOLD
+    split: str = "test"
+    is_public: bool = False
+
+    @property
+    def predictions(self):
+        """Array `[count]`, predicted classes or values."""
+        if not len(self.class_names):
+            return self.outputs
+        return predicted_classes(self.outputs, self.threshold)
+
+    @property
+    def margins(self):
+        """Float64 array `[count]`, the log-odds of the second of two classes."""
+        return np.diff(self.outputs.astype("float64"))[:, 0]
+
+    @property
+    def positive(self):
+        """Float64 array `[count]`, the probability of the second of two classes."""
+        return special.expit(self.margins)
+
+    @property
+    def top5_accuracy(self):
+        """Float, share of labels among the five largest; None with five classes or fewer."""
+        if len(self.class_names) <= TOP or not len(self.targets):
+            return None
+        pair = self.targets, self.outputs
+        within = keras.metrics.sparse_top_k_categorical_accuracy(*pair, k=TOP)
+        return float(np.mean(within, dtype="float64"))
+
+    def results(self):
+        """Returns the metrics as a record has them, a dict; None where one is undefined."""
+        scores = {"accuracy": None} if len(self.class_names) else {"r2": None}
+        if len(self.targets):
+            scores = self._of_classes() if len(self.class_names) else self._of_values()
+        results = {f"{self.split}_{name}": score for name, score in scores.items()}
+        results |= {"top5_accuracy": self.top5_accuracy, "warnings": self.warnings()}
+        if len(self.class_names) == 2:
+            results["threshold"] = self.threshold
+        results |= {"measured_on": self.split, "num_measured": len(self.targets)}
+        return records.plain(results | {"not_protected": None if self.is_public else NOT_PROTECTED})
+
+    def warnings(self):
+        """Returns a sentence where classes among the labels are never predicted, in a list."""
+        predicted = np.unique(self.predictions)
+        missing = np.setdiff1d(self.targets, predicted) if len(self.class_names) else ()
+        if not len(missing):
+            return []
+        names = [f'"{self.class_names[index]}"' for index in missing[:_MOST_NAMES]]
+        more = f" and {len(missing) - _MOST_NAMES} more" * (len(missing) > _MOST_NAMES)
+        text = f"The model never predicts {', '.join(names)}{more}"
+        if len(self.class_names) == 2:
+            return [f"{text}: accuracy says nothing here. See AUC, --threshold and class_weight."]
+        if len(predicted) == 1:
+            text = f'The model always predicts "{self.class_names[predicted[0]]}"'
+        return [f"{text}: accuracy hides it. See macro F1, recall by class and class_weight."]
+
+    def _of_values(self):
+        pair = self.targets, self.outputs
+        if not np.isfinite(self.outputs).all():
+            return {"r2": None, "mean_absolute_error": None}
+        r2 = metrics.r2_score(*pair) if len(self.targets) > 1 else None
+        return {"r2": r2, "mean_absolute_error": metrics.mean_absolute_error(*pair)}
+
+    def _of_classes(self):
+        labels, predictions = self.targets, self.predictions
+        counts, pair = np.bincount(labels), (labels, predictions)
+        right = stats.binomtest(int(np.sum(labels == predictions)), len(labels))
+        scores = {
+            "accuracy": metrics.accuracy_score(*pair),
+            "accuracy_interval": list(right.proportion_ci(method="wilson")),
+            "base_rate": counts.max() / len(labels),
+            "most_frequent_class": str(self.class_names[counts.argmax()]),
+        }
+        undefined = {"zero_division": np.nan}
+        if len(self.class_names) != 2:
+            indices = range(len(self.class_names))
+            recalls = metrics.recall_score(*pair, labels=indices, average=None, **undefined)
+            by_class = dict(zip(map(str, self.class_names), recalls, strict=True))
+            macro_f1 = metrics.f1_score(*pair, average="macro", **undefined)
+            return scores | {"macro_f1": macro_f1, "recall_by_class": by_class}
+        is_ranked = np.isfinite(self.margins).all() and len(np.unique(labels)) == 2
+        ranked = (labels, self.margins)
+        return scores | {
+            "auc": metrics.roc_auc_score(*ranked) if is_ranked else None,
+            "average_precision": metrics.average_precision_score(*ranked) if is_ranked else None,
+            "f1": metrics.f1_score(*pair, **undefined),
+            "precision": metrics.precision_score(*pair, **undefined),
+            "recall": metrics.recall_score(*pair, **undefined),
+            "mean_probability": np.mean(self.positive),
+        }
 
 
-def is_public(data, public_test):
+def probabilities(logits):
+    """Returns the probabilities of classes, float64 `[rows, classes]`, of their logits."""
+    return special.softmax(np.asarray(logits, "float64"), axis=1)
+
+
+def predicted_classes(logits, threshold=THRESHOLD):
+    """Returns the predicted classes, an integer array `[rows]`.
+
+    Args:
+        logits: Float array `[rows, classes]`.
+        threshold: Float in (0, 1). Of two classes the second is predicted where its probability
+            is at least this. Of more the class of the largest logit is.
+    """
+    if logits.shape[1] == 2:
+        return (probabilities(logits)[:, 1] >= threshold).astype("int64")
+    return logits.argmax(axis=1)
+
+
+def check_threshold(threshold, class_names):
+    """Raises UserError for a `--threshold` of other than two classes."""
+    if threshold != THRESHOLD and len(class_names) != 2:
+        raise UserError(
+            "Flag --threshold is the least probability of the second of two classes: leave it out. "
+            f"Received: --threshold={threshold:g} for {len(class_names)} classes."
+        )
+
+
+@keras.saving.register_keras_serializable(package="tfdpx")
+class AUC(keras.metrics.AUC):
+    """`keras.metrics.AUC` of two logits, by equal steps of log-odds where these are small.
+
+    Equal steps of probabilities do not rank examples of a rare class.
+    """
+
+    def __init__(self, name="auc", **kwargs):
+        super().__init__(_THRESHOLDS_OF_AUC, name=name, **kwargs)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Takes labels `[batch]` and logits `[batch, 2]`."""
+        margins = keras.ops.cast(y_pred[:, 1] - y_pred[:, 0], "float32")
+        ranks = 0.5 + 0.5 * margins / (1 + keras.ops.abs(margins))
+        super().update_state(keras.ops.reshape(y_true, [-1]), ranks, sample_weight)
+
+
+def is_public(data, public_test=False):
     """Returns whether the examples to measure on are public test images.
 
     Images that were held out of the training images are as private as these.
@@ -42,8 +189,12 @@ def is_public(data, public_test):
             public.
         public_test: Bool, the flag `--public_test`: the user declares that they are public.
     """
-    public_test = public_test or tfds.Name.parse(data.name).entry in tfds.ENTRIES
-    return data.eval_split == "test" and public_test
+    return data.eval_split == "test" and (public_test or is_known(data.name))
+
+
+def is_known(name):
+    """Returns whether a data set, a string, is one of `tfds.ENTRIES`."""
+    return tfds.Name.parse(name).entry in tfds.ENTRIES
 
 
 def batches(data):
@@ -55,26 +206,19 @@ def batches(data):
     return sampled_batches.in_order(as_examples(*data.eval_examples), BATCH_SIZE)
 
 
-def measure(model, data):
+def measure(model, data, public_test=False, threshold=THRESHOLD):
     """Returns the `Measured` of a model on the examples of `data` to measure on.
 
     Args:
         model: A `keras.Model` from images to logits.
         data: `images.ImageData`.
+        public_test: Bool, see `is_public`.
+        threshold: Float, see `predicted_classes`.
     """
-    labels, predictions, within = [], [], []
-    for logits, y in predicted(model, data.eval_examples):
-        labels.append(y)
-        predictions.append(np.argmax(logits, axis=-1))
-        if data.num_classes > TOP:
-            within.append(keras.metrics.sparse_top_k_categorical_accuracy(y, logits, k=TOP))
-    labels, predictions = np.concatenate(labels), np.concatenate(predictions)
-    return Measured(
-        labels=labels,
-        predictions=predictions,
-        accuracy=float(np.mean(labels == predictions)),
-        top5_accuracy=float(np.mean(np.concatenate(within), dtype="float64")) if within else None,
-    )
+    pairs = zip(*predicted(model, data.eval_examples), strict=True)
+    logits, labels = map(np.concatenate, pairs)
+    about = dict(split=data.eval_split, is_public=is_public(data, public_test))
+    return Measured(labels, logits, data.class_names, threshold, **about)
 
 
 def predicted(model, examples):

@@ -58,7 +58,7 @@ def read(path, flag="init_from"):
 
 
 def recorded_inputs(path):
-    """The inputs in the record of a `.keras` file, a dict; empty if it has none.
+    """The inputs in the record of a `.keras` file and its threshold, a dict; empty if it has none.
 
     Raises:
         UserError: If the file cannot be read.
@@ -67,4 +67,6 @@ def recorded_inputs(path):
         record = records.read(path)
     except (OSError, ValueError) as error:
         raise UserError(f"Cannot read --model={path}: {error}") from error
-    return (record and record.inputs) or {}
+    if not (record and record.inputs):
+        return {}
+    return {"threshold": record.results.get("threshold", 0.5), **record.inputs}

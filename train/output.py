@@ -7,6 +7,8 @@ from rich.text import Text
 
 from tfdpx.accounting.record import plain
 
+_MOST_ENTRIES = 20
+
 
 def to_json(record):
     """Returns a dict as one line of strictly valid JSON.
@@ -44,6 +46,10 @@ def readable(value):
         return "-"
     if isinstance(value, list):
         return ", ".join(map(readable, value))
+    if isinstance(value, dict):
+        parts = [f"{name}: {readable(part)}" for name, part in value.items()]
+        more = f", and {len(parts) - _MOST_ENTRIES} more" * (len(parts) > _MOST_ENTRIES)
+        return ", ".join(parts[:_MOST_ENTRIES]) + more
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, int) and not isinstance(value, bool):

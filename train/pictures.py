@@ -14,15 +14,17 @@ _COLUMNS, _LONGEST_NAME = 3, 14
 _PRIVATE, _STRATA, _TENTHS = "private data: not to be published", 5, 10
 
 
-def learning_curve(rows, path, eval_split="test"):
+def learning_curve(rows, path, eval_split="test", base_rate=None):
     """Draws accuracy against the epsilon spent, with the model updates on a second axis.
 
     Without privacy (an infinite epsilon) the updates are the only axis.
 
     Args:
-        rows: List of dicts with `step`, `epsilon` and `accuracy`, in the order of steps.
+        rows: List of dicts with `step`, `epsilon`, `accuracy` and, of two classes, `auc`, in the
+            order of steps.
         path: PNG file to write.
         eval_split: String, the examples that the accuracy was measured on.
+        base_rate: Float, the share of their most frequent class, drawn as a line; or None.
     """
     from matplotlib import ticker
 
@@ -32,7 +34,13 @@ def learning_curve(rows, path, eval_split="test"):
     is_private = bool(np.isfinite(epsilons).all())
     title = f"{accuracy[-1]:.1f}% after {steps[-1]:.0f} updates"
     axes = _axes((7, 4.5), title)
-    axes.plot(epsilons if is_private else steps, accuracy, marker="o", markersize=3)
+    along = epsilons if is_private else steps
+    axes.plot(along, accuracy, marker="o", markersize=3, label="accuracy")
+    if all("auc" in row for row in rows):
+        axes.plot(along, [100 * row["auc"] for row in rows], marker="o", markersize=3, label="AUC")
+    if base_rate is not None:
+        axes.axhline(100 * base_rate, color="gray", linestyle="--", label="base rate")
+        axes.legend()
     axes.set_xlabel(r"privacy spent, $\varepsilon$" if is_private else "model updates")
     axes.set_ylabel(f"{eval_split} accuracy, %")
     if is_private:
@@ -74,6 +82,45 @@ def confusion_matrix(labels, predictions, class_names, path):
             color = "white" if percent[row, column] > 50 else "black"
             place = dict(ha="center", va="center", color=color, fontsize=8)
             axes.text(column, row, str(counts[row, column]), **place)
+    axes.figure.savefig(path)
+
+
+def reliability(labels, probabilities, name, path, with_thresholds=False):
+    """Draws the share of a class at each predicted probability, and a histogram of these.
+
+    Args:
+        labels: Labels `[num_examples]`, 1 for the class and 0 for the other.
+        probabilities: Probabilities of the class, `[num_examples]`.
+        name: Name of the class.
+        path: PNG file to write.
+        with_thresholds: Bool, whether precision and recall are drawn against the threshold. Only
+            for public examples, because a threshold that is read off it depends on them.
+    """
+    from sklearn import calibration, metrics
+
+    tenths = dict(pos_label=1, n_bins=_TENTHS, strategy="quantile")
+    shares, means = calibration.calibration_curve(labels, probabilities, **tenths)
+    largest = max(1.05 * shares.max(), 1.05 * means.max(), 1e-9)
+    [name], fonts = readable([f'"{name}"'])
+    title = f"mean probability of {name} {np.mean(probabilities):.3g}; share {np.mean(labels):.3g}"
+    axes = _axes((7, 4.5 + 3.5 * with_thresholds))
+    axes.set_title(title, fontfamily=fonts)
+    axes.plot([0, largest], [0, largest], color="gray", linestyle="--", label="calibrated")
+    axes.plot(means, shares, marker="o", markersize=4, label="tenths of the examples")
+    axes.set(xlim=(0, largest), ylim=(0, largest), xlabel="probability", ylabel="observed share")
+    axes.legend(loc="upper left")
+    counts = axes.twinx()
+    counts.hist(probabilities, np.linspace(0, largest, 41), color="gray", alpha=0.3)
+    counts.set_ylabel("examples (bars)")
+    if with_thresholds and np.any(labels):
+        *rates, thresholds = metrics.precision_recall_curve(labels, probabilities)
+        below = axes.figure.add_subplot(212)
+        for rate, label in zip(rates, ("precision", "recall"), strict=True):
+            below.step(thresholds, rate[:-1], where="pre", label=label)
+        below.set_xlabel("--threshold")
+        below.legend()
+        for part in (axes, counts):
+            part.set_subplotspec(below.get_gridspec()[0])
     axes.figure.savefig(path)
 
 

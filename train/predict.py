@@ -15,13 +15,12 @@ import csv
 import io
 import pathlib
 
-import keras
 import numpy as np
 from absl import app, flags
 from rich import console, table, text
 
 from tfdpx import _files
-from tfdpx.train import model_files, tables
+from tfdpx.train import measure, model_files, tables
 from tfdpx.train.data import inputs
 from tfdpx.train.data.folder import SUFFIXES, check, find
 from tfdpx.train.data.images import decode
@@ -41,6 +40,8 @@ def define_flags(values):
     flags.DEFINE_string("csv", "predictions.csv", "File to write, or to replace.", **common)
     flags.DEFINE_bool("skip_broken", False, "Leave broken images out, and count them.", **common)
     flags.DEFINE_bool("all_classes", False, "Write the probability of every class.", **common)
+    threshold = "Of two classes: instead of the --threshold that the training recorded."
+    flags.DEFINE_float("threshold", None, threshold, 1e-9, 1 - 1e-9, **common)
 
 
 def main(argv, values=flags.FLAGS):
@@ -60,16 +61,21 @@ def run(values):
         )
     path = model_files.model_file(values.model, "model", (".keras",))
     if values.rows:
-        return tables.predict_rows(path, values.rows, values.csv, values.all_classes)
+        asked = (values.all_classes, values.threshold)
+        return tables.predict_rows(path, values.rows, values.csv, *asked)
     takes = inputs.read(path)
+    if values.threshold is not None:
+        measure.check_threshold(values.threshold, takes.class_names)
     folder, csv_path = (pathlib.Path(p).expanduser() for p in (values.images, values.csv))
     files, left_out = _readable(folder, values.skip_broken)
-    shares = probabilities(model_files.read(path, "model"), takes, files)
-    names = [takes.class_names[index] for index in shares.argmax(axis=1)]
-    write(csv_path, files, names, shares, takes.class_names if values.all_classes else ())
+    outputs = logits(model_files.read(path, "model"), takes, files)
+    classes = measure.predicted_classes(outputs, values.threshold or takes.threshold)
+    names, shares = [takes.class_names[i] for i in classes], measure.probabilities(outputs)
+    largest = shares[np.arange(len(files)), classes]
+    write(csv_path, files, names, largest, shares, takes.class_names if values.all_classes else ())
     if folder.is_dir():
         files = [file.relative_to(folder) for file in files]
-    print_table(files, names, shares.max(axis=1), csv_path)
+    print_table(files, names, largest, csv_path)
     return {
         "images": len(files),
         "left_out": left_out,
@@ -79,21 +85,20 @@ def run(values):
     }
 
 
-def probabilities(model, takes, files):
-    """Returns the probabilities of the classes, float32 `[images, classes]`.
+def logits(model, takes, files):
+    """Returns the logits of the classes, float32 `[images, classes]`.
 
     Args:
         model: A `keras.Model` from uint8 images to logits.
         takes: `inputs.ImageInput`.
         files: List of `pathlib.Path`, each of an image that can be read.
     """
-    shares = []
+    parts = []
     for start in range(0, len(files), _BATCH_SIZE):
         encoded = [file.read_bytes() for file in files[start : start + _BATCH_SIZE]]
         batch = np.stack([decode(image, takes.image_shape, takes.center_crop) for image in encoded])
-        logits = np.asarray(model.predict_on_batch(batch), "float32")
-        shares.append(np.asarray(keras.ops.softmax(logits)))
-    return np.concatenate(shares)
+        parts.append(np.asarray(model.predict_on_batch(batch), "float32"))
+    return np.concatenate(parts)
 
 
 def print_table(files, names, shares, csv_path):
@@ -109,13 +114,14 @@ def print_table(files, names, shares, csv_path):
     print(f"{more} in {csv_path}.")
 
 
-def write(path, files, names, shares, class_names=()):
+def write(path, files, names, predicted, shares, class_names=()):
     """Writes the CSV file, whole or not at all.
 
     Args:
         path: `pathlib.Path`.
         files: List of `pathlib.Path`.
         names: List of the names of their classes.
+        predicted: Probabilities of these, `[images]`.
         shares: Probabilities `[images, classes]`.
         class_names: Names of the classes, for a column each; none by default.
 
@@ -125,8 +131,8 @@ def write(path, files, names, shares, class_names=()):
     content = io.StringIO(newline="")
     writer = csv.writer(content)
     writer.writerow(["file", "class", "probability", *class_names])
-    for file, name, row in zip(files, names, shares, strict=True):
-        columns = [row.max(), *(row if class_names else ())]
+    for file, name, share, row in zip(files, names, predicted, shares, strict=True):
+        columns = [share, *(row if class_names else ())]
         writer.writerow([file, name, *(f"{share:.6f}" for share in columns)])
     try:
         # Names of files need not be UTF-8; they are written as they are.

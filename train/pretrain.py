@@ -213,7 +213,7 @@ def train(settings, workdir):
     seconds = time.perf_counter() - began
 
     model, steps = devices.on_one_device(model), int(model.optimizer.iterations)
-    measured = measure.measure(model, data)
+    measured = measure.measure(model, data, settings.public_test)
     record = Record(
         program="pretrain",
         data=trained_on,
@@ -225,8 +225,7 @@ def train(settings, workdir):
         results={
             "test_accuracy": None,
             "validation_accuracy": None,
-            f"{data.eval_split}_accuracy": measured.accuracy,
-            "top5_accuracy": measured.top5_accuracy,
+            **measured.results(),
             "loss": history.history["loss"][-1],
             "model": settings.model,
             "parameters": model.count_params(),
@@ -237,8 +236,7 @@ def train(settings, workdir):
     )
     report.save_model(model, record, workdir)
     record.save(workdir / records.FILE)
-    shown = (measured.labels, measured.predictions, workdir, settings.public_test)
-    report.draw_measured(data, *shown)
+    report.draw_metrics(measured, workdir, data)
     report.write_page(workdir)
     view = {**record.view(), "workdir": str(workdir)}
     report.print_table(view, title=f"{settings.model} on {data.name}, not private")

@@ -176,8 +176,8 @@ def _count_right(folder, settings):
     # With --augment_resize training images are larger than those that the model takes.
     model = keras.Sequential([keras.layers.Resizing(*shape[:2]), model])
     on_training = dataclasses.replace(data, eval_x=data.train_x, eval_y=data.train_y)
-    measured = measure.measure(model, on_training)
-    return np.sum(np.asarray(measured.predictions) == np.asarray(measured.labels))
+    batches = measure.predicted(model, on_training.eval_examples)
+    return sum(np.sum(measure.predicted_classes(z, settings.threshold) == y) for z, y in batches)
 
 
 def _write(folder, ledger, seen, search):

@@ -24,7 +24,7 @@ from tfdpx.accounting.ledger import EMPTY
 from tfdpx.accounting.statement import rounded_up
 from tfdpx.checks.callbacks import is_covered
 from tfdpx.sampling.examples import as_examples
-from tfdpx.train import measure, pictures, presets, settings
+from tfdpx.train import pictures, presets, settings
 from tfdpx.train.output import print_table, readable, to_json
 from tfdpx.train.settings import OF_FILE, PRIVACY
 from tfdpx.training.callbacks import epsilon_spent, steps_taken
@@ -33,15 +33,17 @@ from tfdpx.training.session import after_save
 FILE = "report.html"
 STATEMENT = "privacy_statement.txt"
 CURVE, CONFUSION, WRONG = "learning_curve.png", "confusion_matrix.png", "wrong_predictions.png"
+CALIBRATION = "calibration.png"
 
 _PICTURES = {  # Title and note.
     CURVE: ("Learning curve", ""),
     CONFUSION: ("Confusion matrix", "The guarantee does not cover the examples measured on."),
+    CALIBRATION: ("Calibration", "The guarantee does not cover the examples measured on."),
     WRONG: ("Wrong predictions", "Test images that are public: none was trained on."),
 }
 _MEASURED = {
-    "test_accuracy": "{:.1%} test accuracy",
-    "validation_accuracy": "{:.1%} accuracy on images held out",
+    "test_accuracy": "{:.1%} test accuracy{}",
+    "validation_accuracy": "{:.1%} accuracy on images held out{}",
     "test_r2": "R² {:.3f} on test rows",
 }
 _MOST_CLASSES, _MOST_WRONG = 20, 12
@@ -94,8 +96,8 @@ class Curve(keras.callbacks.Callback):
 
     Attributes:
         rows: List of dicts with `step` (model updates), `epsilon` (spent after them) and, if the
-            optimizer has `public_validation=True` or no noise, `accuracy` (on the validation data
-            given to `fit`).
+            optimizer has `public_validation=True` or no noise, `accuracy` and, of two classes,
+            `auc` (on the validation data given to `fit`).
     """
 
     def __init__(self, path, plan, steps, before=EMPTY):
@@ -112,7 +114,8 @@ class Curve(keras.callbacks.Callback):
         epsilon = epsilon_spent(optimizer, self._plan, self._before)
         row = {"step": steps_taken(optimizer), "epsilon": epsilon}
         if is_covered("val_accuracy", model_internals.innermost(optimizer)):
-            row["accuracy"] = float(logs["val_accuracy"])
+            shown = {"accuracy": "val_accuracy", "auc": "val_auc"}.items()
+            row |= {name: float(logs[key]) for name, key in shown if key in logs}
         self.rows.append(row)
         after_save(self.model, self._write)
 
@@ -121,7 +124,7 @@ class Curve(keras.callbacks.Callback):
         files.write(self._path, lines.encode(), mode=0o644)
 
 
-def write(record, model, data, measured, rows, workdir, public_test=False):
+def write(record, model, data, measured, rows, workdir):
     """Writes model, statement and record, then the pictures and the page, and prints the first.
 
     Args:
@@ -132,15 +135,14 @@ def write(record, model, data, measured, rows, workdir, public_test=False):
         measured: `measure.Measured`.
         rows: The rows of `Curve`. Without accuracy in them there is no learning curve.
         workdir: `pathlib.Path`.
-        public_test: Bool, see `draw_measured`.
     """
     save_model(model, record, workdir)
     write_record(record, workdir)
-    draw_measured(data, measured.labels, measured.predictions, workdir, public_test)
-    drawn = [workdir / CONFUSION]
+    drawn = draw_metrics(measured, workdir, data)
     rows = [row for row in rows if "accuracy" in row]
     if rows:
-        pictures.learning_curve(rows, workdir / CURVE, data.eval_split)
+        base_rate = record.results[f"{data.eval_split}_base_rate"]
+        pictures.learning_curve(rows, workdir / CURVE, data.eval_split, base_rate)
         drawn.append(workdir / CURVE)
     with tf.summary.create_file_writer(str(workdir / "tensorboard" / "pictures")).as_default():
         for path in drawn:
@@ -149,28 +151,32 @@ def write(record, model, data, measured, rows, workdir, public_test=False):
     write_page(workdir)
 
 
-def draw_measured(data, labels, predictions, workdir, public_test=False):
-    """Draws the confusion matrix and, of public test images only, some wrong predictions.
+def draw_metrics(measured, workdir, data=None):
+    """Draws the confusion matrix and, of two classes, the calibration; returns their paths.
+
+    Of public examples alone also some wrong predictions, and precision and recall by threshold.
 
     Args:
-        data: `images.ImageData`.
-        labels: Integer labels `[count]` of its examples to measure on.
-        predictions: Predicted labels `[count]`.
+        measured: `measure.Measured`. Nothing is drawn of a regression or without examples.
         workdir: `pathlib.Path`.
-        public_test: Bool, see `measure.is_public`.
+        data: `images.ImageData` that was measured on; None without images.
     """
-    draw_confusion(labels, predictions, data.class_names, workdir)
+    labels, predictions, names = measured.targets, measured.predictions, measured.class_names
+    if not len(names) or not len(labels):
+        return []
+    drawn = [workdir / CONFUSION]
+    pictures.confusion_matrix(labels, predictions, names, drawn[0])
+    if len(names) == 2 and np.isfinite(measured.margins).all():
+        drawn.append(workdir / CALIBRATION)
+        shown = (names[1], drawn[1], measured.is_public)
+        pictures.reliability(labels, measured.positive, *shown)
     wrong = np.flatnonzero(np.not_equal(labels, predictions))
-    if measure.is_public(data, public_test) and len(wrong):
+    if data is not None and measured.is_public and len(wrong):
         rows = wrong[np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_WRONG)).astype(int)]
         images, _, _ = as_examples(*data.eval_examples).batch(rows, len(rows))
-        shown = (labels[rows], predictions[rows], data.class_names, workdir / WRONG)
+        shown = (labels[rows], predictions[rows], names, workdir / WRONG)
         pictures.wrong_predictions(np.asarray(images), *shown)
-
-
-def draw_confusion(labels, predictions, class_names, workdir):
-    """Draws the confusion matrix of integer labels and predictions."""
-    pictures.confusion_matrix(labels, predictions, class_names, workdir / CONFUSION)
+    return drawn
 
 
 def save_model(model, record, workdir):
@@ -187,6 +193,8 @@ def write_record(record, workdir):
     record.save(workdir / records.FILE)
     print(statement)
     print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
+    for warning in record.results.get("warnings", ()):
+        print(f"Warning: {warning}")
 
 
 def write_page(folder: str | os.PathLike) -> None:
@@ -213,8 +221,12 @@ def write_page(folder: str | os.PathLike) -> None:
     else:
         problems = "; ".join(record.problems)
         verdict = f'<p class="verdict no"><b>Not releasable</b>: {problems}.</p>'
+    warnings = (f'<p class="verdict no"><b>{_escaped(w)}</b></p>' for w in view.get("warnings", ()))
+    not_protected = view.get("not_protected") or ""
     parts = [
+        *warnings,
         f"<h1>{_escaped(headline(record, view))}</h1>",
+        f'<p class="note">{_escaped(not_protected)}</p>',
         verdict,
         f"<h2>Privacy</h2>\n<p>{_escaped(claim)}</p>",
         f"<details><summary>The whole statement</summary>\n<pre>{_escaped(statement)}</pre>",
@@ -224,7 +236,8 @@ def write_page(folder: str | os.PathLike) -> None:
         if (folder / name).exists():
             pixels = base64.b64encode((folder / name).read_bytes()).decode()
             picture = f'<img alt="{title}" src="data:image/png;base64,{pixels}">'
-            parts.append(f'<h2>{title}</h2>\n<p class="note">{note}</p>\n{picture}')
+            note = note if name == WRONG else not_protected or note
+            parts.append(f'<h2>{title}</h2>\n<p class="note">{_escaped(note)}</p>\n{picture}')
     if command := command_again(record):
         note = "Other random numbers, the same guarantee. Paths and the seed are in no file."
         parts.append(f"<h2>Make it again</h2>\n<pre>{_escaped(command)}</pre>")
@@ -261,8 +274,18 @@ def headline(record, view):
     data = record.data.name if record.data else "unknown data"
     for name, text in _MEASURED.items():
         if view.get(name) is not None:
-            return f"{text.format(view[name])}, {guarantee} the {record.unit}s of {data}."
+            text = text.format(view[name], _beside(view, name.partition("_")[0]))
+            return f"{text}, {guarantee} the {record.unit}s of {data}."
     return f"Not measured, {guarantee} the {record.unit}s of {data}."
+
+
+def _beside(view, split):
+    """Returns the interval of an accuracy and the base rate in brackets, if they are recorded."""
+    if view.get(f"{split}_accuracy_interval") is None:
+        return ""
+    low, high = view[f"{split}_accuracy_interval"]
+    rate, name = view[f"{split}_base_rate"], view[f"{split}_most_frequent_class"]
+    return f' (95% interval {100 * low:.1f} to {100 * high:.1f}; {rate:.1%} are "{name}")'
 
 
 def command_again(record):

@@ -26,7 +26,7 @@ from tfdpx.train.errors import UserError, checking_flags
 from tfdpx.train.run_flags import RESUME, WORKDIR
 
 # Fields of a run that may change on a resume: they touch neither the weights nor the guarantee.
-FREE = ("report_every", "seed", "public_test")
+FREE = ("report_every", "seed", "public_test", "threshold")
 # Flags that are no settings, and that a resume takes from the run unless they are given.
 _FLAGS = ("data_dir", "log_private_metrics", "strategy", "tpu", "cpu_devices")
 # As shells have it: 128 and the number of the signal.

@@ -5,6 +5,7 @@ import math
 import time
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tfdpx
@@ -65,6 +66,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         data = images.load_for(
             settings, DATA_DIR.value, DOWNLOAD.value, start.image_shape, settings.user
         )
+        measure.check_threshold(settings.threshold, data.class_names)
         # Before it trains: data that cannot be named are no reason to lose the training.
         trained_on = identity.of(settings.dataset)
     say = print if is_chief else lambda *lines: None
@@ -133,8 +135,9 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     optimizer, trained = model.optimizer, model.trainable_variables
     steps = steps_taken(optimizer)
     model, whole = devices.on_one_device(model), devices.on_one_device(whole)
-    measured = measure.measure(model, examples)
-    raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples)
+    how = (settings.public_test, settings.threshold)
+    measured = measure.measure(model, examples, *how)
+    raw_measured = measure.measure(devices.on_one_device(model, raw.values), examples, *how)
 
     # Record: what was spent, on which data, and what came of it.
     ledger = before + optimizer.ledger.assuming(plan.sampling_probability)
@@ -157,17 +160,14 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
         results={
             "test_accuracy": None,
             "validation_accuracy": None,
-            f"{data.eval_split}_accuracy": measured.accuracy,
-            "top5_accuracy": measured.top5_accuracy,
-            "raw_accuracy": raw_measured.accuracy,
+            **measured.results(),
+            "raw_accuracy": float(np.mean(raw_measured.predictions == raw_measured.targets)),
             "raw_top5_accuracy": raw_measured.top5_accuracy,
             "noise_multiplier": plan.noise_multiplier,
             "steps": steps,
             "seconds": seconds,
             "batch_size": plan.batch_size,
             "sampling_probability": plan.sampling_probability,
-            "measured_on": data.eval_split,
-            "num_measured": data.num_eval,
             "left_out": data.left_out,
             "model": whole.name,
             "learning_rate": settings.learning_rate,
@@ -185,7 +185,7 @@ def _run_on_images(asked, preset, workdir, strategy, log_private_metrics):
     )
 
     # Report: model, record, statement, pictures and page.
-    report.write(record, whole, data, measured, curve.rows, workdir, settings.public_test)
+    report.write(record, whole, data, measured, curve.rows, workdir)
     if settings.individual:
         worst = ledger.composed_epsilon(plan.delta, plan.accountant)
         private = individual.write(epsilons, worst, history, model, examples, workdir)
@@ -203,11 +203,13 @@ def _run_on_table(settings, workdir):
         "Public, so not protected: how many rows there are to train on, names and types of "
         f"columns{labels}."
     )
+    measure.check_threshold(settings.threshold, table.class_names)
     data = identity.of(settings.dataset, len(table.train))
     began = time.perf_counter()
     trained = tables.fit(table, settings)
     seconds = time.perf_counter() - began
     plan, optimizer = trained.plan, trained.optimizer
+    measured = tables.measure(trained.model, table.test, table.class_names, settings.threshold)
     record = Record(
         program="classify",
         data=data,
@@ -220,7 +222,7 @@ def _run_on_table(settings, workdir):
         unit="row",
         settings=without_secrets(settings),
         results={
-            **tables.measure(trained.model, table.test, settings),
+            **measured.results(),
             "noise_multiplier": plan.noise_multiplier,
             "steps": plan.steps,
             "preprocessing_noise_multiplier": max(
@@ -230,8 +232,6 @@ def _run_on_table(settings, workdir):
             "seconds": seconds,
             "batch_size": plan.batch_size,
             "sampling_probability": plan.sampling_probability,
-            "measured_on": "test",
-            "num_measured": len(table.test),
             "model": trained.model.name,
             "learning_rate": trained.learning_rate,
             "l2_norm_clip": "automatic",
@@ -240,9 +240,7 @@ def _run_on_table(settings, workdir):
     )
     report.save_model(trained.model, record, workdir)
     report.write_record(record, workdir)
-    if table.class_names and len(table.test):
-        predictions = tables.predict(trained.model, table.test.columns).argmax(axis=1)
-        report.draw_confusion(table.test.target, predictions, table.class_names, workdir)
+    report.draw_metrics(measured, workdir)
     report.write_page(workdir)
     return {**record.view(), "workdir": str(workdir)}
 

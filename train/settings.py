@@ -261,6 +261,9 @@ class Settings(RunSettings):
     ema_momentum: float | None = setting("Decay of the average of the weights; 0: no average.",
         BELOW_ONE, default=0.9999)
 
+    threshold: float = setting("Of two classes the second (by name) is predicted where its "
+        "probability is at least this. Choose it from public data, never by private test rows.",
+        SHARE, of=_ALL, default=0.5)
     target: str | None = setting("The column to predict.", of=(TABLES,), default=None)
     task: str = setting("Whether one of the labels is predicted, or a number.",
         choices=(CLASSIFICATION, REGRESSION), of=(TABLES,), default=CLASSIFICATION)
@@ -379,6 +382,8 @@ class Settings(RunSettings):
             "is publicly known: give --target_lower and --target_upper, not read off the data."),
         Conflict(lambda s: s.is_regression and s.classes, "classes task", "Flag --classes does not "
             "belong to --task=regression."),
+        Conflict(lambda s: s.threshold != 0.5 and (s.is_regression or len(s.classes or "ab") != 2),
+            "threshold task classes", "Flag --threshold is for two classes."),
         Conflict(lambda s: not s.is_regression and (s.target_lower, s.target_upper) != (None, None),
             "target_lower target_upper task", "Flags --target_lower and --target_upper belong to "
             "--task=regression."),

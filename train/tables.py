@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from sklearn import metrics
 
 import tfdpx
 from tfdpx import _files
@@ -24,6 +23,7 @@ from tfdpx.train import model_files
 from tfdpx.train.data import tables as data_tables
 from tfdpx.train.data.tables import BOOLEAN, CATEGORY, NUMBER, input_name
 from tfdpx.train.errors import UserError, checking_flags
+from tfdpx.train.measure import Measured, check_threshold, predicted_classes, probabilities
 
 # The share of the squared mu of Gaussian differential privacy, which adds up.
 _SHARE_OF_RELEASES = 0.1
@@ -252,29 +252,22 @@ def predict(model, columns):
     return model.predict(tensors, batch_size=_PREDICT_BATCH, verbose=0)
 
 
-def measure(model, rows, settings):
-    """Measures a model on rows.
+def measure(model, rows, class_names, threshold):
+    """Returns the `Measured` of a model on rows.
 
     Args:
-        model: `keras.Model`.
+        model: `keras.Model` from a dict of columns to logits, or to values of the target.
         rows: `data.tables.Rows`.
-        settings: The settings of the run.
-
-    Returns:
-        Dict of floats, "test_accuracy", or "test_r2" and "test_mean_error"; None without rows.
+        class_names: Tuple of names of the classes; none of a regression.
+        threshold: Float, see `predicted_classes`.
     """
-    if settings.task == "regression":
-        scores = {"test_r2": metrics.r2_score, "test_mean_error": metrics.mean_absolute_error}
-    else:
-        scores = {"test_accuracy": metrics.accuracy_score}
-    if not len(rows):
-        return dict.fromkeys(scores)
-    outputs = predict(model, rows.columns)
-    predicted = outputs[:, 0] if settings.task == "regression" else outputs.argmax(axis=1)
-    return {name: float(score(rows.target, predicted)) for name, score in scores.items()}
+    outputs = np.zeros([0, len(class_names) or 1], "float32")
+    if len(rows):
+        outputs = predict(model, rows.columns)
+    return Measured(rows.target, outputs if class_names else outputs[:, 0], class_names, threshold)
 
 
-def predict_rows(model_path, rows_path, csv_path, all_classes=False):
+def predict_rows(model_path, rows_path, csv_path, all_classes=False, threshold=None):
     """Predicts rows of a file, and writes a CSV file with a line for each, in their order.
 
     Args:
@@ -282,6 +275,7 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False):
         rows_path: String, a CSV or Parquet file with the columns that the model was trained on.
         csv_path: String, the file to write.
         all_classes: Bool, whether it gets the probability of every class.
+        threshold: Float, see `predicted_classes`; None for the one recorded.
 
     Returns:
         Dict for the last line.
@@ -295,13 +289,16 @@ def predict_rows(model_path, rows_path, csv_path, all_classes=False):
             f"Flag --rows needs a model of a table, as classify --dataset=csv:PATH writes it. "
             f"Received: --model={model_path}."
         )
+    if threshold is not None:
+        check_threshold(threshold, recorded["class_names"])
     columns = data_tables.read_columns(rows_path, recorded["columns"], flag="rows")
     outputs = predict(model_files.read(model_path, "model"), columns)
     target, names = recorded["target"], recorded["class_names"]
     if names:
         lines = [[target, "probability", *names]]
-        for row in ops.convert_to_numpy(ops.softmax(outputs)):
-            lines.append([names[row.argmax()], *(f"{p:.6f}" for p in (row.max(), *row))])
+        classes = predicted_classes(outputs, threshold or recorded["threshold"])
+        for index, row in zip(classes, probabilities(outputs), strict=True):
+            lines.append([names[index], *(f"{p:.6f}" for p in (row[index], *row))])
         lines = lines if all_classes else [line[:2] for line in lines]
     else:
         lines = [[target], *([f"{value:.6g}"] for value in outputs[:, 0])]

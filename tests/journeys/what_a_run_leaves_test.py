@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import tfdpx
 from tfdpx.accounting import record as records
-from tfdpx.train import account, classify, predict, report
+from tfdpx.train import account, classify, measure, predict, report
 from tfdpx.train.data import images, inputs
 from tfdpx.train.data.folder import ImageFolder
 
@@ -117,7 +117,7 @@ def test_the_model_knows_its_classes_and_images(left, photos, refusal, tmp_path)
     model = keras.saving.load_model(workdir / "model.keras")
     data, folder = images.load(f"folder:{photos}"), ImageFolder(photos)
     files = [file for file, _ in folder.records("train").pairs]
-    found = predict.probabilities(model, takes, files)
+    found = measure.probabilities(predict.logits(model, takes, files))
     np.testing.assert_array_equal(folder.records("train").labels(), data.train_y)
     expected = keras.ops.softmax(model.predict(data.train_x, verbose=0))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)

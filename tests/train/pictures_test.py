@@ -43,7 +43,21 @@ def test_the_learning_curve_is_over_epsilon_and_updates(tmp_path, drawn):
     [axes] = drawn[1].axes
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [10, 20, 30])
     assert axes.get_xlabel() == "model updates" and axes.get_ylabel().startswith("validation")
-    pictures.learning_curve(rows([1.0]), path)
+    pictures.learning_curve([row | {"auc": 0.9} for row in rows([1.0])], path, base_rate=0.25)
+    lines = [(line.get_label(), line.get_ydata()[0]) for line in drawn[2].axes[0].lines]
+    assert lines == [("accuracy", 20), ("AUC", 90), ("base rate", 25)]
+
+
+def test_reliability_is_of_tenths_and_thresholds_are_of_public_examples(tmp_path, drawn):
+    shares = np.repeat([0.05, 0.25, 0.45], 200)
+    labels = np.arange(600) % 20 < 20 * shares
+    for is_public in (False, True):
+        pictures.reliability(labels.astype(int), shares, 'a "$"<b>', tmp_path / "a.png", is_public)
+    private, public = ([axes for axes in one.axes] for one in drawn)
+    np.testing.assert_allclose(private[0].lines[1].get_xdata(), private[0].lines[1].get_ydata())
+    assert [len(private), len(public)] == [2, 3] and "share 0.25" in private[0].get_title()
+    precision, recall = (line.get_ydata().tolist() for line in public[2].lines)
+    assert precision == pytest.approx([0.25, 0.35, 0.45]) and recall[0] == 1
 
 
 def test_the_confusion_matrix_counts(tmp_path, drawn):

@@ -9,7 +9,7 @@ import pytest
 
 from tfdpx.accounting.ledger import Entry, Ledger
 from tfdpx.accounting.record import Data, Record
-from tfdpx.train import report, settings
+from tfdpx.train import measure, report, settings
 from tfdpx.train.start_from import not_private, without_secrets
 
 ATTACK = "\"'><script>alert(1)</script><img src=https://x.invalid/a onerror=b>&amp;$a\udcff\n \n\n"
@@ -64,6 +64,9 @@ def test_names_of_a_user_are_text_and_nothing_is_loaded_or_run(tmp_path):
     assert policy.startswith("default-src 'none'")
 
 
+RARE = {"test_accuracy": 0.966, "test_accuracy_interval": [0.949, 0.978]}
+RARE |= {"test_base_rate": 0.97, "test_most_frequent_class": "<no>", "not_protected": "Exact."}
+RARE |= {"warnings": ['The model never predicts "<yes>".']}
 HEADLINES = [
     ({}, "75.0% test accuracy, at ("),
     ({}, ")-differential privacy for the images of folder:photos."),
@@ -73,12 +76,16 @@ HEADLINES = [
     (dict(searched="30 trials"), "Not releasable: arguments were searched"),
     (dict(results={"steps": 9}, ledger=Ledger(), delta=None), "Not measured, nothing was spent"),
     (dict(results={"test_r2": 0.0}, unit="row"), "R² 0.000 on test rows, at"),
+    (dict(results=RARE), '96.6% test accuracy (95% interval 94.9 to 97.8; 97.0% are "<no>"), at ('),
 ]
 
 
 def test_the_page_says_what_is_guaranteed(tmp_path):
     for changed, text in HEADLINES:
         assert text in page_of(tmp_path, record(**changed)).text
+    text = page_of(tmp_path, record(results=RARE)).text
+    places = [text.index(part) for part in (*RARE["warnings"], "96.6%", "Exact.", "Releasable")]
+    assert places == sorted(places) and text.index("Exact.", text.index("Confusion matrix"))
 
 
 WHERE_SHOWN = [
@@ -99,8 +106,11 @@ def test_pictures_are_of_public_test_images_only(
         name=name, eval_split=split, eval_examples=(images, labels), class_names=("a", "b")
     )
     monkeypatch.setattr(report.pictures, "wrong_predictions", lambda *args: drawn.append(args))
-    report.draw_measured(data, labels, np.array([1, 1, 0, 0, 0, 1]), tmp_path, public_test)
+    model = types.SimpleNamespace(predict_on_batch=lambda x: np.eye(2)[[1, 1, 0, 0, 0, 1]])
+    measured = measure.measure(model, data, public_test)
+    report.draw_metrics(measured, tmp_path, data)
     assert (tmp_path / report.CONFUSION).exists() and len(drawn) == is_shown
+    assert measured.results()["not_protected"] == (None if is_shown else measure.NOT_PROTECTED)
     for pixels, *classes, _, _ in drawn:
         assert pixels.ravel().tolist() == [0, 3]
         np.testing.assert_array_equal(classes, [[0, 1], [1, 0]])

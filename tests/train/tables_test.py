@@ -69,8 +69,15 @@ def test_new_rows_are_predicted_whatever_they_hold(workdir, run, refusal, tmp_pa
     assert lines[0]["bought"] == "yes" and len(lines) == 3
     for line in lines:
         assert float(line["yes"]) + float(line["no"]) == pytest.approx(1, abs=1e-5)
+    shares = [float(line["yes"]) for line in lines]
     lines = write_predictions(run, path, model=workdir, rows=rows)
     assert list(lines[0]) == ["bought", "probability"]
+    threshold = np.mean(sorted(shares)[:2])
+    lines = write_predictions(run, path, model=workdir, rows=rows, threshold=threshold)
+    expected = [("yes", share) if share > threshold else ("no", 1 - share) for share in shares]
+    assert [line["bought"] for line in lines] == [name for name, _ in expected]
+    probabilities = [float(line["probability"]) for line in lines]
+    np.testing.assert_allclose(probabilities, [share for _, share in expected], atol=1e-5)
     rows.write_text("city\nx\n")
     assert "no column 'age in years'" in refusal(predict, model=workdir, rows=rows)
 

@@ -24,11 +24,13 @@ class ImageInput:
         image_shape: `(height, width, channels)`.
         class_names: Tuple, a name for each output.
         center_crop: Whether images are cropped around their centre before they are resized.
+        threshold: Float, see `measure.predicted_classes`.
     """
 
     image_shape: tuple
     class_names: tuple
     center_crop: bool
+    threshold: float = 0.5
 
 
 def of(data):
@@ -61,5 +63,8 @@ def read(path):
             "again."
         )
     return ImageInput(
-        tuple(inputs["image_shape"]), tuple(inputs["class_names"]), inputs.get("center_crop", False)
+        tuple(inputs["image_shape"]),
+        tuple(inputs["class_names"]),
+        inputs.get("center_crop", False),
+        inputs["threshold"],
     )

@@ -118,7 +118,7 @@ def test_photographs_are_resized_or_cropped_and_training_images_larger(tmp_path)
         predict_on_batch=lambda x: np.stack([x.min(), x.max()])[None] / 99
     )
     whole, middle = (
-        predict.probabilities(model, inputs.ImageInput((20, 20, 3), (), crop), files)[0, 1]
+        predict.logits(model, inputs.ImageInput((20, 20, 3), (), crop), files)[0, 1]
         for crop in (False, True)
     )
     assert whole > middle + 0.05
@@ -145,7 +145,8 @@ def test_large_sets_stay_on_disk(tmp_path, monkeypatch):
     # What stays on disk is measured as well; three classes have no top five.
     model = types.SimpleNamespace(predict_on_batch=lambda x: np.ones((len(x), 3)))
     measured = measure.measure(model, data)
-    assert (measured.accuracy, measured.top5_accuracy) == (np.mean(test[1] == 0), None)
+    results = measured.results()
+    assert (results["test_accuracy"], measured.top5_accuracy) == (np.mean(test[1] == 0), None)
     half = images.load("tiny_imagenet:1-2", tmp_path)  # Labels are read in parts.
     assert half.num_train == np.isin(train[1], [1, 2]).sum() > 0
     with pytest.raises(UserError, match="Cannot hold out --validation=40"):
