@@ -152,7 +152,7 @@ def write(record, model, data, measured, rows, workdir):
 
 
 def draw_metrics(measured, workdir, data=None):
-    """Draws the confusion matrix and, of two classes, the calibration; returns their paths.
+    """Prints warnings, draws the confusion matrix and, of two classes, the calibration.
 
     Of public examples alone also some wrong predictions, and precision and recall by threshold.
 
@@ -160,7 +160,12 @@ def draw_metrics(measured, workdir, data=None):
         measured: `measure.Measured`. Nothing is drawn of a regression or without examples.
         workdir: `pathlib.Path`.
         data: `images.ImageData` that was measured on; None without images.
+
+    Returns:
+        List of the paths of the first two.
     """
+    for warning in measured.warnings():
+        print(f"Warning: {warning}")
     labels, predictions, names = measured.targets, measured.predictions, measured.class_names
     if not len(names) or not len(labels):
         return []
@@ -193,8 +198,6 @@ def write_record(record, workdir):
     record.save(workdir / records.FILE)
     print(statement)
     print_table(record.view(), title=f"{record.results['model']} on {record.data.name}")
-    for warning in record.results.get("warnings", ()):
-        print(f"Warning: {warning}")
 
 
 def write_page(folder: str | os.PathLike) -> None:
