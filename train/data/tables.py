@@ -102,9 +102,11 @@ def load(settings):
             f"Name a file parquet:PATH if it ends in .parquet, else csv:PATH. Received: {where}."
         )
     drop, categorical = list(settings.drop or ()), settings.categorical or ()
-    drop += [settings.user] if settings.user else []
+    users = [settings.user] if settings.user else []
+    drop += users
     bounded = [name for name in settings.ranges if name != "*"]
-    source = read(path, dict.fromkeys(categorical, CATEGORY), where)
+    # Names of people are read as texts, so that 01 and 1 are two.
+    source = read(path, dict.fromkeys([*categorical, *users], CATEGORY), where)
     _require([settings.target, *drop, *bounded], source.column_names, where)
     names = [name for name in source.column_names if name not in (settings.target, *drop)]
     if not names or settings.target in drop:
@@ -121,7 +123,7 @@ def load(settings):
     if settings.user is None:
         hashes, rows = _hashes(hashed, settings.test_seed), Rows(columns, target)
     else:
-        names = [text or "" for text in source[settings.user].cast("string").to_pylist()]
+        names = [text or "" for text in source[settings.user].to_pylist()]
         try:
             people = numbered(np.array(names, object), len(names))[0]
         except ValueError as error:
